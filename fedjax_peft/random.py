@@ -1,0 +1,45 @@
+"""The key schedule: every random number of a run follows from one seed, by name.
+
+``seed -> named stream -> round -> client -> local step``. A key depends on what it is for and
+never on lane, slot, device or on what ran before, so results do not change with the packing and a
+resumed run continues exactly.
+"""
+
+import zlib
+
+import jax
+import numpy as np
+
+from fedjax_peft.typing import Key
+
+__all__ = ["client_key", "host_rng", "stream"]
+
+
+def _tag(name: str) -> int:
+    # crc32, not hash(): Python's string hash changes from process to process.
+    return zlib.crc32(name.encode())
+
+
+def stream(seed: int | Key, *names: str) -> Key:
+    """Returns the key of a named stream, such as ``stream(0, "init", "encoder.layer.0.lora_a")``.
+
+    Args:
+      seed: the seed of the run, or a key to descend from.
+      *names: the purposes, from general to special.
+    """
+    key = jax.random.key(seed) if isinstance(seed, int) else seed
+    for name in names:
+        key = jax.random.fold_in(key, _tag(name))
+    return key
+
+
+def client_key(key: Key, round_: jax.Array | int, client: jax.Array | int) -> Key:
+    """Returns a client's key in a round. Its step keys are ``fold_in(client_key, local_step)``."""
+    return jax.random.fold_in(jax.random.fold_in(key, round_), client)
+
+
+def host_rng(seed: int, name: str, *indices: int) -> np.random.Generator:
+    """Returns the host-side generator of a stream, such as ``host_rng(0, "cohort", round)``."""
+    return np.random.Generator(
+        np.random.PCG64(np.random.SeedSequence([seed, _tag(name), *map(int, indices)]))
+    )

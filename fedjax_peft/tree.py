@@ -1,0 +1,127 @@
+"""Algebra of stacked pytrees and selection of leaves by name.
+
+"Stacked" means that every leaf has a leading axis over clients, lanes or cohort slots.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.typing import PyTree, Roles
+
+__all__ = [
+    "all_finite",
+    "assign_roles",
+    "broadcast",
+    "nbytes",
+    "put",
+    "select",
+    "size",
+    "take",
+    "weighted_sum",
+    "where",
+]
+
+T = TypeVar("T")
+
+
+def broadcast(tree: PyTree, n: int) -> PyTree:
+    """Returns ``n`` stacked copies of a tree."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (n, *jnp.shape(x))), tree)
+
+
+def take(tree: PyTree, index: jax.Array) -> PyTree:
+    """Returns rows ``index`` (int or int array) of a stacked tree; out of range is clipped."""
+    return jax.tree.map(lambda x: jnp.take(x, index, axis=0, mode="clip"), tree)
+
+
+def put(tree: PyTree, index: jax.Array, rows: PyTree) -> PyTree:
+    """Returns a stacked tree with rows ``index`` replaced; out-of-range rows are dropped."""
+    return jax.tree.map(lambda x, r: x.at[index].set(r, mode="drop"), tree, rows)
+
+
+def where(mask: jax.Array, a: PyTree, b: PyTree) -> PyTree:
+    """Returns ``a`` where ``mask`` else ``b``; ``mask`` indexes the leading axes of every leaf."""
+
+    def pick(x, y):
+        return jnp.where(jnp.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim)), x, y)
+
+    return jax.tree.map(pick, a, b)
+
+
+def weighted_sum(tree: PyTree, weights: jax.Array) -> PyTree:
+    """Returns the float32 sum over the leading axis of a stacked tree, weighted by ``[n]``."""
+    return jax.tree.map(
+        lambda x: jnp.tensordot(weights, x.astype(jnp.float32), axes=1, precision="highest"), tree
+    )
+
+
+def all_finite(tree: PyTree, axis: int | None = None) -> jax.Array:
+    """Returns whether all numbers are finite: a bool, or bool ``[n]`` if ``axis=0`` (stacked)."""
+    flags = [
+        jnp.all(jnp.isfinite(x), axis=None if axis is None else tuple(range(1, x.ndim)))
+        for x in jax.tree.leaves(tree)
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+    ]
+    return jnp.all(jnp.stack(flags), axis=0) if flags else jnp.array(True)
+
+
+def size(tree: PyTree) -> int:
+    """Returns the number of elements (of arrays or of their shapes)."""
+    return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def nbytes(tree: PyTree) -> int:
+    """Returns the number of bytes (of arrays or of their shapes)."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def select(tree: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
+    """Returns the named leaves, in sorted order."""
+    return {name: tree[name] for name in sorted(names)}
+
+
+def assign_roles(kinds: Mapping[str, str], roles: Roles) -> dict[str, list[str]]:
+    """Returns ``{"fixed": names, "private": names, "shared": names}``, each sorted.
+
+    Args:
+      kinds: leaf name -> kind (``Model.kinds``: ``adapter``, ``head`` or ``fixed``).
+      roles: rules, regular expressions searched in ``"kind:name"``, such as ``"^head:"`` or
+        ``"lora_a$"``. ``fixed`` is tried before ``private`` before ``shared``, so the general
+        rule comes last. A leaf of kind ``fixed`` is always fixed.
+
+    Raises:
+      InputError: a leaf that no rule covers, or a rule that covers no leaf.
+    """
+    rules = {
+        "fixed": ("^fixed:", *roles.fixed),
+        "private": roles.private,
+        "shared": roles.shared,
+    }
+    unused = {(role, rule) for role in rules for rule in rules[role]} - {("fixed", "^fixed:")}
+    result: dict[str, list[str]] = {role: [] for role in rules}
+    uncovered = []
+    for name, kind in sorted(kinds.items()):
+        full = f"{kind}:{name}"
+        hits = [(k, r) for k in rules for r in rules[k] if re.search(r, full)]
+        unused -= set(hits)
+        if hits:
+            result[hits[0][0]].append(name)
+        else:
+            uncovered.append(full)
+    if uncovered:
+        raise InputError(
+            f"No role rule covers the trainable leaf {uncovered[0]!r}"
+            f" ({len(uncovered)} leaves in all). Each must be shared, private or fixed."
+        )
+    if unused:
+        role, rule = min(unused)
+        full_names = [f"{kind}:{name}" for name, kind in kinds.items()]
+        raise InputError(
+            f"The {role} rule {rule!r} matches no trainable leaf. {nearest(rule, full_names)}"
+        )
+    return result
