@@ -92,6 +92,7 @@ class Aggregator(NamedTuple):
     ``like`` is the broadcast of the round: what a client that learned nothing would upload.
     """
 
+    name: str
     zero: Callable[[PyTree, int], PyTree]
     """(like, slots) -> empty accumulator for at most ``slots`` uploads."""
     add: Callable[[PyTree, PyTree, jax.Array, jax.Array, PyTree], PyTree]
@@ -101,8 +102,11 @@ class Aggregator(NamedTuple):
     nothing to add (its upload is then all zeros); ``slots`` int32 ``[lanes]`` is the client's
     place in the cohort, out of range for such a lane.
     """
-    finish: Callable[[PyTree, PyTree], Aggregated]
-    """(acc, like) -> aggregated; equals ``like`` where the total weight is 0."""
+    finish: Callable[[PyTree, PyTree, Params], Aggregated]
+    """(acc, like, fixed) -> aggregated; its update equals ``like`` where the total weight is 0.
+
+    ``fixed`` holds the leaves that never change, such as LoRA's scale.
+    """
 
 
 class ServerUpdate(NamedTuple):

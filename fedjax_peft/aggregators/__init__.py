@@ -1,0 +1,6 @@
+"""How uploads combine: one file per aggregator."""
+
+from fedjax_peft.aggregators.fra import fra
+from fedjax_peft.aggregators.mean import mean
+
+__all__ = ["fra", "mean"]

@@ -1,0 +1,1 @@
+"""The round engine: plan, lanes, and the round as one program."""

@@ -1,0 +1,64 @@
+"""What every aggregator of LoRA factors needs: the pairs, their scale, and error measures."""
+
+from collections.abc import Iterable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.typing import Params
+
+__all__ = ["error_metrics", "pairs", "scale"]
+
+
+def pairs(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Returns the LoRA pairs among leaf names: module path -> (name of A, name of B)."""
+    names = set(names)
+    stems = sorted(n.removesuffix(".lora_a") for n in names if n.endswith(".lora_a"))
+    return {p: (f"{p}.lora_a", f"{p}.lora_b") for p in stems if f"{p}.lora_b" in names}
+
+
+def scale(fixed: Params, path: str) -> jax.Array:
+    """Returns the LoRA scale s of a module (1 if the model has no such leaf)."""
+    name = f"{path}.lora_scale"
+    # Directions that a client does not own have scale 0; the others share s.
+    return jnp.max(fixed[name]) if name in fixed else jnp.ones(())
+
+
+def error_metrics(
+    errors: Mapping[str, jax.Array], exact: Mapping[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """Returns the aggregation error over all matrices, and each matrix's Frobenius error.
+
+    Args:
+      errors: module path -> used minus exact average of the products ``s·AB``, ``[in, out]``.
+      exact: module path -> exact average.
+    """
+    frobenius = {p: jnp.sqrt(jnp.sum(e**2)) for p, e in errors.items()}
+    largest = {p: jnp.max(jnp.abs(e)) for p, e in errors.items()}
+    norms = {p: jnp.sqrt(jnp.sum(x**2)) for p, x in exact.items()}
+    return summarise(frobenius, largest, norms)
+
+
+def summarise(
+    frobenius: Mapping[str, jax.Array],
+    largest: Mapping[str, jax.Array],
+    norms: Mapping[str, jax.Array],
+) -> dict[str, jax.Array]:
+    """Returns the metrics of an aggregation error from its per-matrix figures.
+
+    Args:
+      frobenius: module path -> Frobenius norm of the error.
+      largest: module path -> largest absolute entry of the error.
+      norms: module path -> Frobenius norm of the exact average.
+    """
+
+    def joint(parts: Mapping[str, jax.Array]) -> jax.Array:
+        return jnp.sqrt(jnp.sum(jnp.stack(list(parts.values())) ** 2))
+
+    total, norm = joint(frobenius), joint(norms)
+    metrics = {
+        "aggregation_error": total,
+        "aggregation_error_relative": jnp.where(norm > 0, total / jnp.where(norm > 0, norm, 1), 0),
+        "aggregation_error_max": jnp.max(jnp.stack(list(largest.values()))),
+    }
+    return metrics | {f"aggregation_error/{p}": e for p, e in frobenius.items()}

@@ -1,0 +1,68 @@
+"""The weighted mean of uploads (FedAvg, McMahan et al. 2017; FedLR / FedIT on LoRA factors)."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft import tree
+from fedjax_peft.aggregators.lora import error_metrics, pairs, scale
+from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
+
+__all__ = ["mean"]
+
+
+def mean(*, error: bool = True) -> Aggregator:
+    """Returns ``Σ w_k θ_k / Σ w_k`` over everything that is shared.
+
+    Averaging LoRA's factors one by one is not averaging the updates that they stand for. With
+    ``error`` the exact difference ``B̄Ā - Σ w_k B_k A_k`` is measured (FRA-LoRA, Eq 1), at the cost
+    of one dense matrix for each adapted layer; nothing grows with the number of clients.
+
+    Args:
+      error: measure the aggregation error of LoRA factors.
+    """
+
+    def zero(like: Params, slots: int) -> PyTree:
+        del slots
+        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
+        products = {
+            p: jnp.zeros((like[a].shape[0], like[b].shape[1]), jnp.float32)
+            for p, (a, b) in pairs(like).items()
+            if error
+        }
+        return {"sums": sums, "weight": jnp.zeros((), jnp.float32), "products": products}
+
+    def add(
+        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, like: Params
+    ) -> PyTree:
+        del slots
+        sums = jax.tree.map(jnp.add, acc["sums"], tree.weighted_sum(uploads, weights))
+        products = {}
+        for path, total in acc["products"].items():
+            # Moved to the broadcast's frame: the error is second order in these, so nothing
+            # cancels. E = Σ w dA_k dB_k - dĀ dB̄ is the same in every frame.
+            a, b = pairs(like)[path]
+            da, db = uploads[a] - like[a][None], uploads[b] - like[b][None]
+            weighted = da * weights[:, None, None]
+            product = jnp.einsum("kir,kro->io", weighted, db, precision="highest")
+            products[path] = total + product
+        return {"sums": sums, "weight": acc["weight"] + jnp.sum(weights), "products": products}
+
+    def finish(acc: PyTree, like: Params, fixed: Params) -> Aggregated:
+        total = acc["weight"]
+        some = total > 0
+        by = jnp.where(some, total, 1.0)
+        result = {
+            name: jnp.where(some, acc["sums"][name] / by, x).astype(x.dtype)
+            for name, x in like.items()
+        }
+        errors, exact = {}, {}
+        for path, product in acc["products"].items():
+            a, b = pairs(like)[path]
+            s = scale(fixed, path)
+            da, db = result[a] - like[a], result[b] - like[b]
+            off = s * (jnp.matmul(da, db, precision="highest") - product / by)
+            used = s * jnp.matmul(result[a], result[b], precision="highest")
+            errors[path], exact[path] = off, used - off
+        return Aggregated(result, error_metrics(errors, exact) if errors else {})
+
+    return Aggregator("mean", zero, add, finish)

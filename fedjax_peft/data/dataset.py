@@ -1,0 +1,135 @@
+"""A data set as columns on the host, and its division among clients."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.random import host_rng
+
+__all__ = ["Clients", "DataT", "Dataset"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Examples as columns. Made by :func:`fedjax_peft.data.load_dataset` or by hand.
+
+    Raises:
+      InputError: no columns, columns of unequal length, or a label without a name.
+    """
+
+    columns: dict[str, np.ndarray]
+    """Column name -> array ``[examples, ...]``, such as ``input_ids`` int32 ``[examples, length]``,
+    ``attention_mask`` bool ``[examples, length]``, ``labels`` int32 ``[examples]``."""
+    label_names: tuple[str, ...] = ()
+    """Names of the classes; a label is an index into them."""
+    name: str = ""
+
+    def __post_init__(self):
+        """Checks lengths and labels."""
+        lengths = {key: len(column) for key, column in self.columns.items()}
+        if not lengths:
+            raise InputError(f"The data set {self.name!r} has no columns.")
+        for key, length in lengths.items():
+            if length != len(self):
+                raise InputError(
+                    f"The columns of the data set {self.name!r} differ in length:"
+                    f" {next(iter(lengths))!r} has {len(self)} rows, {key!r} has {length}."
+                )
+        if "labels" in self.columns:
+            self._check_labels(self.columns["labels"])
+
+    def _check_labels(self, labels: np.ndarray) -> None:
+        wrong = np.argwhere((labels < 0) | (labels >= len(self.label_names)))
+        if len(wrong):
+            raise InputError(
+                f"The column 'labels' of the data set {self.name!r} has the value"
+                f" {labels[tuple(wrong[0])]} in row {wrong[0][0]}, but there are"
+                f" {len(self.label_names)} label names, so labels go from 0 to"
+                f" {len(self.label_names) - 1}."
+            )
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+        return len(next(iter(self.columns.values())))
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The column ``labels``."""
+        if "labels" not in self.columns:
+            raise InputError(
+                f"The data set {self.name!r} has no column 'labels', only"
+                f" {', '.join(self.columns)}."
+            )
+        return self.columns["labels"]
+
+    def take(self, indices: np.ndarray) -> "Dataset":
+        """Returns the data set of the given rows, in the given order (int ``[m]``)."""
+        columns = {key: column[indices] for key, column in self.columns.items()}
+        return Dataset(columns, self.label_names, self.name)
+
+
+DataT = TypeVar("DataT", Dataset, np.ndarray)
+"""What can be partitioned: a data set, or a bare array of integer labels ``[examples]``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clients(Generic[DataT]):
+    """A federated data set: all examples once, and who owns which. Made by a partition function.
+
+    Raises:
+      InputError: no clients, or an index outside of the data.
+    """
+
+    data: DataT
+    indices: tuple[np.ndarray, ...]
+    """One list of row numbers, int32 ``[examples of the client]``, per client."""
+
+    def __post_init__(self):
+        """Checks that every index is a row of the data."""
+        if not self.indices:
+            raise InputError("A federated data set needs at least one client.")
+        flat = np.concatenate(self.indices)
+        wrong = np.flatnonzero((flat < 0) | (flat >= len(self.data)))
+        if len(wrong):
+            client = int(np.searchsorted(np.cumsum(self.sizes), wrong[0], side="right"))
+            raise InputError(
+                f"Client {client} owns row {flat[wrong[0]]}, but the data have {len(self.data)}"
+                " rows, counted from 0."
+            )
+
+    def __len__(self) -> int:
+        """Returns the number of clients."""
+        return len(self.indices)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of examples of each client, int32 ``[clients]``."""
+        return np.array([len(rows) for rows in self.indices], np.int32)
+
+    def holdout(self, fraction: float, seed: int = 0) -> tuple["Clients[DataT]", "Clients[DataT]"]:
+        """Returns ``(train, held_out)``: every client's own list, split at random.
+
+        A client of n examples holds out ``round(fraction * n)`` of them but always keeps one for
+        training, so a client with one example (or none) holds out nothing.
+
+        Args:
+          fraction: of each client's examples, strictly between 0 and 1.
+          seed: a client's split depends on the seed and the client's number only.
+
+        Raises:
+          InputError: a fraction outside of (0, 1).
+        """
+        if not 0 < fraction < 1:
+            raise InputError(f"The fraction to hold out must be between 0 and 1, not {fraction}.")
+        held = [_held_out(len(rows), fraction, seed, i) for i, rows in enumerate(self.indices)]
+        train = tuple(rows[~mask] for rows, mask in zip(self.indices, held, strict=True))
+        rest = tuple(rows[mask] for rows, mask in zip(self.indices, held, strict=True))
+        return Clients(self.data, train), Clients(self.data, rest)
+
+
+def _held_out(n: int, fraction: float, seed: int, client: int) -> np.ndarray:
+    """Returns a mask, bool ``[n]``, of one client's held-out examples."""
+    count = max(0, min(round(fraction * n), n - 1))
+    return host_rng(seed, "holdout", client).permutation(n) < count

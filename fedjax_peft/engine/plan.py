@@ -1,0 +1,146 @@
+"""The round plan: which client's which batch runs in which lane at which time step.
+
+Host-side numpy. Clients have unequal sizes; instead of padding all of a cohort to its largest, the
+clients are packed into queues, one a lane, the longest first onto the shortest queue.
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["Cohort", "Plan", "batches", "make_plan", "pack", "steps_of"]
+
+
+class Plan(NamedTuple):
+    """Arrays of fixed shape: T time steps (a capacity), L lanes, B examples, S cohort slots."""
+
+    steps: np.ndarray
+    """int32 scalar: time steps that are used, at most T."""
+    slot: np.ndarray
+    """int32 ``[T, L]``: the cohort slot that runs; S where the lane is idle."""
+    local: np.ndarray
+    """int32 ``[T, L]``: the client's local step, from 0."""
+    examples: np.ndarray
+    """int32 ``[T, L, B]``: example indices; -1 pads."""
+    client: np.ndarray
+    """int32 ``[S]``: client id of a slot; -1 for a slot without work."""
+    weight: np.ndarray
+    """float32 ``[S]``: aggregation weight."""
+    length: np.ndarray
+    """int32 ``[S]``: local steps of a slot."""
+
+    @property
+    def lanes(self) -> int:
+        """The number of lanes."""
+        return self.slot.shape[1]
+
+    @property
+    def useful(self) -> int:
+        """Lane-steps that do work."""
+        return int(self.length.sum())
+
+    @property
+    def slot_utilisation(self) -> float:
+        """Useful lane-steps over all lane-steps."""
+        return self.useful / max(int(self.steps) * self.lanes, 1)
+
+    @property
+    def padded_utilisation(self) -> float:
+        """What padding every client of the cohort to the longest one would give."""
+        busy = int((self.length > 0).sum())
+        return self.useful / max(busy * int(self.length.max(initial=0)), 1)
+
+
+class Cohort(NamedTuple):
+    """The clients of a round, with the batches that each runs."""
+
+    client: Sequence[int]
+    weight: Sequence[float]
+    batches: Sequence[np.ndarray]
+    """Per client int32 ``[steps, B]``; -1 pads. A client with no steps takes no part."""
+
+
+def steps_of(examples: int, batch_size: int, epochs: int, local_steps: int | None) -> int:
+    """Returns the number of local steps of a client with so many examples."""
+    if examples == 0:
+        return 0
+    return epochs * -(-examples // batch_size) if local_steps is None else local_steps
+
+
+def batches(
+    indices: np.ndarray,
+    batch_size: int,
+    *,
+    epochs: int = 1,
+    local_steps: int | None = None,
+    rng: np.random.Generator | None = None,
+) -> np.ndarray:
+    """Returns a client's batches, int32 ``[steps, batch_size]``; -1 pads an epoch's last batch.
+
+    Args:
+      indices: the client's examples.
+      batch_size: examples in a batch.
+      epochs: passes over the examples.
+      local_steps: replaces ``epochs``: as many passes as give this number of batches.
+      rng: shuffles each epoch; None keeps the order.
+    """
+    per_epoch = -(-len(indices) // batch_size)
+    steps = steps_of(len(indices), batch_size, epochs, local_steps)
+    passes = -(-steps // per_epoch) if steps else 0
+    rows = np.full((passes, per_epoch * batch_size), -1, np.int32)
+    for row in rows:
+        row[: len(indices)] = indices if rng is None else rng.permutation(indices)
+    return rows.reshape(-1, batch_size)[:steps]
+
+
+def pack(lengths: Sequence[int], lanes: int) -> list[list[int]]:
+    """Returns the jobs of every lane, in order: longest first onto the shortest queue."""
+    queues: list[list[int]] = [[] for _ in range(lanes)]
+    heap = [(0, lane) for lane in range(lanes)]
+    for job in sorted(range(len(lengths)), key=lambda j: (-lengths[j], j)):
+        if lengths[job]:
+            load, lane = heapq.heappop(heap)
+            queues[lane].append(job)
+            heapq.heappush(heap, (load + lengths[job], lane))
+    return queues
+
+
+def make_plan(cohort: Cohort, lanes: int, *, time_steps: int, slots: int, batch_size: int) -> Plan:
+    """Returns the plan of a round.
+
+    Args:
+      cohort: the clients and their batches.
+      lanes: clients that run side by side.
+      time_steps: the plan's capacity T; the same in every round, so that nothing recompiles.
+      slots: the capacity S for clients.
+      batch_size: B.
+
+    Raises:
+      ValueError: a capacity is too small (a bug of the caller).
+    """
+    lengths = [len(b) for b in cohort.batches]
+    queues = pack(lengths, lanes)
+    used = max(sum(lengths[j] for j in queue) for queue in queues)
+    if used > time_steps or len(lengths) > slots:
+        raise ValueError(f"plan of {used} steps, {len(lengths)} clients > {time_steps}, {slots}")
+    slot = np.full((time_steps, lanes), slots, np.int32)
+    local = np.zeros((time_steps, lanes), np.int32)
+    examples = np.full((time_steps, lanes, batch_size), -1, np.int32)
+    for lane, queue in enumerate(queues):
+        t = 0
+        for job in queue:
+            rows = slice(t, t + lengths[job])
+            slot[rows, lane] = job
+            local[rows, lane] = np.arange(lengths[job])
+            examples[rows, lane] = cohort.batches[job]
+            t += lengths[job]
+    client = np.full(slots, -1, np.int32)
+    weight = np.zeros(slots, np.float32)
+    length = np.zeros(slots, np.int32)
+    n = len(lengths)
+    length[:n] = lengths
+    client[:n] = np.where(length[:n] > 0, cohort.client, -1)
+    weight[:n] = np.where(length[:n] > 0, cohort.weight, 0)
+    return Plan(np.int32(used), slot, local, examples, client, weight, length)

@@ -1,0 +1,110 @@
+"""Rounds as compiled programs: compile once, donate, evaluate with the same machinery."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan
+from fedjax_peft.engine.round import RoundResult, build_round, evaluation
+from fedjax_peft.engine.sharding import replicate, split_lanes
+from fedjax_peft.typing import Algorithm, ApplyFn, Key, Params, PyTree, Task
+
+__all__ = ["Evaluator", "Program"]
+
+
+class Program:
+    """A round program, compiled at its first call and never again.
+
+    The server state and the private store that it is called with are given up (donated).
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        apply: ApplyFn,
+        task: Task,
+        frozen: Params,
+        fixed: Params,
+        columns: Mapping[str, np.ndarray],
+        key: Key,
+        mesh: Any = None,
+        *,
+        donate: bool = True,
+    ):
+        self._function = jax.jit(
+            build_round(algorithm, apply, task, split_lanes(mesh)),
+            donate_argnums=(3, 4) if donate else (),
+        )
+        self._mesh = mesh
+        self._inputs = replicate((frozen, fixed, dict(columns)), mesh)
+        self._key = key
+        self._compiled: Any = None
+        self.compile_seconds = 0.0
+
+    def __call__(self, server: PyTree, store: PyTree, plan: Plan, number: int) -> RoundResult:
+        """Runs round ``number``; returns without waiting for the device."""
+        plan, index = replicate((plan, np.int32(number)), self._mesh)
+        arguments = (*self._inputs, server, store, plan, self._key, index)
+        if self._compiled is None:
+            began = time.perf_counter()
+            self._compiled = self._function.lower(*arguments).compile()
+            self.compile_seconds = time.perf_counter() - began
+        return self._compiled(*arguments)
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the compiled program needs on a device, arguments included."""
+        analysis = self._compiled.memory_analysis()
+        if analysis is None:
+            return 0
+        return (
+            analysis.temp_size_in_bytes
+            + analysis.argument_size_in_bytes
+            + analysis.output_size_in_bytes
+            - analysis.alias_size_in_bytes
+        )
+
+
+class Evaluator:
+    """Metrics of clients' models on given examples; the global model is a client like any other."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        apply: ApplyFn,
+        task: Task,
+        frozen: Params,
+        fixed: Params,
+        columns: Mapping[str, np.ndarray],
+        key: Key,
+        mesh: Any = None,
+        *,
+        members: Sequence[tuple[int, np.ndarray]],
+        batch_size: int,
+    ):
+        """``members`` are (client id, its examples); an id may occur more than once."""
+        devices = 1 if mesh is None else mesh.size
+        work = [batches(indices, batch_size) for _, indices in members]
+        cohort = Cohort([c for c, _ in members], [1.0] * len(members), work)
+        self._plan = make_plan(
+            cohort,
+            devices,
+            time_steps=sum(len(w) for w in work),
+            slots=len(members),
+            batch_size=batch_size,
+        )
+        self._program = Program(
+            evaluation(algorithm), apply, task, frozen, fixed, columns, key, mesh, donate=False
+        )
+
+    def __call__(self, server: PyTree, store: PyTree) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Returns metric -> (sums, counts), one of each for every member."""
+        return jax.device_get(self._program(server, store, self._plan, 0).sums)
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds of compilation so far."""
+        return self._program.compile_seconds

@@ -1,0 +1,235 @@
+"""A whole communication round as one XLA program.
+
+A loop over the plan's time steps, whose trip count is a run-time value, over lanes of clients:
+
+    where a client begins, its lane is set up from the broadcast and the client's private state
+    every busy lane takes one local step
+    where a client ends, its upload goes into the accumulator and its private state is written back
+
+then the aggregation and the server update. Evaluation is the same loop with steps that only measure.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft import tree
+from fedjax_peft.engine.plan import Plan
+from fedjax_peft.random import client_key
+from fedjax_peft.typing import (
+    Aggregated,
+    Aggregator,
+    Algorithm,
+    ApplyFn,
+    ClientUpdate,
+    Key,
+    Params,
+    Problem,
+    PyTree,
+    ServerUpdate,
+    Task,
+)
+
+__all__ = ["RoundResult", "build_round", "evaluation"]
+
+
+class RoundResult(NamedTuple):
+    """What a round returns; everything stays on the device."""
+
+    server: PyTree
+    private: PyTree
+    """The private store of all clients, ``[clients, ...]``."""
+    sums: dict[str, tuple[jax.Array, jax.Array]]
+    """Metric -> (sum, count), each float32 ``[slots]``."""
+    finite: jax.Array
+    """bool ``[slots]``: False for a client whose upload was not finite and was dropped."""
+    aggregation: dict[str, jax.Array]
+    """Metrics of the aggregator."""
+
+
+def build_round(
+    algorithm: Algorithm, apply: ApplyFn, task: Task, constrain: Callable[[Any], Any] | None = None
+) -> Callable[..., RoundResult]:
+    """Returns the pure function of a round, to be jitted.
+
+    Args:
+      algorithm: what to run.
+      apply: the model.
+      task: the loss and metrics.
+      constrain: applied to every tree with a leading lane axis (sharding over devices).
+    """
+
+    def round_(
+        frozen: Params,
+        fixed: Params,
+        columns: Params,
+        server: PyTree,
+        store: PyTree,
+        plan: Plan,
+        key: Key,
+        number: jax.Array,
+    ) -> RoundResult:
+        """Runs round ``number``; ``store`` and ``server`` may be donated."""
+
+        def bound(params: Params, batch: Any, key: Key | None, train: bool) -> Any:
+            return apply(frozen, {**fixed, **params}, batch, key, train)
+
+        update = algorithm.client(Problem(bound, task))
+        broadcast = algorithm.server.broadcast(server)
+        private = tree.take(store, plan.client)
+        accumulated = _run_clients(
+            update, algorithm.aggregator, broadcast, private, columns, plan, key, number, constrain
+        )
+        result = algorithm.aggregator.finish(accumulated.acc, broadcast, fixed)
+        rows = jnp.where(plan.client < 0, _out_of_range(store), plan.client)
+        return RoundResult(
+            algorithm.server.update(server, result.update),
+            tree.put(store, rows, accumulated.private),
+            accumulated.sums,
+            accumulated.finite,
+            result.metrics,
+        )
+
+    return round_
+
+
+class _Carry(NamedTuple):
+    state: PyTree
+    acc: PyTree
+    private: PyTree
+    sums: dict[str, tuple[jax.Array, jax.Array]]
+    finite: jax.Array
+
+
+def _run_clients(
+    update: ClientUpdate,
+    aggregator: Aggregator,
+    broadcast: PyTree,
+    private: PyTree,
+    columns: Params,
+    plan: Plan,
+    key: Key,
+    number: jax.Array,
+    constrain: Callable[[Any], Any] | None,
+) -> _Carry:
+    lanes, slots = plan.slot.shape[1], plan.client.shape[0]
+    constrain = constrain or (lambda x: x)
+    over_lanes = _lane_map(lanes)
+
+    def batch_at(t: jax.Array) -> Params:
+        examples = plan.examples[t]
+        batch = {n: jnp.take(x, examples, axis=0, mode="clip") for n, x in columns.items()}
+        return constrain({**batch, "mask": examples >= 0})
+
+    def keys_at(t: jax.Array) -> tuple[Key, Key]:
+        clients = jnp.take(plan.client, plan.slot[t], mode="clip")
+        ours = jax.vmap(lambda c: client_key(key, number, c))(clients)
+        # Local steps count from 1; 0 is the client's initialisation.
+        return ours, jax.vmap(jax.random.fold_in)(ours, plan.local[t] + 1)
+
+    def begin(t: jax.Array) -> PyTree:
+        keys = jax.vmap(lambda k: jax.random.fold_in(k, 0))(keys_at(t)[0])
+        init = over_lanes(lambda p, k: update.init(broadcast, p, k))
+        return constrain(init(tree.take(private, plan.slot[t]), keys))
+
+    def body(t: jax.Array, carry: _Carry) -> _Carry:
+        slot, local = plan.slot[t], plan.local[t]
+        live = slot < slots
+        first = live & (local == 0)
+        last = live & (local + 1 == jnp.take(plan.length, slot, mode="clip"))
+        state = jax.lax.cond(
+            jnp.any(first), lambda s: tree.where(first, begin(t), s), lambda s: s, carry.state
+        )
+        stepped, metrics = over_lanes(update.step)(state, batch_at(t), keys_at(t)[1])
+        state = constrain(tree.where(live, stepped, state))
+        where = jnp.where(live, slot, slots)
+        sums = jax.tree.map(lambda s, m: s.at[where].add(m, mode="drop"), carry.sums, metrics)
+        acc, kept, finite = jax.lax.cond(
+            jnp.any(last),
+            lambda c: end(state, slot, last, c),
+            lambda c: c,
+            (carry.acc, carry.private, carry.finite),
+        )
+        return _Carry(state, acc, kept, sums, finite)
+
+    def end(state: PyTree, slot: jax.Array, last: jax.Array, carry: tuple) -> tuple:
+        acc, kept, finite = carry
+        uploads, own = over_lanes(update.final)(state)
+        good = tree.all_finite((uploads, own), axis=0)
+        taken = last & good
+        weights = jnp.where(taken, jnp.take(plan.weight, slot, mode="clip"), 0.0)
+        uploads = tree.where(taken, uploads, jax.tree.map(jnp.zeros_like, uploads))
+        where = jnp.where(taken, slot, slots)
+        acc = aggregator.add(acc, uploads, weights, where, broadcast)
+        finite = finite.at[jnp.where(last, slot, slots)].set(good, mode="drop")
+        return acc, tree.put(kept, where, own), finite
+
+    shapes = jax.eval_shape(begin, 0)
+    metric_shapes = jax.eval_shape(over_lanes(update.step), shapes, *_step_args(batch_at, keys_at))
+    start = _Carry(
+        state=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
+        acc=aggregator.zero(broadcast, slots),
+        private=private,
+        sums=jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), metric_shapes[1]),
+        finite=jnp.ones(slots, bool),
+    )
+    return jax.lax.fori_loop(0, plan.steps, body, start)
+
+
+def _step_args(batch_at: Callable, keys_at: Callable) -> tuple[Any, Any]:
+    return jax.eval_shape(batch_at, 0), jax.eval_shape(lambda t: keys_at(t)[1], 0)
+
+
+def _lane_map(lanes: int) -> Callable[[Callable], Callable]:
+    """Returns ``vmap``, or for one lane a plain call: a batch axis of 1 slows CPU products."""
+    if lanes > 1:
+        return jax.vmap
+
+    def one(function: Callable) -> Callable:
+        def call(*arguments: Any) -> Any:
+            squeezed = jax.tree.map(lambda x: x[0], arguments)
+            return jax.tree.map(lambda x: x[None], function(*squeezed))
+
+        return call
+
+    return one
+
+
+def _out_of_range(store: PyTree) -> int:
+    leaves = jax.tree.leaves(store)
+    return leaves[0].shape[0] if leaves else 0
+
+
+def evaluation(algorithm: Algorithm) -> Algorithm:
+    """Returns the algorithm whose clients only measure: what each would predict with its leaves.
+
+    Its round leaves the server and the private store as they are; ``sums`` has the metrics.
+    """
+
+    def client(problem: Problem) -> ClientUpdate:
+        def step(state: Any, batch: Any, key: Key) -> tuple[Any, Any]:
+            del key
+            shared, private = state
+            outputs = problem.apply({**shared, **private}, batch, None, False)
+            return state, problem.task.metrics(outputs, batch)
+
+        return ClientUpdate(
+            init=lambda broadcast, private, key: (broadcast, private),
+            step=step,
+            final=lambda state: ({}, state[1]),
+        )
+
+    nothing = Aggregator(
+        "none",
+        zero=lambda like, slots: {},
+        add=lambda acc, uploads, weights, slots, like: acc,
+        finish=lambda acc, like, fixed: Aggregated(like, {}),
+    )
+    keep = ServerUpdate(
+        init=algorithm.server.init,
+        update=lambda state, _: state,
+        broadcast=algorithm.server.broadcast,
+    )
+    return algorithm._replace(client=client, aggregator=nothing, server=keep)

@@ -1,0 +1,17 @@
+"""Linear algebra shared by initialisation and aggregation."""
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["canonical"]
+
+
+def canonical(u: jax.Array, s: jax.Array, vt: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns an SVD with signs such that each left vector's largest entry is positive.
+
+    ``u`` is ``[in, n]``, ``s`` ``[n]``, ``vt`` ``[n, out]``. Signs of singular vectors are
+    arbitrary; clients, backends and rounds must agree on them.
+    """
+    largest = jnp.take_along_axis(u, jnp.argmax(jnp.abs(u), axis=0)[None], axis=0)[0]
+    sign = jnp.where(largest < 0, -1.0, 1.0).astype(u.dtype)
+    return u * sign[None], s, vt * sign[:, None]

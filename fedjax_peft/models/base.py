@@ -1,0 +1,173 @@
+"""The bound model: a pure ``apply`` with its frozen and trainable trees.
+
+This is the only place where modules become functions. Everything downstream sees plain dicts of
+arrays and ``apply``; nothing downstream imports flax.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedjax_peft import tree
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.typing import ApplyFn, Batch, Key, Outputs, Params
+
+__all__ = ["AdapterConst", "AdapterParam", "Model", "bind"]
+
+
+class AdapterParam(nnx.Variable):
+    """A variable that a PEFT method added and that is trained."""
+
+
+class AdapterConst(nnx.Variable):
+    """A variable that a PEFT method added and that never changes (kind ``fixed``)."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Model:
+    """A model as pure data: ``apply(frozen, trainable, batch, key, train) -> Outputs``.
+
+    Made by :func:`fedjax_peft.load_model` or :func:`bind`; :func:`fedjax_peft.attach` returns a
+    new one. Arrays are float32; ``dtype`` is the compute dtype that ``apply`` uses.
+    """
+
+    apply: ApplyFn
+    frozen: Params
+    """One copy for all clients."""
+    trainable: Params
+    """The initial values of what a client owns."""
+    kinds: dict[str, str]
+    """Trainable leaf name -> ``adapter``, ``head`` or ``fixed``."""
+    graph: Any
+    """The module's definition, from which :meth:`module` rebuilds it."""
+    head: tuple[str, ...] = ()
+    """Module paths of the head."""
+    name: str = ""
+    """Where the weights came from: what ``load_model`` was given."""
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The checkpoint's ``config.json``."""
+    tokenizer: Any = None
+    labels: tuple[str, ...] = ()
+    dtype: Any = jnp.float32
+    forward: Callable[[Any, Batch], Outputs] | None = None
+    method: Any = None
+    """The PEFT method that was attached, or None."""
+
+    def module(self) -> nnx.Module:
+        """Returns a fresh NNX module with these arrays."""
+        flat = {**self.frozen, **self.trainable}
+        state = {path: flat[name] for name, path in self.graph.paths.items()}
+        return nnx.merge(self.graph.eval, nnx.from_flat_state(state), self.graph.rng)
+
+    def replace(self, **changes: Any) -> "Model":
+        """Returns the model with some fields replaced."""
+        return dataclasses.replace(self, **changes)
+
+    def counts(self) -> dict[str, int]:
+        """Returns the number of parameters by kind: ``adapter``, ``head`` and ``frozen``."""
+        result = {"adapter": 0, "head": 0, "frozen": tree.size(self.frozen)}
+        for name, kind in self.kinds.items():
+            if kind != "fixed":
+                result[kind] += self.trainable[name].size
+        return result
+
+    def compute_frozen(self) -> Params:
+        """Returns the frozen tree as a run holds it: matrices in the compute dtype."""
+        return {
+            name: x.astype(self.dtype) if x.ndim > 1 and x.dtype == jnp.float32 else x
+            for name, x in self.frozen.items()
+        }
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n:,} {kind}" for kind, n in self.counts().items())
+        return f"Model({self.name or self.graph.name!r}: {counts})"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Graph:
+    """Static structure of a module: its definitions, its random state, and its leaf names."""
+
+    name: str
+    train: Any
+    eval: Any
+    rng: Any
+    paths: dict[str, tuple]
+
+
+def bind(
+    module: nnx.Module,
+    *,
+    head: tuple[str, ...] = (),
+    forward: Callable[[Any, Batch], Outputs] | None = None,
+    **info: Any,
+) -> Model:
+    """Returns an NNX module as a :class:`Model`.
+
+    Args:
+      module: any NNX module. Its dropout may be ``nnx.Dropout`` or ours: random state of any kind
+        is set from the step's key.
+      head: paths of the submodules that are trained whole, such as ``("classifier",)``.
+      forward: ``(module, batch) -> Outputs``; by default ``module(batch)``.
+      **info: other fields of :class:`Model`.
+
+    Raises:
+      InputError: a head path that the module does not have.
+    """
+    module = nnx.clone(module)
+    modules = {".".join(map(str, path)) for path, _ in nnx.iter_modules(module)}
+    for path in head:
+        if path not in modules:
+            raise InputError(f"The model has no head module {path!r}. {nearest(path, modules)}")
+
+    def in_head(path: tuple, _: Any) -> bool:
+        name = ".".join(map(str, path))
+        return any(name.startswith(h + ".") for h in head)
+
+    trained = nnx.Any(AdapterParam, AdapterConst, in_head)
+    module.train()
+    train_def, *states = nnx.split(module, trained, nnx.RngState, ...)
+    trainable, rng, frozen = states
+    module.eval()
+    eval_def, *_ = nnx.split(module, trained, nnx.RngState, ...)
+
+    kinds, paths = {}, {}
+    values: list[Params] = []
+    for state in (trainable, frozen):
+        flat = {".".join(map(str, path)): (path, var) for path, var in nnx.to_flat_state(state)}
+        paths.update({name: path for name, (path, _) in flat.items()})
+        values.append({name: flat[name][1][...] for name in sorted(flat)})
+        if state is trainable:
+            kinds = {name: _kind(var) for name, (_, var) in sorted(flat.items())}
+    graph = _Graph(type(module).__name__, train_def, eval_def, rng, paths)
+
+    def apply(
+        frozen: Params, trainable: Params, batch: Batch, key: Key | None, train: bool
+    ) -> Outputs:
+        arrays = {**frozen, **trainable}
+        state = nnx.from_flat_state({path: arrays[name] for name, path in paths.items()})
+        random = rng if key is None else _seed(rng, key)
+        fresh = nnx.merge(train_def if train else eval_def, state, random)
+        return fresh(batch) if forward is None else forward(fresh, batch)
+
+    return Model(apply, values[1], values[0], kinds, graph, head, forward=forward, **info)
+
+
+def _kind(variable: nnx.Variable) -> str:
+    if isinstance(variable, AdapterParam):
+        return "adapter"
+    return "fixed" if isinstance(variable, AdapterConst) else "head"
+
+
+def _seed(rng: nnx.State, key: Key) -> nnx.State:
+    """Returns the random state with every key derived from ``key`` and every counter at zero."""
+    flat = {}
+    for i, (path, variable) in enumerate(nnx.to_flat_state(rng)):
+        if isinstance(variable, nnx.RngKey):
+            flat[path] = jax.random.fold_in(key, i)
+        else:
+            flat[path] = jnp.zeros_like(variable[...])
+    return nnx.from_flat_state(flat)

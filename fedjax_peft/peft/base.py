@@ -1,0 +1,121 @@
+"""Attaching a PEFT method to a module: target rules, and the step from model to model."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models.base import Model, bind
+from fedjax_peft.random import stream
+from fedjax_peft.typing import Key
+
+__all__ = ["Method", "Targets", "attach", "attach_module", "find", "replace_module"]
+
+Targets = str | Sequence[str] | None
+"""Which submodules to adapt, as in Hugging Face PEFT: a list of names (the path equals one or ends
+in ``.name``), one string (a regular expression that the whole path must match), or None for the
+defaults of the model family."""
+
+
+class Method(NamedTuple):
+    """A PEFT method with its options bound."""
+
+    name: str
+    options: Mapping[str, Any]
+    """What it was made with; recorded in runs and exports."""
+    attach: Callable[[nnx.Module, Targets, Key], nnx.Module]
+    """(module, default targets, key) -> the adapted module (changed in place and returned)."""
+    start_shapes_frozen: bool = False
+    """The frozen tree depends on the adapters' initial values, so clients need those too."""
+
+
+def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
+    """Returns the model with a PEFT method attached; only what it added and the head are trained.
+
+    Args:
+      model: from ``load_model`` or ``bind``.
+      method: such as ``lora(rank=8)``.
+      seed: of the adapters' initial values.
+
+    Raises:
+      InputError: a model that already has a method, or what the method cannot be attached to.
+    """
+    if model.method is not None:
+        raise InputError(f"The model already has {model.method.name!r} attached.")
+    from fedjax_peft.models.hf import lora_targets  # a leaf import: hf knows the families
+
+    module = attach_module(model.module(), method, lora_targets(model.config), seed=seed)
+    return bind(
+        module,
+        head=model.head,
+        forward=model.forward,
+        name=model.name,
+        config=model.config,
+        tokenizer=model.tokenizer,
+        labels=model.labels,
+        dtype=model.dtype,
+        method=method,
+    )
+
+
+def attach_module(
+    module: nnx.Module, method: Method, default_targets: Targets = None, *, seed: int = 0
+) -> nnx.Module:
+    """Attaches a method to any NNX module, in place, and returns the module."""
+    return method.attach(module, default_targets, stream(seed, "adapter"))
+
+
+def find(module: nnx.Module, targets: Targets, kinds: type | tuple[type, ...]) -> dict[str, Any]:
+    """Returns the submodules of the given kinds that the rule names: path -> submodule.
+
+    Raises:
+      InputError: no rule, or a rule that matches nothing; the closest names are listed.
+    """
+    candidates = dict(_named(module, kinds))
+    if targets is None:
+        raise InputError(
+            "This model family has no default targets: name the submodules to adapt,"
+            f" targets=[...]. {nearest('', _suffixes(candidates))}"
+        )
+    found: dict[str, Any] = {}
+    if isinstance(targets, str):
+        found = {path: m for path, m in candidates.items() if re.fullmatch(targets, path)}
+        if not found:
+            raise InputError(
+                f"The target pattern {targets!r} matches no submodule that can be adapted."
+                f" {nearest(targets, candidates)}"
+            )
+        return found
+    for target in targets:
+        hits = {p: m for p, m in candidates.items() if p == target or p.endswith(f".{target}")}
+        if not hits:
+            raise InputError(
+                f"The target {target!r} matches no submodule that can be adapted."
+                f" {nearest(target, _suffixes(candidates))}"
+            )
+        found |= hits
+    return dict(sorted(found.items()))
+
+
+def replace_module(module: nnx.Module, path: str, new: nnx.Module) -> None:
+    """Puts ``new`` at a dotted path of ``module``."""
+    *parents, last = path.split(".")
+    owner: Any = module
+    for part in parents:
+        owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
+    if last.isdigit():
+        owner[int(last)] = new
+    else:
+        setattr(owner, last, new)
+
+
+def _named(module: nnx.Module, kinds: type | tuple[type, ...]) -> Iterator[tuple[str, Any]]:
+    for path, submodule in nnx.iter_modules(module):
+        if isinstance(submodule, kinds) and path:
+            yield ".".join(map(str, path)), submodule
+
+
+def _suffixes(paths: Mapping[str, Any]) -> list[str]:
+    return sorted({p.rpartition(".")[2] for p in paths} | set(paths))

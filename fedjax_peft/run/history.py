@@ -1,0 +1,240 @@
+"""A run's metrics: one JSON object a line, one line a round, and what is read off them.
+
+A row is a dict with an integer ``round`` (0 = before training); every other field is optional.
+``bytes_up``, ``bytes_down`` and ``simulated_seconds`` are per round and are accumulated here.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fedjax_peft.errors import InputError, nearest
+
+__all__ = [
+    "Row",
+    "append_metrics",
+    "number",
+    "read_metrics",
+    "replace_file",
+    "rounds_to",
+    "series",
+    "summary",
+    "truncate_metrics",
+]
+
+Row: TypeAlias = dict[str, Any]
+
+_AXES = {"bytes": ("bytes_up", "bytes_down"), "simulated_seconds": ("simulated_seconds",)}
+"""Cumulative x axis -> the per-round fields it adds up."""
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
+    """Returns the rows of a ``metrics.jsonl``, in order of rounds.
+
+    A last line that does not parse was torn by a crash and is ignored; of a round that was written
+    twice the later row counts; NaN and infinities read as ``None``.
+
+    Raises:
+        InputError: if there is no such file, or an earlier line is not a row.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise InputError(f"The metrics {path} cannot be read: {error.strerror}.") from error
+    rows: dict[int, Row] = {}
+    for n, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = _parse(line)
+        except ValueError as error:
+            if n == len(lines):
+                break
+            raise InputError(f"{path}, line {n} is not a row of metrics: {error}.") from error
+        rows[row["round"]] = row
+    return [rows[r] for r in sorted(rows)]
+
+
+def append_metrics(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
+    """Appends one row and returns when it is on disk.
+
+    Scalars and arrays of numpy or JAX become plain numbers, non-finite numbers become null. A line
+    that a crash tore is removed first, so that it cannot end up in the middle of the file.
+    """
+    path = Path(path)
+    if _is_torn(path):
+        replace_file(path, _lines(read_metrics(path)))
+    with path.open("ab") as file:
+        file.write(_lines([row]))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def truncate_metrics(path: str | os.PathLike[str], last_round: int) -> None:
+    """Keeps the rows with ``round <= last_round``, atomically; does nothing if there is no file."""
+    path = Path(path)
+    if path.exists():
+        rows = [row for row in read_metrics(path) if row["round"] <= last_round]
+        replace_file(path, _lines(rows))
+
+
+def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """Writes a file so that readers, and a crash, see the old content or the new, never a part."""
+    path = Path(path)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with scratch.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def number(row: Mapping[str, Any], key: str) -> float | None:
+    """Returns a field as a finite float, or ``None`` if it is missing, null or no number."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def series(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
+    """Returns the points of a curve, for the rounds that have a ``y``.
+
+    Args:
+        rows: Rows in order of rounds.
+        x: ``"round"``, or what has been spent up to and with the round: ``"bytes"`` (up and down,
+            all clients) or ``"simulated_seconds"``. No points if no row has the field.
+        y: Any numeric field.
+
+    Raises:
+        InputError: if ``x`` is none of these.
+    """
+    if x == "round":
+        spent = [float(row["round"]) for row in rows]
+    elif x in _AXES:
+        spent = _running_total(rows, _AXES[x])
+    else:
+        raise InputError(f"No axis is called {x!r}. {nearest(x, ['round', *_AXES])}")
+    values = [number(row, y) for row in rows]
+    # Not strict: nothing was spent where no row has the field.
+    points = [(a, b) for a, b in zip(spent, values, strict=False) if b is not None]
+    return [a for a, _ in points], [b for _, b in points]
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the figures that describe a run; ``None`` for what its rows do not tell.
+
+    Returns:
+        ``rounds`` (the last one), ``final_accuracy`` and ``final_round``, ``best_accuracy`` and
+        ``best_round`` (test set, fractions; the first round on a tie), ``bytes_up``,
+        ``bytes_down``, ``simulated_seconds`` and ``wall_seconds`` (totals), ``client_rounds`` (how
+        many times a client took part), ``dropped`` (uploads), ``slot_utilisation``,
+        ``aggregation_error`` and ``aggregation_error_relative`` (means over rounds), and the last
+        ``client_accuracy_mean``, ``_std`` and ``_worst``.
+    """
+    rounds, accuracies = series(rows, "round", "test_accuracy")
+    best = max(range(len(rounds)), key=accuracies.__getitem__, default=None)
+    return {
+        "rounds": rows[-1]["round"] if rows else None,
+        "final_accuracy": accuracies[-1] if rounds else None,
+        "final_round": int(rounds[-1]) if rounds else None,
+        "best_accuracy": None if best is None else accuracies[best],
+        "best_round": None if best is None else int(rounds[best]),
+        **{key: _total(_column(rows, key)) for key in ("bytes_up", "bytes_down")},
+        "simulated_seconds": _total(_column(rows, "simulated_seconds")),
+        "wall_seconds": _total(seconds for row in rows for seconds in _clock(row)),
+        "client_rounds": _count(rows, "clients"),
+        "dropped": _count(rows, "dropped"),
+        **{key: _mean(_column(rows, key)) for key in _MEANS},
+        **{key: next(reversed(_column(rows, key)), None) for key in _LASTS},
+    }
+
+
+def rounds_to(
+    rows: Sequence[Mapping[str, Any]], target: float, metric: str = "test_accuracy"
+) -> int | None:
+    """Returns the first round whose ``metric`` is at or above ``target``, or ``None``."""
+    rounds, values = series(rows, "round", metric)
+    return next((int(r) for r, v in zip(rounds, values, strict=True) if v >= target), None)
+
+
+_MEANS = ("slot_utilisation", "aggregation_error", "aggregation_error_relative")
+_LASTS = ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst")
+
+
+def _parse(line: bytes) -> Row:
+    """Returns the row of one line; raises ValueError if it is none."""
+    row = json.loads(line.decode(), parse_constant=lambda _: None)
+    if not isinstance(row, dict) or type(row.get("round")) is not int:
+        raise ValueError("it must be a JSON object with an integer 'round'")
+    return row
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Returns rows in the form they have on disk."""
+    text = (json.dumps(_plain(row), allow_nan=False, ensure_ascii=False) for row in rows)
+    return "".join(f"{line}\n" for line in text).encode()
+
+
+def _plain(value: Any) -> Any:
+    """Returns what JSON can hold: no arrays, no non-finite numbers."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # arrays and scalars of numpy and JAX
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_torn(path: Path) -> bool:
+    """Returns whether the last line lacks its newline, with which every whole write ends."""
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+def _column(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    return [value for row in rows if (value := number(row, key)) is not None]
+
+
+def _clock(row: Mapping[str, Any]) -> list[float]:
+    """Returns the wall-clock seconds of a round, phase by phase."""
+    phases = row.get("time")
+    if not isinstance(phases, Mapping):
+        return []
+    return [seconds for phase in phases if (seconds := number(phases, phase)) is not None]
+
+
+def _count(rows: Iterable[Mapping[str, Any]], key: str) -> int:
+    """Returns how many entries the lists of a field have in all."""
+    return sum(len(row[key]) for row in rows if isinstance(row.get(key), list))
+
+
+def _running_total(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[float]:
+    """Returns the sum of the fields up to each row, or nothing if no row has any of them."""
+    if not any(_column(rows, key) for key in keys):
+        return []
+    totals, total = [], 0.0
+    for row in rows:
+        total += sum(number(row, key) or 0.0 for key in keys)
+        totals.append(total)
+    return totals
+
+
+def _total(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return sum(values) if values else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

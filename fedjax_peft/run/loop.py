@@ -1,0 +1,374 @@
+"""``simulate``: rounds of a federated algorithm, with evaluation, records and resume."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_peft import tasks, tree
+from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.engine.lanes import best_lanes, cpu_lanes
+from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.program import Evaluator, Program
+from fedjax_peft.engine.round import RoundResult
+from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.engine.sharding import lane_mesh, replicate
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import Model
+from fedjax_peft.random import host_rng, stream
+from fedjax_peft.run.cost import TimeModel, Traffic, traffic
+from fedjax_peft.run.record import Record, Row
+from fedjax_peft.typing import Algorithm, Params, PyTree, Task
+
+__all__ = ["Run", "simulate"]
+
+Lanes = int | Literal["auto"]
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """The result of :func:`simulate`: what was learned, and one row of metrics a round."""
+
+    model: Model
+    algorithm: Algorithm
+    params: Params
+    """All trainable leaves of the global model (private ones at their initial values)."""
+    private: Params
+    """The private leaves of all clients, ``[clients, ...]``."""
+    metrics: list[Row]
+    out: Path | None = None
+
+    def client_params(self, client: int) -> Params:
+        """Returns the trainable leaves of one client's model."""
+        return {**self.params, **{name: x[client] for name, x in self.private.items()}}
+
+    def plot(self, x: Literal["round", "bytes", "simulated_seconds"] = "round") -> Any:
+        """Returns a matplotlib figure of test accuracy against ``x``."""
+        from fedjax_peft.run.plots import curves
+
+        return curves({self.algorithm.name: self.metrics}, x)
+
+    def export(self, directory: str | Path, *, format: Literal["peft"] = "peft") -> Path:
+        """Writes the global adapter and head in Hugging Face PEFT's format."""
+        if format != "peft":
+            raise InputError(f"The export format {format!r} is unknown. Known: 'peft'.")
+        from fedjax_peft.peft.io import export_peft
+
+        return export_peft(self.model, self.params, directory)
+
+    def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> np.ndarray:
+        """Returns the global model's logits ``[texts, classes]``."""
+        from fedjax_peft.run.predict import predict
+
+        return predict(self.model, self.params, texts, pairs)
+
+    def __repr__(self) -> str:
+        last = next((r for r in reversed(self.metrics) if "test_accuracy" in r), None)
+        result = f", test accuracy {last['test_accuracy']:.4f}" if last else ""
+        return f"Run({self.algorithm.name}: {max(len(self.metrics) - 1, 0)} rounds{result})"
+
+
+def simulate(
+    model: Model,
+    algorithm: Algorithm,
+    clients: Clients,
+    *,
+    test: Dataset | None = None,
+    rounds: int,
+    clients_per_round: int,
+    batch_size: int = 16,
+    epochs: int = 1,
+    local_steps: int | None = None,
+    task: Task | None = None,
+    seed: int = 0,
+    lanes: Lanes = "auto",
+    devices: int | None = None,
+    eval_every: int = 1,
+    eval_batch_size: int = 64,
+    test_clients: int = 10,
+    client_test: Clients | None = None,
+    nonfinite: Literal["drop", "raise"] = "drop",
+    time_model: TimeModel | None = None,
+    out: str | Path | None = None,
+    checkpoint_every: int = 10,
+    resume: bool = False,
+    config: Mapping[str, Any] | None = None,
+    on_round: Callable[[Row], None] | None = None,
+) -> Run:
+    """Runs a federated algorithm and returns what it learned.
+
+    Every random number follows from ``seed`` and names (see ``fedjax_peft.random``): the same call
+    gives the same metrics, for any number of lanes (to float32 rounding) and after a resume.
+
+    Args:
+      model: from ``load_model`` and ``attach``; its trainable tree is where everybody starts.
+      algorithm: such as ``algorithms.fedavg(optax.adamw(5e-4))``.
+      clients: the training examples of every client.
+      test: global test set; with private leaves, the mean over ``test_clients`` clients' models.
+      rounds: communication rounds.
+      clients_per_round: drawn uniformly without replacement.
+      batch_size: examples in a local step.
+      epochs: local passes over a client's examples in a round.
+      local_steps: a fixed number of local steps instead of ``epochs``.
+      task: loss and metrics; by default sequence classification.
+      seed: of everything random but the model's own initial values.
+      lanes: clients that run side by side on the device; ``auto`` chooses for speed.
+      devices: how many devices share the lanes; by default all accelerators.
+      eval_every: rounds between evaluations; the last round is always evaluated.
+      eval_batch_size: examples in an evaluation step.
+      test_clients: clients whose personal models the global test set is put to.
+      client_test: examples of every client to evaluate its model on (mean, deviation, worst).
+      nonfinite: what to do with an upload that is not finite: leave it out and name its client in
+        the metrics, or raise.
+      time_model: simulated seconds; by default ``TimeModel()``.
+      out: a run directory to write records, checkpoints and TensorBoard files to.
+      checkpoint_every: rounds between checkpoints; the last round always has one.
+      resume: continue the run in ``out`` from its last checkpoint, if it has one.
+      config: recorded as the run's ``config.toml``.
+      on_round: called with every row of metrics as it is made (row 0 is before training).
+
+    Raises:
+      InputError: settings that contradict each other or the data, an ``out`` that holds a run (and
+        not ``resume``), or with ``nonfinite="raise"`` an upload that is not finite.
+    """
+    _check(clients, rounds, clients_per_round, batch_size, epochs, local_steps, lanes, eval_every)
+    _check_labels(model, clients.data, test)
+    names = tree.assign_roles(model.kinds, algorithm.roles)
+    schedule = Schedule(clients.indices, clients_per_round, batch_size, epochs, local_steps, seed)
+    mesh = lane_mesh(devices)
+    about = config or {"algorithm": algorithm.name, "rounds": rounds, "seed": seed}
+    record = Record.open(out, resume, about, on_round)
+
+    def start() -> tuple[PyTree, PyTree]:
+        # Copies: the round program donates its state, and the model's arrays must survive.
+        shared = jax.tree.map(jnp.copy, tree.select(model.trainable, names["shared"]))
+        private = tree.broadcast(tree.select(model.trainable, names["private"]), len(clients))
+        return replicate((algorithm.server.init(shared), private), mesh)
+
+    frozen, fixed, columns = replicate(
+        (
+            model.compute_frozen(),
+            tree.select(model.trainable, names["fixed"]),
+            dict(clients.data.columns),
+        ),
+        mesh,
+    )
+    task = task or tasks.classification()
+    common = (algorithm, model.apply, task, frozen, fixed)
+    key = stream(seed, "clients")
+
+    def program() -> Program:
+        return Program(*common, columns, key, mesh)
+
+    if resume and record.rows and "lanes" in record.rows[-1]:
+        lanes = record.rows[-1]["lanes"]  # "auto" may choose otherwise on another day
+    lanes = _lanes(lanes, schedule, rounds, start, program, mesh, frozen)
+    time_steps = schedule.time_steps(rounds, lanes)
+    run_round = program()
+
+    def evaluator(data: Dataset, members: list[tuple[int, np.ndarray]]) -> Evaluator:
+        held = replicate(dict(data.columns), mesh)
+        return Evaluator(*common, held, key, mesh, members=members, batch_size=eval_batch_size)
+
+    evaluators = {}
+    if test is not None:
+        everything = np.arange(len(test), dtype=np.int32)
+        chosen = [0]
+        if names["private"]:
+            order = host_rng(seed, "test clients").permutation(len(clients))
+            chosen = sorted(order[:test_clients].tolist())
+        evaluators["test"] = evaluator(test, [(c, everything) for c in chosen])
+    if client_test is not None:
+        owners = [(c, rows) for c, rows in enumerate(client_test.indices) if len(rows)]
+        evaluators["client"] = evaluator(client_test.data, owners)
+
+    def evaluate(server: PyTree, store: PyTree) -> Row:
+        return _evaluate(evaluators, server, store)
+
+    server, store = start()
+    saved = record.checkpoints.restore((server, store)) if record.checkpoints else None
+    if saved is not None:
+        done, (server, store) = saved
+        record.rewind(done)
+    else:
+        record.rewind(None)
+        done = 0
+        began = time.perf_counter()
+        row = {"round": 0, **evaluate(server, store), "bytes_up": 0, "bytes_down": 0}
+        spent = {"eval_s": time.perf_counter() - began}
+        record.add({**row, "simulated_seconds": 0.0, "time": spent})
+    cost = traffic(model, names)
+    seen = {c for number in range(1, done + 1) for c in schedule.members(number)}
+    plan = schedule.plan(done + 1, lanes, time_steps)
+    for number in range(done + 1, rounds + 1):
+        began = time.perf_counter()
+        result = run_round(server, store, plan, number)
+        # The next plan is made while the device computes.
+        ahead = schedule.plan(number + 1, lanes, time_steps) if number < rounds else plan
+        row = _row(number, plan, result)
+        spent = {"train_s": time.perf_counter() - began}
+        if nonfinite == "raise" and row["dropped"]:
+            raise InputError(
+                f"In round {number} the uploads of the clients {row['dropped']} were not finite."
+            )
+        server, store = result.server, result.private
+        row |= _cost(number, plan, cost, seen, time_model or TimeModel())
+        if number % eval_every == 0 or number == rounds:
+            began = time.perf_counter()
+            row |= evaluate(server, store)
+            spent["eval_s"] = time.perf_counter() - began
+        if number == done + 1:
+            spent["compile_s"] = run_round.compile_seconds
+            spent["train_s"] -= run_round.compile_seconds
+        record.add({**row, "time": spent})
+        if record.checkpoints and (number % checkpoint_every == 0 or number == rounds):
+            # After its row: a resumed run makes the rows after its checkpoint again.
+            record.checkpoints.save(number, (server, store))
+        plan = ahead
+    record.close()
+    params = {**model.trainable, **algorithm.server.broadcast(server)}
+    return Run(model, algorithm, params, store, record.rows, record.out)
+
+
+def _evaluate(evaluators: Mapping[str, Evaluator], server: PyTree, store: PyTree) -> Row:
+    """Returns the metrics of the global test set (joint) and of the clients' own (spread)."""
+    row: Row = {}
+    for name, evaluator in evaluators.items():
+        for metric, (total, count) in evaluator(server, store).items():
+            if name == "test":
+                row[f"test_{metric}"] = _number(total.sum() / count.sum())
+                continue
+            values = total / count
+            worst = values.max() if metric == "loss" else values.min()
+            row[f"client_{metric}_mean"] = _number(values.mean())
+            row[f"client_{metric}_std"] = _number(values.std())
+            row[f"client_{metric}_worst"] = _number(worst)
+    return row
+
+
+def _row(number: int, plan: Plan, result: RoundResult) -> Row:
+    """Returns the metrics of a round; waits for the device."""
+    sums, finite, aggregation = jax.device_get((result.sums, result.finite, result.aggregation))
+    row: Row = {"round": number}
+    for name, (total, count) in sums.items():
+        good = finite & (count > 0)
+        row[f"train_{name}"] = _number(total[good].sum() / max(count[good].sum(), 1.0))
+    took_part = plan.client >= 0
+    row["clients"] = plan.client[took_part].tolist()
+    row["dropped"] = plan.client[took_part & ~finite].tolist()
+    row["steps"] = plan.useful
+    row["lanes"] = plan.lanes
+    row["slot_utilisation"] = plan.slot_utilisation
+    row["padded_utilisation"] = plan.padded_utilisation
+    layers = {}
+    for name, value in aggregation.items():
+        kind, _, path = name.partition("/")
+        if path:
+            layers.setdefault(kind, {})[path] = _number(value)
+        else:
+            row[name] = _number(value)
+    return row | ({"layers": layers} if layers else {})
+
+
+def _cost(number: int, plan: Plan, cost: Traffic, seen: set[int], model: TimeModel) -> Row:
+    """Returns bytes and simulated seconds of a round; adds its clients to ``seen``."""
+    up = down = 0
+    slowest = 0.0
+    for client, steps in zip(plan.client.tolist(), plan.length.tolist(), strict=True):
+        if client < 0:
+            continue
+        extra = cost.first if number > 1 and client not in seen else 0
+        up, down = up + cost.up, down + cost.down + extra
+        slowest = max(slowest, model.round_seconds(steps, cost.up, cost.down + extra))
+        seen.add(client)
+    return {"bytes_up": up, "bytes_down": down, "simulated_seconds": slowest}
+
+
+def _lanes(
+    lanes: Lanes,
+    schedule: Schedule,
+    rounds: int,
+    start: Callable[[], tuple[PyTree, PyTree]],
+    program: Callable[[], Program],
+    mesh: Any,
+    frozen: Params,
+) -> int:
+    """Returns the number of lanes, a multiple of the devices."""
+    devices = 1 if mesh is None else mesh.size
+    most = -(-schedule.per_round // devices) * devices
+    if lanes != "auto":
+        if lanes % devices:
+            raise InputError(f"lanes = {lanes} is not a multiple of {devices} devices.")
+        return min(lanes, most)
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        weights = sum(x.size for name, x in frozen.items() if name.endswith("kernel"))
+        return -(-cpu_lanes(weights, schedule.per_round) // devices) * devices
+    limit = (device.memory_stats() or {}).get("bytes_limit", 16 << 30)
+
+    def measure(lanes: int) -> tuple[float, int]:
+        plan = schedule.plan(1, lanes, schedule.time_steps(rounds, lanes))
+        plan = plan._replace(steps=np.minimum(plan.steps, np.int32(4)))
+        live = int((plan.slot[: int(plan.steps)] < schedule.per_round).sum())
+        run = program()
+        jax.block_until_ready(run(*start(), plan, 1))
+        seconds = []
+        for _ in range(3):
+            state = jax.block_until_ready(start())
+            began = time.perf_counter()
+            jax.block_until_ready(run(*state, plan, 1))
+            seconds.append(time.perf_counter() - began)
+        return live / min(seconds), run.peak_bytes
+
+    return best_lanes(measure, schedule.per_round, limit, devices)
+
+
+def _number(value: Any) -> float | None:
+    """Returns a float, None (JSON's null) if it is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _check(
+    clients: Clients,
+    rounds: int,
+    per_round: int,
+    batch_size: int,
+    epochs: int,
+    local_steps: int | None,
+    lanes: Lanes,
+    eval_every: int,
+) -> None:
+    counts = {
+        "rounds": rounds,
+        "clients_per_round": per_round,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "local_steps": 1 if local_steps is None else local_steps,
+        "lanes": 1 if lanes == "auto" else lanes,
+        "eval_every": eval_every,
+    }
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} = {value!r} must be a positive whole number.")
+    if per_round > len(clients):
+        raise InputError(
+            f"clients_per_round = {per_round} is more than the {len(clients)} clients there are."
+        )
+
+
+def _check_labels(model: Model, train: Dataset, test: Dataset | None) -> None:
+    for name, data in {"training": train, "test": test}.items():
+        if data is None or "labels" not in data.columns or not model.labels:
+            continue
+        highest = int(data.labels.max(initial=0))
+        if highest >= len(model.labels):
+            raise InputError(
+                f"The {name} data have the label {highest}, but the model's head has"
+                f" {len(model.labels)} classes (0 to {len(model.labels) - 1})."
+            )

@@ -1,0 +1,186 @@
+"""A run on disk: config, environment, metrics, TensorBoard mirror, checkpoints."""
+
+import json
+import platform
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import tomli_w
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.run import history
+from fedjax_peft.run.checkpoint import Checkpoints
+
+__all__ = ["Record", "environment", "write_config"]
+
+Row = dict[str, Any]
+_PACKAGES = ("fedjax_peft", "jax", "jaxlib", "flax", "optax", "transformers", "numpy")
+
+
+class Record:
+    """Where rows of metrics go: memory, and a run directory if there is one."""
+
+    def __init__(self, out: Path | None, on_round: Callable[[Row], None] | None):
+        self.rows: list[Row] = []
+        self.out = out
+        self._on_round = on_round
+        self.checkpoints: Checkpoints | None = None
+        self._tensorboard: Any = None
+
+    @classmethod
+    def open(
+        cls,
+        out: str | Path | None,
+        resume: bool,
+        config: Mapping[str, Any],
+        on_round: Callable[[Row], None] | None = None,
+    ) -> "Record":
+        """Opens a run directory; ``config`` is written only to a new one.
+
+        Raises:
+          InputError: a directory that holds a run, without ``resume``; or ``resume`` with a config
+            that differs (more ``rounds`` may be asked for).
+        """
+        if out is None:
+            if resume:
+                raise InputError("resume=True needs the run directory, out=...")
+            return cls(None, on_round)
+        out = Path(out)
+        config_file = out / "config.toml"
+        if config_file.exists():
+            if not resume:
+                raise InputError(
+                    f"{out} already holds a run: continue it with --resume, replace it with"
+                    " --overwrite, or choose another directory with --out."
+                )
+            _check_same(config_file, config)
+        elif out.exists() and (not out.is_dir() or any(out.iterdir())) and not resume:
+            raise InputError(f"{out} exists and is no run: choose another directory with --out.")
+        out.mkdir(parents=True, exist_ok=True)
+        history.replace_file(
+            out / "environment.json", (json.dumps(environment(), indent=2) + "\n").encode()
+        )
+        write_config(config_file, config)
+        record = cls(out, on_round)
+        record.checkpoints = Checkpoints(out / "checkpoints")
+        record.rows = history.read_metrics(out / "metrics.jsonl") if resume else []
+        return record
+
+    def rewind(self, number: int | None) -> None:
+        """Forgets every row after round ``number`` (all rows if None): they will be made again."""
+        last = -1 if number is None else number
+        self.rows = [row for row in self.rows if row["round"] <= last]
+        if self.out is None:
+            return
+        metrics = self.out / "metrics.jsonl"
+        if metrics.exists():
+            history.truncate_metrics(metrics, last)
+        from tensorboardX import SummaryWriter
+
+        # purge_step makes TensorBoard forget the later points that an interrupted run had written.
+        self._tensorboard = SummaryWriter(str(self.out / "tensorboard"), purge_step=last + 1)
+
+    def add(self, row: Row) -> None:
+        """Records the row of a round."""
+        self.rows.append(row)
+        if self.out is not None:
+            history.append_metrics(self.out / "metrics.jsonl", row)
+            for name, value in row.items():
+                if isinstance(value, int | float) and name != "round":
+                    self._tensorboard.add_scalar(name, value, row["round"])
+        if self._on_round is not None:
+            self._on_round(row)
+
+    def close(self) -> None:
+        """Flushes and closes what is open."""
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self.checkpoints is not None:
+            self.checkpoints.close()
+
+
+def environment() -> dict[str, Any]:
+    """Returns versions, device and commit: what a number may depend on beside the config."""
+    device = jax.devices()[0]
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: metadata.version(name) for name in _PACKAGES},
+        "device": f"{len(jax.devices())} x {device.device_kind} ({device.platform})",
+        "commit": _commit(),
+    }
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Writes a config as TOML (which has no null: such keys are left out)."""
+    history.replace_file(path, tomli_w.dumps(_without_none(config)).encode())
+
+
+def remove_run(out: Path) -> None:
+    """Removes a run directory, and nothing that is not one.
+
+    Raises:
+      InputError: a directory that is not a run.
+    """
+    if not out.exists():
+        return
+    if any(out.iterdir()) and not (out / "config.toml").exists():
+        raise InputError(f"{out} is not a run directory, so --overwrite does not remove it.")
+    shutil.rmtree(out)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(v) for v in value]
+    return value
+
+
+def _check_same(path: Path, config: Mapping[str, Any]) -> None:
+    try:
+        before = _flat(tomllib.loads(path.read_text()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}.") from None
+    now = _flat(_without_none(config))
+    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    if "rounds" in changed and now.get("rounds", 0) > before.get("rounds", 0):
+        changed.remove("rounds")
+    if changed:
+        was = "; ".join(f"{k} was {before.get(k)!r}, is {now.get(k)!r}" for k in changed)
+        raise InputError(
+            f"{path.parent} was run with another config: {was}. Only more rounds can be asked of a"
+            " resumed run; start a new one with --out."
+        )
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            result |= _flat(value, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+def _commit() -> str | None:
+    """The commit of the source checkout, None for an installed package."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,465 @@
+"""The report of one run or a comparison of several: a table, three figures and one HTML page."""
+
+import itertools
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup
+from rich.table import Table
+from rich.text import Text
+
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.run import plots
+from fedjax_peft.run.history import (
+    Row,
+    read_metrics,
+    replace_file,
+    rounds_to,
+    series,
+    summary,
+)
+
+__all__ = ["RunRecord", "load_run", "table", "write_report"]
+
+MISSING = "-"
+TARGETS = (90, 95, 99)
+"""Percent of the best final accuracy that the time-to-target table asks for."""
+FIGURES = (
+    ("round", "accuracy_vs_round.png", "communication rounds"),
+    ("bytes", "accuracy_vs_bytes.png", "what all clients together sent and received"),
+    ("simulated_seconds", "accuracy_vs_time.png", "simulated time"),
+)
+"""X axis, file, and what the axis is in words."""
+
+
+class RunRecord(NamedTuple):
+    """What a run's directory tells."""
+
+    name: str
+    """The directory's name, on one line."""
+    path: Path
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    rows: list[Row]
+
+
+def load_run(path: str | os.PathLike[str]) -> RunRecord:
+    """Returns the record of a run's directory; the run may be unfinished.
+
+    Raises:
+        InputError: if the directory is not a run's, or one of its files is damaged.
+    """
+    path = Path(path)
+    missing = [name for name in ("config.toml", "metrics.jsonl") if not (path / name).is_file()]
+    if missing:
+        raise InputError(
+            f"{path} is not a run: it has no {' and no '.join(missing)}. {_advice(path)}"
+        )
+    return RunRecord(
+        name=plots.one_line(path.resolve().name),
+        path=path,
+        config=_load(path / "config.toml", tomllib.loads),
+        environment=_load(path / "environment.json", json.loads),
+        rows=read_metrics(path / "metrics.jsonl"),
+    )
+
+
+def table(runs: Sequence[RunRecord]) -> Table:
+    """Returns the comparison for a terminal of 80 columns or more."""
+    out = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    out.add_column("\nRun", overflow="fold")
+    columns = [column for column in _columns(runs) if column.short]
+    for column in columns:
+        out.add_column(column.short, justify="right", no_wrap=True)
+    for i, run in enumerate(_distinct(runs)):
+        cells = (Text(c.cells[i], style="bold green" if i in c.best else "") for c in columns)
+        out.add_row(Text(run.name), *cells)
+    return out
+
+
+def write_report(runs: Sequence[RunRecord], out_dir: str | os.PathLike[str]) -> Path:
+    """Writes ``report.html``, which needs no other file, and its three figures as PNG.
+
+    Args:
+        runs: One or more, in the order of the table's rows.
+        out_dir: Made if it does not exist.
+
+    Returns:
+        The path of ``report.html``.
+
+    Raises:
+        InputError: if there are no runs.
+    """
+    if not runs:
+        raise InputError("A report needs at least one run.")
+    runs = _distinct(runs)
+    out = Path(out_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    figures = []
+    for x, file, against in FIGURES:
+        figure = plots.curves({run.name: run.rows for run in runs}, x)
+        plots.save(figure, out / file)
+        figures.append({"svg": Markup(plots.svg(figure)), "against": against})
+    page = _template().render(
+        runs=[run.name for run in runs],
+        lead=_lead(runs),
+        warnings=_warnings(runs),
+        columns=_columns(runs),
+        figures=figures,
+        finals=[f"{run.name} {_accuracy(summary(run.rows)['final_accuracy'])}" for run in runs],
+        targets=_targets(runs),
+        config=_compare([run.config for run in runs]),
+        environment=_compare([run.environment for run in runs]),
+    )
+    replace_file(out / "report.html", page.encode(errors="replace"))
+    return out / "report.html"
+
+
+def _template() -> jinja2.Template:
+    loader = jinja2.PackageLoader("fedjax_peft", "run")
+    return jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("report.html")
+
+
+# Runs and their names.
+
+
+def _load(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """Returns what a file holds, nothing if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # both parsers raise ValueErrors
+        raise InputError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} cannot be read: it must hold names and values.")
+    return content
+
+
+def _advice(path: Path) -> str:
+    """Returns what the user may have meant by a path that is no run."""
+    if path.is_file() and _is_run(path.parent):
+        return f"Give the directory: {path.parent}."
+    if inside := _runs_in(path):
+        more = f" and {len(inside) - 3} more" if len(inside) > 3 else ""
+        return f"It contains runs: {', '.join(map(str, inside[:3]))}{more}."
+    if not path.exists() and (beside := _runs_in(path.parent)):
+        return nearest(path.name, [run.name for run in beside])
+    return "A run is a directory that `fedjax-peft run` has made."
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.toml").is_file() and (path / "metrics.jsonl").is_file()
+
+
+def _runs_in(path: Path) -> list[Path]:
+    return sorted(run for run in path.iterdir() if _is_run(run)) if path.is_dir() else []
+
+
+def _distinct(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Returns the runs under unique names: namesakes show the part of their paths that differs.
+
+    What still has the same name, such as one run given twice, is numbered.
+    """
+    paths = [run.path.resolve() for run in runs]
+    names: list[str] = []
+    for run, path in zip(runs, paths, strict=True):
+        namesakes = [p for other, p in zip(runs, paths, strict=True) if other.name == run.name]
+        part = os.path.relpath(path, os.path.commonpath(namesakes))
+        name = run.name if part == "." else plots.one_line(part)
+        tries = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
+        names.append(next(name for name in tries if name not in names))
+    return [run._replace(name=name) for run, name in zip(runs, names, strict=True)]
+
+
+# The comparison.
+
+
+class Column(NamedTuple):
+    """A column of a table that has one row a run."""
+
+    title: str
+    short: str
+    """The heading on a terminal, in two lines; empty if only the page shows the column."""
+    cells: list[str]
+    best: set[int]
+    """The rows with the best value; empty where none is better than the others."""
+
+
+def _column(
+    title: str,
+    values: Sequence[float | None],
+    text: Callable[[float], str],
+    better: Callable[[Iterable[float]], float] | None = None,
+    *,
+    short: str = "",
+    notes: Sequence[str] | None = None,
+) -> Column:
+    """Returns a column; ``notes`` follow the values, ``better`` is ``max`` or ``min``."""
+    notes = notes or [""] * len(values)
+    cells = [
+        MISSING if value is None else text(value) + note
+        for value, note in zip(values, notes, strict=True)
+    ]
+    known = [value for value in values if value is not None]
+    marked = set()
+    if better and len(set(map(text, known))) > 1:
+        # By what is printed, so that of two equal cells not only one is marked.
+        best = text(better(known))
+        marked = {i for i, v in enumerate(values) if v is not None and text(v) == best}
+    return Column(title, short, cells, marked)
+
+
+def _columns(runs: Sequence[RunRecord]) -> list[Column]:
+    """Returns the columns of the comparison, each in one unit, without those no run can fill."""
+    facts = [summary(run.rows) for run in runs]
+
+    def get(key: str) -> list[Any]:
+        return [fact[key] for fact in facts]
+
+    up, down = get("bytes_up"), get("bytes_down")
+    upload = [
+        fact["bytes_up"] / fact["client_rounds"]
+        if fact["bytes_up"] is not None and fact["client_rounds"]
+        else None
+        for fact in facts
+    ]
+    simulated, wall = get("simulated_seconds"), get("wall_seconds")
+    best_rounds = [f" ({best})" for best in get("best_round")]
+    spread = ["" if std is None else f" ± {_percent(std)}" for std in get("client_accuracy_std")]
+    one, total = _scale(plots.byte_unit, upload), _scale(plots.byte_unit, up + down)
+    clock, wall_clock = _scale(plots.time_unit, simulated), _scale(plots.time_unit, wall)
+    columns = [
+        _column("Rounds", get("rounds"), str, short="\nRounds"),
+        _column("Final accuracy (%)", get("final_accuracy"), _percent, max, short="Final\nacc. %"),
+        _column(
+            "Best accuracy (%), round",
+            get("best_accuracy"),
+            _percent,
+            max,
+            short="Best acc.\n% (round)",
+            notes=best_rounds,
+        ),
+        _column("Clients’ mean (%)", get("client_accuracy_mean"), _percent, max, notes=spread),
+        _column("Worst client (%)", get("client_accuracy_worst"), _percent, max),
+        _column(f"Client upload a round ({one.unit})", upload, one.text, min),
+        _column(
+            f"Total up / down ({total.unit})",
+            up,
+            total.text,
+            short=f"Up / down\n{total.unit}",
+            notes=[f" / {total.text(n)}" for n in down],
+        ),
+        _column(
+            f"Simulated time ({clock.unit})", simulated, clock.text, short=f"Sim.\n{clock.unit}"
+        ),
+        _column(
+            f"Wall time ({wall_clock.unit})",
+            wall,
+            wall_clock.text,
+            short=f"Wall\n{wall_clock.unit}",
+        ),
+        _column("Slots in use (%)", get("slot_utilisation"), _percent),
+        _error_column(get("aggregation_error_relative"), get("aggregation_error")),
+    ]
+    return [column for column in columns if set(column.cells) != {MISSING}]
+
+
+def _error_column(relative: Sequence[float | None], absolute: Sequence[float | None]) -> Column:
+    """Returns the aggregation error, relative if any run tells it: it compares better."""
+    title = "Mean aggregation error"
+    if any(value is not None for value in relative):
+        return _column(f"{title} (%)", relative, _percent, min, short="Agg.\nerr. %")
+    return _column(title, absolute, "{:.2g}".format, min, short="Agg.\nerror")
+
+
+class _Scale(NamedTuple):
+    """One unit for a whole column."""
+
+    unit: str
+    text: Callable[[float | None], str]
+
+
+def _scale(choose: Callable[[float], plots.Unit], values: Iterable[float | None]) -> _Scale:
+    unit = choose(max((value for value in values if value is not None), default=0.0))
+    return _Scale(unit.symbol, lambda n: MISSING if n is None else _digits(n / unit.size))
+
+
+def _digits(value: float) -> str:
+    """Returns a number with about three significant digits, without an exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    if value >= 0.1 or value == 0:
+        return f"{value:.2f}" if value else "0"
+    return f"{value:.3f}" if value >= 0.001 else "<0.001"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _accuracy(share: float | None) -> str:
+    return MISSING if share is None else f"{_percent(share)} %"
+
+
+class Target(NamedTuple):
+    """What it took each run to come close to the best one."""
+
+    share: int
+    accuracy: str
+    columns: list[Column]
+
+
+def _targets(runs: Sequence[RunRecord]) -> list[Target]:
+    """Returns rounds, bytes and simulated time to each of the ``TARGETS``; none without tests."""
+    finals = (summary(run.rows)["final_accuracy"] for run in runs)
+    best = max((final for final in finals if final is not None), default=None)
+    if best is None:
+        return []
+    sizes = [_spent(run, "bytes") for run in runs]
+    times = [_spent(run, "simulated_seconds") for run in runs]
+    size = _scale(plots.byte_unit, (n for spent in sizes for n in spent.values()))
+    clock = _scale(plots.time_unit, (n for spent in times for n in spent.values()))
+    out = []
+    for share in TARGETS:
+        rounds = [rounds_to(run.rows, share / 100 * best) for run in runs]
+        at_bytes = [spent.get(r) for spent, r in zip(sizes, rounds, strict=True)]
+        at_time = [spent.get(r) for spent, r in zip(times, rounds, strict=True)]
+        columns = [
+            _column("Round", rounds, str, min),
+            _column(size.unit, at_bytes, size.text, min),
+            _column(clock.unit, at_time, clock.text, min),
+        ]
+        out.append(Target(share, _accuracy(share / 100 * best), columns))
+    return out
+
+
+def _spent(run: RunRecord, x: str) -> dict[int | None, float]:
+    """Returns round -> what was spent up to and with it."""
+    spent, rounds = series(run.rows, x, "round")
+    return {int(r): n for r, n in zip(rounds, spent, strict=True)}
+
+
+def _lead(runs: Sequence[RunRecord]) -> str:
+    """Returns the result in one sentence."""
+    facts = {run.name: summary(run.rows) for run in runs}
+    finals = {name: fact["final_accuracy"] for name, fact in facts.items()}
+    finals = {name: final for name, final in finals.items() if final is not None}
+    if not finals:
+        return "No test accuracy has been recorded yet."
+    name = max(finals, key=finals.__getitem__)
+    who = "Final" if len(runs) == 1 else f"{name} has the best final"
+    return f"{who} test accuracy: {_accuracy(finals[name])} {_after(facts[name])}."
+
+
+def _after(fact: Mapping[str, Any]) -> str:
+    """Returns what a run's final accuracy took, in words."""
+    rounds = fact["final_round"]
+    if rounds == 0:
+        return "before training"
+    spent = [f"{rounds} round{'' if rounds == 1 else 's'}"]
+    if moved := (fact["bytes_up"] or 0) + (fact["bytes_down"] or 0):
+        size = _scale(plots.byte_unit, [moved])
+        spent.append(f"{size.text(moved)} {size.unit} of communication")
+    if seconds := fact["simulated_seconds"]:
+        clock = _scale(plots.time_unit, [seconds])
+        spent.append(f"{clock.text(seconds)} {clock.unit} of simulated time")
+    return "after " + " and ".join(filter(None, [", ".join(spent[:-1]), spent[-1]]))
+
+
+# Configs and environments.
+
+
+class Comparison(NamedTuple):
+    """Settings of several runs, by dotted key."""
+
+    differing: list[tuple[str, list[str]]]
+    """Key and one value a run."""
+    shared: list[tuple[str, str]]
+
+
+def _compare(settings: Sequence[Mapping[str, Any]]) -> Comparison:
+    """Returns what differs and what does not."""
+    flat = [dict(_flatten(one)) for one in settings]
+    out = Comparison([], [])
+    for key in dict.fromkeys(itertools.chain(*flat)):
+        values = [one.get(key, MISSING) for one in flat]
+        if len(set(values)) == 1:
+            out.shared.append((key, values[0]))
+        else:
+            out.differing.append((key, values))
+    return out
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    """Yields dotted key and printed value."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, str):
+            yield f"{prefix}{key}", value
+        else:
+            yield f"{prefix}{key}", json.dumps(value, ensure_ascii=False, default=str)
+
+
+# Warnings.
+
+_SEED = re.compile(r"(^|\.|_)seed$")
+_TEST_SET = re.compile(r"(^|\.|_)(test|dataset)($|\.|_)|^data(\.(name|path|source|split|subset))?$")
+_ROUNDS = re.compile(r"(^|\.)rounds$")
+
+
+def _warnings(runs: Sequence[RunRecord]) -> list[str]:
+    """Returns what a reader must know before comparing the numbers."""
+    out = []
+    for run in runs:
+        out += [f"{run.name}: {fact}" for fact in _troubles(run)]
+    lengths = sorted({run.rows[-1]["round"] for run in runs if run.rows})
+    if len(lengths) > 1:
+        out.append(f"The runs have different lengths: {lengths[0]} to {lengths[-1]} rounds.")
+    for key, values in _compare([run.config for run in runs]).differing:
+        told = f"{key} is {' or '.join(dict.fromkeys(values))}"
+        if _SEED.search(key):
+            out.append(f"The runs differ in their seed, so a part is chance: {told}.")
+        elif _TEST_SET.search(key):
+            out.append(f"The runs may have different test sets: {told}.")
+    return out
+
+
+def _troubles(run: RunRecord) -> Iterable[str]:
+    dropped = [row["round"] for row in run.rows if row.get("dropped")]
+    if dropped:
+        clients = {client for row in run.rows for client in row.get("dropped") or ()}
+        count = summary(run.rows)["dropped"]
+        yield (
+            f"{count} upload{'' if count == 1 else 's'} not finite and left out, "
+            f"of {_listed('client', clients)} in {_listed('round', dropped)}."
+        )
+    for key in dict.fromkeys(key for row in run.rows for key in row):
+        if rounds := [row["round"] for row in run.rows if key in row and row[key] is None]:
+            yield f"{key} was not finite in {_listed('round', rounds)}."
+    planned = {value for key, value in _flatten(run.config) if _ROUNDS.search(key)}
+    done = str(run.rows[-1]["round"] if run.rows else 0)
+    if len(planned) == 1 and done not in planned:
+        yield f"unfinished or cut short, it has {done} of {planned.pop()} rounds."
+
+
+def _listed(noun: str, items: Iterable[int], shown: int = 8) -> str:
+    """Returns "round 3" or "rounds 3, 4 and 2 more"."""
+    items = sorted(items)
+    more = f" and {len(items) - shown} more" if len(items) > shown else ""
+    return f"{noun}{'s'[: len(items) - 1]} {', '.join(map(str, items[:shown]))}{more}"

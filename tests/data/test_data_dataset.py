@@ -1,0 +1,91 @@
+"""Data sets and clients."""
+
+import numpy as np
+import pytest
+
+from fedjax_peft.data import Clients, Dataset
+from fedjax_peft.errors import InputError
+
+
+@pytest.fixture
+def data():
+    columns = {
+        "input_ids": np.arange(12, dtype=np.int32).reshape(6, 2),
+        "labels": np.array([0, 1, 2, 0, 1, 2], np.int32),
+    }
+    return Dataset(columns, ("x", "y", "z"), "toy")
+
+
+def rows(*lists):
+    return tuple(np.array(list_, np.int32) for list_ in lists)
+
+
+def test_length_labels_and_take(data):
+    assert len(data) == 6
+    part = data.take(np.array([4, 0]))
+    assert len(part) == 2
+    assert part.labels.tolist() == [1, 0]
+    assert part.columns["input_ids"].tolist() == [[8, 9], [0, 1]]
+    assert (part.label_names, part.name) == (data.label_names, data.name)
+
+
+def test_unequal_lengths_name_the_column():
+    with pytest.raises(InputError, match=r"'a' has 3 rows, 'b' has 2"):
+        Dataset({"a": np.zeros(3), "b": np.zeros(2)})
+
+
+@pytest.mark.parametrize("bad", [-1, 3])
+def test_label_out_of_range_names_the_row(data, bad):
+    labels = data.labels.copy()
+    labels[4] = bad
+    with pytest.raises(InputError, match=rf"'labels' .*value {bad} in row 4, .* 0 to 2"):
+        Dataset({"labels": labels}, data.label_names)
+
+
+def test_no_columns_and_no_labels():
+    with pytest.raises(InputError, match="no columns"):
+        Dataset({})
+    with pytest.raises(InputError, match="no column 'labels', only a"):
+        _ = Dataset({"a": np.zeros(2)}).labels
+
+
+def test_clients_count_and_sizes(data):
+    clients = Clients(data, rows([0, 2, 4], [], [5]))
+    assert len(clients) == 3
+    assert clients.sizes.tolist() == [3, 0, 1]
+    assert clients.sizes.dtype == np.int32
+
+
+def test_clients_check_their_rows(data):
+    with pytest.raises(InputError, match="Client 2 owns row 6"):
+        Clients(data, rows([0], [], [1, 6]))
+    with pytest.raises(InputError, match="Client 0 owns row -1"):
+        Clients(data, rows([-1], [1]))
+    with pytest.raises(InputError, match="at least one client"):
+        Clients(data, ())
+
+
+def test_holdout_splits_every_list():
+    data = np.zeros(200, np.int32)
+    clients = Clients(data, rows(range(100), [100], [], [150, 140]))
+    train, held = clients.holdout(0.2, seed=1)
+    assert train.sizes.tolist() == [80, 1, 0, 2]
+    assert held.sizes.tolist() == [20, 0, 0, 0]
+    for before, a, b in zip(clients.indices, train.indices, held.indices, strict=True):
+        assert sorted([*a, *b]) == sorted(before)
+    assert train.data is data
+    assert clients.holdout(0.99)[0].sizes.tolist() == [1, 1, 0, 1]
+
+
+def test_holdout_depends_on_seed_and_client_only():
+    clients = Clients(np.zeros(60, np.int32), rows(range(40), range(40, 60)))
+    alone = Clients(clients.data, clients.indices[:1])
+    held = clients.holdout(0.5, seed=3)[1].indices[0]
+    np.testing.assert_array_equal(held, alone.holdout(0.5, seed=3)[1].indices[0])
+    assert held.tolist() != clients.holdout(0.5, seed=4)[1].indices[0].tolist()
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, float("nan")])
+def test_holdout_checks_the_fraction(data, fraction):
+    with pytest.raises(InputError, match="between 0 and 1"):
+        Clients(data, rows([0])).holdout(fraction)

@@ -1,0 +1,292 @@
+"""Data sets by name, from directories, and from a stand-in for the hub."""
+
+import gzip
+import json
+import socket
+import subprocess
+import sys
+
+import datasets
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from fedjax_peft import assets
+from fedjax_peft.data import DATASETS, load_dataset, sources
+from fedjax_peft.errors import InputError
+
+ROWS = [("one", "y"), ("two", "x"), ("three", "y"), ("NA", "z")]
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch, request):
+    """Any look-up of a host fails, so a test that passes has not used the network."""
+    if request.node.get_closest_marker("assets") is None:
+
+        def refuse(*args, **_):
+            raise AssertionError(f"network access: {args}")
+
+        monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = ["[PAD]", "[UNK]", "one", "two", "three", "NA"]
+    vocab = {word: i for i, word in enumerate(words)}
+    backend = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def jsonl(rows, text="text"):
+    return "".join(json.dumps({text: t, "label": y}) + "\n" for t, y in rows).encode()
+
+
+def as_csv(rows):
+    return "".join(f"{t},{y}\n" for t, y in [("text", "label"), *rows]).encode()
+
+
+def write(folder, **files):
+    """Writes files; in a name, ``__`` stands for the dot."""
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_bytes(content)
+    return str(folder)
+
+
+def load(folder, tokenizer, **options):
+    return load_dataset(str(folder), tokenizer=tokenizer, max_length=3, **options)
+
+
+def assert_is_rows(data, rows=ROWS):
+    ids = {"one": 2, "two": 3, "three": 4, "NA": 5}
+    assert data.columns["input_ids"].tolist() == [[ids[text], 0, 0] for text, _ in rows]
+    assert data.label_names == ("x", "y", "z")
+    assert [data.label_names[label] for label in data.labels] == [label for _, label in rows]
+    assert data.labels.dtype == np.int32
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "jsonl.gz", "csv", "csv.gz", "parquet"])
+def test_directories(tmp_path, tokenizer, ending):
+    for split, rows in (("train", ROWS), ("test", ROWS[:2])):
+        path = tmp_path / f"{split}.{ending}"
+        if ending == "parquet":
+            columns = {"text": [t for t, _ in rows], "label": [y for _, y in rows]}
+            datasets.Dataset.from_dict(columns).to_parquet(path)
+        elif ending == "json":
+            path.write_text(json.dumps([{"text": t, "label": y} for t, y in rows]))
+        else:
+            content = as_csv(rows) if ending.startswith("csv") else jsonl(rows)
+            path.write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+    data = load(tmp_path, tokenizer)
+    assert data.keys() == {"train", "test"}
+    assert_is_rows(data["train"])
+    assert_is_rows(data["test"], ROWS[:2])
+    assert {p.name for p in assets.cache_dir().iterdir()} <= {"datasets", "tokens"}
+
+
+def test_formats_mix_and_columns_have_other_names(tmp_path, tokenizer):
+    write(tmp_path, train__csv=as_csv(ROWS), validation__jsonl=jsonl(ROWS, "sentence"))
+    write(tmp_path, README__md=b"not data", other__jsonl=b"not read")
+    assert_is_rows(load(tmp_path, tokenizer)["test"])
+
+
+def test_test_comes_before_validation(tmp_path, tokenizer):
+    write(tmp_path, train__csv=as_csv(ROWS), test__csv=as_csv(ROWS[1:]), validation__csv=b"broken")
+    assert_is_rows(load(tmp_path, tokenizer)["test"], ROWS[1:])
+
+
+def test_odd_directory_names_are_no_patterns(tmp_path, tokenizer):
+    folder = tmp_path / "data[1]*"
+    folder.mkdir()
+    write(folder, train__csv=as_csv(ROWS), test__csv=as_csv(ROWS))
+    assert_is_rows(load(folder, tokenizer)["train"])
+
+
+def test_a_changed_file_is_read_again(tmp_path, tokenizer):
+    write(tmp_path, train__csv=as_csv(ROWS), test__csv=as_csv(ROWS))
+    load(tmp_path, tokenizer)
+    write(tmp_path, test__csv=as_csv(ROWS[2:]))
+    assert_is_rows(load(tmp_path, tokenizer)["test"], ROWS[2:])
+
+
+def test_text_pairs(tmp_path, tokenizer):
+    row = json.dumps({"text": "one", "text_pair": "two three", "label": 0}).encode()
+    write(tmp_path, train__jsonl=row, test__jsonl=row)
+    data = load_dataset(str(tmp_path), tokenizer=tokenizer, max_length=4)["train"]
+    assert data.columns["input_ids"].tolist() == [[2, 3, 4, 0]]
+
+
+def test_whole_number_labels_sort_by_number(tmp_path, tokenizer):
+    write(tmp_path, train__csv=as_csv([("one", 10), ("two", 9)]), test__csv=as_csv([("one", 9)]))
+    data = load(tmp_path, tokenizer)
+    assert data["train"].label_names == data["test"].label_names == ("9", "10")
+    assert data["train"].labels.tolist() == [1, 0]
+    assert data["test"].labels.tolist() == [0]
+
+
+def test_class_labels_keep_their_order(tmp_path, tokenizer):
+    for split, names in (("train", ["z", "a"]), ("test", ["a", "z"])):
+        features = datasets.Features(
+            {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
+        )
+        table = datasets.Dataset.from_dict({"text": ["one"], "label": [0]}, features=features)
+        table.to_parquet(tmp_path / f"{split}.parquet")
+    data = load(tmp_path, tokenizer)
+    assert data["train"].label_names == ("z", "a")
+    assert data["train"].labels.tolist() == [0]
+    assert data["test"].labels.tolist() == [1]
+
+
+def test_subsets_are_seeded_and_nested(tmp_path, tokenizer):
+    rows = [(["one", "two", "three"][i % 3], f"label{i:02d}") for i in range(40)]
+    write(tmp_path, train__jsonl=jsonl(rows), test__jsonl=jsonl(rows))
+
+    def labels(seed, size):
+        data = load(tmp_path, tokenizer, seed=seed, train_examples=size, test_examples=5)
+        assert len(data["test"]) == 5
+        assert len(data["train"].label_names) == 40  # of all rows, not of the subset
+        return data["train"].labels.tolist()
+
+    first = labels(0, 10)
+    assert len(set(first)) == 10
+    assert first == sorted(first) == labels(0, 10)
+    assert first != labels(1, 10)
+    assert set(first) < set(labels(0, 20))
+    assert labels(0, 40) == list(range(40))
+    with pytest.raises(InputError, match=r"train_examples is 41, .* has 40 examples"):
+        labels(0, 41)
+
+
+GOOD = jsonl([("one", "x")])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train__csv", b"", r"train\.csv could not be read"),
+        ("train__csv", b"text,label\n", r"train\.csv could not be read: it has no rows"),
+        ("train__csv", b"text,label\na,x\na,b,c\n", r"train\.csv .* fields in line 3"),
+        ("train__csv", b"text,label\n\xff,x\n", r"train\.csv .*UnicodeDecodeError"),
+        ("train__csv", b"text,label\na,x\nb\n", r"Row 2 of .*train\.csv has the label ''"),
+        ("train__csv", b"text,lable\na,x\n", r"no column 'label', only: text, lable"),
+        ("train__csv", b"body,label\na,x\n", r"no column 'text', only: body, label"),
+        ("train__jsonl", GOOD + b"{broken\n", r"train\.jsonl could not be read"),
+        ("train__jsonl", GOOD + jsonl([(None, "x")]), r"Row 2 of .*train\.jsonl has None in"),
+        ("train__jsonl", GOOD + jsonl([("one", None)]), r"Row 2 of .*train\.jsonl .*label None"),
+        ("train__jsonl", jsonl([("one", 1.5)]), r"Row 1 of .*label 1\.5: neither"),
+        ("train__jsonl__gz", gzip.compress(GOOD)[:-9], r"train\.jsonl\.gz could not be read"),
+        ("train__parquet", b"junk", r"train\.parquet could not be read"),
+        ("test__jsonl", jsonl([("a", "x"), ("b", "new")]), r"Row 2 of .*test\.jsonl .*'new'"),
+        ("test__csv", GOOD, r"several files for one split: test\.csv, test\.jsonl"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, tokenizer, name, content, message):
+    write(tmp_path, test__jsonl=GOOD)
+    if not name.startswith("train"):
+        write(tmp_path, train__jsonl=GOOD)
+    write(tmp_path, **{name: content})
+    with pytest.raises(InputError, match=message):
+        load(tmp_path, tokenizer)
+
+
+def test_missing_splits_and_unknown_names(tmp_path, tokenizer):
+    with pytest.raises(InputError, match=r"split 'train'.*none of these"):
+        load(tmp_path, tokenizer)
+    write(tmp_path, train__jsonl=GOOD)
+    with pytest.raises(InputError, match=r"split 'test'.*It has: train"):
+        load(tmp_path, tokenizer)
+    with pytest.raises(InputError, match="Did you mean '20newsgroups'"):
+        load("20newsgroup", tokenizer)
+    with pytest.raises(InputError, match="no source 'net'"):
+        load("20newsgroups", tokenizer, source="net")
+    with pytest.raises(InputError, match="is a directory"):
+        load(tmp_path, tokenizer, source="hub")
+
+
+TAB = b"Category\tText\nd\tstring\nclass\t\n\n"
+
+
+def test_tab_asset(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(sources, "fetch", lambda name: tmp_path / name)
+    (tmp_path / "20newsgroups").mkdir()
+    train = TAB + b'b\tone "two\na\tthree\n'
+    test = TAB + b"a\tone\n"
+    for split, content in (("train", train), ("test", test)):
+        (tmp_path / "20newsgroups" / f"20newsgroups-{split}.tab").write_bytes(content)
+    data = load("20newsgroups", tokenizer)
+    assert data["train"].label_names == ("a", "b")
+    assert data["train"].labels.tolist() == [1, 0]
+    assert data["train"].columns["input_ids"].tolist() == [[2, 1, 3], [4, 0, 0]]
+    assert data["test"].labels.tolist() == [0]
+
+
+def test_bad_tab_lines_are_named(tmp_path):
+    path = tmp_path / "x.tab"
+    path.write_bytes(TAB + b"a\tone\nb\ttwo\tthree\n")
+    with pytest.raises(InputError, match=r"Line 6 of .*x\.tab has 3 fields"):
+        sources._read_tab(path)
+    path.write_bytes(b"Text\n")
+    with pytest.raises(InputError, match="does not start with"):
+        sources._read_tab(path)
+
+
+def test_hub(tokenizer, monkeypatch):
+    tables = {
+        "train": {"text": ["one", "two"], "label": [1, 0], "label_text": ["b", "a"]},
+        "test": {"text": ["two"], "label": [0], "label_text": ["a"]},
+    }
+
+    def from_hub(path, config, *, split, cache_dir):
+        assert (path, config) == ("SetFit/20_newsgroups", None)
+        assert cache_dir.startswith(str(assets.cache_dir()))
+        return datasets.Dataset.from_dict(tables[split])
+
+    monkeypatch.setattr(datasets, "load_dataset", from_hub)
+    data = load("20newsgroups", tokenizer, source="hub")
+    assert data["train"].label_names == ("a", "b")
+    assert data["train"].labels.tolist() == [1, 0]
+    assert data["test"].labels.tolist() == [0]
+
+
+def test_hub_out_of_reach(tokenizer, monkeypatch):
+    def offline(*_args, **_options):
+        raise ConnectionError("no route") from OSError("cable\nis out")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(InputError, match=r"'SetFit/20_newsgroups' .*hub: OSError: cable is out"):
+        load("20newsgroups", tokenizer, source="hub")
+
+
+def test_registry_is_consistent():
+    for name, entry in DATASETS.items():
+        assert entry.description
+        assert "\n" not in entry.description
+        assert (entry.asset is None) == (entry.read is None)
+        if entry.asset is not None:
+            assert assets.ASSETS[entry.asset].hub == entry.hub, name
+
+
+def test_import_is_light():
+    code = "import sys, fedjax_peft.data; print({'transformers', 'datasets'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.assets
+def test_20newsgroups(tokenizer):
+    data = load("20newsgroups", tokenizer)
+    assert (len(data["train"]), len(data["test"])) == (11_293, 7_528)
+    names = data["train"].label_names
+    assert len(names) == 20
+    assert list(names) == sorted(names)
+    assert (names[0], names[-1]) == ("alt.atheism", "talk.religion.misc")
+    counts = np.bincount(data["train"].labels)
+    assert (counts.min(), counts.max()) == (377, 600)
+    assert np.bincount(data["test"].labels).min() > 0
+    small = load("20newsgroups", tokenizer, train_examples=100, test_examples=50)
+    assert (len(small["train"]), len(small["test"])) == (100, 50)
+    assert small["train"].label_names == names

