@@ -1,3 +1,84 @@
 """Simulate federated parameter-efficient fine-tuning of transformers, many clients at once."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+# The public API, loaded when first used: `import fedjax_peft` stays instant.
+_PUBLIC = {
+    "InputError": "errors",
+    "Model": "models.base",
+    "bind": "models.base",
+    "load_model": "models.hf",
+    "load_tokenizer": "models.hf",
+    "heads": "models",
+    "attach": "peft.base",
+    "lora": "peft.lora",
+    "Clients": "data.dataset",
+    "Dataset": "data.dataset",
+    "load_dataset": "data.sources",
+    "partition": "data",
+    "tasks": "",
+    "aggregators": "",
+    "algorithms": "",
+    "Run": "run.loop",
+    "simulate": "run.loop",
+    "TimeModel": "run.cost",
+    "testing": "",
+    "tree": "",
+    "typing": "",
+}
+__all__ = [
+    "Clients",
+    "Dataset",
+    "InputError",
+    "Model",
+    "Run",
+    "TimeModel",
+    "aggregators",
+    "algorithms",
+    "attach",
+    "bind",
+    "heads",
+    "load_dataset",
+    "load_model",
+    "load_tokenizer",
+    "lora",
+    "partition",
+    "simulate",
+    "tasks",
+    "testing",
+    "tree",
+    "typing",
+]
+
+if TYPE_CHECKING:
+    from fedjax_peft import aggregators, algorithms, tasks, testing, tree, typing
+    from fedjax_peft.data import partition
+    from fedjax_peft.data.dataset import Clients, Dataset
+    from fedjax_peft.data.sources import load_dataset
+    from fedjax_peft.errors import InputError
+    from fedjax_peft.models import heads
+    from fedjax_peft.models.base import Model, bind
+    from fedjax_peft.models.hf import load_model, load_tokenizer
+    from fedjax_peft.peft.base import attach
+    from fedjax_peft.peft.lora import lora
+    from fedjax_peft.run.cost import TimeModel
+    from fedjax_peft.run.loop import Run, simulate
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'fedjax_peft' has no attribute {name!r}")
+    owner = _PUBLIC[name]
+    module = importlib.import_module(f"fedjax_peft.{owner}" if owner else f"fedjax_peft.{name}")
+    if not owner:
+        return module
+    if not hasattr(module, name):  # a submodule of a package
+        return importlib.import_module(f"fedjax_peft.{owner}.{name}")
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

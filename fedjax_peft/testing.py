@@ -1,5 +1,7 @@
 """A tiny model and tiny data, made on the spot: for tests, and to try things without a download."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,9 +9,15 @@ import numpy as np
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import random_model
+from fedjax_peft.models.hf import random_model, save_checkpoint
 
-__all__ = ["TINY_BERT", "tiny_dataset", "tiny_model"]
+__all__ = [
+    "TINY_BERT",
+    "tiny_dataset",
+    "tiny_model",
+    "write_tiny_checkpoint",
+    "write_tiny_texts",
+]
 
 TINY_BERT: dict[str, Any] = {
     "model_type": "bert",
@@ -52,3 +60,48 @@ def tiny_dataset(
         "labels": labels,
     }
     return Dataset(columns, tuple(f"class {i}" for i in range(classes)), "tiny")
+
+
+def write_tiny_checkpoint(directory: str | Path, *, seed: int = 0) -> Path:
+    """Writes a tiny BERT encoder (no head) with a tokenizer, as from Hugging Face.
+
+    The tokenizer knows the words ``w0`` to ``w58`` of :func:`write_tiny_texts`.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    directory = Path(directory)
+    model = tiny_model(seed=seed)
+    save_checkpoint(model.frozen, model.config, directory, ())
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+    words = [*special, *(f"w{i}" for i in range(64 - len(special)))]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    names = dict(zip(("pad", "cls", "sep", "unk", "mask"), special, strict=True))
+    config = {f"{kind}_token": word for kind, word in names.items()}
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def write_tiny_texts(
+    directory: str | Path, *, train: int = 200, test: int = 100, classes: int = 4
+) -> Path:
+    """Writes ``train.jsonl`` and ``test.jsonl`` of :func:`tiny_dataset`'s kind, as text."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    for seed, (split, examples) in enumerate({"train": train, "test": test}.items()):
+        data = tiny_dataset(examples, classes=classes, vocab=58, seed=seed)
+        with (directory / f"{split}.jsonl").open("w") as file:
+            for ids, mask, label in zip(
+                data.columns["input_ids"], data.columns["attention_mask"], data.labels, strict=True
+            ):
+                text = " ".join(f"w{i}" for i in ids[mask])
+                file.write(json.dumps({"text": text, "label": f"class {label}"}) + "\n")
+    return directory

@@ -25,7 +25,7 @@ def objective(
 
 def roles(head: HeadPolicy, *, adapters: Literal["shared", "private"] = "shared") -> Roles:
     """Returns roles for a head policy with all adapters shared, or all private."""
-    by_kind = {"shared": [], "private": [], "fixed": []}
+    by_kind: dict[str, list[str]] = {"shared": [], "private": [], "fixed": []}
     by_kind[adapters].append("^adapter:")
     by_kind["fixed" if head == "frozen" else head].append("^head:")
     return Roles(**{role: tuple(rules) for role, rules in by_kind.items()})

@@ -1,5 +1,7 @@
-"""How many clients to run side by side (``lanes="auto"``). A throughput knob: results do not change
-but for float32 rounding."""
+"""How many clients to run side by side (``lanes="auto"``).
+
+A throughput knob: results do not change but for float32 rounding.
+"""
 
 from collections.abc import Callable
 
@@ -29,12 +31,14 @@ def best_lanes(
       memory_limit: bytes of the device.
       devices: lanes are a multiple of it.
     """
+    most = -(-cohort // devices) * devices
     best, best_speed = devices, 0.0
     lanes = devices
-    while lanes < 2 * max(cohort, devices):
+    while True:
         speed, needed = measure(lanes)
         if needed > 0.9 * memory_limit or speed < 1.05 * best_speed:
-            break
+            return best
         best, best_speed = lanes, speed
-        lanes *= 2
-    return best
+        if lanes == most:
+            return best
+        lanes = min(2 * lanes, most)

@@ -143,4 +143,4 @@ def make_plan(cohort: Cohort, lanes: int, *, time_steps: int, slots: int, batch_
     length[:n] = lengths
     client[:n] = np.where(length[:n] > 0, cohort.client, -1)
     weight[:n] = np.where(length[:n] > 0, cohort.weight, 0)
-    return Plan(np.int32(used), slot, local, examples, client, weight, length)
+    return Plan(np.array(used, np.int32), slot, local, examples, client, weight, length)

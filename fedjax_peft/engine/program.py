@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan
 from fedjax_peft.engine.round import RoundResult, build_round, evaluation
-from fedjax_peft.engine.sharding import replicate, split_lanes
+from fedjax_peft.engine.sharding import replicate, replicated, split_lanes
 from fedjax_peft.typing import Algorithm, ApplyFn, Key, Params, PyTree, Task
 
 __all__ = ["Evaluator", "Program"]
@@ -37,6 +37,8 @@ class Program:
         self._function = jax.jit(
             build_round(algorithm, apply, task, split_lanes(mesh)),
             donate_argnums=(3, 4) if donate else (),
+            # As the next round's inputs are, whatever the compiler would prefer.
+            out_shardings=replicated(mesh),
         )
         self._mesh = mesh
         self._inputs = replicate((frozen, fixed, dict(columns)), mesh)

@@ -6,7 +6,7 @@ A loop over the plan's time steps, whose trip count is a run-time value, over la
     every busy lane takes one local step
     where a client ends, its upload goes into the accumulator and its private state is written back
 
-then the aggregation and the server update. Evaluation is the same loop with steps that only measure.
+then the aggregation and the server update. Evaluation is the same loop with steps that measure.
 """
 
 from collections.abc import Callable
@@ -120,18 +120,21 @@ def _run_clients(
 
     def batch_at(t: jax.Array) -> Params:
         examples = plan.examples[t]
-        batch = {n: jnp.take(x, examples, axis=0, mode="clip") for n, x in columns.items()}
+        # Padding repeats the batch's first example, which is the client's own: a masked row still
+        # takes part in the gradient as 0 * its derivative, and another's data might overflow there.
+        rows = jnp.where(examples < 0, examples[:, :1], examples)
+        batch = {n: jnp.take(x, rows, axis=0, mode="clip") for n, x in columns.items()}
         return constrain({**batch, "mask": examples >= 0})
 
-    def keys_at(t: jax.Array) -> tuple[Key, Key]:
-        clients = jnp.take(plan.client, plan.slot[t], mode="clip")
-        ours = jax.vmap(lambda c: client_key(key, number, c))(clients)
-        # Local steps count from 1; 0 is the client's initialisation.
-        return ours, jax.vmap(jax.random.fold_in)(ours, plan.local[t] + 1)
+    client_keys = jax.vmap(lambda c: client_key(key, number, c))(plan.client)
+
+    def keys_at(t: jax.Array, step: jax.Array) -> Key:
+        return jax.vmap(jax.random.fold_in)(tree.take(client_keys, plan.slot[t]), step)
 
     def begin(t: jax.Array) -> PyTree:
-        keys = jax.vmap(lambda k: jax.random.fold_in(k, 0))(keys_at(t)[0])
         init = over_lanes(lambda p, k: update.init(broadcast, p, k))
+        # Local steps count from 1; 0 is the client's initialisation.
+        keys = keys_at(t, jnp.zeros(lanes, jnp.int32))
         return constrain(init(tree.take(private, plan.slot[t]), keys))
 
     def body(t: jax.Array, carry: _Carry) -> _Carry:
@@ -142,9 +145,10 @@ def _run_clients(
         state = jax.lax.cond(
             jnp.any(first), lambda s: tree.where(first, begin(t), s), lambda s: s, carry.state
         )
-        stepped, metrics = over_lanes(update.step)(state, batch_at(t), keys_at(t)[1])
-        state = constrain(tree.where(live, stepped, state))
-        where = jnp.where(live, slot, slots)
+        stepped, metrics = over_lanes(update.step)(state, batch_at(t), keys_at(t, local + 1))
+        real = jnp.any(plan.examples[t] >= 0, axis=1)  # so is every live lane that engine.plan made
+        state = constrain(tree.where(real, stepped, state))
+        where = jnp.where(real, slot, slots)
         sums = jax.tree.map(lambda s, m: s.at[where].add(m, mode="drop"), carry.sums, metrics)
         acc, kept, finite = jax.lax.cond(
             jnp.any(last),
@@ -167,19 +171,17 @@ def _run_clients(
         return acc, tree.put(kept, where, own), finite
 
     shapes = jax.eval_shape(begin, 0)
-    metric_shapes = jax.eval_shape(over_lanes(update.step), shapes, *_step_args(batch_at, keys_at))
+    metric_shapes = jax.eval_shape(
+        lambda s: over_lanes(update.step)(s, batch_at(0), keys_at(0, plan.local[0]))[1], shapes
+    )
     start = _Carry(
         state=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
         acc=aggregator.zero(broadcast, slots),
         private=private,
-        sums=jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), metric_shapes[1]),
+        sums=jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), metric_shapes),
         finite=jnp.ones(slots, bool),
     )
     return jax.lax.fori_loop(0, plan.steps, body, start)
-
-
-def _step_args(batch_at: Callable, keys_at: Callable) -> tuple[Any, Any]:
-    return jax.eval_shape(batch_at, 0), jax.eval_shape(lambda t: keys_at(t)[1], 0)
 
 
 def _lane_map(lanes: int) -> Callable[[Callable], Callable]:

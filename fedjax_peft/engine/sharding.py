@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import PyTree
 
-__all__ = ["lane_mesh", "replicate", "split_lanes"]
+__all__ = ["lane_mesh", "replicate", "replicated", "split_lanes"]
 
 
 def lane_mesh(devices: int | None = None) -> jax.sharding.Mesh | None:
@@ -35,8 +35,12 @@ def lane_mesh(devices: int | None = None) -> jax.sharding.Mesh | None:
 
 def replicate(tree: PyTree, mesh: jax.sharding.Mesh | None) -> PyTree:
     """Returns the tree on the device, or whole on every device of the mesh."""
-    target = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    return jax.device_put(tree, target)
+    return jax.device_put(tree, replicated(mesh))
+
+
+def replicated(mesh: jax.sharding.Mesh | None) -> NamedSharding | None:
+    """Returns the sharding of what every device holds whole."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
 def split_lanes(mesh: jax.sharding.Mesh | None) -> Callable[[Any], Any] | None:

@@ -128,11 +128,12 @@ def bind(
         return any(name.startswith(h + ".") for h in head)
 
     trained = nnx.Any(AdapterParam, AdapterConst, in_head)
+    # Random state comes first: dropout inside the head is no parameter of it.
     module.train()
-    train_def, *states = nnx.split(module, trained, nnx.RngState, ...)
-    trainable, rng, frozen = states
+    train_def, *states = nnx.split(module, nnx.RngState, trained, ...)
+    rng, trainable, frozen = states
     module.eval()
-    eval_def, *_ = nnx.split(module, trained, nnx.RngState, ...)
+    eval_def, *_ = nnx.split(module, nnx.RngState, trained, ...)
 
     kinds, paths = {}, {}
     values: list[Params] = []

@@ -207,7 +207,5 @@ WEIGHTS: tuple[tuple[str, str, bool], ...] = (
 """(checkpoint name, leaf name, transposed), the first full match counts."""
 IGNORED = (r"cls\..+", r"bert\.embeddings\.position_ids")
 """Tensors that a classifier has no use for."""
-FRESH = (r"classifier\..+", r"bert\.pooler\..+")
-"""Leaves that a checkpoint may lack; they are then initialised and trained."""
-HEAD = ("classifier",)
+HEAD = ("bert.pooler", "classifier")
 LORA_TARGETS = ("query", "value")

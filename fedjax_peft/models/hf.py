@@ -26,7 +26,15 @@ from fedjax_peft.models.heads import Head, classification
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Params
 
-__all__ = ["FAMILIES", "Family", "load_model", "lora_targets", "random_model", "save_checkpoint"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "load_model",
+    "load_tokenizer",
+    "lora_targets",
+    "random_model",
+    "save_checkpoint",
+]
 
 
 class Family(NamedTuple):
@@ -38,8 +46,9 @@ class Family(NamedTuple):
     weights: tuple[tuple[str, str, bool], ...]
     prefix: Mapping[str, str]
     ignored: tuple[str, ...]
-    fresh: tuple[str, ...]
     head: tuple[str, ...]
+    """Modules that are trained whole. A checkpoint may lack them: they are then initialised. The
+    last one has the classes."""
     lora_targets: tuple[str, ...]
     refused: Mapping[str, Any]
     """Config fields that change the maths and are not implemented: name -> the value we have."""
@@ -58,18 +67,16 @@ FAMILIES: dict[str, Family] = {
         bert.WEIGHTS,
         bert.PREFIX,
         bert.IGNORED,
-        bert.FRESH,
         bert.HEAD,
         bert.LORA_TARGETS,
         _BERT_REFUSED,
     ),
     "roberta": Family(
         roberta.RobertaForSequenceClassification,
-        bert.BertConfig,
+        roberta.RobertaConfig,
         roberta.WEIGHTS,
         roberta.PREFIX,
         roberta.IGNORED,
-        roberta.FRESH,
         roberta.HEAD,
         roberta.LORA_TARGETS,
         _BERT_REFUSED,
@@ -110,7 +117,7 @@ def load_model(
     tensors = _Tensors(directory)
     names = {_normalised(key, family): key for key in tensors.names}
     if head is None:
-        held = [n for n in names if any(n.startswith(f"{h}.") for h in family.head)]
+        held = [n for n in names if _inside(n, family.head[-1:])]
         if not held:
             raise InputError(
                 f"The checkpoint {str(name)!r} holds no classification head: say which one to put"
@@ -122,17 +129,29 @@ def load_model(
     values = {leaf: tensors.read(key, transposed) for leaf, (key, transposed) in plan.items()}
     missing = {leaf: shape for leaf, shape in shapes.items() if leaf not in values}
     values |= initialise(missing, config.initializer_range, seed)
-    trained_head = _head_paths(family, missing)
     return _bound(
         values,
         abstract,
-        head=trained_head,
+        head=family.head,
         name=str(name),
         config=raw,
         tokenizer=_tokenizer(directory),
         labels=head.labels,
         dtype=jnp.dtype(dtype),
     )
+
+
+def load_tokenizer(name: str | Path, *, source: Literal["auto", "hub"] = "auto") -> Any:
+    """Returns the tokenizer of what :func:`load_model` would load.
+
+    Raises:
+      InputError: no such model, or one without a tokenizer.
+    """
+    directory = _directory(name, source)
+    tokenizer = _tokenizer(directory)
+    if tokenizer is None:
+        raise InputError(f"{directory} holds no tokenizer (tokenizer.json).")
+    return tokenizer
 
 
 def random_model(
@@ -149,7 +168,7 @@ def random_model(
     return _bound(
         initialise(shapes, parsed.initializer_range, seed),
         abstract,
-        head=_head_paths(family, shapes),
+        head=family.head,
         name=f"random {config['model_type']}",
         config=dict(config),
         labels=head.labels,
@@ -190,6 +209,11 @@ def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[
             raise InputError(
                 f"The model config has {field} = {value!r}; it must be of type"
                 f" {' or '.join(t.__name__ for t in expected)}."
+            )
+        least = 0 if field == "pad_token_id" else 1
+        if expected == (int,) and value < least:
+            raise InputError(
+                f"The model config has {field} = {value}; it must be at least {least}."
             )
     if dropout is not None:
         if not 0 <= dropout < 1:
@@ -295,7 +319,8 @@ class _Tensors:
             if not isinstance(weight_map, dict):
                 raise InputError(f"{index} has no weight_map.")
             # Only plain names: a hostile index must not lead out of the directory.
-            files = [directory / Path(name).name for name in sorted(set(weight_map.values()))]
+            shards = {Path(str(name)).name for name in weight_map.values()}
+            files = [directory / name for name in sorted(shards)]
         elif pickles := sorted(p.name for p in directory.glob("*.bin")):
             raise InputError(
                 f"{directory} holds its weights only as pickle ({pickles[0]}), which can run any"
@@ -331,19 +356,29 @@ def _normalised(key: str, family: Family) -> str:
     return key
 
 
+def _leaf(normal: str, family: Family) -> tuple[str, bool]:
+    """Returns the leaf that a tensor fills, and whether the tensor is stored transposed."""
+    for pattern, template, transposed in family.weights:
+        if match := re.fullmatch(pattern, normal):
+            return match.expand(template), transposed
+    return normal, False
+
+
 def _config_labels(raw: Mapping[str, Any]) -> list[str] | int:
     names = raw.get("id2label")
-    if isinstance(names, dict) and names:
-        return [str(names[k]) for k in sorted(names, key=int)]
-    return int(raw.get("num_labels", 2))
+    try:
+        if isinstance(names, dict) and names:
+            return [str(names[k]) for k in sorted(names, key=int)]
+        return int(raw.get("num_labels", 2))  # 2 is not written
+    except (TypeError, ValueError):
+        raise InputError(
+            "The model config's id2label must map class numbers to names, and its num_labels must"
+            " be a number."
+        ) from None
 
 
-def _head_paths(family: Family, missing: Mapping[str, Any]) -> tuple[str, ...]:
-    """The head, and every module that the checkpoint lacks: a random frozen pooler is no use."""
-    lacking = {leaf.rpartition(".")[0] for leaf in missing}
-    inside = {m for m in lacking if any(m == h or m.startswith(f"{h}.") for h in family.head)}
-    extra = {m for m in lacking - inside if any(re.fullmatch(p, f"{m}.x") for p in family.fresh)}
-    return (*family.head, *sorted(extra))
+def _inside(leaf: str, modules: tuple[str, ...]) -> bool:
+    return any(leaf.startswith(f"{module}.") for module in modules)
 
 
 def _abstract(
@@ -366,15 +401,10 @@ def _match(
     plan: dict[str, tuple[str, bool]] = {}
     problems = []
     for normal, key in names.items():
-        is_head = any(normal.startswith(f"{h}.") for h in family.head)
+        is_head = _inside(normal, family.head[-1:])
         if (head.fresh and is_head) or any(re.fullmatch(p, normal) for p in family.ignored):
             continue
-        for pattern, template, transposed in family.weights:
-            if match := re.fullmatch(pattern, normal):
-                leaf = match.expand(template)
-                break
-        else:
-            leaf, transposed = normal, False
+        leaf, transposed = _leaf(normal, family)
         shape = tensors.names[key][1]
         ours = shapes.get(leaf)
         if ours is None:
@@ -387,9 +417,11 @@ def _match(
             plan[leaf] = (key, transposed)
             continue
         plan.setdefault(leaf, (key, transposed))
-    for leaf in shapes:
-        if leaf not in plan and not any(re.fullmatch(p, leaf) for p in family.fresh):
-            problems.append(f"{source_name(leaf, family)[0]} {list(shapes[leaf])} is missing")
+    problems += [
+        f"{source_name(leaf, family)[0]} {list(shapes[leaf])} is missing"
+        for leaf in shapes
+        if leaf not in plan and not _inside(leaf, family.head)
+    ]
     if problems:
         raise InputError(
             f"The weights of {name!r} do not fit its config"

@@ -1,5 +1,6 @@
 """RoBERTa: BERT's encoder with its own position numbering and classification head."""
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +12,15 @@ from fedjax_peft.models.bert import WEIGHTS, BertConfig, BertEncoderModel, linea
 from fedjax_peft.models.layers import Dropout
 from fedjax_peft.typing import Batch, Outputs
 
-__all__ = ["RobertaForSequenceClassification"]
+__all__ = ["RobertaConfig", "RobertaForSequenceClassification"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RobertaConfig(BertConfig):
+    """BERT's fields with RoBERTa's defaults."""
+
+    vocab_size: int = 50265
+    pad_token_id: int = 1
 
 
 class RobertaModel(BertEncoderModel):
@@ -52,7 +61,6 @@ class RobertaForSequenceClassification(nnx.Module):
 
 PREFIX = {r"^(embeddings|encoder|pooler)\.": r"roberta.\1."}
 IGNORED = (r"lm_head\..+", r"roberta\.pooler\..+", r"roberta\.embeddings\.position_ids")
-FRESH = (r"classifier\..+",)
 HEAD = ("classifier",)
 LORA_TARGETS = bert.LORA_TARGETS
 __all__ += ["WEIGHTS"]

@@ -25,8 +25,10 @@ class Method(NamedTuple):
     name: str
     options: Mapping[str, Any]
     """What it was made with; recorded in runs and exports."""
-    attach: Callable[[nnx.Module, Targets, Key], nnx.Module]
-    """(module, default targets, key) -> the adapted module (changed in place and returned)."""
+    attach: Callable[[nnx.Module, Targets, Key, Sequence[str]], nnx.Module]
+    """(module, default targets, key, head) -> the adapted module (changed in place and returned).
+
+    Nothing inside the ``head``'s module paths is adapted: a head is trained whole."""
     start_shapes_frozen: bool = False
     """The frozen tree depends on the adapters' initial values, so clients need those too."""
 
@@ -46,7 +48,8 @@ def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
         raise InputError(f"The model already has {model.method.name!r} attached.")
     from fedjax_peft.models.hf import lora_targets  # a leaf import: hf knows the families
 
-    module = attach_module(model.module(), method, lora_targets(model.config), seed=seed)
+    defaults = lora_targets(model.config)
+    module = attach_module(model.module(), method, defaults, head=model.head, seed=seed)
     return bind(
         module,
         head=model.head,
@@ -61,22 +64,35 @@ def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
 
 
 def attach_module(
-    module: nnx.Module, method: Method, default_targets: Targets = None, *, seed: int = 0
+    module: nnx.Module,
+    method: Method,
+    default_targets: Targets = None,
+    *,
+    head: Sequence[str] = (),
+    seed: int = 0,
 ) -> nnx.Module:
     """Attaches a method to any NNX module, in place, and returns the module."""
-    return method.attach(module, default_targets, stream(seed, "adapter"))
+    return method.attach(module, default_targets, stream(seed, "adapter"), head)
 
 
-def find(module: nnx.Module, targets: Targets, kinds: type | tuple[type, ...]) -> dict[str, Any]:
+def find(
+    module: nnx.Module,
+    targets: Targets,
+    kinds: type | tuple[type, ...],
+    head: Sequence[str] = (),
+) -> dict[str, Any]:
     """Returns the submodules of the given kinds that the rule names: path -> submodule.
+
+    As in Hugging Face PEFT, what lies inside the ``head`` (module paths) is left out.
 
     Raises:
       InputError: no rule, or a rule that matches nothing; the closest names are listed.
     """
-    candidates = dict(_named(module, kinds))
-    if targets is None:
+    inside = tuple(f"{path}." for path in head)
+    candidates = {p: m for p, m in _named(module, kinds) if not f"{p}.".startswith(inside)}
+    if not targets:
         raise InputError(
-            "This model family has no default targets: name the submodules to adapt,"
+            "No submodule to adapt is named, and this model has no default ones: pass"
             f" targets=[...]. {nearest('', _suffixes(candidates))}"
         )
     found: dict[str, Any] = {}

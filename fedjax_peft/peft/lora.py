@@ -20,7 +20,7 @@ from fedjax_peft.peft.base import Method, Targets, find, replace_module
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Key
 
-__all__ = ["LoRALinear", "lora"]
+__all__ = ["LoRALinear", "lora", "scaling"]
 
 
 class LoRALinear(nnx.Module):
@@ -77,13 +77,17 @@ def lora(
         raise InputError(f"alpha = {alpha} must be positive.")
     if not 0 <= dropout < 1:
         raise InputError(f"LoRA dropout = {dropout} is not in [0, 1).")
+    if init not in ("kaiming", "gaussian", "svd"):
+        raise InputError(f"init = {init!r} is not one of kaiming, gaussian, svd.")
     alpha = float(rank if alpha is None else alpha)
-    scale = alpha / (math.sqrt(rank) if rslora else rank)
+    scale = scaling(rank, alpha, rslora)
     chosen: Targets = targets if targets is None or isinstance(targets, str) else tuple(targets)
 
-    def attach(module: nnx.Module, default_targets: Targets, key: Key) -> nnx.Module:
+    def attach(
+        module: nnx.Module, default_targets: Targets, key: Key, head: Sequence[str]
+    ) -> nnx.Module:
         where = default_targets if chosen is None else chosen
-        sites = find(module, where, (nnx.Linear, LoRALinear))
+        sites = find(module, where, (nnx.Linear, LoRALinear), head)
         for path, site in sites.items():
             if isinstance(site, LoRALinear) or ".base" in path:
                 raise InputError(f"The submodule {path!r} already has LoRA attached.")
@@ -112,6 +116,11 @@ def lora(
         "rslora": rslora,
     }
     return Method("lora", options, attach, start_shapes_frozen=init == "svd")
+
+
+def scaling(rank: int, alpha: float, rslora: bool) -> float:
+    """Returns LoRA's scale s."""
+    return alpha / (math.sqrt(rank) if rslora else rank)
 
 
 def principal_factors(
@@ -153,8 +162,6 @@ def _random(init: str, shape: tuple[int, int], rank: int, key: Key) -> tuple[jax
     if init == "kaiming":
         bound = 1 / math.sqrt(n_in)
         a = jax.random.uniform(key, (n_in, rank), minval=-bound, maxval=bound)
-    elif init == "gaussian":
-        a = jax.random.normal(key, (n_in, rank)) / rank
     else:
-        raise InputError(f"init = {init!r} is not one of kaiming, gaussian, svd.")
+        a = jax.random.normal(key, (n_in, rank)) / rank
     return a, jnp.zeros((rank, n_out))

@@ -13,6 +13,7 @@ __all__ = ["Checkpoints"]
 
 # Orbax reports every step at INFO through absl; a progress display should not compete with it.
 logging.getLogger("absl").setLevel(logging.WARNING)
+_log = logging.getLogger(__name__)
 
 
 class Checkpoints:
@@ -34,30 +35,42 @@ class Checkpoints:
             self._manager.save(number, args=ocp.args.StandardSave(state))
             self._manager.wait_until_finished()
 
-    def restore(self, like: PyTree) -> tuple[int, PyTree] | None:
-        """Returns (round, state) of the newest checkpoint, None if there is none.
+    def restore(self, like: PyTree, last: int) -> tuple[int, PyTree] | None:
+        """Returns (round, state) of the newest checkpoint that can be read, None if there is none.
+
+        Newer ones, which cannot be read, are removed: orbax saves nothing below its newest round.
 
         Args:
           like: a state of the same structure and shapes.
+          last: the last round whose metrics are known; a checkpoint after it is of no use.
 
         Raises:
-          InputError: a checkpoint that does not fit or cannot be read.
+          InputError: there are checkpoints, but none fits or can be read.
         """
-        if self.latest is None:
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        if not steps:
             return None
         abstract = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like
         )
-        try:
-            return self.latest, self._manager.restore(
-                self.latest, args=ocp.args.StandardRestore(abstract)
-            )
-        except Exception as error:  # orbax raises many kinds
-            reason = str(error).strip().splitlines()[0]
-            raise InputError(
-                f"The checkpoint of round {self.latest} in {self._manager.directory} cannot be"
-                f" restored: {reason}"
-            ) from error
+        reasons = []
+        for number in steps:
+            try:
+                if number > last:
+                    raise ValueError(f"the metrics end at round {last}")
+                state = self._manager.restore(number, args=ocp.args.StandardRestore(abstract))
+            except Exception as error:  # orbax raises many kinds
+                reason = (str(error).strip() or repr(error)).splitlines()[0]
+                reasons.append(f"round {number}: {reason}")
+                continue
+            for newer in steps[: steps.index(number)]:
+                self._manager.delete(newer)
+            if reasons:
+                _log.warning("Resumed from round %d; checkpoints skipped: %s", number, reasons)
+            return number, state
+        raise InputError(
+            f"No checkpoint in {self._manager.directory} can be restored: {'; '.join(reasons)}"
+        )
 
     def close(self) -> None:
         """Releases orbax's threads."""

@@ -25,7 +25,8 @@ def traffic(model: Model, names: Mapping[str, Sequence[str]]) -> Traffic:
     """Returns a client's traffic; ``names`` are the leaves by role (``tree.assign_roles``)."""
     shared = tree.nbytes(tree.select(model.trainable, names["shared"]))
     first = 0
-    if model.method is not None and model.method.start_shapes_frozen:
+    # Where nothing is shared, nobody talks to a server.
+    if shared and model.method is not None and model.method.start_shapes_frozen:
         adapters = [n for n, kind in model.kinds.items() if kind == "adapter"]
         first = tree.nbytes(tree.select(model.trainable, adapters))
     return Traffic(up=shared, down=shared, first=first)

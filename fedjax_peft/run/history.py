@@ -134,10 +134,11 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Returns:
         ``rounds`` (the last one), ``final_accuracy`` and ``final_round``, ``best_accuracy`` and
         ``best_round`` (test set, fractions; the first round on a tie), ``bytes_up``,
-        ``bytes_down``, ``simulated_seconds`` and ``wall_seconds`` (totals), ``client_rounds`` (how
-        many times a client took part), ``dropped`` (uploads), ``slot_utilisation``,
-        ``aggregation_error`` and ``aggregation_error_relative`` (means over rounds), and the last
-        ``client_accuracy_mean``, ``_std`` and ``_worst``.
+        ``bytes_down``, ``simulated_seconds`` and ``wall_seconds`` (totals; wall time adds up all
+        entries of a row's ``time``), ``client_rounds`` (how many times a client took part),
+        ``dropped`` (uploads), ``slot_utilisation``, ``aggregation_error`` and
+        ``aggregation_error_relative`` (means over rounds), and the last ``client_accuracy_mean``,
+        ``client_accuracy_std`` and ``client_accuracy_worst``.
     """
     rounds, accuracies = series(rows, "round", "test_accuracy")
     best = max(range(len(rounds)), key=accuracies.__getitem__, default=None)

@@ -26,7 +26,7 @@ from fedjax_peft.run.cost import TimeModel, Traffic, traffic
 from fedjax_peft.run.record import Record, Row
 from fedjax_peft.typing import Algorithm, Params, PyTree, Task
 
-__all__ = ["Run", "simulate"]
+__all__ = ["Run", "choose_lanes", "simulate"]
 
 Lanes = int | Literal["auto"]
 
@@ -137,13 +137,24 @@ def simulate(
       InputError: settings that contradict each other or the data, an ``out`` that holds a run (and
         not ``resume``), or with ``nonfinite="raise"`` an upload that is not finite.
     """
-    _check(clients, rounds, clients_per_round, batch_size, epochs, local_steps, lanes, eval_every)
-    _check_labels(model, clients.data, test)
+    counts = {
+        "rounds": rounds,
+        "clients_per_round": clients_per_round,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "local_steps": 1 if local_steps is None else local_steps,
+        "lanes": 1 if lanes == "auto" else lanes,
+        "eval_every": eval_every,
+        "eval_batch_size": eval_batch_size,
+        "test_clients": test_clients,
+        "checkpoint_every": checkpoint_every,
+    }
+    _check(clients, counts, seed, nonfinite)
+    _check_data(model, clients, test, client_test)
     names = tree.assign_roles(model.kinds, algorithm.roles)
     schedule = Schedule(clients.indices, clients_per_round, batch_size, epochs, local_steps, seed)
     mesh = lane_mesh(devices)
-    about = config or {"algorithm": algorithm.name, "rounds": rounds, "seed": seed}
-    record = Record.open(out, resume, about, on_round)
+    _check_lanes(lanes, mesh)
 
     def start() -> tuple[PyTree, PyTree]:
         # Copies: the round program donates its state, and the model's arrays must survive.
@@ -151,6 +162,9 @@ def simulate(
         private = tree.broadcast(tree.select(model.trainable, names["private"]), len(clients))
         return replicate((algorithm.server.init(shared), private), mesh)
 
+    server, store = start()
+    # What the aggregator cannot combine is said now, before there is a run directory.
+    jax.eval_shape(lambda s: algorithm.aggregator.zero(algorithm.server.broadcast(s), 1), server)
     frozen, fixed, columns = replicate(
         (
             model.compute_frozen(),
@@ -166,74 +180,90 @@ def simulate(
     def program() -> Program:
         return Program(*common, columns, key, mesh)
 
-    if resume and record.rows and "lanes" in record.rows[-1]:
-        lanes = record.rows[-1]["lanes"]  # "auto" may choose otherwise on another day
-    lanes = _lanes(lanes, schedule, rounds, start, program, mesh, frozen)
-    time_steps = schedule.time_steps(rounds, lanes)
-    run_round = program()
-
     def evaluator(data: Dataset, members: list[tuple[int, np.ndarray]]) -> Evaluator:
-        held = replicate(dict(data.columns), mesh)
+        held = columns if data is clients.data else replicate(dict(data.columns), mesh)
         return Evaluator(*common, held, key, mesh, members=members, batch_size=eval_batch_size)
 
     evaluators = {}
     if test is not None:
         everything = np.arange(len(test), dtype=np.int32)
-        chosen = [0]
         if names["private"]:
             order = host_rng(seed, "test clients").permutation(len(clients))
-            chosen = sorted(order[:test_clients].tolist())
-        evaluators["test"] = evaluator(test, [(c, everything) for c in chosen])
+            members = [(c, everything) for c in sorted(order[:test_clients].tolist())]
+        else:
+            # One model for all, here in the guise of client 0: the devices share the examples.
+            parts = np.array_split(everything, 1 if mesh is None else mesh.size)
+            members = [(0, part) for part in parts]
+        evaluators["test"] = evaluator(test, members)
     if client_test is not None:
         owners = [(c, rows) for c, rows in enumerate(client_test.indices) if len(rows)]
         evaluators["client"] = evaluator(client_test.data, owners)
 
-    def evaluate(server: PyTree, store: PyTree) -> Row:
-        return _evaluate(evaluators, server, store)
-
-    server, store = start()
-    saved = record.checkpoints.restore((server, store)) if record.checkpoints else None
-    if saved is not None:
-        done, (server, store) = saved
-        record.rewind(done)
-    else:
-        record.rewind(None)
-        done = 0
-        began = time.perf_counter()
-        row = {"round": 0, **evaluate(server, store), "bytes_up": 0, "bytes_down": 0}
-        spent = {"eval_s": time.perf_counter() - began}
-        record.add({**row, "simulated_seconds": 0.0, "time": spent})
-    cost = traffic(model, names)
-    seen = {c for number in range(1, done + 1) for c in schedule.members(number)}
-    plan = schedule.plan(done + 1, lanes, time_steps)
-    for number in range(done + 1, rounds + 1):
-        began = time.perf_counter()
-        result = run_round(server, store, plan, number)
-        # The next plan is made while the device computes.
-        ahead = schedule.plan(number + 1, lanes, time_steps) if number < rounds else plan
-        row = _row(number, plan, result)
-        spent = {"train_s": time.perf_counter() - began}
-        if nonfinite == "raise" and row["dropped"]:
-            raise InputError(
-                f"In round {number} the uploads of the clients {row['dropped']} were not finite."
-            )
-        server, store = result.server, result.private
-        row |= _cost(number, plan, cost, seen, time_model or TimeModel())
-        if number % eval_every == 0 or number == rounds:
+    about = config or {
+        "algorithm": algorithm.name,
+        "rounds": rounds,
+        "clients": len(clients),
+        "clients_per_round": clients_per_round,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "local_steps": local_steps,
+        "seed": seed,
+    }
+    with Record.open(out, resume, about, on_round) as record:
+        saved = None
+        if record.checkpoints:
+            last = record.rows[-1]["round"] if record.rows else -1
+            saved = record.checkpoints.restore((server, store), last)
+        record.rewind(saved[0] if saved else None)
+        if saved is None:
+            done = 0
             began = time.perf_counter()
-            row |= evaluate(server, store)
-            spent["eval_s"] = time.perf_counter() - began
-        if number == done + 1:
-            spent["compile_s"] = run_round.compile_seconds
-            spent["train_s"] -= run_round.compile_seconds
-        record.add({**row, "time": spent})
-        if record.checkpoints and (number % checkpoint_every == 0 or number == rounds):
-            # After its row: a resumed run makes the rows after its checkpoint again.
-            record.checkpoints.save(number, (server, store))
-        plan = ahead
-    record.close()
-    params = {**model.trainable, **algorithm.server.broadcast(server)}
+            row = {"round": 0, **_evaluate(evaluators, server, store)}
+            row |= {"bytes_up": 0, "bytes_down": 0, "simulated_seconds": 0.0}
+            record.add({**row, "time": {"eval_s": time.perf_counter() - began}})
+        else:
+            done, (server, store) = saved
+        if lanes == "auto":  # it may choose otherwise on another day
+            lanes = record.rows[-1].get("lanes", lanes)
+        lanes = choose_lanes(lanes, schedule, rounds, start, program, mesh, frozen)
+        time_steps = schedule.time_steps(rounds, lanes)
+        run_round = program()
+        cost = traffic(model, names)
+        seen = {c for number in range(1, done + 1) for c in schedule.members(number)}
+        plan = schedule.plan(min(done + 1, rounds), lanes, time_steps)
+        for number in range(done + 1, rounds + 1):
+            began = time.perf_counter()
+            result = run_round(server, store, plan, number)
+            # The next plan is made while the device computes.
+            ahead = schedule.plan(min(number + 1, rounds), lanes, time_steps)
+            row = _row(number, plan, result)
+            spent = {"train_s": time.perf_counter() - began}
+            if nonfinite == "raise" and row["dropped"]:
+                raise InputError(
+                    f"In round {number} the uploads of the clients {row['dropped']} were not"
+                    " finite."
+                )
+            server, store = result.server, result.private
+            row |= _cost(number, plan, cost, seen, time_model or TimeModel())
+            if number % eval_every == 0 or number == rounds:
+                began = time.perf_counter()
+                row |= _evaluate(evaluators, server, store)
+                spent["eval_s"] = time.perf_counter() - began
+            if number == done + 1:
+                spent["compile_s"] = run_round.compile_seconds
+                spent["train_s"] -= run_round.compile_seconds
+            record.add({**row, "time": spent})
+            if record.checkpoints and (number % checkpoint_every == 0 or number == rounds):
+                record.save_params(_global(model, algorithm, server), model.labels)
+                # After its row: a resumed run makes the rows after its checkpoint again.
+                record.checkpoints.save(number, (server, store))
+            plan = ahead
+    params = _global(model, algorithm, server)
     return Run(model, algorithm, params, store, record.rows, record.out)
+
+
+def _global(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
+    return {**model.trainable, **algorithm.server.broadcast(server)}
 
 
 def _evaluate(evaluators: Mapping[str, Evaluator], server: PyTree, store: PyTree) -> Row:
@@ -266,7 +296,7 @@ def _row(number: int, plan: Plan, result: RoundResult) -> Row:
     row["lanes"] = plan.lanes
     row["slot_utilisation"] = plan.slot_utilisation
     row["padded_utilisation"] = plan.padded_utilisation
-    layers = {}
+    layers: dict[str, dict[str, float | None]] = {}
     for name, value in aggregation.items():
         kind, _, path = name.partition("/")
         if path:
@@ -290,7 +320,12 @@ def _cost(number: int, plan: Plan, cost: Traffic, seen: set[int], model: TimeMod
     return {"bytes_up": up, "bytes_down": down, "simulated_seconds": slowest}
 
 
-def _lanes(
+def _check_lanes(lanes: Lanes, mesh: Any) -> None:
+    if mesh is not None and lanes != "auto" and lanes % mesh.size:
+        raise InputError(f"lanes = {lanes} is not a multiple of {mesh.size} devices.")
+
+
+def choose_lanes(
     lanes: Lanes,
     schedule: Schedule,
     rounds: int,
@@ -303,8 +338,7 @@ def _lanes(
     devices = 1 if mesh is None else mesh.size
     most = -(-schedule.per_round // devices) * devices
     if lanes != "auto":
-        if lanes % devices:
-            raise InputError(f"lanes = {lanes} is not a multiple of {devices} devices.")
+        _check_lanes(lanes, mesh)
         return min(lanes, most)
     device = jax.devices()[0]
     if device.platform == "cpu":
@@ -320,9 +354,9 @@ def _lanes(
         jax.block_until_ready(run(*start(), plan, 1))
         seconds = []
         for _ in range(3):
-            state = jax.block_until_ready(start())
+            server, store = jax.block_until_ready(start())
             began = time.perf_counter()
-            jax.block_until_ready(run(*state, plan, 1))
+            jax.block_until_ready(run(server, store, plan, 1))
             seconds.append(time.perf_counter() - began)
         return live / min(seconds), run.peak_bytes
 
@@ -334,36 +368,37 @@ def _number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _check(
-    clients: Clients,
-    rounds: int,
-    per_round: int,
-    batch_size: int,
-    epochs: int,
-    local_steps: int | None,
-    lanes: Lanes,
-    eval_every: int,
-) -> None:
-    counts = {
-        "rounds": rounds,
-        "clients_per_round": per_round,
-        "batch_size": batch_size,
-        "epochs": epochs,
-        "local_steps": 1 if local_steps is None else local_steps,
-        "lanes": 1 if lanes == "auto" else lanes,
-        "eval_every": eval_every,
-    }
+def _check(clients: Clients, counts: Mapping[str, int], seed: int, nonfinite: str) -> None:
     for name, value in counts.items():
         if not isinstance(value, int) or value < 1:
             raise InputError(f"{name} = {value!r} must be a positive whole number.")
+    per_round = counts["clients_per_round"]
     if per_round > len(clients):
         raise InputError(
             f"clients_per_round = {per_round} is more than the {len(clients)} clients there are."
         )
+    if not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed = {seed!r} must be a whole number from 0 up.")
+    if nonfinite not in ("drop", "raise"):
+        raise InputError(f"nonfinite = {nonfinite!r} is neither 'drop' nor 'raise'.")
 
 
-def _check_labels(model: Model, train: Dataset, test: Dataset | None) -> None:
-    for name, data in {"training": train, "test": test}.items():
+def _check_data(
+    model: Model, clients: Clients, test: Dataset | None, client_test: Clients | None
+) -> None:
+    if not clients.sizes.any():
+        raise InputError("No client has an example to train on.")
+    if test is not None and not len(test):
+        raise InputError("The test data have no examples.")
+    if client_test is not None:
+        if len(client_test) != len(clients):
+            raise InputError(
+                f"client_test is of {len(client_test)} clients, but there are {len(clients)}."
+            )
+        if not client_test.sizes.any():
+            raise InputError("client_test gives no client an example to be tested on.")
+    tested = None if client_test is None else client_test.data
+    for name, data in {"training": clients.data, "test": test, "client_test": tested}.items():
         if data is None or "labels" not in data.columns or not model.labels:
             continue
         highest = int(data.labels.max(initial=0))

@@ -5,21 +5,26 @@ import platform
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
+import numpy as np
+import safetensors.numpy
 import tomli_w
+from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.run import history
 from fedjax_peft.run.checkpoint import Checkpoints
+from fedjax_peft.typing import Params
 
-__all__ = ["Record", "environment", "write_config"]
+__all__ = ["Record", "environment", "read_config", "read_params", "remove_run", "write_config"]
 
 Row = dict[str, Any]
+_PARAMS = "params.safetensors"
 _PACKAGES = ("fedjax_peft", "jax", "jaxlib", "flax", "optax", "transformers", "numpy")
 
 
@@ -69,8 +74,17 @@ class Record:
         write_config(config_file, config)
         record = cls(out, on_round)
         record.checkpoints = Checkpoints(out / "checkpoints")
-        record.rows = history.read_metrics(out / "metrics.jsonl") if resume else []
+        if (out / "metrics.jsonl").exists():
+            record.rows = history.read_metrics(out / "metrics.jsonl")
         return record
+
+    def __enter__(self) -> Self:
+        """Returns the record; it is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the record."""
+        self.close()
 
     def rewind(self, number: int | None) -> None:
         """Forgets every row after round ``number`` (all rows if None): they will be made again."""
@@ -97,6 +111,13 @@ class Record:
         if self._on_round is not None:
             self._on_round(row)
 
+    def save_params(self, params: Params, labels: Sequence[str]) -> None:
+        """Writes the global model's trainable leaves, so that others can read them plainly."""
+        assert self.out is not None
+        arrays = {name: np.asarray(value) for name, value in params.items()}
+        metadata = {"labels": json.dumps(list(labels))}
+        history.replace_file(self.out / _PARAMS, safetensors.numpy.save(arrays, metadata))
+
     def close(self) -> None:
         """Flushes and closes what is open."""
         if self._tensorboard is not None:
@@ -122,6 +143,41 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
     history.replace_file(path, tomli_w.dumps(_without_none(config)).encode())
 
 
+def read_config(directory: Path) -> dict[str, Any]:
+    """Returns the config of a run directory.
+
+    Raises:
+      InputError: no run, or a damaged one.
+    """
+    path = directory / "config.toml"
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError:
+        raise InputError(f"{directory} is not a run directory: it has no config.toml.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}.") from None
+
+
+def read_params(directory: Path) -> tuple[Params, tuple[str, ...]]:
+    """Returns the global model's trainable leaves and label names.
+
+    Raises:
+      InputError: a run without a checkpoint yet, or a damaged file.
+    """
+    path = directory / _PARAMS
+    if not path.exists():
+        raise InputError(
+            f"{directory} has no {_PARAMS} yet: the run has not reached its first checkpoint."
+            " Continue it with --resume."
+        )
+    try:
+        with safe_open(path, framework="flax") as file:
+            names = json.loads(file.metadata()["labels"])
+            return {key: file.get_tensor(key) for key in file.keys()}, tuple(names)  # noqa: SIM118
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged: {error}.") from None
+
+
 def remove_run(out: Path) -> None:
     """Removes a run directory, and nothing that is not one.
 
@@ -144,10 +200,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _check_same(path: Path, config: Mapping[str, Any]) -> None:
-    try:
-        before = _flat(tomllib.loads(path.read_text()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid TOML: {error}.") from None
+    before = _flat(read_config(path.parent))
     now = _flat(_without_none(config))
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
     if "rounds" in changed and now.get("rounds", 0) > before.get("rounds", 0):

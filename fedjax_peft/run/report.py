@@ -94,13 +94,16 @@ def write_report(runs: Sequence[RunRecord], out_dir: str | os.PathLike[str]) -> 
         The path of ``report.html``.
 
     Raises:
-        InputError: if there are no runs.
+        InputError: if there are no runs, or ``out_dir`` cannot be made.
     """
     if not runs:
         raise InputError("A report needs at least one run.")
     runs = _distinct(runs)
     out = Path(out_dir)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"The report cannot be written to {out}: {error.strerror}.") from error
     figures = []
     for x, file, against in FIGURES:
         figure = plots.curves({run.name: run.rows for run in runs}, x)
@@ -303,9 +306,9 @@ def _digits(value: float) -> str:
         return f"{value:,.0f}"
     if value >= 10:
         return f"{value:.1f}"
-    if value >= 0.1 or value == 0:
-        return f"{value:.2f}" if value else "0"
-    return f"{value:.3f}" if value >= 0.001 else "<0.001"
+    if value >= 0.1:
+        return f"{value:.2f}"
+    return "0" if value == 0 else f"{value:.3f}" if value >= 0.001 else "<0.001"
 
 
 def _percent(share: float) -> str:
@@ -325,9 +328,12 @@ class Target(NamedTuple):
 
 
 def _targets(runs: Sequence[RunRecord]) -> list[Target]:
-    """Returns rounds, bytes and simulated time to each of the ``TARGETS``; none without tests."""
-    finals = (summary(run.rows)["final_accuracy"] for run in runs)
-    best = max((final for final in finals if final is not None), default=None)
+    """Returns rounds, bytes and simulated time to each of the ``TARGETS``.
+
+    There are no targets before a run was tested after training.
+    """
+    facts = [summary(run.rows) for run in runs]
+    best = max((fact["final_accuracy"] for fact in facts if fact["final_round"]), default=None)
     if best is None:
         return []
     sizes = [_spent(run, "bytes") for run in runs]
@@ -336,7 +342,8 @@ def _targets(runs: Sequence[RunRecord]) -> list[Target]:
     clock = _scale(plots.time_unit, (n for spent in times for n in spent.values()))
     out = []
     for share in TARGETS:
-        rounds = [rounds_to(run.rows, share / 100 * best) for run in runs]
+        target = share * best / 100
+        rounds = [rounds_to(run.rows, target) for run in runs]
         at_bytes = [spent.get(r) for spent, r in zip(sizes, rounds, strict=True)]
         at_time = [spent.get(r) for spent, r in zip(times, rounds, strict=True)]
         columns = [
@@ -344,7 +351,7 @@ def _targets(runs: Sequence[RunRecord]) -> list[Target]:
             _column(size.unit, at_bytes, size.text, min),
             _column(clock.unit, at_time, clock.text, min),
         ]
-        out.append(Target(share, _accuracy(share / 100 * best), columns))
+        out.append(Target(share, _accuracy(target), columns))
     return out
 
 
@@ -356,29 +363,33 @@ def _spent(run: RunRecord, x: str) -> dict[int | None, float]:
 
 def _lead(runs: Sequence[RunRecord]) -> str:
     """Returns the result in one sentence."""
-    facts = {run.name: summary(run.rows) for run in runs}
-    finals = {name: fact["final_accuracy"] for name, fact in facts.items()}
-    finals = {name: final for name, final in finals.items() if final is not None}
+    finals = {i: summary(run.rows)["final_accuracy"] for i, run in enumerate(runs)}
+    finals = {i: final for i, final in finals.items() if final is not None}
     if not finals:
         return "No test accuracy has been recorded yet."
-    name = max(finals, key=finals.__getitem__)
-    who = "Final" if len(runs) == 1 else f"{name} has the best final"
-    return f"{who} test accuracy: {_accuracy(finals[name])} {_after(facts[name])}."
+    best = max(finals, key=finals.__getitem__)
+    who = "Final" if len(runs) == 1 else f"{runs[best].name} has the best final"
+    return f"{who} test accuracy: {_accuracy(finals[best])} {_after(runs[best])}."
 
 
-def _after(fact: Mapping[str, Any]) -> str:
-    """Returns what a run's final accuracy took, in words."""
-    rounds = fact["final_round"]
+def _after(run: RunRecord) -> str:
+    """Returns what a run had spent when it was last tested, in words."""
+
+    def spent(x: str) -> float:
+        xs, _ = series(run.rows, x, "test_accuracy")
+        return xs[-1] if xs else 0.0
+
+    rounds = int(spent("round"))
     if rounds == 0:
         return "before training"
-    spent = [f"{rounds} round{'' if rounds == 1 else 's'}"]
-    if moved := (fact["bytes_up"] or 0) + (fact["bytes_down"] or 0):
+    words = [f"{rounds} round{'' if rounds == 1 else 's'}"]
+    if moved := spent("bytes"):
         size = _scale(plots.byte_unit, [moved])
-        spent.append(f"{size.text(moved)} {size.unit} of communication")
-    if seconds := fact["simulated_seconds"]:
+        words.append(f"{size.text(moved)} {size.unit} of communication")
+    if seconds := spent("simulated_seconds"):
         clock = _scale(plots.time_unit, [seconds])
-        spent.append(f"{clock.text(seconds)} {clock.unit} of simulated time")
-    return "after " + " and ".join(filter(None, [", ".join(spent[:-1]), spent[-1]]))
+        words.append(f"{clock.text(seconds)} {clock.unit} of simulated time")
+    return "after " + " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 # Configs and environments.
@@ -432,7 +443,7 @@ def _warnings(runs: Sequence[RunRecord]) -> list[str]:
     if len(lengths) > 1:
         out.append(f"The runs have different lengths: {lengths[0]} to {lengths[-1]} rounds.")
     for key, values in _compare([run.config for run in runs]).differing:
-        told = f"{key} is {' or '.join(dict.fromkeys(values))}"
+        told = f"{key} is {', '.join(dict.fromkeys(values))}"
         if _SEED.search(key):
             out.append(f"The runs differ in their seed, so a part is chance: {told}.")
         elif _TEST_SET.search(key):
@@ -441,17 +452,21 @@ def _warnings(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _troubles(run: RunRecord) -> Iterable[str]:
-    dropped = [row["round"] for row in run.rows if row.get("dropped")]
+    dropped = [
+        (row["round"], client)
+        for row in run.rows
+        if isinstance(row.get("dropped"), list)
+        for client in row["dropped"]
+    ]
     if dropped:
-        clients = {client for row in run.rows for client in row.get("dropped") or ()}
-        count = summary(run.rows)["dropped"]
+        rounds, clients = (set(column) for column in zip(*dropped, strict=True))
         yield (
-            f"{count} upload{'' if count == 1 else 's'} not finite and left out, "
-            f"of {_listed('client', clients)} in {_listed('round', dropped)}."
+            f"{len(dropped)} upload{'' if len(dropped) == 1 else 's'} not finite and left out, "
+            f"of {_listed('client', clients)} in {_listed('round', rounds)}."
         )
     for key in dict.fromkeys(key for row in run.rows for key in row):
-        if rounds := [row["round"] for row in run.rows if key in row and row[key] is None]:
-            yield f"{key} was not finite in {_listed('round', rounds)}."
+        if nulls := [row["round"] for row in run.rows if key in row and row[key] is None]:
+            yield f"{key} was not finite in {_listed('round', nulls)}."
     planned = {value for key, value in _flatten(run.config) if _ROUNDS.search(key)}
     done = str(run.rows[-1]["round"] if run.rows else 0)
     if len(planned) == 1 and done not in planned:
@@ -462,4 +477,4 @@ def _listed(noun: str, items: Iterable[int], shown: int = 8) -> str:
     """Returns "round 3" or "rounds 3, 4 and 2 more"."""
     items = sorted(items)
     more = f" and {len(items) - shown} more" if len(items) > shown else ""
-    return f"{noun}{'s'[: len(items) - 1]} {', '.join(map(str, items[:shown]))}{more}"
+    return f"{noun}{'' if len(items) == 1 else 's'} {', '.join(map(str, items[:shown]))}{more}"

@@ -1,0 +1,256 @@
+"""The command line: ``fedjax-peft``."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedjax_peft import __version__, assets
+from fedjax_peft.errors import InputError
+
+if TYPE_CHECKING:
+    from fedjax_peft.run.report import RunRecord
+
+__all__ = ["main"]
+
+# Everything heavy is imported inside the commands: --help and list should answer at once.
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the exit code: 0, or 2 for bad input."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    # argparse takes key=value only in one place of the line; we take it anywhere.
+    if any(word.startswith("-") or "=" not in word for word in rest) or (
+        rest and not hasattr(options, "overrides")
+    ):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides += rest
+    try:
+        options.command(options)
+    except InputError as error:
+        print(f"fedjax-peft: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nfedjax-peft: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fedjax-peft",
+        description="Simulate federated parameter-efficient fine-tuning of transformers.",
+    )
+    parser.add_argument("--version", action="version", version=f"fedjax_peft {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(function: Callable[[argparse.Namespace], None], text: str) -> Any:
+        name = function.__name__.strip("_")
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(command=function)
+        return added
+
+    run = command(_run, "run a config file")
+    run.add_argument("config", type=Path, metavar="CONFIG.toml")
+    _add_overrides(run)
+    _add_run_options(run)
+
+    demo = command(_demo, "compare three methods on real data; a few minutes on two CPU cores")
+    _add_overrides(demo)
+    _add_run_options(demo)
+
+    report = command(_report, "compare runs: table, report.html and curves")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    report.add_argument("--out", type=Path, metavar="DIR", help="default: beside the runs")
+
+    export = command(_export, "write a run's adapter and head for Hugging Face PEFT")
+    export.add_argument("run", type=Path, metavar="RUN")
+    export.add_argument("--format", choices=["peft"], default="peft")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR")
+
+    predict = command(_predict, 'label {"text": ...} lines with a run\'s global model')
+    predict.add_argument("run", type=Path, metavar="RUN")
+    predict.add_argument("--input", type=Path, required=True, metavar="FILE.jsonl")
+    predict.add_argument("--output", type=Path, required=True, metavar="FILE.jsonl")
+
+    bench = command(_bench, "time the local-update engine on random data")
+    _add_overrides(bench)
+    bench.add_argument("--json", action="store_true", help="print one JSON object")
+
+    fetch = command(_assets, "list or fetch the demo's model and data")
+    fetch.add_argument("name", nargs="?", metavar="NAME")
+
+    command(_list, "list models, methods, algorithms, aggregators, data sets and partitions")
+    return parser
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="replaces a config key")
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/<config's name>")
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    existing.add_argument("--overwrite", action="store_true", help="replace an existing run")
+
+
+# --------------------------------------------------------------------------------------- commands
+
+
+def _run(options: argparse.Namespace) -> None:
+    _run_file(options.config, options, default_out=Path("runs") / options.config.stem)
+
+
+def _demo(options: argparse.Namespace) -> None:
+    if not options.resume:  # a demo may always start again
+        options.overwrite = True
+    out = options.out or Path("runs/demo")
+    config = Path(__file__).with_name("demo.toml")
+    records = _run_file(config, options, default_out=out)
+    from fedjax_peft.run import report
+
+    page = report.write_report(records, out)
+    first = out / records[0].path.name
+    print(f"\nCurves and details: {page}\nNext, use what was learned:")
+    print(f"  fedjax-peft export {first} --format peft --out adapter")
+    print("Or change something and compare:")
+    print(f"  fedjax-peft demo seed=1 --out runs/demo-seed1 && fedjax-peft report {out}/*")
+
+
+def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> list["RunRecord"]:
+    """Runs every method of a config file and prints the table."""
+    _prepare_jax()
+    from rich.console import Console
+
+    from fedjax_peft.run import config as configs
+    from fedjax_peft.run import record, report
+    from fedjax_peft.run.progress import progress
+
+    out = options.out or default_out
+    raw = configs.load(path, options.overrides)
+    # All are checked before the first one runs.
+    todo = {name: configs.resolve(one) for name, one in configs.methods(raw).items()}
+    if options.overwrite:
+        for name in todo:
+            record.remove_run(out / name)
+    done = []
+    for name, config in todo.items():
+        title = config["name"] or name or path.stem
+        with progress(title, config["rounds"]) as on_round:
+            configs.run(config, out=out / name, resume=options.resume, on_round=on_round)
+        done.append(report.load_run(out / name))
+    Console().print(report.table(done))
+    return done
+
+
+def _report(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from fedjax_peft.run import report
+
+    runs = [report.load_run(path) for path in options.runs]
+    Console().print(report.table(runs))
+    common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
+    print(report.write_report(runs, options.out or common))
+
+
+def _export(options: argparse.Namespace) -> None:
+    _prepare_jax()
+    from fedjax_peft.peft.io import export_peft
+    from fedjax_peft.run.predict import load_trained
+
+    model, params, _ = load_trained(options.run)
+    print(export_peft(model, params, options.out))
+
+
+def _predict(options: argparse.Namespace) -> None:
+    _prepare_jax()
+    from fedjax_peft.run import history
+    from fedjax_peft.run import predict as predicting
+
+    texts, pairs = predicting.read_inputs(options.input)
+    model, params, config = predicting.load_trained(options.run)
+    length = config["data"].get("max_length", 128)
+    logits = predicting.predict(model, params, texts, pairs, max_length=length)
+    lines = (
+        json.dumps({"label": model.labels[int(row.argmax())], "logits": [float(x) for x in row]})
+        for row in logits
+    )
+    history.replace_file(options.output, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _bench(options: argparse.Namespace) -> None:
+    _prepare_jax(cache=False)  # or compile_s would tell the time of a look-up
+    from fedjax_peft.run import bench as benching
+    from fedjax_peft.run import config as configs
+
+    given: dict[str, Any] = {}
+    for text in options.overrides:
+        given = configs.override(given, text)
+    result = benching.bench(**configs.check_arguments(benching.bench, given))
+    if options.json:
+        print(json.dumps(result))
+        return
+    for key, value in result.items():
+        if key != "shape":
+            print(f"{key:20} {value:,.4g}" if isinstance(value, float) else f"{key:20} {value}")
+
+
+def _assets(options: argparse.Namespace) -> None:
+    if options.name is not None:
+        print(assets.fetch(options.name))
+        return
+    for name, asset in assets.ASSETS.items():
+        state = "fetched" if assets.is_cached(name) else "not fetched"
+        print(f"{name:14} {state:12} {asset.description} ({asset.licence})")
+    print(f"Kept in {assets.cache_dir()} (set FEDJAX_PEFT_CACHE to change it).")
+
+
+def _list(options: argparse.Namespace) -> None:
+    from fedjax_peft.data.sources import DATASETS
+    from fedjax_peft.models import hf
+    from fedjax_peft.run import config as configs
+
+    sections = {
+        "models": {
+            **{name: a.description for name, a in assets.ASSETS.items() if name not in DATASETS},
+            **{f"(any {k})": "Hugging Face checkpoint, by hub id or path" for k in hf.FAMILIES},
+        },
+        "data sets": {
+            **{name: source.description for name, source in DATASETS.items()},
+            "(a directory)": "train and test files: json, jsonl, csv or parquet",
+        },
+        **{table: _first_lines(module) for table, module in configs.NAMESPACES.items()},
+    }
+    for title, entries in sections.items():
+        print(title)
+        for name, text in entries.items():
+            print(f"  {name:16} {text}")
+
+
+def _first_lines(module: Any) -> dict[str, str]:
+    documents = {name: getattr(module, name).__doc__ or "" for name in module.__all__}
+    return {name: text.strip().split("\n")[0] for name, text in documents.items()}
+
+
+def _prepare_jax(*, cache: bool = True) -> None:
+    """Sets up the process: compiled programs are kept, so that a second start is quick."""
+    import jax
+
+    for library in ("HF_HUB", "HF_DATASETS"):  # our own display tells the progress
+        os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
+    if cache:
+        jax.config.update("jax_compilation_cache_dir", str(assets.cache_dir() / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,319 @@
+"""Config files: TOML tables that name a function of the library and give its arguments.
+
+The schema is not written down anywhere: it is read off the signatures of the functions that a
+config calls, so a new algorithm is configurable as soon as it exists, and a key means here exactly
+what it means in Python.
+
+    rounds = 20                      # top level: arguments of simulate()
+    [model]                          # load_model(name, dtype=..., ...)
+    [data]                           # load_dataset(name, max_length=..., ...)
+    [partition]                      # name = a function of data.partition
+    [peft]                           # name = a function of peft
+    [algorithm]                      # name = a function of algorithms
+    [aggregator]                     # name = a function of aggregators
+    [optimizer]                      # name = adamw, adam or sgd
+    [time]                           # fields of TimeModel
+    [methods.NAME]                   # optional: a run for each, these keys over all the others
+"""
+
+import copy
+import inspect
+import tomllib
+import types
+import typing
+from collections import abc
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pydantic
+
+from fedjax_peft import aggregators, algorithms, peft
+from fedjax_peft.data import partition, sources
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models import hf
+from fedjax_peft.models.base import Model
+from fedjax_peft.models.heads import classification
+from fedjax_peft.peft.base import attach
+from fedjax_peft.run import loop, optimizers
+from fedjax_peft.run.cost import TimeModel
+
+__all__ = [
+    "NAMESPACES",
+    "build_algorithm",
+    "build_model",
+    "check_arguments",
+    "load",
+    "methods",
+    "override",
+    "resolve",
+    "run",
+]
+
+Config = dict[str, Any]
+
+NAMESPACES: dict[str, types.ModuleType] = {
+    "partition": partition,
+    "peft": peft,
+    "algorithm": algorithms,
+    "aggregator": aggregators,
+    "optimizer": optimizers,
+}
+"""Tables whose ``name`` is a public function of a module."""
+
+_DEFAULT_NAMES = {"algorithm": "fedavg", "aggregator": "mean", "optimizer": "adamw", "peft": "lora"}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "model": hf.load_model,
+    "data": sources.load_dataset,
+    "time": TimeModel,
+}
+# Plain arguments of simulate that belong to the command line.
+_NOT_CONFIG = ("out", "resume")
+
+
+class _Extra(NamedTuple):
+    """Top-level keys that are no arguments of ``simulate``."""
+
+    name: str | None = None
+    """What tables and plots call the run."""
+    client_holdout: float | None = None
+    """Share of every client's examples that is kept out of training to evaluate its model on."""
+
+
+# ------------------------------------------------------------------------------- reading a config
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Returns a config file as written, with ``key=value`` overrides applied.
+
+    Raises:
+      InputError: no such file, not TOML, or an override that is not ``key=value``.
+    """
+    path = Path(path)
+    try:
+        raw = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"There is no config file {str(path)!r}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise InputError(f"The config {str(path)!r} is not a TOML file: {error}.") from None
+    for text in overrides:
+        raw = override(raw, text)
+    return raw
+
+
+def override(raw: Config, text: str) -> Config:
+    """Returns the config with one ``dotted.key=value`` applied: a TOML value or a bare word."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"The override {text!r} is not of the form key=value.")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    result = copy.deepcopy(raw)
+    *tables, last = key.strip().split(".")
+    node = result
+    for table in tables:
+        node = node.setdefault(table, {})
+        if not isinstance(node, dict):
+            raise InputError(f"The override {text!r} treats {table!r} as a table; it is a value.")
+    node[last] = parsed
+    return result
+
+
+def methods(raw: Config) -> dict[str, Config]:
+    """Returns the configs of a file: one per ``[methods.NAME]``, or the file itself as ``""``."""
+    tables = raw.get("methods")
+    if tables is None:
+        return {"": raw}
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        raise InputError("[methods] must hold tables, one for each run: [methods.NAME].")
+    base = {k: v for k, v in raw.items() if k != "methods"}
+    return {name: _merge(base, {"name": name, **table}) for name, table in tables.items()}
+
+
+def resolve(raw: Config) -> Config:
+    """Returns the complete config: every key checked, every default filled in.
+
+    Raises:
+      InputError: an unknown key or name, or a value of the wrong type (the closest is named).
+    """
+    raw = copy.deepcopy(raw)
+    tables = [*_FUNCTIONS, *NAMESPACES]
+    result = _checked("", _fields(loop.simulate) | _fields(_Extra), raw, tables)
+    for table in tables:
+        given = raw.get(table, {})
+        if not isinstance(given, dict):
+            raise InputError(f"[{table}] must be a table, not {given!r}.")
+        if table in _FUNCTIONS:
+            result[table] = _checked(table, _fields(_FUNCTIONS[table]), given)
+            continue
+        name = given.get("name", _DEFAULT_NAMES.get(table))
+        function = _function(table, name)
+        options = {k: v for k, v in given.items() if k != "name"}
+        result[table] = {"name": name, **_checked(table, _fields(function), options)}
+    return result
+
+
+def check_arguments(function: Callable[..., Any], given: Config) -> Config:
+    """Returns all arguments of a function that takes plain values, defaults filled in.
+
+    Raises:
+      InputError: an unknown key, or a value of the wrong type.
+    """
+    return _checked("", _fields(function), given)
+
+
+# ------------------------------------------------------------------------------ running a config
+
+
+def run(
+    config: Config,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+) -> loop.Run:
+    """Runs a resolved config."""
+    model_options = config["model"]
+    tokenizer = hf.load_tokenizer(model_options["name"], source=model_options["source"])
+    data = _seeded(sources.load_dataset, config, config["data"], tokenizer=tokenizer)
+    model = build_model(config, data["train"].label_names)
+    clients = _call(config, "partition", data["train"])
+    client_test = None
+    if config["client_holdout"] is not None:
+        clients, client_test = clients.holdout(config["client_holdout"], seed=config["seed"])
+    options = {name: config[name] for name in _fields(loop.simulate)}
+    return loop.simulate(
+        model,
+        build_algorithm(config),
+        clients,
+        test=data["test"],
+        client_test=client_test,
+        time_model=TimeModel(**config["time"]),
+        out=out,
+        resume=resume,
+        config=config,
+        on_round=on_round,
+        **options,
+    )
+
+
+def build_model(config: Config, labels: Sequence[str]) -> Model:
+    """Returns the model of a resolved config, its PEFT method attached."""
+    head = classification(tuple(labels))
+    model = _seeded(hf.load_model, config, config["model"], head=head)
+    return attach(model, _call(config, "peft"), seed=config["seed"])
+
+
+def build_algorithm(config: Config) -> Any:
+    """Returns the algorithm of a resolved config."""
+    function = _function("algorithm", config["algorithm"]["name"])
+    wanted = inspect.signature(function).parameters
+    objects = {t: _call(config, t) for t in ("optimizer", "aggregator") if t in wanted}
+    return _call(config, "algorithm", **objects)
+
+
+def _call(config: Config, table: str, *arguments: Any, **objects: Any) -> Any:
+    """Calls the function that a table names."""
+    options = {k: v for k, v in config[table].items() if k != "name"}
+    function = _function(table, config[table]["name"])
+    return _seeded(function, config, options, *arguments, **objects)
+
+
+def _seeded(
+    function: Callable[..., Any], config: Config, options: Config, *arguments: Any, **objects: Any
+) -> Any:
+    """Calls a function with a table's options; a seed that is not given is the run's."""
+    if options.get("seed", 0) is None:
+        options = {**options, "seed": config["seed"]}
+    return function(*arguments, **objects, **options)
+
+
+# ------------------------------------------------------------------------------------- signatures
+
+
+def _function(table: str, name: Any) -> Callable[..., Any]:
+    module = NAMESPACES[table]
+    if name is None:
+        raise InputError(f"[{table}] needs a name. {nearest('', module.__all__)}")
+    if name not in module.__all__:
+        raise InputError(f"There is no {table} {name!r}. {nearest(str(name), module.__all__)}")
+    return getattr(module, name)
+
+
+def _fields(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Returns the arguments that a config may give: name -> (type, default; ``...`` if none).
+
+    Those are the arguments of plain types; models, optimizers and the like are made from tables.
+    """
+    hints = typing.get_type_hints(function.__new__ if isinstance(function, type) else function)
+    fields = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, default = hints[name], parameter.default
+        if not _is_plain(kind) or name in _NOT_CONFIG:
+            continue
+        if name == "seed" and function is not loop.simulate:
+            kind, default = int | None, None  # None: the run's seed
+        fields[name] = (
+            str if kind == str | Path else kind,
+            ... if default is parameter.empty else default,
+        )
+    return fields
+
+
+def _is_plain(kind: Any) -> bool:
+    """Returns whether a type is made of what TOML has (paths are strings)."""
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return True
+    if origin in (typing.Union, types.UnionType, abc.Sequence):
+        return all(_is_plain(k) for k in typing.get_args(kind))
+    return kind in (int, float, str, bool, Path, types.NoneType)
+
+
+def _checked(
+    table: str, fields: Mapping[str, tuple[Any, Any]], given: Config, others: Sequence[str] = ()
+) -> Config:
+    """Returns the values of all fields: those given, checked strictly, and defaults."""
+    where = f"[{table}] " if table else ""
+    for key in given:
+        if key not in fields and key not in others:
+            known = [*fields, *others]
+            raise InputError(f"Unknown config key {where}{key!r}. {nearest(key, known)}")
+    schema = pydantic.create_model(
+        "schema",
+        __config__=pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True),
+        **fields,  # type: ignore[call-overload]
+    )
+    try:
+        return schema(**{k: v for k, v in given.items() if k in fields}).model_dump()
+    except pydantic.ValidationError as error:
+        raise InputError(_explain(where, error)) from None
+
+
+def _explain(where: str, error: pydantic.ValidationError) -> str:
+    """Returns one sentence for each wrong field."""
+    wrong: dict[str, tuple[Any, list[str]]] = {}
+    for item in error.errors():
+        _, reasons = wrong.setdefault(str(item["loc"][0]), (item.get("input"), []))
+        reasons.append(item["msg"][0].lower() + item["msg"][1:])
+    sentences = []
+    for key, (value, reasons) in wrong.items():
+        if reasons == ["field required"]:
+            sentences.append(f"The config key {where}{key!r} is missing.")
+        else:
+            sentences.append(
+                f"The config key {where}{key!r} cannot be {value!r}: {', or '.join(reasons)}."
+            )
+    return " ".join(sentences)
+
+
+def _merge(base: Config, over: Config) -> Config:
+    result = copy.deepcopy(base)
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = _merge(result[key], value)
+        else:
+            result[key] = copy.deepcopy(value)
+    return result

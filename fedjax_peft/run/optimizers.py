@@ -1,0 +1,51 @@
+"""The client optimizers that a config file can name; Python code passes any optax optimizer."""
+
+import optax
+
+__all__ = ["adam", "adamw", "sgd"]
+
+
+def adamw(
+    learning_rate: float,
+    *,
+    weight_decay: float = 0.0,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    clip_norm: float | None = None,
+) -> optax.GradientTransformation:
+    """Returns AdamW with decoupled weight decay; ``clip_norm`` clips the global gradient norm."""
+    return _clipped(
+        optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay), clip_norm
+    )
+
+
+def adam(
+    learning_rate: float,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    clip_norm: float | None = None,
+) -> optax.GradientTransformation:
+    """Returns Adam; ``clip_norm`` clips the global gradient norm."""
+    return _clipped(optax.adam(learning_rate, b1=b1, b2=b2, eps=eps), clip_norm)
+
+
+def sgd(
+    learning_rate: float,
+    *,
+    momentum: float | None = None,
+    nesterov: bool = False,
+    clip_norm: float | None = None,
+) -> optax.GradientTransformation:
+    """Returns SGD; ``clip_norm`` clips the global gradient norm."""
+    return _clipped(optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov), clip_norm)
+
+
+def _clipped(
+    optimizer: optax.GradientTransformation, norm: float | None
+) -> optax.GradientTransformation:
+    if norm is None:
+        return optimizer
+    return optax.chain(optax.clip_by_global_norm(norm), optimizer)

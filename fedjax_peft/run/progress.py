@@ -1,0 +1,58 @@
+"""Live progress of a run: a bar in a terminal, plain lines elsewhere."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+__all__ = ["progress"]
+
+Row = dict[str, Any]
+
+
+@contextmanager
+def progress(title: str, rounds: int) -> Iterator[Callable[[Row], None]]:
+    """Yields the function to call with every row of metrics."""
+    console = Console()
+    sent = 0
+
+    def text(row: Row) -> str:
+        parts = []
+        if row.get("train_loss") is not None:
+            parts.append(f"loss {row['train_loss']:.3f}")
+        if row.get("test_accuracy") is not None:
+            parts.append(f"accuracy {row['test_accuracy']:.3f}")
+        parts.append(f"{sent / 1e6:.1f} MB")
+        if row.get("dropped"):
+            parts.append(f"dropped {row['dropped']}")
+        return "  ".join(parts)
+
+    if not console.is_terminal:
+
+        def line(row: Row) -> None:
+            nonlocal sent
+            sent += row["bytes_up"] + row["bytes_down"]
+            print(f"{title}  round {row['round']}/{rounds}  {text(row)}", flush=True)
+
+        yield line
+        return
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[state]}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(title, total=rounds, state="compiling")
+
+        def update(row: Row) -> None:
+            nonlocal sent
+            sent += row["bytes_up"] + row["bytes_down"]
+            bar.update(task, completed=row["round"], state=text(row))
+
+        yield update

@@ -1,0 +1,244 @@
+"""A round as one program: equal to the slow reference, deaf to packing, padding and bad uploads."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+import toy
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms import fedavg, local
+from fedjax_peft.engine.plan import Cohort, batches
+from fedjax_peft.engine.round import build_round
+from fedjax_peft.random import client_key, stream
+from fedjax_peft.tasks import classification
+from fedjax_peft.typing import Roles
+
+SIZES = (7, 4, 12, 1, 9, 16, 3, 0, 5, 10, 2)
+FEDERATION = toy.clients(SIZES)
+EPOCHS, BATCH, RATE, COHORT = 2, 4, 0.02, 8
+ADAM = optax.adam(RATE)
+POLICIES = {
+    "shared": (fedavg(ADAM), toy.SHARED, ()),
+    "private head": (fedavg(ADAM, head="private"), toy.ADAPTER, toy.HEAD),
+    "frozen head": (fedavg(ADAM, head="frozen"), toy.ADAPTER, ()),
+    "local": (local(ADAM), (), toy.SHARED),
+}
+
+
+@functools.cache
+def engine(policy, lanes):
+    return toy.Engine(POLICIES[policy][0], FEDERATION, per_round=COHORT, lanes=lanes, epochs=EPOCHS)
+
+
+@functools.cache
+def expected(policy, rounds=2):
+    _, shared, private = POLICIES[policy]
+    settings = {"rate": RATE, "batch_size": BATCH, "epochs": EPOCHS, "per_round": COHORT}
+    federation = toy.clients(SIZES)
+    return reference.federated(
+        toy.model(), federation, shared=shared, private=private, rounds=rounds, **settings
+    )
+
+
+def differences(result, policy, server, own):
+    """Returns the largest distance of any leaf from the reference's."""
+    _, shared, private = POLICIES[policy]
+    assert set(result.server) == set(shared)
+    assert set(result.private) == set(private)
+    far = [np.abs(result.server[n] - server[n]).max() for n in shared]
+    far += [np.abs(result.private[n] - [v[n] for v in own]).max() for n in private]
+    return max(far)
+
+
+@pytest.mark.parametrize(
+    ("policy", "lanes"),
+    [
+        ("private head", 1),
+        ("private head", 3),
+        ("private head", 8),
+        ("shared", 3),
+        ("frozen head", 2),
+        ("local", 3),
+    ],
+)
+def test_rounds_equal_the_slow_reference(policy, lanes):
+    rig = engine(policy, lanes)
+    state = rig.start()
+    for number in (1, 2):
+        result = rig.run(rig.schedule.cohort(number), number, state)
+        state = (result.server, result.private)
+    server, own, steps = expected(policy)
+    assert len(set(steps.values())) > 3, "unequal clients"
+    assert differences(result, policy, server, own) < 1e-5
+    moved = [np.abs(server[n] - toy.model().trainable[n]).max() for n in result.server]
+    moved += [np.abs(x - toy.model().trainable[n][None]).max() for n, x in result.private.items()]
+    assert min(moved) > 1e-3, "every leaf has moved"
+
+
+def test_the_order_of_the_cohort_does_not_matter():
+    rig = engine("private head", 3)
+    clients, weights, work = rig.schedule.cohort(1)
+    order = np.random.default_rng(0).permutation(COHORT)
+    shuffled = Cohort(*([part[i] for i in order] for part in (clients, weights, work)))
+    one, other = rig.run(Cohort(clients, weights, work)), rig.run(shuffled)
+    for a, b in zip(jax.tree.leaves(one[:2]), jax.tree.leaves(other[:2]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+    for name, (total, count) in one.sums.items():
+        np.testing.assert_allclose(total[order], other.sums[name][0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(count[order], other.sums[name][1])
+
+
+def test_a_round_again_is_the_same_to_the_bit():
+    rig = engine("private head", 3)
+    one, again = (rig.run(rig.schedule.cohort(3), 3) for _ in range(2))
+    assert jax.tree.all(jax.tree.map(np.array_equal, one, again))
+    other = rig.run(rig.schedule.cohort(3), 4)  # same examples, other dropout
+    assert not np.array_equal(one.server["layer.lora_a"], other.server["layer.lora_a"])
+
+
+def test_only_the_cohort_changes_its_private_leaves():
+    rig = engine("private head", 3)
+    result = rig.run(rig.schedule.cohort(1))
+    start = rig.start()[1]
+    for client in range(len(SIZES)):
+        took_part = client in rig.schedule.members(1) and SIZES[client] > 0
+        same = np.array_equal(result.private["head.bias"][client], start["head.bias"][client])
+        assert same != took_part
+
+
+def test_metrics_are_sums_over_the_real_examples_of_every_slot():
+    rig = engine("private head", 3)
+    members = rig.schedule.members(1)
+    result = rig.run(rig.schedule.cohort(1))
+    for name in ("loss", "accuracy"):
+        assert result.sums[name][1].tolist() == [EPOCHS * SIZES[c] for c in members]
+    assert result.finite.all()
+
+
+def count_steps(optimizer):
+    """Returns FedAvg whose private leaf, of its own making, is Adam's step counter."""
+
+    def client(problem):
+        inner = fedavg(optimizer).client(problem)
+        return inner._replace(
+            init=lambda broadcast, private, key: inner.init(broadcast, {}, key),
+            final=lambda state: (state.shared, {"count": state.optimizer[0].count}),
+        )
+
+    roles = Roles(shared=("^head:", "^adapter:"))
+    return fedavg(optimizer)._replace(client=client, roles=roles, aggregator=mean(error=False))
+
+
+def test_idle_lanes_and_empty_batches_change_nothing_not_even_counters():
+    rig = toy.Engine(count_steps(ADAM), FEDERATION, per_round=4, lanes=3, epochs=EPOCHS)
+    rows = FEDERATION.indices
+    nothing = np.full((1, BATCH), -1, np.int32)
+
+    def batch(client, *positions):
+        return np.array([[rows[client][i] for i in positions] + [-1] * (BATCH - len(positions))])
+
+    work = {
+        2: np.concatenate([batch(2, 0, 1, 2, 3), batch(2, 4), batch(2, 5, 6)]),
+        5: np.concatenate([batch(5, 3, 2), nothing]),
+    }
+
+    def run(clients, batches):
+        cohort = Cohort(clients, [float(SIZES[c]) for c in clients], batches)
+        counters = {"count": jnp.zeros(len(SIZES), jnp.int32)}
+        return rig.run(cohort, 1, (rig.start()[0], counters))
+
+    both = run([2, 5], [work[2], work[5]])
+    assert {c: int(both.private["count"][c]) for c in (2, 5, 0)} == {2: 3, 5: 1, 0: 0}
+    alone = run([2], [work[2]])  # two lanes are never used
+    assert alone.private["count"].tolist() == [0, 0, 3] + [0] * 8
+    trimmed = run([2, 5], [work[2], work[5][:1]])
+    for name in toy.SHARED:
+        np.testing.assert_allclose(trimmed.server[name], both.server[name], rtol=0, atol=1e-7)
+
+
+# One program with plain SGD, private heads and infinite examples of the clients 0 and 5.
+BAD = (0, 5)
+
+
+@functools.cache
+def poisoned():
+    federation = toy.poisoned(FEDERATION, *BAD)
+    algorithm = fedavg(optax.sgd(0.5), head="private")
+    return toy.Engine(algorithm, federation, per_round=COHORT, lanes=3, epochs=EPOCHS)
+
+
+def cohort_of(rig, *clients):
+    rows = [rig.schedule.indices[c] for c in clients]
+    return Cohort(clients, [float(len(r)) for r in rows], [batches(r, BATCH) for r in rows])
+
+
+def test_a_half_padded_batch_gives_the_gradient_of_its_real_examples():
+    rig = poisoned()
+    # What padding must not touch: row 0 of the data is infinite.
+    x = np.array(toy.poisoned(FEDERATION, *BAD).data.columns["x"])
+    assert not np.isfinite(x[FEDERATION.indices[0][0]]).any()
+    model, rows = toy.model(), FEDERATION.indices[6]
+    assert len(rows) == 3
+    result = rig.run(cohort_of(rig, 6), number=4)
+    key = jax.random.fold_in(client_key(stream(0, "clients"), 4, 6), 1)
+    kept = np.asarray(jax.random.bernoulli(key, 0.8, (BATCH, toy.WIDTH)))[:3]
+    leaves = {n: np.asarray(v, np.float64) for n, v in model.trainable.items()}
+    frozen = {n: np.asarray(v, np.float64) for n, v in model.frozen.items()}
+    by = reference.gradients(frozen, leaves, x[rows], FEDERATION.data.labels[rows], kept)
+    for name in toy.ADAPTER:
+        np.testing.assert_allclose(result.server[name], leaves[name] - 0.5 * by[name], atol=1e-6)
+    for name in toy.HEAD:
+        expected = leaves[name] - 0.5 * by[name]
+        np.testing.assert_allclose(result.private[name][6], expected, atol=1e-6)
+
+
+def test_an_upload_that_is_not_finite_is_left_out():
+    rig = poisoned()
+    result = rig.run(cohort_of(rig, 0, 1, 2, 5, 8))
+    without = rig.run(cohort_of(rig, 1, 2, 8))
+    assert result.finite.tolist() == [False, True, True, False, True, True, True, True]
+    for name in toy.ADAPTER:
+        assert np.isfinite(result.server[name]).all()
+        np.testing.assert_allclose(result.server[name], without.server[name], rtol=0, atol=1e-6)
+        assert np.abs(result.server[name] - np.asarray(rig.shared[name])).max() > 1e-3
+    for name in toy.HEAD:
+        for client in BAD:
+            np.testing.assert_array_equal(result.private[name][client], rig.private[name])
+        np.testing.assert_allclose(
+            result.private[name][[1, 2, 8]], without.private[name][[1, 2, 8]], rtol=0, atol=1e-6
+        )
+    assert all(np.isfinite(x) for x in result.aggregation.values())
+
+
+def test_a_round_without_any_finite_upload_changes_nothing():
+    rig = poisoned()
+    for cohort in (cohort_of(rig, *BAD), cohort_of(rig)):
+        result = rig.run(cohort)
+        for name in toy.ADAPTER:
+            np.testing.assert_array_equal(result.server[name], rig.shared[name])
+        for name in toy.HEAD:
+            start = np.broadcast_to(rig.private[name], result.private[name].shape)
+            np.testing.assert_array_equal(result.private[name], start)
+        assert result.aggregation["aggregation_error"] == 0
+
+
+def test_memory_does_not_grow_with_the_cohort():
+    federation, bound = toy.clients([6] * 100), toy.model(dropout=0, width=512)
+    algorithm, task = fedavg(optax.sgd(0.1)), classification()
+    needed = []
+    for per_round in (10, 100):
+        rig = toy.Engine(algorithm, federation, per_round=per_round, lanes=4, bound=bound)
+        plan = rig.plan(rig.schedule.cohort(1))
+        fixed = {"layer.lora_scale": bound.trainable["layer.lora_scale"]}
+        columns = {n: jnp.asarray(x) for n, x in federation.data.columns.items()}
+        function = jax.jit(build_round(algorithm, bound.apply, task), donate_argnums=(3, 4))
+        inputs = (bound.frozen, fixed, columns, *rig.start(), plan, stream(0, "clients"), 1)
+        analysis = function.lower(*inputs).compile().memory_analysis()
+        needed.append(analysis.temp_size_in_bytes)
+    assert needed[0] > 4 * 4 * 512 * toy.CLASSES, "at least the lanes' heads are in it"
+    assert needed[1] <= 1.01 * needed[0]

@@ -1,0 +1,165 @@
+"""Dropout: uniform random bytes that depend on a number's own coordinates and on nothing else."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from torch_reference import SHAPE, padded_batch
+
+from fedjax_peft.models import layers
+from fedjax_peft.models.base import bind
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hf import parse_config, random_model
+from fedjax_peft.models.layers import Dropout, dropout
+from fedjax_peft.typing import Outputs
+
+KEY = jax.random.key(7)
+random_bytes = jax.jit(layers.random_bytes, static_argnums=1)
+SHAPES = [(24,), (5, 20), (3, 5, 20), (2, 3, 5, 20), (2, 2, 2, 3, 20)]
+
+
+# ---------------------------------------------------------------------------------- random bytes
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_random_bytes_have_the_shape_and_no_repeated_block(shape):
+    octets = np.asarray(random_bytes(KEY, (*shape[:-1], 64)))
+    assert octets.shape == (*shape[:-1], 64)
+    assert octets.dtype == np.uint8
+    # Eight bytes come from one counter: two equal blocks would mean a counter used twice.
+    blocks = octets.reshape(-1, 8)
+    assert len(np.unique(blocks, axis=0)) == len(blocks)
+
+
+def test_random_bytes_of_more_rows_than_a_coordinate_holds():
+    blocks = np.asarray(random_bytes(KEY, (70_000, 8)))
+    assert len(np.unique(blocks, axis=0)) == len(blocks)
+
+
+@pytest.mark.parametrize("shape", [(1 << 18,), (64, 4096), (16, 64, 256), (8, 4, 32, 256)])
+def test_random_bytes_are_uniform(shape):
+    octets = np.asarray(random_bytes(KEY, shape)).reshape(-1, 8)
+    for place in range(8):  # of a byte in its block
+        counts = np.bincount(octets[:, place], minlength=256)
+        expected = counts.sum() / 256
+        chi_square = ((counts - expected) ** 2 / expected).sum()
+        assert abs(chi_square - 255) < 6 * np.sqrt(2 * 255)  # 255 degrees of freedom
+    for other in (np.roll(octets, 1, axis=0), np.roll(octets, 1, axis=1)):
+        assert abs((octets == other).mean() - 1 / 256) < 6 * np.sqrt(1 / 256 / octets.size)
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:4])
+def test_larger_array_begins_with_the_smaller_one(shape):
+    larger = np.asarray(random_bytes(KEY, tuple(n + 9 for n in shape)))
+    np.testing.assert_array_equal(larger[tuple(map(slice, shape))], random_bytes(KEY, shape))
+
+
+def test_random_bytes_of_different_keys_differ():
+    a, b = (np.asarray(random_bytes(jax.random.key(seed), (64, 64))) for seed in (0, 1))
+    assert abs((a == b).mean() - 1 / 256) < 0.005
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_vmap_over_keys_is_the_loop(shape):
+    keys = jax.random.split(KEY, 3)
+    np.testing.assert_array_equal(
+        jax.vmap(lambda key: random_bytes(key, shape))(keys),
+        jnp.stack([random_bytes(key, shape) for key in keys]),
+    )
+
+
+# --------------------------------------------------------------------------------------- dropout
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.25, 0.5, 0.9])
+def test_dropout_has_its_rate_and_keeps_the_mean(rate):
+    n = 256 * 1024
+    rounded = round(rate * 256) / 256
+    y = np.asarray(dropout(jnp.ones((256, 1024)), rate, KEY))
+    deviation = np.sqrt(rounded * (1 - rounded) / n)
+    assert abs((y == 0).mean() - rounded) < 5 * deviation
+    assert abs(y.mean() - 1) < 5 * deviation / (1 - rounded)
+    # The scale is that of the rounded rate, so the expectation is exact.
+    np.testing.assert_allclose(y[y > 0], 1 / (1 - rounded), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dropout_keeps_the_dtype_and_multiplies_by_its_mask(dtype):
+    x = jax.random.normal(KEY, (8, 33), dtype)
+    mask = dropout(jnp.ones((8, 33), dtype), 0.3, KEY)
+    y, pull = jax.vjp(lambda x: dropout(x, 0.3, KEY), x)
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y, x * mask)
+    np.testing.assert_array_equal(pull(jnp.ones_like(x))[0], mask)
+
+
+def test_dropout_at_the_ends_of_its_range():
+    x = jnp.ones((4, 256))
+    assert dropout(x, 0.0, KEY) is x
+    almost_all = dropout(x, 0.999, KEY)
+    assert jnp.all(jnp.isfinite(almost_all))
+    assert 0 < jnp.mean(almost_all > 0) < 0.05
+
+
+class TwoMasks(nnx.Module):
+    def __init__(self):
+        self.first, self.second = Dropout(0.5), Dropout(0.5)
+        self.head = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+
+    def __call__(self, batch):
+        return Outputs(self.first(batch["x"]), self.second(batch["x"]))
+
+
+def test_modules_and_steps_have_their_own_masks():
+    model = bind(TwoMasks(), head=("head",))
+    batch = {"x": jnp.ones((16, 64))}
+
+    def masks(key, train=True):
+        return model.apply(model.frozen, model.trainable, batch, key, train)
+
+    one, other = masks(KEY), masks(jax.random.key(8))
+    for a, b in [(one.logits, one.hidden), (one.logits, other.logits), (one.hidden, other.hidden)]:
+        assert abs(jnp.mean(a == b) - 0.5) < 0.1
+    np.testing.assert_array_equal(one.logits, masks(KEY).logits)
+    np.testing.assert_array_equal(masks(None, train=False).logits, batch["x"])
+
+
+# ---------------------------------------------------------------------- models in training mode
+
+
+def random_classifier(family, **config):
+    config = SHAPE | {"model_type": family, "initializer_range": 0.2} | config
+    model = random_model(config, head=classification(3))
+    return model, padded_batch(parse_config(config)[1])
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_dropout_inside_the_head_is_no_parameter(family):
+    model, _ = random_classifier(family)
+    for values in (model.frozen, model.trainable):
+        assert {x.dtype for x in values.values()} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_first_token_alone_has_the_masks_that_it_has_among_all(family):
+    # The logits come from the last layer computed for one token, ``hidden`` from the same layer
+    # for all tokens. Without dropout in the head, the one is a function of the other.
+    rates = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
+    model, batch = random_classifier(family, classifier_dropout=0.0, **rates)
+    apply = jax.jit(model.apply, static_argnums=4)
+    trained = apply(model.frozen, model.trainable, batch, KEY, True)
+    module = model.module()
+    if family == "bert":
+        pooled = jnp.tanh(module.bert.pooler(trained.hidden[:, 0]))
+        logits = module.classifier(pooled)
+    else:
+        logits = module.classifier(trained.hidden[:, 0])
+    np.testing.assert_allclose(trained.logits, logits, rtol=0, atol=1e-5)
+
+    others = [
+        apply(model.frozen, model.trainable, batch, None, False),
+        apply(model.frozen, model.trainable, batch, jax.random.key(8), True),
+    ]
+    for other in others:
+        assert jnp.max(jnp.abs(other.logits - trained.logits)) > 0.1

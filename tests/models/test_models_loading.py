@@ -1,0 +1,241 @@
+"""What does not fit is refused in one clear paragraph; what fits survives a round trip."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch_reference import padded_batch, saved, tiny_model, torch_outputs
+from transformers import AutoModelForSequenceClassification
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hf import load_model, save_checkpoint
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return saved(tiny_model("bert"), tmp_path)
+
+
+def edit_config(directory, **changes):
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_weights(directory, change):
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def refusal(*arguments, **options) -> str:
+    """Returns the message of the InputError that loading raises."""
+    with pytest.raises(InputError) as caught:
+        load_model(*arguments, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# ---------------------------------------------------------------------------------------- config
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "brt"}, ["'brt'", "Did you mean 'bert'"]),
+        ({"model_type": None}, ["None", "bert, roberta"]),
+        ({"position_embedding_type": "relative_key"}, ["position_embedding_type", "relative_key"]),
+        ({"is_decoder": True}, ["is_decoder = True"]),
+        ({"hidden_size": "32"}, ["hidden_size = '32'", "int"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers = 0", "at least 1"]),
+        ({"num_attention_heads": 0}, ["num_attention_heads = 0"]),
+        ({"num_attention_heads": 5}, ["hidden_size = 32", "num_attention_heads = 5"]),
+        ({"hidden_act": "gelu_nwe"}, ["'gelu_nwe'", "'gelu_new'"]),
+        ({"id2label": {"zero": "a", "one": "b"}}, ["id2label"]),
+    ],
+)
+def test_config_that_is_not_implemented(checkpoint, changes, named):
+    edit_config(checkpoint, **changes)
+    message = refusal(checkpoint)
+    assert all(part in message for part in named), message
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"bert"'])
+def test_config_that_is_no_json_object(checkpoint, text):
+    (checkpoint / "config.json").write_text(text)
+    assert "config.json" in refusal(checkpoint)
+
+
+def test_directory_without_config(checkpoint):
+    (checkpoint / "config.json").unlink()
+    assert "holds no config.json" in refusal(checkpoint)
+
+
+def test_no_such_directory(tmp_path):
+    assert "no_such_model" in refusal(str(tmp_path / "no_such_model"))
+
+
+def test_dropout_outside_its_range(checkpoint):
+    assert "dropout = 1.5" in refusal(checkpoint, dropout=1.5)
+
+
+# --------------------------------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize("kept", [0, 4, 200, -10])
+def test_truncated_file(checkpoint, kept):
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    message = refusal(checkpoint)
+    assert "model.safetensors" in message
+    assert "truncated" in message
+
+
+def test_directory_without_weights(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    assert "holds no model.safetensors" in refusal(checkpoint)
+
+
+def test_pickle_is_never_read(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    torch.save({}, checkpoint / "pytorch_model.bin")
+    message = refusal(checkpoint)
+    assert "pytorch_model.bin" in message
+    assert "refused" in message
+
+
+def test_everything_that_does_not_fit_is_reported_at_once(checkpoint):
+    layer = "bert.encoder.layer.0"
+
+    def change(tensors):
+        tensors[f"{layer}.intermediate.dense.weight"] = torch.zeros(65, 32)
+        tensors["bert.embeddings.word_embeddings.weight"] = torch.zeros(99, 32)
+        del tensors[f"{layer}.attention.self.query.weight"]
+        del tensors["bert.embeddings.LayerNorm.bias"]
+        tensors[f"{layer}.attention.self.relative.weight"] = torch.zeros(2, 2)
+
+    edit_weights(checkpoint, change)
+    message = refusal(checkpoint)
+    for part in (
+        "5 mismatches",
+        f"{layer}.intermediate.dense.weight is [65, 32], the model needs [64, 32]",
+        "bert.embeddings.word_embeddings.weight is [99, 32], the model needs [100, 32]",
+        f"{layer}.attention.self.query.weight [32, 32] is missing",
+        "bert.embeddings.LayerNorm.bias [32] is missing",
+        f"{layer}.attention.self.relative.weight [2, 2] has no place in the model",
+    ):
+        assert part in message
+
+
+def test_tensors_of_other_heads_are_ignored(checkpoint):
+    before = load_model(checkpoint)
+
+    def change(tensors):
+        tensors["cls.predictions.bias"] = torch.zeros(100)
+        tensors["bert.embeddings.position_ids"] = torch.arange(40)[None]
+
+    edit_weights(checkpoint, change)
+    assert load_model(checkpoint).frozen.keys() == before.frozen.keys()
+
+
+# ---------------------------------------------------------------------------------------- shards
+
+
+@pytest.fixture
+def shards(tmp_path):
+    directory = tmp_path / "sharded"
+    tiny_model("bert").save_pretrained(directory, max_shard_size="30KB")
+    return directory
+
+
+def test_missing_shard_is_named(shards):
+    first = min(shards.glob("model-*.safetensors"))
+    first.unlink()
+    assert f"The shard {first} is missing" in refusal(shards)
+
+
+@pytest.mark.parametrize("escape", ["../outside.safetensors", "{absolute}"])
+def test_index_cannot_lead_out_of_the_directory(shards, escape):
+    first = min(shards.glob("model-*.safetensors"))
+    outside = shards.parent / "outside.safetensors"
+    outside.write_bytes(first.read_bytes())
+    path = shards / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    target = escape.format(absolute=outside)
+    changed = {
+        tensor: target if file == first.name else file
+        for tensor, file in index["weight_map"].items()
+    }
+    path.write_text(json.dumps(index | {"weight_map": changed}))
+    assert f"The shard {shards / 'outside.safetensors'} is missing" in refusal(shards)
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {"a": ".."}, {"a": ["x"]}, {"a": 3}])
+def test_index_that_makes_no_sense(shards, weight_map):
+    path = shards / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": weight_map}))
+    assert str(shards) in refusal(shards)
+
+
+# ------------------------------------------------------------------------------------------ head
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_head_with_another_number_of_classes(family, tmp_path):
+    checkpoint = saved(tiny_model(family, classes=3), tmp_path)
+    message = refusal(checkpoint, head=classification(7))
+    assert "is [3, 32], the model needs [7, 32]" in message
+    assert "fresh=True" in message
+    model = load_model(checkpoint, head=classification(7, fresh=True))
+    shapes = {x.shape for name, x in model.trainable.items() if name.startswith("classifier")}
+    assert (32, 7) in shapes
+    assert model.labels == tuple(f"LABEL_{i}" for i in range(7))
+
+
+def test_head_is_needed_where_the_checkpoint_has_none(checkpoint):
+    def change(tensors):
+        del tensors["classifier.weight"], tensors["classifier.bias"]
+
+    edit_weights(checkpoint, change)
+    assert "holds no classification head" in refusal(checkpoint)
+
+
+def test_too_few_classes():
+    with pytest.raises(InputError, match="at least 2 classes"):
+        classification(1)
+
+
+def test_labels_come_from_the_config(checkpoint):
+    # In numerical order, whatever the order in the file.
+    edit_config(checkpoint, id2label={"2": "good", "0": "bad", "1": "so-so"})
+    assert load_model(checkpoint).labels == ("bad", "so-so", "good")
+    assert load_model(checkpoint, head=classification(["x", "y", "z"])).labels == ("x", "y", "z")
+
+
+def test_fresh_head_follows_from_the_seed(checkpoint):
+    def kernel(seed):
+        head = classification(4, fresh=True)
+        return load_model(checkpoint, head=head, seed=seed).trainable["classifier.kernel"]
+
+    np.testing.assert_array_equal(kernel(0), kernel(0))
+    assert not np.array_equal(kernel(0), kernel(1))
+
+
+# ------------------------------------------------------------------------------------ round trip
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_saved_checkpoint_is_read_by_transformers(family, tmp_path):
+    model = load_model(saved(tiny_model(family), tmp_path / "in"))
+    labels = ("bad", "so-so", "good")
+    save_checkpoint({**model.frozen, **model.trainable}, model.config, tmp_path / "out", labels)
+    reference = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    assert reference.config.id2label == dict(enumerate(labels))
+    batch = padded_batch(reference.config)
+    outputs = model.apply(model.frozen, model.trainable, batch, None, False)
+    expected, _ = torch_outputs(reference, batch)
+    np.testing.assert_allclose(outputs.logits, expected, rtol=0, atol=1e-5)
+    assert load_model(tmp_path / "out").labels == labels

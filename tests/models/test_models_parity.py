@@ -1,0 +1,168 @@
+"""Our backbones give Hugging Face's numbers, whatever form the checkpoint has."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch_reference import padded_batch, randomised, saved, tiny_model, torch_outputs
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+from fedjax_peft.assets import fetch
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hf import load_model, save_checkpoint
+
+EXACT = {"rtol": 0, "atol": 1e-5}
+"""Float32 against float32; logits are of order one."""
+
+
+def ours(model, batch):
+    outputs = model.apply(model.frozen, model.trainable, batch, None, False)
+    return np.asarray(outputs.logits), np.asarray(outputs.hidden)
+
+
+def assert_equal(model, reference, batch, tolerance=EXACT):
+    for got, expected in zip(ours(model, batch), torch_outputs(reference, batch), strict=True):
+        np.testing.assert_allclose(got, expected, **tolerance)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
+        {"hidden_act": "relu", "num_hidden_layers": 3, "num_attention_heads": 2},
+        {"pad_token_id": 4, "type_vocab_size": 3, "classifier_dropout": 0.3},
+    ],
+    ids=["default", "gelu_new", "relu", "pad"],
+)
+def test_logits_and_hidden_states_are_those_of_torch(family, config, tmp_path):
+    reference = tiny_model(family, **config)
+    model = load_model(saved(reference, tmp_path))
+    assert_equal(model, reference, padded_batch(reference.config))
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_token_types_default_to_zero_and_padding_changes_nothing(family, tmp_path):
+    reference = tiny_model(family)
+    model = load_model(saved(reference, tmp_path))
+    batch = padded_batch(reference.config, (5, 9))
+    del batch["token_type_ids"]
+    assert_equal(model, reference, batch)
+    alone = {name: x[:1, :5] for name, x in batch.items()}
+    np.testing.assert_allclose(ours(model, batch)[0][:1], ours(model, alone)[0], **EXACT)
+
+
+@pytest.mark.parametrize("given", [None, 0.3])
+def test_dropout_rates_are_those_of_the_config(given, tmp_path):
+    reference = tiny_model(
+        "bert", hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.05, classifier_dropout=given
+    )
+    module = load_model(saved(reference, tmp_path)).module()
+    layer, torch_layer = module.bert.encoder.layer[0], reference.bert.encoder.layer[0]
+    assert module.dropout.rate == reference.dropout.p == (0.2 if given is None else given)
+    assert module.bert.embeddings.dropout.rate == reference.bert.embeddings.dropout.p == 0.2
+    assert layer.attention.self.dropout.rate == torch_layer.attention.self.dropout.p == 0.05
+    assert layer.output.dropout.rate == torch_layer.output.dropout.p == 0.2
+    assert load_model(tmp_path, dropout=0.0).module().dropout.rate == 0
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_legacy_layer_norm_names(family, tmp_path):
+    reference = tiny_model(family)
+    file = saved(reference, tmp_path) / "model.safetensors"
+
+    def legacy(name):
+        old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+        stem = ".".join(name.split(".")[-2:])
+        return name.removesuffix(stem) + old.get(stem, stem)
+
+    tensors = {legacy(name): x for name, x in load_file(file).items()}
+    assert any(name.endswith("gamma") for name in tensors)
+    save_file(tensors, file)
+    assert_equal(load_model(tmp_path), reference, padded_batch(reference.config))
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_sharded_checkpoint(family, tmp_path):
+    reference = tiny_model(family)
+    reference.save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert_equal(load_model(tmp_path), reference, padded_batch(reference.config))
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
+def test_half_precision_checkpoint_is_read_as_float32(stored, tmp_path):
+    reference = tiny_model("bert").to(stored)
+    model = load_model(saved(reference, tmp_path))
+    assert {x.dtype for x in {**model.frozen, **model.trainable}.values()} == {jnp.dtype("float32")}
+    assert_equal(model, reference.float(), padded_batch(reference.config))
+
+
+def bare_encoder(family: str, directory, **options):
+    """Returns the encoder alone, saved as ``AutoModel`` does: without prefix and classifier."""
+    config = tiny_model(family).config
+    encoder = randomised(AutoModel.from_config(config, **options).eval())
+    names = load_file(saved(encoder, directory) / "model.safetensors")
+    assert not any(name.startswith((family, "classifier")) for name in names)
+    return encoder
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_bare_encoder_gets_a_fresh_head(family, tmp_path):
+    encoder = bare_encoder(family, tmp_path, add_pooling_layer=False)
+    model = load_model(tmp_path, head=classification(3))
+    batch = padded_batch(encoder.config)
+    tensors = {name: torch.tensor(x, dtype=torch.long) for name, x in batch.items()}
+    with torch.no_grad():
+        expected = encoder(**tensors).last_hidden_state.numpy()
+    np.testing.assert_allclose(ours(model, batch)[1], expected, **EXACT)
+    # BERT's pooler is part of its head, as the dense layer inside RoBERTa's classifier is.
+    assert model.head == (("bert.pooler",) if family == "bert" else ()) + ("classifier",)
+    modules = ["bert.pooler.dense", "classifier"]
+    if family == "roberta":
+        modules = ["classifier.dense", "classifier.out_proj"]
+    assert model.kinds == {f"{m}.{leaf}": "head" for m in modules for leaf in ("bias", "kernel")}
+
+
+def test_pooler_of_the_checkpoint_is_where_training_starts(tmp_path):
+    encoder = bare_encoder("bert", tmp_path)
+    model = load_model(tmp_path, head=classification(3, fresh=True))
+    kernel = model.trainable["bert.pooler.dense.kernel"]
+    np.testing.assert_array_equal(kernel, encoder.pooler.dense.weight.detach().T)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_bfloat16_compute_is_close_to_float32(family, tmp_path):
+    reference = tiny_model(family)
+    model = load_model(saved(reference, tmp_path), dtype="bfloat16")
+    batch = padded_batch(reference.config)
+    outputs = model.apply(model.compute_frozen(), model.trainable, batch, None, False)
+    assert outputs.hidden.dtype == jnp.bfloat16
+    assert outputs.logits.dtype == jnp.float32  # the head computes in float32
+    # bfloat16 keeps 8 bits, 0.4 % a rounding; a wrong formula would be off by the values' size, 1.
+    expected, _ = torch_outputs(reference, batch)
+    assert np.abs(expected).max() > 0.5
+    np.testing.assert_allclose(outputs.logits, expected, rtol=0, atol=0.05)
+
+
+@pytest.mark.assets
+def test_minilm_on_real_text(tmp_path):
+    directory = fetch("minilm-l6")
+    model = load_model("minilm-l6", head=classification(5))
+    texts = ["A short one.", "Federated learning keeps data where it is; weights travel.", "", "so"]
+    batch = dict(model.tokenizer(texts, padding=True, return_tensors="np"))
+    assert not batch["attention_mask"].all()
+
+    # Torch in float64: on padding tokens, which nobody reads, its own float32 is off by 3e-5.
+    encoder = AutoModel.from_pretrained(directory).eval().double()
+    with torch.no_grad():
+        tensors = {name: torch.tensor(x) for name, x in batch.items()}
+        expected = encoder(**tensors).last_hidden_state.numpy()
+    real = batch["attention_mask"].astype(bool)
+    np.testing.assert_allclose(ours(model, batch)[1][real], expected[real], **EXACT)
+
+    save_checkpoint({**model.frozen, **model.trainable}, model.config, tmp_path, model.labels)
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    np.testing.assert_allclose(ours(model, batch)[0], torch_outputs(classifier, batch)[0], **EXACT)

@@ -1,0 +1,353 @@
+"""LoRA: its formula, its starts, what it trains and what it refuses."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import bind
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hf import random_model
+from fedjax_peft.peft import lora
+from fedjax_peft.peft.base import attach, attach_module
+from fedjax_peft.peft.lora import LoRALinear, principal_factors
+from fedjax_peft.typing import Outputs
+
+KEY = jax.random.key(3)
+TINY = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 12,
+    "initializer_range": 0.3,
+}
+BATCH = {
+    "input_ids": np.arange(20, dtype=np.int32).reshape(4, 5) + 5,
+    "attention_mask": np.ones((4, 5), np.int32),
+}
+
+
+@functools.cache
+def tiny(family="bert"):
+    return random_model({"model_type": family, **TINY}, head=classification(3))
+
+
+def logits(model, trainable=None, key=None):
+    values = model.trainable if trainable is None else trainable
+    return model.apply(model.frozen, values, BATCH, key, key is not None).logits
+
+
+def nonzero(model):
+    """Returns the trainable leaves with every B random: a zero B hides every bug."""
+    return {
+        name: jax.random.normal(jax.random.fold_in(KEY, i), x.shape)
+        if name.endswith("lora_b")
+        else x
+        for i, (name, x) in enumerate(model.trainable.items())
+    }
+
+
+def layer(scale=1.5, dropout=0.0, rank=3):
+    base = nnx.Linear(8, 6, rngs=nnx.Rngs(0))
+    a, b = jax.random.normal(KEY, (8, rank)), jax.random.normal(KEY, (rank, 6))
+    return LoRALinear(base, a, b, scale, dropout), a, b
+
+
+# --------------------------------------------------------------------------------------- formula
+
+
+def test_output_is_the_formula():
+    module, a, b = layer(scale=1.5)
+    x = jax.random.normal(KEY, (2, 5, 8))
+    expected = np.asarray(module.base(x)) + 1.5 * np.asarray(x) @ np.asarray(a) @ np.asarray(b)
+    np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_merged_is_factored():
+    model = attach(tiny(), lora(4, alpha=6.0))
+    trained = nonzero(model)
+    merged = {}
+    for name, x in model.frozen.items():
+        if not name.endswith(".base.kernel"):
+            merged[name.replace(".base.", ".")] = x
+            continue
+        path = name.removesuffix(".base.kernel")
+        product = trained[f"{path}.lora_a"] @ trained[f"{path}.lora_b"]
+        merged[f"{path}.kernel"] = x + 6 / 4 * product
+    plain = tiny()
+    expected = plain.apply(merged, plain.trainable, BATCH, None, False).logits
+    np.testing.assert_allclose(logits(model, trained), expected, rtol=0, atol=1e-5)
+    assert jnp.max(jnp.abs(logits(model, trained) - logits(model))) > 0.1
+
+
+def test_directions_with_scale_zero_add_nothing():
+    # So a client may own fewer directions than another in one stacked pytree.
+    module, a, b = layer(scale=2.0)
+    module.lora_scale.set_value(jnp.array([2.0, 2.0, 0.0]))
+    x = jax.random.normal(KEY, (5, 8))
+    np.testing.assert_allclose(
+        module(x), module.base(x) + 2 * (x @ a[:, :2]) @ b[:2], rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("alpha", "rslora", "s"), [(None, False, 1), (8, False, 2), (8, True, 4)])
+def test_scale(alpha, rslora, s):
+    model = attach(tiny(), lora(4, alpha=alpha, rslora=rslora))
+    scales = [x for name, x in model.trainable.items() if name.endswith("lora_scale")]
+    np.testing.assert_array_equal(np.stack(scales), np.full((4, 4), s, np.float32))
+
+
+def test_dropout_acts_on_the_low_rank_branch_only():
+    module, a, b = layer(scale=1.0, dropout=0.5)
+    module.base.kernel.set_value(jnp.eye(8, 6))
+    x = jnp.ones((200, 8))
+    branch = np.asarray(module(x) - module.base(x))
+    whole = np.asarray(x @ a @ b)
+    assert np.std(branch, axis=0).min() > 0.1
+    # The branch sees x with elements dropped: solving for them gives 0 or 1 / keep rate.
+    dropped = np.asarray(module.dropout(x))
+    np.testing.assert_allclose(branch, dropped @ np.asarray(a @ b), rtol=0, atol=1e-5)
+    assert set(np.unique(dropped)) == {0.0, 2.0}
+    module.eval()
+    np.testing.assert_allclose(module(x) - module.base(x), whole, rtol=0, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------- starts
+
+
+@pytest.mark.parametrize("init", ["kaiming", "gaussian"])
+def test_random_start_changes_no_logit(init):
+    model = attach(tiny(), lora(4, init=init))
+    np.testing.assert_array_equal(logits(model), logits(tiny()))
+
+
+def start(init, shape, rank, seed=0):
+    module = nnx.Dict(dense=nnx.Linear(*shape, rngs=nnx.Rngs(0)))
+    attach_module(module, lora(rank, init=init, targets=["dense"]), seed=seed)
+    return np.asarray(module.dense.lora_a[...]), np.asarray(module.dense.lora_b[...])
+
+
+def test_kaiming_start_is_uniform_up_to_its_bound():
+    a, b = start("kaiming", (64, 128), 32)
+    bound = 1 / np.sqrt(64)
+    assert 0.99 * bound < np.abs(a).max() <= bound
+    assert abs(a.std() / (bound / np.sqrt(3)) - 1) < 0.05
+    assert not b.any()
+
+
+def test_gaussian_start_has_deviation_one_over_rank():
+    a, b = start("gaussian", (64, 128), 32)
+    assert abs(a.std() * 32 - 1) < 0.05
+    assert abs(a.mean() * 32) < 0.1
+    assert not b.any()
+
+
+def test_start_follows_from_the_seed_and_the_path():
+    np.testing.assert_array_equal(start("kaiming", (8, 8), 4)[0], start("kaiming", (8, 8), 4)[0])
+    assert not np.array_equal(start("kaiming", (8, 8), 4)[0], start("kaiming", (8, 8), 4, 1)[0])
+    values = attach(tiny(), lora(4)).trainable
+    factors = [np.asarray(x) for name, x in values.items() if name.endswith("lora_a")]
+    assert len(np.unique(np.stack(factors), axis=0)) == len(factors) == 4
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"alpha": 10.0}, {"alpha": 10.0, "rslora": True}], ids=["s=1", "alpha", "rs"]
+)
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_svd_start_changes_no_logit(family, options):
+    plain = tiny(family)
+    model = attach(plain, lora(4, init="svd", **options))
+    np.testing.assert_allclose(logits(model), logits(plain), rtol=0, atol=1e-5)
+    for name, kernel in plain.frozen.items():
+        if name.endswith(("query.kernel", "value.kernel")):
+            path = name.removesuffix(".kernel")
+            a, b, s = (model.trainable[f"{path}.lora_{n}"] for n in ("a", "b", "scale"))
+            residual = model.frozen[f"{path}.base.kernel"]
+            np.testing.assert_allclose(residual + s[0] * a @ b, kernel, rtol=0, atol=1e-5)
+            assert np.linalg.norm(residual) < 0.9 * np.linalg.norm(kernel)
+
+
+@pytest.mark.parametrize("shape", [(12, 7), (7, 12), (9, 9)])
+def test_svd_start_holds_the_largest_directions_with_canonical_signs(shape):
+    kernel = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    factors, residuals = principal_factors({"k": jnp.asarray(kernel)}, 3, 2.0)
+    a, b = map(np.asarray, factors["k"])
+    u, s, vt = np.linalg.svd(kernel.astype(np.float64), full_matrices=False)
+    best = u[:, :3] * s[:3] @ vt[:3]
+    np.testing.assert_allclose(2.0 * a @ b, best, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(residuals["k"], kernel - best, rtol=0, atol=1e-5)
+    # The singular values are split evenly, and the largest entry of each column of A is positive.
+    np.testing.assert_allclose(np.linalg.norm(a, axis=0), np.sqrt(s[:3] / 2), rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(b, axis=1), np.sqrt(s[:3] / 2), rtol=1e-5)
+    assert (np.take_along_axis(a, np.abs(a).argmax(axis=0)[None], axis=0) > 0).all()
+
+
+# ------------------------------------------------------------------------------ what is trained
+
+
+def test_only_the_adapters_and_the_head_are_trained():
+    model = attach(tiny("roberta"), lora(4))
+    kinds = {
+        kind: {name for name, k in model.kinds.items() if k == kind}
+        for kind in ("adapter", "head", "fixed")
+    }
+    sites = [
+        f"roberta.encoder.layer.{i}.attention.self.{n}" for i in (0, 1) for n in ("query", "value")
+    ]
+    assert kinds["adapter"] == {f"{site}.lora_{n}" for site in sites for n in "ab"}
+    assert kinds["fixed"] == {f"{site}.lora_scale" for site in sites}
+    assert kinds["head"] == {
+        f"classifier.{n}.{leaf}" for n in ("dense", "out_proj") for leaf in ("kernel", "bias")
+    }
+    assert model.trainable.keys() == model.kinds.keys()
+    assert not model.frozen.keys() & model.trainable.keys()
+    assert model.counts()["adapter"] == len(sites) * 4 * (16 + 16)
+
+
+@pytest.mark.parametrize(("rank", "adapter"), [(8, 294_912), (16, 589_824)])
+def test_count_of_roberta_base(rank, adapter):
+    # The published figures: 0.3M for r = 8, and FRA-LoRA's 589,824 + 592,130 for r = 16.
+    shape = {"vocab_size": 8, "max_position_embeddings": 4, "intermediate_size": 8}
+    model = random_model({"model_type": "roberta", **shape}, head=classification(2))
+    counts = attach(model, lora(rank)).counts()
+    assert counts["adapter"] == adapter
+    assert counts["head"] == 592_130
+
+
+# --------------------------------------------------------------------------------------- targets
+
+
+def sites(model):
+    return sorted(n.removesuffix(".lora_a") for n in model.trainable if n.endswith("lora_a"))
+
+
+@pytest.mark.parametrize(
+    ("targets", "count"),
+    [
+        (None, 4),
+        (["key"], 2),
+        (["query", "output.dense"], 6),
+        (["bert.encoder.layer.1.output.dense"], 1),
+        (r"bert\.encoder\.layer\.0\..*\.(query|key)", 2),
+        (".*dense", 6),
+    ],
+)
+def test_targets_are_read_as_in_peft(targets, count):
+    # ``dense`` would be the pooler's too, but here it is in the head, which is trained whole.
+    assert len(sites(attach(tiny(), lora(4, targets=targets)))) == count
+
+
+@pytest.mark.parametrize(
+    ("targets", "advice"),
+    [
+        (["qurey"], "'query'"),
+        ([], "targets="),
+        ("encoder.*query", "'encoder.*query'"),
+        (["LayerNorm"], "'LayerNorm'"),
+        (["classifier"], "'classifier'"),
+    ],
+)
+def test_targets_that_match_nothing(targets, advice):
+    with pytest.raises(InputError) as caught:
+        attach(tiny(), lora(4, targets=targets))
+    assert advice in str(caught.value)
+
+
+def test_rank_above_a_side():
+    with pytest.raises(InputError, match=r"rank = 17 .*'bert.encoder.layer.0.*\(16x16\)"):
+        attach(tiny(), lora(17))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rank": 0}, {"alpha": 0.0}, {"alpha": -1.0}, {"dropout": 1.0}, {"init": "pissa"}],
+    ids=str,
+)
+def test_impossible_options(options):
+    with pytest.raises(InputError, match=str(next(iter(options.values())))):
+        lora(**options)
+
+
+def test_attaching_twice():
+    model = attach(tiny(), lora(4))
+    with pytest.raises(InputError, match="already has 'lora'"):
+        attach(model, lora(4))
+    module = attach_module(tiny().module(), lora(4, targets=["query"]))
+    with pytest.raises(InputError, match=r"query.* already has LoRA"):
+        attach_module(module, lora(4, targets=["query"]))
+
+
+# -------------------------------------------------------------------------- a user's own module
+
+
+class MLP(nnx.Module):
+    """What a user may bring: not ours, with flax's own dropout."""
+
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(6, 12, rngs=rngs)
+        self.drop = nnx.Dropout(0.25, rngs=rngs)
+        self.out = nnx.Linear(12, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.drop(jax.nn.relu(self.hidden(x))))
+
+
+def forward(module, batch):
+    y = module(batch["x"])
+    return Outputs(y, y[:, None])
+
+
+def test_own_module_is_adapted_and_trained():
+    model = bind(MLP(nnx.Rngs(0)), head=("out",), forward=forward)
+    model = attach(model, lora(2, targets=["hidden"]))
+    assert model.kinds == {
+        "hidden.lora_a": "adapter",
+        "hidden.lora_b": "adapter",
+        "hidden.lora_scale": "fixed",
+        "out.bias": "head",
+        "out.kernel": "head",
+    }
+    assert model.frozen.keys() == {"hidden.base.kernel", "hidden.base.bias"}
+    x = jax.random.normal(KEY, (64, 6))
+    batch = {"x": x, "labels": (x[:, 0] > 0).astype(jnp.int32)}
+    before = jax.tree.map(np.asarray, model.frozen)
+    adapted = {n: v for n, v in model.trainable.items() if model.kinds[n] != "fixed"}
+    fixed = {n: v for n, v in model.trainable.items() if model.kinds[n] == "fixed"}
+
+    def loss(params, key):
+        outputs = model.apply(model.frozen, {**fixed, **params}, batch, key, True)
+        log = jax.nn.log_softmax(outputs.logits)
+        return -jnp.mean(jnp.take_along_axis(log, batch["labels"][:, None], axis=1))
+
+    @jax.jit
+    def step(params, key):
+        value, grads = jax.value_and_grad(loss)(params, key)
+        return jax.tree.map(lambda p, g: p - 0.3 * g, params, grads), value, grads
+
+    losses = []
+    for i in range(40):
+        adapted, value, grads = step(adapted, jax.random.fold_in(KEY, i))
+        losses.append(float(value))
+    assert np.mean(losses[-5:]) < 0.6 * losses[0]
+    assert grads.keys() == adapted.keys()
+    assert all(jnp.any(g != 0) for g in grads.values())
+    jax.tree.map(np.testing.assert_array_equal, before, model.frozen)
+    np.testing.assert_array_equal(  # flax's dropout follows the step's key too
+        *(model.apply(model.frozen, model.trainable, batch, KEY, True).logits for _ in range(2))
+    )
+
+
+def test_head_that_the_module_does_not_have():
+    with pytest.raises(InputError, match=r"'outt'.*'out'"):
+        bind(MLP(nnx.Rngs(0)), head=("outt",), forward=forward)
+
+
+def test_own_module_has_no_default_targets():
+    with pytest.raises(InputError, match=r"targets=.*hidden"):
+        attach(bind(MLP(nnx.Rngs(0)), head=("out",), forward=forward), lora(2))

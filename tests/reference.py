@@ -1,0 +1,94 @@
+"""Federated averaging of the toy problem, slowly: what the round engine must equal.
+
+Loops over rounds, clients and batches in NumPy, float64: no jit, no lanes, no padding, gradients
+and Adam by hand. It shares with the library the names of the random streams and nothing else.
+"""
+
+import jax
+import numpy as np
+
+from fedjax_peft.random import client_key, host_rng, stream
+
+
+def gradients(frozen, leaves, x, labels, kept):
+    """Returns the gradient of the mean cross entropy by every leaf; ``kept`` is dropout's mask."""
+    w, scale = frozen["layer.kernel"], leaves["layer.lora_scale"][None]
+    a, b, head = leaves["layer.lora_a"], leaves["layer.lora_b"], leaves["head.kernel"]
+    low = (x @ a) * scale
+    hidden = np.tanh(x @ w + low @ b)
+    dropped = hidden * kept / 0.8
+    logits = dropped @ head + leaves["head.bias"][None]
+    chances = np.exp(logits - logits.max(axis=1, keepdims=True))
+    chances /= chances.sum(axis=1, keepdims=True)
+    by_logits = (chances - np.eye(head.shape[1])[labels]) / len(x)
+    by_inner = (by_logits @ head.T) * kept / 0.8 * (1 - hidden**2)
+    return {
+        "head.bias": by_logits.sum(axis=0),
+        "head.kernel": dropped.T @ by_logits,
+        "layer.lora_a": x.T @ (by_inner @ b.T * scale),
+        "layer.lora_b": low.T @ by_inner,
+    }
+
+
+class Adam:
+    """Kingma and Ba, 2015; a fresh one for every client and round."""
+
+    def __init__(self, rate):
+        self.rate, self.count, self.m, self.v = rate, 0, {}, {}
+
+    def __call__(self, name, gradient):
+        """Returns what to add to a leaf; ``count`` is the step, from 1."""
+        self.m[name] = 0.9 * self.m.get(name, 0) + 0.1 * gradient
+        self.v[name] = 0.999 * self.v.get(name, 0) + 0.001 * gradient**2
+        m = self.m[name] / (1 - 0.9**self.count)
+        v = self.v[name] / (1 - 0.999**self.count)
+        return -self.rate * m / (np.sqrt(v) + 1e-8)
+
+
+def train_client(model, leaves, trained, clients, client, key, rng, *, rate, batch_size, epochs):
+    """Returns a client's leaves after ``epochs`` passes over its examples, and its steps."""
+    frozen = {n: np.asarray(x, np.float64) for n, x in model.frozen.items()}
+    columns, adam = clients.data.columns, Adam(rate)
+    for _ in range(epochs):
+        order = rng.permutation(clients.indices[client])
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            adam.count += 1
+            step_key = jax.random.fold_in(key, adam.count)  # 0 is the key of the start
+            width = frozen["layer.kernel"].shape[1]
+            kept = np.asarray(jax.random.bernoulli(step_key, 0.8, (batch_size, width)))
+            x, labels = columns["x"][rows].astype(np.float64), columns["labels"][rows]
+            by = gradients(frozen, leaves, x, labels, kept[: len(rows)])
+            leaves = {**leaves, **{n: leaves[n] + adam(n, by[n]) for n in trained}}
+    return leaves, adam.count
+
+
+def federated(
+    model, clients, *, shared, private, rounds, per_round, rate, batch_size, epochs, seed=0
+):
+    """Returns (leaves of the server, leaves of every client, steps in the last round by client)."""
+    server = {n: np.asarray(x, np.float64) for n, x in model.trainable.items()}
+    own = [{n: server[n] for n in private} for _ in range(len(clients))]
+    steps = {}
+    for number in range(1, rounds + 1):
+        cohort = host_rng(seed, "cohort", number).choice(len(clients), per_round, replace=False)
+        uploads, weights, steps = [], [], {}
+        for client in cohort.tolist():
+            leaves, steps[client] = train_client(
+                model,
+                {**server, **own[client]},
+                [*shared, *private],
+                clients,
+                client,
+                client_key(stream(seed, "clients"), number, client),
+                host_rng(seed, "order", number, client),
+                rate=rate,
+                batch_size=batch_size,
+                epochs=epochs,
+            )
+            own[client] = {n: leaves[n] for n in private}
+            uploads.append(leaves)
+            weights.append(len(clients.indices[client]))
+        for name in shared:
+            server[name] = np.average([u[name] for u in uploads], axis=0, weights=weights)
+    return server, own, steps

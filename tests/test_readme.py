@@ -1,0 +1,36 @@
+"""What the README shows runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def code_block(containing: str) -> str:
+    """Returns the README's Python block with that text."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (block,) = [b for b in blocks if containing in b]
+    return block
+
+
+def test_own_algorithm(capsys):
+    """The page on writing an algorithm is a whole program."""
+    exec(code_block("def fedprox"), {})
+    assert "fedprox: 3 rounds" in capsys.readouterr().out
+
+
+@pytest.mark.assets
+@pytest.mark.timeout(600)
+def test_python_example(tmp_path, monkeypatch):
+    """The ten lines on the demo's assets, for one round."""
+    monkeypatch.chdir(tmp_path)
+    code = code_block("run.export")
+    short = code.replace("rounds=10", "rounds=1").replace("clients_per_round=10", "clients_per_round=2")
+    short = short.replace("max_length=64", "max_length=16, test_examples=64")
+    assert short.count("rounds=1,") == 1
+    names: dict = {}
+    exec(short, names)
+    assert len(names["run"].metrics) == 2
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()

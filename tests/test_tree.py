@@ -1,0 +1,98 @@
+"""The algebra of stacked trees, and roles by name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_peft import tree
+from fedjax_peft.errors import InputError
+from fedjax_peft.typing import Roles
+
+STACKED = {
+    "a": jnp.arange(6, dtype=jnp.float32).reshape(3, 2),
+    "b": {"c": jnp.array([1, 2, 3], jnp.int32)},
+}
+KINDS = {
+    "head.bias": "head",
+    "layer.lora_a": "adapter",
+    "layer.lora_b": "adapter",
+    "layer.lora_scale": "fixed",
+}
+
+
+def lists(x):
+    return jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), x)
+
+
+def test_broadcast_stacks_copies():
+    result = tree.broadcast({"a": jnp.ones((2, 3)), "b": 5}, 4)
+    assert jax.tree.map(jnp.shape, result) == {"a": (4, 2, 3), "b": (4,)}
+
+
+def test_take_gathers_rows_and_clips():
+    got = tree.take(STACKED, np.array([2, 0, 9, -1]))
+    assert lists(got) == {"a": [[4, 5], [0, 1], [4, 5], [0, 1]], "b": {"c": [3, 1, 3, 1]}}
+    assert lists(tree.take(STACKED, jnp.array(1))) == {"a": [2, 3], "b": {"c": 2}}
+
+
+def test_put_replaces_rows_and_drops_those_out_of_range():
+    rows = {"a": jnp.full((2, 2), 7.0), "b": {"c": jnp.array([8, 9])}}
+    got = tree.put(STACKED, jnp.array([1, 3]), rows)
+    assert lists(got) == {"a": [[0, 1], [7, 7], [4, 5]], "b": {"c": [1, 8, 3]}}
+
+
+def test_where_picks_rows_whole():
+    zeros = jax.tree.map(jnp.zeros_like, STACKED)
+    got = tree.where(jnp.array([True, False, True]), STACKED, zeros)
+    assert lists(got) == {"a": [[0, 1], [0, 0], [4, 5]], "b": {"c": [1, 0, 3]}}
+
+
+def test_weighted_sum_is_float32_whatever_comes_in():
+    got = tree.weighted_sum(
+        {"a": STACKED["a"].astype(jnp.bfloat16)}, jnp.array([1.0, 0.5, 2.0], jnp.float32)
+    )
+    assert lists(got) == {"a": [0 + 1 + 8, 1 + 1.5 + 10]}
+    assert got["a"].dtype == jnp.float32
+
+
+def test_all_finite_as_a_whole_and_by_row():
+    bad = {"a": STACKED["a"].at[1, 0].set(jnp.inf), "n": jnp.array([jnp.nan, 0, 0])}
+    assert bool(tree.all_finite(STACKED))
+    assert not bool(tree.all_finite(bad))
+    assert tree.all_finite(bad, axis=0).tolist() == [False, False, True]
+    # Whole numbers are always finite, and so is nothing.
+    assert bool(tree.all_finite(STACKED["b"], axis=0))
+    assert bool(tree.all_finite({}, axis=0))
+
+
+def test_size_and_bytes_of_arrays_and_of_shapes():
+    assert (tree.size(STACKED), tree.nbytes(STACKED)) == (9, 36)
+    halves = {"a": jax.ShapeDtypeStruct((3, 5), jnp.bfloat16)}
+    assert (tree.size(halves), tree.nbytes(halves)) == (15, 30)
+
+
+def test_select_sorts_names():
+    assert list(tree.select({"b": 1, "c": 2, "a": 3}, {"c", "a"})) == ["a", "c"]
+
+
+def test_roles_the_special_rule_comes_before_the_general():
+    roles = Roles(shared=("^adapter:", "^head:"), private=("lora_b$",))
+    assert tree.assign_roles(KINDS, roles) == {
+        "fixed": ["layer.lora_scale"],
+        "private": ["layer.lora_b"],
+        "shared": ["head.bias", "layer.lora_a"],
+    }
+    frozen = tree.assign_roles(KINDS, Roles(shared=("^adapter:",), fixed=("^head:",)))
+    assert frozen["fixed"] == ["head.bias", "layer.lora_scale"]
+
+
+def test_roles_must_cover_every_leaf():
+    with pytest.raises(InputError, match=r"'head:head\.bias' \(1 leaves in all\)"):
+        tree.assign_roles(KINDS, Roles(shared=("^adapter:",)))
+
+
+def test_a_role_rule_that_matches_nothing_is_named():
+    roles = Roles(shared=("^adapter:", "^head:"), private=("head:head.bios",))
+    with pytest.raises(InputError, match=r"private rule 'head:head\.bios' .*'head:head\.bias'"):
+        tree.assign_roles(KINDS, roles)

@@ -1,0 +1,126 @@
+"""A problem that compiles in a blink: LoRA on one frozen matrix and a softmax head, as plain dicts.
+
+It has all that the engine can meet: frozen, fixed, adapter and head leaves, and dropout.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_peft import tree
+from fedjax_peft.data import Clients, Dataset
+from fedjax_peft.engine.plan import make_plan
+from fedjax_peft.engine.program import Program
+from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.models.base import Model
+from fedjax_peft.random import stream
+from fedjax_peft.tasks import classification
+from fedjax_peft.typing import Outputs
+
+FEATURES, WIDTH, RANK, CLASSES = 5, 6, 2, 3
+KINDS = {
+    "head.bias": "head",
+    "head.kernel": "head",
+    "layer.lora_a": "adapter",
+    "layer.lora_b": "adapter",
+    "layer.lora_scale": "fixed",
+}
+SHARED = ("head.bias", "head.kernel", "layer.lora_a", "layer.lora_b")
+HEAD, ADAPTER = SHARED[:2], SHARED[2:]
+
+
+def apply_with(dropout):
+    """Returns ``softmax(dropout(tanh(x W + s x A B)) H + b)`` as an ``ApplyFn``."""
+
+    def apply(frozen, trainable, batch, key, train):
+        x = batch["x"]
+        low = (x @ trainable["layer.lora_a"]) * trainable["layer.lora_scale"][None]
+        hidden = jnp.tanh(x @ frozen["layer.kernel"] + low @ trainable["layer.lora_b"])
+        if train and dropout:
+            kept = jax.random.bernoulli(key, 1 - dropout, hidden.shape)
+            hidden = jnp.where(kept, hidden / (1 - dropout), 0.0)
+        logits = hidden @ trainable["head.kernel"] + trainable["head.bias"][None]
+        return Outputs(logits, hidden[:, None])
+
+    return apply
+
+
+def model(*, dropout=0.2, features=FEATURES, width=WIDTH, **changes) -> Model:
+    """Returns the model with random leaves, none of them zero (a zero B hides mistakes)."""
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return jnp.asarray(rng.normal(0, 0.5, shape), jnp.float32)
+
+    trainable = {
+        "head.bias": draw(CLASSES),
+        "head.kernel": draw(width, CLASSES),
+        "layer.lora_a": draw(features, RANK),
+        "layer.lora_b": draw(RANK, width),
+        "layer.lora_scale": jnp.full(RANK, 1.5),
+    }
+    frozen = {"layer.kernel": draw(features, width)}
+    labels = tuple(f"class {i}" for i in range(CLASSES))
+    bound = Model(apply_with(dropout), frozen, trainable, KINDS, None)
+    return bound.replace(name="toy", labels=labels, **changes)
+
+
+def dataset(examples: int, *, features: int = FEATURES, seed: int = 0) -> Dataset:
+    """Returns examples that a linear rule labels."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(examples, features)).astype(np.float32)
+    labels = np.argmax(x[:, :CLASSES] + 0.3 * rng.normal(size=(examples, CLASSES)), axis=1)
+    names = tuple(f"class {i}" for i in range(CLASSES))
+    return Dataset({"x": x, "labels": labels.astype(np.int32)}, names, "toy")
+
+
+def clients(sizes, *, seed: int = 0) -> Clients:
+    """Returns clients of the given sizes that share out a data set of their sum."""
+    total = sum(sizes)
+    order = np.random.default_rng(seed + 1).permutation(total).astype(np.int32)
+    return Clients(dataset(total, seed=seed), tuple(np.split(order, np.cumsum(sizes)[:-1])))
+
+
+def poisoned(federation: Clients, *which: int) -> Clients:
+    """Returns the clients with one example of each named client turned infinite."""
+    x = federation.data.columns["x"].copy()
+    for client in which:
+        x[federation.indices[client][0]] = np.inf
+    columns = {**federation.data.columns, "x": x}
+    data = Dataset(columns, federation.data.label_names, "poisoned")
+    return Clients(data, federation.indices)
+
+
+class Engine:
+    """The round program of an algorithm on the toy problem, as ``simulate`` uses it."""
+
+    def __init__(self, algorithm, federation, *, per_round, lanes, epochs=1, bound=None):
+        bound = bound or model()
+        names = tree.assign_roles(bound.kinds, algorithm.roles)
+        self.shared = tree.select(bound.trainable, names["shared"])
+        self.private = tree.select(bound.trainable, names["private"])
+        self.clients, self.lanes = len(federation), lanes
+        self.schedule = Schedule(federation.indices, per_round, 4, epochs, None, 0)
+        self.time_steps = self.schedule.time_steps(20, lanes)
+        fixed = tree.select(bound.trainable, names["fixed"])
+        columns, key = federation.data.columns, stream(0, "clients")
+        problem = (bound.apply, classification(), bound.frozen, fixed)
+        self.program = Program(algorithm, *problem, columns, key)
+
+    def start(self):
+        """Returns the server's state and the private store, both to be donated."""
+        return jax.tree.map(jnp.copy, self.shared), tree.broadcast(self.private, self.clients)
+
+    def plan(self, cohort):
+        """Returns the plan of a cohort of our own making, of the shape that all plans have."""
+        return make_plan(
+            cohort,
+            self.lanes,
+            time_steps=self.time_steps,
+            slots=self.schedule.per_round,
+            batch_size=self.schedule.batch_size,
+        )
+
+    def run(self, cohort, number=1, state=None):
+        """Returns the result of one round, on the host."""
+        return jax.device_get(self.program(*(state or self.start()), self.plan(cohort), number))
