@@ -1,9 +1,16 @@
 """Linear algebra shared by initialisation and aggregation."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 
 __all__ = ["canonical"]
+
+# XLA's LAPACK on a CPU is scipy's OpenBLAS, whose threads wait for each other at every small
+# product: on an idle machine they gain nothing here, on a busy one a 0.3 s decomposition was seen
+# to take 70 s. It reads this when it is first used; what the user has set stays.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def canonical(u: jax.Array, s: jax.Array, vt: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -49,6 +49,8 @@ def fra(
     """
     if rank is not None and rank < 1:
         raise InputError(f"The rank of FRA must be at least 1, not {rank}.")
+    if split not in ("balanced", "B", "A"):
+        raise InputError(f"split = {split!r} is not one of balanced, B, A.")
 
     def zero(like: Params, slots: int) -> PyTree:
         found = pairs(like)

@@ -28,7 +28,7 @@ def best_lanes(
     Args:
       measure: lanes -> (client steps a second, bytes that the compiled program needs).
       cohort: clients a round, the most lanes that can be of use.
-      memory_limit: bytes of the device.
+      memory_limit: bytes of the device that may be used.
       devices: lanes are a multiple of it.
     """
     most = -(-cohort // devices) * devices
@@ -36,7 +36,7 @@ def best_lanes(
     lanes = devices
     while True:
         speed, needed = measure(lanes)
-        if needed > 0.9 * memory_limit or speed < 1.05 * best_speed:
+        if needed > memory_limit or speed < 1.05 * best_speed:
             return best
         best, best_speed = lanes, speed
         if lanes == most:

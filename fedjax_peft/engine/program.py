@@ -48,13 +48,23 @@ class Program:
 
     def __call__(self, server: PyTree, store: PyTree, plan: Plan, number: int) -> RoundResult:
         """Runs round ``number``; returns without waiting for the device."""
-        plan, index = replicate((plan, np.int32(number)), self._mesh)
-        arguments = (*self._inputs, server, store, plan, self._key, index)
+        arguments = self._arguments(server, store, plan, number)
         if self._compiled is None:
-            began = time.perf_counter()
-            self._compiled = self._function.lower(*arguments).compile()
-            self.compile_seconds = time.perf_counter() - began
+            self._compile(arguments)
         return self._compiled(*arguments)
+
+    def compile(self, server: PyTree, store: PyTree, plan: Plan) -> None:
+        """Compiles for arguments of these shapes, and runs nothing."""
+        self._compile(self._arguments(server, store, plan, 0))
+
+    def _arguments(self, server: PyTree, store: PyTree, plan: Plan, number: int) -> tuple:
+        plan, index = replicate((plan, np.int32(number)), self._mesh)
+        return (*self._inputs, server, store, plan, self._key, index)
+
+    def _compile(self, arguments: tuple) -> None:
+        began = time.perf_counter()
+        self._compiled = self._function.lower(*arguments).compile()
+        self.compile_seconds = time.perf_counter() - began
 
     @property
     def peak_bytes(self) -> int:

@@ -25,6 +25,7 @@ from fedjax_peft.typing import (
     ApplyFn,
     ClientUpdate,
     Key,
+    Metrics,
     Params,
     Problem,
     PyTree,
@@ -133,9 +134,13 @@ def _run_clients(
 
     def begin(t: jax.Array) -> PyTree:
         init = over_lanes(lambda p, k: update.init(broadcast, p, k))
-        # Local steps count from 1; 0 is the client's initialisation.
         keys = keys_at(t, jnp.zeros(lanes, jnp.int32))
         return constrain(init(tree.take(private, plan.slot[t]), keys))
+
+    def advance(state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics]:
+        # Local steps count from 1: 0 is the key of the client's initialisation.
+        keys = keys_at(t, plan.local[t] + 1)
+        return over_lanes(update.step)(state, batch_at(t), keys)
 
     def body(t: jax.Array, carry: _Carry) -> _Carry:
         slot, local = plan.slot[t], plan.local[t]
@@ -145,7 +150,7 @@ def _run_clients(
         state = jax.lax.cond(
             jnp.any(first), lambda s: tree.where(first, begin(t), s), lambda s: s, carry.state
         )
-        stepped, metrics = over_lanes(update.step)(state, batch_at(t), keys_at(t, local + 1))
+        stepped, metrics = advance(state, t)
         real = jnp.any(plan.examples[t] >= 0, axis=1)  # so is every live lane that engine.plan made
         state = constrain(tree.where(real, stepped, state))
         where = jnp.where(real, slot, slots)
@@ -171,9 +176,7 @@ def _run_clients(
         return acc, tree.put(kept, where, own), finite
 
     shapes = jax.eval_shape(begin, 0)
-    metric_shapes = jax.eval_shape(
-        lambda s: over_lanes(update.step)(s, batch_at(0), keys_at(0, plan.local[0]))[1], shapes
-    )
+    metric_shapes = jax.eval_shape(advance, shapes, 0)[1]
     start = _Carry(
         state=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
         acc=aggregator.zero(broadcast, slots),

@@ -21,7 +21,9 @@ class Checkpoints:
 
     def __init__(self, directory: Path):
         self._manager = ocp.CheckpointManager(
-            directory.resolve(), options=ocp.CheckpointManagerOptions(max_to_keep=2)
+            directory.resolve(),
+            options=ocp.CheckpointManagerOptions(max_to_keep=2),
+            item_handlers=ocp.StandardCheckpointHandler(),
         )
 
     @property
@@ -58,9 +60,12 @@ class Checkpoints:
             try:
                 if number > last:
                     raise ValueError(f"the metrics end at round {last}")
+                self._check_shapes(number, abstract)
                 state = self._manager.restore(number, args=ocp.args.StandardRestore(abstract))
+            except InputError:
+                raise
             except Exception as error:  # orbax raises many kinds
-                reason = (str(error).strip() or repr(error)).splitlines()[0]
+                reason = (str(error).strip() or repr(error)).splitlines()[0].partition(". ")[0]
                 reasons.append(f"round {number}: {reason}")
                 continue
             for newer in steps[: steps.index(number)]:
@@ -71,6 +76,19 @@ class Checkpoints:
         raise InputError(
             f"No checkpoint in {self._manager.directory} can be restored: {'; '.join(reasons)}"
         )
+
+    def _check_shapes(self, number: int, like: PyTree) -> None:
+        # Before orbax reads a byte: it gives up in the middle, and its message has no name.
+        stored = self._manager.item_metadata(number).tree
+        shapes = {leaf.name: tuple(leaf.shape) for leaf in jax.tree.leaves(stored)}
+        for path, leaf in jax.tree.leaves_with_path(like):
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            if shapes.get(name, leaf.shape) != leaf.shape:
+                raise InputError(
+                    f"The checkpoint of round {number} in {self._manager.directory} holds"
+                    f" {name.partition('.')[2]!r} with shape {shapes[name]}, but this run has"
+                    f" {leaf.shape}: it is of another model or other clients."
+                )
 
     def close(self) -> None:
         """Releases orbax's threads."""

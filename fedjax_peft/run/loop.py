@@ -288,7 +288,7 @@ def _row(number: int, plan: Plan, result: RoundResult) -> Row:
     row: Row = {"round": number}
     for name, (total, count) in sums.items():
         good = finite & (count > 0)
-        row[f"train_{name}"] = _number(total[good].sum() / max(count[good].sum(), 1.0))
+        row[f"train_{name}"] = _number(total[good].sum() / count[good].sum()) if good.any() else None
     took_part = plan.client >= 0
     row["clients"] = plan.client[took_part].tolist()
     row["dropped"] = plan.client[took_part & ~finite].tolist()
@@ -344,21 +344,23 @@ def choose_lanes(
     if device.platform == "cpu":
         weights = sum(x.size for name, x in frozen.items() if name.endswith("kernel"))
         return -(-cpu_lanes(weights, schedule.per_round) // devices) * devices
-    limit = (device.memory_stats() or {}).get("bytes_limit", 16 << 30)
+    limit = int(0.9 * (device.memory_stats() or {}).get("bytes_limit", 16 << 30))
 
     def measure(lanes: int) -> tuple[float, int]:
         plan = schedule.plan(1, lanes, schedule.time_steps(rounds, lanes))
         plan = plan._replace(steps=np.minimum(plan.steps, np.int32(4)))
         live = int((plan.slot[: int(plan.steps)] < schedule.per_round).sum())
         run = program()
-        jax.block_until_ready(run(*start(), plan, 1))
+        run.compile(*start(), plan)
+        if run.peak_bytes > limit:
+            return 0.0, run.peak_bytes
         seconds = []
         for _ in range(3):
             server, store = jax.block_until_ready(start())
             began = time.perf_counter()
             jax.block_until_ready(run(server, store, plan, 1))
             seconds.append(time.perf_counter() - began)
-        return live / min(seconds), run.peak_bytes
+        return live / min(seconds), run.peak_bytes  # the first is a warm-up
 
     return best_lanes(measure, schedule.per_round, limit, devices)
 

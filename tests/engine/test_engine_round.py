@@ -25,7 +25,6 @@ ADAM = optax.adam(RATE)
 POLICIES = {
     "shared": (fedavg(ADAM), toy.SHARED, ()),
     "private head": (fedavg(ADAM, head="private"), toy.ADAPTER, toy.HEAD),
-    "frozen head": (fedavg(ADAM, head="frozen"), toy.ADAPTER, ()),
     "local": (local(ADAM), (), toy.SHARED),
 }
 
@@ -62,7 +61,6 @@ def differences(result, policy, server, own):
         ("private head", 3),
         ("private head", 8),
         ("shared", 3),
-        ("frozen head", 2),
         ("local", 3),
     ],
 )

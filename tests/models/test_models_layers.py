@@ -146,7 +146,7 @@ def test_first_token_alone_has_the_masks_that_it_has_among_all(family):
     # The logits come from the last layer computed for one token, ``hidden`` from the same layer
     # for all tokens. Without dropout in the head, the one is a function of the other.
     rates = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
-    model, batch = random_classifier(family, classifier_dropout=0.0, **rates)
+    model, batch = random_classifier(family, num_hidden_layers=1, classifier_dropout=0.0, **rates)
     apply = jax.jit(model.apply, static_argnums=4)
     trained = apply(model.frozen, model.trainable, batch, KEY, True)
     module = model.module()
@@ -157,9 +157,5 @@ def test_first_token_alone_has_the_masks_that_it_has_among_all(family):
         logits = module.classifier(trained.hidden[:, 0])
     np.testing.assert_allclose(trained.logits, logits, rtol=0, atol=1e-5)
 
-    others = [
-        apply(model.frozen, model.trainable, batch, None, False),
-        apply(model.frozen, model.trainable, batch, jax.random.key(8), True),
-    ]
-    for other in others:
-        assert jnp.max(jnp.abs(other.logits - trained.logits)) > 0.1
+    other = apply(model.frozen, model.trainable, batch, jax.random.key(8), True)
+    assert jnp.max(jnp.abs(other.logits - trained.logits)) > 0.1

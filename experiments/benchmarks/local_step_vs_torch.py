@@ -1,0 +1,191 @@
+"""Local LoRA training in client-steps a second: our round engine against a plain torch + peft loop.
+
+Both do the same work on a BERT of random weights (the speed does not depend on them) and random
+tokens: every client starts from the broadcast adapter, pooler and classifier with a fresh AdamW,
+takes its local steps with loss and accuracy, and is added to the weighted mean. The two run in one
+process and take turns, A/B/A/B, so that what else the machine does meets both. Medians are
+reported; compilation is timed apart.
+
+    python experiments/benchmarks/local_step_vs_torch.py                         # CPU, 2 to 5 min
+    python experiments/benchmarks/local_step_vs_torch.py --dtype bfloat16 --clients 32 --steps 8
+
+With ``--dtype bfloat16`` torch runs under autocast, its usual way; on CUDA float32 products may use
+TF32 on both sides. Needs the package's ``test`` extra (torch, peft).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+import warnings
+from importlib import metadata
+
+# Two frameworks share the device: neither may take all of its memory at once.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import BertConfig, BertForSequenceClassification
+
+from fedjax_peft.run.bench import Bench
+
+CLASSES = 20
+
+
+class TorchLoop:
+    """The same round in plain torch: one client after the other, one step after the other."""
+
+    def __init__(self, a: argparse.Namespace, dropout: float):
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.clients, self.steps, self.batch, self.dtype = a.clients, a.steps, a.batch, a.dtype
+        config = BertConfig(
+            vocab_size=a.vocab,
+            hidden_size=a.hidden,
+            num_hidden_layers=a.layers,
+            num_attention_heads=a.heads,
+            intermediate_size=a.ffn,
+            max_position_embeddings=max(a.length, 512),
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+            num_labels=CLASSES,
+        )
+        adapter = LoraConfig(
+            r=a.rank,
+            lora_alpha=a.rank,
+            target_modules=["query", "value"],
+            task_type="SEQ_CLS",
+            modules_to_save=["bert.pooler", "classifier"],  # what we train, too
+        )
+        torch.manual_seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
+            model = get_peft_model(BertForSequenceClassification(config), adapter)
+        self.model = model.to(self.device).train()
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.broadcast = [p.detach().clone() for p in self.trained]
+        n = a.clients * a.steps * a.batch
+        self.ids = torch.randint(0, a.vocab, (n, a.length), device=self.device)
+        self.mask = torch.ones_like(self.ids)
+        self.labels = torch.randint(0, CLASSES, (n,), device=self.device)
+        self.useful = a.clients * a.steps
+
+    def client(self, client: int, order: torch.Tensor) -> None:
+        with torch.no_grad():
+            for parameter, start in zip(self.trained, self.broadcast, strict=True):
+                parameter.copy_(start)
+        optimizer = torch.optim.AdamW(self.trained, lr=1e-3, weight_decay=1e-4)
+        for step in range(self.steps):
+            rows = order[step * self.batch : (step + 1) * self.batch]
+            labels = self.labels[rows]
+            half = self.dtype == "bfloat16"
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+                outputs = self.model(
+                    input_ids=self.ids[rows], attention_mask=self.mask[rows], labels=labels
+                )
+            outputs.loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            self.loss += outputs.loss.detach()
+            self.right += (outputs.logits.argmax(-1) == labels).sum()
+
+    def round(self) -> float:
+        """Runs one round and returns its seconds."""
+        self.loss = torch.zeros((), device=self.device)
+        self.right = torch.zeros((), device=self.device)
+        self._wait()
+        began = time.perf_counter()
+        sums = [torch.zeros_like(p) for p in self.broadcast]
+        own = self.steps * self.batch
+        for client in range(self.clients):
+            order = client * own + torch.randperm(own).to(self.device)
+            self.client(client, order)
+            with torch.no_grad():
+                for total, parameter in zip(sums, self.trained, strict=True):
+                    total += parameter / self.clients
+        self._wait()
+        return time.perf_counter() - began
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def compare(a: argparse.Namespace, dropout: float) -> dict:
+    """Returns the two speeds and their ratio for one dropout rate."""
+    shape = {k: getattr(a, k) for k in ("layers", "hidden", "heads", "ffn", "vocab", "length")}
+    ours = Bench(
+        **shape,
+        batch=a.batch,
+        clients=a.clients,
+        steps=a.steps,
+        rank=a.rank,
+        dropout=dropout,
+        dtype=a.dtype,
+        lanes=a.lanes,
+    )
+    theirs = TorchLoop(a, dropout)
+    assert ours.plan.useful == theirs.useful
+    ours.round(), theirs.round()  # to warm up
+    seconds: dict[str, list[float]] = {"ours": [], "torch": []}
+    for _ in range(a.repeats):
+        seconds["ours"].append(ours.round())
+        seconds["torch"].append(theirs.round())
+    speed = {name: theirs.useful / statistics.median(s) for name, s in seconds.items()}
+    return {
+        "dropout": dropout,
+        "ours_client_steps_per_s": speed["ours"],
+        "torch_client_steps_per_s": speed["torch"],
+        # Of neighbours in time, then the median: a slow spell of the machine hits both.
+        "ratio": statistics.median(
+            t / o for o, t in zip(seconds["ours"], seconds["torch"], strict=True)
+        ),
+        "lanes": ours.plan.lanes,
+        "compile_s": ours.program.compile_seconds,
+        "seconds": seconds,
+    }
+
+
+def environment() -> dict:
+    """Returns what the numbers depend on."""
+    return {
+        "jax_device": f"{jax.devices()[0].device_kind} ({jax.devices()[0].platform})",
+        "torch_device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],
+        **{n: metadata.version(n) for n in ("jax", "flax", "torch", "peft", "transformers")},
+    }
+
+
+def main() -> None:
+    """Measures and prints a table and one line of JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    defaults = {"layers": 6, "hidden": 384, "heads": 12, "ffn": 1536, "vocab": 30522, "length": 64}
+    defaults |= {"batch": 16, "rank": 8, "clients": 4, "steps": 4, "repeats": 5}
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--lanes", type=lambda x: x if x == "auto" else int(x), default="auto")
+    parser.add_argument("--dropout", type=float, nargs="+", default=[0.1, 0.0])
+    a = parser.parse_args()
+    # JAX's default: TF32 where the device has it.
+    torch.set_float32_matmul_precision("high")
+
+    print(f"{a.layers} layers, width {a.hidden}, batch {a.batch}, length {a.length}, {a.dtype}")
+    print(f"{'dropout':>8} {'ours':>8} {'torch':>8} {'ratio':>7}  client-steps/s, medians")
+    results = []
+    for dropout in a.dropout:
+        r = compare(a, dropout)
+        results.append(r)
+        ours, theirs = r["ours_client_steps_per_s"], r["torch_client_steps_per_s"]
+        note = f"  lanes {r['lanes']}, compiled in {r['compile_s']:.1f} s"
+        print(f"{dropout:8} {ours:8.2f} {theirs:8.2f} {r['ratio']:7.2f}{note}", flush=True)
+    print(json.dumps({"arguments": vars(a), "environment": environment(), "results": results}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,375 @@
+"""Mean and FRA against dense float64 algebra: what they return, and what they say of their error.
+
+``like`` is the broadcast of the round. Exact average: ``ΔW̄ = Σ w_k s A_k B_k / Σ w_k``.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_peft.aggregators import fra, mean
+from fedjax_peft.aggregators.fra import truncated_average
+from fedjax_peft.errors import InputError
+
+SHAPES = [  # clients, rank, in, out
+    (1, 2, 6, 5),
+    (3, 2, 9, 7),  # K r < both sides: decomposed by QR
+    (4, 3, 8, 12),  # K r > a side: decomposed dense
+]
+A, B, HEAD, SCALE = "x.lora_a", "x.lora_b", "head.kernel", "x.lora_scale"
+
+
+def problem(shape, seed, s=1.5):
+    """Returns (uploads ``[clients, ...]``, weights, like, fixed), all random."""
+    clients, r, n_in, n_out = shape
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    like = {A: draw(n_in, r), B: draw(r, n_out), HEAD: draw(n_in, 3)}
+    uploads = {name: x[None] + draw(clients, *x.shape) for name, x in like.items()}
+    weights = rng.uniform(0.1, 5, clients).astype(np.float32)
+    return uploads, weights, like, {SCALE: np.full(r, s, np.float32)}
+
+
+@functools.cache
+def program(aggregator, chunk=None):
+    """Returns the whole aggregation as one jitted function, ``chunk`` uploads to an ``add``."""
+
+    @jax.jit
+    def run(uploads, weights, slots, like, fixed):
+        clients = weights.shape[0]
+        acc = aggregator.zero(like, clients)
+        for i in range(0, clients, chunk or clients):
+            part = slice(i, i + (chunk or clients))
+            lanes = {name: x[part] for name, x in uploads.items()}
+            acc = aggregator.add(acc, lanes, weights[part], slots[part], like)
+        return aggregator.finish(acc, like, fixed)
+
+    return run
+
+
+MEAN, FRA = mean(), fra()
+
+
+def aggregate(aggregator, uploads, weights, like, fixed, slots=None, chunk=None):
+    slots = np.arange(len(weights), dtype=np.int32) if slots is None else slots
+    return program(aggregator, chunk)(uploads, weights, slots, like, fixed)
+
+
+def product(leaves, fixed):
+    return float(fixed[SCALE].max()) * np.asarray(leaves[A], float) @ np.asarray(leaves[B], float)
+
+
+def exact_average(uploads, weights, fixed):
+    w = weights.astype(float) / weights.astype(float).sum()
+    a, b = uploads[A].astype(float), uploads[B].astype(float)
+    return float(fixed[SCALE].max()) * np.einsum("k,kir,kro->io", w, a, b)
+
+
+def norm(x):
+    return np.linalg.norm(np.asarray(x, float))
+
+
+# ------------------------------------------------------------------------------------ properties
+
+seeds = st.integers(0, 2**32 - 1)
+examples = settings(max_examples=12, deadline=None, derandomize=True)
+
+
+@examples
+@given(shape=st.sampled_from(SHAPES), seed=seeds, s=st.sampled_from([0.25, 1.0, 4.0]))
+def test_fra_is_the_best_approximation_of_its_rank_and_knows_its_error(shape, seed, s):
+    uploads, weights, like, fixed = problem(shape, seed, s)
+    update, metrics = aggregate(FRA, uploads, weights, like, fixed)
+    exact = exact_average(uploads, weights, fixed)
+    tolerance = 1e-5 * norm(exact)
+    # Eckart and Young: no factors of rank r come closer. (The error is compared, not the matrix:
+    # where two singular values are equal there are many best ones.)
+    tail = np.linalg.svd(exact, compute_uv=False)[shape[1] :]
+    off = product(update, fixed) - exact
+    assert norm(off) <= norm(tail) + tolerance
+    assert abs(metrics["aggregation_error"] - norm(off)) < tolerance
+    assert abs(metrics["aggregation_error/x"] - norm(off)) < tolerance
+    assert abs(metrics["aggregation_error_relative"] - norm(off) / norm(exact)) < 1e-5
+    assert abs(metrics["aggregation_error_max"] - np.abs(off).max()) < tolerance
+
+    averaged, measured = aggregate(MEAN, uploads, weights, like, fixed)
+    assert norm(off) <= norm(product(averaged, fixed) - exact) + tolerance
+    assert metrics["aggregation_error"] <= measured["aggregation_error"] + tolerance
+
+
+@examples
+@given(shape=st.sampled_from(SHAPES), seed=seeds, chunk=st.sampled_from([1, 2]))
+def test_mean_knows_its_error(shape, seed, chunk):
+    uploads, weights, like, fixed = problem(shape, seed)
+    update, metrics = aggregate(MEAN, uploads, weights, like, fixed, chunk=chunk)
+    share = weights.astype(float) / weights.astype(float).sum()
+    for name, x in uploads.items():
+        expected = np.tensordot(share, x.astype(float), axes=1)
+        np.testing.assert_allclose(update[name], expected, rtol=0, atol=1e-5)
+    exact = exact_average(uploads, weights, fixed)
+    off = product(update, fixed) - exact
+    tolerance = 1e-5 * norm(exact)
+    assert abs(metrics["aggregation_error"] - norm(off)) < tolerance
+    assert abs(metrics["aggregation_error_max"] - np.abs(off).max()) < tolerance
+    assert abs(metrics["aggregation_error_relative"] - norm(off) / norm(exact)) < 1e-5
+
+
+def test_mean_measures_small_errors_without_cancellation():
+    # Clients that hardly moved: the error is second order in how far they moved.
+    uploads, weights, like, fixed = problem(SHAPES[1], 0)
+    moved = {name: like[name][None] + 1e-3 * (x - like[name]) for name, x in uploads.items()}
+    update, metrics = aggregate(MEAN, moved, weights, like, fixed)
+    share = weights.astype(float) / weights.astype(float).sum()
+    a, b = moved[A].astype(float), moved[B].astype(float)
+    used = np.tensordot(share, a, 1) @ np.tensordot(share, b, 1)
+    off = float(fixed[SCALE][0]) * (used - np.einsum("k,kir,kro->io", share, a, b))
+    assert norm(off) < 1e-4 * norm(product(update, fixed))
+    np.testing.assert_allclose(metrics["aggregation_error"], norm(off), rtol=1e-2)
+
+
+@pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_order_and_grouping_of_clients_change_nothing(aggregator, shape):
+    uploads, weights, like, fixed = problem(shape, 1)
+    whole, _ = aggregate(aggregator, uploads, weights, like, fixed)
+    order = np.random.default_rng(0).permutation(len(weights))
+    shuffled = {name: x[order] for name, x in uploads.items()}
+    for chunk, slots in [(None, None), (2, None), (1, order.astype(np.int32))]:
+        other, _ = aggregate(aggregator, shuffled, weights[order], like, fixed, slots, chunk)
+        np.testing.assert_allclose(product(other, fixed), product(whole, fixed), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(other[HEAD], whole[HEAD], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_identical_clients_agree_with_themselves(aggregator, shape):
+    uploads, weights, like, fixed = problem(shape, 2)
+    same = {name: np.repeat(x[:1], len(weights), axis=0) for name, x in uploads.items()}
+    update, metrics = aggregate(aggregator, same, weights, like, fixed)
+    expected = product({name: x[0] for name, x in uploads.items()}, fixed)
+    np.testing.assert_allclose(product(update, fixed), expected, rtol=0, atol=1e-4)
+    assert metrics["aggregation_error_relative"] < 1e-5
+
+
+@pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
+def test_lanes_without_weight_change_nothing(aggregator):
+    uploads, weights, like, fixed = problem(SHAPES[1], 3)
+    expected, measured = aggregate(aggregator, uploads, weights, like, fixed)
+    # An idle lane: zeros, weight 0, a slot out of range. A client that dropped out: weight 0.
+    idle = {name: np.concatenate([x, 0 * x[:1], x[:1]]) for name, x in uploads.items()}
+    padded = np.concatenate([weights, np.zeros(2, np.float32)])
+    slots = np.array([0, 1, 2, 99, 3], np.int32)
+    update, metrics = aggregate(aggregator, idle, padded, like, fixed, slots)
+    np.testing.assert_allclose(product(update, fixed), product(expected, fixed), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(update[HEAD], expected[HEAD], rtol=0, atol=1e-6)
+    for name, value in measured.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-4)
+
+
+@pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
+def test_without_any_weight_the_broadcast_stays(aggregator):
+    uploads, weights, like, fixed = problem(SHAPES[1], 4)
+    update, metrics = aggregate(aggregator, uploads, 0 * weights, like, fixed)
+    for name, x in like.items():
+        np.testing.assert_array_equal(update[name], x)
+    assert all(np.isfinite(x) for x in metrics.values())
+
+
+@pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
+def test_head_is_averaged(aggregator):
+    uploads, weights, like, fixed = problem(SHAPES[2], 5)
+    update, _ = aggregate(aggregator, uploads, weights, like, fixed)
+    expected = np.average(uploads[HEAD], axis=0, weights=weights)
+    np.testing.assert_allclose(update[HEAD], expected, rtol=0, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------- FRA in detail
+
+
+@pytest.mark.parametrize("options", [{}, {"rank": 2, "split": "A"}, {"split": "B"}], ids=str)
+def test_both_decompositions_agree_and_signs_are_canonical(options):
+    rank = options.get("rank")
+    rng = np.random.default_rng(6)
+    a, b = (rng.normal(size=shape).astype(np.float32) for shape in [(2, 3, 20, 4), (2, 3, 4, 15)])
+    weights, scales = np.array([0.5, 0.2, 0.3], np.float32), np.array([1.0, 2.0], np.float32)
+    qr, dense = (
+        [np.asarray(x) for x in truncated_average(a, b, weights, scales, **options, dense=dense)]
+        for dense in (False, True)
+    )
+    kept = slice(rank)  # the other directions have B = 0 and any A
+    np.testing.assert_allclose(qr[0][:, :, kept], dense[0][:, :, kept], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(qr[1], dense[1], rtol=0, atol=1e-4)
+    for measured in (2, 3, 4):  # Frobenius and largest error, norm
+        np.testing.assert_allclose(qr[measured], dense[measured], rtol=1e-4)
+    largest = np.take_along_axis(qr[0], np.abs(qr[0]).argmax(axis=1)[:, None], axis=1)
+    assert (largest > 0).all()
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_fewer_directions_than_the_adapter_has(rank):
+    shape = (3, 4, 20, 15)
+    uploads, weights, like, fixed = problem(shape, 7)
+    update, metrics = aggregate(fra(rank), uploads, weights, like, fixed)
+    u, sigma, vt = np.linalg.svd(exact_average(uploads, weights, fixed))
+    best = u[:, :rank] * sigma[:rank] @ vt[:rank]
+    np.testing.assert_allclose(product(update, fixed), best, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(metrics["aggregation_error"], norm(sigma[rank:]), rtol=1e-4)
+    # The directions that are not kept can be learned again.
+    assert not np.asarray(update[B])[rank:].any()
+    np.testing.assert_allclose(np.linalg.norm(update[A], axis=0)[rank:], 1 / np.sqrt(3), rtol=1e-5)
+
+
+def test_split_of_the_singular_values():
+    uploads, weights, like, fixed = problem(SHAPES[1], 8)
+    updates = {
+        split: aggregate(fra(split=split), uploads, weights, like, fixed)[0]
+        for split in ("balanced", "A", "B")
+    }
+    products = [product(update, fixed) for update in updates.values()]
+    np.testing.assert_allclose(products[1], products[0], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(products[2], products[0], rtol=0, atol=1e-4)
+    lengths = {
+        split: (np.linalg.norm(update[A], axis=0), np.linalg.norm(update[B], axis=1))
+        for split, update in updates.items()
+    }
+    np.testing.assert_allclose(*lengths["balanced"], rtol=1e-5)
+    np.testing.assert_allclose(lengths["A"][1], 1, rtol=1e-5)
+    np.testing.assert_allclose(lengths["B"][0], 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 12, 9), (3, 4, 8, 10)], ids=["qr", "dense"])
+def test_dead_directions_are_revived_without_changing_the_product(shape):
+    uploads, weights, like, fixed = problem(shape, 9)
+    uploads[B][:] = uploads[B][:1, :1]  # every client's B has the same single direction
+    update, _ = aggregate(FRA, uploads, weights, like, fixed)
+    expected = exact_average(uploads, weights, fixed)
+    np.testing.assert_allclose(product(update, fixed), expected, rtol=0, atol=1e-4)
+    assert not np.asarray(update[B])[1:].any()
+    np.testing.assert_allclose(np.linalg.norm(update[A], axis=0)[1:], 1 / np.sqrt(3), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 12, 9), (3, 4, 8, 10)], ids=["qr", "dense"])
+def test_first_round_in_which_nothing_was_learned(shape):
+    uploads, weights, like, fixed = problem(shape, 10)
+    uploads[B][:] = 0
+    update, metrics = aggregate(FRA, uploads, weights, like, fixed)
+    assert not np.asarray(update[B]).any()
+    np.testing.assert_allclose(np.linalg.norm(update[A], axis=0), 1 / np.sqrt(3), rtol=1e-5)
+    assert all(x == 0 for x in metrics.values())
+
+
+def test_several_matrices_of_several_shapes():
+    shapes = {"x": (3, 2, 9, 7), "y": (3, 2, 9, 7), "z": (3, 2, 5, 5)}  # z is decomposed dense
+    parts = {name: problem(shape, seed) for seed, (name, shape) in enumerate(shapes.items())}
+    weights = parts["x"][1]
+
+    def join(i):
+        return {
+            leaf.replace("x.", f"{name}."): x
+            for name, part in parts.items()
+            for leaf, x in part[i].items()
+        }
+
+    for aggregator in (MEAN, FRA):
+        update, metrics = aggregate(aggregator, join(0), weights, join(2), join(3))
+        squares = []
+        for name, (uploads, _, like, fixed) in parts.items():
+            alone, measured = aggregate(aggregator, uploads, weights, like, fixed)
+            for leaf in (A, B):
+                own = leaf.replace("x.", f"{name}.")
+                np.testing.assert_allclose(update[own], alone[leaf], rtol=0, atol=1e-5)
+            squares.append(measured["aggregation_error"] ** 2)
+            np.testing.assert_allclose(
+                metrics[f"aggregation_error/{name}"], measured["aggregation_error"], rtol=1e-4
+            )
+        np.testing.assert_allclose(metrics["aggregation_error"], np.sqrt(sum(squares)), rtol=1e-4)
+
+
+def test_error_can_be_left_out():
+    uploads, weights, like, fixed = problem(SHAPES[1], 11)
+    for plain, measuring in [(mean(error=False), MEAN), (fra(error=False), FRA)]:
+        update, metrics = aggregate(plain, uploads, weights, like, fixed)
+        assert metrics == {}
+        expected, _ = aggregate(measuring, uploads, weights, like, fixed)
+        for name in like:
+            np.testing.assert_allclose(update[name], expected[name], rtol=0, atol=1e-6)
+
+
+def test_mean_needs_no_lora():
+    uploads, weights, like, _ = problem(SHAPES[1], 12)
+    alone = {HEAD: uploads[HEAD]}
+    update, metrics = aggregate(MEAN, alone, weights, {HEAD: like[HEAD]}, {})
+    assert update.keys() == {HEAD}
+    assert metrics == {}
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("options", [{"rank": 0}, {"rank": -3}, {"split": "C"}], ids=str)
+def test_impossible_options(options):
+    with pytest.raises(InputError, match=str(next(iter(options.values())))):
+        fra(**options)
+
+
+def test_fra_needs_both_factors_shared():
+    _, _, like, _ = problem(SHAPES[1], 0)
+    for names in [(HEAD,), (HEAD, A), (HEAD, B)]:
+        with pytest.raises(InputError, match="Use 'mean'"):
+            fra().zero({name: like[name] for name in names}, 3)
+
+
+def test_fra_cannot_keep_more_than_the_adapter_has():
+    with pytest.raises(InputError, match="rank 3: the adapters have rank 2"):
+        fra(3).zero(problem(SHAPES[1], 0)[2], 3)
+
+
+# ------------------------------------------------------------------------------- the CPU deadlock
+
+SERVER_STEP = """
+import jax, jax.numpy as jnp
+from fedjax_peft.aggregators import fra
+
+sites = [f"layer.{i}" for i in range(24)]
+a = jax.random.normal(jax.random.key(0), (10, 768, 16))
+b = jax.random.normal(jax.random.key(1), (10, 16, 768))
+uploads = {f"{s}.lora_a": a for s in sites} | {f"{s}.lora_b": b for s in sites}
+like = {name: x[0] for name, x in uploads.items()}
+
+@jax.jit
+def step(uploads, like):
+    aggregator = fra()
+    empty = aggregator.zero(like, 10)
+    acc = aggregator.add(empty, uploads, jnp.ones(10), jnp.arange(10), like)
+    return aggregator.finish(acc, like, {})
+
+update, metrics = step(uploads, like)
+assert all(bool(jnp.all(jnp.isfinite(x))) for x in update.values())
+print("done", float(metrics["aggregation_error"]))
+"""
+
+
+def test_server_step_of_full_size_does_not_hang():
+    # Independent batched LAPACK calls in one program deadlock XLA's thread pool on 2 cores, for
+    # ever and at 0 % load. A process of its own can be given up; it has none of our settings.
+    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", SERVER_STEP],
+        env={**environment, "JAX_PLATFORMS": "cpu"},
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("done")
