@@ -288,7 +288,9 @@ def _row(number: int, plan: Plan, result: RoundResult) -> Row:
     row: Row = {"round": number}
     for name, (total, count) in sums.items():
         good = finite & (count > 0)
-        row[f"train_{name}"] = _number(total[good].sum() / count[good].sum()) if good.any() else None
+        row[f"train_{name}"] = (
+            _number(total[good].sum() / count[good].sum()) if good.any() else None
+        )
     took_part = plan.client >= 0
     row["clients"] = plan.client[took_part].tolist()
     row["dropped"] = plan.client[took_part & ~finite].tolist()

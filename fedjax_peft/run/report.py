@@ -42,7 +42,7 @@ class RunRecord(NamedTuple):
     """What a run's directory tells."""
 
     name: str
-    """The directory's name, on one line."""
+    """The config's ``name``, or else the directory's, on one line."""
     path: Path
     config: dict[str, Any]
     environment: dict[str, Any]
@@ -61,10 +61,11 @@ def load_run(path: str | os.PathLike[str]) -> RunRecord:
         raise InputError(
             f"{path} is not a run: it has no {' and no '.join(missing)}. {_advice(path)}"
         )
+    config = _load(path / "config.toml", tomllib.loads)
     return RunRecord(
-        name=plots.one_line(path.resolve().name),
+        name=plots.one_line(str(config.get("name") or path.resolve().name)),
         path=path,
-        config=_load(path / "config.toml", tomllib.loads),
+        config=config,
         environment=_load(path / "environment.json", json.loads),
         rows=read_metrics(path / "metrics.jsonl"),
     )

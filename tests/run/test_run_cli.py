@@ -138,16 +138,16 @@ def test_predict_names_the_bad_line(finished, tmp_path, capsys, line, complaint)
     """Nothing is written."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"text": "w1"}\n' + line + "\n")
-    error = fails(
-        capsys, "predict", str(finished), "--input", str(source), "--output", str(target)
-    )
+    error = fails(capsys, "predict", str(finished), "--input", str(source), "--output", str(target))
     assert complaint in error
     assert not target.exists()
 
 
 def test_export(finished, tmp_path):
     """A directory that Hugging Face PEFT reads (its parity is tested with the peft package)."""
-    assert cli.main(["export", str(finished), "--format", "peft", "--out", str(tmp_path / "a")]) == 0
+    assert (
+        cli.main(["export", str(finished), "--format", "peft", "--out", str(tmp_path / "a")]) == 0
+    )
     assert {p.name for p in (tmp_path / "a").iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -227,7 +227,9 @@ def test_existing_run_is_safe(finished, capsys):
     config = str(finished / "config.toml")
     before = (finished / "metrics.jsonl").read_bytes()
     assert "--resume" in fails(capsys, "run", config, "--out", str(finished))
-    error = fails(capsys, "run", config, "--out", str(finished), "--resume", "peft.rank=1", "seed=9")
+    error = fails(
+        capsys, "run", config, "--out", str(finished), "--resume", "peft.rank=1", "seed=9"
+    )
     assert "peft.rank was 2, is 1" in error
     assert "seed was 0, is 9" in error
     assert (finished / "metrics.jsonl").read_bytes() == before

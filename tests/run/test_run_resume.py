@@ -97,6 +97,8 @@ def rows(out, last=ROUNDS):
 def assert_same(result, straight):
     assert rows(result.out) == rows(straight.out)
     assert [r["round"] for r in result.metrics] == list(range(ROUNDS + 1))
+    name = "params.safetensors"
+    assert (result.out / name).read_bytes() == (straight.out / name).read_bytes()
     for one, other in ((result.params, straight.params), (result.private, straight.private)):
         assert one.keys() == other.keys()
         for name in one:
@@ -214,25 +216,29 @@ def test_a_changed_config_is_refused_with_old_and_new_values(copy):
         run(copy, resume=True, epochs=2, local_steps=3)
 
 
-def test_a_config_is_compared_key_by_key(tmp_path):
-    def start(config, **options):
-        return simulate(
-            toy.model(dropout=0),
-            fedavg(optax.sgd(0.1)),
-            toy.clients([4, 4]),
-            rounds=1,
-            clients_per_round=2,
-            out=tmp_path / "run",
-            config=config,
-            **options,
-        )
+def start_with(config, out, **options):
+    # With this seed round 1 draws the small client, and round 2 would draw the large one: its plan
+    # is longer than all plans of this run.
+    return simulate(
+        toy.model(dropout=0),
+        fedavg(optax.sgd(0.1)),
+        toy.clients([4, 90]),
+        rounds=1,
+        clients_per_round=1,
+        seed=1,
+        out=out,
+        config=config,
+        **options,
+    )
 
-    config = {"rounds": 1, "peft": {"rank": 8, "alpha": None}}
-    start(config)
-    assert (tmp_path / "run" / "config.toml").read_text().startswith("rounds = 1")
+
+def test_a_config_is_compared_key_by_key(tmp_path):
+    out, config = tmp_path / "run", {"rounds": 1, "peft": {"rank": 8, "alpha": None}}
+    assert start_with(config, out).metrics[1]["clients"] == [0]
+    assert (out / "config.toml").read_text().startswith("rounds = 1")
     with pytest.raises(InputError, match=r"peft\.rank was 8, is 4"):
-        start({**config, "peft": {"rank": 4}}, resume=True)
-    assert len(start(config, resume=True).metrics) == 2
+        start_with({**config, "peft": {"rank": 4}}, out, resume=True)
+    assert len(start_with(config, out, resume=True).metrics) == 2
 
 
 def test_a_directory_that_holds_something_is_not_touched(copy, tmp_path):
