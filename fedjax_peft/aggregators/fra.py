@@ -34,7 +34,7 @@ def fra(
     split: Literal["balanced", "B", "A"] = "balanced",
     error: bool = True,
 ) -> Aggregator:
-    """Returns FRA-LoRA's aggregator: the best rank-r approximation of the averaged product.
+    """Best rank-r approximation of the averaged LoRA products (FRA-LoRA).
 
     What is not a LoRA pair (a head) is averaged. The uploads of a cohort are all held at once.
 

@@ -11,7 +11,7 @@ __all__ = ["mean"]
 
 
 def mean(*, error: bool = True) -> Aggregator:
-    """Returns ``Σ w_k θ_k / Σ w_k`` over everything that is shared.
+    """Weighted mean of everything that is shared: ``Σ w_k θ_k / Σ w_k``.
 
     Averaging LoRA's factors one by one is not averaging the updates that they stand for. With
     ``error`` the exact difference ``B̄Ā - Σ w_k B_k A_k`` is measured (FRA-LoRA, Eq 1), at the cost

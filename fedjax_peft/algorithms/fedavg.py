@@ -67,7 +67,7 @@ def fedavg(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "shared",
 ) -> Algorithm:
-    """Returns FedAvg.
+    """Federated averaging; over LoRA it is FedLR, FeDeRA or FRA-LoRA.
 
     Args:
       optimizer: the clients' optimizer.
@@ -78,7 +78,7 @@ def fedavg(
 
 
 def local(optimizer: optax.GradientTransformation) -> Algorithm:
-    """Returns the baseline without federation: every client trains alone, nothing is sent.
+    """Baseline without federation: every client trains alone, nothing is sent.
 
     Args:
       optimizer: the clients' optimizer.

@@ -55,7 +55,7 @@ def lora(
     dropout: float = 0.0,
     rslora: bool = False,
 ) -> Method:
-    """Returns the LoRA method (Hu et al. 2021; FeDeRA with ``init="svd"``).
+    """Low-rank adapters (LoRA, Hu et al. 2021); with ``init="svd"`` FeDeRA's.
 
     Args:
       rank: the number of directions r.

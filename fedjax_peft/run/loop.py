@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +152,17 @@ def simulate(
     }
     _check(clients, counts, seed, nonfinite)
     _check_data(model, clients, test, client_test)
+    if (
+        model.method is not None
+        and model.method.start_shapes_frozen
+        and algorithm.aggregator.name == "fra"
+    ):
+        warnings.warn(
+            "FRA truncates the whole product of the factors, and after an SVD start most of that"
+            " is the pretrained weight's principal part: small updates outside of its directions"
+            " are lost. Watch aggregation_error, or aggregate by the mean.",
+            stacklevel=2,
+        )
     names = tree.assign_roles(model.kinds, algorithm.roles)
     schedule = Schedule(clients.indices, clients_per_round, batch_size, epochs, local_steps, seed)
     mesh = lane_mesh(devices)

@@ -14,7 +14,7 @@ def adamw(
     eps: float = 1e-8,
     clip_norm: float | None = None,
 ) -> optax.GradientTransformation:
-    """Returns AdamW with decoupled weight decay; ``clip_norm`` clips the global gradient norm."""
+    """AdamW (decoupled weight decay); ``clip_norm`` clips the global gradient norm."""
     return _clipped(
         optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay), clip_norm
     )
@@ -28,7 +28,7 @@ def adam(
     eps: float = 1e-8,
     clip_norm: float | None = None,
 ) -> optax.GradientTransformation:
-    """Returns Adam; ``clip_norm`` clips the global gradient norm."""
+    """Adam; ``clip_norm`` clips the global gradient norm."""
     return _clipped(optax.adam(learning_rate, b1=b1, b2=b2, eps=eps), clip_norm)
 
 
@@ -39,7 +39,7 @@ def sgd(
     nesterov: bool = False,
     clip_norm: float | None = None,
 ) -> optax.GradientTransformation:
-    """Returns SGD; ``clip_norm`` clips the global gradient norm."""
+    """SGD, plain or with momentum; ``clip_norm`` clips the global gradient norm."""
     return _clipped(optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov), clip_norm)
 
 

@@ -13,6 +13,7 @@ from jax import monitoring
 from fedjax_peft.aggregators import fra
 from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.data import Clients, Dataset, partition
+from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.heads import classification
@@ -20,7 +21,7 @@ from fedjax_peft.models.hf import random_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.random import host_rng
-from fedjax_peft.run.loop import simulate
+from fedjax_peft.run.loop import choose_lanes, simulate
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
 
 SIZES = (7, 4, 12, 1, 9, 16, 3, 0, 5, 10, 2)
@@ -270,9 +271,13 @@ def test_a_run_in_which_everybody_blows_up_stays_where_it_was():
     assert len({row["test_loss"] for row in rows(result)}) == 1
 
 
-def test_auto_lanes_are_those_of_a_tiny_model():
-    assert run("frozen", rounds=1, lanes="auto").metrics[-1]["lanes"] == 4
-    assert run("frozen", rounds=1, lanes=64).metrics[-1]["lanes"] == 6, "more than clients"
+def test_auto_lanes_on_a_cpu_and_no_more_lanes_than_clients():
+    schedule = Schedule(TRAIN.indices, 6, 4, 1, None, 0)
+
+    def choose(lanes):
+        return choose_lanes(lanes, schedule, 4, None, None, None, toy.model().frozen)
+
+    assert (choose("auto"), choose(64), choose(5)) == (4, 6, 5)
 
 
 LABELS = ("class 0", "class 1", "class 2", "class 3")
