@@ -32,11 +32,17 @@ class Program:
         key: Key,
         mesh: Any = None,
         *,
-        donate: bool = True,
+        measures_only: bool = False,
     ):
+        """With ``measures_only`` the state is kept, not donated, and the result is without it."""
+        round_ = build_round(algorithm, apply, task, split_lanes(mesh))
+
+        def measure(*arguments: Any) -> RoundResult:
+            return round_(*arguments)._replace(server=(), private=())
+
         self._function = jax.jit(
-            build_round(algorithm, apply, task, split_lanes(mesh)),
-            donate_argnums=(3, 4) if donate else (),
+            measure if measures_only else round_,
+            donate_argnums=() if measures_only else (3, 4),
             # As the next round's inputs are, whatever the compiler would prefer.
             out_shardings=replicated(mesh),
         )
@@ -109,7 +115,15 @@ class Evaluator:
             batch_size=batch_size,
         )
         self._program = Program(
-            evaluation(algorithm), apply, task, frozen, fixed, columns, key, mesh, donate=False
+            evaluation(algorithm),
+            apply,
+            task,
+            frozen,
+            fixed,
+            columns,
+            key,
+            mesh,
+            measures_only=True,
         )
 
     def __call__(self, server: PyTree, store: PyTree) -> dict[str, tuple[np.ndarray, np.ndarray]]:
