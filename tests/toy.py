@@ -13,7 +13,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from fedjax_peft import tree
 from fedjax_peft.data import Clients, Dataset
 from fedjax_peft.engine.plan import make_plan
-from fedjax_peft.engine.program import Program
+from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.models.base import Model
 from fedjax_peft.random import stream
@@ -107,8 +107,8 @@ class Engine:
         self.time_steps = self.schedule.time_steps(20, lanes)
         fixed = tree.select(bound.trainable, names["fixed"])
         columns, key = federation.data.columns, stream(0, "clients")
-        problem = (bound.apply, classification(), bound.frozen, fixed)
-        self.program = Program(algorithm, *problem, columns, key)
+        setup = Setup(algorithm, bound.apply, classification(), bound.frozen, fixed, key)
+        self.program = Program(setup, columns)
 
     def start(self):
         """Returns the server's state and the private store, both to be donated."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,7 +12,22 @@ from fedjax_peft.engine.round import RoundResult, build_round, evaluation
 from fedjax_peft.engine.sharding import replicate, replicated, split_lanes
 from fedjax_peft.typing import Algorithm, ApplyFn, Key, Params, PyTree, Task
 
-__all__ = ["Evaluator", "Program"]
+__all__ = ["Evaluator", "Program", "Setup"]
+
+
+class Setup(NamedTuple):
+    """What training and evaluation have in common."""
+
+    algorithm: Algorithm
+    apply: ApplyFn
+    task: Task
+    frozen: Params
+    fixed: Params
+    """Trainable leaves that never change."""
+    key: Key
+    """Of the clients' random streams."""
+    mesh: Any = None
+    """Devices that share the lanes; None for one device."""
 
 
 class Program:
@@ -23,19 +38,14 @@ class Program:
 
     def __init__(
         self,
-        algorithm: Algorithm,
-        apply: ApplyFn,
-        task: Task,
-        frozen: Params,
-        fixed: Params,
+        setup: Setup,
         columns: Mapping[str, np.ndarray],
-        key: Key,
-        mesh: Any = None,
         *,
         measures_only: bool = False,
     ):
         """With ``measures_only`` the state is kept, not donated, and the result is without it."""
-        round_ = build_round(algorithm, apply, task, split_lanes(mesh))
+        mesh = setup.mesh
+        round_ = build_round(setup.algorithm, setup.apply, setup.task, split_lanes(mesh))
 
         def measure(*arguments: Any) -> RoundResult:
             return round_(*arguments)._replace(server=(), private=())
@@ -47,8 +57,8 @@ class Program:
             out_shardings=replicated(mesh),
         )
         self._mesh = mesh
-        self._inputs = replicate((frozen, fixed, dict(columns)), mesh)
-        self._key = key
+        self._inputs = replicate((setup.frozen, setup.fixed, dict(columns)), mesh)
+        self._key = setup.key
         self._compiled: Any = None
         self.compile_seconds = 0.0
 
@@ -91,20 +101,14 @@ class Evaluator:
 
     def __init__(
         self,
-        algorithm: Algorithm,
-        apply: ApplyFn,
-        task: Task,
-        frozen: Params,
-        fixed: Params,
+        setup: Setup,
         columns: Mapping[str, np.ndarray],
-        key: Key,
-        mesh: Any = None,
         *,
         members: Sequence[tuple[int, np.ndarray]],
         batch_size: int,
     ):
         """``members`` are (client id, its examples); an id may occur more than once."""
-        devices = 1 if mesh is None else mesh.size
+        devices = 1 if setup.mesh is None else setup.mesh.size
         work = [batches(indices, batch_size) for _, indices in members]
         cohort = Cohort([c for c, _ in members], [1.0] * len(members), work)
         self._plan = make_plan(
@@ -114,17 +118,8 @@ class Evaluator:
             slots=len(members),
             batch_size=batch_size,
         )
-        self._program = Program(
-            evaluation(algorithm),
-            apply,
-            task,
-            frozen,
-            fixed,
-            columns,
-            key,
-            mesh,
-            measures_only=True,
-        )
+        measuring = setup._replace(algorithm=evaluation(setup.algorithm))
+        self._program = Program(measuring, columns, measures_only=True)
 
     def __call__(self, server: PyTree, store: PyTree) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Returns metric -> (sums, counts), one of each for every member."""

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from fedjax_peft import algorithms, tasks, tree
-from fedjax_peft.engine.program import Program
+from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.sharding import lane_mesh, replicate
 from fedjax_peft.models.heads import classification
@@ -69,10 +69,12 @@ class Bench:
             (model.compute_frozen(), tree.select(model.trainable, names["fixed"]), columns), mesh
         )
 
+        key = stream(0, "clients")
+        task = tasks.classification()
+        setup = Setup(algorithm, model.apply, task, frozen, fixed, key, mesh)
+
         def program() -> Program:
-            task = tasks.classification()
-            key = stream(0, "clients")
-            return Program(algorithm, model.apply, task, frozen, fixed, columns, key, mesh)
+            return Program(setup, columns)
 
         def start() -> tuple[Any, Any]:
             shared = jax.tree.map(lambda x: x + 0, tree.select(model.trainable, names["shared"]))

@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run_options(demo)
 
     report = command(_report, "compare runs: table, report.html and curves")
-    report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="or a folder of runs")
     report.add_argument("--out", type=Path, metavar="DIR", help="default: beside the runs")
 
     export = command(_export, "write a run's adapter and head for Hugging Face PEFT")
@@ -122,7 +122,8 @@ def _demo(options: argparse.Namespace) -> None:
     print(f"\nCurves and details: {page}\nNext, use what was learned:")
     print(f"  fedjax-peft export {first} --format peft --out adapter")
     print("Or change something and compare:")
-    print(f"  fedjax-peft demo seed=1 --out runs/demo-seed1 && fedjax-peft report {out}/*")
+    again = out.with_name(f"{out.name}-seed1")
+    print(f"  fedjax-peft demo seed=1 --out {again} && fedjax-peft report {out} {again} --out runs")
 
 
 def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> list["RunRecord"]:
@@ -156,7 +157,7 @@ def _report(options: argparse.Namespace) -> None:
 
     from fedjax_peft.run import report
 
-    runs = [report.load_run(path) for path in options.runs]
+    runs = [run for path in options.runs for run in report.load_runs(path)]
     Console().print(report.table(runs))
     common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
     print(report.write_report(runs, options.out or common))

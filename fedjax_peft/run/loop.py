@@ -16,7 +16,7 @@ from fedjax_peft import tasks, tree
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.lanes import best_lanes, cpu_lanes
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.program import Evaluator, Program
+from fedjax_peft.engine.program import Evaluator, Program, Setup
 from fedjax_peft.engine.round import RoundResult
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.sharding import lane_mesh, replicate
@@ -186,15 +186,15 @@ def simulate(
         mesh,
     )
     task = task or tasks.classification()
-    common = (algorithm, model.apply, task, frozen, fixed)
     key = stream(seed, "clients")
+    setup = Setup(algorithm, model.apply, task, frozen, fixed, key, mesh)
 
     def program() -> Program:
-        return Program(*common, columns, key, mesh)
+        return Program(setup, columns)
 
     def evaluator(data: Dataset, members: list[tuple[int, np.ndarray]]) -> Evaluator:
         held = columns if data is clients.data else replicate(dict(data.columns), mesh)
-        return Evaluator(*common, held, key, mesh, members=members, batch_size=eval_batch_size)
+        return Evaluator(setup, held, members=members, batch_size=eval_batch_size)
 
     evaluators = {}
     if test is not None:

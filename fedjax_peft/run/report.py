@@ -25,7 +25,7 @@ from fedjax_peft.run.history import (
     summary,
 )
 
-__all__ = ["RunRecord", "load_run", "table", "write_report"]
+__all__ = ["RunRecord", "load_run", "load_runs", "table", "write_report"]
 
 MISSING = "-"
 TARGETS = (90, 95, 99)
@@ -69,6 +69,17 @@ def load_run(path: str | os.PathLike[str]) -> RunRecord:
         environment=_load(path / "environment.json", json.loads),
         rows=read_metrics(path / "metrics.jsonl"),
     )
+
+
+def load_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
+    """Returns the record of a run's directory, or those of the runs directly inside of it.
+
+    Raises:
+        InputError: see :func:`load_run`.
+    """
+    path = Path(path)
+    inside = [] if _is_run(path) else _runs_in(path)
+    return [load_run(run) for run in inside or [path]]
 
 
 def table(runs: Sequence[RunRecord]) -> Table:

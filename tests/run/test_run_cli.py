@@ -38,6 +38,8 @@ rank = 2
 learning_rate = 3e-3
 """
 
+CONFIGS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.toml"))
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
@@ -101,6 +103,8 @@ def test_methods_share_a_file(project, capsys):
     assert "Mean  round 1/1" in printed
     assert "fra  round 1/1" in printed
     assert (out / "mean" / "metrics.jsonl").exists()
+    assert cli.main(["report", str(out)]) == 0, "a folder of runs stands for all of them"
+    assert (out / "report.html").exists()
     assert "seed = 3" in (out / "fra" / "config.toml").read_text()
 
 
@@ -206,20 +210,23 @@ def test_bad_asset(capsys, monkeypatch):
         ("data.name=newsgroups", "20newsgroups"),
         ("lanes=0", "lanes = 0"),
         ("optimizer.learning_rate='fast'", "learning_rate"),
-        ("nonsense", "not of the form key=value"),
     ],
 )
 def test_bad_config(project, capsys, override, complaint):
     """One clear paragraph, exit code 2, and no run directory left behind."""
     out = project / "bad"
-    if "=" in override:
-        error = fails(capsys, "run", str(project / "config.toml"), override, "--out", str(out))
-        assert complaint in error
-        assert not (out / "metrics.jsonl").exists()
-    else:
-        with pytest.raises(SystemExit) as exit_:
-            cli.main(["run", str(project / "config.toml"), override, "--nonsense"])
-        assert exit_.value.code == 2
+    error = fails(capsys, "run", str(project / "config.toml"), override, "--out", str(out))
+    assert complaint in error
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("word", ["--nonsense", "nonsense"])
+def test_unknown_words(project, capsys, word):
+    """A word that is neither an option nor an override; options may follow overrides."""
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["run", str(project / "config.toml"), "rounds=1", "--resume", word])
+    assert exit_.value.code == 2
+    assert word in capsys.readouterr().err
 
 
 def test_existing_run_is_safe(finished, capsys):
@@ -257,6 +264,15 @@ def test_help_is_quick_to_load():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_experiment_configs_are_valid(path):
+    """Every committed config resolves."""
+    from fedjax_peft.run import config
+
+    for one in config.methods(config.load(path)).values():
+        assert config.resolve(one)["rounds"] > 0
 
 
 def test_demo_config_is_valid():

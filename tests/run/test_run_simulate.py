@@ -22,7 +22,7 @@ from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.random import host_rng
 from fedjax_peft.run.loop import choose_lanes, simulate
-from fedjax_peft.testing import TINY_BERT, tiny_dataset
+from fedjax_peft.testing import TINY_BERT, tiny_dataset, tiny_model
 
 SIZES = (7, 4, 12, 1, 9, 16, 3, 0, 5, 10, 2)
 TRAIN, HELD_OUT = toy.clients(SIZES).holdout(0.4)
@@ -337,3 +337,13 @@ def test_what_the_algorithm_cannot_do_is_said_before_anything_is_written(tmp_pat
     with pytest.raises(InputError, match=r"shared rule '\^head:' matches no trainable leaf"):
         simulate(no_head, ALGORITHMS["mean"], TRAIN, **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_fra_on_an_svd_start_warns():
+    """FRA would cut away what lies outside of the principal part; the run goes on."""
+    started = attach(tiny_model(), lora(2, init="svd"))
+    algorithm = fedavg(optax.adam(1e-3), aggregator=fra())
+    federation = partition.iid(tiny_dataset(20), 4)
+    rest = {"rounds": 1, "clients_per_round": 2, "devices": 99}
+    with pytest.warns(UserWarning, match="principal part"), pytest.raises(InputError, match="99"):
+        simulate(started, algorithm, federation, **rest)
