@@ -7,7 +7,9 @@ A named data set is one entry of :data:`DATASETS`. Whatever the source, its rows
 import csv
 import glob
 import gzip
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -261,13 +263,14 @@ def _read_file(path: Path) -> Examples:
 
     kind = _format(path)
     try:
-        table = datasets.load_dataset(
-            kind,
-            data_files=glob.escape(str(path)),
-            split="train",  # the one name that ``datasets`` gives to a single file
-            cache_dir=str(_datasets_cache()),
-            **(_csv_options(path) if kind == "csv" else {}),
-        )
+        with _quiet():
+            table = datasets.load_dataset(
+                kind,
+                data_files=glob.escape(str(path)),
+                split="train",  # the one name that ``datasets`` gives to a single file
+                cache_dir=str(_datasets_cache()),
+                **(_csv_options(path) if kind == "csv" else {}),
+            )
     except (*_UNREADABLE, datasets.exceptions.DatasetsError) as error:
         empty = "corresponds to no data" in str(error)
         reason = "it has no rows." if empty else _cause(error)
@@ -279,6 +282,23 @@ def _read_file(path: Path) -> Examples:
         raise InputError(f"{path} has no column {missing!r}, only: {', '.join(names)}.")
     pair = ("text_pair",) if "text_pair" in names else ()
     return _examples(str(path), table, (text, *pair), "label")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences ``datasets`` over a local file: brief bars, and errors that we tell ourselves."""
+    import datasets
+
+    logger = logging.getLogger("datasets")
+    level, silent = logger.level, datasets.are_progress_bars_disabled()
+    logger.setLevel(logging.CRITICAL)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if not silent:
+            datasets.enable_progress_bars()
 
 
 def _csv_options(path: Path) -> dict[str, Any]:

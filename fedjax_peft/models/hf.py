@@ -6,6 +6,7 @@ of the model is filled, and all that does not fit is reported at once. Pickle is
 
 import dataclasses
 import json
+import os
 import re
 import typing
 from collections.abc import Callable, Mapping
@@ -446,6 +447,8 @@ def _materialise_rng(module: nnx.Module) -> None:
 def _tokenizer(directory: Path) -> Any:
     if not any((directory / f).exists() for f in ("tokenizer.json", "vocab.txt", "vocab.json")):
         return None
+    # It would say that PyTorch is missing, which nobody here misses.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)

@@ -246,8 +246,6 @@ def _prepare_jax(*, cache: bool = True) -> None:
     """Sets up the process: compiled programs are kept, so that a second start is quick."""
     import jax
 
-    for library in ("HF_HUB", "HF_DATASETS"):  # our own display tells the progress
-        os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
     if cache:
         jax.config.update("jax_compilation_cache_dir", str(assets.cache_dir() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
