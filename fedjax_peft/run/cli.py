@@ -222,7 +222,7 @@ def _list(options: argparse.Namespace) -> None:
 
     sections = {
         "models": {
-            **{name: a.description for name, a in assets.ASSETS.items() if name not in DATASETS},
+            **{name: a.description for name, a in assets.ASSETS.items() if a.kind == "model"},
             **{f"(any {k})": "Hugging Face checkpoint, by hub id or path" for k in hf.FAMILIES},
         },
         "data sets": {

@@ -239,3 +239,15 @@ def test_saved_checkpoint_is_read_by_transformers(family, tmp_path):
     expected, _ = torch_outputs(reference, batch)
     np.testing.assert_allclose(outputs.logits, expected, rtol=0, atol=1e-5)
     assert load_model(tmp_path / "out").labels == labels
+
+
+def test_a_model_that_the_hub_does_not_give(monkeypatch):
+    """The reason is told, and the closest name that needs no hub."""
+
+    def offline(*arguments, **options):
+        raise OSError("no route to the hub\nmore")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    message = refusal("minilm", head=classification(2))
+    assert "no route to the hub" in message
+    assert "Did you mean 'minilm-l6'?" in message
