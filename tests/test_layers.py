@@ -14,7 +14,7 @@ import fedjax_peft
 
 ROOT = Path(fedjax_peft.__file__).parent
 LAYERS = [
-    {"typing", "errors"},
+    {"typing", "errors", "files"},
     {"tree", "random", "linalg", "assets"},
     {"models", "peft", "data", "tasks"},
     {"aggregators", "algorithms"},

@@ -2,9 +2,8 @@
 
 import contextlib
 import hashlib
+import io
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from fedjax_peft.assets import cache_dir
 from fedjax_peft.errors import InputError
+from fedjax_peft.files import replace_file
 
 __all__ = ["tokenize"]
 
@@ -139,11 +139,6 @@ def _read(path: Path) -> dict[str, np.ndarray] | None:
 
 def _write(path: Path, columns: dict[str, np.ndarray]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        try:
-            np.savez(file, **columns)  # type: ignore[arg-type]
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    content = io.BytesIO()
+    np.savez(content, **columns)  # type: ignore[arg-type]
+    replace_file(path, content.getvalue())

@@ -1,8 +1,6 @@
 """Adapters in Hugging Face PEFT's file format, for ``PeftModel.from_pretrained``."""
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ from safetensors.numpy import save
 
 from fedjax_peft.assets import ASSETS
 from fedjax_peft.errors import InputError
+from fedjax_peft.files import replace_file
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.hf import FAMILIES, source_name
 from fedjax_peft.peft.lora import scaling
@@ -77,9 +76,9 @@ def export_peft(
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
     whole = {f"base_model.model.{n}": np.ascontiguousarray(x) for n, x in tensors.items()}
-    _write(target / "adapter_model.safetensors", save(whole, metadata={"format": "pt"}))
+    replace_file(target / "adapter_model.safetensors", save(whole, metadata={"format": "pt"}))
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    _write(target / "adapter_config.json", text.encode())
+    replace_file(target / "adapter_config.json", text.encode())
     return target
 
 
@@ -117,16 +116,3 @@ def _factors(
         a = np.concatenate([a, leaf(model.trainable, "lora_a")], axis=1)
         b = np.concatenate([b, -leaf(model.trainable, "lora_b")], axis=0)
     return a, b
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)  # mkstemp makes private files
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -18,6 +18,7 @@ from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.random import host_rng, stream
 from fedjax_peft.run.loop import choose_lanes
+from fedjax_peft.run.record import device_name
 
 __all__ = ["Bench", "bench"]
 
@@ -134,8 +135,7 @@ def bench(
     shape.pop("repeats")
     run = Bench(**shape)
     seconds = statistics.median(run.round() for _ in range(repeats))
-    device = jax.devices()[0]
-    peak = (device.memory_stats() or {}).get("peak_bytes_in_use", run.program.peak_bytes)
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", run.program.peak_bytes)
     rate = run.plan.useful / seconds
     return {
         "client_steps_per_s": rate,
@@ -144,6 +144,6 @@ def bench(
         "slot_utilisation": run.plan.slot_utilisation,
         "peak_memory_mb": peak / 1e6,
         "model_tflops": 4 * run.parameters * batch * length * rate / 1e12,
-        "device": f"{len(jax.devices())} x {device.device_kind} ({device.platform})",
+        "device": device_name(),
         "shape": shape,
     }

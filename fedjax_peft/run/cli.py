@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_peft import __version__, assets
 from fedjax_peft.errors import InputError
+from fedjax_peft.files import replace_file
 
 if TYPE_CHECKING:
     from fedjax_peft.run.report import RunRecord
@@ -136,9 +137,9 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
     from fedjax_peft.run.progress import progress
 
     out = options.out or default_out
-    raw = configs.load(path, options.overrides)
     # All are checked before the first one runs.
-    todo = {name: configs.resolve(one) for name, one in configs.methods(raw).items()}
+    raw = configs.methods(configs.load(path), options.overrides)
+    todo = {name: configs.resolve(one) for name, one in raw.items()}
     if options.overwrite:
         for name in todo:
             record.remove_run(out / name)
@@ -174,7 +175,6 @@ def _export(options: argparse.Namespace) -> None:
 
 def _predict(options: argparse.Namespace) -> None:
     _prepare_jax()
-    from fedjax_peft.run import history
     from fedjax_peft.run import predict as predicting
 
     texts, pairs = predicting.read_inputs(options.input)
@@ -185,7 +185,7 @@ def _predict(options: argparse.Namespace) -> None:
         json.dumps({"label": model.labels[int(row.argmax())], "logits": [float(x) for x in row]})
         for row in logits
     )
-    history.replace_file(options.output, "".join(f"{line}\n" for line in lines).encode())
+    replace_file(options.output, "".join(f"{line}\n" for line in lines).encode())
 
 
 def _bench(options: argparse.Namespace) -> None:

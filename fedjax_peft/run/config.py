@@ -83,22 +83,19 @@ class _Extra(NamedTuple):
 # ------------------------------------------------------------------------------- reading a config
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Returns a config file as written, with ``key=value`` overrides applied.
+def load(path: str | Path) -> Config:
+    """Returns a config file as written.
 
     Raises:
-      InputError: no such file, not TOML, or an override that is not ``key=value``.
+      InputError: no such file, or not TOML.
     """
     path = Path(path)
     try:
-        raw = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise InputError(f"There is no config file {str(path)!r}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
         raise InputError(f"The config {str(path)!r} is not a TOML file: {error}.") from None
-    for text in overrides:
-        raw = override(raw, text)
-    return raw
 
 
 def override(raw: Config, text: str) -> Config:
@@ -121,8 +118,23 @@ def override(raw: Config, text: str) -> Config:
     return result
 
 
-def methods(raw: Config) -> dict[str, Config]:
-    """Returns the configs of a file: one per ``[methods.NAME]``, or the file itself as ``""``."""
+def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
+    """Returns the configs of a file: one per ``[methods.NAME]``, or the file itself as ``""``.
+
+    Overrides ``key=value`` come last: they reach every method, and replace what its table says. To
+    reach one method only, name its table: ``methods.NAME.key=value``.
+    """
+    for text in overrides:
+        if text.startswith("methods."):
+            raw = override(raw, text)
+    result = _split(raw)
+    for text in overrides:
+        if not text.startswith("methods."):
+            result = {name: override(one, text) for name, one in result.items()}
+    return result
+
+
+def _split(raw: Config) -> dict[str, Config]:
     tables = raw.get("methods")
     if tables is None:
         return {"": raw}

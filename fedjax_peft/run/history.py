@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.files import replace_file
 
 __all__ = [
     "Row",
     "append_metrics",
     "number",
     "read_metrics",
-    "replace_file",
     "rounds_to",
     "series",
     "summary",
@@ -80,20 +80,6 @@ def truncate_metrics(path: str | os.PathLike[str], last_round: int) -> None:
     if path.exists():
         rows = [row for row in read_metrics(path) if row["round"] <= last_round]
         replace_file(path, _lines(rows))
-
-
-def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Writes a file so that readers, and a crash, see the old content or the new, never a part."""
-    path = Path(path)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with scratch.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def number(row: Mapping[str, Any], key: str) -> float | None:

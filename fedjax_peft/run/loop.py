@@ -24,7 +24,8 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.random import host_rng, stream
 from fedjax_peft.run.cost import TimeModel, Traffic, traffic
-from fedjax_peft.run.record import Record, Row
+from fedjax_peft.run.history import Row
+from fedjax_peft.run.record import Record
 from fedjax_peft.typing import Algorithm, Params, PyTree, Task
 
 __all__ = ["Run", "choose_lanes", "simulate"]

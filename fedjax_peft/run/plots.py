@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_peft.run.history import replace_file, series
+from fedjax_peft.files import replace_file
+from fedjax_peft.run.history import series
 
 if TYPE_CHECKING:  # matplotlib takes a while to import, and most commands draw nothing
     from matplotlib.axes import Axes

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["progress"]
+from fedjax_peft.run.history import Row
 
-Row = dict[str, Any]
+__all__ = ["progress"]
 
 
 @contextmanager

@@ -17,13 +17,22 @@ import tomli_w
 from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.files import replace_file
 from fedjax_peft.run import history
 from fedjax_peft.run.checkpoint import Checkpoints
+from fedjax_peft.run.history import Row
 from fedjax_peft.typing import Params
 
-__all__ = ["Record", "environment", "read_config", "read_params", "remove_run", "write_config"]
+__all__ = [
+    "Record",
+    "device_name",
+    "environment",
+    "read_config",
+    "read_params",
+    "remove_run",
+    "write_config",
+]
 
-Row = dict[str, Any]
 _PARAMS = "params.safetensors"
 _PACKAGES = ("fedjax_peft", "jax", "jaxlib", "flax", "optax", "transformers", "numpy")
 
@@ -68,7 +77,7 @@ class Record:
         elif out.exists() and (not out.is_dir() or any(out.iterdir())) and not resume:
             raise InputError(f"{out} exists and is no run: choose another directory with --out.")
         out.mkdir(parents=True, exist_ok=True)
-        history.replace_file(
+        replace_file(
             out / "environment.json", (json.dumps(environment(), indent=2) + "\n").encode()
         )
         write_config(config_file, config)
@@ -116,7 +125,7 @@ class Record:
         assert self.out is not None
         arrays = {name: np.asarray(value) for name, value in params.items()}
         metadata = {"labels": json.dumps(list(labels))}
-        history.replace_file(self.out / _PARAMS, safetensors.numpy.save(arrays, metadata))
+        replace_file(self.out / _PARAMS, safetensors.numpy.save(arrays, metadata))
 
     def close(self) -> None:
         """Flushes and closes what is open."""
@@ -128,19 +137,24 @@ class Record:
 
 def environment() -> dict[str, Any]:
     """Returns versions, device and commit: what a number may depend on beside the config."""
-    device = jax.devices()[0]
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: metadata.version(name) for name in _PACKAGES},
-        "device": f"{len(jax.devices())} x {device.device_kind} ({device.platform})",
+        "device": device_name(),
         "commit": _commit(),
     }
 
 
+def device_name() -> str:
+    """Returns how many devices of which kind there are."""
+    device = jax.devices()[0]
+    return f"{len(jax.devices())} x {device.device_kind} ({device.platform})"
+
+
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """Writes a config as TOML (which has no null: such keys are left out)."""
-    history.replace_file(path, tomli_w.dumps(_without_none(config)).encode())
+    replace_file(path, tomli_w.dumps(_without_none(config)).encode())
 
 
 def read_config(directory: Path) -> dict[str, Any]:

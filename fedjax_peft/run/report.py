@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.files import replace_file
 from fedjax_peft.run import plots
 from fedjax_peft.run.history import (
     Row,
     read_metrics,
-    replace_file,
     rounds_to,
     series,
     summary,

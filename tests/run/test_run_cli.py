@@ -275,6 +275,17 @@ def test_experiment_configs_are_valid(path):
         assert config.resolve(one)["rounds"] > 0
 
 
+def test_overrides_reach_every_method():
+    """The command line has the last word, over a method's own table too."""
+    from fedjax_peft.run import config
+
+    raw = {"rounds": 1, "methods": {"a": {"rounds": 2}, "b": {"peft": {"rank": 3}}}}
+    given = ["rounds=5", "peft.rank=7", "methods.a.seed=4"]
+    a, b = config.methods(raw, given).values()
+    assert a == {"name": "a", "rounds": 5, "seed": 4, "peft": {"rank": 7}}
+    assert b == {"name": "b", "rounds": 5, "peft": {"rank": 7}}
+
+
 def test_demo_config_is_valid():
     """Three methods, every key known."""
     from fedjax_peft.run import config
