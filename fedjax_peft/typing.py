@@ -31,6 +31,11 @@ class Outputs(NamedTuple):
     """float32 ``[batch, classes]`` (or ``[batch, length, classes]`` for token tasks)."""
     hidden: jax.Array
     """Last hidden states ``[batch, length, width]``, for losses that compare representations."""
+    states: tuple[jax.Array, ...] = ()
+    """Hidden states of the embeddings and of every layer, where the model tells them. What nobody
+    reads is not computed in a compiled function."""
+    second: jax.Array | None = None
+    """Logits of the second classifier, where there is one (FedMCP's, on the global adapter)."""
 
 
 class ApplyFn(Protocol):

@@ -1,20 +1,32 @@
-"""BERT: the post-layer-norm encoder, and its sequence classifier.
+"""BERT: the post-layer-norm encoder and its heads.
 
 Module names are those of Hugging Face's torch model. RoBERTa (``roberta.py``) shares the encoder.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.models.layers import Dropout, activation, attention
-from fedjax_peft.typing import Batch, Outputs
+from fedjax_peft.models.family import Family, Kind, check_heads
+from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
+from fedjax_peft.models.layers import (
+    Dropout,
+    Encoded,
+    PrefixSlot,
+    Residual,
+    TokenEmbed,
+    activation,
+    attention,
+    layer_norm,
+    linear,
+    prepend,
+)
+from fedjax_peft.typing import Batch
 
-__all__ = ["BertConfig", "BertEncoderModel", "BertForSequenceClassification"]
+__all__ = ["FAMILY", "BertConfig", "BertModel"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +48,9 @@ class BertConfig:
     pad_token_id: int = 0
     initializer_range: float = 0.02
 
+    def __post_init__(self) -> None:
+        check_heads(self, "hidden_size", "num_attention_heads")
+
     @property
     def head_dropout(self) -> float:
         """The dropout rate before the classifier."""
@@ -44,36 +59,28 @@ class BertConfig:
         return self.classifier_dropout
 
 
-def linear(n_in: int, n_out: int, dtype: Any) -> nnx.Linear:
-    """Returns a dense layer; its values come from a checkpoint or from ``hf.initialise``."""
-    return nnx.Linear(n_in, n_out, dtype=dtype, rngs=nnx.Rngs(0))
-
-
-def layer_norm(c: BertConfig, dtype: Any) -> nnx.LayerNorm:
-    """Returns a layer norm; its statistics are in float32 whatever the compute dtype."""
-    return nnx.LayerNorm(
-        c.hidden_size,
-        epsilon=c.layer_norm_eps,
-        dtype=dtype,
-        use_fast_variance=False,
-        rngs=nnx.Rngs(0),
-    )
-
-
 class Embeddings(nnx.Module):
     def __init__(self, c: BertConfig, dtype: Any):
         def table(n: int) -> nnx.Embed:
             return nnx.Embed(n, c.hidden_size, dtype=dtype, rngs=nnx.Rngs(0))
 
-        self.word_embeddings = table(c.vocab_size)
+        self.word_embeddings = TokenEmbed(c.vocab_size, c.hidden_size, dtype)
         self.position_embeddings = table(c.max_position_embeddings)
         self.token_type_embeddings = table(c.type_vocab_size)
-        self.LayerNorm = layer_norm(c, dtype)
+        self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
         self.dropout = Dropout(c.hidden_dropout_prob)
 
-    def __call__(self, ids: Array, types: Array, positions: Array) -> Array:
-        x = self.word_embeddings(ids) + self.token_type_embeddings(types)
-        return self.dropout(self.LayerNorm(x + self.position_embeddings(positions)))
+    def positions(self, ids: Array, length: int) -> Array:
+        """Returns the position index of every token, ``length`` with a prompt's."""
+        return jnp.broadcast_to(jnp.arange(length), (ids.shape[0], length))
+
+    def __call__(self, ids: Array, types: Array) -> Array:
+        x = self.word_embeddings(ids)
+        length = x.shape[1]
+        x = x + self.token_type_embeddings(prepend(types, length - ids.shape[1], 0))
+        return self.dropout(
+            self.LayerNorm(x + self.position_embeddings(self.positions(ids, length)))
+        )
 
 
 class SelfAttention(nnx.Module):
@@ -82,6 +89,7 @@ class SelfAttention(nnx.Module):
         self.query = linear(c.hidden_size, c.hidden_size, dtype)
         self.key = linear(c.hidden_size, c.hidden_size, dtype)
         self.value = linear(c.hidden_size, c.hidden_size, dtype)
+        self.prefix = PrefixSlot(c.hidden_size)
         self.dropout = Dropout(c.attention_probs_dropout_prob)
 
     def __call__(self, x: Array, mask: Array, queries: int | None) -> Array:
@@ -89,26 +97,29 @@ class SelfAttention(nnx.Module):
             return y.reshape(*y.shape[:-1], self.heads, -1)
 
         asking = x[:, :queries]
-        q, k, v = split(self.query(asking)), split(self.key(x)), split(self.value(x))
+        k, v, mask = self.prefix(split(self.key(x)), split(self.value(x)), mask)
+        q = split(self.query(asking))
         return attention(q, k, v, mask, self.dropout).reshape(asking.shape)
 
 
 class Output(nnx.Module):
     """Dense, dropout, residual, layer norm: the end of both sublayers."""
 
-    def __init__(self, c: BertConfig, n_in: int, dtype: Any):
+    def __init__(self, c: BertConfig, place: str, n_in: int, dtype: Any):
         self.dense = linear(n_in, c.hidden_size, dtype)
-        self.LayerNorm = layer_norm(c, dtype)
+        self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
         self.dropout = Dropout(c.hidden_dropout_prob)
+        self.residual = Residual(place, c.hidden_size)
 
-    def __call__(self, x: Array, residual: Array) -> Array:
-        return self.LayerNorm(self.dropout(self.dense(x)) + residual)
+    def __call__(self, h: Array, x: Array) -> Array:
+        h = self.dropout(self.dense(h))
+        return self.LayerNorm(self.residual(h, x, self.LayerNorm))
 
 
 class Attention(nnx.Module):
     def __init__(self, c: BertConfig, dtype: Any):
         self.self = SelfAttention(c, dtype)
-        self.output = Output(c, c.hidden_size, dtype)
+        self.output = Output(c, "attention", c.hidden_size, dtype)
 
     def __call__(self, x: Array, mask: Array, queries: int | None) -> Array:
         return self.output(self.self(x, mask, queries), x[:, :queries])
@@ -127,7 +138,7 @@ class Layer(nnx.Module):
     def __init__(self, c: BertConfig, dtype: Any):
         self.attention = Attention(c, dtype)
         self.intermediate = Intermediate(c, dtype)
-        self.output = Output(c, c.intermediate_size, dtype)
+        self.output = Output(c, "feed_forward", c.intermediate_size, dtype)
 
     def __call__(self, x: Array, mask: Array, queries: int | None = None) -> Array:
         x = self.attention(x, mask, queries)
@@ -138,17 +149,19 @@ class Encoder(nnx.Module):
     def __init__(self, c: BertConfig, dtype: Any):
         self.layer = nnx.List([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
 
-    def __call__(self, x: Array, mask: Array) -> tuple[Array, Array]:
-        """Returns the last hidden states of all tokens, and those of the first token.
+    def __call__(self, x: Array, mask: Array) -> Encoded:
+        """Returns the hidden states of all layers.
 
         The first token's last layer is computed apart: where nobody reads the others (a classifier
         does not), the compiler drops their query, output and feed-forward products, ten twelfths
         of a layer. The numbers are the same (see :func:`layers.random_bytes` for the masks).
         """
         *body, last = self.layer
+        states = [x]
         for layer in body:
-            x = layer(x, mask)
-        return last(x, mask), last(x, mask, queries=1)[:, 0]
+            states.append(layer(states[-1], mask))
+        first = last(states[-1], mask, queries=1)[:, 0]
+        return Encoded((*states, last(states[-1], mask)), first)
 
 
 class Dense(nnx.Module):
@@ -161,51 +174,87 @@ class Dense(nnx.Module):
         return self.dense(x)
 
 
-class BertEncoderModel(nnx.Module):
-    """Embeddings and encoder: batch -> hidden states of all tokens, and of the first one."""
+class BertModel(nnx.Module):
+    """Embeddings and encoder."""
 
-    def __init__(self, c: BertConfig, dtype: Any, *, pooler: bool):
+    def __init__(self, c: BertConfig, dtype: Any, *, pooler: bool = False):
         self.embeddings = Embeddings(c, dtype)
         self.encoder = Encoder(c, dtype)
         if pooler:
             self.pooler = Dense(c.hidden_size, c.hidden_size, dtype)
 
-    def positions(self, ids: Array) -> Array:
-        """Returns the position index of every token."""
-        return jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-
-    def __call__(self, batch: Batch) -> tuple[Array, Array]:
+    def __call__(self, batch: Batch) -> Encoded:
         ids = batch["input_ids"]
         types = batch.get("token_type_ids", jnp.zeros_like(ids))
-        mask = batch["attention_mask"].astype(bool)[:, None, None, :]
-        return self.encoder(self.embeddings(ids, types, self.positions(ids)), mask)
+        x = self.embeddings(ids, types)
+        prompt = x.shape[1] - ids.shape[1]
+        mask = prepend(batch["attention_mask"].astype(bool), prompt)
+        encoded = self.encoder(x, mask[:, None, None, :])
+        return encoded._replace(states=tuple(x[:, prompt:] for x in encoded.states))
 
 
-class BertForSequenceClassification(nnx.Module):
+class BertForSequenceClassification(SequenceClassifier):
     """Pooler on the first token, dropout, classifier."""
 
-    def __init__(self, c: BertConfig, classes: int, dtype: Any = jnp.float32):
-        self.bert = BertEncoderModel(c, dtype, pooler=True)
+    bert: BertModel
+
+    def __init__(self, c: BertConfig, head: Head, dtype: Any):
+        bert = BertModel(c, dtype, pooler=True)
+        super().__init__("bert", bert, head, c.hidden_size, c.head_dropout)
         self.dropout = Dropout(c.head_dropout)
-        self.classifier = linear(c.hidden_size, classes, jnp.float32)
+        self.classifier = linear(c.hidden_size, head.classes, jnp.float32)
 
-    def __call__(self, batch: Batch) -> Outputs:
-        hidden, first = self.bert(batch)
-        pooled = jnp.tanh(self.bert.pooler(first))
-        return Outputs(self.classifier(self.dropout(pooled)), hidden)
+    def logits(self, first: Array) -> Array:
+        return self.classifier(self.dropout(jnp.tanh(self.bert.pooler(first))))
 
 
-PREFIX: Mapping[str, str] = {r"^(embeddings|encoder|pooler)\.": r"bert.\1."}
-"""A bare encoder's checkpoint lacks the prefix."""
-WEIGHTS: tuple[tuple[str, str, bool], ...] = (
-    (r"(.+)\.LayerNorm\.(?:weight|gamma)", r"\1.LayerNorm.scale", False),
-    (r"(.+)\.LayerNorm\.(?:bias|beta)", r"\1.LayerNorm.bias", False),
+def _tokens(c: BertConfig, head: Head, dtype: Any) -> nnx.Module:
+    backbone = BertModel(c, dtype)
+    return TokenClassifier("bert", backbone, c.hidden_size, head.classes, c.head_dropout)
+
+
+def _spans(c: BertConfig, head: Head, dtype: Any) -> nnx.Module:
+    return SpanClassifier("bert", BertModel(c, dtype), c.hidden_size)
+
+
+WEIGHTS = (
+    (r"(.+)\.LayerNorm\.weight", r"\1.LayerNorm.scale", False),
     (r"(.+_embeddings)\.weight", r"\1.embedding", False),
     (r"(.+)\.weight", r"\1.kernel", True),
-    (r"(.+)\.bias", r"\1.bias", False),
 )
-"""(checkpoint name, leaf name, transposed), the first full match counts."""
-IGNORED = (r"cls\..+", r"bert\.embeddings\.position_ids")
-"""Tensors that a classifier has no use for."""
-HEAD = ("bert.pooler", "classifier")
-LORA_TARGETS = ("query", "value")
+LEGACY = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
+TARGETS = {
+    "lora": ("query", "value"),
+    "ia3": ("key", "value", "output.dense"),
+    "ia3_feed_forward": ("output.dense",),
+    "opendelta": ("output.dense",),
+}
+REFUSED = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+}
+
+FAMILY = Family(
+    config=BertConfig,
+    kinds={
+        "classification": Kind(
+            BertForSequenceClassification,
+            ("bert.pooler", "classifier"),
+            "ForSequenceClassification",
+        ),
+        "two_classifiers": Kind(
+            BertForSequenceClassification,
+            ("bert.pooler", "second_classifier", "classifier"),
+            "ForSequenceClassification",
+        ),
+        "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
+        "question_answering": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
+    },
+    weights=WEIGHTS,
+    # A bare encoder's checkpoint lacks the prefix.
+    renamed=(*LEGACY, (r"^(embeddings|encoder|pooler)\.", r"bert.\1.")),
+    ignored=(r"bert\.embeddings\.position_ids",),
+    targets=TARGETS,
+    refused=REFUSED,
+)

@@ -1,11 +1,24 @@
-"""What a backbone is asked to predict."""
+"""What a backbone is asked to predict, and the heads that all families have in common."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.models.layers import Dropout, linear
+from fedjax_peft.typing import Batch, Outputs
 
-__all__ = ["Head", "classification"]
+__all__ = [
+    "Head",
+    "causal_lm",
+    "classification",
+    "question_answering",
+    "token_classification",
+    "two_classifiers",
+]
 
 
 class Head(NamedTuple):
@@ -23,7 +36,7 @@ class Head(NamedTuple):
 
 
 def classification(classes: int | Sequence[str], *, fresh: bool = False) -> Head:
-    """Returns a sequence classification head.
+    """Returns a head with one prediction for a text, a pair of texts, or an image.
 
     Args:
       classes: the number of classes, or their names.
@@ -32,9 +45,119 @@ def classification(classes: int | Sequence[str], *, fresh: bool = False) -> Head
     Raises:
       InputError: fewer than two classes.
     """
+    return Head("classification", _labels(classes), fresh)
+
+
+def token_classification(classes: int | Sequence[str], *, fresh: bool = False) -> Head:
+    """Returns a head with one prediction for every token: logits ``[batch, length, classes]``.
+
+    Args:
+      classes: the number of tags, or their names.
+      fresh: start from random values even where the checkpoint holds a classifier.
+
+    Raises:
+      InputError: fewer than two classes.
+    """
+    return Head("token_classification", _labels(classes), fresh)
+
+
+def question_answering(*, fresh: bool = False) -> Head:
+    """Returns a head for answer spans: logits ``[batch, length, 2]``, of start and end."""
+    return Head("question_answering", ("start", "end"), fresh)
+
+
+def causal_lm() -> Head:
+    """Returns a head for the next token: logits ``[batch, length, vocabulary]``.
+
+    A pretrained model's is its own embedding table, tied, and stays frozen with it.
+    """
+    return Head("causal_lm", ())
+
+
+def two_classifiers(classes: int | Sequence[str], *, fresh: bool = False) -> Head:
+    """Returns FedMCP's pair of classifiers: ``Outputs.logits`` and ``Outputs.second``.
+
+    The first is the family's own classification head; the second, for the pass with the global
+    adapter, is a separate one of RoBERTa's form (dense, tanh, projection) on the first token.
+
+    Args:
+      classes: the number of classes, or their names.
+      fresh: start from random values even where the checkpoint holds a classifier.
+
+    Raises:
+      InputError: fewer than two classes.
+    """
+    return Head("two_classifiers", _labels(classes), fresh)
+
+
+def _labels(classes: int | Sequence[str]) -> tuple[str, ...]:
     labels = (
         tuple(f"LABEL_{i}" for i in range(classes)) if isinstance(classes, int) else tuple(classes)
     )
     if len(labels) < 2:
         raise InputError(f"A classification head needs at least 2 classes, not {len(labels)}.")
-    return Head("classification", labels, fresh)
+    return labels
+
+
+class MlpClassifier(nnx.Module):
+    """RoBERTa's classification head: dropout, dense, tanh, dropout, projection."""
+
+    def __init__(self, width: int, classes: int, dropout: float):
+        self.dense = linear(width, width, jnp.float32)
+        self.dropout = Dropout(dropout)
+        self.dropout_out = Dropout(dropout)
+        self.out_proj = linear(width, classes, jnp.float32)
+
+    def __call__(self, x: Array) -> Array:
+        x = jnp.tanh(self.dense(self.dropout(x)))
+        return self.out_proj(self.dropout_out(x))
+
+
+class SequenceClassifier(nnx.Module):
+    """A backbone under Hugging Face's name for it, and classifiers on its first token.
+
+    Subclasses say what their family's classifier is: ``logits`` of the first token.
+    """
+
+    def __init__(self, name: str, backbone: nnx.Module, head: Head, width: int, dropout: float):
+        self.backbone_name = name
+        setattr(self, name, backbone)
+        if head.kind == "two_classifiers":
+            self.second_classifier = MlpClassifier(width, head.classes, dropout)
+
+    def logits(self, first: Array) -> Array:
+        """Returns the logits ``[batch, classes]``."""
+        raise NotImplementedError
+
+    def __call__(self, batch: Batch) -> Outputs:
+        x = getattr(self, self.backbone_name)(batch)
+        second = self.second_classifier(x.first) if hasattr(self, "second_classifier") else None
+        return Outputs(self.logits(x.first), x.hidden, x.states, second)
+
+
+class TokenClassifier(nnx.Module):
+    """Dropout and a classifier on every token."""
+
+    def __init__(self, name: str, backbone: nnx.Module, width: int, classes: int, dropout: float):
+        self.backbone_name = name
+        setattr(self, name, backbone)
+        self.dropout = Dropout(dropout)
+        self.classifier = linear(width, classes, jnp.float32)
+
+    def __call__(self, batch: Batch) -> Outputs:
+        x = getattr(self, self.backbone_name)(batch)
+        return Outputs(self.classifier(self.dropout(x.hidden)), x.hidden, x.states)
+
+
+class SpanClassifier(nnx.Module):
+    """Start and end logits of every token."""
+
+    def __init__(self, name: str, backbone: nnx.Module, width: int, dropout: float = 0.0):
+        self.backbone_name = name
+        setattr(self, name, backbone)
+        self.dropout = Dropout(dropout)
+        self.qa_outputs = linear(width, 2, jnp.float32)
+
+    def __call__(self, batch: Batch) -> Outputs:
+        x: Any = getattr(self, self.backbone_name)(batch)
+        return Outputs(self.qa_outputs(self.dropout(x.hidden)), x.hidden, x.states)

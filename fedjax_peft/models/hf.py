@@ -9,9 +9,9 @@ import json
 import os
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,69 +21,37 @@ from safetensors import SafetensorError, safe_open
 
 from fedjax_peft import assets
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.models import bert, roberta
+from fedjax_peft.models import bert, heads, roberta
 from fedjax_peft.models.base import Model, bind
-from fedjax_peft.models.heads import Head, classification
+from fedjax_peft.models.family import Family, Kind
+from fedjax_peft.models.heads import Head
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Params
 
 __all__ = [
     "FAMILIES",
-    "Family",
+    "abstract_module",
+    "default_targets",
     "load_model",
     "load_tokenizer",
-    "lora_targets",
+    "parse_config",
     "random_model",
     "save_checkpoint",
+    "source_name",
 ]
 
 
-class Family(NamedTuple):
-    """A model family: its modules, and how its checkpoints map to them."""
-
-    build: Callable[[Any, int, Any], nnx.Module]
-    """(config, classes, compute dtype) -> module."""
-    config: type
-    weights: tuple[tuple[str, str, bool], ...]
-    prefix: Mapping[str, str]
-    ignored: tuple[str, ...]
-    head: tuple[str, ...]
-    """Modules that are trained whole. A checkpoint may lack them: they are then initialised. The
-    last one has the classes."""
-    lora_targets: tuple[str, ...]
-    refused: Mapping[str, Any]
-    """Config fields that change the maths and are not implemented: name -> the value we have."""
-
-
-_BERT_REFUSED = {
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-}
-
 FAMILIES: dict[str, Family] = {
-    "bert": Family(
-        bert.BertForSequenceClassification,
-        bert.BertConfig,
-        bert.WEIGHTS,
-        bert.PREFIX,
-        bert.IGNORED,
-        bert.HEAD,
-        bert.LORA_TARGETS,
-        _BERT_REFUSED,
-    ),
-    "roberta": Family(
-        roberta.RobertaForSequenceClassification,
-        roberta.RobertaConfig,
-        roberta.WEIGHTS,
-        roberta.PREFIX,
-        roberta.IGNORED,
-        roberta.HEAD,
-        roberta.LORA_TARGETS,
-        _BERT_REFUSED,
-    ),
+    "bert": bert.FAMILY,
+    "roberta": roberta.FAMILY,
 }
 """By ``model_type`` of ``config.json``."""
+
+_OTHER_HEADS = (
+    r"(classifier|pre_classifier|second_classifier|qa_outputs|score|lm_head|cls|pooler|projector"
+    r"|lm_predictions|mask_predictions|vocab_\w+|\w+\.pooler)\..+"
+)
+"""Heads that a checkpoint may hold beside, or instead of, the one that is asked for."""
 
 _MODELS = [name for name, asset in assets.ASSETS.items() if asset.kind == "model"]
 _FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "*.txt", "*.json"]
@@ -118,23 +86,18 @@ def load_model(
     family, config = parse_config(raw, dropout)
     tensors = _Tensors(directory)
     names = {_normalised(key, family): key for key in tensors.names}
-    if head is None:
-        held = [n for n in names if _inside(n, family.head[-1:])]
-        if not held:
-            raise InputError(
-                f"The checkpoint {str(name)!r} holds no classification head: say which one to put"
-                " on it, such as head=classification(20)."
-            )
-        head = classification(_config_labels(raw))
-    shapes, abstract = _abstract(family, config, head, dtype)
-    plan = _match(str(name), family, shapes, names, tensors, head)
+    head = head or _held_head(str(name), raw, family, names)
+    kind = _kind(family, head, raw)
+    abstract = abstract_module(raw, head, dtype=dtype, dropout=dropout)
+    shapes = _shapes(abstract)
+    plan = _match(str(name), family, kind, shapes, names, tensors, head)
     values = {leaf: tensors.read(key, transposed) for leaf, (key, transposed) in plan.items()}
     missing = {leaf: shape for leaf, shape in shapes.items() if leaf not in values}
     values |= initialise(missing, config.initializer_range, seed)
     return _bound(
         values,
         abstract,
-        head=family.head,
+        head=kind.head,
         name=str(name),
         config=raw,
         tokenizer=_tokenizer(directory),
@@ -166,11 +129,11 @@ def random_model(
 ) -> Model:
     """Returns a model of a ``config.json``'s shape with random weights (benchmarks, tests)."""
     family, parsed = parse_config(config, dropout)
-    shapes, abstract = _abstract(family, parsed, head, dtype)
+    abstract = abstract_module(config, head, dtype=dtype, dropout=dropout)
     return _bound(
-        initialise(shapes, parsed.initializer_range, seed),
+        initialise(_shapes(abstract), parsed.initializer_range, seed),
         abstract,
-        head=family.head,
+        head=_kind(family, head, config).head,
         name=f"random {config['model_type']}",
         config=dict(config),
         labels=head.labels,
@@ -178,10 +141,27 @@ def random_model(
     )
 
 
-def lora_targets(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Returns the default LoRA targets of a model family, None if it is not ours."""
+def abstract_module(
+    config: Mapping[str, Any],
+    head: Head,
+    *,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    dropout: float | None = None,
+) -> nnx.Module:
+    """Returns the module of a ``config.json`` with shapes instead of arrays.
+
+    Raises:
+      InputError: an unsupported config, or a head that the family does not have.
+    """
+    family, parsed = parse_config(config, dropout)
+    kind = _kind(family, head, config)
+    return nnx.eval_shape(lambda: kind.build(parsed, head, jnp.dtype(dtype)))
+
+
+def default_targets(config: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+    """Returns what each PEFT method adapts in a model by default (nothing in a foreign one)."""
     family = FAMILIES.get(config.get("model_type", ""))
-    return family.lora_targets if family else None
+    return family.targets if family else {}
 
 
 def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[Family, Any]:
@@ -221,13 +201,7 @@ def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[
         if not 0 <= dropout < 1:
             raise InputError(f"dropout = {dropout} is not in [0, 1).")
         given |= {field: dropout for field in known if "dropout" in field}
-    config = family.config(**given)
-    if config.hidden_size % config.num_attention_heads:
-        raise InputError(
-            f"hidden_size = {config.hidden_size} is not a multiple of"
-            f" num_attention_heads = {config.num_attention_heads}."
-        )
-    return family, config
+    return family, family.config(**given)
 
 
 def initialise(shapes: Mapping[str, tuple[int, ...]], std: float, seed: int) -> Params:
@@ -255,7 +229,9 @@ def save_checkpoint(
     for leaf, value in values.items():
         name, transposed = source_name(leaf, family)
         array = np.asarray(value, np.float32)
-        tensors[name] = np.ascontiguousarray(array.T if transposed else array)
+        if transposed:
+            array = array.transpose(_TORCH_AXES[array.ndim])
+        tensors[name] = np.ascontiguousarray(array)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     names = dict(enumerate(labels))
     extra = {"id2label": names, "label2id": {v: k for k, v in names.items()}}
@@ -266,7 +242,8 @@ def save_checkpoint(
 def source_name(leaf: str, family: Family) -> tuple[str, bool]:
     """Returns a leaf's checkpoint name and whether it is stored transposed."""
     stem, _, kind = leaf.rpartition(".")
-    return f"{stem}.{'bias' if kind == 'bias' else 'weight'}", kind == "kernel"
+    name = f"{stem}.weight" if kind in ("kernel", "scale", "embedding") else leaf
+    return name, _leaf(name, family)[1]
 
 
 # ------------------------------------------------------------------------------------- internals
@@ -349,11 +326,20 @@ class _Tensors:
         # framework="flax" reads bfloat16 and float16 too; the copy in float32 is ours.
         with safe_open(self.names[name][0], framework="flax") as f:
             value = f.get_tensor(name).astype(jnp.float32)
-        return value.T if transposed else value
+        return jnp.transpose(value, _AXES[value.ndim]) if transposed else value
+
+
+_AXES = {2: (1, 0), 4: (2, 3, 1, 0)}
+"""From torch's linear and convolution weights to flax's kernels."""
+_TORCH_AXES = {2: (1, 0), 4: (3, 2, 0, 1)}
+
+
+def _torch_shape(ours: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(ours[i] for i in _TORCH_AXES[len(ours)])
 
 
 def _normalised(key: str, family: Family) -> str:
-    for pattern, replacement in family.prefix.items():
+    for pattern, replacement in family.renamed:
         key = re.sub(pattern, replacement, key)
     return key
 
@@ -383,17 +369,43 @@ def _inside(leaf: str, modules: tuple[str, ...]) -> bool:
     return any(leaf.startswith(f"{module}.") for module in modules)
 
 
-def _abstract(
-    family: Family, config: Any, head: Head, dtype: str
-) -> tuple[dict[str, tuple[int, ...]], nnx.Module]:
-    module = nnx.eval_shape(lambda: family.build(config, head.classes, jnp.dtype(dtype)))
+def _shapes(module: nnx.Module) -> dict[str, tuple[int, ...]]:
     flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
-    return {".".join(map(str, p)): v.shape for p, v in flat}, module
+    return {".".join(map(str, path)): variable.shape for path, variable in flat}
+
+
+def _kind(family: Family, head: Head, raw: Mapping[str, Any]) -> Kind:
+    if head.kind not in family.kinds:
+        raise InputError(
+            f"There is no {head.kind} head for {raw['model_type']}. It has:"
+            f" {', '.join(family.kinds)}."
+        )
+    return family.kinds[head.kind]
+
+
+def _held_head(name: str, raw: Mapping[str, Any], family: Family, names: Mapping[str, str]) -> Head:
+    """Returns the head that a checkpoint holds."""
+    told = [str(a) for a in raw.get("architectures") or ()]
+    for kind, k in family.kinds.items():
+        named = any(a.endswith(k.architecture) for a in told) or not told
+        if not named or (k.head and not any(_inside(n, k.head[-1:]) for n in names)):
+            continue
+        if kind == "question_answering":
+            return heads.question_answering()
+        if kind == "causal_lm":
+            return heads.causal_lm()
+        labels = _config_labels(raw)
+        return getattr(heads, kind)(labels)
+    raise InputError(
+        f"The checkpoint {name!r} holds no head: say which one to put on it, such as"
+        " head=classification(20)."
+    )
 
 
 def _match(
     name: str,
     family: Family,
+    kind: Kind,
     shapes: Mapping[str, tuple[int, ...]],
     names: Mapping[str, str],
     tensors: _Tensors,
@@ -403,16 +415,18 @@ def _match(
     plan: dict[str, tuple[str, bool]] = {}
     problems = []
     for normal, key in names.items():
-        is_head = _inside(normal, family.head[-1:])
+        is_head = _inside(normal, kind.head[-1:])
         if (head.fresh and is_head) or any(re.fullmatch(p, normal) for p in family.ignored):
             continue
         leaf, transposed = _leaf(normal, family)
+        if leaf not in shapes and re.fullmatch(_OTHER_HEADS, normal):
+            continue
         shape = tensors.names[key][1]
         ours = shapes.get(leaf)
         if ours is None:
             problems.append(f"{key} {list(shape)} has no place in the model")
-        elif (shape[::-1] if transposed else shape) != ours:
-            expected = list(ours[::-1] if transposed else ours)
+        elif (ours if not transposed else _torch_shape(ours)) != shape:
+            expected = list(_torch_shape(ours) if transposed else ours)
             hint = " (fresh=True starts a new head)" if is_head else ""
             problems.append(f"{key} is {list(shape)}, the model needs {expected}{hint}")
         else:
@@ -422,7 +436,7 @@ def _match(
     problems += [
         f"{source_name(leaf, family)[0]} {list(shapes[leaf])} is missing"
         for leaf in shapes
-        if leaf not in plan and not _inside(leaf, family.head)
+        if leaf not in plan and not _inside(leaf, kind.head)
     ]
     if problems:
         raise InputError(

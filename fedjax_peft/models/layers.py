@@ -1,7 +1,13 @@
-"""Layers that flax does not have in the form that we need."""
+"""Layers that flax does not have in the form that we need.
+
+Four of them do nothing by themselves and are there to be replaced: :class:`Residual` (bottleneck
+adapters), :class:`PrefixSlot` (prefix tuning), :class:`TokenEmbed` (prompt tuning) and
+:class:`FusedLinear` (LoRA on a part of it). A model that is made of them takes every PEFT method.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +17,21 @@ from jax.extend.random import threefry_2x32
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.typing import Key
 
-__all__ = ["ACTIVATIONS", "Dropout", "activation", "attention", "dropout"]
+__all__ = [
+    "ACTIVATIONS",
+    "Dropout",
+    "Encoded",
+    "FusedLinear",
+    "PrefixSlot",
+    "Residual",
+    "TokenEmbed",
+    "activation",
+    "attention",
+    "dropout",
+    "layer_norm",
+    "linear",
+    "prepend",
+]
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -120,3 +140,89 @@ def attention(
     scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     probabilities = drop(jax.nn.softmax(scores, axis=-1).astype(value.dtype))
     return jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)
+
+
+def linear(n_in: int, n_out: int, dtype: Any, *, bias: bool = True) -> nnx.Linear:
+    """Returns a dense layer; its values come from a checkpoint or from ``hf.initialise``."""
+    return nnx.Linear(n_in, n_out, use_bias=bias, dtype=dtype, rngs=nnx.Rngs(0))
+
+
+def layer_norm(width: int, epsilon: float, dtype: Any) -> nnx.LayerNorm:
+    """Returns a layer norm; its statistics are in float32 whatever the compute dtype."""
+    return nnx.LayerNorm(
+        width, epsilon=epsilon, dtype=dtype, use_fast_variance=False, rngs=nnx.Rngs(0)
+    )
+
+
+class FusedLinear(nnx.Linear):
+    """Several projections of one input in one product, such as GPT-2's query, key and value."""
+
+    def __init__(self, n_in: int, n_out: int, parts: Sequence[str], dtype: Any):
+        super().__init__(n_in, n_out, dtype=dtype, rngs=nnx.Rngs(0))
+        self.parts = tuple(parts)
+        """Names of the equal slices of the output, in order."""
+
+
+class TokenEmbed(nnx.Embed):
+    """The table of token embeddings. Prompt tuning makes it return tokens before the given ones."""
+
+    def __init__(self, vocabulary: int, width: int, dtype: Any):
+        super().__init__(vocabulary, width, dtype=dtype, rngs=nnx.Rngs(0))
+
+
+class PrefixSlot(nnx.Module):
+    """Where an attention layer's keys and values pass; prefix tuning puts its own before them.
+
+    ``width`` is that of all heads together.
+    """
+
+    def __init__(self, width: int):
+        self.width = width
+
+    def __call__(
+        self, key: jax.Array, value: jax.Array, mask: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns keys and values ``[batch, length, heads, width]`` and mask ``[..., length]``."""
+        return key, value, mask
+
+
+class Residual(nnx.Module):
+    """Where a sublayer's output joins the residual stream; bottleneck adapters go here.
+
+    ``place`` is ``attention`` or ``feed_forward``.
+    """
+
+    def __init__(self, place: str, width: int):
+        self.place = place
+        self.width = width
+
+    def __call__(
+        self, h: jax.Array, x: jax.Array, norm: Callable[[jax.Array], jax.Array] | None = None
+    ) -> jax.Array:
+        """Returns ``h + x``.
+
+        Args:
+          h: the sublayer's output after its dropout, ``[..., width]``.
+          x: the sublayer's input.
+          norm: the layer norm that follows in a post-norm model, None in a pre-norm one.
+        """
+        return h + x
+
+
+class Encoded(NamedTuple):
+    """What a backbone returns."""
+
+    states: tuple[jax.Array, ...]
+    """Hidden states ``[batch, length, width]`` of the embeddings and of every layer."""
+    first: jax.Array
+    """The last hidden state of the first token, ``[batch, width]``: a prompt's if there is one."""
+
+    @property
+    def hidden(self) -> jax.Array:
+        """The last hidden states."""
+        return self.states[-1]
+
+
+def prepend(mask: jax.Array, n: int, value: Any = True) -> jax.Array:
+    """Returns ``[batch, length]`` with ``n`` columns of ``value`` put before it (for a prompt)."""
+    return jnp.pad(mask, ((0, 0), (n, 0)), constant_values=value) if n else mask

@@ -8,11 +8,17 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.models import bert
-from fedjax_peft.models.bert import WEIGHTS, BertConfig, BertEncoderModel, linear
-from fedjax_peft.models.layers import Dropout
-from fedjax_peft.typing import Batch, Outputs
+from fedjax_peft.models.bert import BertConfig, BertModel
+from fedjax_peft.models.family import Family, Kind
+from fedjax_peft.models.heads import (
+    Head,
+    MlpClassifier,
+    SequenceClassifier,
+    SpanClassifier,
+    TokenClassifier,
+)
 
-__all__ = ["RobertaConfig", "RobertaForSequenceClassification"]
+__all__ = ["FAMILY", "RobertaConfig"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,44 +29,63 @@ class RobertaConfig(BertConfig):
     pad_token_id: int = 1
 
 
-class RobertaModel(BertEncoderModel):
+class Embeddings(bert.Embeddings):
     """Positions count from ``pad_token_id + 1``; padding tokens keep ``pad_token_id``."""
 
     def __init__(self, c: BertConfig, dtype: Any):
-        super().__init__(c, dtype, pooler=False)
+        super().__init__(c, dtype)
         self.pad = c.pad_token_id
 
-    def positions(self, ids: Array) -> Array:
+    def positions(self, ids: Array, length: int) -> Array:
+        if length > ids.shape[1]:  # a prompt: Hugging Face then counts padding too
+            return super().positions(ids, length) + self.pad + 1
         real = (ids != self.pad).astype(jnp.int32)
         return jnp.cumsum(real, axis=1) * real + self.pad
 
 
-class ClassificationHead(nnx.Module):
-    def __init__(self, c: BertConfig, classes: int):
-        self.dense = linear(c.hidden_size, c.hidden_size, jnp.float32)
-        self.dropout = Dropout(c.head_dropout)
-        self.dropout_out = Dropout(c.head_dropout)
-        self.out_proj = linear(c.hidden_size, classes, jnp.float32)
-
-    def __call__(self, x: Array) -> Array:
-        x = jnp.tanh(self.dense(self.dropout(x)))
-        return self.out_proj(self.dropout_out(x))
+def _backbone(c: RobertaConfig, dtype: Any) -> BertModel:
+    model = BertModel(c, dtype)
+    model.embeddings = Embeddings(c, dtype)
+    return model
 
 
-class RobertaForSequenceClassification(nnx.Module):
+class RobertaForSequenceClassification(SequenceClassifier):
     """Dense, tanh, projection on the first token."""
 
-    def __init__(self, c: BertConfig, classes: int, dtype: Any = jnp.float32):
-        self.roberta = RobertaModel(c, dtype)
-        self.classifier = ClassificationHead(c, classes)
+    def __init__(self, c: RobertaConfig, head: Head, dtype: Any):
+        super().__init__("roberta", _backbone(c, dtype), head, c.hidden_size, c.head_dropout)
+        self.classifier = MlpClassifier(c.hidden_size, head.classes, c.head_dropout)
 
-    def __call__(self, batch: Batch) -> Outputs:
-        hidden, first = self.roberta(batch)
-        return Outputs(self.classifier(first), hidden)
+    def logits(self, first: Array) -> Array:
+        return self.classifier(first)
 
 
-PREFIX = {r"^(embeddings|encoder|pooler)\.": r"roberta.\1."}
-IGNORED = (r"lm_head\..+", r"roberta\.pooler\..+", r"roberta\.embeddings\.position_ids")
-HEAD = ("classifier",)
-LORA_TARGETS = bert.LORA_TARGETS
-__all__ += ["WEIGHTS"]
+def _tokens(c: RobertaConfig, head: Head, dtype: Any) -> nnx.Module:
+    backbone = _backbone(c, dtype)
+    return TokenClassifier("roberta", backbone, c.hidden_size, head.classes, c.head_dropout)
+
+
+def _spans(c: RobertaConfig, head: Head, dtype: Any) -> nnx.Module:
+    return SpanClassifier("roberta", _backbone(c, dtype), c.hidden_size)
+
+
+FAMILY = Family(
+    config=RobertaConfig,
+    kinds={
+        "classification": Kind(
+            RobertaForSequenceClassification, ("classifier",), "ForSequenceClassification"
+        ),
+        "two_classifiers": Kind(
+            RobertaForSequenceClassification,
+            ("second_classifier", "classifier"),
+            "ForSequenceClassification",
+        ),
+        "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
+        "question_answering": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
+    },
+    weights=bert.WEIGHTS,
+    renamed=(*bert.LEGACY, (r"^(embeddings|encoder|pooler)\.", r"roberta.\1.")),
+    ignored=(r"roberta\.pooler\..+", r"roberta\.embeddings\.position_ids"),
+    targets=bert.TARGETS,
+    refused=bert.REFUSED,
+)

@@ -7,16 +7,32 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.models.base import Model, bind
+from fedjax_peft.models.base import AdapterParam, Model, bind
+from fedjax_peft.models.hf import default_targets
 from fedjax_peft.random import stream
-from fedjax_peft.typing import Key
+from fedjax_peft.typing import Key, Params
 
-__all__ = ["Method", "Targets", "attach", "attach_module", "find", "replace_module"]
+__all__ = [
+    "Adapted",
+    "Defaults",
+    "Method",
+    "Targets",
+    "attach",
+    "attach_module",
+    "find",
+    "merge",
+    "replace_module",
+    "submodule",
+]
 
 Targets = str | Sequence[str] | None
 """Which submodules to adapt, as in Hugging Face PEFT: a list of names (the path equals one or ends
 in ``.name``), one string (a regular expression that the whole path must match), or None for the
 defaults of the model family."""
+
+
+Defaults = Mapping[str, Sequence[str]]
+"""Method -> targets of the model family (``models.family.Family.targets``)."""
 
 
 class Method(NamedTuple):
@@ -25,12 +41,30 @@ class Method(NamedTuple):
     name: str
     options: Mapping[str, Any]
     """What it was made with; recorded in runs and exports."""
-    attach: Callable[[nnx.Module, Targets, Key, Sequence[str]], nnx.Module]
-    """(module, default targets, key, head) -> the adapted module (changed in place and returned).
+    attach: Callable[[nnx.Module, Defaults, Key, Sequence[str]], nnx.Module]
+    """(module, defaults, key, head) -> the adapted module (changed in place and returned).
 
-    Nothing inside the ``head``'s module paths is adapted: a head is trained whole."""
+    ``defaults`` are the model family's targets by method. Nothing inside the module paths
+    of the ``head`` is adapted: a head is trained whole."""
     start_shapes_frozen: bool = False
     """The frozen tree depends on the adapters' initial values, so clients need those too."""
+
+
+class Adapted(nnx.Module):
+    """A submodule that a method put in the place of another, which it keeps as ``base``."""
+
+    base: Any
+
+    def merged(self) -> nnx.Module:
+        """Returns ``base`` with what was learned folded into its own parameters.
+
+        Raises:
+          InputError: a method that is not of the base's form.
+        """
+        raise InputError(
+            f"{type(self).__name__} cannot be merged: it is not of the form of the module that it"
+            " adapts."
+        )
 
 
 def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
@@ -46,10 +80,36 @@ def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
     """
     if model.method is not None:
         raise InputError(f"The model already has {model.method.name!r} attached.")
-    from fedjax_peft.models.hf import lora_targets  # a leaf import: hf knows the families
-
-    defaults = lora_targets(model.config)
+    defaults = default_targets(model.config)
     module = attach_module(model.module(), method, defaults, head=model.head, seed=seed)
+    return _rebound(module, model, method)
+
+
+def merge(model: Model, params: Params | None = None) -> Model:
+    """Returns a plain model in which everything that was trained is part of the weights.
+
+    Args:
+      model: with a method attached.
+      params: the trained leaves, such as ``Run.params``; by default the model's own.
+
+    Raises:
+      InputError: a method that cannot be merged (bottleneck adapters, prompts, prefixes).
+    """
+    if params is not None:
+        model = model.replace(trainable=dict(params))
+    module = model.module()
+    adapted = {p: m for p, m in _named(module, Adapted) if not re.search(r"\.base(\.|$)", p)}
+    for path, site in adapted.items():
+        replace_module(module, path, site.merged())
+    # What a method had only marked as trained, such as a bias, is an ordinary parameter again.
+    for _, owner in nnx.iter_modules(module):
+        for name, value in list(vars(owner).items()):
+            if isinstance(value, AdapterParam):
+                setattr(owner, name, nnx.Param(value[...]))
+    return _rebound(module, model, None)
+
+
+def _rebound(module: nnx.Module, model: Model, method: Method | None) -> Model:
     return bind(
         module,
         head=model.head,
@@ -66,13 +126,13 @@ def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
 def attach_module(
     module: nnx.Module,
     method: Method,
-    default_targets: Targets = None,
+    defaults: Defaults | None = None,
     *,
     head: Sequence[str] = (),
     seed: int = 0,
 ) -> nnx.Module:
     """Attaches a method to any NNX module, in place, and returns the module."""
-    return method.attach(module, default_targets, stream(seed, "adapter"), head)
+    return method.attach(module, defaults or {}, stream(seed, "adapter"), head)
 
 
 def find(
@@ -115,12 +175,18 @@ def find(
     return dict(sorted(found.items()))
 
 
+def submodule(module: nnx.Module, path: str) -> Any:
+    """Returns what is at a dotted path of ``module`` (itself if the path is empty)."""
+    found: Any = module
+    for part in path.split(".") if path else ():
+        found = found[int(part)] if part.isdigit() else getattr(found, part)
+    return found
+
+
 def replace_module(module: nnx.Module, path: str, new: nnx.Module) -> None:
     """Puts ``new`` at a dotted path of ``module``."""
-    *parents, last = path.split(".")
-    owner: Any = module
-    for part in parents:
-        owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
+    parent, _, last = path.rpartition(".")
+    owner = submodule(module, parent)
     if last.isdigit():
         owner[int(last)] = new
     else:

@@ -5,45 +5,100 @@ Hugging Face PEFT's ``lora_A`` and ``lora_B``.
 """
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.linalg import canonical
 from fedjax_peft.models.base import AdapterConst, AdapterParam
-from fedjax_peft.models.layers import Dropout
-from fedjax_peft.peft.base import Method, Targets, find, replace_module
+from fedjax_peft.models.layers import Dropout, FusedLinear
+from fedjax_peft.peft.base import Adapted, Defaults, Method, Targets, find, replace_module
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Key
 
-__all__ = ["LoRALinear", "lora", "scaling"]
+__all__ = ["FusedLoRALinear", "LoRALinear", "lora", "scaling"]
 
 
-class LoRALinear(nnx.Module):
-    """A linear layer and its low-rank update. ``base`` is frozen.
+class LowRank(nnx.Module):
+    """``x -> s · (x A) B``.
 
     ``lora_scale`` holds ``s`` once for every direction (``[rank]``), so that a client may own fewer
     directions than another in one stacked pytree.
     """
 
-    def __init__(self, base: Any, a: jax.Array, b: jax.Array, scale: float, dropout: float):
-        self.base = base
+    def __init__(self, a: jax.Array, b: jax.Array, scale: float, dropout: float):
         self.lora_a = AdapterParam(a)
         self.lora_b = AdapterParam(b)
         self.lora_scale = AdapterConst(jnp.full((a.shape[1],), scale, jnp.float32))
         self.dropout = Dropout(dropout)
 
+    def update(self, x: jax.Array, dtype: Any) -> jax.Array:
+        """Returns what is added to the output for an input ``[..., in]``."""
+        a, b = self.lora_a[...].astype(dtype), self.lora_b[...].astype(dtype)
+        # s goes on B: it is small and outside the loop over tokens.
+        b = b * self.lora_scale[...].astype(dtype)[:, None]
+        return (self.dropout(x).astype(dtype) @ a) @ b
+
+    def product(self) -> jax.Array:
+        """Returns ``s · AB``, ``[in, out]``, in float32."""
+        b = self.lora_b[...] * self.lora_scale[...][:, None]
+        return jnp.matmul(self.lora_a[...], b, precision="highest")
+
+
+class LoRALinear(LowRank, Adapted):
+    """A linear layer and its low-rank update. ``base`` is frozen."""
+
+    def __init__(self, base: Any, a: jax.Array, b: jax.Array, scale: float, dropout: float):
+        super().__init__(a, b, scale, dropout)
+        self.base = base
+
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the layer's output for ``x`` ``[..., in]``."""
         y = self.base(x)
-        a, b = self.lora_a[...].astype(y.dtype), self.lora_b[...].astype(y.dtype)
-        # s goes on B: it is small and outside the loop over tokens.
-        b = b * self.lora_scale[...].astype(y.dtype)[:, None]
-        return y + (self.dropout(x).astype(y.dtype) @ a) @ b
+        return y + self.update(x, y.dtype)
+
+    def merged(self) -> nnx.Module:
+        """Returns the linear layer of ``W + s · AB``."""
+        kernel = self.base.kernel[...]
+        self.base.kernel.set_value((kernel + self.product()).astype(kernel.dtype))
+        return self.base
+
+
+class FusedLoRALinear(Adapted):
+    """A fused projection with a low-rank update of some of its parts."""
+
+    def __init__(self, base: FusedLinear, updates: Mapping[str, LowRank]):
+        self.base = base
+        self.parts = tuple(updates)
+        for part, update in updates.items():
+            setattr(self, part, update)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns the layer's output for ``x`` ``[..., in]``."""
+        y = self.base(x)
+        updates = [
+            getattr(self, part).update(x, y.dtype) if part in self.parts else piece
+            for part, piece in zip(self.base.parts, self._pieces(jnp.zeros_like(y)), strict=True)
+        ]
+        return y + jnp.concatenate(updates, axis=-1)
+
+    def merged(self) -> nnx.Module:
+        """Returns the linear layer with the updates added to its kernel."""
+        kernel = self.base.kernel[...]
+        pieces = [
+            piece + getattr(self, part).product() if part in self.parts else piece
+            for part, piece in zip(self.base.parts, self._pieces(kernel), strict=True)
+        ]
+        self.base.kernel.set_value(jnp.concatenate(pieces, axis=-1).astype(kernel.dtype))
+        return self.base
+
+    def _pieces(self, x: jax.Array) -> list[jax.Array]:
+        return jnp.split(x, len(self.base.parts), axis=-1)
 
 
 def lora(
@@ -54,6 +109,9 @@ def lora(
     init: Literal["kaiming", "gaussian", "svd"] = "kaiming",
     dropout: float = 0.0,
     rslora: bool = False,
+    rank_pattern: Mapping[str, int] | None = None,
+    alpha_pattern: Mapping[str, float] | None = None,
+    parts: Sequence[str] | None = None,
 ) -> Method:
     """Low-rank adapters (LoRA, Hu et al. 2021); with ``init="svd"`` FeDeRA's.
 
@@ -66,56 +124,126 @@ def lora(
         W split evenly between A and B, the residual W - s·AB frozen; the forward is unchanged).
       dropout: on the input of the low-rank branch only.
       rslora: rank-stabilised scale (Kalajdzievski 2023).
+      rank_pattern: other ranks for some layers, as in Hugging Face PEFT: the end of a path, or a
+        regular expression for it, -> rank.
+      alpha_pattern: other alphas likewise.
+      parts: of a fused projection (GPT-2's ``c_attn``: q, k and v), the parts that get an update
+        each, as in ``adapters``; by default one update spans them all, as in Hugging Face PEFT.
 
     Raises:
-      InputError: an impossible option here; a target that matches nothing, or a rank above a
-        matrix's side, when it is attached.
+      InputError: an impossible option here; a target, pattern or part that matches nothing, or a
+        rank above a matrix's side, when it is attached.
     """
-    if rank < 1:
-        raise InputError(f"rank = {rank} must be at least 1.")
-    if alpha is not None and alpha <= 0:
-        raise InputError(f"alpha = {alpha} must be positive.")
+    ranks, alphas = dict(rank_pattern or {}), dict(alpha_pattern or {})
+    for r in (rank, *ranks.values()):
+        if r < 1:
+            raise InputError(f"rank = {r} must be at least 1.")
+    for value in (alpha, *alphas.values()):
+        if value is not None and value <= 0:
+            raise InputError(f"alpha = {value} must be positive.")
     if not 0 <= dropout < 1:
         raise InputError(f"LoRA dropout = {dropout} is not in [0, 1).")
     if init not in ("kaiming", "gaussian", "svd"):
         raise InputError(f"init = {init!r} is not one of kaiming, gaussian, svd.")
-    alpha = float(rank if alpha is None else alpha)
-    scale = scaling(rank, alpha, rslora)
-    chosen: Targets = targets if targets is None or isinstance(targets, str) else tuple(targets)
-
-    def attach(
-        module: nnx.Module, default_targets: Targets, key: Key, head: Sequence[str]
-    ) -> nnx.Module:
-        where = default_targets if chosen is None else chosen
-        sites = find(module, where, (nnx.Linear, LoRALinear), head)
-        for path, site in sites.items():
-            if isinstance(site, LoRALinear) or ".base" in path:
-                raise InputError(f"The submodule {path!r} already has LoRA attached.")
-            if rank > min(site.kernel.shape):
-                n_in, n_out = site.kernel.shape
-                raise InputError(
-                    f"rank = {rank} is above the smaller side of {path!r} ({n_in}x{n_out})."
-                )
-        kernels = {path: site.kernel[...] for path, site in sites.items()}
-        if init == "svd":
-            factors, residuals = principal_factors(kernels, rank, scale)
-            for path, site in sites.items():
-                site.kernel.set_value(residuals[path])
-        else:
-            factors = {p: _random(init, k.shape, rank, stream(key, p)) for p, k in kernels.items()}
-        for path, site in sites.items():
-            replace_module(module, path, LoRALinear(site, *factors[path], scale, dropout))
-        return module
-
     options = {
         "rank": rank,
-        "alpha": alpha,
-        "targets": chosen,
+        "alpha": float(rank if alpha is None else alpha),
+        "targets": targets if targets is None or isinstance(targets, str) else tuple(targets),
         "init": init,
         "dropout": dropout,
         "rslora": rslora,
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
+        "parts": None if parts is None else tuple(parts),
     }
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        return attach_low_rank(module, defaults, key, head, options, LoRALinear)
+
     return Method("lora", options, attach, start_shapes_frozen=init == "svd")
+
+
+def attach_low_rank(
+    module: nnx.Module,
+    defaults: Defaults,
+    key: Key,
+    head: Sequence[str],
+    options: Mapping[str, Any],
+    layer: Callable[..., nnx.Module],
+) -> nnx.Module:
+    """Puts a low-rank ``layer(base, a, b, scale, dropout)`` at every target; returns the module."""
+    chosen: Targets = options["targets"]
+    where = defaults.get("lora") if chosen is None else chosen
+    sites = find(module, where, (nnx.Linear, Adapted), head)
+    for pattern in (*options["rank_pattern"], *options["alpha_pattern"]):
+        if not any(_matches(pattern, path) for path in sites):
+            raise InputError(
+                f"The pattern {pattern!r} matches no target. {nearest(pattern, sites)}"
+            )
+    # What gets factors: whole kernels, or parts of them under names of their own.
+    kernels, ranks, scales = {}, {}, {}
+    for path, site in sites.items():
+        if isinstance(site, Adapted) or ".base" in path:
+            raise InputError(f"The submodule {path!r} already has LoRA attached.")
+        for name, kernel in _slices(path, site, options["parts"]).items():
+            r = _by_pattern(options["rank_pattern"], path, options["rank"])
+            if r > min(kernel.shape):
+                n_in, n_out = kernel.shape
+                raise InputError(
+                    f"rank = {r} is above the smaller side of {path!r} ({n_in}x{n_out})."
+                )
+            alpha = _by_pattern(options["alpha_pattern"], path, options["alpha"])
+            kernels[name], ranks[name] = kernel, r
+            scales[name] = scaling(r, alpha, options["rslora"])
+    if options["init"] == "svd":
+        factors, residuals = principal_factors(kernels, ranks, scales)
+        for path, site in sites.items():
+            rest = _slices(path, site, options["parts"], whole=True)
+            pieces = [residuals.get(name, kernel) for name, kernel in rest.items()]
+            site.kernel.set_value(jnp.concatenate(pieces, axis=1))
+    else:
+        factors = {
+            name: _random(options["init"], kernel.shape, ranks[name], stream(key, name))
+            for name, kernel in kernels.items()
+        }
+    dropout = options["dropout"]
+    for path, site in sites.items():
+        if path in factors:
+            new = layer(site, *factors[path], scales[path], dropout)
+        else:
+            names = {n.rpartition(".")[2]: n for n in factors if n.startswith(f"{path}.")}
+            new = FusedLoRALinear(
+                site,
+                {p: LowRank(*factors[n], scales[n], dropout) for p, n in names.items()},
+            )
+        replace_module(module, path, new)
+    return module
+
+
+def _slices(
+    path: str, site: nnx.Linear, parts: Sequence[str] | None, *, whole: bool = False
+) -> dict[str, jax.Array]:
+    """Returns the kernels at a site by name: its own, or those of the parts (all if ``whole``)."""
+    kernel = site.kernel[...]
+    if parts is None:
+        return {path: kernel}
+    known = getattr(site, "parts", ())
+    for part in parts:
+        if part not in known:
+            raise InputError(
+                f"The submodule {path!r} has no part {part!r}."
+                + (f" {nearest(part, known)}" if known else " It is not a fused projection.")
+            )
+    pieces = zip(known, jnp.split(kernel, len(known), axis=1), strict=True)
+    return {f"{path}.{part}": piece for part, piece in pieces if whole or part in parts}
+
+
+def _matches(pattern: str, path: str) -> bool:
+    return re.match(rf"(.*\.)?({pattern})$", path) is not None
+
+
+def _by_pattern(patterns: Mapping[str, Any], path: str, default: Any) -> Any:
+    return next((value for key, value in patterns.items() if _matches(key, path)), default)
 
 
 def scaling(rank: int, alpha: float, rslora: bool) -> float:
@@ -124,7 +252,7 @@ def scaling(rank: int, alpha: float, rslora: bool) -> float:
 
 
 def principal_factors(
-    kernels: dict[str, jax.Array], rank: int, scale: float
+    kernels: Mapping[str, jax.Array], ranks: Mapping[str, int], scales: Mapping[str, float]
 ) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
     """Returns FeDeRA's (A, B) of every kernel ``[in, out]``, and the residual kernels.
 
@@ -133,14 +261,14 @@ def principal_factors(
     so that the start is the same on every backend.
     """
     factors, residuals = {}, {}
-    shapes = {k.shape for k in kernels.values()}
-    for shape in sorted(shapes):
-        paths = [p for p, k in kernels.items() if k.shape == shape]
-        stacked = jnp.stack([kernels[p].astype(jnp.float32) for p in paths])
+    alike = {name: (k.shape, ranks[name], scales[name]) for name, k in kernels.items()}
+    for shape, rank, scale in sorted(set(alike.values())):
+        names = [n for n, what in alike.items() if what == (shape, rank, scale)]
+        stacked = jnp.stack([kernels[n].astype(jnp.float32) for n in names])
         a, b, rest = _principal(stacked, rank, scale)
-        for i, path in enumerate(paths):
-            factors[path] = (a[i], b[i])
-            residuals[path] = rest[i].astype(kernels[path].dtype)
+        for i, name in enumerate(names):
+            factors[name] = (a[i], b[i])
+            residuals[name] = rest[i].astype(kernels[name].dtype)
     return factors, residuals
 
 
@@ -157,7 +285,7 @@ def _principal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, 
     return jax.lax.map(one, kernels)
 
 
-def _random(init: str, shape: tuple[int, int], rank: int, key: Key) -> tuple[jax.Array, jax.Array]:
+def _random(init: str, shape: tuple[int, ...], rank: int, key: Key) -> tuple[jax.Array, jax.Array]:
     n_in, n_out = shape
     if init == "kaiming":
         bound = 1 / math.sqrt(n_in)

@@ -279,7 +279,7 @@ def _is_plain(kind: Any) -> bool:
     origin = typing.get_origin(kind)
     if origin is Literal:
         return True
-    if origin in (typing.Union, types.UnionType, abc.Sequence):
+    if origin in (typing.Union, types.UnionType, abc.Sequence, abc.Mapping):
         return all(_is_plain(k) for k in typing.get_args(kind))
     return kind in (int, float, str, bool, Path, types.NoneType)
 

@@ -176,7 +176,7 @@ def test_svd_start_changes_no_logit(family, options):
 @pytest.mark.parametrize("shape", [(12, 7), (7, 12), (9, 9)])
 def test_svd_start_holds_the_largest_directions_with_canonical_signs(shape):
     kernel = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    factors, residuals = principal_factors({"k": jnp.asarray(kernel)}, 3, 2.0)
+    factors, residuals = principal_factors({"k": jnp.asarray(kernel)}, {"k": 3}, {"k": 2.0})
     a, b = map(np.asarray, factors["k"])
     u, s, vt = np.linalg.svd(kernel.astype(np.float64), full_matrices=False)
     best = u[:, :3] * s[:3] @ vt[:3]

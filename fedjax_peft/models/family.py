@@ -1,0 +1,52 @@
+"""What a model family is: its modules, its config, and how its checkpoints map to them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.heads import Head
+
+__all__ = ["Family", "Kind", "check_heads"]
+
+
+class Kind(NamedTuple):
+    """One head of a family."""
+
+    build: Callable[[Any, Head, Any], nnx.Module]
+    """(config, head, compute dtype) -> module."""
+    head: tuple[str, ...]
+    """Modules that are trained whole. A checkpoint may lack them: they are then initialised. The
+    last one has the classes."""
+    architecture: str
+    """The end of Hugging Face's class name, as ``config.json`` records it."""
+
+
+class Family(NamedTuple):
+    """A model family, by ``model_type`` of ``config.json``."""
+
+    config: type
+    """A dataclass of the fields that shape the model, under their Hugging Face names."""
+    kinds: Mapping[str, Kind]
+    """By ``Head.kind``."""
+    weights: tuple[tuple[str, str, bool], ...]
+    """(checkpoint name, leaf name, transposed); the first full match counts. Transposed means that
+    torch has ``[out, in]``, or ``[out, in, height, width]`` for a convolution."""
+    renamed: tuple[tuple[str, str], ...]
+    """Substitutions that bring the names of other checkpoint forms to the usual one."""
+    ignored: tuple[str, ...]
+    """Tensors that have no use here."""
+    targets: Mapping[str, tuple[str, ...]]
+    """PEFT method -> the submodules that it adapts by default."""
+    refused: Mapping[str, Any]
+    """Config fields that change the maths and are not implemented: name -> the value we have."""
+
+
+def check_heads(config: Any, width: str, heads: str) -> None:
+    """Raises InputError unless the number of attention heads divides the width (field names)."""
+    if getattr(config, width) % getattr(config, heads):
+        raise InputError(
+            f"{width} = {getattr(config, width)} is not a multiple of"
+            f" {heads} = {getattr(config, heads)}."
+        )
