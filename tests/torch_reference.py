@@ -4,24 +4,17 @@ Every parameter is random, biases and layer norms too, and the scale is such tha
 order one: a tolerance of 1e-5 then means something.
 """
 
+import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import transformers
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-)
+from transformers import BertConfig, RobertaConfig
 
 transformers.utils.logging.disable_progress_bar()
 
-FAMILIES = {
-    "bert": (BertConfig, BertForSequenceClassification),
-    "roberta": (RobertaConfig, RobertaForSequenceClassification),
-}
 SHAPE = {
     "vocab_size": 100,
     "hidden_size": 32,
@@ -32,11 +25,46 @@ SHAPE = {
 }
 
 
-def tiny_model(family: str, *, classes: int = 3, seed: int = 0, **config):
-    """Returns a random classifier in evaluation mode."""
-    make_config, make_model = FAMILIES[family]
-    model = make_model(make_config(num_labels=classes, **(SHAPE | config))).eval()
+class Family(NamedTuple):
+    """How to make a tiny model of a family in torch."""
+
+    config: Any
+    name: str
+    """As Hugging Face begins its class names."""
+    shape: dict
+    embeddings: str
+    """Our leaf of the token embedding table."""
+    kinds: tuple[str, ...] = ("classification", "token_classification", "question_answering")
+
+
+FAMILIES = {
+    "bert": Family(BertConfig, "Bert", SHAPE, "bert.embeddings.word_embeddings.embedding"),
+    "roberta": Family(
+        RobertaConfig, "Roberta", SHAPE, "roberta.embeddings.word_embeddings.embedding"
+    ),
+}
+CLASSES = {
+    "classification": "ForSequenceClassification",
+    "token_classification": "ForTokenClassification",
+    "question_answering": "ForQuestionAnswering",
+    "causal_lm": "LMHeadModel",
+}
+HEADS = [(family, kind) for family, f in FAMILIES.items() for kind in f.kinds]
+
+
+def tiny_model(
+    family: str, *, kind: str = "classification", classes: int = 3, seed: int = 0, **config
+):
+    """Returns a random model with a head, in evaluation mode."""
+    f = FAMILIES[family]
+    labels = {} if kind in ("question_answering", "causal_lm") else {"num_labels": classes}
+    make = getattr(transformers, f.name + CLASSES[kind])
+    # Eager attention is the formula as the papers have it, and works for any mask.
+    model = make(f.config(attn_implementation="eager", **labels, **(f.shape | config))).eval()
     return randomised(model, seed)
+
+
+NORM = re.compile(r"(LayerNorm|layer_norm|ln_\w|layernorm\w*)\.weight$")
 
 
 def randomised(model, seed: int = 0):
@@ -44,7 +72,7 @@ def randomised(model, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            mean = 1.0 if name.endswith("LayerNorm.weight") else 0.0
+            mean = 1.0 if NORM.search(name) else 0.0
             parameter.copy_(mean + 0.2 * torch.randn(parameter.shape, generator=generator))
     return model
 
@@ -61,17 +89,36 @@ def padded_batch(config, lengths: tuple[int, ...] = (13, 7, 1, 10), seed: int = 
     shape = (len(lengths), max(lengths))
     mask = np.arange(shape[1])[None] < np.array(lengths)[:, None]
     ids = np.where(mask, rng.integers(5, config.vocab_size, shape), config.pad_token_id)
-    types = rng.integers(0, config.type_vocab_size, shape) * mask
+    batch = {"input_ids": ids.astype(np.int32), "attention_mask": mask.astype(np.int32)}
+    if getattr(config, "type_vocab_size", 0):
+        types = rng.integers(0, config.type_vocab_size, shape) * mask
+        batch["token_type_ids"] = types.astype(np.int32)
+    return batch
+
+
+def tensors(batch: dict) -> dict:
+    """Returns a batch for torch."""
     return {
-        "input_ids": ids.astype(np.int32),
-        "attention_mask": mask.astype(np.int32),
-        "token_type_ids": types.astype(np.int32),
+        name: torch.tensor(x) if x.dtype.kind == "f" else torch.tensor(x, dtype=torch.long)
+        for name, x in batch.items()
     }
+
+
+def logits_of(outputs):
+    """Returns the logits of a torch model's outputs, those of start and end stacked as ours are."""
+    if hasattr(outputs, "start_logits"):
+        return torch.stack([outputs.start_logits, outputs.end_logits], dim=-1)
+    return outputs.logits
+
+
+def torch_states(model, batch: dict) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Returns the logits and the hidden states of all layers."""
+    with torch.no_grad():
+        outputs = model(**tensors(batch), output_hidden_states=True)
+    return logits_of(outputs).numpy(), [x.numpy() for x in outputs.hidden_states]
 
 
 def torch_outputs(model, batch: dict) -> tuple[np.ndarray, np.ndarray]:
     """Returns the logits and the last hidden states."""
-    tensors = {name: torch.tensor(x, dtype=torch.long) for name, x in batch.items()}
-    with torch.no_grad():
-        outputs = model(**tensors, output_hidden_states=True)
-    return outputs.logits.numpy(), outputs.hidden_states[-1].numpy()
+    logits, states = torch_states(model, batch)
+    return logits, states[-1]

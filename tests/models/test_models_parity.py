@@ -1,11 +1,23 @@
 """Our backbones give Hugging Face's numbers, whatever form the checkpoint has."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch_reference import padded_batch, randomised, saved, tiny_model, torch_outputs
+from torch_reference import (
+    FAMILIES,
+    HEADS,
+    logits_of,
+    padded_batch,
+    randomised,
+    saved,
+    tensors,
+    tiny_model,
+    torch_outputs,
+    torch_states,
+)
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from fedjax_peft.assets import fetch
@@ -24,6 +36,49 @@ def ours(model, batch):
 def assert_equal(model, reference, batch, tolerance=EXACT):
     for got, expected in zip(ours(model, batch), torch_outputs(reference, batch), strict=True):
         np.testing.assert_allclose(got, expected, **tolerance)
+
+
+def real_tokens(batch, x):
+    """Returns the rows of a ``[batch, length, ...]`` array that are not padding (all of others)."""
+    mask = batch.get("attention_mask")
+    return x if mask is None or x.ndim < 3 else x[mask.astype(bool)]
+
+
+@pytest.mark.parametrize(("family", "kind"), HEADS)
+def test_every_head_and_every_hidden_state(family, kind, tmp_path):
+    reference = tiny_model(family, kind=kind)
+    model = load_model(saved(reference, tmp_path))
+    batch = padded_batch(reference.config)
+    outputs = model.apply(model.frozen, model.trainable, batch, None, False)
+    logits, states = torch_states(reference, batch)
+    assert np.abs(logits).max() > 0.5
+    assert len(outputs.states) == len(states)
+    np.testing.assert_array_equal(outputs.hidden, outputs.states[-1])
+    for got, expected in zip((outputs.logits, *outputs.states), (logits, *states), strict=True):
+        got = np.asarray(got)
+        np.testing.assert_allclose(real_tokens(batch, got), real_tokens(batch, expected), **EXACT)
+
+
+@pytest.mark.parametrize(("family", "kind"), HEADS)
+def test_gradient_with_respect_to_the_embeddings(family, kind, tmp_path):
+    reference = tiny_model(family, kind=kind)
+    model = load_model(saved(reference, tmp_path))
+    batch = padded_batch(reference.config)
+    logits = logits_of(reference(**tensors(batch)))
+    weights = np.random.default_rng(1).normal(size=logits.shape).astype(np.float32)
+    if weights.ndim == 3:
+        weights *= batch["attention_mask"][..., None]
+    (logits * torch.tensor(weights)).sum().backward()
+    expected = reference.get_input_embeddings().weight.grad.numpy()
+
+    def loss(table):
+        leaf = FAMILIES[family].embeddings
+        frozen = {**model.frozen, leaf: table}
+        return (model.apply(frozen, model.trainable, batch, None, False).logits * weights).sum()
+
+    got = jax.grad(loss)(model.frozen[FAMILIES[family].embeddings])
+    error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
+    assert error < 1e-4
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
