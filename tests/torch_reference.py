@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
-from transformers import BertConfig, RobertaConfig
+from transformers import (
+    BertConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    GPT2Config,
+    RobertaConfig,
+    ViTConfig,
+)
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -23,6 +30,25 @@ SHAPE = {
     "intermediate_size": 64,
     "max_position_embeddings": 40,
 }
+VIT_SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": 16,
+    "patch_size": 4,
+}
+
+DEBERTA = SHAPE | {
+    "relative_attention": True,
+    "position_buckets": 4,
+    "max_relative_positions": -1,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
+"""DeBERTaV3's form; few buckets, so that most of them are logarithmic."""
 
 
 class Family(NamedTuple):
@@ -32,16 +58,49 @@ class Family(NamedTuple):
     name: str
     """As Hugging Face begins its class names."""
     shape: dict
-    embeddings: str
-    """Our leaf of the token embedding table."""
+    embeddings: str | None
+    """Our leaf of the token embedding table; None for a model of images."""
     kinds: tuple[str, ...] = ("classification", "token_classification", "question_answering")
 
 
 FAMILIES = {
     "bert": Family(BertConfig, "Bert", SHAPE, "bert.embeddings.word_embeddings.embedding"),
+    "deberta-v2": Family(
+        DebertaV2Config, "DebertaV2", DEBERTA, "deberta.embeddings.word_embeddings.embedding"
+    ),
     "roberta": Family(
         RobertaConfig, "Roberta", SHAPE, "roberta.embeddings.word_embeddings.embedding"
     ),
+    "distilbert": Family(
+        DistilBertConfig,
+        "DistilBert",
+        {
+            "vocab_size": 100,
+            "dim": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 64,
+            "max_position_embeddings": 40,
+        },
+        "distilbert.embeddings.word_embeddings.embedding",
+    ),
+    "gpt2": Family(
+        GPT2Config,
+        "GPT2",
+        {
+            "vocab_size": 100,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 40,
+            "pad_token_id": 3,
+            "bos_token_id": 4,
+            "eos_token_id": 4,
+        },
+        "transformer.wte.embedding",
+        ("classification", "token_classification", "question_answering", "causal_lm"),
+    ),
+    "vit": Family(ViTConfig, "ViT", VIT_SHAPE, None, ("classification",)),
 }
 CLASSES = {
     "classification": "ForSequenceClassification",
@@ -58,7 +117,8 @@ def tiny_model(
     """Returns a random model with a head, in evaluation mode."""
     f = FAMILIES[family]
     labels = {} if kind in ("question_answering", "causal_lm") else {"num_labels": classes}
-    make = getattr(transformers, f.name + CLASSES[kind])
+    image = kind == "classification" and f.embeddings is None
+    make = getattr(transformers, f.name + ("ForImageClassification" if image else CLASSES[kind]))
     # Eager attention is the formula as the papers have it, and works for any mask.
     model = make(f.config(attn_implementation="eager", **labels, **(f.shape | config))).eval()
     return randomised(model, seed)
@@ -84,8 +144,15 @@ def saved(model, directory: Path) -> Path:
 
 
 def padded_batch(config, lengths: tuple[int, ...] = (13, 7, 1, 10), seed: int = 0) -> dict:
-    """Returns columns of token ids with real padding: the config's pad id under mask 0."""
+    """Returns columns of token ids with real padding: the config's pad id under mask 0.
+
+    For a model of images: as many images of its size.
+    """
     rng = np.random.default_rng(seed)
+    if hasattr(config, "image_size"):
+        size = np.broadcast_to(config.image_size, 2)
+        pixels = rng.normal(size=(len(lengths), config.num_channels, *size))
+        return {"pixel_values": pixels.astype(np.float32)}
     shape = (len(lengths), max(lengths))
     mask = np.arange(shape[1])[None] < np.array(lengths)[:, None]
     ids = np.where(mask, rng.integers(5, config.vocab_size, shape), config.pad_token_id)
@@ -119,6 +186,7 @@ def torch_states(model, batch: dict) -> tuple[np.ndarray, list[np.ndarray]]:
 
 
 def torch_outputs(model, batch: dict) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the logits and the last hidden states."""
-    logits, states = torch_states(model, batch)
-    return logits, states[-1]
+    """Returns the logits and the last hidden states, after the final layer norm if there is one."""
+    logits, _ = torch_states(model, batch)
+    with torch.no_grad():
+        return logits, model.base_model(**tensors(batch)).last_hidden_state.numpy()

@@ -35,13 +35,15 @@ def mean(*, error: bool = True) -> Aggregator:
         acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, like: Params
     ) -> PyTree:
         del slots
-        sums = jax.tree.map(jnp.add, acc["sums"], tree.weighted_sum(uploads, weights))
+        # Of what changed: what nobody changed then stays as it is, bit for bit.
+        changes = jax.tree.map(lambda x, y: x - y[None], uploads, like)
+        sums = jax.tree.map(jnp.add, acc["sums"], tree.weighted_sum(changes, weights))
         products = {}
         for path, total in acc["products"].items():
             # Moved to the broadcast's frame: the error is second order in these, so nothing
             # cancels. E = Σ w dA_k dB_k - dĀ dB̄ is the same in every frame.
             a, b = pairs(like)[path]
-            da, db = uploads[a] - like[a][None], uploads[b] - like[b][None]
+            da, db = changes[a], changes[b]
             weighted = da * weights[:, None, None]
             product = jnp.einsum("kir,kro->io", weighted, db, precision="highest")
             products[path] = total + product
@@ -52,7 +54,7 @@ def mean(*, error: bool = True) -> Aggregator:
         some = total > 0
         by = jnp.where(some, total, 1.0)
         result = {
-            name: jnp.where(some, acc["sums"][name] / by, x).astype(x.dtype)
+            name: jnp.where(some, x + acc["sums"][name] / by, x).astype(x.dtype)
             for name, x in like.items()
         }
         errors, exact = {}, {}

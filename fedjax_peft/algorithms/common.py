@@ -25,10 +25,9 @@ def objective(
 
 def roles(head: HeadPolicy, *, adapters: Literal["shared", "private"] = "shared") -> Roles:
     """Returns roles for a head policy with all adapters shared, or all private."""
-    by_kind: dict[str, list[str]] = {"shared": [], "private": [], "fixed": []}
-    by_kind[adapters].append("^adapter:")
-    by_kind["fixed" if head == "frozen" else head].append("^head:")
-    return Roles(**{role: tuple(rules) for role, rules in by_kind.items()})
+    if head == adapters:  # one rule: a model may train adapters only, or a head only
+        return Roles(**{head: ("^(adapter|head):",)})
+    return Roles(**{adapters: ("^adapter:",), "fixed" if head == "frozen" else head: ("^head:",)})
 
 
 def replace() -> ServerUpdate:

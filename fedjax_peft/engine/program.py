@@ -28,6 +28,8 @@ class Setup(NamedTuple):
     """Of the clients' random streams."""
     mesh: Any = None
     """Devices that share the lanes; None for one device."""
+    owned: Params | None = None
+    """Which entries of a leaf each client has, bool ``[clients, ...]``; by default all."""
 
 
 class Program:
@@ -52,12 +54,13 @@ class Program:
 
         self._function = jax.jit(
             measure if measures_only else round_,
-            donate_argnums=() if measures_only else (3, 4),
+            donate_argnums=() if measures_only else (4, 5),
             # As the next round's inputs are, whatever the compiler would prefer.
             out_shardings=replicated(mesh),
         )
         self._mesh = mesh
-        self._inputs = replicate((setup.frozen, setup.fixed, dict(columns)), mesh)
+        inputs = (setup.frozen, setup.fixed, setup.owned or {}, dict(columns))
+        self._inputs = replicate(inputs, mesh)
         self._key = setup.key
         self._compiled: Any = None
         self.compile_seconds = 0.0

@@ -65,6 +65,7 @@ def build_round(
     def round_(
         frozen: Params,
         fixed: Params,
+        owned: Params,
         columns: Params,
         server: PyTree,
         store: PyTree,
@@ -72,16 +73,33 @@ def build_round(
         key: Key,
         number: jax.Array,
     ) -> RoundResult:
-        """Runs round ``number``; ``store`` and ``server`` may be donated."""
+        """Runs round ``number``; ``store`` and ``server`` may be donated.
 
-        def bound(params: Params, batch: Any, key: Key | None, train: bool) -> Any:
-            return apply(frozen, {**fixed, **params}, batch, key, train)
+        ``owned`` says which entries of a leaf a client has, bool ``[clients, ...]`` by leaf name:
+        the others are 0 in a fixed leaf, and leave the client as they came to it.
+        """
 
-        update = algorithm.client(Problem(bound, task))
+        def update(mine: Params) -> ClientUpdate:
+            own = {n: jnp.where(mine[n], x, 0) if n in mine else x for n, x in fixed.items()}
+
+            def bound(params: Params, batch: Any, key: Key | None, train: bool) -> Any:
+                return apply(frozen, {**own, **params}, batch, key, train)
+
+            return algorithm.client(Problem(bound, task))
+
         broadcast = algorithm.server.broadcast(server)
         private = tree.take(store, plan.client)
         accumulated = _run_clients(
-            update, algorithm.aggregator, broadcast, private, columns, plan, key, number, constrain
+            update,
+            algorithm.aggregator,
+            broadcast,
+            private,
+            tree.take(owned, plan.client),
+            columns,
+            plan,
+            key,
+            number,
+            constrain,
         )
         result = algorithm.aggregator.finish(accumulated.acc, broadcast, fixed)
         rows = jnp.where(plan.client < 0, _out_of_range(store), plan.client)
@@ -105,10 +123,11 @@ class _Carry(NamedTuple):
 
 
 def _run_clients(
-    update: ClientUpdate,
+    update: Callable[[Params], ClientUpdate],
     aggregator: Aggregator,
     broadcast: PyTree,
     private: PyTree,
+    owned: Params,
     columns: Params,
     plan: Plan,
     key: Key,
@@ -133,14 +152,16 @@ def _run_clients(
         return jax.vmap(jax.random.fold_in)(tree.take(client_keys, plan.slot[t]), step)
 
     def begin(t: jax.Array) -> PyTree:
-        init = over_lanes(lambda p, k: update.init(broadcast, p, k))
+        init = over_lanes(lambda mine, p, k: update(mine).init(broadcast, p, k))
         keys = keys_at(t, jnp.zeros(lanes, jnp.int32))
-        return constrain(init(tree.take(private, plan.slot[t]), keys))
+        slot = plan.slot[t]
+        return constrain(init(tree.take(owned, slot), tree.take(private, slot), keys))
 
     def advance(state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics]:
         # Local steps count from 1: 0 is the key of the client's initialisation.
         keys = keys_at(t, plan.local[t] + 1)
-        return over_lanes(update.step)(state, batch_at(t), keys)
+        step = over_lanes(lambda mine, s, b, k: update(mine).step(s, b, k))
+        return step(tree.take(owned, plan.slot[t]), state, batch_at(t), keys)
 
     def body(t: jax.Array, carry: _Carry) -> _Carry:
         slot, local = plan.slot[t], plan.local[t]
@@ -165,7 +186,10 @@ def _run_clients(
 
     def end(state: PyTree, slot: jax.Array, last: jax.Array, carry: tuple) -> tuple:
         acc, kept, finite = carry
-        uploads, own = over_lanes(update.final)(state)
+        mine = tree.take(owned, slot)
+        uploads, own = over_lanes(lambda mine, s: update(mine).final(s))(mine, state)
+        uploads = _as_received(mine, uploads, tree.broadcast(broadcast, 1))
+        own = _as_received(mine, own, tree.take(private, slot))
         good = tree.all_finite((uploads, own), axis=0)
         taken = last & good
         weights = jnp.where(taken, jnp.take(plan.weight, slot, mode="clip"), 0.0)
@@ -185,6 +209,18 @@ def _run_clients(
         finite=jnp.ones(slots, bool),
     )
     return jax.lax.fori_loop(0, plan.steps, body, start)
+
+
+def _as_received(owned: Params, new: PyTree, received: PyTree) -> PyTree:
+    """Returns the new leaves with the entries that their client does not own as it got them."""
+    if not owned or not isinstance(new, dict):
+        return new
+    return {
+        name: jnp.where(owned[name], x, received[name])
+        if name in owned
+        else _as_received(owned, x, received[name])
+        for name, x in new.items()
+    }
 
 
 def _lane_map(lanes: int) -> Callable[[Callable], Callable]:

@@ -69,10 +69,17 @@ class Model:
 
     def counts(self) -> dict[str, int]:
         """Returns the number of parameters by kind: ``adapter``, ``head`` and ``frozen``."""
-        result = {"adapter": 0, "head": 0, "frozen": tree.size(self.frozen)}
+        return self._total(tree.size)
+
+    def nbytes(self) -> dict[str, int]:
+        """Returns the bytes of the parameters by kind, as they are held here."""
+        return self._total(tree.nbytes)
+
+    def _total(self, measure: Callable[[Any], int]) -> dict[str, int]:
+        result = {"adapter": 0, "head": 0, "frozen": measure(self.frozen)}
         for name, kind in self.kinds.items():
             if kind != "fixed":
-                result[kind] += self.trainable[name].size
+                result[kind] += measure(self.trainable[name])
         return result
 
     def compute_frozen(self) -> Params:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from fedjax_peft.errors import InputError
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
 from fedjax_peft.models.layers import (
@@ -69,14 +70,28 @@ class Embeddings(nnx.Module):
         self.token_type_embeddings = table(c.type_vocab_size)
         self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
         self.dropout = Dropout(c.hidden_dropout_prob)
+        self.pad = -1
+        """Positions count from ``pad + 1``."""
 
     def positions(self, ids: Array, length: int) -> Array:
         """Returns the position index of every token, ``length`` with a prompt's."""
         return jnp.broadcast_to(jnp.arange(length), (ids.shape[0], length))
 
+    def check_length(self, text: int, length: int) -> None:
+        """Raises InputError where positions run out: a look-up beyond the table would give NaN."""
+        most = self.position_embeddings.num_embeddings - self.pad - 1
+        if length > most:
+            prompt = f" and a prompt of {length - text}" if length > text else ""
+            raise InputError(
+                f"A text of {text} tokens{prompt} needs {length} positions, and the model has"
+                f" {most} (max_position_embeddings = {self.position_embeddings.num_embeddings})."
+                f" Cut the texts to {max(most - length + text, 0)} tokens."
+            )
+
     def __call__(self, ids: Array, types: Array) -> Array:
         x = self.word_embeddings(ids)
         length = x.shape[1]
+        self.check_length(ids.shape[1], length)
         x = x + self.token_type_embeddings(prepend(types, length - ids.shape[1], 0))
         return self.dropout(
             self.LayerNorm(x + self.position_embeddings(self.positions(ids, length)))

@@ -6,10 +6,11 @@ of the model is filled, and all that does not fit is reported at once. Pickle is
 
 import dataclasses
 import json
+import math
 import os
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedjax_peft import assets
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.models import bert, heads, roberta
+from fedjax_peft.models import bert, deberta, distilbert, gpt2, heads, roberta, scratch, vit
 from fedjax_peft.models.base import Model, bind
 from fedjax_peft.models.family import Family, Kind
 from fedjax_peft.models.heads import Head
@@ -34,6 +35,7 @@ __all__ = [
     "default_targets",
     "load_model",
     "load_tokenizer",
+    "module_builder",
     "parse_config",
     "random_model",
     "save_checkpoint",
@@ -43,7 +45,14 @@ __all__ = [
 
 FAMILIES: dict[str, Family] = {
     "bert": bert.FAMILY,
+    "deberta-v2": deberta.FAMILY,
+    "distilbert": distilbert.FAMILY,
+    "gpt2": gpt2.FAMILY,
     "roberta": roberta.FAMILY,
+    "vit": vit.FAMILY,
+    "rnn": scratch.RNN,
+    "lstm": scratch.LSTM,
+    "cnn": scratch.CNN,
 }
 """By ``model_type`` of ``config.json``."""
 
@@ -153,9 +162,25 @@ def abstract_module(
     Raises:
       InputError: an unsupported config, or a head that the family does not have.
     """
+    build, _ = module_builder(config, head, dtype=dtype, dropout=dropout)
+    return nnx.eval_shape(build)
+
+
+def module_builder(
+    config: Mapping[str, Any],
+    head: Head,
+    *,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    dropout: float | None = None,
+) -> tuple[Callable[[], nnx.Module], tuple[str, ...]]:
+    """Returns the function that makes the module of a ``config.json``, and its head's paths.
+
+    Raises:
+      InputError: an unsupported config, or a head that the family does not have.
+    """
     family, parsed = parse_config(config, dropout)
     kind = _kind(family, head, config)
-    return nnx.eval_shape(lambda: kind.build(parsed, head, jnp.dtype(dtype)))
+    return lambda: kind.build(parsed, head, jnp.dtype(dtype)), kind.head
 
 
 def default_targets(config: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
@@ -183,7 +208,8 @@ def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[
                 f"The model config has {field} = {raw[field]!r}, which is not implemented for"
                 f" {kind} (only {ours!r} is)."
             )
-    known = {f.name: f.type for f in dataclasses.fields(family.config)}
+    fields = {f.name: f for f in dataclasses.fields(family.config)}
+    known = {name: f.type for name, f in fields.items()}
     given = {k: v for k, v in raw.items() if k in known}
     for field, value in given.items():
         expected = typing.get_args(known[field]) or (known[field],)
@@ -192,20 +218,24 @@ def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[
                 f"The model config has {field} = {value!r}; it must be of type"
                 f" {' or '.join(t.__name__ for t in expected)}."
             )
-        least = 0 if field == "pad_token_id" else 1
-        if expected == (int,) and value < least:
+        least = fields[field].metadata.get("least", 0 if field == "pad_token_id" else 1)
+        if int in expected and isinstance(value, int) and value < least:
             raise InputError(
                 f"The model config has {field} = {value}; it must be at least {least}."
             )
     if dropout is not None:
         if not 0 <= dropout < 1:
             raise InputError(f"dropout = {dropout} is not in [0, 1).")
-        given |= {field: dropout for field in known if "dropout" in field}
+        rates = [field for field in known if "dropout" in field or field.endswith("pdrop")]
+        given |= dict.fromkeys(rates, dropout)
     return family, family.config(**given)
 
 
-def initialise(shapes: Mapping[str, tuple[int, ...]], std: float, seed: int) -> Params:
-    """Returns initial values by leaf name, as Hugging Face initialises: N(0, std²), biases 0."""
+def initialise(shapes: Mapping[str, tuple[int, ...]], std: float | None, seed: int) -> Params:
+    """Returns initial values by leaf name, as Hugging Face initialises: N(0, std²), biases 0.
+
+    Without a ``std`` it is 1/sqrt(n) for a layer that sums n inputs (an embedding: one).
+    """
     values: Params = {}
     for name, shape in shapes.items():
         if name.endswith(".bias"):
@@ -213,7 +243,9 @@ def initialise(shapes: Mapping[str, tuple[int, ...]], std: float, seed: int) -> 
         elif name.endswith(".scale"):
             values[name] = jnp.ones(shape)
         else:
-            values[name] = std * jax.random.normal(stream(seed, "init", name), shape)
+            inputs = 1 if name.endswith(".embedding") else math.prod(shape[:-1])
+            scale = 1 / math.sqrt(inputs) if std is None else std
+            values[name] = scale * jax.random.normal(stream(seed, "init", name), shape)
     return values
 
 
@@ -416,10 +448,12 @@ def _match(
     problems = []
     for normal, key in names.items():
         is_head = _inside(normal, kind.head[-1:])
-        if (head.fresh and is_head) or any(re.fullmatch(p, normal) for p in family.ignored):
+        if head.fresh and is_head:
             continue
         leaf, transposed = _leaf(normal, family)
-        if leaf not in shapes and re.fullmatch(_OTHER_HEADS, normal):
+        if leaf not in shapes and any(
+            re.fullmatch(p, normal) for p in (_OTHER_HEADS, *family.ignored)
+        ):
             continue
         shape = tensors.names[key][1]
         ours = shapes.get(leaf)
@@ -433,10 +467,12 @@ def _match(
             plan[leaf] = (key, transposed)
             continue
         plan.setdefault(leaf, (key, transposed))
+    # A head module may be absent, but not in part.
+    absent = tuple(module for module in kind.head if not any(_inside(n, (module,)) for n in plan))
     problems += [
         f"{source_name(leaf, family)[0]} {list(shapes[leaf])} is missing"
         for leaf in shapes
-        if leaf not in plan and not _inside(leaf, kind.head)
+        if leaf not in plan and not _inside(leaf, absent)
     ]
     if problems:
         raise InputError(

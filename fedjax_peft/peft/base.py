@@ -4,11 +4,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from flax import nnx
 
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import AdapterParam, Model, bind
-from fedjax_peft.models.hf import default_targets
+from fedjax_peft.models.heads import Head
+from fedjax_peft.models.hf import default_targets, module_builder
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Key, Params
 
@@ -19,6 +21,7 @@ __all__ = [
     "Targets",
     "attach",
     "attach_module",
+    "count",
     "find",
     "merge",
     "replace_module",
@@ -83,6 +86,37 @@ def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
     defaults = default_targets(model.config)
     module = attach_module(model.module(), method, defaults, head=model.head, seed=seed)
     return _rebound(module, model, method)
+
+
+def count(
+    config: Mapping[str, Any],
+    method: Method | None = None,
+    *,
+    head: Head,
+    in_bytes: bool = False,
+) -> dict[str, int]:
+    """Returns what ``Model.counts`` would say, from a ``config.json`` alone: nothing is allocated.
+
+    Args:
+      config: such as ``{"model_type": "roberta", ...}``.
+      method: what to attach; without one only the head is trained.
+      head: what to predict.
+      in_bytes: count bytes (float32) in the place of parameters.
+
+    Raises:
+      InputError: as loading and attaching would.
+    """
+    build, paths = module_builder(config, head)
+    bound: list[Model] = []
+
+    def make() -> tuple[Params, Params]:
+        model = bind(build(), head=paths, config=config)
+        bound.append(model if method is None else attach(model, method))
+        return bound[0].frozen, bound[0].trainable
+
+    frozen, trainable = jax.eval_shape(make)
+    model = bound[0].replace(frozen=frozen, trainable=trainable)
+    return model.nbytes() if in_bytes else model.counts()
 
 
 def merge(model: Model, params: Params | None = None) -> Model:

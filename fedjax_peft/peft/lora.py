@@ -134,6 +134,39 @@ def lora(
       InputError: an impossible option here; a target, pattern or part that matches nothing, or a
         rank above a matrix's side, when it is attached.
     """
+    options = low_rank_options(
+        rank=rank,
+        alpha=alpha,
+        targets=targets,
+        init=init,
+        inits=("kaiming", "gaussian", "svd"),
+        dropout=dropout,
+        rslora=rslora,
+        rank_pattern=rank_pattern,
+        alpha_pattern=alpha_pattern,
+        parts=parts,
+    )
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        return attach_low_rank(module, defaults, key, head, options, LoRALinear)
+
+    return Method("lora", options, attach, start_shapes_frozen=init == "svd")
+
+
+def low_rank_options(
+    *,
+    rank: int,
+    alpha: float | None,
+    targets: Targets,
+    init: str,
+    inits: Sequence[str],
+    dropout: float,
+    rslora: bool,
+    rank_pattern: Mapping[str, int] | None,
+    alpha_pattern: Mapping[str, float] | None,
+    parts: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Returns the checked options of a low-rank method, for :func:`attach_low_rank`."""
     ranks, alphas = dict(rank_pattern or {}), dict(alpha_pattern or {})
     for r in (rank, *ranks.values()):
         if r < 1:
@@ -142,10 +175,10 @@ def lora(
         if value is not None and value <= 0:
             raise InputError(f"alpha = {value} must be positive.")
     if not 0 <= dropout < 1:
-        raise InputError(f"LoRA dropout = {dropout} is not in [0, 1).")
-    if init not in ("kaiming", "gaussian", "svd"):
-        raise InputError(f"init = {init!r} is not one of kaiming, gaussian, svd.")
-    options = {
+        raise InputError(f"dropout = {dropout} is not in [0, 1).")
+    if init not in inits:
+        raise InputError(f"init = {init!r} is not one of {', '.join(inits)}.")
+    return {
         "rank": rank,
         "alpha": float(rank if alpha is None else alpha),
         "targets": targets if targets is None or isinstance(targets, str) else tuple(targets),
@@ -156,11 +189,6 @@ def lora(
         "alpha_pattern": alphas,
         "parts": None if parts is None else tuple(parts),
     }
-
-    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        return attach_low_rank(module, defaults, key, head, options, LoRALinear)
-
-    return Method("lora", options, attach, start_shapes_frozen=init == "svd")
 
 
 def attach_low_rank(

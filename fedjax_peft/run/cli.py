@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjax_peft import __version__, assets
-from fedjax_peft.errors import InputError
+from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import replace_file
 
 if TYPE_CHECKING:
@@ -60,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
 
     run = command(_run, "run a config file")
     run.add_argument("config", type=Path, metavar="CONFIG.toml")
+    run.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="only this [methods.NAME]"
+    )
     _add_overrides(run)
     _add_run_options(run)
 
@@ -139,6 +142,11 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
     out = options.out or default_out
     # All are checked before the first one runs.
     raw = configs.methods(configs.load(path), options.overrides)
+    only = getattr(options, "only", [])
+    for name in only:
+        if name not in raw:
+            raise InputError(f"{path} has no [methods.{name}]. {nearest(name, raw)}")
+    raw = {name: one for name, one in raw.items() if name in only or not only}
     todo = {name: configs.resolve(one) for name, one in raw.items()}
     if options.overwrite:
         for name in todo:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from fedjax_peft import tree
 from fedjax_peft.models.base import Model
+from fedjax_peft.peft.ranks import owned_shares
 
 __all__ = ["TimeModel", "Traffic", "traffic"]
 
@@ -21,9 +22,16 @@ class Traffic(NamedTuple):
     frozen tree (the initial factors of an SVD start; in the first round they are the broadcast)."""
 
 
-def traffic(model: Model, names: Mapping[str, Sequence[str]]) -> Traffic:
-    """Returns a client's traffic; ``names`` are the leaves by role (``tree.assign_roles``)."""
-    shared = tree.nbytes(tree.select(model.trainable, names["shared"]))
+def traffic(model: Model, names: Mapping[str, Sequence[str]], rank: int | None = None) -> Traffic:
+    """Returns a client's traffic.
+
+    Args:
+      model: what is trained.
+      names: the leaves by role (``tree.assign_roles``).
+      rank: the LoRA directions that the client owns; by default all.
+    """
+    shares = {} if rank is None else owned_shares(model.trainable, rank)
+    shared = sum(round(tree.nbytes(model.trainable[n]) * shares.get(n, 1)) for n in names["shared"])
     first = 0
     # Where nothing is shared, nobody talks to a server.
     if shared and model.method is not None and model.method.start_shapes_frozen:

@@ -123,8 +123,9 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ``bytes_down``, ``simulated_seconds`` and ``wall_seconds`` (totals; wall time adds up all
         entries of a row's ``time``), ``client_rounds`` (how many times a client took part),
         ``dropped`` (uploads), ``slot_utilisation``, ``aggregation_error`` and
-        ``aggregation_error_relative`` (means over rounds), and the last ``client_accuracy_mean``,
-        ``client_accuracy_std`` and ``client_accuracy_worst``.
+        ``aggregation_error_relative`` (means over rounds), the last ``client_accuracy_mean``,
+        ``client_accuracy_std`` and ``client_accuracy_worst``, and the ``trained`` parameters
+        (adapters and head).
     """
     rounds, accuracies = series(rows, "round", "test_accuracy")
     best = max(range(len(rounds)), key=accuracies.__getitem__, default=None)
@@ -141,6 +142,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "dropped": _count(rows, "dropped"),
         **{key: _mean(_column(rows, key)) for key in _MEANS},
         **{key: next(reversed(_column(rows, key)), None) for key in _LASTS},
+        "trained": _trained(rows),
     }
 
 
@@ -150,6 +152,13 @@ def rounds_to(
     """Returns the first round whose ``metric`` is at or above ``target``, or ``None``."""
     rounds, values = series(rows, "round", metric)
     return next((int(r) for r, v in zip(rounds, values, strict=True) if v >= target), None)
+
+
+def _trained(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    counts = rows[0].get("parameters") if rows else None
+    if not isinstance(counts, Mapping):
+        return None
+    return sum(counts.get(kind, 0) for kind in ("adapter", "head"))
 
 
 _MEANS = ("slot_utilisation", "aggregation_error", "aggregation_error_relative")

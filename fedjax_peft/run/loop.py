@@ -22,6 +22,7 @@ from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.sharding import lane_mesh, replicate
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
+from fedjax_peft.peft.ranks import rank_masks, spread
 from fedjax_peft.random import host_rng, stream
 from fedjax_peft.run.cost import TimeModel, Traffic, traffic
 from fedjax_peft.run.history import Row
@@ -95,6 +96,7 @@ def simulate(
     eval_batch_size: int = 64,
     test_clients: int = 10,
     client_test: Clients | None = None,
+    client_ranks: Sequence[int] | None = None,
     nonfinite: Literal["drop", "raise"] = "drop",
     time_model: TimeModel | None = None,
     out: str | Path | None = None,
@@ -126,6 +128,9 @@ def simulate(
       eval_batch_size: examples in an evaluation step.
       test_clients: clients whose personal models the global test set is put to.
       client_test: examples of every client to evaluate its model on (mean, deviation, worst).
+      client_ranks: the LoRA rank of every client (a shorter list is repeated), at most the
+        adapters': it trains and sends only its first so many directions, the others add nothing
+        for it and stay as the server sent them.
       nonfinite: what to do with an upload that is not finite: leave it out and name its client in
         the metrics, or raise.
       time_model: simulated seconds; by default ``TimeModel()``.
@@ -188,12 +193,16 @@ def simulate(
     )
     task = task or tasks.classification()
     key = stream(seed, "clients")
-    setup = Setup(algorithm, model.apply, task, frozen, fixed, key, mesh)
+    owned = {} if client_ranks is None else rank_masks(model, client_ranks, len(clients))
+    owned = replicate(owned, mesh)
+    setup = Setup(algorithm, model.apply, task, frozen, fixed, key, mesh, owned)
 
     def program() -> Program:
         return Program(setup, columns)
 
-    def evaluator(data: Dataset, members: list[tuple[int, np.ndarray]]) -> Evaluator:
+    def evaluator(
+        data: Dataset, members: list[tuple[int, np.ndarray]], setup: Setup = setup
+    ) -> Evaluator:
         held = columns if data is clients.data else replicate(dict(data.columns), mesh)
         return Evaluator(setup, held, members=members, batch_size=eval_batch_size)
 
@@ -203,11 +212,12 @@ def simulate(
         if names["private"]:
             order = host_rng(seed, "test clients").permutation(len(clients))
             members = [(c, everything) for c in sorted(order[:test_clients].tolist())]
+            evaluators["test"] = evaluator(test, members)
         else:
             # One model for all, here in the guise of client 0: the devices share the examples.
             parts = np.array_split(everything, 1 if mesh is None else mesh.size)
             members = [(0, part) for part in parts]
-        evaluators["test"] = evaluator(test, members)
+            evaluators["test"] = evaluator(test, members, setup._replace(owned=None))
     if client_test is not None:
         owners = [(c, rows) for c, rows in enumerate(client_test.indices) if len(rows)]
         evaluators["client"] = evaluator(client_test.data, owners)
@@ -233,15 +243,19 @@ def simulate(
             began = time.perf_counter()
             row = {"round": 0, **_evaluate(evaluators, server, store)}
             row |= {"bytes_up": 0, "bytes_down": 0, "simulated_seconds": 0.0}
+            row["parameters"] = model.counts()
             record.add({**row, "time": {"eval_s": time.perf_counter() - began}})
         else:
             done, (server, store) = saved
         if lanes == "auto":  # it may choose otherwise on another day
             lanes = record.rows[-1].get("lanes", lanes)
-        lanes = choose_lanes(lanes, schedule, rounds, start, program, mesh, frozen)
+        weights = {**model.frozen, **model.trainable}
+        lanes = choose_lanes(lanes, schedule, rounds, start, program, mesh, weights)
         time_steps = schedule.time_steps(rounds, lanes)
         run_round = program()
-        cost = traffic(model, names)
+        ranks = spread(client_ranks or [None], len(clients))
+        by_rank = {rank: traffic(model, names, rank) for rank in set(ranks)}
+        costs = [by_rank[rank] for rank in ranks]
         seen = {c for number in range(1, done + 1) for c in schedule.members(number)}
         plan = schedule.plan(min(done + 1, rounds), lanes, time_steps)
         for number in range(done + 1, rounds + 1):
@@ -257,7 +271,7 @@ def simulate(
                     " finite."
                 )
             server, store = result.server, result.private
-            row |= _cost(number, plan, cost, seen, time_model or TimeModel())
+            row |= _cost(number, plan, costs, seen, time_model or TimeModel())
             if number % eval_every == 0 or number == rounds:
                 began = time.perf_counter()
                 row |= _evaluate(evaluators, server, store)
@@ -321,13 +335,16 @@ def _row(number: int, plan: Plan, result: RoundResult) -> Row:
     return row | ({"layers": layers} if layers else {})
 
 
-def _cost(number: int, plan: Plan, cost: Traffic, seen: set[int], model: TimeModel) -> Row:
+def _cost(
+    number: int, plan: Plan, costs: Sequence[Traffic], seen: set[int], model: TimeModel
+) -> Row:
     """Returns bytes and simulated seconds of a round; adds its clients to ``seen``."""
     up = down = 0
     slowest = 0.0
     for client, steps in zip(plan.client.tolist(), plan.length.tolist(), strict=True):
         if client < 0:
             continue
+        cost = costs[client]
         extra = cost.first if number > 1 and client not in seen else 0
         up, down = up + cost.up, down + cost.down + extra
         slowest = max(slowest, model.round_seconds(steps, cost.up, cost.down + extra))
@@ -347,9 +364,9 @@ def choose_lanes(
     start: Callable[[], tuple[PyTree, PyTree]],
     program: Callable[[], Program],
     mesh: Any,
-    frozen: Params,
+    weights: Params,
 ) -> int:
-    """Returns the number of lanes, a multiple of the devices."""
+    """Returns the number of lanes, a multiple of the devices; ``weights`` are all of the model."""
     devices = 1 if mesh is None else mesh.size
     most = -(-schedule.per_round // devices) * devices
     if lanes != "auto":
@@ -357,8 +374,8 @@ def choose_lanes(
         return min(lanes, most)
     device = jax.devices()[0]
     if device.platform == "cpu":
-        weights = sum(x.size for name, x in frozen.items() if name.endswith("kernel"))
-        return -(-cpu_lanes(weights, schedule.per_round) // devices) * devices
+        kernels = sum(x.size for name, x in weights.items() if name.endswith("kernel"))
+        return -(-cpu_lanes(kernels, schedule.per_round) // devices) * devices
     limit = int(0.9 * (device.memory_stats() or {}).get("bytes_limit", 16 << 30))
 
     def measure(lanes: int) -> tuple[float, int]:

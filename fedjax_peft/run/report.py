@@ -269,6 +269,7 @@ def _columns(runs: Sequence[RunRecord]) -> list[Column]:
         ),
         _column("Clients’ mean (%)", get("client_accuracy_mean"), _percent, max, notes=spread),
         _column("Worst client (%)", get("client_accuracy_worst"), _percent, max),
+        _column("Trained parameters", get("trained"), "{:,}".format),
         _column(f"Client upload a round ({one.unit})", upload, one.text, min),
         _column(
             f"Total up / down ({total.unit})",

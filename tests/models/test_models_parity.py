@@ -53,30 +53,38 @@ def test_every_head_and_every_hidden_state(family, kind, tmp_path):
     logits, states = torch_states(reference, batch)
     assert np.abs(logits).max() > 0.5
     assert len(outputs.states) == len(states)
-    np.testing.assert_array_equal(outputs.hidden, outputs.states[-1])
-    for got, expected in zip((outputs.logits, *outputs.states), (logits, *states), strict=True):
+    _, last = torch_outputs(reference, batch)
+    pairs = zip(
+        (outputs.logits, outputs.hidden, *outputs.states), (logits, last, *states), strict=True
+    )
+    for got, expected in pairs:
         got = np.asarray(got)
         np.testing.assert_allclose(real_tokens(batch, got), real_tokens(batch, expected), **EXACT)
 
 
 @pytest.mark.parametrize(("family", "kind"), HEADS)
 def test_gradient_with_respect_to_the_embeddings(family, kind, tmp_path):
+    """For a model of images: with respect to the pixels."""
     reference = tiny_model(family, kind=kind)
     model = load_model(saved(reference, tmp_path))
     batch = padded_batch(reference.config)
-    logits = logits_of(reference(**tensors(batch)))
+    leaf = FAMILIES[family].embeddings
+    given = tensors(batch)
+    source = reference.get_input_embeddings().weight if leaf else given["pixel_values"]
+    source.requires_grad_()
+    logits = logits_of(reference(**given))
     weights = np.random.default_rng(1).normal(size=logits.shape).astype(np.float32)
     if weights.ndim == 3:
         weights *= batch["attention_mask"][..., None]
     (logits * torch.tensor(weights)).sum().backward()
-    expected = reference.get_input_embeddings().weight.grad.numpy()
+    expected = source.grad.numpy()
 
-    def loss(table):
-        leaf = FAMILIES[family].embeddings
-        frozen = {**model.frozen, leaf: table}
-        return (model.apply(frozen, model.trainable, batch, None, False).logits * weights).sum()
+    def loss(x):
+        frozen = {**model.frozen, leaf: x} if leaf else model.frozen
+        columns = batch if leaf else {"pixel_values": x}
+        return (model.apply(frozen, model.trainable, columns, None, False).logits * weights).sum()
 
-    got = jax.grad(loss)(model.frozen[FAMILIES[family].embeddings])
+    got = jax.grad(loss)(model.frozen[leaf] if leaf else batch["pixel_values"])
     error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
     assert error < 1e-4
 

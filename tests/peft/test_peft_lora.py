@@ -9,9 +9,10 @@ import pytest
 from flax import nnx
 
 from fedjax_peft.errors import InputError
-from fedjax_peft.models.base import bind
+from fedjax_peft.models.base import AdapterParam, bind
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hf import random_model
+from fedjax_peft.models.layers import FusedLinear
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach, attach_module
 from fedjax_peft.peft.lora import LoRALinear, principal_factors
@@ -351,3 +352,70 @@ def test_head_that_the_module_does_not_have():
 def test_own_module_has_no_default_targets():
     with pytest.raises(InputError, match=r"targets=.*hidden"):
         attach(bind(MLP(nnx.Rngs(0)), head=("out",), forward=forward), lora(2))
+
+
+# ------------------------------------------------------------------------------ patterns and parts
+
+
+def test_patterns_give_layers_ranks_and_scales_of_their_own():
+    method = lora(
+        4,
+        alpha=8.0,
+        targets=["query", "value"],
+        rank_pattern={"layer.0.attention.self.query": 2, "value": 3},
+        alpha_pattern={r"layer\.1\..*query": 2.0},
+    )
+    leaves = attach(tiny(), method).trainable
+    got = {
+        (layer, name): (leaves[f"{site}.lora_a"].shape[1], float(leaves[f"{site}.lora_scale"][0]))
+        for layer in (0, 1)
+        for name in ("query", "value")
+        for site in [f"bert.encoder.layer.{layer}.attention.self.{name}"]
+    }
+    assert got == {
+        (0, "query"): (2, 4.0),
+        (0, "value"): (3, pytest.approx(8 / 3)),
+        (1, "query"): (4, 0.5),
+        (1, "value"): (3, pytest.approx(8 / 3)),
+    }
+
+
+def test_svd_start_with_patterns_changes_no_logit():
+    model = attach(tiny(), lora(4, init="svd", alpha=6.0, rank_pattern={"value": 2}))
+    np.testing.assert_allclose(logits(model), logits(tiny()), rtol=0, atol=1e-5)
+
+
+def test_pattern_that_matches_nothing():
+    with pytest.raises(InputError, match="'valeu' matches no target"):
+        attach(tiny(), lora(4, rank_pattern={"valeu": 2}))
+
+
+def fused():
+    return nnx.Dict(c_attn=FusedLinear(6, 12, ("q", "k", "v"), jnp.float32))
+
+
+@pytest.mark.parametrize("init", ["kaiming", "svd"])
+def test_parts_of_a_fused_projection(init):
+    plain = fused()
+    method = lora(2, alpha=3.0, targets=["c_attn"], parts=["q", "v"], init=init)
+    site = attach_module(fused(), method).c_attn
+    x = jax.random.normal(KEY, (3, 5, 6))
+    np.testing.assert_allclose(site(x), plain.c_attn(x), rtol=0, atol=1e-5)
+    names = {".".join(map(str, p)) for p, _ in nnx.to_flat_state(nnx.state(site, AdapterParam))}
+    assert names == {"q.lora_a", "q.lora_b", "v.lora_a", "v.lora_b"}
+    before = site(x)
+    for name in ("q", "v"):
+        part = getattr(site, name)
+        part.lora_b.set_value(part.lora_b[...] + jax.random.normal(KEY, part.lora_b.shape))
+    after = site(x)
+    moved = jnp.abs(after - before).max(axis=(0, 1)).reshape(3, 4)
+    assert (moved[jnp.array([0, 2])] > 0.01).all()
+    assert (moved[1] == 0).all(), "the key has no update"
+    np.testing.assert_allclose(site.merged()(x), after, rtol=0, atol=1e-5)
+
+
+def test_parts_that_are_not_there():
+    with pytest.raises(InputError, match="no part 'query'"):
+        attach_module(fused(), lora(2, targets=["c_attn"], parts=["query"]))
+    with pytest.raises(InputError, match="not a fused projection"):
+        attach(tiny(), lora(2, parts=["q"]))

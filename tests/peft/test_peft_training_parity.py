@@ -1,46 +1,194 @@
-"""Local training of LoRA is that of ``peft`` with torch's AdamW: losses and trained weights."""
+"""Local training of a method is that of ``peft`` with torch's AdamW: losses and trained weights."""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from torch_reference import padded_batch, saved, tiny_model
+from peft import (
+    IA3Config,
+    LNTuningConfig,
+    LoraConfig,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
+from torch_reference import SHAPE, padded_batch, saved, tensors, tiny_model
 
-from fedjax_peft import tasks
+from fedjax_peft import peft, tasks
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.models.hf import load_model
-from fedjax_peft.peft import lora
-from fedjax_peft.peft.base import attach
+from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.typing import Problem
 
-STEPS, RANK, ALPHA = 5, 4, 6.0
-ADAMW = {"weight_decay": 0.05, "eps": 1e-7}
+STEPS = 5
+ADAMW = {"weight_decay": 0.05, "eps": 1e-5}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
-# peft 0.21 asks transformers 5 for an attribute that it has renamed.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+pytestmark = [
+    # peft 0.21 asks transformers 5 for an attribute that it has renamed.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+]
 
 
-def to_torch(leaf: str) -> str:
-    """Returns peft's name of a trained leaf."""
-    stem, _, kind = leaf.rpartition(".")
-    named = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "kernel": "weight"}
-    return f"base_model.model.{stem}.{named.get(kind, kind)}"
+# ---------------------------------------------------------------- peft's parameters as our leaves
 
 
-def leaves_of(reference, names):
-    """Returns peft's trained tensors as our leaves."""
-    state = get_peft_model_state_dict(reference)
-    assert state.keys() == {to_torch(name) for name in names}
-    return {name: state[to_torch(name)].detach().numpy().T.copy() for name in names}
+def transposed(x):
+    return x.T if x.ndim == 2 else x
 
 
-def put_leaves(reference, leaves):
-    """Sets peft's trained tensors to our leaves."""
-    state = {to_torch(name): torch.tensor(np.asarray(x).T.copy()) for name, x in leaves.items()}
-    set_peft_model_state_dict(reference, state)
+def as_leaves(name, x, family):
+    """Returns our leaves of a torch parameter, in our layout: views of its memory."""
+    stem, _, last = name.rpartition(".")
+    if last == "ia3_l":
+        return {name: x.view(-1)}
+    if match := re.search(r"\.lora_(A|B|magnitude)(_vector)?$", stem):
+        return {f"{stem[: match.start()]}.lora_{match[1].lower()}": transposed(x)}
+    if last == "weight" and stem.endswith("_embeddings"):
+        return {f"{stem}.embedding": x}
+    if last == "weight":
+        return {f"{stem}.{'kernel' if x.ndim == 2 else 'scale'}": transposed(x)}
+    return {name: x}
+
+
+def as_prompt(name, x, family):
+    return {f"{family}.embeddings.word_embeddings.prompt": x}
+
+
+def slot(family, layer):
+    return f"{family}.encoder.layer.{layer}.attention.self.prefix"
+
+
+def as_prefix(name, x, family):
+    """The keys and values of all layers are side by side."""
+    parts = enumerate(x.split(SHAPE["hidden_size"], dim=1))
+    return {f"{slot(family, i // 2)}.prefix_{('key', 'value')[i % 2]}": part for i, part in parts}
+
+
+def as_projection(name, x, family):
+    """All layers have the encoder, and each its part of what stands on it."""
+    kind = {"embedding.weight": "embedding", "transform.0.weight": "kernel"}.get(name, "bias")
+    if name.startswith(("embedding", "transform.0")):
+        return {f"{slot(family, 0)}.encoder.{kind}": x if kind == "embedding" else transposed(x)}
+    kind = "kernel" if x.ndim == 2 else "bias"
+    parts = enumerate(x.split(2 * SHAPE["hidden_size"]))
+    return {f"{slot(family, i)}.{kind}": transposed(part) for i, part in parts}
+
+
+# ----------------------------------------------------------------------------- methods and peft's
+
+
+class Case(NamedTuple):
+    """A method, and how to have peft train the same."""
+
+    ours: Method
+    theirs: Callable[[Any, tuple[str, ...]], Any]
+    """(torch model, head modules) -> the model in which only what we train has a gradient."""
+    prompt: Callable[[str, torch.Tensor, str], dict[str, torch.Tensor]] = as_leaves
+    """(name, parameter, family) -> our leaves of what is in peft's prompt encoder."""
+    given: Callable[[dict, Any], dict] = lambda batch, config: batch
+    """(batch, config) -> the batch for torch."""
+
+
+def with_peft(config, **options):
+    """Returns what attaches peft's method."""
+
+    def make(base, head):
+        whole = {"task_type": "SEQ_CLS", "modules_to_save": list(head)}
+        return get_peft_model(base, config(**whole, **options))
+
+    return make
+
+
+def unfrozen(pattern):
+    """Returns what trains the parameters that a pattern names, and the head."""
+
+    def make(base, head):
+        for name, parameter in base.named_parameters():
+            parameter.requires_grad_(name.startswith(head) or bool(re.search(pattern, name)))
+        return base
+
+    return make
+
+
+def own_positions(batch, config):
+    """Returns the batch with positions that make up for peft's: it counts the prefix, we do not."""
+    real = batch["attention_mask"]
+    if config.model_type == "roberta":
+        positions = np.cumsum(real, axis=1) * real + config.pad_token_id
+    else:
+        positions = np.broadcast_to(np.arange(real.shape[1]), real.shape)
+    return batch | {"position_ids": positions.astype(np.int32) - TOKENS}
+
+
+RANK, ALPHA, TOKENS, HIDDEN = 4, 6.0, 3, 6
+QUERY_VALUE = {"r": RANK, "lora_alpha": ALPHA, "target_modules": ["query", "value"]}
+PATTERNS = {
+    "rank_pattern": {"value": 2, r"layer\.1\.attention\.self\.query": 5},
+    "alpha_pattern": {"layer.0.attention.self.value": 3.0},
+}
+PREFIX = {"num_virtual_tokens": TOKENS}
+PROJECTION = {"prefix_projection": True, "encoder_hidden_size": HIDDEN}
+CASES = {
+    "lora": Case(peft.lora(RANK, alpha=ALPHA), with_peft(LoraConfig, **QUERY_VALUE)),
+    "lora-svd": Case(
+        peft.lora(RANK, alpha=ALPHA, init="svd"),
+        with_peft(LoraConfig, **QUERY_VALUE),
+    ),
+    "lora-patterns": Case(
+        peft.lora(RANK, alpha=ALPHA, **PATTERNS),
+        with_peft(LoraConfig, **QUERY_VALUE, **PATTERNS),
+    ),
+    "dora": Case(
+        peft.dora(RANK, alpha=ALPHA),
+        with_peft(LoraConfig, use_dora=True, **QUERY_VALUE),
+    ),
+    "ia3": Case(peft.ia3(), with_peft(IA3Config)),
+    "prompt": Case(
+        peft.prompt_tuning(TOKENS),
+        with_peft(PromptTuningConfig, **PREFIX),
+        as_prompt,
+    ),
+    "prefix": Case(
+        peft.prefix_tuning(TOKENS),
+        with_peft(PrefixTuningConfig, **PREFIX),
+        as_prefix,
+        own_positions,
+    ),
+    "prefix-projection": Case(
+        peft.prefix_tuning(TOKENS, projection=HIDDEN),
+        with_peft(PrefixTuningConfig, **PREFIX, **PROJECTION),
+        as_projection,
+        own_positions,
+    ),
+    "layer-norm": Case(
+        peft.layer_norm(),
+        with_peft(LNTuningConfig, target_modules=["LayerNorm"]),
+    ),
+    "bitfit": Case(peft.bitfit(), unfrozen(r"\.bias$")),
+    "full": Case(peft.full(), unfrozen("")),
+}
+
+
+def leaves_in(reference, case, family):
+    """Returns torch's trained parameters as our leaves."""
+    found = {}
+    for name, parameter in reference.named_parameters():
+        if parameter.requires_grad:
+            name = re.sub(r"\.(default|modules_to_save|ln_tuning_layers)\b", "", name)
+            name = re.sub(r"^base_model\.(model\.)?", "", name)
+            short = name.removeprefix("prompt_encoder.")
+            read = as_leaves if short == name else case.prompt
+            found |= read(short, parameter.data, family)
+    return found
+
+
+# -------------------------------------------------------------------------------------- training
 
 
 def train_ours(model, start, batches):
@@ -66,8 +214,7 @@ def train_torch(reference, batches):
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, betas=(0.9, 0.98), **ADAMW)
     losses = []
     for batch in batches:
-        tensors = {name: torch.tensor(x, dtype=torch.long) for name, x in batch.items()}
-        loss = reference(**tensors).loss
+        loss = reference(**tensors(batch)).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -75,48 +222,38 @@ def train_torch(reference, batches):
     return losses
 
 
-@pytest.mark.parametrize("init", ["kaiming", "svd"])
+@pytest.mark.parametrize("method", CASES)
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_five_steps(family, init, tmp_path):
+def test_five_steps(family, method, tmp_path):
+    case = CASES[method]
     base = tiny_model(family, **NO_DROPOUT)
-    model = attach(load_model(saved(base, tmp_path)), lora(RANK, alpha=ALPHA, init=init))
-    config = LoraConfig(
-        r=RANK,
-        lora_alpha=ALPHA,
-        target_modules=["query", "value"],
-        task_type="SEQ_CLS",
-        modules_to_save=list(model.head),
-    )
-    reference = get_peft_model(base, config)
-    names = [name for name, kind in model.kinds.items() if kind != "fixed"]
-    rng = np.random.default_rng(0)
+    model = attach(load_model(saved(base, tmp_path)), case.ours)
+    reference = case.theirs(base, model.head)
+    theirs = leaves_in(reference, case, family)
+    assert theirs.keys() == {name for name, kind in model.kinds.items() if kind != "fixed"}
 
-    # A start that both have, with a B that is not zero: from peft to us, or from us to peft.
-    if init == "kaiming":
-        start = leaves_of(reference, names)
-        for name, x in start.items():
-            if name.endswith("lora_b"):
-                start[name] = rng.normal(0, 0.2, x.shape).astype(np.float32)
-    else:
-        start = {name: model.trainable[name] for name in names}
-        with torch.no_grad():
-            for name, x in model.frozen.items():
-                if name.endswith(".base.kernel"):
-                    site = base.get_submodule(name.removesuffix(".base.kernel"))
-                    site.base_layer.weight.copy_(torch.tensor(np.asarray(x).T))
-    put_leaves(reference, start)
+    # A start that both have, away from what is special about a fresh one, such as B = 0.
+    rng = np.random.default_rng(0)
+    start = {}
+    for name, x in theirs.items():
+        moved = 0.2 * rng.normal(size=x.shape) if model.kinds[name] == "adapter" else 0.0
+        start[name] = (np.asarray(model.trainable[name]) + moved).astype(np.float32)
+        x.copy_(torch.tensor(start[name]))
+    for name, x in model.frozen.items():  # an SVD start changes the frozen kernels
+        if name.endswith(".base.kernel"):
+            layer = base.get_submodule(name.removesuffix(".base.kernel")).base_layer
+            layer.weight.data.copy_(torch.tensor(np.asarray(x).T))
 
     batches = [
         padded_batch(base.config, seed=seed) | {"labels": rng.integers(0, 3, 4).astype(np.int32)}
         for seed in range(STEPS)
     ]
     losses, trained = train_ours(model, start, batches)
-    np.testing.assert_allclose(losses, train_torch(reference, batches), rtol=1e-4)
-    expected = leaves_of(reference, names)
-    for name in names:
+    expected = train_torch(reference, [case.given(batch, base.config) for batch in batches])
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    for name, x in theirs.items():
         size, moved, off = map(
-            np.linalg.norm,
-            (expected[name], expected[name] - start[name], trained[name] - expected[name]),
+            np.linalg.norm, (x, x.numpy() - start[name], trained[name] - x.numpy())
         )
-        assert moved > 1e-2 * size
+        assert moved > 1e-2 * size, name
         assert off < min(1e-4 * size, 1e-3 * moved), name

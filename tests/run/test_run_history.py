@@ -117,7 +117,8 @@ def test_an_unknown_axis_gets_advice():
 
 def test_summary():
     rows = [
-        *ROWS[:4],
+        ROWS[0] | {"parameters": {"adapter": 30, "head": 4, "frozen": 900}},
+        *ROWS[1:4],
         ROWS[4]
         | {
             "clients": [1, 2, 3],
@@ -146,6 +147,7 @@ def test_summary():
         "client_accuracy_mean": None,
         "client_accuracy_std": None,
         "client_accuracy_worst": 0.05,
+        "trained": 34,
     }
 
 

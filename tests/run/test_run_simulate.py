@@ -334,8 +334,8 @@ def test_what_the_algorithm_cannot_do_is_said_before_anything_is_written(tmp_pat
         trainable={n: x for n, x in model.trainable.items() if n not in toy.HEAD},
         kinds={n: kind for n, kind in model.kinds.items() if n not in toy.HEAD},
     )
-    with pytest.raises(InputError, match=r"shared rule '\^head:' matches no trainable leaf"):
-        simulate(no_head, ALGORITHMS["mean"], TRAIN, **options)
+    with pytest.raises(InputError, match=r"private rule '\^head:' matches no trainable leaf"):
+        simulate(no_head, fedavg(optax.sgd(0.1), head="private"), TRAIN, **options)
     assert not (tmp_path / "run").exists()
 
 

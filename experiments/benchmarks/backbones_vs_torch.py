@@ -1,0 +1,232 @@
+"""Every backbone against torch: seconds of a forward pass and of a LoRA training step.
+
+Base-size models of random weights (the speed does not depend on them) and random tokens or pixels,
+with a classifier of 20 classes. The forward pass is in evaluation mode; the step is loss, gradient
+and AdamW on the LoRA factors and the head, with the config's dropout. Torch runs transformers and
+peft with its fused attention. The two take turns, A/B/A/B, in one process; medians are reported,
+compilation apart.
+
+    python experiments/benchmarks/backbones_vs_torch.py                  # CPU, about 15 minutes
+    python experiments/benchmarks/backbones_vs_torch.py --families bert gpt2 --repeats 3
+
+Needs the package's ``test`` extra (torch, peft).
+"""
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from importlib import metadata
+
+# Two frameworks share the device: neither may take all of its memory at once.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import numpy as np
+import optax
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+
+import fedjax_peft as fp
+from fedjax_peft.algorithms.common import objective
+from fedjax_peft.models.hf import default_targets, random_model
+from fedjax_peft.typing import Problem
+
+CLASSES, RANK = 20, 8
+TRANSFORMERS = {
+    "bert": ("Bert", {}),
+    "roberta": ("Roberta", {"max_position_embeddings": 514}),
+    "distilbert": ("DistilBert", {}),
+    "deberta-v2": (
+        "DebertaV2",
+        {
+            "vocab_size": 128100,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "relative_attention": True,
+            "position_buckets": 256,
+            "max_relative_positions": -1,
+            "pos_att_type": ["p2c", "c2p"],
+            "share_att_key": True,
+            "norm_rel_ebd": "layer_norm",
+            "position_biased_input": False,
+            "type_vocab_size": 0,
+            "layer_norm_eps": 1e-7,
+        },
+    ),
+    "gpt2": ("GPT2", {"pad_token_id": 0}),
+    "vit": ("ViT", {}),
+}
+
+
+def batch_of(family: str, config: object, size: int, length: int) -> dict[str, np.ndarray]:
+    """Returns random examples; a ViT's have as many tokens as its image has patches."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, CLASSES, size).astype(np.int32)
+    if family == "vit":
+        shape = (size, config.num_channels, config.image_size, config.image_size)
+        return {"pixel_values": rng.normal(size=shape).astype(np.float32), "labels": labels}
+    ids = rng.integers(5, config.vocab_size, (size, length)).astype(np.int32)
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": labels}
+
+
+class Ours:
+    """The bound model's forward pass and local step, each one compiled program."""
+
+    def __init__(self, config: dict, batch: dict, device_dtype: str):
+        model = random_model(config, head=fp.heads.classification(CLASSES), dtype=device_dtype)
+        model = fp.attach(model, fp.lora(RANK))
+        fixed = {n: x for n, x in model.trainable.items() if model.kinds[n] == "fixed"}
+        trained = {n: x for n, x in model.trainable.items() if n not in fixed}
+        optimizer = optax.adamw(1e-3)
+        frozen = jax.device_put(model.compute_frozen())
+        self.batch = jax.device_put(batch)
+        self.key = jax.random.key(0)
+        self.params, self.state = trained, optimizer.init(trained)
+
+        def forward(frozen, params, batch):
+            return model.apply(frozen, {**fixed, **params}, batch, None, False).logits
+
+        def step(frozen, params, state, batch, key):
+            def apply(p, batch, key, train):
+                return model.apply(frozen, {**fixed, **p}, batch, key, train)
+
+            problem = Problem(apply, fp.tasks.classification())
+            loss = functools.partial(objective, problem, batch=batch, key=key)
+            grads, metrics = jax.grad(loss, has_aux=True)(params)
+            updates, state = optimizer.update(grads, state, params)
+            return optax.apply_updates(params, updates), state, metrics
+
+        self.frozen = frozen
+        began = time.perf_counter()
+        self._forward = jax.jit(forward).lower(frozen, self.params, self.batch).compile()
+        arguments = (frozen, self.params, self.state, self.batch, self.key)
+        self._step = jax.jit(step, donate_argnums=(1, 2)).lower(*arguments).compile()
+        self.compile_s = time.perf_counter() - began
+
+    def forward(self) -> None:
+        jax.block_until_ready(self._forward(self.frozen, self.params, self.batch))
+
+    def step(self) -> None:
+        self.params, self.state, _ = jax.block_until_ready(
+            self._step(self.frozen, self.params, self.state, self.batch, self.key)
+        )
+
+
+class Torch:
+    """The same with transformers and peft."""
+
+    def __init__(self, name: str, config: object, batch: dict, dtype: str):
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        kind = "ForImageClassification" if name == "ViT" else "ForSequenceClassification"
+        model = getattr(transformers, name + kind)(config)
+        targets = list(default_targets(config.to_dict())["lora"])
+        save = [n for n in ("classifier", "pre_classifier", "score") if hasattr(model, n)]
+        save += ["pooler"] if hasattr(model, "bert") or hasattr(model, "pooler") else []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # between peft and transformers
+            lora = LoraConfig(r=RANK, lora_alpha=RANK, target_modules=targets, modules_to_save=save)
+            self.model = get_peft_model(model, lora).to(self.device)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=1e-3, weight_decay=1e-4)
+        self.half = dtype == "bfloat16"
+        self.batch = {k: torch.tensor(v, device=self.device) for k, v in batch.items()}
+        for key in ("input_ids", "attention_mask", "labels"):
+            if key in self.batch:
+                self.batch[key] = self.batch[key].long()
+
+    def _autocast(self):
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
+
+    def forward(self) -> None:
+        self.model.eval()
+        inputs = {k: v for k, v in self.batch.items() if k != "labels"}
+        with torch.inference_mode(), self._autocast():
+            self.model(**inputs)
+        self._wait()
+
+    def step(self) -> None:
+        self.model.train()
+        with self._autocast():
+            loss = self.model(**self.batch).loss
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._wait()
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def seconds(function: Callable[[], None]) -> float:
+    """Returns the seconds of one call."""
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def compare(family: str, a: argparse.Namespace) -> dict:
+    """Returns medians of both sides, and the median ratio of neighbours in time."""
+    name, fields = TRANSFORMERS[family]
+    config = getattr(transformers, f"{name}Config")(num_labels=CLASSES, **fields)
+    batch = batch_of(family, config, a.batch, a.length)
+    ours, theirs = Ours(config.to_dict(), batch, a.dtype), Torch(name, config, batch, a.dtype)
+    result: dict = {"family": family, "compile_s": ours.compile_s}
+    for what in ("forward", "step"):
+        mine, other = getattr(ours, what), getattr(theirs, what)
+        mine(), other()  # to warm up
+        pairs = [(seconds(mine), seconds(other)) for _ in range(a.repeats)]
+        result[what] = {
+            "ours_s": statistics.median(p[0] for p in pairs),
+            "torch_s": statistics.median(p[1] for p in pairs),
+            "ratio": statistics.median(p[1] / p[0] for p in pairs),
+        }
+    return result
+
+
+def main() -> None:
+    """Measures and prints a table and one line of JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = list(TRANSFORMERS)
+    parser.add_argument("--families", nargs="+", choices=known, default=known, metavar="NAME")
+    for option, default in {"batch": 16, "length": 128, "repeats": 5}.items():
+        parser.add_argument(f"--{option}", type=int, default=default, help=f"default {default}")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    a = parser.parse_args()
+    torch.set_float32_matmul_precision("high")  # JAX's default: TF32 where the device has it
+
+    print(f"batch {a.batch}, length {a.length}, {a.dtype}, LoRA r={RANK}; seconds, medians")
+    print(f"{'':12}{'forward':^26}{'LoRA step':^26}")
+    print(f"{'':12}" + f"{'ours':>8}{'torch':>8}{'ratio':>8}  " * 2 + "compile")
+    results = []
+    for family in a.families:
+        r = compare(family, a)
+        results.append(r)
+        cells = [
+            f"{r[w]['ours_s']:8.2f}{r[w]['torch_s']:8.2f}{r[w]['ratio']:8.2f}  "
+            for w in ("forward", "step")
+        ]
+        print(f"{family:12}" + "".join(cells) + f"{r['compile_s']:7.1f}", flush=True)
+    environment = {
+        "jax_device": f"{jax.devices()[0].device_kind} ({jax.devices()[0].platform})",
+        "torch_device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],
+        **{n: metadata.version(n) for n in ("jax", "flax", "torch", "peft", "transformers")},
+    }
+    print(json.dumps({"arguments": vars(a), "environment": environment, "results": results}))
+
+
+if __name__ == "__main__":
+    main()

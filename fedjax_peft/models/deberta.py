@@ -1,0 +1,394 @@
+"""DeBERTa-v2 and v3: an encoder with disentangled attention (He et al. 2021), and its heads.
+
+Beside content with content, a score compares the query's content with the key's relative position
+(c2p) and the key's content with the query's (p2c). Positions depend on query - key only, so what a
+layer needs of them is one vector a difference; :func:`skew` lays their products out by query and
+key. Nothing of the scores' size is gathered, forward or backward.
+
+Module names are those of Hugging Face's torch model.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models import bert
+from fedjax_peft.models.bert import BertConfig, Intermediate, Output
+from fedjax_peft.models.family import Family, Kind
+from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
+from fedjax_peft.models.layers import (
+    Dropout,
+    Encoded,
+    TokenEmbed,
+    activation,
+    layer_norm,
+    linear,
+    prepend,
+)
+from fedjax_peft.typing import Batch
+
+__all__ = ["FAMILY", "DebertaConfig", "DebertaModel", "log_buckets", "skew"]
+
+
+def _at_least(least: int, default: int) -> Any:
+    return dataclasses.field(default=default, metadata={"least": least})
+
+
+@dataclasses.dataclass(frozen=True)
+class DebertaConfig(BertConfig):
+    """BERT's fields with DeBERTa's defaults, and those of relative attention."""
+
+    vocab_size: int = 128100
+    type_vocab_size: int = _at_least(0, 0)
+    layer_norm_eps: float = 1e-7
+    relative_attention: bool = False
+    max_relative_positions: int = _at_least(-1, -1)
+    """Below 1: ``max_position_embeddings``."""
+    position_buckets: int = _at_least(-1, -1)
+    """Below 1: every difference has a vector of its own."""
+    pos_att_type: str | list | None = dataclasses.field(default=None, hash=False)
+    """Any of ``c2p`` and ``p2c``, joined by ``|`` or in a list (which has no hash)."""
+    share_att_key: bool = False
+    """Positions pass through the projections of the content."""
+    norm_rel_ebd: str = "none"
+    position_biased_input: bool = True
+    """Add absolute positions to the embeddings."""
+    pooler_hidden_size: int | None = None
+    pooler_hidden_act: str = "gelu"
+    pooler_dropout: float = 0.0
+    cls_dropout: float | None = None
+    embedding_size: int | None = None
+    attention_head_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        width = self.hidden_size
+        fixed = {
+            "pooler_hidden_size": width,
+            "embedding_size": width,
+            "attention_head_size": width // self.num_attention_heads,
+        }
+        for name, ours in fixed.items():
+            if getattr(self, name) not in (None, ours):
+                raise InputError(
+                    f"The model config has {name} = {getattr(self, name)}, which is not implemented"
+                    f" for deberta-v2 (only {ours}, which follows from hidden_size, is)."
+                )
+        for name, given, known in (
+            ("pos_att_type", self.terms, ("c2p", "p2c")),
+            ("norm_rel_ebd", self.norms, ("layer_norm", "none")),
+        ):
+            for word in given:
+                if word not in known:
+                    raise InputError(
+                        f"The model config has {name} = {getattr(self, name)!r}, of which {word!r}"
+                        f" is not implemented. {nearest(str(word), known)}"
+                    )
+        if self.position_buckets > 0 and not 0 < self.position_buckets // 2 < self.farthest - 1:
+            raise InputError(
+                f"The model config has position_buckets = {self.position_buckets}; it must be at"
+                " least 2, and half of it below the largest relative position,"
+                f" {self.farthest} - 1."
+            )
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Which position terms the scores have."""
+        given = self.pos_att_type or ()
+        return _words(given) if isinstance(given, str) else tuple(given)
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """What normalises the relative embeddings."""
+        return _words(self.norm_rel_ebd)
+
+    @property
+    def farthest(self) -> int:
+        """The largest relative position, plus 1."""
+        given = self.max_relative_positions
+        return self.max_position_embeddings if given < 1 else given
+
+    @property
+    def span(self) -> int:
+        """Half the rows of the relative embeddings: row ``span`` is that of the difference 0."""
+        return self.position_buckets if self.position_buckets > 0 else self.farthest
+
+    @property
+    def head_dropout(self) -> float:
+        """The dropout rate before the classifier."""
+        return self.hidden_dropout_prob if self.cls_dropout is None else self.cls_dropout
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.lower().split("|"))
+
+
+def log_buckets(difference: np.ndarray, buckets: int, farthest: int) -> np.ndarray:
+    """Returns the signed bucket of every difference: itself up to ``buckets // 2``, then log steps.
+
+    In float32, as in torch: on the border between two buckets the rounding decides.
+    """
+    near = buckets // 2
+    size = np.maximum(np.abs(difference), near).astype(np.float32)
+    decades = np.log(np.float32((farthest - 1) / near))
+    steps = np.ceil(np.log(size / np.float32(near)) / decades * np.float32(near - 1))
+    far = np.sign(difference) * (near + steps.astype(np.int64))
+    return np.where(np.abs(difference) <= near, difference, far)
+
+
+def table_rows(c: DebertaConfig, queries: int, keys: int) -> np.ndarray:
+    """Returns the row of the relative embeddings for query - key = 1 - keys, ..., queries - 1."""
+    difference = np.arange(1 - keys, queries)
+    if c.position_buckets > 0:
+        difference = log_buckets(difference, c.position_buckets, c.farthest)
+    return np.clip(difference + c.span, 0, 2 * c.span - 1)
+
+
+def skew(x: Array, m: int) -> Array:
+    """Returns ``y[..., i, j] = x[..., i, j - i + n - 1]``, ``[..., n, m]``.
+
+    ``x`` is ``[..., n, n + m - 1]``: column ``j - i + n - 1`` belongs to the difference ``j - i``.
+    One more column makes every row, read as one sequence, begin one place later than it should:
+    just what the next difference needs (the relative shift of Transformer-XL, Dai et al. 2019).
+    """
+    *lead, n, width = x.shape
+    x = jnp.pad(x, [(0, 0)] * (len(lead) + 1) + [(0, 1)]).reshape(*lead, n * (width + 1))
+    x = jax.lax.slice_in_dim(x, n - 1, n - 1 + n * width, axis=-1)
+    return x.reshape(*lead, n, width)[..., :m]
+
+
+class Embeddings(nnx.Module):
+    def __init__(self, c: DebertaConfig, dtype: Any):
+        def table(n: int) -> nnx.Embed:
+            return nnx.Embed(n, c.hidden_size, dtype=dtype, rngs=nnx.Rngs(0))
+
+        self.word_embeddings = TokenEmbed(c.vocab_size, c.hidden_size, dtype)
+        if c.position_biased_input:
+            self.position_embeddings = table(c.max_position_embeddings)
+        if c.type_vocab_size:
+            self.token_type_embeddings = table(c.type_vocab_size)
+        self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
+        self.dropout = Dropout(c.hidden_dropout_prob)
+
+    def __call__(self, batch: Batch) -> tuple[Array, Array]:
+        """Returns the embeddings, zero for padding, and the mask, both with a prompt's tokens."""
+        ids = batch["input_ids"]
+        x = self.word_embeddings(ids)
+        length = x.shape[1]
+        prompt = length - ids.shape[1]
+        mask = prepend(batch["attention_mask"].astype(bool), prompt)
+        if hasattr(self, "position_embeddings"):
+            x = x + self.position_embeddings(jnp.arange(length))[None]
+        if hasattr(self, "token_type_embeddings"):
+            types = batch.get("token_type_ids", jnp.zeros_like(ids))
+            x = x + self.token_type_embeddings(prepend(types, prompt, 0))
+        x = self.LayerNorm(x)
+        return self.dropout(jnp.where(mask[..., None], x, jnp.zeros_like(x))), mask
+
+
+class SelfAttention(nnx.Module):
+    """Disentangled attention.
+
+    ``score = (Q_q · K_k + Q_q · K_rel(q - k) + K_k · Q_rel(q - k)) / sqrt(width x terms)``, the
+    paper's Eq 4 without the absolute positions.
+    """
+
+    def __init__(self, c: DebertaConfig, dtype: Any):
+        def projection() -> nnx.Linear:
+            return linear(c.hidden_size, c.hidden_size, dtype)
+
+        self.config = c
+        # As in the reference, the terms count here even where relative attention is off.
+        width = c.hidden_size // c.num_attention_heads
+        self.scale = 1 / math.sqrt(width * (1 + len(set(c.terms))))
+        self.query_proj = projection()
+        self.key_proj = projection()
+        self.value_proj = projection()
+        self.dropout = Dropout(c.attention_probs_dropout_prob)
+        if c.relative_attention:
+            self.pos_dropout = Dropout(c.hidden_dropout_prob)
+            if not c.share_att_key:
+                if "c2p" in c.terms:
+                    self.pos_key_proj = projection()
+                if "p2c" in c.terms:
+                    self.pos_query_proj = projection()
+
+    def __call__(self, x: Array, table: Array | None, mask: Array, queries: int | None) -> Array:
+        asking = x[:, :queries]
+        q = self._heads(self.query_proj(asking)) * self.scale
+        k = self._heads(self.key_proj(x))
+        scores = _product("bqhd,bkhd->bhqk", q, k)
+        if table is not None:
+            # Projected row by row of the table: a batch, however large, adds nothing to it.
+            rows = table_rows(self.config, q.shape[1], k.shape[1])
+            scores = self._positions(scores, q, k, self.pos_dropout(table)[rows])
+        scores = jnp.where(mask[:, :, :queries], scores, jnp.finfo(jnp.float32).min)
+        probabilities = self.dropout(jax.nn.softmax(scores, axis=-1).astype(x.dtype))
+        v = self._heads(self.value_proj(x))
+        return jnp.einsum("bhqk,bkhd->bqhd", probabilities, v).reshape(asking.shape)
+
+    def _positions(self, scores: Array, q: Array, k: Array, relative: Array) -> Array:
+        """Returns the scores with the position terms, for ``relative [differences, width]``."""
+        c = self.config
+        if "c2p" in c.terms:
+            project = self.key_proj if c.share_att_key else self.pos_key_proj
+            keys = self._heads(project(relative))[::-1]  # by key - query
+            scores = scores + skew(_product("bqhd,rhd->bhqr", q, keys), k.shape[1])
+        if "p2c" in c.terms:
+            project = self.query_proj if c.share_att_key else self.pos_query_proj
+            queries = self._heads(project(relative)) * self.scale
+            if q.shape[1] == 1:  # one query meets every key at one difference
+                scores = scores + _product("bkhd,khd->bhk", k, queries[::-1])[:, :, None]
+            else:
+                term = skew(_product("bkhd,rhd->bhkr", k, queries), q.shape[1])
+                scores = scores + term.swapaxes(-1, -2)
+        return scores
+
+    def _heads(self, x: Array) -> Array:
+        return x.reshape(*x.shape[:-1], self.config.num_attention_heads, -1)
+
+
+def _product(form: str, x: Array, y: Array) -> Array:
+    return jnp.einsum(form, x, y, preferred_element_type=jnp.float32)
+
+
+class Attention(nnx.Module):
+    def __init__(self, c: DebertaConfig, dtype: Any):
+        self.self = SelfAttention(c, dtype)
+        self.output = Output(c, "attention", c.hidden_size, dtype)
+
+    def __call__(self, x: Array, table: Array | None, mask: Array, queries: int | None) -> Array:
+        return self.output(self.self(x, table, mask, queries), x[:, :queries])
+
+
+class Layer(nnx.Module):
+    def __init__(self, c: DebertaConfig, dtype: Any):
+        self.attention = Attention(c, dtype)
+        self.intermediate = Intermediate(c, dtype)
+        self.output = Output(c, "feed_forward", c.intermediate_size, dtype)
+
+    def __call__(
+        self, x: Array, table: Array | None, mask: Array, queries: int | None = None
+    ) -> Array:
+        x = self.attention(x, table, mask, queries)
+        return self.output(self.intermediate(x), x)
+
+
+class Encoder(nnx.Module):
+    def __init__(self, c: DebertaConfig, dtype: Any):
+        self.layer = nnx.List([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
+        if c.relative_attention:
+            self.rel_embeddings = nnx.Embed(2 * c.span, c.hidden_size, rngs=nnx.Rngs(0))
+        if "layer_norm" in c.norms:  # even where relative attention is off, as in the reference
+            self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
+
+    def __call__(self, x: Array, mask: Array) -> Encoded:
+        """Returns the hidden states of all layers; the first token's as in ``bert.Encoder``."""
+        table = self.table(x.dtype)
+        # As in the reference, padding asks nothing: it attends to every token alike.
+        pairs = mask[:, None, :, None] & mask[:, None, None, :]
+        *body, last = self.layer
+        states = [x]
+        for layer in body:
+            states.append(layer(states[-1], table, pairs))
+        first = last(states[-1], table, pairs, queries=1)[:, 0]
+        return Encoded((*states, last(states[-1], table, pairs)), first)
+
+    def table(self, dtype: Any) -> Array | None:
+        """Returns the normalised relative embeddings ``[2 span, width]``, None if there are none.
+
+        They do not depend on the batch and are the same for all layers.
+        """
+        if not hasattr(self, "rel_embeddings"):
+            return None
+        table = self.rel_embeddings.embedding[...]
+        return (self.LayerNorm(table) if hasattr(self, "LayerNorm") else table).astype(dtype)
+
+
+class DebertaModel(nnx.Module):
+    """Embeddings and encoder."""
+
+    def __init__(self, c: DebertaConfig, dtype: Any):
+        self.embeddings = Embeddings(c, dtype)
+        self.encoder = Encoder(c, dtype)
+
+    def __call__(self, batch: Batch) -> Encoded:
+        x, mask = self.embeddings(batch)
+        prompt = x.shape[1] - batch["input_ids"].shape[1]
+        encoded = self.encoder(x, mask)
+        return encoded._replace(states=tuple(x[:, prompt:] for x in encoded.states))
+
+
+class ContextPooler(nnx.Module):
+    """Dropout, dense, activation."""
+
+    def __init__(self, c: DebertaConfig):
+        self.dense = linear(c.hidden_size, c.hidden_size, jnp.float32)
+        self.dropout = Dropout(c.pooler_dropout)
+        self.act = activation(c.pooler_hidden_act)
+
+    def __call__(self, x: Array) -> Array:
+        return self.act(self.dense(self.dropout(x)))
+
+
+class DebertaForSequenceClassification(SequenceClassifier):
+    """Pooler on the first token, dropout, classifier."""
+
+    def __init__(self, c: DebertaConfig, head: Head, dtype: Any):
+        backbone = DebertaModel(c, dtype)
+        super().__init__("deberta", backbone, head, c.hidden_size, c.head_dropout)
+        self.pooler = ContextPooler(c)
+        self.dropout = Dropout(c.head_dropout)
+        self.classifier = linear(c.hidden_size, head.classes, jnp.float32)
+
+    def logits(self, first: Array) -> Array:
+        return self.classifier(self.dropout(self.pooler(first)))
+
+
+def _tokens(c: DebertaConfig, head: Head, dtype: Any) -> nnx.Module:
+    backbone = DebertaModel(c, dtype)
+    return TokenClassifier(
+        "deberta", backbone, c.hidden_size, head.classes, c.hidden_dropout_prob
+    )
+
+
+def _spans(c: DebertaConfig, head: Head, dtype: Any) -> nnx.Module:
+    return SpanClassifier("deberta", DebertaModel(c, dtype), c.hidden_size)
+
+
+FAMILY = Family(
+    config=DebertaConfig,
+    kinds={
+        "classification": Kind(
+            DebertaForSequenceClassification, ("pooler", "classifier"), "ForSequenceClassification"
+        ),
+        "two_classifiers": Kind(
+            DebertaForSequenceClassification,
+            ("pooler", "second_classifier", "classifier"),
+            "ForSequenceClassification",
+        ),
+        "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
+        "question_answering": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
+    },
+    weights=bert.WEIGHTS,
+    renamed=(*bert.LEGACY, (r"^(embeddings|encoder)\.", r"deberta.\1.")),
+    # Pretraining had absolute positions in its decoder; checkpoints hold them for nothing.
+    ignored=(
+        r"deberta\.embeddings\.position_ids",
+        r"deberta\.embeddings\.position_embeddings\.weight",
+    ),
+    targets={
+        "lora": ("query_proj", "value_proj"),
+        "ia3": ("key_proj", "value_proj", "output.dense"),
+        "ia3_feed_forward": ("output.dense",),
+        "opendelta": ("output.dense",),
+    },
+    refused={"conv_kernel_size": 0},
+)

@@ -1,0 +1,208 @@
+"""DistilBERT (Sanh et al. 2019): BERT's encoder without token types and pooler.
+
+Module names are those of Hugging Face's torch model.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models import bert
+from fedjax_peft.models.family import Family, Kind, check_heads
+from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
+from fedjax_peft.models.layers import (
+    Dropout,
+    Encoded,
+    PrefixSlot,
+    Residual,
+    TokenEmbed,
+    activation,
+    attention,
+    layer_norm,
+    linear,
+    prepend,
+)
+from fedjax_peft.typing import Batch
+
+__all__ = ["FAMILY", "DistilBertConfig", "DistilBertModel"]
+
+EPSILON = 1e-12
+"""Of every layer norm; the config does not have it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DistilBertConfig:
+    """The fields of ``config.json`` that shape the model, under their Hugging Face names."""
+
+    vocab_size: int = 30522
+    max_position_embeddings: int = 512
+    n_layers: int = 6
+    n_heads: int = 12
+    dim: int = 768
+    hidden_dim: int = 3072
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    activation: str = "gelu"
+    qa_dropout: float = 0.1
+    seq_classif_dropout: float = 0.2
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        check_heads(self, "dim", "n_heads")
+
+
+class Embeddings(nnx.Module):
+    def __init__(self, c: DistilBertConfig, dtype: Any):
+        positions = c.max_position_embeddings
+        self.word_embeddings = TokenEmbed(c.vocab_size, c.dim, dtype)
+        self.position_embeddings = nnx.Embed(positions, c.dim, dtype=dtype, rngs=nnx.Rngs(0))
+        self.LayerNorm = layer_norm(c.dim, EPSILON, dtype)
+        self.dropout = Dropout(c.dropout)
+
+    def __call__(self, ids: Array) -> Array:
+        x = self.word_embeddings(ids)
+        length, limit = x.shape[1], self.position_embeddings.num_embeddings
+        if length > limit:
+            prompt = length - ids.shape[1]
+            raise InputError(
+                f"The sequences have {length} positions, {prompt} of them a prompt's, and the model"
+                f" has only max_position_embeddings = {limit}: cut the texts to"
+                f" {max(limit - prompt, 0)} tokens."
+            )
+        return self.dropout(self.LayerNorm(x + self.position_embeddings(jnp.arange(length))[None]))
+
+
+class Attention(nnx.Module):
+    def __init__(self, c: DistilBertConfig, dtype: Any):
+        self.heads = c.n_heads
+        self.q_lin = linear(c.dim, c.dim, dtype)
+        self.k_lin = linear(c.dim, c.dim, dtype)
+        self.v_lin = linear(c.dim, c.dim, dtype)
+        self.out_lin = linear(c.dim, c.dim, dtype)
+        self.prefix = PrefixSlot(c.dim)
+        self.dropout = Dropout(c.attention_dropout)
+
+    def __call__(self, x: Array, mask: Array, queries: int | None) -> Array:
+        def split(y: Array) -> Array:
+            return y.reshape(*y.shape[:-1], self.heads, -1)
+
+        asking = x[:, :queries]
+        k, v, mask = self.prefix(split(self.k_lin(x)), split(self.v_lin(x)), mask)
+        h = attention(split(self.q_lin(asking)), k, v, mask, self.dropout)
+        return self.out_lin(h.reshape(asking.shape))
+
+
+class FFN(nnx.Module):
+    def __init__(self, c: DistilBertConfig, dtype: Any):
+        self.lin1 = linear(c.dim, c.hidden_dim, dtype)
+        self.lin2 = linear(c.hidden_dim, c.dim, dtype)
+        self.activation = activation(c.activation)
+        self.dropout = Dropout(c.dropout)
+
+    def __call__(self, x: Array) -> Array:
+        return self.dropout(self.lin2(self.activation(self.lin1(x))))
+
+
+class TransformerBlock(nnx.Module):
+    def __init__(self, c: DistilBertConfig, dtype: Any):
+        self.attention = Attention(c, dtype)
+        self.attention_residual = Residual("attention", c.dim)
+        self.sa_layer_norm = layer_norm(c.dim, EPSILON, dtype)
+        self.ffn = FFN(c, dtype)
+        self.output_residual = Residual("feed_forward", c.dim)
+        self.output_layer_norm = layer_norm(c.dim, EPSILON, dtype)
+
+    def __call__(self, x: Array, mask: Array, queries: int | None = None) -> Array:
+        h = self.attention(x, mask, queries)
+        x = self.sa_layer_norm(self.attention_residual(h, x[:, :queries], self.sa_layer_norm))
+        return self.output_layer_norm(self.output_residual(self.ffn(x), x, self.output_layer_norm))
+
+
+class Transformer(bert.Encoder):
+    """BERT's pass over layers, the first token's last layer apart, with DistilBERT's layers."""
+
+    def __init__(self, c: DistilBertConfig, dtype: Any):
+        self.layer = nnx.List([TransformerBlock(c, dtype) for _ in range(c.n_layers)])
+
+
+class DistilBertModel(nnx.Module):
+    """Embeddings and encoder."""
+
+    def __init__(self, c: DistilBertConfig, dtype: Any):
+        self.embeddings = Embeddings(c, dtype)
+        self.transformer = Transformer(c, dtype)
+
+    def __call__(self, batch: Batch) -> Encoded:
+        """Returns the hidden states; there are no token types.
+
+        Raises:
+          InputError: a sequence that is longer than ``max_position_embeddings``.
+        """
+        ids = batch["input_ids"]
+        x = self.embeddings(ids)
+        prompt = x.shape[1] - ids.shape[1]
+        mask = prepend(batch["attention_mask"].astype(bool), prompt)
+        encoded = self.transformer(x, mask[:, None, None, :])
+        return encoded._replace(states=tuple(x[:, prompt:] for x in encoded.states))
+
+
+class DistilBertForSequenceClassification(SequenceClassifier):
+    """Dense, relu, dropout, projection on the first token."""
+
+    def __init__(self, c: DistilBertConfig, head: Head, dtype: Any):
+        backbone = DistilBertModel(c, dtype)
+        super().__init__("distilbert", backbone, head, c.dim, c.seq_classif_dropout)
+        self.pre_classifier = linear(c.dim, c.dim, jnp.float32)
+        self.dropout = Dropout(c.seq_classif_dropout)
+        self.classifier = linear(c.dim, head.classes, jnp.float32)
+
+    def logits(self, first: Array) -> Array:
+        return self.classifier(self.dropout(jax.nn.relu(self.pre_classifier(first))))
+
+
+def _tokens(c: DistilBertConfig, head: Head, dtype: Any) -> nnx.Module:
+    backbone = DistilBertModel(c, dtype)
+    return TokenClassifier("distilbert", backbone, c.dim, head.classes, c.dropout)
+
+
+def _spans(c: DistilBertConfig, head: Head, dtype: Any) -> nnx.Module:
+    return SpanClassifier("distilbert", DistilBertModel(c, dtype), c.dim, c.qa_dropout)
+
+
+FAMILY = Family(
+    config=DistilBertConfig,
+    kinds={
+        "classification": Kind(
+            DistilBertForSequenceClassification,
+            ("pre_classifier", "classifier"),
+            "ForSequenceClassification",
+        ),
+        "two_classifiers": Kind(
+            DistilBertForSequenceClassification,
+            ("pre_classifier", "second_classifier", "classifier"),
+            "ForSequenceClassification",
+        ),
+        "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
+        "question_answering": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
+    },
+    weights=(
+        (r"(.+\.(LayerNorm|\w+_layer_norm))\.weight", r"\1.scale", False),
+        (r"(.+_embeddings)\.weight", r"\1.embedding", False),
+        (r"(.+)\.weight", r"\1.kernel", True),
+    ),
+    # A bare encoder's checkpoint lacks the prefix.
+    renamed=(*bert.LEGACY, (r"^(embeddings|transformer)\.", r"distilbert.\1.")),
+    ignored=(r"distilbert\.embeddings\.position_ids",),
+    targets={
+        "lora": ("q_lin", "v_lin"),
+        "ia3": ("k_lin", "v_lin", "out_lin", "lin2"),
+        "ia3_feed_forward": ("out_lin", "lin2"),
+        "opendelta": ("out_lin", "lin2"),
+    },
+    refused={},
+)

@@ -1,0 +1,274 @@
+"""GPT-2 (Radford et al. 2019): the pre-layer-norm causal decoder and its heads.
+
+Module names are those of Hugging Face's torch model. Its dense layers (``Conv1D``) keep their
+weights ``[in, out]``, as flax does.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.family import Family, Kind, check_heads
+from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
+from fedjax_peft.models.layers import (
+    Dropout,
+    Encoded,
+    FusedLinear,
+    PrefixSlot,
+    Residual,
+    TokenEmbed,
+    activation,
+    attention,
+    layer_norm,
+    linear,
+    prepend,
+)
+from fedjax_peft.typing import Batch, Outputs
+
+__all__ = ["FAMILY", "GPT2Config", "GPT2Model"]
+
+
+@dataclasses.dataclass(frozen=True)
+class GPT2Config:
+    """The fields of ``config.json`` that shape the model, under their Hugging Face names."""
+
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    n_inner: int | None = None
+    activation_function: str = "gelu_new"
+    resid_pdrop: float = 0.1
+    embd_pdrop: float = 0.1
+    attn_pdrop: float = 0.1
+    classifier_dropout: float | None = None
+    hidden_dropout: float | None = None
+    layer_norm_epsilon: float = 1e-5
+    scale_attn_by_inverse_layer_idx: bool = False
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        check_heads(self, "n_embd", "n_head")
+
+    @property
+    def inner(self) -> int:
+        """The width of the feed-forward layer."""
+        return 4 * self.n_embd if self.n_inner is None else self.n_inner
+
+    @property
+    def head_dropout(self) -> float:
+        """The dropout rate before the token classifier."""
+        given = (self.classifier_dropout, self.hidden_dropout)
+        return next((rate for rate in given if rate is not None), 0.1)
+
+
+def at(x: Array, index: Array, axis: int) -> Array:
+    """Returns ``x`` ``[batch, ...]`` at one index of an axis per row, the axis kept with size 1."""
+    return jnp.take_along_axis(x, index.reshape(-1, *[1] * (x.ndim - 1)), axis=axis)
+
+
+class Attention(nnx.Module):
+    def __init__(self, c: GPT2Config, layer: int, dtype: Any):
+        self.heads = c.n_head
+        self.scale = 1 / (layer + 1) if c.scale_attn_by_inverse_layer_idx else 1.0
+        self.c_attn = FusedLinear(c.n_embd, 3 * c.n_embd, ("q", "k", "v"), dtype)
+        self.c_proj = linear(c.n_embd, c.n_embd, dtype)
+        self.prefix = PrefixSlot(c.n_embd)
+        self.attn_dropout = Dropout(c.attn_pdrop)
+        self.resid_dropout = Dropout(c.resid_pdrop)
+
+    def __call__(self, x: Array, mask: Array, token: Array | None) -> Array:
+        def split(y: Array) -> Array:
+            return y.reshape(*y.shape[:-1], self.heads, -1)
+
+        q, k, v = (split(y) for y in jnp.split(self.c_attn(x), 3, axis=-1))
+        k, v, mask = self.prefix(k, v, mask)
+        if token is not None:
+            q, mask = at(q, token, 1), at(mask, token, 2)
+        h = attention(q * self.scale, k, v, mask, self.attn_dropout)
+        return self.resid_dropout(self.c_proj(h.reshape(*h.shape[:2], -1)))
+
+
+class MLP(nnx.Module):
+    def __init__(self, c: GPT2Config, dtype: Any):
+        self.c_fc = linear(c.n_embd, c.inner, dtype)
+        self.c_proj = linear(c.inner, c.n_embd, dtype)
+        self.act = activation(c.activation_function)
+        self.dropout = Dropout(c.resid_pdrop)
+
+    def __call__(self, x: Array) -> Array:
+        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
+
+
+class Block(nnx.Module):
+    def __init__(self, c: GPT2Config, layer: int, dtype: Any):
+        self.ln_1 = layer_norm(c.n_embd, c.layer_norm_epsilon, dtype)
+        self.attn = Attention(c, layer, dtype)
+        self.attention_residual = Residual("attention", c.n_embd)
+        self.ln_2 = layer_norm(c.n_embd, c.layer_norm_epsilon, dtype)
+        self.mlp = MLP(c, dtype)
+        self.output_residual = Residual("feed_forward", c.n_embd)
+
+    def __call__(self, x: Array, mask: Array, token: Array | None = None) -> Array:
+        """Returns the new hidden states, or only those of one ``token`` per row (``[batch]``).
+
+        Args:
+          x: ``[batch, length, width]``.
+          mask: bool ``[batch, 1, length, length]``: what a token (third axis) sees.
+          token: which token of every row; the result then is ``[batch, 1, width]``.
+        """
+        h = self.attn(self.ln_1(x), mask, token)
+        x = self.attention_residual(h, x if token is None else at(x, token, 1))
+        return self.output_residual(self.mlp(self.ln_2(x)), x)
+
+
+class GPT2Model(nnx.Module):
+    """Embeddings, blocks and the final layer norm.
+
+    Positions count every token, padding and a prompt included. As in Hugging Face, given
+    ``token_type_ids`` are looked up in the table of tokens (but not with a prompt, as in PEFT).
+    """
+
+    def __init__(self, c: GPT2Config, dtype: Any):
+        self.pad = c.pad_token_id
+        self.wte = TokenEmbed(c.vocab_size, c.n_embd, dtype)
+        self.wpe = nnx.Embed(c.n_positions, c.n_embd, dtype=dtype, rngs=nnx.Rngs(0))
+        self.drop = Dropout(c.embd_pdrop)
+        self.h = nnx.List([Block(c, i, dtype) for i in range(c.n_layer)])
+        self.ln_f = layer_norm(c.n_embd, c.layer_norm_epsilon, dtype)
+
+    def __call__(self, batch: Batch) -> Encoded:
+        """Returns the hidden states; ``first`` is that of the last real token of every row.
+
+        That token's last layer is computed apart: where nobody reads the others (a classifier does
+        not), the compiler drops their attention, its output and the feed-forward products, three
+        quarters of a layer. The numbers are the same, the dropout masks of the last layer are not.
+
+        Raises:
+          InputError: a sequence that is longer than ``n_positions``.
+        """
+        ids = batch["input_ids"]
+        x = self.wte(ids)
+        length, limit = x.shape[1], self.wpe.num_embeddings
+        prompt = length - ids.shape[1]
+        if length > limit:
+            raise InputError(
+                f"The sequences have {length} positions, {prompt} of them a prompt's, and the model"
+                f" has only n_positions = {limit}: cut the texts to {max(limit - prompt, 0)} tokens."
+            )
+        if "token_type_ids" in batch and not prompt:
+            x = x + self.wte(batch["token_type_ids"])
+        x = self.drop(x + self.wpe(jnp.arange(length))[None])
+
+        real = batch["attention_mask"].astype(bool)
+        causal = jnp.tril(jnp.ones((length, length), bool))
+        mask = prepend(real, prompt)[:, None, None, :] & causal[None, None]
+        *body, last = self.h
+        states = [x]
+        for block in body:
+            states.append(block(states[-1], mask))
+        token = prompt + self.last_token(ids, real)
+        first = self.ln_f(last(states[-1], mask, token))[:, 0]
+        states.append(self.ln_f(last(states[-1], mask)))
+        return Encoded(tuple(x[:, prompt:] for x in states), first)
+
+    def last_token(self, ids: Array, real: Array) -> Array:
+        """Returns the index of every row's rightmost token that is no padding, ``[batch]``.
+
+        As in Hugging Face, padding is what has the config's ``pad_token_id``; a config without one
+        leaves it to the attention mask (``real``).
+        """
+        if self.pad is not None:
+            real = ids != self.pad
+        return jnp.max(jnp.where(real, jnp.arange(ids.shape[1])[None], 0), axis=1)
+
+
+class GPT2ForSequenceClassification(SequenceClassifier):
+    """A projection of the last real token."""
+
+    def __init__(self, c: GPT2Config, head: Head, dtype: Any):
+        super().__init__("transformer", GPT2Model(c, dtype), head, c.n_embd, c.head_dropout)
+        self.score = linear(c.n_embd, head.classes, jnp.float32, bias=False)
+
+    def logits(self, first: Array) -> Array:
+        return self.score(first)
+
+
+class GPT2LMHeadModel(nnx.Module):
+    """The next token's logits, in float32: products with the table of token embeddings."""
+
+    def __init__(self, c: GPT2Config, head: Head, dtype: Any):
+        if not c.tie_word_embeddings:
+            raise InputError(
+                "The model config has tie_word_embeddings = False, which is not implemented for"
+                " gpt2: its causal_lm head is the table of token embeddings."
+            )
+        self.transformer = GPT2Model(c, dtype)
+
+    def __call__(self, batch: Batch) -> Outputs:
+        x = self.transformer(batch)
+        wte: Any = self.transformer.wte
+        table = getattr(wte, "base", wte).embedding[...]  # a prompt wraps the table
+        logits = jnp.einsum(
+            "blw,vw->blv",
+            x.hidden,
+            table.astype(x.hidden.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        return Outputs(logits, x.hidden, x.states)
+
+
+def _tokens(c: GPT2Config, head: Head, dtype: Any) -> nnx.Module:
+    backbone = GPT2Model(c, dtype)
+    return TokenClassifier("transformer", backbone, c.n_embd, head.classes, c.head_dropout)
+
+
+def _spans(c: GPT2Config, head: Head, dtype: Any) -> nnx.Module:
+    return SpanClassifier("transformer", GPT2Model(c, dtype), c.n_embd)
+
+
+FAMILY = Family(
+    config=GPT2Config,
+    kinds={
+        "classification": Kind(
+            GPT2ForSequenceClassification, ("score",), "ForSequenceClassification"
+        ),
+        "two_classifiers": Kind(
+            GPT2ForSequenceClassification,
+            ("second_classifier", "score"),
+            "ForSequenceClassification",
+        ),
+        "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
+        "question_answering": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
+        "causal_lm": Kind(GPT2LMHeadModel, (), "LMHeadModel"),
+    },
+    weights=(
+        (r"(.+\.ln_\w+)\.weight", r"\1.scale", False),
+        (r"(.+\.w[tp]e)\.weight", r"\1.embedding", False),
+        (r"(.+\.c_\w+)\.weight", r"\1.kernel", False),
+        (r"(.+)\.weight", r"\1.kernel", True),
+    ),
+    # The hub's checkpoints lack the prefix.
+    renamed=((r"^(wte|wpe|h|ln_f)\.", r"transformer.\1."),),
+    # The first are causal masks.
+    ignored=(
+        r"transformer\.h\.\d+\.attn\.(masked_)?bias",
+        r"lm_head\.weight",
+        r"multiple_choice_head\..+",
+    ),
+    targets={
+        "lora": ("c_attn",),
+        "ia3": ("c_attn", "mlp.c_proj"),
+        "ia3_feed_forward": ("mlp.c_proj",),
+        "opendelta": ("c_proj",),
+    },
+    # reorder_and_upcast_attn only says to compute scores in float32, as is done here anyway.
+    refused={"scale_attn_weights": True, "add_cross_attention": False},
+)

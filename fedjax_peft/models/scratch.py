@@ -1,0 +1,228 @@
+"""Models that are trained from scratch: recurrent ones for the next word, a CNN for images.
+
+They are the baselines of federated learning before pretrained models (McMahan et al. 2017). All of
+each is its head: everything is trained, nothing is frozen.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.family import Family, Kind
+from fedjax_peft.models.heads import Head
+from fedjax_peft.models.layers import Dropout, linear
+from fedjax_peft.typing import Batch, Outputs
+
+__all__ = ["CNN", "LSTM", "RNN", "CnnConfig", "RecurrentConfig"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentConfig:
+    """The fields of ``config.json`` that shape a recurrent model."""
+
+    vocab_size: int = 50257
+    embedding_size: int = 256
+    hidden_size: int = 768
+    num_layers: int = 2
+    dropout: float = 0.0
+    """On the states of every layer but the last, as in torch."""
+    initializer_range: float | None = None
+    """Standard deviation of the initial values; None scales it to each layer's inputs."""
+
+
+class Cell(nnx.Module):
+    """One layer. A step makes ``gates`` times ``hidden_size`` sums of the input and the state.
+
+    As in torch, both products have a bias.
+    """
+
+    gates: int
+
+    def __init__(self, n_in: int, hidden_size: int, dtype: Any):
+        self.hidden_size = hidden_size
+        self.input = linear(n_in, self.gates * hidden_size, dtype)
+        self.hidden = linear(hidden_size, self.gates * hidden_size, dtype)
+
+    def start(self, x: Array) -> Any:
+        """Returns the state before the first of the inputs ``[batch, length, gates · hidden]``."""
+        return jnp.zeros((x.shape[0], self.hidden_size), x.dtype)
+
+    def step(self, state: Any, x: Array) -> tuple[Any, Array]:
+        """Returns the state after the projected input ``[batch, gates · hidden]``, and the output.
+
+        The output is ``[batch, hidden]``.
+        """
+        raise NotImplementedError
+
+    def __call__(self, x: Array) -> Array:
+        """Returns the outputs ``[batch, length, hidden]`` for the inputs ``[batch, length, in]``.
+
+        All inputs are projected in one product; only the state's has to wait for its turn.
+        """
+        x = self.input(x)
+        _, y = jax.lax.scan(self.step, self.start(x), x.swapaxes(0, 1))
+        return y.swapaxes(0, 1)
+
+
+class RnnCell(Cell):
+    """``h' = tanh(x W + b + h U + c)`` (Elman 1990)."""
+
+    gates = 1
+
+    def step(self, state: Array, x: Array) -> tuple[Array, Array]:
+        h = jnp.tanh(x + self.hidden(state))
+        return h, h
+
+
+class LstmCell(Cell):
+    """Input, forget and output gates around a memory (Hochreiter & Schmidhuber 1997).
+
+    In torch's order i, f, g, o: ``c' = f c + i g``, ``h' = o tanh(c')``. The memory is a sum over
+    time and stays in float32.
+    """
+
+    gates = 4
+
+    def start(self, x: Array) -> tuple[Array, Array]:
+        h = super().start(x)
+        return h, h.astype(jnp.float32)
+
+    def step(self, state: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], Array]:
+        h, c = state
+        i, f, g, o = jnp.split((x + self.hidden(h)).astype(jnp.float32), 4, axis=-1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = (jax.nn.sigmoid(o) * jnp.tanh(c)).astype(h.dtype)
+        return (h, c), h
+
+
+class NextWord(nnx.Module):
+    """Embedding, recurrent layers, and a projection to the vocabulary.
+
+    A state depends on what came before it only, so padding on the right needs no mask.
+    """
+
+    cell: type[Cell]
+
+    def __init__(self, c: RecurrentConfig, head: Head, dtype: Any):
+        self.embedding = nnx.Embed(c.vocab_size, c.embedding_size, dtype=dtype, rngs=nnx.Rngs(0))
+        sizes = [c.embedding_size] + [c.hidden_size] * (c.num_layers - 1)
+        self.layers = nnx.List([self.cell(n_in, c.hidden_size, dtype) for n_in in sizes])
+        self.dropouts = nnx.List([Dropout(c.dropout) for _ in sizes[1:]])
+        self.lm_head = linear(c.hidden_size, c.vocab_size, jnp.float32)
+
+    def __call__(self, batch: Batch) -> Outputs:
+        first, *others = self.layers
+        x = first(self.embedding(jnp.asarray(batch["input_ids"])))
+        for drop, layer in zip(self.dropouts, others, strict=True):
+            x = layer(drop(x))
+        return Outputs(self.lm_head(x), x)
+
+
+class Rnn(NextWord):
+    cell = RnnCell
+
+
+class Lstm(NextWord):
+    cell = LstmCell
+
+
+CHANNELS = (32, 64, 128)
+
+
+@dataclasses.dataclass(frozen=True)
+class CnnConfig:
+    """The fields of ``config.json`` that shape the CNN."""
+
+    image_size: int = 32
+    num_channels: int = 3
+    hidden_size: int = 1000
+    initializer_range: float | None = None
+    """Standard deviation of the initial values; None scales it to each layer's inputs."""
+
+    def __post_init__(self) -> None:
+        if not self.pooled:
+            raise InputError(
+                f"image_size = {self.image_size} is too small for {len(CHANNELS)} poolings that"
+                f" halve it: it must be at least {2 ** len(CHANNELS)}."
+            )
+
+    @property
+    def pooled(self) -> int:
+        """The side of the image after all poolings."""
+        return self.image_size // 2 ** len(CHANNELS)
+
+
+class ConvolutionalClassifier(nnx.Module):
+    """Convolutions of 5x5, each with ReLU and a 2x2 maximum; a dense layer; a classifier.
+
+    Features are flattened in torch's order (channels first), so that the checkpoint is that of the
+    same ``torch.nn.Sequential``.
+    """
+
+    def __init__(self, c: CnnConfig, head: Head, dtype: Any):
+        self.image = (c.num_channels, c.image_size, c.image_size)
+        channels = zip((c.num_channels, *CHANNELS), CHANNELS, strict=False)
+        self.convolutions = nnx.List(
+            [
+                nnx.Conv(n_in, n_out, (5, 5), padding="SAME", dtype=dtype, rngs=nnx.Rngs(0))
+                for n_in, n_out in channels
+            ]
+        )
+        self.dense = linear(CHANNELS[-1] * c.pooled**2, c.hidden_size, dtype)
+        self.classifier = linear(c.hidden_size, head.classes, jnp.float32)
+
+    def __call__(self, batch: Batch) -> Outputs:
+        """Returns the outputs for ``pixel_values`` ``[batch, channels, height, width]``.
+
+        The dense layer's features are the hidden states, of length 1.
+
+        Raises:
+          InputError: images of another shape than the config's.
+        """
+        pixels = jnp.asarray(batch["pixel_values"])
+        if pixels.shape[1:] != self.image:
+            raise InputError(
+                f"pixel_values is {list(pixels.shape)}; this model needs [batch,"
+                f" {', '.join(map(str, self.image))}]."
+            )
+        x = pixels.transpose(0, 2, 3, 1)
+        for convolution in self.convolutions:
+            x = nnx.max_pool(nnx.relu(convolution(x)), (2, 2), strides=(2, 2))
+        x = x.transpose(0, 3, 1, 2).reshape(x.shape[0], -1)
+        x = nnx.relu(self.dense(x))
+        return Outputs(self.classifier(x), x[:, None])
+
+
+def _family(config: type, kinds: dict[str, Kind]) -> Family:
+    return Family(
+        config=config,
+        kinds=kinds,
+        weights=(
+            (r"embedding\.weight", "embedding.embedding", False),
+            (r"(.+)\.weight", r"\1.kernel", True),
+        ),
+        renamed=(),
+        ignored=(),
+        targets={},
+        refused={},
+    )
+
+
+_WORDS = ("embedding", "layers", "lm_head")
+RNN = _family(RecurrentConfig, {"causal_lm": Kind(Rnn, _WORDS, "ForCausalLM")})
+LSTM = _family(RecurrentConfig, {"causal_lm": Kind(Lstm, _WORDS, "ForCausalLM")})
+CNN = _family(
+    CnnConfig,
+    {
+        "classification": Kind(
+            ConvolutionalClassifier,
+            ("convolutions", "dense", "classifier"),
+            "ForImageClassification",
+        )
+    },
+)

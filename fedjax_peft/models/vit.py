@@ -1,0 +1,305 @@
+"""ViT: the pre-layer-norm image encoder and its classifier.
+
+Module names are those of Hugging Face's torch model in transformers 5.23. Checkpoints have older
+names, which it still writes; they are brought to these when loading.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.family import Family, Kind, check_heads
+from fedjax_peft.models.heads import Head, SequenceClassifier
+from fedjax_peft.models.layers import (
+    Dropout,
+    PrefixSlot,
+    Residual,
+    activation,
+    attention,
+    layer_norm,
+    linear,
+)
+from fedjax_peft.typing import Batch
+
+__all__ = ["FAMILY", "ViTConfig", "ViTModel"]
+
+Pair = tuple[int, int]
+"""Of an image or a grid of patches: (height, width)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTConfig:
+    """The fields of ``config.json`` that shape the model, under their Hugging Face names."""
+
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.0
+    attention_probs_dropout_prob: float = 0.0
+    layer_norm_eps: float = 1e-12
+    image_size: int | list = 224
+    patch_size: int | list = 16
+    num_channels: int = 3
+    qkv_bias: bool = True
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        check_heads(self, "hidden_size", "num_attention_heads")
+        if not all(self.grid):
+            raise InputError(
+                f"image_size = {self.image_size} is smaller than patch_size = {self.patch_size}."
+            )
+
+    @property
+    def patch(self) -> Pair:
+        """The size of a patch."""
+        return _pair("patch_size", self.patch_size)
+
+    @property
+    def grid(self) -> Pair:
+        """How many patches an image of ``image_size`` has."""
+        height, width = _pair("image_size", self.image_size)
+        return height // self.patch[0], width // self.patch[1]
+
+
+def _pair(field: str, value: int | list) -> Pair:
+    sides = [value, value] if isinstance(value, int) else value
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise InputError(
+            f"The model config has {field} = {value!r}; it must be a positive number, or two:"
+            " height and width."
+        )
+    return sides[0], sides[1]
+
+
+def cubic_resize(n_in: int, n_out: int) -> np.ndarray:
+    """Returns ``[n_out, n_in]``, the matrix that resizes a line of ``n_in`` samples to ``n_out``.
+
+    Cubic convolution (Keys 1981, Eq 4, with a = -0.75) at the centres of the new samples, the
+    border repeated, without smoothing when it shrinks: torch's ``interpolate(mode="bicubic")``.
+    """
+    centre = (np.arange(n_out) + 0.5) * n_in / n_out - 0.5
+    taps = np.floor(centre)[:, None] + np.arange(-1, 3)
+    d, a = np.abs(centre[:, None] - taps), -0.75
+    near = ((a + 2) * d - (a + 3)) * d**2 + 1
+    far = ((d - 5) * d + 8) * d * a - 4 * a
+    matrix = np.zeros((n_out, n_in))
+    rows = np.arange(n_out)[:, None]
+    np.add.at(matrix, (rows, np.clip(taps, 0, n_in - 1).astype(int)), np.where(d <= 1, near, far))
+    return matrix.astype(np.float32)
+
+
+class Patches(nnx.Module):
+    """A convolution whose stride is its kernel's size, as one product.
+
+    The kernel is ``[height, width, channels, out]``, as in ``nnx.Conv``.
+    """
+
+    def __init__(self, c: ViTConfig, dtype: Any):
+        self.dtype = dtype
+        self.kernel = nnx.Param(jnp.zeros((*c.patch, c.num_channels, c.hidden_size)))
+        self.bias = nnx.Param(jnp.zeros((c.hidden_size,)))
+
+    def __call__(self, pixels: Array) -> Array:
+        """Returns ``[batch, rows, columns, out]`` of pixels ``[batch, channels, height, width]``.
+
+        Raises:
+          InputError: another number of channels, or sides that patches do not fill.
+        """
+        high, wide, channels, _ = self.kernel.shape
+        if pixels.ndim != 4 or pixels.shape[1] != channels:
+            raise InputError(
+                f"pixel_values is {list(pixels.shape)}; this model needs [batch, {channels},"
+                " height, width]."
+            )
+        n, _, height, width = pixels.shape
+        if height % high or width % wide:
+            raise InputError(
+                f"An image of {height}x{width} pixels cannot be cut into patches of {high}x{wide}:"
+                " its sides must be multiples of the patch's."
+            )
+        split = pixels.reshape(n, channels, height // high, high, width // wide, wide)
+        kernel, bias = self.kernel[...].astype(self.dtype), self.bias[...].astype(self.dtype)
+        x = jnp.einsum("bcyhxw,hwcd->byxd", split.astype(self.dtype), kernel)
+        return x + bias[None, None, None]
+
+
+class PatchEmbeddings(nnx.Module):
+    def __init__(self, c: ViTConfig, dtype: Any):
+        self.projection = Patches(c, dtype)
+
+    def __call__(self, pixels: Array) -> Array:
+        return self.projection(pixels)
+
+
+class Embeddings(nnx.Module):
+    """The class token and the patches, with learned positions."""
+
+    def __init__(self, c: ViTConfig, dtype: Any):
+        self.grid = c.grid
+        self.cls_token = nnx.Param(jnp.zeros((1, 1, c.hidden_size)))
+        self.patch_embeddings = PatchEmbeddings(c, dtype)
+        n = c.grid[0] * c.grid[1]
+        self.position_embeddings = nnx.Param(jnp.zeros((1, 1 + n, c.hidden_size)))
+        self.dropout = Dropout(c.hidden_dropout_prob)
+
+    def positions(self, grid: Pair) -> Array:
+        """Returns the embeddings ``[1, 1 + patches, width]`` of a grid's positions.
+
+        Those of another grid than the config's are interpolated (``interpolate_pos_encoding``).
+        """
+        table = self.position_embeddings[...]
+        if grid == self.grid:
+            return table
+        rows, columns = (cubic_resize(*sizes) for sizes in zip(self.grid, grid, strict=True))
+        learned = table[0, 1:].reshape(*self.grid, -1)
+        resized = jnp.einsum("yi,xj,ijd->yxd", rows, columns, learned, precision="highest")
+        return jnp.concatenate([table[:, :1], resized.reshape(1, -1, table.shape[-1])], axis=1)
+
+    def __call__(self, pixels: Array) -> Array:
+        patches = self.patch_embeddings(pixels)
+        n, rows, columns, width = patches.shape
+        token = self.cls_token[...].astype(patches.dtype)
+        x = jnp.concatenate(
+            [jnp.broadcast_to(token, (n, 1, width)), patches.reshape(n, -1, width)], axis=1
+        )
+        return self.dropout(x + self.positions((rows, columns)).astype(x.dtype))
+
+
+class Attention(nnx.Module):
+    def __init__(self, c: ViTConfig, dtype: Any):
+        self.heads = c.num_attention_heads
+        self.q_proj = linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
+        self.k_proj = linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
+        self.v_proj = linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
+        self.o_proj = linear(c.hidden_size, c.hidden_size, dtype)
+        self.prefix = PrefixSlot(c.hidden_size)
+        self.dropout = Dropout(c.attention_probs_dropout_prob)
+
+    def __call__(self, x: Array, queries: int | None) -> Array:
+        def split(y: Array) -> Array:
+            return y.reshape(*y.shape[:-1], self.heads, -1)
+
+        asking = x[:, :queries]
+        everything = jnp.ones((1, 1, 1, x.shape[1]), bool)
+        k, v, mask = self.prefix(split(self.k_proj(x)), split(self.v_proj(x)), everything)
+        y = attention(split(self.q_proj(asking)), k, v, mask, self.dropout)
+        return self.o_proj(y.reshape(asking.shape))
+
+
+class Mlp(nnx.Module):
+    def __init__(self, c: ViTConfig, dtype: Any):
+        self.fc1 = linear(c.hidden_size, c.intermediate_size, dtype)
+        self.fc2 = linear(c.intermediate_size, c.hidden_size, dtype)
+        self.act = activation(c.hidden_act)
+
+    def __call__(self, x: Array) -> Array:
+        return self.fc2(self.act(self.fc1(x)))
+
+
+class Layer(nnx.Module):
+    def __init__(self, c: ViTConfig, dtype: Any):
+        self.layernorm_before = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
+        self.attention = Attention(c, dtype)
+        self.attention_dropout = Dropout(c.hidden_dropout_prob)
+        self.attention_residual = Residual("attention", c.hidden_size)
+        self.layernorm_after = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
+        self.mlp = Mlp(c, dtype)
+        self.output_dropout = Dropout(c.hidden_dropout_prob)
+        self.output_residual = Residual("feed_forward", c.hidden_size)
+
+    def __call__(self, x: Array, queries: int | None = None) -> Array:
+        h = self.attention(self.layernorm_before(x), queries)
+        x = self.attention_residual(self.attention_dropout(h), x[:, :queries])
+        h = self.mlp(self.layernorm_after(x))
+        return self.output_residual(self.output_dropout(h), x)
+
+
+class Encoded(NamedTuple):
+    """What the encoder returns: ``layers.Encoded`` with a layer norm after the last state."""
+
+    states: tuple[Array, ...]
+    """Hidden states ``[batch, 1 + patches, width]`` of the embeddings and of every layer, the last
+    before the final layer norm, as Hugging Face's ``hidden_states``."""
+    hidden: Array
+    """The last of them after the final layer norm."""
+    first: Array
+    """The class token's ``hidden``, ``[batch, width]``."""
+
+
+class ViTModel(nnx.Module):
+    """Embeddings, layers and the final layer norm."""
+
+    def __init__(self, c: ViTConfig, dtype: Any):
+        self.embeddings = Embeddings(c, dtype)
+        self.layers = nnx.List([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
+        self.layernorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
+
+    def __call__(self, batch: Batch) -> Encoded:
+        """Returns the hidden states.
+
+        The class token's last layer is computed apart: see :class:`bert.Encoder`.
+        """
+        *body, last = self.layers
+        states = [self.embeddings(jnp.asarray(batch["pixel_values"]))]
+        for layer in body:
+            states.append(layer(states[-1]))
+        first = last(states[-1], queries=1)[:, 0]
+        states.append(last(states[-1]))
+        return Encoded(tuple(states), self.layernorm(states[-1]), self.layernorm(first))
+
+
+class ViTForImageClassification(SequenceClassifier):
+    """A classifier on the class token."""
+
+    def __init__(self, c: ViTConfig, head: Head, dtype: Any):
+        super().__init__("vit", ViTModel(c, dtype), head, c.hidden_size, c.hidden_dropout_prob)
+        self.classifier = linear(c.hidden_size, head.classes, jnp.float32)
+
+    def logits(self, first: Array) -> Array:
+        return self.classifier(first)
+
+
+FAMILY = Family(
+    config=ViTConfig,
+    kinds={
+        "classification": Kind(
+            ViTForImageClassification, ("classifier",), "ForImageClassification"
+        ),
+        "two_classifiers": Kind(
+            ViTForImageClassification,
+            ("second_classifier", "classifier"),
+            "ForImageClassification",
+        ),
+    },
+    weights=(
+        (r"(.+\.layernorm(?:_before|_after)?)\.weight", r"\1.scale", False),
+        (r"(.+)\.weight", r"\1.kernel", True),
+    ),
+    renamed=(
+        # A bare encoder's checkpoint lacks the prefix.
+        (r"^(embeddings|encoder|layers|layernorm|pooler)\.", r"vit.\1."),
+        # The names in checkpoints -> those of the modules.
+        (r"^vit\.encoder\.layer\.", "vit.layers."),
+        (r"\.attention\.attention\.(q|k|v)(uery|ey|alue)\.", r".attention.\1_proj."),
+        (r"\.attention\.output\.dense\.", ".attention.o_proj."),
+        (r"\.intermediate\.dense\.", ".mlp.fc1."),
+        (r"\.output\.dense\.", ".mlp.fc2."),
+    ),
+    # Masked image modelling has a mask token and a decoder.
+    ignored=(r"vit\.pooler\..+", r"vit\.embeddings\.mask_token", r"decoder\..+"),
+    targets={
+        "lora": ("q_proj", "v_proj"),
+        "ia3": ("k_proj", "v_proj", "fc2"),
+        "ia3_feed_forward": ("fc2",),
+        "opendelta": ("o_proj", "fc2"),
+    },
+    refused={"head_dim": None},
+)

@@ -1,0 +1,481 @@
+"""Bottleneck adapters in AdapterHub's file format, for ``load_adapter`` of ``adapters``.
+
+A directory holds ``adapter_config.json`` and ``adapter.safetensors``, and for the head
+``head_config.json`` and ``model_head.safetensors``. Pickle is never read.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from fedjax_peft.assets import ASSETS
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.files import replace_file
+from fedjax_peft.models.base import Model
+from fedjax_peft.models.heads import Head
+from fedjax_peft.models.hf import FAMILIES, abstract_module, source_name
+from fedjax_peft.models.layers import Residual
+from fedjax_peft.peft.base import Defaults, Method
+from fedjax_peft.peft.bottleneck import (
+    PLACEMENTS,
+    AdaptedResidual,
+    Bottleneck,
+    Placement,
+    bottleneck,
+    houlsby,
+    pfeiffer,
+)
+from fedjax_peft.typing import Key, Params
+
+__all__ = ["export_adapterhub", "load_adapterhub"]
+
+
+class _Names(NamedTuple):
+    """What ``adapters`` calls things in a model family."""
+
+    architecture: str
+    """The beginning of Hugging Face's class names."""
+    layers: str
+    """Path of the list of layers there."""
+    places: Mapping[str, str]
+    """Place -> path inside a layer of what holds its adapters."""
+    ours: str = ""
+    """Path of the list of layers here, where it is another."""
+
+
+_INHERITED = {"attention": "attention.output", "feed_forward": "output"}
+_OWN = {"attention": "attention_adapters", "feed_forward": "output_adapters"}
+_VIT = {"attention": "attention_adapters", "feed_forward": "output.output_adapters"}
+_NAMES = {
+    "bert": _Names("Bert", "bert.encoder.layer", _INHERITED),
+    "roberta": _Names("Roberta", "roberta.encoder.layer", _INHERITED),
+    "deberta-v2": _Names("DebertaV2", "deberta.encoder.layer", _INHERITED),
+    "distilbert": _Names("DistilBert", "distilbert.transformer.layer", _OWN),
+    "gpt2": _Names("GPT2", "transformer.h", _OWN),
+    "vit": _Names("ViT", "vit.encoder.layer", _VIT, "vit.layers"),
+}
+"""By ``model_type``."""
+
+_FIXED: dict[str, Any] = {
+    "original_ln_after": True,
+    "residual_before_ln": True,
+    "ln_before": False,
+    "ln_after": False,
+    "is_parallel": False,
+    "use_gating": False,
+    "inv_adapter": None,
+    "cross_adapter": False,
+    "leave_out": [],
+    "dropout": 0.0,
+    "phm_layer": False,
+    "stochastic_depth": 0.0,
+}
+"""Config fields that change the maths -> the only value that is implemented."""
+
+_INERT: dict[str, Any] = {
+    "init_weights_seed": None,
+    "adapter_residual_before_ln": False,
+    "inv_adapter_reduction_factor": None,
+    "phm_dim": 4,
+    "factorized_phm_W": True,
+    "shared_W_phm": False,
+    "shared_phm_rule": True,
+    "factorized_phm_rule": False,
+    "phm_c_init": "normal",
+    "phm_init_range": 0.0001,
+    "learn_phm": True,
+    "hypercomplex_nonlinearity": "glorot-uniform",
+    "phm_rank": 1,
+    "phm_bias": True,
+}
+"""Config fields that mean nothing beside those values -> the default of ``adapters``."""
+
+_USED: dict[str, tuple[type, ...]] = {
+    "mh_adapter": (bool,),
+    "output_adapter": (bool,),
+    "original_ln_before": (bool,),
+    "non_linearity": (str,),
+    "reduction_factor": (int, float),
+    "scaling": (int, float),
+    "init_weights": (str,),
+}
+"""The config fields that a method follows from, and their types."""
+
+_VERSION = "adapters.1.3.0"
+"""Of the format. Files without a version are read with other activation names."""
+_RENAMED = {"gelu": "gelu_new", "gelu_orig": "gelu"}
+"""Activations in files without a version -> since then."""
+
+
+# ---------------------------------------------------------------------------------------- writing
+
+
+def export_adapterhub(
+    model: Model,
+    params: Params,
+    directory: str | Path,
+    *,
+    name: str = "federated",
+    base_model: str | None = None,
+) -> Path:
+    """Writes bottleneck adapters and the head as ``adapters`` does; returns the directory.
+
+    In torch, on the original checkpoint with a head of the same form:
+    ``adapters.init(model)``, then
+    ``model.load_adapter(directory, set_active=True, use_safetensors=True)``. What is trained here
+    as part of the head, such as BERT's pooler, is in the head's file and is loaded with it.
+
+    Args:
+      model: what was trained, with :func:`houlsby`, :func:`pfeiffer` or :func:`bottleneck` in all
+        residual slots of their places.
+      params: the trained leaves, such as ``Run.params``.
+      directory: where the files go.
+      name: of the adapter.
+      base_model: recorded as the base model's hub id or path; by default where it came from.
+
+    Raises:
+      InputError: another method or other places than the format can say, a model that is not of a
+        Hugging Face family, leaves of another model, or a name with a dot.
+    """
+    names = _check(model, params, name)
+    module = model.replace(trainable=dict(params)).module()
+    sites = _check_places(module)
+    tensors = {
+        f"{_site(names, path, site)}.adapters.{name}.{theirs}": _array(variable[...], True)
+        for path, site in sites.items()
+        for variable, theirs in _leaves(site)
+    }
+    width = next(iter(sites.values())).base.width
+    options = model.method.options
+    head = {leaf: params[leaf] for leaf, kind in model.kinds.items() if kind == "head"}
+    about: dict[str, Any] = {
+        "model_type": model.config["model_type"],
+        "model_name": base_model
+        or (ASSETS[model.name].hub if model.name in ASSETS else model.name),
+        "model_class": names.architecture + _architecture(model, head),
+        "hidden_size": width,
+        "version": _VERSION,
+    }
+    config = {
+        **_FIXED,
+        **_INERT,
+        "mh_adapter": any(site.base.place == "attention" for site in sites.values()),
+        "output_adapter": any(site.base.place == "feed_forward" for site in sites.values()),
+        "original_ln_before": options["after_norm"],
+        "non_linearity": options["activation"],
+        "reduction_factor": options["reduction_factor"] or _factor(width, options["size"]),
+        "scaling": options["scaling"],
+        # adapters draws values before it reads ours, so it must know the start.
+        "init_weights": "bert" if options["init"] == "opendelta" else options["init"],
+    }
+    target = Path(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    _write(target, "adapter.safetensors", tensors)
+    _write_json(target, "adapter_config.json", {**about, "name": name, "config": config})
+    if head:
+        family = FAMILIES[model.config["model_type"]]
+        held = {}
+        for leaf, value in head.items():
+            theirs, transposed = source_name(leaf, family)
+            held[theirs] = _array(value, transposed)
+        _write(target, "model_head.safetensors", held)
+        labels = {label: i for i, label in enumerate(model.labels)}
+        extra = {"name": None, "config": None, "label2id": labels, "num_labels": len(labels)}
+        _write_json(target, "head_config.json", {**about, **extra})
+    return target
+
+
+def _check(model: Model, params: Params, name: str) -> _Names:
+    """Returns the family's names, or raises if the model cannot be written."""
+    if model.method is None or model.method.name not in _METHODS:
+        attached = "no method" if model.method is None else repr(model.method.name)
+        raise InputError(
+            f"Only {', '.join(_METHODS)} can be written in AdapterHub's format; the model has"
+            f" {attached} attached."
+        )
+    if model.config.get("model_type") not in _NAMES:
+        raise InputError(
+            "AdapterHub's format needs the module names of a Hugging Face model, and this model is"
+            f" of no such family ({', '.join(_NAMES)})."
+        )
+    if strange := sorted(params.keys() ^ model.trainable.keys()):
+        raise InputError(
+            f"These parameters are not this model's: {strange[0]!r} is in one of them only"
+            f" ({len(strange)} leaves in all)."
+        )
+    if not re.fullmatch(r"[^./\s]+", name):
+        raise InputError(f"The adapter's name {name!r} must be one word without dots and slashes.")
+    return _NAMES[model.config["model_type"]]
+
+
+def _check_places(module: nnx.Module) -> dict[str, AdaptedResidual]:
+    """Returns the adapted slots by path, or raises if the format cannot say which they are."""
+    adapted = _found(module, AdaptedResidual)
+    places = {site.base.place for site in adapted.values()}
+    slots = {
+        path.removesuffix(".base")
+        for path, slot in _found(module, Residual).items()
+        if slot.place in places
+    }
+    adapters = {path.removesuffix(".adapter") for path in _found(module, Bottleneck)}
+    if odd := sorted(slots ^ adapters):
+        raise InputError(
+            "AdapterHub's format has adapters in all layers, after attention, after feed-forward or"
+            f" both; here {odd[0]!r} {'has none' if odd[0] in slots else 'has one'}"
+            f" ({len(odd)} differences in all)."
+        )
+    return adapted
+
+
+def _architecture(model: Model, head: Params) -> str:
+    """Returns the end of Hugging Face's class name for the head that the model has."""
+    for kind, k in FAMILIES[model.config["model_type"]].kinds.items():
+        if k.head == model.head:
+            module = abstract_module(model.config, Head(kind, model.labels))
+            if head.keys() == _head_leaves(module, k.head).keys():
+                return k.architecture
+    raise InputError(f"The head ({', '.join(model.head) or 'none'}) is none of its family's.")
+
+
+def _factor(width: int, size: int) -> float:
+    """Returns a reduction factor with which ``adapters`` makes a bottleneck of that size."""
+    exact = width / size
+    return exact if width // exact == size else width / (size + 0.5)
+
+
+def _array(value: Any, transposed: bool) -> np.ndarray:
+    array = np.asarray(value, np.float32)
+    return np.ascontiguousarray(array.T if transposed else array)
+
+
+def _write(directory: Path, name: str, tensors: dict[str, np.ndarray]) -> None:
+    replace_file(directory / name, save(tensors, metadata={"format": "pt"}))
+
+
+def _write_json(directory: Path, name: str, value: Any) -> None:
+    replace_file(directory / name, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+# ---------------------------------------------------------------------------------------- reading
+
+
+def load_adapterhub(directory: str | Path, *, with_head: bool = True) -> Method:
+    """Returns the method of a directory in AdapterHub's format; attaching it sets the values.
+
+    It has the name and the options of what it attaches, such as ``houlsby``, so an adapted model
+    can be trained on and written again.
+
+    Args:
+      directory: with ``adapter_config.json`` and ``adapter.safetensors``.
+      with_head: also set the head, if the directory has one.
+
+    Raises:
+      InputError: files that are missing, pickle or not of this format; a config field whose value
+        changes the maths and is not implemented. When it is attached: adapters or a head that do
+        not fit the model (one message for all).
+    """
+    directory = Path(directory)
+    about = _read_json(directory / "adapter_config.json")
+    kind = about.get("model_type")
+    if kind not in _NAMES:
+        raise InputError(
+            f"The adapter in {directory} is for the model type {kind!r}, which is not supported."
+            f" {nearest(str(kind), _NAMES)}"
+        )
+    inner = _method(directory, about)
+    tensors = _read(directory, "adapter.safetensors", "pytorch_adapter.bin")
+    held: dict[str, np.ndarray] = {}
+    if with_head and (directory / "head_config.json").exists():
+        held = _read(directory, "model_head.safetensors", "pytorch_model_head.bin")
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        inner.attach(module, defaults, key, head)
+        found, problems = _fit(module, kind, str(about.get("name")), tensors)
+        if held:
+            more, wrong = _fit_head(module, kind, head, held)
+            found, problems = [*found, *more], [*problems, *wrong]
+        if problems:
+            shown = "; ".join(problems[:4])
+            rest = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
+            raise InputError(
+                f"The {kind} adapter in {directory} does not fit the model ({len(problems)}"
+                f" mismatches): {shown}{rest}."
+            )
+        for variable, value in found:
+            variable.set_value(jnp.asarray(value, variable.dtype))
+        return module
+
+    return Method(inner.name, inner.options, attach)
+
+
+def _method(directory: Path, about: Mapping[str, Any]) -> Method:
+    """Returns the method of an ``adapter_config.json``, without values."""
+    config = about.get("config")
+    if not isinstance(config, dict):
+        raise InputError(f"{directory}/adapter_config.json has no table 'config'.")
+    for field, value in config.items():
+        if field not in (*_FIXED, *_INERT, *_USED):
+            raise InputError(
+                f"The adapter in {directory} has {field} = {value!r}, which is no field of a"
+                f" bottleneck adapter. {nearest(field, [*_FIXED, *_USED])}"
+            )
+        if field in _FIXED and value != _FIXED[field]:
+            raise InputError(
+                f"The adapter in {directory} has {field} = {value!r}, which is not implemented"
+                f" (only {_FIXED[field]!r} is)."
+            )
+    defaults = {"original_ln_before": False, "scaling": 1.0, "init_weights": "bert"}
+    used: dict[str, Any] = {**defaults, **config}
+    for field, types in _USED.items():
+        if type(used.get(field)) not in types:
+            raise InputError(
+                f"The adapter in {directory} has {field} = {used.get(field)!r}, which is not"
+                f" implemented (only a value of type {types[-1].__name__} is)."
+            )
+    activation = used["non_linearity"].lower()
+    if "version" not in about:
+        activation = _RENAMED.get(activation, activation)
+    given = {"mh_adapter": "attention", "output_adapter": "feed_forward"}
+    places = tuple(place for field, place in given.items() if used[field])
+    placement = Placement(places, used["original_ln_before"])
+    options = {
+        "reduction_factor": used["reduction_factor"],
+        "activation": activation,
+        "scaling": used["scaling"],
+        "init": used["init_weights"],
+    }
+    for name, make in (("houlsby", houlsby), ("pfeiffer", pfeiffer)):
+        if placement == PLACEMENTS[name]:
+            return make(**options)
+    return bottleneck(**placement._asdict(), **options)
+
+
+_Found = list[tuple[nnx.Variable, np.ndarray]]
+
+
+def _fit(
+    module: nnx.Module, kind: str, name: str, tensors: Mapping[str, np.ndarray]
+) -> tuple[_Found, list[str]]:
+    """Returns the adapters' variables with their values, and what does not fit."""
+    names = _NAMES[kind]
+    wanted, problems = {}, []
+    for path, site in _found(module, AdaptedResidual).items():
+        if not path.startswith(f"{names.ours or names.layers}."):
+            problems.append(f"{path} is no place of a {kind} model")
+            continue
+        for variable, theirs in _leaves(site):
+            wanted[f"{_site(names, path, site)}.adapters.{name}.{theirs}"] = (variable, True)
+    found, wrong = _matched(wanted, tensors)
+    return found, problems + wrong
+
+
+def _fit_head(
+    module: nnx.Module, kind: str, head: Sequence[str], tensors: Mapping[str, np.ndarray]
+) -> tuple[_Found, list[str]]:
+    """Returns the head's variables with their values, and what does not fit."""
+    family = FAMILIES[kind]
+    wanted = {}
+    for leaf, variable in _head_leaves(module, head).items():
+        theirs, transposed = source_name(leaf, family)
+        # adapters does not train a pooler that is part of the base model, so it may be absent.
+        if theirs in tensors or leaf.startswith(f"{head[-1]}."):
+            wanted[theirs] = (variable, transposed)
+    # A tied output layer is the base model's table, and not ours to set.
+    tensors = {
+        theirs: x
+        for theirs, x in tensors.items()
+        if theirs in wanted or not any(re.fullmatch(p, theirs) for p in family.ignored)
+    }
+    found, problems = _matched(wanted, tensors)
+    return found, [f"{problem} (with_head=False leaves the head)" for problem in problems]
+
+
+def _matched(
+    wanted: Mapping[str, tuple[nnx.Variable, bool]], tensors: Mapping[str, np.ndarray]
+) -> tuple[_Found, list[str]]:
+    """Pairs variables with tensors; ``wanted`` says whether a tensor is stored transposed."""
+    found, problems = [], []
+    for name, (variable, transposed) in wanted.items():
+        shape = variable.shape[::-1] if transposed else variable.shape
+        if name not in tensors:
+            problems.append(f"{name} {list(shape)} is missing")
+        elif tensors[name].shape != shape:
+            has = list(tensors[name].shape)
+            problems.append(f"{name} is {has}, the model needs {list(shape)}")
+        else:
+            found.append((variable, tensors[name].T if transposed else tensors[name]))
+    strange = sorted(tensors.keys() - wanted.keys())
+    problems += [f"{n} {list(tensors[n].shape)} has no place in the model" for n in strange]
+    return found, problems
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except OSError:
+        raise InputError(f"{path.parent} holds no {path.name}.") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} must hold a JSON object.")
+    return value
+
+
+def _read(directory: Path, name: str, pickled: str) -> dict[str, np.ndarray]:
+    try:
+        return load((directory / name).read_bytes())
+    except SafetensorError as error:
+        raise InputError(f"{directory / name} is not a whole safetensors file ({error}).") from None
+    except OSError:
+        pass
+    if (directory / pickled).exists():
+        raise InputError(
+            f"{directory} holds its weights only as pickle ({pickled}), which can run any code when"
+            " it is read and is refused. Convert it to safetensors first (save_adapter in adapters"
+            " does with use_safetensors=True)."
+        )
+    raise InputError(f"{directory} holds no {name}.")
+
+
+# ------------------------------------------------------------------------------------------ sites
+
+
+_METHODS = ("houlsby", "pfeiffer", "bottleneck")
+
+
+def _found(module: nnx.Module, kind: type) -> dict[str, Any]:
+    """Returns the submodules of a kind, by path."""
+    every = {".".join(map(str, path)): found for path, found in nnx.iter_modules(module)}
+    return {path: every[path] for path in sorted(every) if isinstance(every[path], kind)}
+
+
+def _leaves(site: AdaptedResidual) -> list[tuple[nnx.Variable, str]]:
+    """Returns a site's variables and their names in ``adapters``."""
+    down, up = site.adapter.down, site.adapter.up
+    return [
+        (down.kernel, "adapter_down.0.weight"),
+        (down.bias, "adapter_down.0.bias"),
+        (up.kernel, "adapter_up.weight"),
+        (up.bias, "adapter_up.bias"),
+    ]
+
+
+def _site(names: _Names, path: str, site: AdaptedResidual) -> str:
+    """Returns the path in ``adapters`` of what holds a site's adapters."""
+    layer = next(part for part in path.split(".") if part.isdigit())
+    return f"{names.layers}.{layer}.{names.places[site.base.place]}"
+
+
+def _head_leaves(module: nnx.Module, head: Sequence[str]) -> dict[str, nnx.Variable]:
+    inside = tuple(f"{path}." for path in head)
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    leaves = {".".join(map(str, path)): variable for path, variable in flat}
+    return {leaf: variable for leaf, variable in leaves.items() if leaf.startswith(inside)}

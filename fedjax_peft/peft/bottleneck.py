@@ -1,0 +1,360 @@
+"""Bottleneck adapters: ``f(h) = s · (act(h D + d) U + u)``, added to what a sublayer gives.
+
+Houlsby et al. (2019) and Pfeiffer et al. (2020) as in ``adapters``, which calls them
+``double_seq_bn`` and ``seq_bn``; and OpenDelta's. They differ in where an adapter sits, what it
+reads, its activation and its start. With h the sublayer's output after its dropout, x its input and
+LN the layer norm that follows it in a post-norm model (pre-norm models have none there, LN = 1):
+
+    houlsby    LN(x + h + f(h))             after attention and after feed-forward
+    pfeiffer   LN(x + h + f(LN(x + h)))     after feed-forward; the same LN twice
+    opendelta  h + f(h)                     of the output of a linear layer, before its dropout
+
+D is ``[width, size]`` and U ``[size, width]``; both have biases.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models import layers
+from fedjax_peft.models.base import AdapterParam
+from fedjax_peft.models.layers import Residual
+from fedjax_peft.peft.base import Adapted, Defaults, Method, find, replace_module, submodule
+from fedjax_peft.random import stream
+from fedjax_peft.typing import Key
+
+__all__ = [
+    "PLACEMENTS",
+    "AdaptedLinear",
+    "AdaptedResidual",
+    "Bottleneck",
+    "Placement",
+    "attach_bottlenecks",
+    "bottleneck",
+    "bottleneck_options",
+    "bottleneck_size",
+    "houlsby",
+    "opendelta",
+    "pfeiffer",
+]
+
+Init = Literal["bert", "houlsby", "mam_adapter", "opendelta"]
+
+
+class Placement(NamedTuple):
+    """Where adapters sit and what they read."""
+
+    places: tuple[str, ...]
+    """Of the model's residual slots; empty: the outputs of the family's ``opendelta`` layers."""
+    after_norm: bool
+    """They read LN(x + h) in the place of h."""
+
+
+PLACEMENTS = {
+    "houlsby": Placement(("attention", "feed_forward"), False),
+    "pfeiffer": Placement(("feed_forward",), True),
+    "opendelta": Placement((), False),
+}
+
+
+class Projection(nnx.Module):
+    """A trained dense layer; it computes in the dtype of its input."""
+
+    def __init__(self, kernel: jax.Array):
+        self.kernel = AdapterParam(kernel)
+        self.bias = AdapterParam(jnp.zeros(kernel.shape[1]))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x @ self.kernel[...].astype(x.dtype)
+        return y + self.bias[...].astype(x.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
+
+
+class Bottleneck(nnx.Module):
+    """``f``, without the residual connection around it."""
+
+    def __init__(
+        self, width: int, size: int, key: Key, *, activation: str, init: str, scaling: float
+    ):
+        self.down = Projection(_start(init, stream(key, "down"), (width, size), up=False))
+        self.up = Projection(_start(init, stream(key, "up"), (size, width), up=True))
+        self.activation = layers.activation(activation)
+        self.scaling = scaling
+
+    def __call__(self, h: jax.Array) -> jax.Array:
+        """Returns ``f(h)`` for ``h`` ``[..., width]``."""
+        return self.scaling * self.up(self.activation(self.down(h)))
+
+
+class AdaptedResidual(Adapted):
+    """A residual slot with an adapter on the sublayer's output."""
+
+    def __init__(self, base: Residual, adapter: Any, after_norm: bool):
+        self.base = base
+        self.adapter = adapter
+        self.after_norm = after_norm
+
+    def __call__(
+        self, h: jax.Array, x: jax.Array, norm: Callable[[jax.Array], jax.Array] | None = None
+    ) -> jax.Array:
+        """Returns ``x + h + f(h)``, or ``f`` of the normed sum; see ``Residual``."""
+        read = h
+        if self.after_norm:
+            read = self.base(h, x, norm)
+            read = read if norm is None else norm(read)
+        return self.base(h + self.adapter(read), x, norm)
+
+
+class AdaptedLinear(Adapted):
+    """A linear layer with an adapter on its output."""
+
+    def __init__(self, base: nnx.Linear, adapter: Any):
+        self.base = base
+        self.adapter = adapter
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns ``h + f(h)`` of the layer's output h."""
+        h = self.base(x)
+        return h + self.adapter(h)
+
+
+def houlsby(
+    reduction_factor: float | None = None,
+    *,
+    size: int | None = None,
+    targets: str | Sequence[str] | None = None,
+    activation: str = "swish",
+    init: Init = "bert",
+    scaling: float = 1.0,
+) -> Method:
+    """Adapters after attention and after feed-forward (``double_seq_bn`` in ``adapters``).
+
+    Args:
+      reduction_factor: the bottleneck is the width divided by this, 16 by default.
+      size: or the bottleneck itself.
+      targets: other places, as in Hugging Face PEFT: residual slots, or linear layers, whose
+        outputs are then adapted; by default all residual slots after attention and feed-forward.
+      activation: by its Hugging Face name.
+      init: ``bert`` (N(0, 0.02²); the adapted model is not quite the given one at the start),
+        ``houlsby`` (N(0, 0.01²) cut off at two deviations), ``mam_adapter`` (D uniform in
+        ±1/sqrt(width), U zero: nothing changes at the start) or ``opendelta`` (N(0, 0.01²)).
+        Biases start at zero.
+      scaling: the factor s.
+
+    Raises:
+      InputError: an impossible option here; a model without such places when it is attached.
+    """
+    options = bottleneck_options(reduction_factor, size, targets, activation, init, scaling)
+    return _method("houlsby", PLACEMENTS["houlsby"], options)
+
+
+def pfeiffer(
+    reduction_factor: float | None = None,
+    *,
+    size: int | None = None,
+    targets: str | Sequence[str] | None = None,
+    activation: str = "relu",
+    init: Init = "bert",
+    scaling: float = 1.0,
+) -> Method:
+    """Adapters after feed-forward, reading its layer norm's output (``seq_bn`` in ``adapters``).
+
+    The arguments are those of :func:`houlsby`.
+    """
+    options = bottleneck_options(reduction_factor, size, targets, activation, init, scaling)
+    return _method("pfeiffer", PLACEMENTS["pfeiffer"], options)
+
+
+def opendelta(
+    reduction_factor: float | None = None,
+    *,
+    size: int | None = None,
+    targets: str | Sequence[str] | None = None,
+    activation: str = "gelu_new",
+    init: Init = "opendelta",
+    scaling: float = 1.0,
+) -> Method:
+    """Adapters on the output of the last linear layer of each sublayer, as in OpenDelta.
+
+    The arguments are those of :func:`houlsby`, but the bottleneck is 16 by default, and the default
+    targets are the linear layers that end the attention and feed-forward sublayers.
+    """
+    options = bottleneck_options(
+        reduction_factor, size, targets, activation, init, scaling, default_size=16
+    )
+    return _method("opendelta", PLACEMENTS["opendelta"], options)
+
+
+def bottleneck(
+    reduction_factor: float | None = None,
+    *,
+    size: int | None = None,
+    targets: str | Sequence[str] | None = None,
+    places: Sequence[str] = ("attention", "feed_forward"),
+    after_norm: bool = False,
+    activation: str = "relu",
+    init: Init = "bert",
+    scaling: float = 1.0,
+) -> Method:
+    """Adapters in residual slots, in the general form of which Houlsby's and Pfeiffer's are cases.
+
+    Args:
+      reduction_factor: as in :func:`houlsby`; ``size``, ``targets``, ``activation``, ``init`` and
+        ``scaling`` too.
+      size: see ``reduction_factor``.
+      targets: see ``reduction_factor``.
+      places: the residual slots to adapt: ``attention``, ``feed_forward`` or both.
+      after_norm: read LN(x + h) in the place of h.
+      activation: see ``reduction_factor``.
+      init: see ``reduction_factor``.
+      scaling: see ``reduction_factor``.
+
+    Raises:
+      InputError: as :func:`houlsby`, or an unknown place.
+    """
+    known = PLACEMENTS["houlsby"].places
+    for place in places:
+        if place not in known:
+            raise InputError(f"There is no place {place!r}. {nearest(place, known)}")
+    if not places:
+        raise InputError(f"places is empty. {nearest('', known)}")
+    options = bottleneck_options(reduction_factor, size, targets, activation, init, scaling)
+    return _method("bottleneck", Placement(tuple(places), after_norm), options)
+
+
+def _method(name: str, placement: Placement, options: Mapping[str, Any]) -> Method:
+    options = {**placement._asdict(), **options}
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        make = functools.partial(Bottleneck, **_form(options))
+        return attach_bottlenecks(module, defaults, key, head, options, make)
+
+    return Method(name, options, attach)
+
+
+def bottleneck_options(
+    reduction_factor: float | None,
+    size: int | None,
+    targets: str | Sequence[str] | None,
+    activation: str,
+    init: str,
+    scaling: float,
+    *,
+    default_size: int | None = None,
+) -> dict[str, Any]:
+    """Returns the checked options that all bottleneck methods have.
+
+    Raises:
+      InputError: both sizes, or an impossible value.
+    """
+    if reduction_factor is not None and size is not None:
+        raise InputError(
+            f"Both reduction_factor = {reduction_factor} and size = {size} are given; one of them"
+            " says how wide the bottleneck is."
+        )
+    if reduction_factor is None and size is None:
+        reduction_factor, size = (16, None) if default_size is None else (None, default_size)
+    if size is not None and size < 1:
+        raise InputError(f"size = {size} must be at least 1.")
+    if reduction_factor is not None and not 0 < reduction_factor < math.inf:
+        raise InputError(f"reduction_factor = {reduction_factor} must be positive.")
+    if scaling == 0 or not math.isfinite(scaling):
+        raise InputError(f"scaling = {scaling} must be a number other than 0.")
+    if init not in _DEVIATION:
+        raise InputError(f"init = {init!r} is not one of {', '.join(_DEVIATION)}.")
+    layers.activation(activation)
+    return {
+        "reduction_factor": reduction_factor,
+        "size": size,
+        "targets": targets if targets is None or isinstance(targets, str) else tuple(targets),
+        "activation": activation,
+        "init": init,
+        "scaling": float(scaling),
+    }
+
+
+def bottleneck_size(width: int, reduction_factor: float | None, size: int | None) -> int:
+    """Returns the bottleneck for a width; as in ``adapters`` it is rounded down, to 1 at least."""
+    if size is not None:
+        return size
+    assert reduction_factor is not None
+    return max(1, int(width // reduction_factor))
+
+
+def _form(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options that make a :class:`Bottleneck`."""
+    return {name: options[name] for name in ("activation", "init", "scaling")}
+
+
+def attach_bottlenecks(
+    module: nnx.Module,
+    defaults: Defaults,
+    key: Key,
+    head: Sequence[str],
+    options: Mapping[str, Any],
+    make: Callable[[int, int, Key], nnx.Module],
+) -> nnx.Module:
+    """Puts ``make(width, size, key)`` at every place that the options name; returns the module."""
+    sites = _sites(module, defaults, head, options)
+    for path, site in sites.items():
+        owner = submodule(module, path.rpartition(".")[0])
+        if isinstance(site, Adapted) or isinstance(owner, Adapted):
+            raise InputError(f"The submodule {path!r} already has a method attached.")
+    for path, site in sites.items():
+        slot = isinstance(site, Residual)
+        width = site.width if slot else site.out_features
+        size = bottleneck_size(width, options["reduction_factor"], options["size"])
+        adapter = make(width, size, stream(key, path))
+        new = (
+            AdaptedResidual(site, adapter, options["after_norm"])
+            if slot
+            else AdaptedLinear(site, adapter)
+        )
+        replace_module(module, path, new)
+    return module
+
+
+def _sites(
+    module: nnx.Module, defaults: Defaults, head: Sequence[str], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the linear layers and residual slots to adapt, by path."""
+    targets, places = options["targets"], options["places"]
+    if targets is not None or not places:
+        where = defaults.get("opendelta") if targets is None else targets
+        return find(module, where, (nnx.Linear, Residual, Adapted), head)
+    slots = {
+        ".".join(map(str, path)): found
+        for path, found in nnx.iter_modules(module)
+        if isinstance(found, Residual)
+    }
+    inside = tuple(f"{path}." for path in head)
+    slots = {path: slot for path, slot in sorted(slots.items()) if not path.startswith(inside)}
+    found = {path: slot for path, slot in slots.items() if slot.place in places}
+    if not found:
+        has = ", ".join(sorted({slot.place for slot in slots.values()})) or "none"
+        raise InputError(
+            f"Bottleneck adapters go into residual slots ({' or '.join(places)}) and this model"
+            f" has {has}: put layers.Residual where the output of a sublayer joins the residual"
+            " stream, or name linear layers, whose outputs are then adapted: targets=[...]."
+        )
+    return found
+
+
+_DEVIATION = {"bert": 0.02, "houlsby": 0.01, "mam_adapter": None, "opendelta": 0.01}
+
+
+def _start(init: str, key: Key, shape: tuple[int, int], *, up: bool) -> jax.Array:
+    """Returns the initial kernel ``[in, out]`` of the down or the up projection."""
+    deviation = _DEVIATION[init]
+    if deviation is None:
+        bound = 1 / math.sqrt(shape[0])
+        draw = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
+        return jnp.zeros(shape) if up else draw(key, shape)
+    if init == "houlsby":
+        return deviation * jax.random.truncated_normal(key, -2, 2, shape)
+    return deviation * jax.random.normal(key, shape)

@@ -1,0 +1,96 @@
+"""(IA)³: learned vectors that rescale activations (Liu et al. 2022), with PEFT's conventions."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models.base import AdapterParam
+from fedjax_peft.peft.base import Adapted, Defaults, Method, find, replace_module
+from fedjax_peft.typing import Key
+
+__all__ = ["IA3Linear", "ia3"]
+
+
+class IA3Linear(Adapted):
+    """``l ∘ (x W + b)``, or ``(l ∘ x) W + b`` in a feed-forward layer. ``base`` is frozen.
+
+    ``ia3_l`` is ``[out]``, ``[in]`` in a feed-forward layer; it starts at one. The bias of a layer
+    that is not feed-forward is scaled too, as in Hugging Face PEFT.
+    """
+
+    def __init__(self, base: nnx.Linear, feed_forward: bool):
+        n_in, n_out = base.kernel.shape
+        self.base = base
+        self.feed_forward = feed_forward
+        self.ia3_l = AdapterParam(jnp.ones(n_in if feed_forward else n_out))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns the layer's output for ``x`` ``[..., in]``."""
+        return self.base(self._scaled(x)) if self.feed_forward else self._scaled(self.base(x))
+
+    def merged(self) -> nnx.Module:
+        """Returns the linear layer of ``W ∘ l`` and ``b ∘ l``, or of ``diag(l) W`` and ``b``."""
+        scale, kernel, bias = self.ia3_l[...], self.base.kernel, self.base.bias
+        rows = scale[:, None] if self.feed_forward else scale[None]
+        kernel.set_value((kernel[...] * rows).astype(kernel[...].dtype))
+        if bias is not None and not self.feed_forward:
+            bias.set_value((bias[...] * scale).astype(bias[...].dtype))
+        return self.base
+
+    def _scaled(self, x: jax.Array) -> jax.Array:
+        return (x * jnp.broadcast_to(self.ia3_l[...], x.shape)).astype(x.dtype)
+
+
+def ia3(
+    targets: str | Sequence[str] | None = None,
+    feed_forward: str | Sequence[str] | None = None,
+) -> Method:
+    """(IA)³ (Liu et al. 2022): one learned factor for every feature of the adapted layers.
+
+    Args:
+      targets: which linear layers, as in Hugging Face PEFT; by default its choice for the model
+        family (keys, values and the feed-forward layers). A fused projection is scaled whole.
+      feed_forward: those of the targets whose input is scaled instead of their output; by default
+        PEFT's choice for the model family, and none in a module of your own. ``[]`` means none.
+
+    Raises:
+      InputError: when it is attached, a target that matches nothing, a feed-forward layer that is
+        no target, or a layer that is already adapted.
+    """
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        del key
+        where = defaults.get("ia3") if targets is None else targets
+        sites = find(module, where, (nnx.Linear, Adapted), head)
+        inner = _feed_forward(module, sites, defaults, head)
+        for path, site in sites.items():
+            if isinstance(site, Adapted) or ".base" in path:
+                raise InputError(f"The submodule {path!r} is already adapted.")
+            replace_module(module, path, IA3Linear(site, path in inner))
+        return module
+
+    def _feed_forward(
+        module: nnx.Module, sites: dict[str, nnx.Linear], defaults: Defaults, head: Sequence[str]
+    ) -> set[str]:
+        if feed_forward is None:
+            names = defaults.get("ia3_feed_forward", ())
+            return {p for p in sites if any(p == n or p.endswith(f".{n}") for n in names)}
+        if not feed_forward:
+            return set()
+        found = find(module, feed_forward, (nnx.Linear, Adapted), head).keys() & sites.keys()
+        if not found:
+            raise InputError(
+                f"feed_forward = {feed_forward!r} names none of the targets."
+                f" {nearest(str(feed_forward), sites)}"
+            )
+        return found
+
+    options = {"targets": _listed(targets), "feed_forward": _listed(feed_forward)}
+    return Method("ia3", options, attach)
+
+
+def _listed(targets: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    return targets if targets is None or isinstance(targets, str) else tuple(targets)

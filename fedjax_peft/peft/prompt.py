@@ -1,0 +1,93 @@
+"""Prompt tuning (Lester et al. 2021): learned tokens before those of the text."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import AdapterParam
+from fedjax_peft.models.layers import TokenEmbed
+from fedjax_peft.peft.base import Adapted, Defaults, Method, replace_module
+from fedjax_peft.typing import Key
+
+__all__ = ["PromptEmbed", "prompt_tuning"]
+
+
+class PromptEmbed(Adapted):
+    """A table of token embeddings that returns learned ones first. ``base`` is frozen.
+
+    ``prompt`` is ``[tokens, width]``. The backbone lengthens mask, token types and positions by the
+    difference, and cuts the prompt off the states that it returns.
+    """
+
+    def __init__(self, base: TokenEmbed, prompt: jax.Array):
+        self.base = base
+        self.prompt = AdapterParam(prompt)
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Returns embeddings ``[batch, tokens + length, width]`` of ids ``[batch, length]``."""
+        x = self.base(ids)
+        prompt = self.prompt[...].astype(x.dtype)
+        rows = jnp.broadcast_to(prompt[None], (x.shape[0], *prompt.shape))
+        return jnp.concatenate([rows, x], axis=1)
+
+    def attend(self, query: jax.Array) -> jax.Array:
+        """Returns the products with the frozen table: a tied head predicts no prompt token."""
+        return self.base.attend(query)
+
+
+def prompt_tuning(
+    tokens: int = 8, *, init: Literal["random", "vocabulary"] = "random"
+) -> Method:
+    """Learned tokens before the text (prompt tuning, Lester et al. 2021), as Hugging Face PEFT's.
+
+    The prompt takes the first positions, so the text must be that much shorter than the model's
+    longest. A classifier on the first token reads the prompt's first.
+
+    Args:
+      tokens: the length of the prompt.
+      init: ``random`` (N(0, 1), PEFT's default) or ``vocabulary`` (the embeddings of tokens drawn
+        uniformly).
+
+    Raises:
+      InputError: an impossible option here; a model without a table of token embeddings, or one
+        already adapted, when it is attached; no positions left, when the model is used.
+    """
+    if tokens < 1:
+        raise InputError(f"tokens = {tokens} must be at least 1.")
+    if init not in ("random", "vocabulary"):
+        raise InputError(f"init = {init!r} is not one of random, vocabulary.")
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        del defaults, head
+        path, table = _token_table(module)
+        if init == "random":
+            prompt = jax.random.normal(key, (tokens, table.features))
+        else:
+            ids = jax.random.randint(key, (tokens,), 0, table.num_embeddings)
+            prompt = table.embedding[...][ids].astype(jnp.float32)
+        replace_module(module, path, PromptEmbed(table, prompt))
+        return module
+
+    return Method("prompt_tuning", {"tokens": tokens, "init": init}, attach)
+
+
+def _token_table(module: nnx.Module) -> tuple[str, TokenEmbed]:
+    found = {
+        ".".join(map(str, path)): m
+        for path, m in nnx.iter_modules(module)
+        if isinstance(m, TokenEmbed | PromptEmbed)
+    }
+    for path, site in found.items():
+        if isinstance(site, PromptEmbed):
+            raise InputError(f"The submodule {path!r} already has a prompt.")
+    if len(found) != 1:
+        what = f"has several ({', '.join(found)})" if found else "has none"
+        raise InputError(
+            "Prompt tuning needs a model with one table of token embeddings (layers.TokenEmbed),"
+            f" and this one {what}."
+        )
+    return found.popitem()

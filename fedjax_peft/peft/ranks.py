@@ -1,0 +1,72 @@
+"""Clients of different LoRA ranks in one stacked pytree at the largest rank.
+
+A client of rank r_k owns the first r_k directions of every adapter. The others have scale 0 for it,
+so that they add nothing and get no gradient, and they leave it as they came.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import Model
+from fedjax_peft.typing import Params
+
+__all__ = ["owned_shares", "rank_masks", "spread"]
+
+_AXES = {"lora_a": 1, "lora_b": 0, "lora_scale": 0}
+"""Where a leaf has its directions."""
+
+
+def rank_masks(model: Model, ranks: Sequence[int], clients: int) -> dict[str, np.ndarray]:
+    """Returns which entries of the LoRA leaves each client owns, bool ``[clients, ...]``.
+
+    The axes that have no directions have length 1. Layers of a smaller rank than a client's are
+    owned whole. Fewer ranks than clients are repeated.
+
+    Raises:
+      InputError: no rank, more ranks than clients, a rank below 1 or above the adapters', a model
+        without LoRA, or one whose frozen weights need all directions (an SVD start).
+    """
+    leaves = _low_rank(model.trainable)
+    if not leaves:
+        raise InputError("client_ranks needs a model with LoRA attached.")
+    if model.method is not None and model.method.start_shapes_frozen:
+        raise InputError(
+            "client_ranks cannot be used with an SVD start: its frozen weights lack what the"
+            " directions hold, so a client without some of them would have another model."
+        )
+    if not 1 <= len(ranks) <= clients:
+        raise InputError(f"client_ranks has {len(ranks)} entries for {clients} clients.")
+    ranks = spread(ranks, clients)
+    most = max(model.trainable[name].shape[axis] for name, axis in leaves.items())
+    for rank in ranks:
+        if not 1 <= rank <= most:
+            raise InputError(f"client_ranks has {rank}, which is not from 1 to the rank {most}.")
+    masks = {}
+    for name, axis in leaves.items():
+        leaf = model.trainable[name]
+        shape = [1] * leaf.ndim
+        shape[axis] = leaf.shape[axis]
+        owned = np.arange(leaf.shape[axis])[None] < np.asarray(ranks)[:, None]
+        masks[name] = owned.reshape(clients, *shape)
+    return masks
+
+
+def spread(ranks: Sequence[Any], clients: int) -> list[Any]:
+    """Returns one rank for each client: the given ones, repeated."""
+    return [ranks[c % len(ranks)] for c in range(clients)]
+
+
+def owned_shares(trainable: Params, rank: int) -> dict[str, Fraction]:
+    """Returns the share of every LoRA leaf that a client of a rank owns."""
+    sizes = {name: trainable[name].shape[axis] for name, axis in _low_rank(trainable).items()}
+    return {name: Fraction(min(rank, n), n) for name, n in sizes.items()}
+
+
+def _low_rank(trainable: Params) -> dict[str, int]:
+    """Returns the LoRA leaves and their axes of directions."""
+    kinds = {name: name.rpartition(".")[2] for name in trainable}
+    return {name: _AXES[kind] for name, kind in kinds.items() if kind in _AXES}

@@ -1,0 +1,132 @@
+"""Methods that add nothing and train some of the model's own parameters.
+
+BitFit (Ben Zaken et al. 2022) trains the biases; layer-norm tuning the layer norms; ``full``
+everything; ``head_only`` nothing but the head. A parameter that is trained is an ``AdapterParam`` of
+the same name and value, on the same module.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from flax import nnx
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import AdapterParam
+from fedjax_peft.peft.base import Defaults, Method, find
+from fedjax_peft.typing import Key
+
+__all__ = ["bitfit", "full", "head_only", "layer_norm"]
+
+Chosen = Callable[[str, nnx.Module, str], bool]
+"""(module path, module, name of its parameter) -> whether it is trained."""
+
+
+def bitfit(targets: str | Sequence[str] | None = None) -> Method:
+    """Trains biases only (BitFit, Ben Zaken et al. 2022), those of layer norms included.
+
+    Args:
+      targets: the modules whose biases are trained, named as in Hugging Face PEFT; by default all
+        that have one. ``["query", "intermediate.dense"]`` are those that the paper's section 4
+        finds to suffice in BERT.
+
+    Raises:
+      InputError: when it is attached, targets without a bias, or a module that is already adapted.
+    """
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        del defaults, key
+        owners = {path: owner for path, owner, name in _parameters(module, head) if name == "bias"}
+        if targets is not None:
+            named = find(module, targets, tuple({type(m) for m in owners.values()}), head)
+            owners = {path: owner for path, owner in owners.items() if path in named}
+        return _train(
+            module, head, lambda path, _, name: name == "bias" and path in owners, "bias"
+        )
+
+    listed = targets if targets is None or isinstance(targets, str) else tuple(targets)
+    return Method("bitfit", {"targets": listed}, attach)
+
+
+def layer_norm() -> Method:
+    """Trains the scale and bias of every layer norm (``nnx.LayerNorm``), as PEFT's LN tuning.
+
+    Raises:
+      InputError: when it is attached, a module without layer norms, or one already adapted.
+    """
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        del defaults, key
+        return _train(
+            module, head, lambda _, owner, __: isinstance(owner, nnx.LayerNorm), "layer norm"
+        )
+
+    return Method("layer_norm", {}, attach)
+
+
+def full() -> Method:
+    """Full fine-tuning: every parameter is trained. A table that is also the head counts once.
+
+    Raises:
+      InputError: when it is attached, a module that has nothing but its head or is already adapted.
+    """
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        del defaults, key
+        return _train(module, head, lambda *_: True, "parameter")
+
+    return Method("full", {}, attach)
+
+
+def head_only() -> Method:
+    """Trains the head alone, on a frozen backbone (linear probing).
+
+    Raises:
+      InputError: when it is attached, a model without a head, or one that is already adapted.
+    """
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        del defaults, key
+        _refuse_adapted(module)
+        if not head:
+            raise InputError("head_only would train nothing: the model has no head of its own.")
+        return module
+
+    return Method("head_only", {}, attach)
+
+
+def _train(module: nnx.Module, head: Sequence[str], chosen: Chosen, what: str) -> nnx.Module:
+    """Marks the chosen parameters outside the head as trained; returns the module."""
+    _refuse_adapted(module)
+    # By identity, and put back wherever it is held: a tied parameter stays tied.
+    marked: dict[int, tuple[Any, AdapterParam]] = {}
+    for path, owner, name in _parameters(module, head):
+        parameter = getattr(owner, name)
+        if chosen(path, owner, name):
+            marked.setdefault(id(parameter), (parameter, AdapterParam(parameter[...])))
+    if not marked:
+        raise InputError(f"The model has no {what} outside its head that could be trained.")
+    for _, owner, name in _parameters(module):
+        parameter = getattr(owner, name)
+        if id(parameter) in marked:
+            setattr(owner, name, marked[id(parameter)][1])
+    return module
+
+
+def _refuse_adapted(module: nnx.Module) -> None:
+    trained = nnx.to_flat_state(nnx.state(module, AdapterParam))
+    if len(trained):
+        name = ".".join(map(str, trained[0][0]))
+        raise InputError(f"The model is already adapted: {name!r} is trained.")
+
+
+def _parameters(
+    module: nnx.Module, head: Sequence[str] = ()
+) -> Iterator[tuple[str, nnx.Module, str]]:
+    """Yields (module path, module, parameter name) of every parameter outside the head."""
+    inside = tuple(f"{path}." for path in head)
+    for parts, owner in nnx.iter_modules(module):
+        path = ".".join(map(str, parts))
+        if not f"{path}.".startswith(inside):
+            for name, value in list(vars(owner).items()):
+                if isinstance(value, nnx.Param):
+                    yield path, owner, name

@@ -1,0 +1,422 @@
+"""DeBERTa-v2 and v3 are transformers' own: every variant of disentangled attention, and training.
+
+The generic tests of heads, hidden states and gradients are in ``test_models_parity.py``.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import nnx
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from torch_reference import (
+    padded_batch,
+    randomised,
+    saved,
+    tensors,
+    tiny_model,
+    torch_outputs,
+    torch_states,
+)
+from transformers import AutoModel, DebertaV2Config
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+from fedjax_peft import tasks
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.deberta import log_buckets, skew
+from fedjax_peft.models.heads import classification, two_classifiers
+from fedjax_peft.models.hf import (
+    FAMILIES,
+    abstract_module,
+    load_model,
+    parse_config,
+    random_model,
+    source_name,
+)
+from fedjax_peft.models.layers import TokenEmbed
+from fedjax_peft.peft import lora
+from fedjax_peft.peft.base import attach
+
+EXACT = {"rtol": 0, "atol": 1e-5}
+LENGTHS = (21, 7, 1, 16)
+V3_BASE = {
+    "model_type": "deberta-v2",
+    "vocab_size": 128100,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+    "relative_attention": True,
+    "position_buckets": 256,
+    "max_relative_positions": -1,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+}
+VARIANTS = {
+    "v3": {},
+    "own_projections": {"share_att_key": False},
+    "c2p": {"pos_att_type": ["c2p"]},
+    "p2c": {"pos_att_type": "p2c", "share_att_key": False},
+    "no_position_terms": {"pos_att_type": None},
+    "many_buckets": {"position_buckets": 16},
+    "no_buckets": {"position_buckets": -1},
+    "no_buckets_and_long_text": {"position_buckets": 0, "max_relative_positions": 6},
+    "no_relative_attention": {"relative_attention": False, "position_biased_input": True},
+    "no_layer_norm_of_positions": {"norm_rel_ebd": "none"},
+    "absolute_positions_and_types": {"position_biased_input": True, "type_vocab_size": 2},
+    "pooler": {"pooler_hidden_act": "tanh", "layer_norm_eps": 1e-3},
+}
+
+
+def outputs_of(model, batch):
+    return jax.jit(model.apply, static_argnums=4)(
+        model.frozen, model.trainable, batch, None, False
+    )
+
+
+def assert_equal(model, reference, batch):
+    """Every hidden state, on padding too: what padding attends to is the reference's as well."""
+    outputs = outputs_of(model, batch)
+    logits, states = torch_states(reference, batch)
+    assert np.abs(logits).max() > 0.5
+    for got, expected in zip((outputs.logits, *outputs.states), (logits, *states), strict=True):
+        np.testing.assert_allclose(got, expected, **EXACT)
+
+
+# ------------------------------------------------------------------------------------- positions
+
+
+@pytest.mark.parametrize(
+    ("buckets", "farthest"), [(256, 512), (4, 40), (2, 9), (5, 12), (32, 128), (64, 1000), (16, 10)]
+)
+def test_buckets_are_those_of_transformers(buckets, farthest):
+    difference = np.arange(-3 * farthest, 3 * farthest + 1)
+    expected = make_log_bucket_position(torch.tensor(difference), buckets, farthest).long()
+    np.testing.assert_array_equal(log_buckets(difference, buckets, farthest), expected)
+
+
+@pytest.mark.parametrize(("n", "m"), [(5, 5), (1, 4), (4, 1), (3, 7)])
+def test_skew_is_its_formula(n, m):
+    x = np.random.default_rng(0).normal(size=(2, n, n + m - 1))
+    expected = [[x[:, i, j - i + n - 1] for j in range(m)] for i in range(n)]
+    np.testing.assert_array_equal(skew(jnp.asarray(x), m), np.moveaxis(expected, -1, 0).astype("f"))
+
+
+def test_no_gather_or_scatter_of_the_scores_size():
+    """Only the token embeddings and one row a difference are looked up, forward and backward."""
+    model = random_model(small(V3_BASE), head=classification(3))
+    model = attach(model, lora(2))
+    batch, length, heads = 3, 19, 4
+    columns = {
+        "input_ids": jnp.zeros((batch, length), int),
+        "attention_mask": jnp.ones((batch, length), int),
+    }
+
+    def loss(trainable):
+        return model.apply(model.frozen, trainable, columns, None, False).logits.sum()
+
+    sizes = [
+        variable.aval.size
+        for equation in jax.make_jaxpr(jax.grad(loss))(model.trainable).eqns
+        if "gather" in equation.primitive.name or "scatter" in equation.primitive.name
+        for variable in equation.outvars
+    ]
+    assert sizes
+    assert max(sizes) < batch * heads * length * length
+
+
+# ---------------------------------------------------------------------------------------- parity
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_and_hidden_states_are_those_of_torch(variant, tmp_path):
+    layers = 2 if variant == "v3" else 1
+    reference = tiny_model("deberta-v2", num_hidden_layers=layers, **VARIANTS[variant])
+    model = load_model(saved(reference, tmp_path))
+    assert_equal(model, reference, padded_batch(reference.config, LENGTHS))
+
+
+@pytest.mark.parametrize("variant", ["v3", "own_projections"])
+def test_gradients_of_all_weights_are_those_of_torch(variant, tmp_path):
+    reference = tiny_model("deberta-v2", num_hidden_layers=1, **VARIANTS[variant])
+    model = load_model(saved(reference, tmp_path))
+    batch = padded_batch(reference.config, LENGTHS)
+    weights = np.random.default_rng(1).normal(size=(4, 21, 32)).astype(np.float32)
+    theirs = reference(**tensors(batch), output_hidden_states=True)
+    hidden = theirs.hidden_states[-1] * torch.tensor(weights)
+    (theirs.logits.square().sum() + hidden.sum()).backward()
+    expected = {name: p.grad.numpy() for name, p in reference.named_parameters()}
+
+    @jax.jit
+    @jax.grad
+    def gradient(values):
+        outputs = model.apply(values, {}, batch, None, False)
+        return (outputs.logits**2).sum() + (outputs.hidden * weights).sum()
+
+    got = gradient({**model.frozen, **model.trainable})
+    assert len(got) == len(expected)
+    for leaf, x in got.items():
+        name, transposed = source_name(leaf, FAMILIES["deberta-v2"])
+        x = x.T if transposed else x
+        # A key's bias moves all scores of a query alike: its gradient is zero but for rounding.
+        error = np.linalg.norm(x - expected[name])
+        assert error < 1e-4 * np.linalg.norm(expected[name]) + 1e-5, name
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
+def test_half_precision_checkpoint_is_read_as_float32(stored, tmp_path):
+    reference = tiny_model("deberta-v2").to(stored)
+    model = load_model(saved(reference, tmp_path))
+    assert {x.dtype for x in {**model.frozen, **model.trainable}.values()} == {jnp.dtype("float32")}
+    assert_equal(model, reference.float(), padded_batch(reference.config))
+
+
+def test_bfloat16_compute_is_close_to_float32(tmp_path):
+    reference = tiny_model("deberta-v2")
+    model = load_model(saved(reference, tmp_path), dtype="bfloat16")
+    batch = padded_batch(reference.config, LENGTHS)
+    outputs = outputs_of(model.replace(frozen=model.compute_frozen()), batch)
+    assert outputs.hidden.dtype == jnp.bfloat16
+    assert outputs.logits.dtype == jnp.float32
+    expected, _ = torch_outputs(reference, batch)
+    assert np.abs(expected).max() > 0.5
+    np.testing.assert_allclose(outputs.logits, expected, rtol=0, atol=0.05)
+
+
+def test_prompt_tokens_come_first(tmp_path):
+    """They take part in everything, and their states are left out."""
+    options = {"position_biased_input": True, "type_vocab_size": 2, "num_hidden_layers": 1}
+    reference = tiny_model("deberta-v2", **options)
+    model = load_model(saved(reference, tmp_path))
+    prompt = np.random.default_rng(1).normal(size=(3, 32)).astype(np.float32)
+
+    class Prompted(TokenEmbed):
+        def __call__(self, ids):
+            x = super().__call__(ids)
+            return jnp.concatenate([jnp.broadcast_to(prompt, (len(ids), 3, 32)), x], axis=1)
+
+    module = model.module()
+    embed = Prompted(100, 32, jnp.float32)
+    embed.embedding = module.deberta.embeddings.word_embeddings.embedding
+    module.deberta.embeddings.word_embeddings = embed
+    batch = padded_batch(reference.config, LENGTHS)
+    given = tensors(batch)
+    tokens = reference.get_input_embeddings()(given.pop("input_ids"))
+    prompts = torch.tensor(prompt).expand(len(tokens), 3, 32)
+    before = {"attention_mask": 1, "token_type_ids": 0}
+    with torch.no_grad():
+        expected = reference(
+            inputs_embeds=torch.cat([prompts, tokens], 1),
+            output_hidden_states=True,
+            **{k: torch.nn.functional.pad(x, (3, 0), value=before[k]) for k, x in given.items()},
+        )
+    outputs = nnx.jit(lambda m: m(batch))(module)
+    np.testing.assert_allclose(outputs.logits, expected.logits, **EXACT)
+    for got, x in zip(outputs.states, expected.hidden_states, strict=True):
+        np.testing.assert_allclose(got, x[:, 3:], **EXACT)
+
+
+def test_first_token_computed_apart_is_the_first_token_in_training(tmp_path):
+    """Dropout included: both passes through the last layer draw the same masks."""
+    rates = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
+    reference = tiny_model("deberta-v2", num_hidden_layers=1, **rates)
+    model = load_model(saved(reference, tmp_path))
+    module = model.module()
+    module.train()
+    batch = padded_batch(DebertaV2Config(vocab_size=100), LENGTHS)
+    encode = nnx.jit(lambda m: m.deberta(batch))
+    encoded = encode(module)
+    np.testing.assert_allclose(encoded.first, encoded.hidden[:, 0], **EXACT)
+    module.eval()
+    assert np.abs(encoded.first - encode(module).first).max() > 0.1
+
+
+def test_dropout_rates_are_those_of_the_config(tmp_path):
+    rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.05}
+    reference = tiny_model("deberta-v2", **rates, pooler_dropout=0.15, cls_dropout=0.3)
+    module = load_model(saved(reference, tmp_path)).module()
+    attention = module.deberta.encoder.layer[0].attention
+    assert attention.self.dropout.rate == 0.05
+    assert attention.self.pos_dropout.rate == attention.output.dropout.rate == 0.2
+    assert module.deberta.embeddings.dropout.rate == 0.2
+    assert module.pooler.dropout.rate == 0.15
+    assert module.dropout.rate == 0.3
+    module = load_model(tmp_path, dropout=0.0).module()
+    assert module.pooler.dropout.rate == module.dropout.rate == 0
+
+
+# ----------------------------------------------------------------------------------- checkpoints
+
+
+def test_pretraining_checkpoint(tmp_path):
+    """As published: no classifier, heads and absolute positions of no use, old layer-norm names."""
+    reference = tiny_model("deberta-v2")
+    file = saved(reference, tmp_path) / "model.safetensors"
+
+    def legacy(name):
+        gamma = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+        return gamma.replace("LayerNorm.bias", "LayerNorm.beta")
+
+    stored = {legacy(n): x for n, x in load_file(file).items() if n.startswith("deberta.")}
+    for name, shape in {
+        "lm_predictions.lm_head.dense.weight": (32, 32),
+        "mask_predictions.dense.weight": (32, 32),
+        "deberta.embeddings.position_embeddings.weight": (40, 32),
+        "deberta.embeddings.position_ids": (1, 40),
+    }.items():
+        stored[name] = torch.zeros(shape)
+    save_file(stored, file)
+    model = load_model(tmp_path, head=two_classifiers(3))
+    assert model.head == ("pooler", "second_classifier", "classifier")
+    batch = padded_batch(reference.config)
+    outputs = outputs_of(model, batch)
+    assert outputs.logits.shape == outputs.second.shape == (4, 3)
+    np.testing.assert_allclose(outputs.hidden, torch_outputs(reference, batch)[1], **EXACT)
+
+
+def test_bare_encoder_gets_a_fresh_head(tmp_path):
+    encoder = randomised(AutoModel.from_config(tiny_model("deberta-v2").config).eval())
+    names = load_file(saved(encoder, tmp_path) / "model.safetensors")
+    assert not any(name.startswith("deberta") for name in names)
+    model = load_model(tmp_path, head=classification(3))
+    batch = padded_batch(encoder.config)
+    with torch.no_grad():
+        expected = encoder(**tensors(batch)).last_hidden_state
+    np.testing.assert_allclose(outputs_of(model, batch).hidden, expected, **EXACT)
+    modules = ("pooler.dense", "classifier")
+    assert model.kinds == {f"{m}.{leaf}": "head" for m in modules for leaf in ("bias", "kernel")}
+
+
+def small(config, **changes):
+    """Returns the config at the size of the tests."""
+    size = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return {**config, **size, "intermediate_size": 64, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"conv_kernel_size": 3}, ["conv_kernel_size = 3", "not implemented"]),
+        ({"embedding_size": 16}, ["embedding_size = 16", "only 32"]),
+        ({"attention_head_size": 16}, ["attention_head_size = 16", "only 8"]),
+        ({"pooler_hidden_size": 64}, ["pooler_hidden_size = 64", "only 32"]),
+        ({"pos_att_type": "p2c|c2q"}, ["pos_att_type = 'p2c|c2q'", "'c2q'", "Did you mean 'c2p'"]),
+        ({"pos_att_type": ["p2p"]}, ["pos_att_type = ['p2p']", "'p2p'"]),
+        ({"norm_rel_ebd": "rms_norm"}, ["norm_rel_ebd", "'rms_norm'", "'layer_norm'"]),
+        ({"position_buckets": 1}, ["position_buckets = 1", "at least 2"]),
+        ({"max_position_embeddings": 129}, ["position_buckets = 256", "129 - 1"]),
+        ({"position_buckets": "256"}, ["position_buckets = '256'", "int"]),
+        ({"type_vocab_size": -1}, ["type_vocab_size = -1", "at least 0"]),
+        ({"num_attention_heads": 5}, ["hidden_size = 32", "num_attention_heads = 5"]),
+    ],
+)
+def test_config_that_is_not_implemented(changes, named):
+    with pytest.raises(InputError) as caught:
+        parse_config(small(V3_BASE, **changes))
+    assert all(part in str(caught.value) for part in named), caught.value
+
+
+def test_size_of_deberta_v3_base():
+    """From the config alone: what FeDeRA's Table 1 counts, without the head."""
+    flat = nnx.to_flat_state(nnx.state(abstract_module(V3_BASE, classification(2)), nnx.Param))
+    sizes = {".".join(map(str, path)): variable.size for path, variable in flat}
+    body = {name: n for name, n in sizes.items() if name.startswith("deberta.")}
+    assert sum(body.values()) == 183_831_552
+    assert sum(n for name, n in body.items() if name.endswith(".bias")) == 102_912
+    assert sizes.keys() - body.keys() == {
+        f"{m}.{leaf}" for m in ("pooler.dense", "classifier") for leaf in ("kernel", "bias")
+    }
+
+
+# -------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_five_steps_of_lora_are_those_of_peft(tmp_path):
+    """Losses and trained weights; the projections that LoRA adapts serve the positions too."""
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    base = tiny_model("deberta-v2", **rates)
+    model = attach(load_model(saved(base, tmp_path)), lora(4, alpha=6.0))
+    reference = get_peft_model(
+        base,
+        LoraConfig(
+            r=4,
+            lora_alpha=6.0,
+            target_modules=["query_proj", "value_proj"],
+            task_type="SEQ_CLS",
+            modules_to_save=list(model.head),
+        ),
+    )
+
+    def to_torch(leaf):
+        stem, _, kind = leaf.rpartition(".")
+        named = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "kernel": "weight"}
+        return f"base_model.model.{stem}.{named.get(kind, kind)}"
+
+    rng = np.random.default_rng(0)
+    fixed = {name: x for name, x in model.trainable.items() if model.kinds[name] == "fixed"}
+    start = {
+        name: rng.normal(0, 0.2, x.shape).astype(np.float32) if name.endswith("lora_b") else x
+        for name, x in model.trainable.items()
+        if name not in fixed
+    }
+    state = {to_torch(name): torch.tensor(np.asarray(x).T.copy()) for name, x in start.items()}
+    result = set_peft_model_state_dict(reference, state)
+    assert not result.unexpected_keys
+    batches = [
+        padded_batch(base.config, LENGTHS, seed) | {"labels": rng.integers(0, 3, 4).astype("i")}
+        for seed in range(5)
+    ]
+
+    weights = [p for p in reference.parameters() if p.requires_grad]
+    assert len(weights) == len(start)
+    adamw = torch.optim.AdamW(weights, lr=1e-2, betas=(0.9, 0.98), eps=1e-7, weight_decay=0.05)
+    reference.train()
+    expected_losses = []
+    for batch in batches:
+        loss = reference(**tensors(batch)).loss
+        adamw.zero_grad()
+        loss.backward()
+        adamw.step()
+        expected_losses.append(loss.item())
+
+    optimizer = optax.adamw(1e-2, b1=0.9, b2=0.98, eps=1e-7, weight_decay=0.05)
+
+    @jax.jit
+    def step(params, state, batch):
+        def loss(params):
+            trainable = {**fixed, **params}
+            outputs = model.apply(model.frozen, trainable, batch, jax.random.key(0), True)
+            total, count = tasks.classification().loss(outputs, batch)
+            return total / count
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    params, state, losses = start, optimizer.init(start), []
+    for batch in batches:
+        params, state, value = step(params, state, batch)
+        losses.append(float(value))
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-4)
+    trained = {
+        name.replace(".default", "").replace("modules_to_save.", "").replace("base_layer.", ""): p
+        for name, p in reference.named_parameters()
+        if p.requires_grad
+    }
+    for name, x in params.items():
+        expected = trained[to_torch(name)].detach().numpy().T
+        moved = np.linalg.norm(expected - start[name])
+        assert moved > 1e-2 * np.linalg.norm(expected)
+        assert np.linalg.norm(x - expected) < 1e-4 * np.linalg.norm(expected), name
