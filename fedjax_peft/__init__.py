@@ -12,9 +12,13 @@ _PUBLIC = {
     "bind": "models.base",
     "load_model": "models.hf",
     "load_tokenizer": "models.hf",
+    "random_model": "models.hf",
     "heads": "models",
     "attach": "peft.base",
+    "count": "peft.base",
+    "merge": "peft.base",
     "lora": "peft.lora",
+    "peft": "",
     "Clients": "data.dataset",
     "Dataset": "data.dataset",
     "load_dataset": "data.sources",
@@ -40,12 +44,16 @@ __all__ = [
     "algorithms",
     "attach",
     "bind",
+    "count",
     "heads",
     "load_dataset",
     "load_model",
     "load_tokenizer",
     "lora",
+    "merge",
     "partition",
+    "peft",
+    "random_model",
     "simulate",
     "tasks",
     "testing",
@@ -54,15 +62,15 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from fedjax_peft import aggregators, algorithms, tasks, testing, tree, typing
+    from fedjax_peft import aggregators, algorithms, peft, tasks, testing, tree, typing
     from fedjax_peft.data import partition
     from fedjax_peft.data.dataset import Clients, Dataset
     from fedjax_peft.data.sources import load_dataset
     from fedjax_peft.errors import InputError
     from fedjax_peft.models import heads
     from fedjax_peft.models.base import Model, bind
-    from fedjax_peft.models.hf import load_model, load_tokenizer
-    from fedjax_peft.peft.base import attach
+    from fedjax_peft.models.hf import load_model, load_tokenizer, random_model
+    from fedjax_peft.peft.base import attach, count, merge
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.run.cost import TimeModel
     from fedjax_peft.run.loop import Run, simulate

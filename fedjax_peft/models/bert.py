@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
 from fedjax_peft.models.layers import (
@@ -21,6 +20,7 @@ from fedjax_peft.models.layers import (
     TokenEmbed,
     activation,
     attention,
+    check_length,
     layer_norm,
     linear,
     prepend,
@@ -77,21 +77,12 @@ class Embeddings(nnx.Module):
         """Returns the position index of every token, ``length`` with a prompt's."""
         return jnp.broadcast_to(jnp.arange(length), (ids.shape[0], length))
 
-    def check_length(self, text: int, length: int) -> None:
-        """Raises InputError where positions run out: a look-up beyond the table would give NaN."""
-        most = self.position_embeddings.num_embeddings - self.pad - 1
-        if length > most:
-            prompt = f" and a prompt of {length - text}" if length > text else ""
-            raise InputError(
-                f"A text of {text} tokens{prompt} needs {length} positions, and the model has"
-                f" {most} (max_position_embeddings = {self.position_embeddings.num_embeddings})."
-                f" Cut the texts to {max(most - length + text, 0)} tokens."
-            )
-
     def __call__(self, ids: Array, types: Array) -> Array:
         x = self.word_embeddings(ids)
         length = x.shape[1]
-        self.check_length(ids.shape[1], length)
+        # RoBERTa's positions begin after its padding index.
+        limit = self.position_embeddings.num_embeddings - self.pad - 1
+        check_length(ids.shape[1], length, limit, "max_position_embeddings")
         x = x + self.token_type_embeddings(prepend(types, length - ids.shape[1], 0))
         return self.dropout(
             self.LayerNorm(x + self.position_embeddings(self.positions(ids, length)))

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models import bert
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
@@ -23,6 +22,7 @@ from fedjax_peft.models.layers import (
     TokenEmbed,
     activation,
     attention,
+    check_length,
     layer_norm,
     linear,
     prepend,
@@ -67,13 +67,7 @@ class Embeddings(nnx.Module):
     def __call__(self, ids: Array) -> Array:
         x = self.word_embeddings(ids)
         length, limit = x.shape[1], self.position_embeddings.num_embeddings
-        if length > limit:
-            prompt = length - ids.shape[1]
-            raise InputError(
-                f"The sequences have {length} positions, {prompt} of them a prompt's, and the model"
-                f" has only max_position_embeddings = {limit}: cut the texts to"
-                f" {max(limit - prompt, 0)} tokens."
-            )
+        check_length(ids.shape[1], length, limit, "max_position_embeddings")
         return self.dropout(self.LayerNorm(x + self.position_embeddings(jnp.arange(length))[None]))
 
 
@@ -127,7 +121,7 @@ class Transformer(bert.Encoder):
     """BERT's pass over layers, the first token's last layer apart, with DistilBERT's layers."""
 
     def __init__(self, c: DistilBertConfig, dtype: Any):
-        self.layer = nnx.List([TransformerBlock(c, dtype) for _ in range(c.n_layers)])
+        self.layer: Any = nnx.List([TransformerBlock(c, dtype) for _ in range(c.n_layers)])
 
 
 class DistilBertModel(nnx.Module):

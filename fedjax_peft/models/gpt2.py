@@ -23,6 +23,7 @@ from fedjax_peft.models.layers import (
     TokenEmbed,
     activation,
     attention,
+    check_length,
     layer_norm,
     linear,
     prepend,
@@ -156,13 +157,9 @@ class GPT2Model(nnx.Module):
         """
         ids = batch["input_ids"]
         x = self.wte(ids)
-        length, limit = x.shape[1], self.wpe.num_embeddings
+        length = x.shape[1]
         prompt = length - ids.shape[1]
-        if length > limit:
-            raise InputError(
-                f"The sequences have {length} positions, {prompt} of them a prompt's, and the model"
-                f" has only n_positions = {limit}: cut the texts to {max(limit - prompt, 0)} tokens."
-            )
+        check_length(ids.shape[1], length, self.wpe.num_embeddings, "n_positions")
         if "token_type_ids" in batch and not prompt:
             x = x + self.wte(batch["token_type_ids"])
         x = self.drop(x + self.wpe(jnp.arange(length))[None])
@@ -214,14 +211,7 @@ class GPT2LMHeadModel(nnx.Module):
 
     def __call__(self, batch: Batch) -> Outputs:
         x = self.transformer(batch)
-        wte: Any = self.transformer.wte
-        table = getattr(wte, "base", wte).embedding[...]  # a prompt wraps the table
-        logits = jnp.einsum(
-            "blw,vw->blv",
-            x.hidden,
-            table.astype(x.hidden.dtype),
-            preferred_element_type=jnp.float32,
-        )
+        logits = self.transformer.wte.attend(x.hidden)
         return Outputs(logits, x.hidden, x.states)
 
 

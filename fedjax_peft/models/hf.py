@@ -12,7 +12,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -250,9 +250,22 @@ def initialise(shapes: Mapping[str, tuple[int, ...]], std: float | None, seed: i
 
 
 def save_checkpoint(
-    values: Mapping[str, Any], config: Mapping[str, Any], directory: Path, labels: tuple[str, ...]
+    values: Mapping[str, Any],
+    config: Mapping[str, Any],
+    directory: Path,
+    labels: tuple[str, ...],
+    *,
+    architecture: str | None = None,
 ) -> None:
-    """Writes leaves as a Hugging Face checkpoint, the inverse of loading."""
+    """Writes leaves as a Hugging Face checkpoint, the inverse of loading.
+
+    Args:
+      values: all leaves of a model without a PEFT method; they are written in float32.
+      config: the ``config.json`` to start from.
+      directory: where ``config.json`` and ``model.safetensors`` go.
+      labels: names of the classes; none for a model without a head of classes.
+      architecture: Hugging Face's class, such as ``BertForSequenceClassification``.
+    """
     from safetensors.numpy import save_file
 
     family = FAMILIES[config["model_type"]]
@@ -265,9 +278,14 @@ def save_checkpoint(
             array = array.transpose(_TORCH_AXES[array.ndim])
         tensors[name] = np.ascontiguousarray(array)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    names = dict(enumerate(labels))
-    extra = {"id2label": names, "label2id": {v: k for k, v in names.items()}}
-    text = json.dumps({**config, **extra}, indent=2, sort_keys=True)
+    # transformers casts what it reads to the dtype that the config names.
+    about = {k: v for k, v in config.items() if k != "torch_dtype"} | {"dtype": "float32"}
+    if labels:
+        names = dict(enumerate(labels))
+        about |= {"id2label": names, "label2id": {v: k for k, v in names.items()}}
+    if architecture:
+        about["architectures"] = [architecture]
+    text = json.dumps(about, indent=2, sort_keys=True)
     (directory / "config.json").write_text(text + "\n")
 
 
@@ -340,25 +358,82 @@ class _Tensors:
             )
         else:
             raise InputError(f"{directory} holds no model.safetensors.")
-        self.names: dict[str, tuple[Path, tuple[int, ...]]] = {}
+        self.names: dict[str, _Stored] = {}
         for file in files:
             try:
-                with safe_open(file, framework="np") as f:
-                    for key in f.keys():  # noqa: SIM118 (not a dict)
-                        self.names[key] = (file, tuple(f.get_slice(key).get_shape()))
+                with safe_open(file, framework="np"):  # checks the header against the file's size
+                    self.names |= _contents(file)
             except FileNotFoundError:
                 raise InputError(f"The shard {file} is missing.") from None
             except (SafetensorError, OSError) as error:
-                raise InputError(
-                    f"{file} is not a whole safetensors file ({error}). It may be truncated:"
-                    " fetch it again."
-                ) from None
+                raise _broken(file, error) from None
 
     def read(self, name: str, transposed: bool) -> jax.Array:
-        # framework="flax" reads bfloat16 and float16 too; the copy in float32 is ours.
-        with safe_open(self.names[name][0], framework="flax") as f:
-            value = f.get_tensor(name).astype(jnp.float32)
+        """Returns a tensor in float32, in flax's order of axes if ``transposed``.
+
+        It is read into memory of its own: pages of a mapped file count as ours until it is closed,
+        and would have to be copied. JAX takes aligned memory as it is on a CPU.
+        """
+        file, shape, kind, offset = self.names[name]
+        if kind not in _STORED:
+            raise InputError(
+                f"{file} holds {name} as {kind}, which is not read. {nearest(kind, _STORED)}"
+            )
+        size = math.prod(shape) * _STORED[kind].itemsize
+        memory = np.empty(size + _ALIGNED, np.uint8)
+        start = -memory.ctypes.data % _ALIGNED
+        memory = memory[start : start + size]
+        with file.open("rb") as f:
+            f.seek(offset)
+            if f.readinto(memory.data) != size:
+                raise _broken(file, f"{name} ends early")
+        value = jax.device_put(memory.view(_STORED[kind]).reshape(shape), may_alias=True)
+        value = value.astype(jnp.float32)
         return jnp.transpose(value, _AXES[value.ndim]) if transposed else value
+
+
+class _Stored(NamedTuple):
+    """Where a tensor is."""
+
+    file: Path
+    shape: tuple[int, ...]
+    kind: str
+    offset: int
+
+
+_STORED = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
+    "F64": np.dtype(np.float64),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+"""By safetensors' names."""
+_ALIGNED = 64
+"""Bytes; what XLA asks of memory that it does not copy."""
+
+
+def _contents(file: Path) -> dict[str, _Stored]:
+    """Returns the tensors of a safetensors file whose header has been checked."""
+    with file.open("rb") as f:
+        size = int.from_bytes(f.read(8), "little")
+        header = json.loads(f.read(size))
+    header.pop("__metadata__", None)
+    return {
+        name: _Stored(file, tuple(x["shape"]), x["dtype"], 8 + size + x["data_offsets"][0])
+        for name, x in header.items()
+    }
+
+
+def _broken(file: Path, reason: object) -> InputError:
+    return InputError(
+        f"{file} is not a whole safetensors file ({reason}). It may be truncated: fetch it again."
+    )
 
 
 _AXES = {2: (1, 0), 4: (2, 3, 1, 0)}

@@ -27,6 +27,7 @@ __all__ = [
     "TokenEmbed",
     "activation",
     "attention",
+    "check_length",
     "dropout",
     "layer_norm",
     "linear",
@@ -169,6 +170,12 @@ class TokenEmbed(nnx.Embed):
     def __init__(self, vocabulary: int, width: int, dtype: Any):
         super().__init__(vocabulary, width, dtype=dtype, rngs=nnx.Rngs(0))
 
+    def attend(self, query: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Returns the products with all tokens' embeddings (a tied head's logits), in float32."""
+        del out_sharding
+        table = self.embedding[...].astype(query.dtype)
+        return jnp.einsum("...w,vw->...v", query, table, preferred_element_type=jnp.float32)
+
 
 class PrefixSlot(nnx.Module):
     """Where an attention layer's keys and values pass; prefix tuning puts its own before them.
@@ -221,6 +228,23 @@ class Encoded(NamedTuple):
     def hidden(self) -> jax.Array:
         """The last hidden states."""
         return self.states[-1]
+
+
+def check_length(text: int, length: int, limit: int, field: str) -> None:
+    """Raises InputError where positions run out: a look-up beyond the table would give NaN.
+
+    Args:
+      text: tokens in a text.
+      length: positions that they need, with those of a prompt.
+      limit: positions that the model has.
+      field: what the model's config calls the limit.
+    """
+    if length > limit:
+        prompt = f" and a prompt of {length - text}" if length > text else ""
+        raise InputError(
+            f"A text of {text} tokens{prompt} needs {length} positions, and the model has {limit}"
+            f" ({field}). Cut the texts to {max(limit - length + text, 0)} tokens."
+        )
 
 
 def prepend(mask: jax.Array, n: int, value: Any = True) -> jax.Array:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from fedjax_peft.assets import ASSETS
 from fedjax_peft.errors import InputError, nearest
@@ -32,6 +32,7 @@ from fedjax_peft.peft.bottleneck import (
     bottleneck,
     houlsby,
     pfeiffer,
+    reduction_factor,
 )
 from fedjax_peft.typing import Key, Params
 
@@ -109,6 +110,9 @@ _USED: dict[str, tuple[type, ...]] = {
 }
 """The config fields that a method follows from, and their types."""
 
+_METHODS = ("houlsby", "pfeiffer", "bottleneck")
+"""What the format can say."""
+
 _VERSION = "adapters.1.3.0"
 """Of the format. Files without a version are read with other activation names."""
 _RENAMED = {"gelu": "gelu_new", "gelu_orig": "gelu"}
@@ -156,10 +160,10 @@ def export_adapterhub(
     width = next(iter(sites.values())).base.width
     options = model.method.options
     head = {leaf: params[leaf] for leaf, kind in model.kinds.items() if kind == "head"}
+    came_from = ASSETS[model.name].hub if model.name in ASSETS else model.name
     about: dict[str, Any] = {
         "model_type": model.config["model_type"],
-        "model_name": base_model
-        or (ASSETS[model.name].hub if model.name in ASSETS else model.name),
+        "model_name": came_from if base_model is None else base_model,
         "model_class": names.architecture + _architecture(model, head),
         "hidden_size": width,
         "version": _VERSION,
@@ -171,7 +175,7 @@ def export_adapterhub(
         "output_adapter": any(site.base.place == "feed_forward" for site in sites.values()),
         "original_ln_before": options["after_norm"],
         "non_linearity": options["activation"],
-        "reduction_factor": options["reduction_factor"] or _factor(width, options["size"]),
+        "reduction_factor": options["reduction_factor"] or reduction_factor(width, options["size"]),
         "scaling": options["scaling"],
         # adapters draws values before it reads ours, so it must know the start.
         "init_weights": "bert" if options["init"] == "opendelta" else options["init"],
@@ -245,12 +249,6 @@ def _architecture(model: Model, head: Params) -> str:
     raise InputError(f"The head ({', '.join(model.head) or 'none'}) is none of its family's.")
 
 
-def _factor(width: int, size: int) -> float:
-    """Returns a reduction factor with which ``adapters`` makes a bottleneck of that size."""
-    exact = width / size
-    return exact if width // exact == size else width / (size + 0.5)
-
-
 def _array(value: Any, transposed: bool) -> np.ndarray:
     array = np.asarray(value, np.float32)
     return np.ascontiguousarray(array.T if transposed else array)
@@ -284,11 +282,11 @@ def load_adapterhub(directory: str | Path, *, with_head: bool = True) -> Method:
     """
     directory = Path(directory)
     about = _read_json(directory / "adapter_config.json")
-    kind = about.get("model_type")
+    kind = str(about.get("model_type"))
     if kind not in _NAMES:
         raise InputError(
             f"The adapter in {directory} is for the model type {kind!r}, which is not supported."
-            f" {nearest(str(kind), _NAMES)}"
+            f" {nearest(kind, _NAMES)}"
         )
     inner = _method(directory, about)
     tensors = _read(directory, "adapter.safetensors", "pytorch_adapter.bin")
@@ -431,7 +429,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read(directory: Path, name: str, pickled: str) -> dict[str, np.ndarray]:
     try:
-        return load((directory / name).read_bytes())
+        # framework="flax" reads bfloat16 too, which numpy does not have.
+        with safe_open(directory / name, framework="flax") as file:
+            return {
+                key: np.asarray(file.get_tensor(key).astype(jnp.float32))
+                for key in file.keys()  # noqa: SIM118 (not a dict)
+            }
     except SafetensorError as error:
         raise InputError(f"{directory / name} is not a whole safetensors file ({error}).") from None
     except OSError:
@@ -446,9 +449,6 @@ def _read(directory: Path, name: str, pickled: str) -> dict[str, np.ndarray]:
 
 
 # ------------------------------------------------------------------------------------------ sites
-
-
-_METHODS = ("houlsby", "pfeiffer", "bottleneck")
 
 
 def _found(module: nnx.Module, kind: type) -> dict[str, Any]:

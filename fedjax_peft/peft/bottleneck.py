@@ -42,6 +42,7 @@ __all__ = [
     "houlsby",
     "opendelta",
     "pfeiffer",
+    "reduction_factor",
 ]
 
 Init = Literal["bert", "houlsby", "mam_adapter", "opendelta"]
@@ -284,6 +285,12 @@ def bottleneck_size(width: int, reduction_factor: float | None, size: int | None
         return size
     assert reduction_factor is not None
     return max(1, int(width // reduction_factor))
+
+
+def reduction_factor(width: int, size: int) -> float:
+    """Returns a factor for which :func:`bottleneck_size` is ``size``."""
+    exact = width / size
+    return exact if width // exact == size else width / (size + 0.5)
 
 
 def _form(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import PrefixSlot
 from fedjax_peft.peft.base import Adapted, Defaults, Method, replace_module
+from fedjax_peft.peft.prompt import places
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Key
 
@@ -134,14 +135,7 @@ def prefix_tuning(tokens: int = 8, *, projection: int | None = None) -> Method:
 
 
 def _slots(module: nnx.Module) -> dict[str, PrefixSlot]:
-    found = {
-        ".".join(map(str, path)): m
-        for path, m in nnx.iter_modules(module)
-        if isinstance(m, PrefixSlot | Prefix)
-    }
-    for path, site in found.items():
-        if isinstance(site, Prefix):
-            raise InputError(f"The submodule {path!r} already has a prefix.")
+    found = places(module, PrefixSlot, Prefix)
     if not found:
         raise InputError(
             "Prefix tuning needs attention layers with a place for a prefix (layers.PrefixSlot),"

@@ -1,7 +1,7 @@
 """Prompt tuning (Lester et al. 2021): learned tokens before those of the text."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,9 +39,7 @@ class PromptEmbed(Adapted):
         return self.base.attend(query)
 
 
-def prompt_tuning(
-    tokens: int = 8, *, init: Literal["random", "vocabulary"] = "random"
-) -> Method:
+def prompt_tuning(tokens: int = 8, *, init: Literal["random", "vocabulary"] = "random") -> Method:
     """Learned tokens before the text (prompt tuning, Lester et al. 2021), as Hugging Face PEFT's.
 
     The prompt takes the first positions, so the text must be that much shorter than the model's
@@ -76,14 +74,7 @@ def prompt_tuning(
 
 
 def _token_table(module: nnx.Module) -> tuple[str, TokenEmbed]:
-    found = {
-        ".".join(map(str, path)): m
-        for path, m in nnx.iter_modules(module)
-        if isinstance(m, TokenEmbed | PromptEmbed)
-    }
-    for path, site in found.items():
-        if isinstance(site, PromptEmbed):
-            raise InputError(f"The submodule {path!r} already has a prompt.")
+    found = places(module, TokenEmbed, PromptEmbed)
     if len(found) != 1:
         what = f"has several ({', '.join(found)})" if found else "has none"
         raise InputError(
@@ -91,3 +82,15 @@ def _token_table(module: nnx.Module) -> tuple[str, TokenEmbed]:
             f" and this one {what}."
         )
     return found.popitem()
+
+
+def places(module: nnx.Module, kind: type, ours: type) -> dict[str, Any]:
+    """Returns the submodules of a kind, path -> submodule; none may hold an ``ours`` already."""
+    found = {}
+    for parts, site in nnx.iter_modules(module):
+        path = ".".join(map(str, parts))
+        if isinstance(site, ours):
+            raise InputError(f"The submodule {path!r} is already adapted.")
+        if isinstance(site, kind):
+            found[path] = site
+    return found

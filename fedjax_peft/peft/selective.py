@@ -1,8 +1,8 @@
 """Methods that add nothing and train some of the model's own parameters.
 
 BitFit (Ben Zaken et al. 2022) trains the biases; layer-norm tuning the layer norms; ``full``
-everything; ``head_only`` nothing but the head. A parameter that is trained is an ``AdapterParam`` of
-the same name and value, on the same module.
+everything; ``head_only`` nothing but the head. A parameter that is trained becomes an
+``AdapterParam`` of the same name and value, on the same module.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,13 +35,12 @@ def bitfit(targets: str | Sequence[str] | None = None) -> Method:
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         del defaults, key
+        _refuse_adapted(module)
         owners = {path: owner for path, owner, name in _parameters(module, head) if name == "bias"}
         if targets is not None:
             named = find(module, targets, tuple({type(m) for m in owners.values()}), head)
             owners = {path: owner for path, owner in owners.items() if path in named}
-        return _train(
-            module, head, lambda path, _, name: name == "bias" and path in owners, "bias"
-        )
+        return _train(module, head, lambda path, _, name: name == "bias" and path in owners, "bias")
 
     listed = targets if targets is None or isinstance(targets, str) else tuple(targets)
     return Method("bitfit", {"targets": listed}, attach)

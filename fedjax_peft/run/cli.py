@@ -74,9 +74,17 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="or a folder of runs")
     report.add_argument("--out", type=Path, metavar="DIR", help="default: beside the runs")
 
-    export = command(_export, "write a run's adapter and head for Hugging Face PEFT")
+    export = command(_export, "write a run's adapter and head, or the merged model")
     export.add_argument("run", type=Path, metavar="RUN")
-    export.add_argument("--format", choices=["peft"], default="peft")
+    export.add_argument(
+        "--format",
+        choices=["peft", "adapterhub", "merged"],
+        default="peft",
+        help="for Hugging Face PEFT (default), for adapters, or a plain checkpoint",
+    )
+    export.add_argument(
+        "--clients", metavar="0,3,7", help="the clients' own models instead, or all of them: all"
+    )
     export.add_argument("--out", type=Path, required=True, metavar="DIR")
 
     predict = command(_predict, 'label {"text": ...} lines with a run\'s global model')
@@ -174,11 +182,24 @@ def _report(options: argparse.Namespace) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     _prepare_jax()
-    from fedjax_peft.peft.io import export_peft
-    from fedjax_peft.run.predict import load_trained
+    from fedjax_peft.peft import export as exporting
+    from fedjax_peft.run import predict as predicting
 
-    model, params, _ = load_trained(options.run)
-    print(export_peft(model, params, options.out))
+    if options.clients is None:
+        model, params, config = predicting.load_trained(options.run)
+        print(exporting.export(model, params, options.out, format=options.format))
+        if private := predicting.private_leaves(model, config):
+            print(
+                f"fedjax-peft: {len(private)} of {len(params)} leaves are private to the clients"
+                " in this run; here they have their initial values (--clients exports the"
+                " clients' own)",
+                file=sys.stderr,
+            )
+        return
+    run = predicting.load_clients(options.run)
+    chosen = predicting.read_clients(options.clients, run.private)
+    clients = ((c, run.params(c)) for c in chosen)
+    print(exporting.export_clients(run.model, clients, options.out, format=options.format))
 
 
 def _predict(options: argparse.Namespace) -> None:

@@ -57,13 +57,31 @@ class Run:
 
         return curves({self.algorithm.name: self.metrics}, x)
 
-    def export(self, directory: str | Path, *, format: Literal["peft"] = "peft") -> Path:
-        """Writes the global adapter and head in Hugging Face PEFT's format."""
-        if format != "peft":
-            raise InputError(f"The export format {format!r} is unknown. Known: 'peft'.")
-        from fedjax_peft.peft.io import export_peft
+    def export(
+        self,
+        directory: str | Path,
+        *,
+        format: Literal["peft", "adapterhub", "merged"] = "peft",
+        client: int | None = None,
+    ) -> Path:
+        """Writes the global model's adapter and head; see :func:`fedjax_peft.peft.export.export`.
 
-        return export_peft(self.model, self.params, directory)
+        Args:
+          directory: new, empty, or with an earlier export.
+          format: ``peft`` (Hugging Face PEFT), ``adapterhub``, or ``merged``: a plain checkpoint.
+          client: write this client's own model instead, of a run that keeps something private.
+
+        Raises:
+          InputError: a method that the format cannot hold, no such client, or nothing private.
+        """
+        from fedjax_peft.peft.export import export
+        from fedjax_peft.run.predict import check_clients
+
+        params = self.params
+        if client is not None:
+            check_clients([client], self.private)
+            params = self.client_params(client)
+        return export(self.model, params, directory, format=format)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> np.ndarray:
         """Returns the global model's logits ``[texts, classes]``."""

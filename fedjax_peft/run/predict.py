@@ -1,21 +1,35 @@
-"""What a finished run predicts."""
+"""What a run on disk has learned, and what it predicts."""
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 
+from fedjax_peft import tree
 from fedjax_peft.data.text import tokenize
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.run import config as configs
 from fedjax_peft.run import record
-from fedjax_peft.typing import Params
+from fedjax_peft.typing import Params, PyTree
 
-__all__ = ["load_trained", "predict", "read_inputs"]
+__all__ = [
+    "ClientModels",
+    "check_clients",
+    "load_clients",
+    "load_trained",
+    "predict",
+    "private_leaves",
+    "read_clients",
+    "read_inputs",
+]
 
 
 def load_trained(directory: str | Path) -> tuple[Model, Params, dict[str, Any]]:
@@ -38,6 +52,129 @@ def load_trained(directory: str | Path) -> tuple[Model, Params, dict[str, Any]]:
     if shapes != {name: value.shape for name, value in params.items()}:
         raise InputError(f"The trained leaves in {directory} do not fit the model of its config.")
     return model, params, config
+
+
+class ClientModels(NamedTuple):
+    """A run whose clients have models of their own."""
+
+    model: Model
+    shared: Params
+    """All trainable leaves, the private ones at their initial values."""
+    private: Params
+    """The private leaves, ``[clients, ...]``."""
+
+    def params(self, client: int) -> Params:
+        """Returns the trainable leaves of one client's model, as ``Run.client_params`` does."""
+        return {**self.shared, **{name: x[client] for name, x in self.private.items()}}
+
+
+def load_clients(directory: str | Path) -> ClientModels:
+    """Returns the models of a run directory's clients, from its newest checkpoint.
+
+    Raises:
+      InputError: as :func:`load_trained`; a run that keeps nothing private, or whose checkpoints
+        cannot be read.
+    """
+    model, _, config = load_trained(directory)
+    algorithm = configs.build_algorithm(configs.resolve(config))
+    names = tree.assign_roles(model.kinds, algorithm.roles)
+    shared, private = (tree.select(model.trainable, names[role]) for role in ("shared", "private"))
+    check_clients([], private)
+    server, stacked = _restore(
+        Path(directory) / "checkpoints", jax.eval_shape(algorithm.server.init, shared), private
+    )
+    params = {**model.trainable, **algorithm.server.broadcast(server)}
+    return ClientModels(model, params, stacked)
+
+
+def private_leaves(model: Model, config: Mapping[str, Any]) -> list[str]:
+    """Returns the trainable leaves that clients keep to themselves in a run of this config."""
+    algorithm = configs.build_algorithm(configs.resolve(dict(config)))
+    return tree.assign_roles(model.kinds, algorithm.roles)["private"]
+
+
+def check_clients(clients: Sequence[int], private: Params) -> None:
+    """Raises InputError for a client that there is not, or if clients have nothing of their own.
+
+    Args:
+      clients: their numbers.
+      private: the private leaves, ``[clients, ...]``.
+    """
+    if not private:
+        raise InputError(
+            "This run keeps nothing private to its clients: they all have the global model, which"
+            " is what an export that names no client writes."
+        )
+    for client in clients:
+        n = len(next(iter(private.values())))
+        if not 0 <= client < n:
+            raise InputError(f"There is no client {client}: the run has {n}, 0 to {n - 1}.")
+
+
+def read_clients(text: str, private: Params) -> list[int]:
+    """Returns the clients that ``all`` or ``0,3,7`` names.
+
+    Raises:
+      InputError: anything else, or a client that there is not.
+    """
+    if text == "all":
+        return list(range(len(next(iter(private.values())))))
+    try:
+        clients = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        raise InputError(
+            f"--clients {text!r} is neither 'all' nor numbers such as 0,3,7."
+        ) from None
+    check_clients(clients, private)
+    return clients
+
+
+def _restore(directory: Path, server: PyTree, private: Params) -> tuple[PyTree, Params]:
+    """Returns the server's state and the clients' leaves ``[clients, ...]``.
+
+    How many clients there are is read off the checkpoint, and nothing on disk is changed.
+
+    Args:
+      directory: of the checkpoints.
+      server: shapes of the server's state.
+      private: the leaves of one client.
+    """
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    reasons = []
+    with (
+        _quiet("absl"),  # orbax warns of what read_only means
+        ocp.CheckpointManager(
+            directory.resolve(),
+            options=ocp.CheckpointManagerOptions(read_only=True),
+            item_handlers=ocp.StandardCheckpointHandler(),
+        ) as manager,
+    ):
+        for number in sorted(manager.all_steps(), reverse=True):
+            try:
+                _, stored = manager.item_metadata(number).tree
+                clients = jax.tree.leaves(stored)[0].shape[0]
+                stacked = jax.eval_shape(functools.partial(tree.broadcast, n=clients), private)
+                like = jax.tree.map(
+                    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+                    (server, stacked),
+                )
+                return manager.restore(number, args=ocp.args.StandardRestore(like))
+            except Exception as error:  # orbax raises many kinds
+                reasons.append(f"round {number}: {(str(error) or repr(error)).splitlines()[0]}")
+    why = "; ".join(reasons) or "there is none"
+    raise InputError(f"No checkpoint in {directory} can be restored: {why}.")
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Keeps a logger's warnings back in the block."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def predict(

@@ -143,8 +143,10 @@ def write(directory: Path) -> None:
         batch = inputs(model.config)
         save_file(batch, base / "inputs.safetensors")
         plain = outputs(model, batch)["logits"]
-        adapters.init(model)
         for method, config in METHODS.items():
+            # A model that has run once keeps its forward methods, whatever adapters puts there.
+            model = build(family)
+            adapters.init(model)
             model.add_adapter(
                 method, config=adapters.AdapterConfig.load(config, reduction_factor=REDUCTION)
             )

@@ -46,7 +46,7 @@ def refusal(*arguments, **options) -> str:
     ("changes", "named"),
     [
         ({"model_type": "brt"}, ["'brt'", "Did you mean 'bert'"]),
-        ({"model_type": None}, ["None", "bert, roberta"]),
+        ({"model_type": None}, ["None", "Known: bert, ", "roberta"]),
         ({"position_embedding_type": "relative_key"}, ["position_embedding_type", "relative_key"]),
         ({"is_decoder": True}, ["is_decoder = True"]),
         ({"hidden_size": "32"}, ["hidden_size = '32'", "int"]),

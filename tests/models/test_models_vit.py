@@ -6,36 +6,35 @@ Parity of logits, hidden states and gradients at the config's own size: ``test_m
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import torch
 from flax import nnx
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch_reference import padded_batch, randomised, saved, tensors, tiny_model, torch_outputs
 from transformers import AutoModelForImageClassification, ViTModel
 
-from fedjax_peft import tasks
-from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.heads import classification, two_classifiers
 from fedjax_peft.models.hf import abstract_module, load_model, random_model, save_checkpoint
 from fedjax_peft.models.layers import PrefixSlot, Residual
 from fedjax_peft.models.vit import cubic_resize
-from fedjax_peft.peft import lora
-from fedjax_peft.peft.base import attach
-from fedjax_peft.typing import Problem
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 TINY = {
     "model_type": "vit",
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "intermediate_size": 64,
     "image_size": 16,
     "patch_size": 4,
 }
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A random one, of one layer."""
+    return random_model(TINY, head=classification(3), dropout=0.3)
 
 
 def ours(model, batch, *, key=None, train=False):
@@ -107,24 +106,22 @@ def test_bfloat16_compute_is_close_to_float32(tmp_path):
     reference = tiny_model("vit")
     model = load_model(saved(reference, tmp_path), dtype="bfloat16")
     batch = padded_batch(reference.config)
-    outputs = model.apply(model.compute_frozen(), model.trainable, batch, None, False)
+    outputs = ours(model.replace(frozen=model.compute_frozen()), batch)
     assert outputs.hidden.dtype == jnp.bfloat16
     assert outputs.logits.dtype == jnp.float32
     expected, _ = torch_outputs(reference, batch)
     np.testing.assert_allclose(outputs.logits, expected, rtol=0, atol=0.05)
 
 
-@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
-def test_half_precision_checkpoint_is_read_as_float32(stored, tmp_path):
-    reference = tiny_model("vit").to(stored)
+def test_half_precision_checkpoint_is_read_as_float32(tmp_path):
+    reference = tiny_model("vit").to(torch.bfloat16)
     model = load_model(saved(reference, tmp_path))
     assert {x.dtype for x in {**model.frozen, **model.trainable}.values()} == {jnp.dtype("float32")}
     assert_equal(model, reference.float(), padded_batch(reference.config))
 
 
-def test_the_class_token_computed_apart_is_that_of_the_hidden_states():
+def test_the_class_token_computed_apart_is_that_of_the_hidden_states(model):
     """With dropout too: its masks are the first rows of the others'."""
-    model = random_model(TINY, head=classification(3), dropout=0.3)
     outputs = ours(model, images(16, 16), key=jax.random.key(1), train=True)
     dense = model.module().classifier
     np.testing.assert_allclose(outputs.logits, dense(outputs.hidden[:, 0]), rtol=0, atol=1e-6)
@@ -215,8 +212,7 @@ def test_config_that_is_not_implemented(changes, named):
         ((3, 16, 16), ["[3, 16, 16]"]),
     ],
 )
-def test_images_that_do_not_fit(shape, named):
-    model = random_model(TINY, head=classification(3))
+def test_images_that_do_not_fit(model, shape, named):
     with pytest.raises(InputError) as caught:
         ours(model, {"pixel_values": np.zeros(shape, np.float32)})
     assert all(part in str(caught.value) for part in named), caught.value
@@ -239,72 +235,5 @@ def test_size_of_vit_base():
 def test_every_sublayer_has_its_slots():
     modules = [m for _, m in nnx.iter_modules(abstract_module(TINY, classification(3)))]
     places = [m.place for m in modules if isinstance(m, Residual)]
-    assert sorted(places) == ["attention"] * 2 + ["feed_forward"] * 2
-    assert sum(isinstance(m, PrefixSlot) for m in modules) == 2
-
-
-def to_torch(leaf):
-    stem, _, kind = leaf.rpartition(".")
-    named = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "kernel": "weight"}
-    return f"base_model.model.{stem}.{named.get(kind, kind)}"
-
-
-# peft 0.21 asks transformers 5 for an attribute that it has renamed.
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_five_steps_of_lora_are_those_of_peft(tmp_path):
-    base = tiny_model("vit")
-    model = attach(load_model(saved(base, tmp_path)), lora(4, alpha=6.0))
-    names = [name for name, kind in model.kinds.items() if kind != "fixed"]
-    fixed = {name: x for name, x in model.trainable.items() if model.kinds[name] == "fixed"}
-    reference = get_peft_model(
-        base,
-        LoraConfig(
-            r=4,
-            lora_alpha=6.0,
-            target_modules=["q_proj", "v_proj"],
-            modules_to_save=["classifier"],
-        ),
-    )
-    assert get_peft_model_state_dict(reference).keys() == set(map(to_torch, names))
-
-    def leaves():
-        state = get_peft_model_state_dict(reference)
-        return {name: state[to_torch(name)].detach().numpy().T.copy() for name in names}
-
-    rng = np.random.default_rng(0)
-    start = {
-        name: rng.normal(0, 0.2, x.shape).astype(np.float32) if name.endswith("lora_b") else x
-        for name, x in leaves().items()
-    }
-    set_peft_model_state_dict(
-        reference, {to_torch(name): torch.tensor(x.T.copy()) for name, x in start.items()}
-    )
-    batches = [images(16, 16, seed=i) | {"labels": rng.integers(0, 3, 3)} for i in range(5)]
-
-    def apply(params, batch, key, train):
-        return model.apply(model.frozen, {**fixed, **params}, batch, key, train)
-
-    adamw = {"weight_decay": 0.05, "eps": 1e-7}
-    optimizer = optax.adamw(1e-2, b1=0.9, b2=0.98, **adamw)
-    update = client(optimizer, Problem(apply, tasks.classification()))
-    state, losses = update.init(start, {}, jax.random.key(0)), []
-    step = jax.jit(update.step)
-    for batch in batches:
-        state, metrics = step(state, batch, jax.random.key(1))
-        losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
-    trained = update.final(state)[0]
-
-    parameters = [p for p in reference.train().parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-2, betas=(0.9, 0.98), **adamw)
-    for batch, ours_was in zip(batches, losses, strict=True):
-        loss = reference(**tensors(batch)).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        assert ours_was == pytest.approx(loss.item(), rel=1e-4)
-    for name, expected in leaves().items():
-        size, moved, off = map(
-            np.linalg.norm, (expected, expected - start[name], trained[name] - expected)
-        )
-        assert moved > 1e-2 * size
-        assert off < min(1e-4 * size, 1e-3 * moved), name
+    assert sorted(places) == ["attention", "feed_forward"]
+    assert sum(isinstance(m, PrefixSlot) for m in modules) == 1

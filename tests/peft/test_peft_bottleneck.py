@@ -1,7 +1,9 @@
-"""Bottleneck adapters: their formulas, starts, counts, places, and what they refuse."""
+"""Bottleneck adapters: their formulas, starts, counts, places, and what they refuse.
+
+Parity with ``adapters`` in torch is in ``test_peft_adapterhub.py``.
+"""
 
 import functools
-import json
 from pathlib import Path
 
 import jax
@@ -10,51 +12,25 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from safetensors.numpy import load_file
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import causal_lm, classification
-from fedjax_peft.models.hf import load_model, random_model
+from fedjax_peft.models.hf import load_model
 from fedjax_peft.models.layers import Residual, layer_norm
 from fedjax_peft.peft import bottleneck, houlsby, lora, opendelta, pfeiffer
 from fedjax_peft.peft.base import attach, attach_module, count, merge
+from fedjax_peft.peft.bottleneck import bottleneck_size, reduction_factor
 from fedjax_peft.typing import Outputs
 
 KEY = jax.random.key(5)
-TINY = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 12,
-    "initializer_range": 0.3,
-}
-BATCH = {
-    "input_ids": np.arange(20, dtype=np.int32).reshape(4, 5) + 5,
-    "attention_mask": np.ones((4, 5), np.int32),
-}
+GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 METHODS = {"houlsby": houlsby, "pfeiffer": pfeiffer, "opendelta": opendelta}
 
 
 @functools.cache
-def tiny(family="bert", dtype="float32"):
-    return random_model({"model_type": family, **TINY}, head=classification(3), dtype=dtype)
-
-
-def logits(model, trainable=None, key=None):
-    values = model.trainable if trainable is None else trainable
-    return model.apply(model.frozen, values, BATCH, key, key is not None).logits
-
-
-def moved(model, seed=0):
-    """Returns the trainable leaves with every adapter random, biases too."""
-    rng = np.random.default_rng(seed)
-    return {
-        name: rng.normal(0, 0.4, x.shape).astype("f4") if model.kinds[name] == "adapter" else x
-        for name, x in model.trainable.items()
-    }
+def tiny(family="bert"):
+    return load_model(GOLDEN / family)
 
 
 # ------------------------------------------------------------------ the formula, in numpy's words
@@ -119,69 +95,16 @@ def test_output_is_the_formula(name, post_norm, scaling):
 
 
 def test_output_is_computed_in_the_dtype_of_the_activations():
-    model = attach(tiny(dtype="bfloat16"), houlsby(4))
-    values = moved(model)
-    outputs = model.apply(model.compute_frozen(), values, BATCH, None, False)
-    assert outputs.hidden.dtype == jnp.bfloat16
-    exact = logits(attach(tiny(), houlsby(4)), values)
+    module = nnx.Dict(dense=nnx.Linear(8, 8, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+    attach_module(module, houlsby(size=3, targets=["dense"]))
+    adapter, x = module.dense.adapter, jax.random.normal(KEY, (5, 8))
+    adapter.up.kernel.set_value(jax.random.normal(KEY, (3, 8)))
+    adapter.down.kernel.set_value(jax.random.normal(KEY, (8, 3)))
+    assert module.dense(x).dtype == jnp.bfloat16
+    assert adapter.up.kernel.dtype == jnp.float32
+    rough, exact = adapter(x.astype(jnp.bfloat16)), adapter(x)
     # bfloat16 keeps 8 bits: 0.4 % a rounding.
-    np.testing.assert_allclose(outputs.logits, exact, rtol=0, atol=0.1)
-    assert np.abs(exact).max() > 0.5
-
-
-# ------------------------------------------------------------------- parity with adapters in torch
-
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
-FAMILIES = ["bert", "roberta", "distilbert", "deberta-v2", "gpt2", "gpt2-classifier", "vit"]
-
-
-def golden_leaf(leaf, tensors):
-    """Returns the tensor of ``adapters`` for one of our adapter leaves, by its layer and place."""
-    layer = next(part for part in leaf.split(".") if part.isdigit())
-    place = "attention" if ".attention" in leaf else "output"
-    stem = "adapter_down.0" if ".down." in leaf else "adapter_up"
-    kind = "weight" if leaf.endswith("kernel") else "bias"
-
-    def same(name):
-        where = "attention" if ".attention" in name else "output"
-        return where == place and f".{layer}." in name and name.endswith(f"{stem}.{kind}")
-
-    (name,) = filter(same, tensors)
-    return tensors[name].T
-
-
-@pytest.mark.parametrize("name", ["houlsby", "pfeiffer"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_and_hidden_states_are_those_of_adapters(family, name):
-    directory = GOLDEN / family
-    config = json.loads((directory / name / "adapter_config.json").read_text())["config"]
-    method = METHODS[name](config["reduction_factor"])
-    model = attach(load_model(directory), method)
-    tensors = load_file(directory / name / "adapter.safetensors")
-    values = {
-        leaf: golden_leaf(leaf, tensors) if model.kinds[leaf] == "adapter" else x
-        for leaf, x in model.trainable.items()
-    }
-    assert model.counts()["adapter"] == sum(x.size for x in tensors.values())
-    batch = load_file(directory / "inputs.safetensors")
-    expected = load_file(directory / name / "outputs.safetensors")
-    outputs = model.apply(model.frozen, values, batch, None, False)
-    mask = batch.get("attention_mask", np.ones(len(next(iter(batch.values()))))).astype(bool)
-    got = {"logits": outputs.logits} | {f"states.{i}": x for i, x in enumerate(outputs.states)}
-    assert got.keys() == expected.keys()
-    for what, x in got.items():
-        rows = mask if x.ndim == 3 else slice(None)
-        np.testing.assert_allclose(
-            np.asarray(x)[rows], expected[what][rows], rtol=0, atol=1e-5, err_msg=what
-        )
-    assert np.abs(logits_without(model, values, batch) - outputs.logits).max() > 0.1
-
-
-def logits_without(model, values, batch):
-    """Returns the logits with the adapters silenced."""
-    silent = {n: 0 * x if model.kinds[n] == "adapter" else x for n, x in values.items()}
-    return model.apply(model.frozen, silent, batch, None, False).logits
+    np.testing.assert_allclose(rough.astype("f4"), exact, rtol=0, atol=0.02 * abs(exact).max())
 
 
 # ---------------------------------------------------------------------------------------- starts
@@ -210,13 +133,15 @@ def test_houlsby_start_is_cut_off_at_two_deviations():
         assert abs(kernel.std() / 0.008796 - 1) < 0.05
 
 
-def test_mam_adapter_start_changes_no_logit():
+def test_mam_adapter_start_changes_nothing():
     down, up = start("mam_adapter")
     assert 0.99 / 8 < np.abs(down).max() <= 1 / 8  # ±1/sqrt(64)
     assert abs(down.std() * 8 * np.sqrt(3) - 1) < 0.05
     assert not up.any()
-    model = attach(tiny(), houlsby(4, init="mam_adapter"))
-    np.testing.assert_array_equal(logits(model), logits(tiny()))
+    module, x = Block(nnx.Rngs(0), post_norm=True), jax.random.normal(KEY, (5, 8))
+    before = module(x)
+    attach_module(module, houlsby(4, init="mam_adapter"))
+    np.testing.assert_array_equal(module(x), before)
 
 
 def test_start_follows_from_the_seed_and_the_path():
@@ -262,17 +187,13 @@ def test_only_the_adapters_and_the_head_are_trained(method, places):
 BASE = {"model_type": "roberta"}
 PUBLISHED = [
     # RoBERTa-base; 1,789,056 and 894,528 are the published 1.8M and 3.41 MiB.
-    (BASE, houlsby(16), 1_789_056),
     (BASE, houlsby(), 1_789_056),
     (BASE, pfeiffer(), 894_528),
     (BASE, houlsby(size=16), 608_640),
     (BASE, opendelta(), 608_640),
     *((BASE, houlsby(size=b), 36_888 * b + 18_432) for b in (32, 64, 128)),
-    ({"model_type": "bert"}, houlsby(), 1_789_056),
     ({"model_type": "gpt2"}, houlsby(), 1_789_056),
-    ({"model_type": "gpt2"}, pfeiffer(), 894_528),
     ({"model_type": "gpt2"}, opendelta(), 608_640),
-    ({"model_type": "vit"}, houlsby(), 1_789_056),
     ({"model_type": "vit"}, opendelta(), 608_640),
     ({"model_type": "deberta-v2"}, opendelta(), 608_640),
     ({"model_type": "distilbert"}, houlsby(), 894_528),  # six layers
@@ -285,11 +206,17 @@ def test_published_counts(config, method, adapter):
     assert count(config, method, head=head)["adapter"] == adapter
 
 
-def test_reduction_factor_is_rounded_down_to_one_at_least():
+def test_bottleneck_is_rounded_down_to_one_at_least():
     for factor, size in ((5, 3), (5.4, 2), (16, 1), (100, 1), (0.5, 32)):
-        model = attach(tiny(), pfeiffer(factor))
-        name = "bert.encoder.layer.0.output.residual.adapter.down.bias"
-        assert model.trainable[name].shape == (size,)
+        assert bottleneck_size(16, factor, None) == size
+    assert bottleneck_size(16, None, 7) == 7
+
+
+@pytest.mark.parametrize("width", [16, 96, 768, 1024])
+def test_every_size_has_a_reduction_factor(width):
+    for size in range(1, 2 * width):
+        assert bottleneck_size(width, reduction_factor(width, size), None) == size
+    assert reduction_factor(768, 48) == 16
 
 
 def test_merging_is_refused():
@@ -356,26 +283,6 @@ def test_own_module_is_adapted_and_trained(slots, method, adapters):
     assert losses[-1] < losses[0] - 0.02
     for name, x in params.items():
         assert np.abs(x - model.trainable[name]).max() > 0, name
-
-
-def test_gradients_are_those_of_finite_differences():
-    model = attach(tiny(), pfeiffer(4, activation="tanh"))
-    values = moved(model)
-    weights = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
-
-    @jax.jit
-    def loss(params):
-        return (logits(model, params) * weights).sum()
-
-    grads = jax.grad(loss)(values)
-    rng = np.random.default_rng(2)
-    for part in ("down.kernel", "down.bias", "up.kernel", "up.bias"):
-        name = f"bert.encoder.layer.0.output.residual.adapter.{part}"
-        direction = rng.normal(size=values[name].shape).astype(np.float32)
-        step = 1e-2 * direction / np.linalg.norm(direction)
-        up, down = (loss({**values, name: values[name] + s * step}) for s in (1, -1))
-        expected = float((grads[name] * step).sum())
-        np.testing.assert_allclose((up - down) / 2, expected, rtol=0.03, atol=1e-4)
 
 
 # -------------------------------------------------------------------------------------- refusals

@@ -1,4 +1,4 @@
-"""An exported adapter is what Hugging Face PEFT reads: our logits, on the original checkpoint."""
+"""What is exported is what others read: our logits, as an adapter or merged into the model."""
 
 import json
 import os
@@ -8,18 +8,36 @@ import pytest
 from flax import nnx
 from peft import PeftModel
 from safetensors.numpy import load_file
-from torch_reference import padded_batch, randomised, saved, tiny_model, torch_outputs
-from transformers import AutoModel, AutoModelForSequenceClassification
+from torch_reference import (
+    FAMILIES,
+    HEADS,
+    logits_of,
+    padded_batch,
+    randomised,
+    saved,
+    tensors,
+    tiny_model,
+)
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
+from fedjax_peft import merge, peft, testing
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
-from fedjax_peft.models.heads import classification
+from fedjax_peft.models.heads import classification, token_classification
 from fedjax_peft.models.hf import load_model
-from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach
-from fedjax_peft.peft.io import export_peft
+from fedjax_peft.peft.export import export, export_clients
 
 CLASSES = 3
+EXACT = {"rtol": 0, "atol": 1e-5}
 
 # peft 0.21 asks transformers 5 for an attribute that it has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -30,155 +48,419 @@ def trained(model, seed=1):
     rng = np.random.default_rng(seed)
     return {
         name: x if model.kinds[name] == "fixed" else x + rng.normal(0, 0.2, x.shape).astype("f4")
-        for name, x in model.trainable.items()
+        for name, x in sorted(model.trainable.items())
     }
 
 
-def logits(model, params, batch):
+def ours(model, params, batch):
     return np.asarray(model.apply(model.frozen, params, batch, None, False).logits)
 
 
-def peft_model(base, adapter):
-    classifier = AutoModelForSequenceClassification.from_pretrained(base, num_labels=CLASSES)
-    return PeftModel.from_pretrained(classifier, adapter).eval()
+def theirs(reference, batch):
+    return logits_of(reference.eval()(**tensors(batch))).detach().numpy()
 
 
-METHODS = {
-    "kaiming": lora(4),
-    "alpha": lora(4, alpha=6.0, dropout=0.1, targets=["query", "key", "dense"]),
-    "rslora": lora(4, alpha=6.0, rslora=True),
-    "svd": lora(4, init="svd"),
-    "svd-alpha": lora(3, init="svd", alpha=5.0, targets=r".*layer\.1.*(value|output\.dense)"),
-    "svd-rslora": lora(4, init="svd", alpha=6.0, rslora=True),
+def assert_same(got, expected, batch):
+    """Asserts that logits are equal, those of padding (and of peft's prompt) left out."""
+    if got.ndim == 3:
+        expected = expected[:, -got.shape[1] :]
+        real = batch["attention_mask"].astype(bool)
+        got, expected = got[real], expected[real]
+    np.testing.assert_allclose(got, expected, **EXACT)
+
+
+AUTO = {
+    "classification": AutoModelForSequenceClassification,
+    "token_classification": AutoModelForTokenClassification,
+    "question_answering": AutoModelForQuestionAnswering,
+    "causal_lm": AutoModelForCausalLM,
 }
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-@pytest.mark.parametrize("method", METHODS)
-def test_peft_gives_our_logits(family, method, tmp_path):
-    base = saved(tiny_model(family, classes=CLASSES), tmp_path / "base")
-    model = attach(load_model(base), METHODS[method])
+def auto(family, kind):
+    return AUTO[kind] if FAMILIES[family].embeddings else AutoModelForImageClassification
+
+
+# ------------------------------------------------------------------------------------------- PEFT
+
+
+def assert_peft_reads(directory, method, tmp_path, *, family="bert", kind="classification"):
+    """Asserts that peft has our logits on a base checkpoint, and writes the same file."""
+    model = attach(load_model(directory), method)
     params = trained(model)
-    adapter = export_peft(model, params, tmp_path / "adapter")
-    reference = peft_model(base, adapter)
-
+    adapter = export(model, params, tmp_path / "adapter")
+    reference = auto(family, kind).from_pretrained(directory, attn_implementation="eager")
     batch = padded_batch(reference.config)
-    expected, _ = torch_outputs(reference, batch)
-    np.testing.assert_allclose(logits(model, params, batch), expected, rtol=0, atol=1e-5)
-    assert np.abs(logits(model, model.trainable, batch) - expected).max() > 0.1
+    if kind == "question_answering":  # peft 0.21 does not hand token types on there
+        batch.pop("token_type_ids", None)
+    reference = PeftModel.from_pretrained(reference, adapter)
+    got = ours(model, params, batch)
+    assert_same(got, theirs(reference, batch), batch)
+    assert np.abs(ours(model, model.trainable, batch) - got).max() > 0.1
 
-    # And peft writes the same tensors under the same names.
     reference.save_pretrained(tmp_path / "again")
-    ours, theirs = (
+    mine, again = (
         load_file(d / "adapter_model.safetensors") for d in (adapter, tmp_path / "again")
     )
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        np.testing.assert_array_equal(tensor, theirs[name])
+    assert mine.keys() == again.keys()
+    for name, tensor in mine.items():
+        np.testing.assert_array_equal(tensor, again[name])
+    return json.loads((adapter / "adapter_config.json").read_text())
+
+
+LORA = {
+    "kaiming": peft.lora(4),
+    "alpha": peft.lora(4, alpha=6.0, dropout=0.1, targets=["query", "key", "dense"]),
+    "rslora": peft.lora(4, alpha=6.0, rslora=True),
+    "svd": peft.lora(4, init="svd"),
+    "svd-alpha": peft.lora(3, init="svd", alpha=5.0, targets=r".*layer\.1.*(value|output\.dense)"),
+    "svd-rslora": peft.lora(4, init="svd", alpha=6.0, rslora=True),
+    "patterns": peft.lora(
+        4, alpha=6.0, rank_pattern={"value": 2}, alpha_pattern={r"layer\.1\..*query": 3.0}
+    ),
+    "patterns-svd": peft.lora(
+        4, init="svd", rslora=True, rank_pattern={"value": 2}, alpha_pattern={"query": 3.0}
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return saved(tiny_model("bert", classes=CLASSES), tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def model(base):
+    return load_model(base)
+
+
+@pytest.mark.parametrize("name", LORA)
+def test_lora(base, name, tmp_path):
+    assert_peft_reads(base, LORA[name], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        peft.dora(4, alpha=6.0),
+        peft.dora(4, alpha=6.0, rslora=True, targets=["key", "dense"], rank_pattern={"key": 2}),
+        peft.ia3(),
+        peft.ia3(targets=["value", "intermediate.dense"], feed_forward=[]),
+        peft.prompt_tuning(5),
+    ],
+    ids=["dora", "dora-options", "ia3", "ia3-options", "prompt"],
+)
+def test_other_methods(base, method, tmp_path):
+    assert_peft_reads(base, method, tmp_path)
+
+
+TASKS = {
+    "classification": "SEQ_CLS",
+    "token_classification": "TOKEN_CLS",
+    "question_answering": "QUESTION_ANS",
+    "causal_lm": "CAUSAL_LM",
+}
+
+
+@pytest.mark.parametrize(("family", "kind"), HEADS)
+def test_lora_of_every_head(family, kind, tmp_path):
+    base = saved(tiny_model(family, kind=kind), tmp_path / "base")
+    config = assert_peft_reads(base, peft.lora(2), tmp_path, family=family, kind=kind)
+    image = FAMILIES[family].embeddings is None
+    assert config["task_type"] == (None if image else TASKS[kind])
+    assert config["fan_in_fan_out"] == (family == "gpt2")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        peft.lora(4, init="svd"),
+        peft.lora(2, alpha=3.0, rslora=True, parts=["v", "q"]),
+        peft.lora(2, init="svd", parts=["q", "v"]),
+        peft.dora(2),
+        peft.ia3(),
+        peft.prompt_tuning(3),
+    ],
+    ids=["svd", "parts", "parts-svd", "dora", "ia3", "prompt"],
+)
+def test_gpt2(method, tmp_path):
+    base = saved(tiny_model("gpt2", kind="causal_lm"), tmp_path / "base")
+    assert_peft_reads(base, method, tmp_path, family="gpt2", kind="causal_lm")
 
 
 def test_fresh_head_of_a_bare_encoder_is_exported_with_its_pooler(tmp_path):
     config = tiny_model("bert").config
     encoder = randomised(AutoModel.from_config(config, add_pooling_layer=False))
     base = saved(encoder, tmp_path / "base")
-    model = attach(load_model(base, head=classification(CLASSES)), lora(4))
+    model = attach(load_model(base, head=classification(CLASSES)), peft.lora(4))
     params = trained(model)
-    adapter = export_peft(model, params, tmp_path / "adapter")
+    adapter = export(model, params, tmp_path / "adapter")
     written = load_file(adapter / "adapter_model.safetensors")
     assert "base_model.model.bert.pooler.dense.weight" in written
     batch = padded_batch(config)
-    expected, _ = torch_outputs(peft_model(base, adapter), batch)
-    np.testing.assert_allclose(logits(model, params, batch), expected, rtol=0, atol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return load_model(saved(tiny_model("bert"), tmp_path_factory.mktemp("base")))
+    classifier = AutoModelForSequenceClassification.from_pretrained(base, num_labels=CLASSES)
+    expected = theirs(PeftModel.from_pretrained(classifier, adapter), batch)
+    np.testing.assert_allclose(ours(model, params, batch), expected, **EXACT)
 
 
 @pytest.mark.parametrize(("init", "rank"), [("kaiming", 4), ("svd", 8)])
 def test_config(model, init, rank, tmp_path):
-    adapted = attach(model, lora(4, alpha=6.0, rslora=True, init=init))
-    export_peft(adapted, trained(adapted), tmp_path, base_model="google/base")
+    adapted = attach(model, peft.lora(4, alpha=6.0, rslora=True, init=init))
+    export(adapted, trained(adapted), tmp_path, base_model="google/base")
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["r"] == rank
-    assert config["lora_alpha"] / rank == 6.0 / np.sqrt(4)
-    assert config["use_rslora"] is False
+    # rsLoRA stays rsLoRA, but its scale after an SVD start is that of the trained rank.
+    assert config["use_rslora"] is (init == "kaiming")
+    assert config["lora_alpha"] == 6.0 if init == "kaiming" else 6.0 / np.sqrt(4) * rank
     assert config["init_lora_weights"] is True
-    assert config["task_type"] == "SEQ_CLS"
     assert config["modules_to_save"] == ["bert.pooler", "classifier"]
     assert config["base_model_name_or_path"] == "google/base"
     assert len(config["target_modules"]) == 4
-    export_peft(adapted, trained(adapted), tmp_path)
+    export(adapted, trained(adapted), tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == model.name
 
 
 def test_untrained_svd_adapter_adds_nothing(model, tmp_path):
-    adapted = attach(model, lora(4, init="svd"))
-    export_peft(adapted, adapted.trainable, tmp_path)
-    tensors = load_file(tmp_path / "adapter_model.safetensors")
-    for name, a in tensors.items():
+    adapted = attach(model, peft.lora(4, init="svd"))
+    export(adapted, adapted.trainable, tmp_path)
+    written = load_file(tmp_path / "adapter_model.safetensors")
+    for name, a in written.items():
         if "lora_A" in name:
-            b = tensors[name.replace("lora_A", "lora_B")]
+            b = written[name.replace("lora_A", "lora_B")]
             np.testing.assert_allclose(b @ a, 0, atol=1e-6)
 
 
+def test_directions_that_a_client_does_not_own_are_written_as_zero(model, tmp_path):
+    adapted = attach(model, peft.lora(4))
+    params = trained(adapted)
+    site = "bert.encoder.layer.0.attention.self.query"
+    params[f"{site}.lora_scale"] = params[f"{site}.lora_scale"].at[2:].set(0)
+    export(adapted, params, tmp_path)
+    b = load_file(tmp_path / "adapter_model.safetensors")[f"base_model.model.{site}.lora_B.weight"]
+    np.testing.assert_array_equal(b[:, :2], params[f"{site}.lora_b"][:2].T)
+    assert not b[:, 2:].any()
+
+
+# ------------------------------------------------------------------------------------ AdapterHub
+
+
+def test_adapterhub(model, tmp_path):
+    """Its parity is tested with that format."""
+    adapted = attach(model, peft.houlsby(size=4))
+    export(adapted, trained(adapted), tmp_path / "a", format="adapterhub")
+    assert {p.name for p in (tmp_path / "a").iterdir()} == {
+        *("adapter_config.json", "adapter.safetensors"),
+        *("head_config.json", "model_head.safetensors"),
+    }
+
+
+# ---------------------------------------------------------------------------------------- merged
+
+MERGED = {
+    "lora": peft.lora(4, alpha=6.0, targets=["query", "dense"]),
+    "svd": peft.lora(4, init="svd"),
+    "dora": peft.dora(4, alpha=6.0),
+    "ia3": peft.ia3(),
+    "bitfit": peft.bitfit(),
+    "layer_norm": peft.layer_norm(),
+    "full": peft.full(),
+    "head_only": peft.head_only(),
+}
+
+
+def assert_merges(directory, method, tmp_path, *, family="bert", kind="classification"):
+    """Asserts that transformers and we read the merged checkpoint alike."""
+    model = attach(load_model(directory), method)
+    params = trained(model)
+    out = export(model, params, tmp_path / "merged", format="merged")
+    reference = auto(family, kind).from_pretrained(out, attn_implementation="eager")
+    batch = padded_batch(reference.config)
+    expected = ours(model, params, batch)
+    assert_same(theirs(reference, batch), expected, batch)
+    again = load_model(out)
+    assert_same(ours(again, again.trainable, batch), expected, batch)
+    config = json.loads((out / "config.json").read_text())
+    assert config["architectures"] == [type(reference).__name__]
+    assert load_file(out / "model.safetensors").keys() == (
+        load_file(directory / "model.safetensors").keys()
+    )
+    return config
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_merged(base, name, tmp_path):
+    config = assert_merges(base, MERGED[name], tmp_path)
+    assert config["id2label"] == {str(i): f"LABEL_{i}" for i in range(CLASSES)}
+
+
+OTHERS = [("roberta", "token_classification"), ("distilbert", "question_answering")]
+OTHERS += [("deberta-v2", "classification"), ("gpt2", "classification")]
+
+
+@pytest.mark.parametrize(("family", "kind"), OTHERS)
+def test_merged_of_other_families(family, kind, tmp_path):
+    base = saved(tiny_model(family, kind=kind), tmp_path / "base")
+    assert_merges(base, peft.lora(2), tmp_path, family=family, kind=kind)
+
+
+@pytest.mark.parametrize("method", [peft.lora(2, parts=["v"]), peft.full()], ids=["parts", "full"])
+def test_merged_gpt2(method, tmp_path):
+    base = saved(tiny_model("gpt2", kind="causal_lm"), tmp_path / "base")
+    assert_merges(base, method, tmp_path, family="gpt2", kind="causal_lm")
+
+
+def test_merged_vit(tmp_path):
+    """Transformers renames these tensors when it saves and when it loads."""
+    base = saved(tiny_model("vit"), tmp_path / "base")
+    model = attach(load_model(base), peft.lora(2))
+    params = trained(model)
+    out = export(model, params, tmp_path / "merged", format="merged")
+    reference = AutoModelForImageClassification.from_pretrained(out)
+    batch = padded_batch(reference.config)
+    np.testing.assert_allclose(theirs(reference, batch), ours(model, params, batch), **EXACT)
+
+
+def test_merged_model_has_the_leaves_of_the_base(model):
+    adapted = attach(model, peft.lora(2, init="svd"))
+    plain = merge(adapted, trained(adapted))
+    assert plain.frozen.keys() == model.frozen.keys()
+    assert plain.trainable.keys() == model.trainable.keys()
+    assert plain.method is None
+
+
+def test_merged_checkpoint_has_the_tokenizer(tmp_path):
+    base = testing.write_tiny_checkpoint(tmp_path / "base")
+    labels = ["red", "green", "blue"]
+    model = attach(load_model(base, head=classification(labels)), peft.lora(2))
+    out = export(model, trained(model), tmp_path / "merged", format="merged")
+    text = "w1 w2 w50"
+    assert AutoTokenizer.from_pretrained(out)(text) == AutoTokenizer.from_pretrained(base)(text)
+    config = AutoModelForSequenceClassification.from_pretrained(out).config
+    assert config.id2label == dict(enumerate(labels))
+    assert config.label2id == {"red": 0, "green": 1, "blue": 2}
+
+
+def test_merged_checkpoint_says_float32(tmp_path):
+    """Transformers would cast it to the dtype that the original config names."""
+    half = tiny_model("bert").half()
+    model = attach(load_model(saved(half, tmp_path / "base")), peft.bitfit())
+    out = export(model, trained(model), tmp_path / "merged", format="merged")
+    reference = AutoModelForSequenceClassification.from_pretrained(out)
+    batch = padded_batch(reference.config)
+    np.testing.assert_allclose(
+        theirs(reference, batch), ours(model, trained(model), batch), **EXACT
+    )
+
+
+# ----------------------------------------------------------------------------------- whole or not
+
+
+def contents(directory):
+    return {p: p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
 def test_same_parameters_give_the_same_bytes(model, tmp_path):
-    adapted = attach(model, lora(4, init="svd"))
-    one, other = (export_peft(adapted, trained(adapted), tmp_path / n) for n in "ab")
+    adapted = attach(model, peft.lora(4, init="svd"))
+    one, other = (export(adapted, trained(adapted), tmp_path / n) for n in "ab")
     names = ["adapter_config.json", "adapter_model.safetensors"]
     assert sorted(p.name for p in one.iterdir()) == names
     for name in names:
         assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
-def test_interrupted_export_leaves_the_old_file(model, tmp_path, monkeypatch):
-    adapted = attach(model, lora(4))
-    export_peft(adapted, trained(adapted), tmp_path)
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+@pytest.mark.parametrize("format", ["peft", "merged"])
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_interrupted_export_leaves_the_old_one(model, format, allowed, tmp_path, monkeypatch):
+    """Wherever it is interrupted: at the first rename, or between the two of the directories."""
+    adapted = attach(model, peft.lora(4))
+    export(adapted, trained(adapted), tmp_path / "a", format=format)
+    before = contents(tmp_path)
+    replace, done = os.replace, []
 
-    def fail(*_):
-        raise KeyboardInterrupt
+    def fail(source, target):
+        if len(done) == allowed:
+            done.append(None)
+            raise KeyboardInterrupt
+        if os.path.isdir(source):
+            done.append(None)
+        return replace(source, target)
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(KeyboardInterrupt):
-        export_peft(adapted, trained(adapted, seed=2), tmp_path)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+        export(adapted, trained(adapted, seed=2), tmp_path / "a", format=format)
+    assert contents(tmp_path) == before
 
 
-def test_directions_that_a_client_does_not_own_are_written_as_zero(model, tmp_path):
-    adapted = attach(model, lora(4))
-    params = trained(adapted)
-    site = "bert.encoder.layer.0.attention.self.query"
-    params[f"{site}.lora_scale"] = params[f"{site}.lora_scale"].at[2:].set(0)
-    export_peft(adapted, params, tmp_path)
-    b = load_file(tmp_path / "adapter_model.safetensors")[f"base_model.model.{site}.lora_B.weight"]
-    np.testing.assert_array_equal(b[:, :2], params[f"{site}.lora_b"][:2].T)
-    assert not b[:, 2:].any()
+def test_a_directory_of_something_else_is_left_alone(model, tmp_path):
+    adapted = attach(model, peft.lora(4))
+    (tmp_path / "a").mkdir()
+    export(adapted, trained(adapted), tmp_path / "a")
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match=r"holds 'adapter_config.json', which this export would"):
+        export(adapted, trained(adapted), tmp_path / "a", format="merged")
+    assert contents(tmp_path) == before
+    with pytest.raises(InputError, match="is a file"):
+        export(adapted, trained(adapted), tmp_path / "a" / "adapter_config.json")
+    export(adapted, trained(adapted, seed=2), tmp_path / "a")
+    assert contents(tmp_path).keys() == before.keys()
+    assert contents(tmp_path) != before
+
+
+def test_one_export_for_each_client(model, tmp_path):
+    adapted = attach(model, peft.lora(4))
+    clients = {c: trained(adapted, seed=c) for c in (0, 12)}
+    out = export_clients(adapted, clients.items(), tmp_path / "new" / "clients")
+    assert sorted(p.name for p in out.iterdir()) == ["client_0000", "client_0012"]
+    for client, params in clients.items():
+        alone = export(adapted, params, tmp_path / f"alone{client}")
+        name = "adapter_model.safetensors"
+        assert (out / f"client_{client:04d}" / name).read_bytes() == (alone / name).read_bytes()
+
+    def failing():
+        yield 0, clients[0]
+        raise InputError("no")
+
+    with pytest.raises(InputError):
+        export_clients(adapted, failing(), tmp_path / "other" / "clients")
+    assert not (tmp_path / "other").exists()
 
 
 # -------------------------------------------------------------------------------------- refusals
 
 
-def test_model_without_lora(model, tmp_path):
-    with pytest.raises(InputError, match=r"Only LoRA .* no method"):
-        export_peft(model, model.trainable, tmp_path)
-    other = attach(model, lora(4)).replace(method=lora(4)._replace(name="bitfit"))
-    with pytest.raises(InputError, match="'bitfit'"):
-        export_peft(other, other.trainable, tmp_path)
+@pytest.mark.parametrize(
+    ("method", "format", "complaint"),
+    [
+        (peft.bitfit(), "peft", r"'peft' cannot hold 'bitfit'; .* Use 'merged'\."),
+        (peft.lora(2), "adapterhub", r"cannot hold 'lora'; .* Use 'peft' or 'merged'\."),
+        (peft.houlsby(size=4), "merged", r"cannot hold 'houlsby'; .* Use 'adapterhub'\."),
+        (peft.prompt_tuning(2), "merged", r"cannot hold 'prompt_tuning'; .* Use 'peft'\."),
+        (peft.prefix_tuning(2), "merged", r"cannot hold 'prefix_tuning'; .* No other format can"),
+        (None, "peft", r"no method attached, .* Use 'merged'\."),
+        (peft.lora(2), "peff", r"'peff' is unknown. Did you mean 'peft'\?"),
+    ],
+)
+def test_format_that_cannot_hold_the_method(model, method, format, complaint, tmp_path):
+    adapted = model if method is None else attach(model, method)
+    with pytest.raises(InputError, match=complaint):
+        export(adapted, adapted.trainable, tmp_path / "a", format=format)
+    assert not any(tmp_path.iterdir())
 
 
 def test_model_that_is_not_from_hugging_face(tmp_path):
     module = nnx.Dict(dense=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
-    own = attach(bind(module), lora(2, targets=["dense"]))
+    own = attach(bind(module), peft.lora(2, targets=["dense"]))
     with pytest.raises(InputError, match="Hugging Face model"):
-        export_peft(own, own.trainable, tmp_path)
+        export(own, own.trainable, tmp_path)
 
 
-def test_parameters_of_another_model(model, tmp_path):
-    adapted = attach(model, lora(4))
+def test_parameters_of_another_model(model, base, tmp_path):
+    adapted = attach(model, peft.lora(4))
     half = {name: x for name, x in adapted.trainable.items() if "query" in name}
     with pytest.raises(InputError, match=r"'bert.encoder.layer.0.attention.self.value.lora_a'"):
-        export_peft(adapted, half, tmp_path)
+        export(adapted, half, tmp_path)
+    other = attach(load_model(base, head=token_classification(2, fresh=True)), peft.lora(4))
+    with pytest.raises(InputError, match="are not this model's"):
+        export(adapted, other.trainable, tmp_path)
     assert not any(tmp_path.iterdir())

@@ -11,28 +11,25 @@ import pytest
 import torch
 from peft import (
     IA3Config,
-    LNTuningConfig,
     LoraConfig,
     PrefixTuningConfig,
     PromptTuningConfig,
     get_peft_model,
 )
-from torch_reference import SHAPE, padded_batch, saved, tensors, tiny_model
+from torch_reference import FAMILIES, SHAPE, padded_batch, saved, tensors, tiny_model
 
 from fedjax_peft import peft, tasks
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.models.hf import load_model
+from fedjax_peft.models.hf import default_targets, load_model
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.typing import Problem
 
 STEPS = 5
+# A large eps: Adam would else magnify the rounding of a gradient that happens to be near zero.
 ADAMW = {"weight_decay": 0.05, "eps": 1e-5}
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
-pytestmark = [
-    # peft 0.21 asks transformers 5 for an attribute that it has renamed.
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
+# peft 0.21 asks transformers 5 for an attribute that it has renamed.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 
 # ---------------------------------------------------------------- peft's parameters as our leaves
@@ -100,18 +97,12 @@ def with_peft(config, **options):
 
     def make(base, head):
         whole = {"task_type": "SEQ_CLS", "modules_to_save": list(head)}
+        if base.config.model_type == "vit":
+            del whole["task_type"]  # PEFT has none for images
+        if config is LoraConfig:
+            whole["target_modules"] = list(default_targets(base.config.to_dict())["lora"])
+            whole["fan_in_fan_out"] = base.config.model_type == "gpt2"
         return get_peft_model(base, config(**whole, **options))
-
-    return make
-
-
-def unfrozen(pattern):
-    """Returns what trains the parameters that a pattern names, and the head."""
-
-    def make(base, head):
-        for name, parameter in base.named_parameters():
-            parameter.requires_grad_(name.startswith(head) or bool(re.search(pattern, name)))
-        return base
 
     return make
 
@@ -127,7 +118,7 @@ def own_positions(batch, config):
 
 
 RANK, ALPHA, TOKENS, HIDDEN = 4, 6.0, 3, 6
-QUERY_VALUE = {"r": RANK, "lora_alpha": ALPHA, "target_modules": ["query", "value"]}
+LORA = {"r": RANK, "lora_alpha": ALPHA}
 PATTERNS = {
     "rank_pattern": {"value": 2, r"layer\.1\.attention\.self\.query": 5},
     "alpha_pattern": {"layer.0.attention.self.value": 3.0},
@@ -135,18 +126,18 @@ PATTERNS = {
 PREFIX = {"num_virtual_tokens": TOKENS}
 PROJECTION = {"prefix_projection": True, "encoder_hidden_size": HIDDEN}
 CASES = {
-    "lora": Case(peft.lora(RANK, alpha=ALPHA), with_peft(LoraConfig, **QUERY_VALUE)),
+    "lora": Case(peft.lora(RANK, alpha=ALPHA), with_peft(LoraConfig, **LORA)),
     "lora-svd": Case(
         peft.lora(RANK, alpha=ALPHA, init="svd"),
-        with_peft(LoraConfig, **QUERY_VALUE),
+        with_peft(LoraConfig, **LORA),
     ),
     "lora-patterns": Case(
         peft.lora(RANK, alpha=ALPHA, **PATTERNS),
-        with_peft(LoraConfig, **QUERY_VALUE, **PATTERNS),
+        with_peft(LoraConfig, **LORA, **PATTERNS),
     ),
     "dora": Case(
         peft.dora(RANK, alpha=ALPHA),
-        with_peft(LoraConfig, use_dora=True, **QUERY_VALUE),
+        with_peft(LoraConfig, use_dora=True, **LORA),
     ),
     "ia3": Case(peft.ia3(), with_peft(IA3Config)),
     "prompt": Case(
@@ -166,13 +157,21 @@ CASES = {
         as_projection,
         own_positions,
     ),
-    "layer-norm": Case(
-        peft.layer_norm(),
-        with_peft(LNTuningConfig, target_modules=["LayerNorm"]),
-    ),
-    "bitfit": Case(peft.bitfit(), unfrozen(r"\.bias$")),
-    "full": Case(peft.full(), unfrozen("")),
+    "full": Case(peft.full(), lambda base, head: base),
 }
+# What concerns neither embeddings nor head is tried on one family; LoRA on each.
+BOTH = ("lora-svd", "dora", "ia3", "prompt", "prefix")
+RUNS = [
+    *((method, "bert") for method in CASES),
+    *((method, "roberta") for method in BOTH),
+    *(("lora", family) for family in FAMILIES if family != "bert"),
+]
+
+
+def without_dropout(family):
+    """Returns the config fields of a family that hold dropout rates, all 0."""
+    fields = vars(FAMILIES[family].config())
+    return {name: 0.0 for name in fields if "dropout" in name or name.endswith("pdrop")}
 
 
 def leaves_in(reference, case, family):
@@ -180,7 +179,7 @@ def leaves_in(reference, case, family):
     found = {}
     for name, parameter in reference.named_parameters():
         if parameter.requires_grad:
-            name = re.sub(r"\.(default|modules_to_save|ln_tuning_layers)\b", "", name)
+            name = re.sub(r"\.(default|modules_to_save)\b", "", name)
             name = re.sub(r"^base_model\.(model\.)?", "", name)
             short = name.removeprefix("prompt_encoder.")
             read = as_leaves if short == name else case.prompt
@@ -222,11 +221,10 @@ def train_torch(reference, batches):
     return losses
 
 
-@pytest.mark.parametrize("method", CASES)
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_five_steps(family, method, tmp_path):
+@pytest.mark.parametrize(("method", "family"), RUNS)
+def test_five_steps(method, family, tmp_path):
     case = CASES[method]
-    base = tiny_model(family, **NO_DROPOUT)
+    base = tiny_model(family, **without_dropout(family))
     model = attach(load_model(saved(base, tmp_path)), case.ours)
     reference = case.theirs(base, model.head)
     theirs = leaves_in(reference, case, family)
@@ -255,5 +253,7 @@ def test_five_steps(family, method, tmp_path):
         size, moved, off = map(
             np.linalg.norm, (x, x.numpy() - start[name], trained[name] - x.numpy())
         )
-        assert moved > 1e-2 * size, name
-        assert off < min(1e-4 * size, 1e-3 * moved), name
+        assert off < 1e-4 * size, name
+        if not name.endswith("key.bias"):  # it adds a constant to a query's scores: no gradient
+            assert moved > 1e-2 * size, name
+            assert off < 1e-3 * moved, name

@@ -113,7 +113,12 @@ def test_equal_after_resume(tmp_path):
 
 @pytest.mark.parametrize(
     ("ranks", "message"),
-    [([], "0 entries for 4 clients"), ([1] * 5, "5 entries for 4 clients"), ([1, 2, 3, 1], "has 3"), ([1, 0, 2, 1], "has 0")],
+    [
+        ([], "0 entries for 4 clients"),
+        ([1] * 5, "5 entries for 4 clients"),
+        ([1, 2, 3, 1], "has 3"),
+        ([1, 0, 2, 1], "has 0"),
+    ],
 )
 def test_ranks_that_do_not_fit(ranks, message):
     with pytest.raises(InputError, match=message):

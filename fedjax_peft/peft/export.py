@@ -1,0 +1,183 @@
+"""What was learned, in the file formats of others: Hugging Face PEFT, AdapterHub, transformers.
+
+An export appears whole or not at all: it is made in a directory beside its own and then renamed.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, get_args
+
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models.base import Model
+from fedjax_peft.models.hf import FAMILIES, save_checkpoint
+from fedjax_peft.peft.base import merge
+from fedjax_peft.peft.hfpeft import architecture, write_peft
+from fedjax_peft.typing import Params
+
+__all__ = ["FORMATS", "Format", "export", "export_clients"]
+
+Format = Literal["peft", "adapterhub", "merged"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+"""``peft``: for ``PeftModel.from_pretrained``; ``adapterhub``: for ``adapters`` and its
+``load_adapter``; ``merged``: a plain checkpoint for ``AutoModelFor...``, with its tokenizer."""
+
+_HOLDS: dict[str, tuple[str, ...]] = {
+    "peft": ("lora", "dora", "ia3", "prompt_tuning"),
+    "adapterhub": ("houlsby", "pfeiffer", "bottleneck"),
+    "merged": ("lora", "dora", "ia3", "bitfit", "layer_norm", "full", "head_only"),
+}
+"""Format -> methods."""
+
+
+def export(
+    model: Model,
+    params: Params,
+    directory: str | Path,
+    *,
+    format: Format = "peft",
+    base_model: str | None = None,
+) -> Path:
+    """Writes what was trained, the head included; returns the directory.
+
+    Args:
+      model: what was trained; its ``trainable`` holds the initial values.
+      params: the trained leaves, such as ``Run.params``.
+      directory: new, empty, or with an earlier export of the same files, which is replaced.
+      format: one of ``FORMATS``.
+      base_model: recorded as an adapter's base model; by default where the model came from.
+
+    Raises:
+      InputError: a method that the format cannot hold, a model that is not of a Hugging Face
+        family, leaves of another model, or a directory that holds anything else.
+    """
+    with _staged(directory, format) as scratch:
+        _write(model, params, scratch, format, base_model)
+    return Path(directory)
+
+
+def export_clients(
+    model: Model,
+    clients: Iterable[tuple[int, Params]],
+    directory: str | Path,
+    *,
+    format: Format = "peft",
+    base_model: str | None = None,
+) -> Path:
+    """Writes an export for each client, ``client_0000`` and so on; returns the directory.
+
+    Args:
+      model: as for :func:`export`.
+      clients: number and trained leaves of each client.
+      directory: as for :func:`export`.
+      format: as for :func:`export`.
+      base_model: as for :func:`export`.
+
+    Raises:
+      InputError: as :func:`export`.
+    """
+    with _staged(directory, format) as scratch:
+        for client, params in clients:
+            own = scratch / f"client_{client:04d}"
+            own.mkdir()
+            _write(model, params, own, format, base_model)
+    return Path(directory)
+
+
+def _write(
+    model: Model, params: Params, directory: Path, format: Format, base_model: str | None
+) -> None:
+    """Writes an export into an empty directory."""
+    _check(model, params, format)
+    if format == "peft":
+        write_peft(model, params, directory, base_model=base_model)
+    elif format == "adapterhub":
+        from fedjax_peft.peft.adapterhub import export_adapterhub
+
+        export_adapterhub(model, params, directory, base_model=base_model)
+    else:
+        plain = merge(model, params)
+        values = {**plain.frozen, **plain.trainable}
+        told = architecture(model)
+        save_checkpoint(values, model.config, directory, model.labels, architecture=told)
+        if model.tokenizer is not None:
+            model.tokenizer.save_pretrained(str(directory))
+
+
+def _check(model: Model, params: Params, format: Format) -> None:
+    if model.config.get("model_type") not in FAMILIES:
+        raise InputError(
+            "An export needs the module names of a Hugging Face model, and this model is of no such"
+            f" family ({', '.join(FAMILIES)})."
+        )
+    if model.method is not None and (name := model.method.name) not in _HOLDS[format]:
+        others = [f for f in FORMATS if name in _HOLDS[f]]
+        advice = f"Use {' or '.join(map(repr, others))}." if others else "No other format can."
+        raise InputError(
+            f"The format {format!r} cannot hold {name!r}; it is for {', '.join(_HOLDS[format])}."
+            f" {advice}"
+        )
+    if model.method is None and format != "merged":
+        raise InputError(
+            f"The model has no method attached, so there is no adapter to export in the format"
+            f" {format!r}. Use 'merged'."
+        )
+    ours, given = ({n: x.shape for n, x in tree.items()} for tree in (model.trainable, params))
+    if strange := sorted(n for n in ours | given if ours.get(n) != given.get(n)):
+        raise InputError(
+            f"These parameters are not this model's: {strange[0]!r} is"
+            f" {given.get(strange[0], 'missing')} here and {ours.get(strange[0], 'missing')} in the"
+            f" model ({len(strange)} such leaves in all)."
+        )
+
+
+# ----------------------------------------------------------------------------------- whole or not
+
+
+@contextmanager
+def _staged(directory: str | Path, format: str) -> Iterator[Path]:
+    """Yields an empty directory that becomes ``directory`` if the block succeeds."""
+    if format not in FORMATS:
+        raise InputError(f"The export format {format!r} is unknown. {nearest(format, FORMATS)}")
+    target = Path(directory).resolve()
+    if target.exists() and not target.is_dir():
+        raise InputError(f"{directory} is a file: an export is a directory.")
+    # In the first directory above that exists: the same file system, and nothing to clean up.
+    beside = next(p for p in target.parents if p.is_dir())
+    scratch = beside / f".{target.name}.{os.getpid()}.tmp"
+    try:
+        scratch.mkdir()
+        yield scratch
+        for path in scratch.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _replace(target, scratch)
+    except OSError as error:
+        raise InputError(f"The export cannot be written to {directory}: {error}.") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _replace(target: Path, scratch: Path) -> None:
+    """Puts ``scratch`` in the place of ``target``, which may hold nothing but the same names."""
+    if not target.exists():
+        os.replace(scratch, target)
+        return
+    new = {path.name for path in scratch.iterdir()}
+    if strange := sorted({path.name for path in target.iterdir()} - new):
+        raise InputError(
+            f"{target} holds {strange[0]!r}, which this export would not replace"
+            f" ({len(strange)} such in all): choose another directory, or empty that one."
+        )
+    old = scratch.with_suffix(".old")
+    os.replace(target, old)
+    try:
+        os.replace(scratch, target)
+    except BaseException:
+        os.replace(old, target)
+        raise
+    shutil.rmtree(old)

@@ -1,0 +1,223 @@
+"""Adapters in Hugging Face PEFT's file format, for ``PeftModel.from_pretrained``.
+
+``adapter_config.json`` and ``adapter_model.safetensors``. An adapter fits the original checkpoint,
+whatever the start was.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax import nnx
+from safetensors.numpy import save
+
+from fedjax_peft.assets import ASSETS
+from fedjax_peft.errors import InputError
+from fedjax_peft.files import replace_file
+from fedjax_peft.models.base import Model
+from fedjax_peft.models.heads import Head
+from fedjax_peft.models.hf import FAMILIES, abstract_module, source_name
+from fedjax_peft.peft.base import submodule
+from fedjax_peft.peft.lora import _by_pattern, scaling
+from fedjax_peft.typing import Params
+
+__all__ = ["architecture", "write_peft"]
+
+_Content = tuple[dict[str, np.ndarray], dict[str, Any]]
+"""(tensors by torch name, config fields)."""
+
+_TASKS = {
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+    "LMHeadModel": "CAUSAL_LM",
+}
+"""The end of Hugging Face's class name -> PEFT's task type. It has none for images."""
+
+
+def write_peft(
+    model: Model, params: Params, directory: Path, *, base_model: str | None = None
+) -> None:
+    """Writes an adapter and its head into an existing directory, as Hugging Face PEFT does.
+
+    Args:
+      model: with ``lora``, ``dora``, ``ia3`` or ``prompt_tuning`` attached; its ``trainable`` holds
+        the initial values.
+      params: the trained leaves.
+      directory: where the two files go.
+      base_model: recorded as the base model's hub id or path; by default where it came from.
+
+    Raises:
+      InputError: a head or a family that transformers does not have.
+    """
+    name = architecture(model)
+    contents = {"ia3": _ia3, "prompt_tuning": _prompt}
+    tensors, config = contents.get(model.method.name, _low_rank)(model, params)
+    # PEFT wraps the model in two modules, in one for a prompt.
+    prefix = "base_model." if model.method.name == "prompt_tuning" else "base_model.model."
+    whole = {n if n == "prompt_embeddings" else prefix + n: x for n, x in tensors.items()}
+    for leaf, kind in model.kinds.items():
+        if kind == "head":
+            theirs, transposed = source_name(leaf, _family(model))
+            whole[prefix + theirs] = _array(params[leaf], transposed)
+    came_from = ASSETS[model.name].hub if model.name in ASSETS else model.name
+    config |= {
+        "task_type": next((task for end, task in _TASKS.items() if name.endswith(end)), None),
+        "base_model_name_or_path": base_model or came_from,
+        "modules_to_save": sorted(model.head) or None,
+        "inference_mode": True,
+    }
+    tensors = {n: np.ascontiguousarray(x) for n, x in whole.items()}
+    replace_file(directory / "adapter_model.safetensors", save(tensors, metadata={"format": "pt"}))
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    replace_file(directory / "adapter_config.json", text.encode())
+
+
+def architecture(model: Model) -> str:
+    """Returns the name of Hugging Face's class for a model and its head, or one of that form.
+
+    Raises:
+      InputError: a head that is none of its family's.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    model_type = model.config["model_type"]
+    start = CONFIG_MAPPING_NAMES.get(model_type, model_type.upper()).removesuffix("Config")
+    ours = {leaf for leaf, kind in model.kinds.items() if kind == "head"}
+    for kind, k in _family(model).kinds.items():
+        if k.head == model.head and ours == _head_leaves(model, kind):
+            return start + k.architecture
+    raise InputError(f"The head ({', '.join(model.head) or 'none'}) is none of {model_type}'s.")
+
+
+def _head_leaves(model: Model, kind: str) -> set[str]:
+    module = abstract_module(model.config, Head(kind, model.labels))
+    inside = tuple(f"{path}." for path in model.head)
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return {name for path, _ in flat if (name := ".".join(map(str, path))).startswith(inside)}
+
+
+def _family(model: Model) -> Any:
+    return FAMILIES[model.config["model_type"]]
+
+
+def _array(value: Any, transposed: bool = False) -> np.ndarray:
+    array = np.asarray(value, np.float32)
+    return array.T if transposed else array
+
+
+# ----------------------------------------------------------------------------- the methods' files
+
+
+def _low_rank(model: Model, params: Params) -> _Content:
+    """LoRA and DoRA.
+
+    After ``init="svd"`` the trained factors stand on the residual ``W - s·A₀B₀``, so what is
+    written is ``s·(AB - A₀B₀) = s·[A, A₀][B; -B₀]``, an exact adapter of twice the rank. Updates of
+    parts of a fused projection become one of the summed rank, likewise exact: ``[A_q, A_v]`` and
+    the B of each in the columns of its part.
+    """
+    options = model.method.options
+    fused = options["parts"] is not None
+    names = sorted(n.removesuffix(".lora_a") for n in params if n.endswith(".lora_a"))
+    sites: dict[str, list[str]] = {}
+    for name in names:
+        sites.setdefault(name.rpartition(".")[0] if fused else name, []).append(name)
+    # Only what is written as it was keeps rsLoRA's form; s is the same either way.
+    rslora = options["rslora"] and not fused and not model.method.start_shapes_frozen
+
+    tensors, ranks, alphas = {}, {}, {}
+    for path, updates in sites.items():
+        alpha = _by_pattern(options["alpha_pattern"], path, options["alpha"])
+        rank = _by_pattern(options["rank_pattern"], path, options["rank"])
+        scale = scaling(rank, alpha, options["rslora"])
+        factors = {name: _factors(model, params, name, scale) for name in updates}
+        a, b = _joined(model, path, factors) if fused else factors[path]
+        tensors[f"{path}.lora_A.weight"] = a.T
+        tensors[f"{path}.lora_B.weight"] = b.T
+        ranks[path] = a.shape[1]
+        alphas[path] = (
+            alpha if a.shape[1] == rank and rslora == options["rslora"] else (scale * a.shape[1])
+        )
+        if model.method.name == "dora":
+            tensors[f"{path}.lora_magnitude_vector"] = _array(params[f"{path}.lora_magnitude"])
+    rank, alpha = (Counter(x.values()).most_common(1)[0][0] for x in (ranks, alphas))
+    return tensors, {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {path: r for path, r in ranks.items() if r != rank},
+        "alpha_pattern": {path: x for path, x in alphas.items() if x != alpha},
+        "use_rslora": rslora,
+        "use_dora": model.method.name == "dora",
+        "lora_dropout": options["dropout"],
+        "target_modules": list(sites),
+        "fan_in_fan_out": _stored_as_ours(model, list(sites)),
+        "init_lora_weights": True,
+        "bias": "none",
+    }
+
+
+def _factors(
+    model: Model, params: Params, path: str, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (A ``[in, r]``, B ``[r, out]``) such that ``s·AB`` is added to the checkpoint."""
+
+    def leaf(values: Params, name: str) -> np.ndarray:
+        return _array(values[f"{path}.{name}"])
+
+    # The file holds one s for all directions; a direction may have its own (0: not owned).
+    share = leaf(params, "lora_scale") / np.float32(scale)
+    a, b = leaf(params, "lora_a"), share[:, None] * leaf(params, "lora_b")
+    if model.method.start_shapes_frozen:
+        a = np.concatenate([a, leaf(model.trainable, "lora_a")], axis=1)
+        b = np.concatenate([b, -leaf(model.trainable, "lora_b")], axis=0)
+    return a, b
+
+
+def _joined(
+    model: Model, path: str, factors: dict[str, tuple[np.ndarray, np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns one A ``[in, Σr]`` and B ``[Σr, out]`` for the updates of a projection's parts."""
+    parts = submodule(model.module(), path).base.parts
+    rows = []
+    for name, (_, b) in factors.items():
+        blocks = [b if f"{path}.{part}" == name else np.zeros_like(b) for part in parts]
+        rows.append(np.concatenate(blocks, axis=1))
+    return np.concatenate([a for a, _ in factors.values()], axis=1), np.concatenate(rows, axis=0)
+
+
+def _ia3(model: Model, params: Params) -> _Content:
+    module = model.module()
+    paths = sorted(n.removesuffix(".ia3_l") for n in params if n.endswith(".ia3_l"))
+    inner = [path for path in paths if submodule(module, path).feed_forward]
+    tensors = {}
+    for path in paths:
+        scale = _array(params[f"{path}.ia3_l"])
+        tensors[f"{path}.ia3_l"] = scale[None] if path in inner else scale[:, None]
+    return tensors, {
+        "peft_type": "IA3",
+        "target_modules": paths,
+        "feedforward_modules": inner,
+        "fan_in_fan_out": _stored_as_ours(model, paths),
+        "init_ia3_weights": True,
+    }
+
+
+def _prompt(model: Model, params: Params) -> _Content:
+    (leaf,) = (n for n, kind in model.kinds.items() if kind == "adapter")
+    tokens, width = params[leaf].shape
+    return {"prompt_embeddings": _array(params[leaf])}, {
+        "peft_type": "PROMPT_TUNING",
+        "num_virtual_tokens": tokens,
+        "token_dim": width,
+        "num_transformer_submodules": 1,
+        "prompt_tuning_init": "RANDOM",
+    }
+
+
+def _stored_as_ours(model: Model, paths: list[str]) -> bool:
+    """Returns whether the checkpoint stores the kernels ``[in, out]``, as GPT-2's Conv1D does."""
+    return not any(source_name(f"{path}.kernel", _family(model))[1] for path in paths)

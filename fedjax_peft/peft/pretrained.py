@@ -1,0 +1,413 @@
+"""Adapters from elsewhere, in the format of Hugging Face PEFT or AdapterHub, as PEFT methods.
+
+Which modules are adapted is read off the tensors, so every way of choosing them is understood. What
+would change the maths and is not implemented is refused by name. Pickle is never read.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors import SafetensorError, safe_open
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.hf import FAMILIES
+from fedjax_peft.peft.base import Defaults, Method, submodule
+from fedjax_peft.peft.dora import dora
+from fedjax_peft.peft.ia3 import ia3
+from fedjax_peft.peft.lora import _by_pattern, lora
+from fedjax_peft.peft.prompt import PromptEmbed, prompt_tuning
+from fedjax_peft.typing import Key
+
+__all__ = ["pretrained"]
+
+
+def pretrained(adapter: str | Path) -> Method:
+    """An adapter trained elsewhere (LoRA, DoRA, (IA)³, prompt or bottleneck) as the start.
+
+    Attaching it sets its values, and those of the head as far as the directory has one; what it
+    lacks keeps its own. The method has the name and the options of what is attached, such as
+    ``lora``, so the model can be exported again.
+
+    Args:
+      adapter: a directory that Hugging Face PEFT wrote (``adapter_config.json`` and
+        ``adapter_model.safetensors``), or one in AdapterHub's format.
+
+    Raises:
+      InputError: files that are missing, damaged or pickle; a method or an option that is not
+        implemented. When it is attached: an adapter for another model or head (what does not fit
+        is counted, and the first named).
+    """
+    directory = Path(adapter)
+    config = _read_config(directory)
+    if "peft_type" not in config and "config" in config:
+        from fedjax_peft.peft.adapterhub import load_adapterhub
+
+        return load_adapterhub(directory)
+    if config.get("peft_type") not in _READERS:
+        raise InputError(
+            f"The adapter in {directory} has peft_type = {config.get('peft_type')!r}, which is not"
+            f" supported ({', '.join(_READERS)} are)."
+        )
+    contents = _split(_read_tensors(directory))
+    method = _READERS[config["peft_type"]](_Config(directory, config), contents)
+    made_for = config.get("base_model_name_or_path")
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        sites, problems = _fit_sites(module, head, contents.sites)
+        whole, wrong = _fit_head(module, head, contents.whole)
+        if problems := problems + wrong:
+            shown = "; ".join(problems[:3])
+            more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+            base = f" It was made for {made_for!r}." if made_for else ""
+            raise InputError(
+                f"The adapter in {directory} does not fit this model ({len(problems)} mismatches):"
+                f" {shown}{more}.{base}"
+            )
+        module = method.attach(module, defaults, key, head)
+        values = list(whole)
+        for path, tensors in sites.items():
+            site = submodule(module, path)
+            values += [(getattr(site, _LEAVES[kind]), x.T) for kind, x in tensors.items()]
+        if contents.prompt is not None:
+            values.append((_prompt_of(module, contents.prompt, directory), contents.prompt))
+        for variable, x in values:
+            variable.set_value(jnp.asarray(x.reshape(variable.shape), variable.dtype))
+        return module
+
+    return Method(method.name, method.options, attach)
+
+
+# ------------------------------------------------------------------------------------------ files
+
+
+_Tensors = dict[str, np.ndarray]
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    path = directory / "adapter_config.json"
+    try:
+        config = json.loads(path.read_text())
+    except OSError:
+        what = f"holds no {path.name}" if directory.is_dir() else "is no directory"
+        raise InputError(
+            f"There is no adapter in {str(directory)!r}: it {what}. An adapter on the hub must be"
+            " fetched first (hf download ID --local-dir DIR)."
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(config, dict):
+        raise InputError(f"{path} must hold a JSON object.")
+    return config
+
+
+def _read_tensors(directory: Path) -> _Tensors:
+    """Returns the tensors in float32, by the names that the file has."""
+    path = directory / "adapter_model.safetensors"
+    try:
+        # framework="flax" reads bfloat16 too.
+        with safe_open(path, framework="flax") as file:
+            return {n: np.asarray(file.get_tensor(n), np.float32) for n in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        pass
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path} is not a whole safetensors file ({error}). It may be truncated: fetch it"
+            " again."
+        ) from None
+    if pickles := sorted(p.name for p in directory.glob("*.bin")):
+        raise InputError(
+            f"{directory} holds its weights only as pickle ({pickles[0]}), which can run any code"
+            " when it is read and is refused. Convert it to safetensors first (save_pretrained in"
+            " peft does)."
+        )
+    raise InputError(f"{directory} holds no {path.name}.")
+
+
+class _Contents(NamedTuple):
+    """The tensors of an adapter, in torch's layout."""
+
+    sites: dict[str, _Tensors]
+    """Path of an adapted module -> tensors by what they are (a key of ``_LEAVES``)."""
+    prompt: np.ndarray | None
+    whole: _Tensors
+    """The others, by name: of modules that are trained whole."""
+    old_names: dict[str, str]
+    """Path of an adapted module -> as the file has it."""
+
+
+_LEAVES = {
+    "lora_A.weight": "lora_a",
+    "lora_B.weight": "lora_b",
+    "lora_magnitude_vector": "lora_magnitude",
+    "ia3_l": "ia3_l",
+}
+"""The end of a tensor's name -> our leaf, the transpose of it."""
+
+
+def _split(tensors: _Tensors) -> _Contents:
+    contents = _Contents({}, tensors.pop("prompt_embeddings", None), {}, {})
+    for key, x in tensors.items():
+        name = key.removeprefix("base_model.").removeprefix("model.")
+        kind = next((k for k in _LEAVES if name.endswith(f".{k}")), None)
+        if kind is None:
+            contents.whole[_renamed(name)] = x
+        else:
+            path = name.removesuffix(f".{kind}")
+            contents.sites.setdefault(_renamed(path), {})[kind] = x
+            contents.old_names[_renamed(path)] = path
+    return contents
+
+
+def _renamed(name: str) -> str:
+    """Returns the name in the form that modules have now; older ones of ViT differ."""
+    if family := FAMILIES.get(name.partition(".")[0]):
+        for pattern, replacement in family.renamed:
+            name = re.sub(pattern, replacement, f"{name}.").removesuffix(".")
+    return name
+
+
+# ---------------------------------------------------------------------------------------- methods
+
+
+_INERT = {
+    *("peft_type", "task_type", "auto_mapping", "peft_version", "inference_mode", "revision"),
+    "base_model_name_or_path",
+    # What the tensors say.
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("modules_to_save", "feedforward_modules", "num_virtual_tokens", "token_dim"),
+    # How torch stores the base's kernels; the adapter's tensors are the same.
+    "fan_in_fan_out",
+    # How the adapter began, or of use only beside a field that is refused.
+    *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "init_ia3_weights"),
+    *("prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_path"),
+    *("tokenizer_kwargs", "num_attention_heads", "num_layers"),
+    *("megatron_core", "qalora_group_size", "runtime_config", "ensure_weight_tying"),
+}
+"""Config fields that do not change what the tensors mean."""
+
+_STARTS = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of ``init_lora_weights`` that leave the base as it was."""
+
+_NUMBER = (int, float)
+
+
+class _Config:
+    """An ``adapter_config.json`` that knows which of its fields were used."""
+
+    def __init__(self, directory: Path, values: Mapping[str, Any]):
+        self.directory = directory
+        self.values = values
+        self.used = set(_INERT)
+
+    def get(self, field: str, default: Any, types: tuple[type, ...] | None = None) -> Any:
+        """Returns a field's value, checked to be of one of the types (the default's)."""
+        self.used.add(field)
+        value = self.values.get(field)
+        if value is None:
+            return default
+        if type(value) not in (types or (type(default),)):
+            raise InputError(f"The adapter in {self.directory} has {field} = {value!r}.")
+        return value
+
+    def numbers(self, field: str, types: tuple[type, ...]) -> dict[str, Any]:
+        """Returns a table of numbers."""
+        table = self.get(field, {})
+        for key, value in table.items():
+            if type(value) not in types:
+                raise InputError(
+                    f"The adapter in {self.directory} has {field}[{key!r}] = {value!r}."
+                )
+        return table
+
+    def check_used(self) -> None:
+        """Raises InputError for fields that are set and mean something that we do not have."""
+        unset: tuple[Any, ...] = (None, False, "none", "", [], {})
+        others = {f: v for f, v in self.values.items() if f not in self.used and v not in unset}
+        if others:
+            told = ", ".join(f"{field} = {value!r}" for field, value in sorted(others.items()))
+            raise InputError(
+                f"The adapter in {self.directory} has {told}, which is not implemented."
+            )
+
+
+def _low_rank(config: _Config, contents: _Contents) -> Method:
+    start = config.get("init_lora_weights", True, (bool, str))
+    if start not in _STARTS:
+        raise InputError(
+            f"The adapter in {config.directory} has init_lora_weights = {start!r}. Only starts that"
+            " leave the base model as it was can be read (true, false, 'gaussian', 'eva',"
+            " 'orthogonal'): save it again with peft's path_initial_model_for_weight_conversion,"
+            " which makes it one for the original model."
+        )
+    rank, alpha = config.get("r", 8), config.get("lora_alpha", 8, _NUMBER)
+    ranks = config.numbers("rank_pattern", (int,))
+    alphas = config.numbers("alpha_pattern", _NUMBER)
+    # As Hugging Face PEFT understands the patterns, by the names that the file has.
+    olds = contents.old_names.items()
+    each_rank = {path: _by_pattern(ranks, old, rank) for path, old in olds}
+    each_alpha = {path: _by_pattern(alphas, old, alpha) for path, old in olds}
+    options = {
+        "rank": rank,
+        "alpha": alpha,
+        "targets": tuple(sorted(contents.sites)),
+        "init": "gaussian" if start == "gaussian" else "kaiming",
+        "dropout": config.get("lora_dropout", 0.0, _NUMBER),
+        "rslora": config.get("use_rslora", False),
+        "rank_pattern": {path: r for path, r in each_rank.items() if r != rank},
+        "alpha_pattern": {path: a for path, a in each_alpha.items() if a != alpha},
+    }
+    weights = {"lora_A.weight", "lora_B.weight"}
+    make: Callable[..., Method] = lora
+    if config.get("use_dora", False):
+        weights, make = {*weights, "lora_magnitude_vector"}, dora
+    config.check_used()
+    for path, tensors in _sites_of(config, contents, weights):
+        if tensors["lora_A.weight"].shape[:1] != (each_rank[path],):
+            raise InputError(
+                f"In the adapter in {config.directory}, {path}.lora_A.weight is"
+                f" {list(tensors['lora_A.weight'].shape)}, but its config has rank"
+                f" {each_rank[path]}."
+            )
+    return make(**options)
+
+
+def _ia3(config: _Config, contents: _Contents) -> Method:
+    config.check_used()
+    sites = dict(_sites_of(config, contents, {"ia3_l"}))
+    inner = sorted(path for path, tensors in sites.items() if len(tensors["ia3_l"]) == 1)
+    return ia3(targets=sorted(sites), feed_forward=inner)
+
+
+def _prompt(config: _Config, contents: _Contents) -> Method:
+    if config.values.get("num_transformer_submodules") == 1:  # 2: another one for a decoder
+        config.used.add("num_transformer_submodules")
+    config.check_used()
+    if contents.prompt is None or contents.prompt.ndim != 2:
+        raise InputError(f"The adapter in {config.directory} has no prompt_embeddings.")
+    return prompt_tuning(len(contents.prompt))
+
+
+_READERS: dict[str, Callable[[_Config, _Contents], Method]] = {
+    "LORA": _low_rank,
+    "IA3": _ia3,
+    "PROMPT_TUNING": _prompt,
+}
+
+
+def _sites_of(
+    config: _Config, contents: _Contents, kinds: set[str]
+) -> Iterator[tuple[str, _Tensors]]:
+    """Yields (path, tensors) of the adapted modules; they must have tensors of these kinds each."""
+    if not contents.sites:
+        raise InputError(f"The adapter in {config.directory} holds no {min(kinds)} tensors.")
+    for path, tensors in sorted(contents.sites.items()):
+        if odd := sorted(kinds ^ tensors.keys()):
+            what = "is missing" if odd[0] in kinds else "has no use"
+            raise InputError(f"In the adapter in {config.directory}, {path}.{odd[0]} {what}.")
+        yield path, tensors
+
+
+# -------------------------------------------------------------------------------------------- fit
+
+
+_Values = list[tuple[nnx.Variable, np.ndarray]]
+
+
+def _fit_sites(
+    module: nnx.Module, head: Sequence[str], sites: Mapping[str, _Tensors]
+) -> tuple[dict[str, _Tensors], list[str]]:
+    """Returns the tensors by the paths of the module's layers, and what does not fit."""
+    modules = _modules(module)
+    found: dict[str, _Tensors] = {}
+    problems = []
+    for name, tensors in sites.items():
+        path = _resolved(name, modules)
+        layer = modules.get(path)
+        if not isinstance(layer, nnx.Linear):
+            problems.append(f"there is no linear layer {name}")
+            continue
+        if _inside(path, head):
+            problems.append(f"{name} is part of the head, which is trained whole")
+            continue
+        n_in, n_out = layer.kernel.shape
+        rank = len(tensors.get("lora_A.weight", ()))
+        one_in = "ia3_l" in tensors and len(tensors["ia3_l"]) == 1
+        shapes = {
+            "lora_A.weight": (rank, n_in),
+            "lora_B.weight": (n_out, rank),
+            "lora_magnitude_vector": (n_out,),
+            "ia3_l": (1, n_in) if one_in else (n_out, 1),
+        }
+        problems += [
+            f"{name}.{kind} is {list(x.shape)}, the model needs {list(shapes[kind])}"
+            for kind, x in tensors.items()
+            if x.shape != shapes[kind]
+        ]
+        found[path] = tensors
+    return found, problems
+
+
+def _fit_head(
+    module: nnx.Module, head: Sequence[str], tensors: _Tensors
+) -> tuple[_Values, list[str]]:
+    """Returns the head's variables with their values, and what does not fit.
+
+    The layers of a head are dense ones (or norms), whose kernels torch has transposed.
+    """
+    modules = _modules(module)
+    values: _Values = []
+    filled, problems = set(), []
+    for name, x in tensors.items():
+        stem, _, last = name.rpartition(".")
+        path = _resolved(stem, modules)
+        layer = modules.get(path)
+        names = ("kernel", "scale", "embedding") if last == "weight" else (last,)
+        leaf = next((n for n in names if hasattr(layer, n)), last)
+        variable = getattr(layer, leaf, None)
+        if not isinstance(variable, nnx.Variable):
+            problems.append(f"{name} {list(x.shape)} has no place in the model")
+        elif not _inside(path, head):
+            problems.append(f"{name} was trained whole, and is not part of the model's head")
+        elif x.shape != variable.shape[::-1]:
+            needs = list(variable.shape[::-1])
+            problems.append(f"{name} is {list(x.shape)}, the model's head needs {needs}")
+        else:
+            values.append((variable, x.T))
+        filled.add(f"{path}.{leaf}")
+    # A module of the head may be absent, but not in part.
+    for part in head:
+        state = nnx.to_flat_state(nnx.state(submodule(module, part), nnx.Param))
+        leaves = {f"{part}.{'.'.join(map(str, path))}" for path, _ in state}
+        if leaves & filled:
+            problems += [f"a tensor for {leaf} is missing" for leaf in sorted(leaves - filled)]
+    return values, problems
+
+
+def _prompt_of(module: nnx.Module, prompt: np.ndarray, directory: Path) -> nnx.Variable:
+    (site,) = (m for _, m in nnx.iter_modules(module) if isinstance(m, PromptEmbed))
+    if site.prompt.shape != prompt.shape:
+        raise InputError(
+            f"The adapter in {directory} does not fit this model: its prompt_embeddings are"
+            f" {list(prompt.shape)}, the model needs {list(site.prompt.shape)}."
+        )
+    return site.prompt
+
+
+def _modules(module: nnx.Module) -> dict[str, Any]:
+    return {".".join(map(str, path)): found for path, found in nnx.iter_modules(module)}
+
+
+def _resolved(name: str, modules: Mapping[str, Any]) -> str:
+    """Returns the path that a name stands for; one of a bare encoder lacks the prefix."""
+    ends = [path for path in modules if path.endswith(f".{name}")]
+    return ends[0] if name not in modules and len(ends) == 1 else name
+
+
+def _inside(path: str, head: Sequence[str]) -> bool:
+    return f"{path}.".startswith(tuple(f"{part}." for part in head))

@@ -1,0 +1,280 @@
+"""The models without pretraining give torch's numbers, and all of each is trained."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import nn
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import bind
+from fedjax_peft.models.heads import causal_lm, classification
+from fedjax_peft.models.hf import (
+    abstract_module,
+    load_model,
+    module_builder,
+    random_model,
+    save_checkpoint,
+)
+
+EXACT = {"rtol": 0, "atol": 1e-5}
+WORDS = {"vocab_size": 50, "embedding_size": 12, "hidden_size": 16}
+LSTM = {"model_type": "lstm", **WORDS}
+CNN = {"model_type": "cnn", "image_size": 13, "num_channels": 2, "hidden_size": 20}
+HEADS = {"rnn": causal_lm(), "lstm": causal_lm(), "cnn": classification(3)}
+
+
+def randomised(module):
+    """Returns the torch module with all parameters drawn afresh; outputs are of order one."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in module.parameters():
+            scale = 1.5 / math.sqrt(p[0].numel()) if p.ndim > 1 else 0.2
+            p.copy_(scale * torch.randn(p.shape, generator=generator))
+    return module
+
+
+class NextWord(nn.Module):
+    def __init__(self, kind, layers=2):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 12)
+        self.cells = {"rnn": nn.RNN, "lstm": nn.LSTM}[kind](12, 16, layers, batch_first=True)
+        self.lm_head = nn.Linear(16, 50)
+
+    def forward(self, ids):
+        hidden, _ = self.cells(self.embedding(ids))
+        return self.lm_head(hidden), hidden
+
+    def leaves(self):
+        """Returns our leaves -> this module's parameters."""
+        found = {"embedding.embedding": self.embedding.weight}
+        for name, p in self.cells.named_parameters():
+            what, which, layer = name.split("_")
+            leaf = {"weight": "kernel", "bias": "bias"}[what]
+            found[f"layers.{layer[1:]}.{ {'ih': 'input', 'hh': 'hidden'}[which] }.{leaf}"] = p
+        return found | {"lm_head.kernel": self.lm_head.weight, "lm_head.bias": self.lm_head.bias}
+
+
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        channels = [2, 32, 64, 128]
+        blocks = [
+            nn.Sequential(nn.Conv2d(a, b, 5, padding="same"), nn.ReLU(), nn.MaxPool2d(2))
+            for a, b in itertools.pairwise(channels)
+        ]
+        self.features = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(128, 20), nn.ReLU())
+        self.classifier = nn.Linear(20, 3)
+
+    def forward(self, pixels):
+        hidden = self.features(pixels)
+        return self.classifier(hidden), hidden[:, None]
+
+    def leaves(self):
+        found = {}
+        modules = {f"convolutions.{i}": self.features[i][0] for i in range(3)}
+        modules |= {"dense": self.features[4], "classifier": self.classifier}
+        for name, module in modules.items():
+            found |= {f"{name}.kernel": module.weight, f"{name}.bias": module.bias}
+        return found
+
+
+def flax_order(name, x):
+    """Returns a torch array in our order of axes."""
+    return x.transpose(2, 3, 1, 0) if x.ndim == 4 else x.T if name.endswith("kernel") else x
+
+
+def batch_of(kind, seed=0):
+    rng = np.random.default_rng(seed)
+    if kind == "cnn":
+        return {"pixel_values": rng.normal(size=(3, 2, 13, 13)).astype(np.float32)}
+    return {"input_ids": rng.integers(0, 50, (3, 7)).astype(np.int32)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"), [("rnn", 2), ("rnn", 1), ("lstm", 2), ("lstm", 3), ("cnn", None)]
+)
+def test_outputs_and_gradients_are_those_of_torch(kind, layers):
+    reference = randomised(Images() if kind == "cnn" else NextWord(kind, layers))
+    config = CNN if kind == "cnn" else LSTM | {"model_type": kind, "num_layers": layers}
+    model = random_model(config, head=HEADS[kind])
+    params = {
+        name: jnp.asarray(flax_order(name, p.detach().numpy()))
+        for name, p in reference.leaves().items()
+    }
+    assert {name: x.shape for name, x in params.items()} == {
+        name: x.shape for name, x in model.trainable.items()
+    }
+    batch = batch_of(kind)
+    logits, hidden = reference(*map(torch.tensor, batch.values()))
+    expected = (logits.detach().numpy(), hidden.detach().numpy())
+    outputs = jax.jit(lambda p: model.apply({}, p, batch, None, False))(params)
+    for got, x in zip((outputs.logits, outputs.hidden), expected, strict=True):
+        assert 0.2 < np.abs(x).max() < 5
+        np.testing.assert_allclose(got, x, **EXACT)
+
+    weights = np.random.default_rng(1).normal(size=logits.shape).astype(np.float32)
+    (logits * torch.tensor(weights)).sum().backward()
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        return (model.apply({}, params, batch, None, False).logits * weights).sum()
+
+    got = gradient(params)
+    for name, p in reference.leaves().items():
+        expected = flax_order(name, p.grad.numpy())
+        assert np.linalg.norm(got[name] - expected) < 1e-4 * np.linalg.norm(expected), name
+
+
+@pytest.mark.parametrize("config", [LSTM, CNN], ids=["lstm", "cnn"])
+def test_bfloat16_compute_is_close_to_float32(config):
+    kind = config["model_type"]
+    single, half = (
+        random_model(config, head=HEADS[kind], dtype=dtype) for dtype in ("float32", "bfloat16")
+    )
+    batch = batch_of(kind)
+    got = half.apply({}, single.trainable, batch, None, False)
+    assert (got.hidden.dtype, got.logits.dtype) == (jnp.bfloat16, jnp.float32)
+    expected = single.apply({}, single.trainable, batch, None, False)
+    assert 0.1 < np.abs(expected.logits).max() < 10
+    np.testing.assert_allclose(got.logits, expected.logits, rtol=0, atol=0.05)
+
+
+def test_padding_on_the_right_is_not_seen():
+    model = random_model(LSTM, head=causal_lm())
+    ids = batch_of("lstm")["input_ids"]
+    padded = np.pad(ids, ((0, 0), (0, 4)), constant_values=9)
+    short, long = (
+        model.apply({}, model.trainable, {"input_ids": x}, None, False) for x in (ids, padded)
+    )
+    np.testing.assert_allclose(long.logits[:, : ids.shape[1]], short.logits, rtol=0, atol=1e-6)
+
+
+def test_dropout_is_between_the_layers():
+    model = random_model(LSTM | {"dropout": 0.5}, head=causal_lm())
+    batch = batch_of("lstm")
+
+    def hidden(model, train):
+        return np.asarray(model.apply({}, model.trainable, batch, jax.random.key(0), train).hidden)
+
+    assert not np.allclose(hidden(model, True), hidden(model, False), atol=1e-3)
+    assert (hidden(model, True) != 0).all()  # none on the last layer's
+    without = random_model(LSTM | {"dropout": 0.5}, head=causal_lm(), dropout=0.0)
+    np.testing.assert_array_equal(hidden(without, True), hidden(model, False))
+
+
+@pytest.mark.parametrize("config", [LSTM | {"model_type": "rnn"}, LSTM, CNN], ids=str)
+def test_everything_is_trained_and_survives_a_round_trip(config, tmp_path):
+    model = random_model(config, head=HEADS[config["model_type"]], seed=3)
+    assert not model.frozen
+    assert set(model.kinds.values()) == {"head"}
+    save_checkpoint(model.trainable, model.config, tmp_path, model.labels)
+    again = load_model(tmp_path)
+    assert again.labels == model.labels
+    assert again.tokenizer is None
+    assert again.trainable.keys() == model.trainable.keys()
+    for name, x in model.trainable.items():
+        np.testing.assert_array_equal(again.trainable[name], x)
+
+
+def test_checkpoint_that_lacks_a_part_is_refused(tmp_path):
+    model = random_model(LSTM, head=causal_lm())
+    save_checkpoint(model.trainable, model.config, tmp_path, ())
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["layers.1.hidden.weight"], tensors["lm_head.bias"]
+    save_file(tensors, file)
+    with pytest.raises(InputError) as caught:
+        load_model(tmp_path)
+    for part in ("2 mismatches", "layers.1.hidden.weight", "lm_head.bias [50] is missing"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("rnn", "219.34"), ("lstm", "241.87")])
+def test_sizes_that_were_published(kind, size):
+    """Mathematics 2023, 11, 4479, Table 12, in MiB: one vocabulary, 54,176, gives both.
+
+    To two decimals, cut off as in the rest of that table.
+    """
+    config = {"model_type": kind, "vocab_size": 54_176}
+    build, head = module_builder(config, causal_lm())
+    parameters = jax.eval_shape(lambda: bind(build(), head=head).trainable)
+    mib = 4 * sum(math.prod(x.shape) for x in parameters.values()) / 2**20
+    assert math.floor(100 * mib) / 100 == float(size)
+
+
+def test_random_values_have_the_scale_of_their_layer():
+    model = random_model(CNN | {"image_size": 16, "hidden_size": 300}, head=classification(3))
+    inputs = {"convolutions.1": 25 * 32, "convolutions.2": 25 * 64, "dense": 4 * 128}
+    for name, n in inputs.items():
+        kernel = model.trainable[f"{name}.kernel"]
+        assert kernel.std() == pytest.approx(1 / math.sqrt(n), rel=0.05)
+        assert not model.trainable[f"{name}.bias"].any()
+    words = random_model(LSTM, head=causal_lm()).trainable
+    assert words["embedding.embedding"].std() == pytest.approx(1, rel=0.1)
+    given = random_model(LSTM | {"initializer_range": 0.02}, head=causal_lm()).trainable
+    assert given["embedding.embedding"].std() == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["rnn", "lstm", "cnn"])
+def test_it_learns(kind):
+    """The next word is the last one plus one; the class is where an image is bright."""
+    config = CNN if kind == "cnn" else LSTM | {"model_type": kind}
+    model = random_model(config, head=HEADS[kind])
+    rng = np.random.default_rng(0)
+    if kind == "cnn":
+        labels = rng.integers(0, 3, 32)
+        pixels = rng.normal(size=(32, 2, 13, 13)).astype(np.float32)
+        for image, label in zip(pixels, labels, strict=True):
+            image[:, 4 * label : 4 * label + 4] += 1
+        batch = {"pixel_values": pixels}
+    else:
+        ids = (rng.integers(0, 50, (32, 1)) + np.arange(9)) % 50
+        batch, labels = {"input_ids": ids[:, :-1]}, ids[:, 1:]
+    optimizer = optax.adam(1e-2 if kind == "cnn" else 3e-2)
+
+    def loss(params):
+        logits = model.apply({}, params, batch, None, True).logits
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    @jax.jit
+    def step(params, state):
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    params, state, losses = model.trainable, optimizer.init(model.trainable), []
+    for _ in range(30):
+        params, state, value = step(params, state)
+        losses.append(float(value))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "head", "named"),
+    [
+        (CNN | {"image_size": 7}, classification(3), ["image_size = 7", "at least 8"]),
+        (CNN | {"image_size": [8, 8]}, classification(3), ["image_size = [8, 8]", "int"]),
+        (CNN, causal_lm(), ["no causal_lm head for cnn", "classification"]),
+        (LSTM, classification(3), ["no classification head for lstm", "causal_lm"]),
+        (LSTM | {"num_layers": 0}, causal_lm(), ["num_layers = 0"]),
+    ],
+)
+def test_refusals(config, head, named):
+    with pytest.raises(InputError) as caught:
+        abstract_module(config, head)
+    assert all(part in str(caught.value) for part in named), caught.value
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 13, 13), (3, 2, 13, 14), (2, 13, 13)])
+def test_images_that_do_not_fit(shape):
+    model = random_model(CNN, head=classification(3))
+    with pytest.raises(InputError, match=r"this model needs \[batch, 2, 13, 13\]"):
+        model.apply({}, model.trainable, {"pixel_values": np.zeros(shape)}, None, False)

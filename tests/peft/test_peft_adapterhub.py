@@ -1,0 +1,335 @@
+"""AdapterHub's files: what ``adapters`` wrote gives its numbers, and is what we write.
+
+The golden files are those of ``tests/golden/adapters_golden.py``.
+"""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_torch
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import bind
+from fedjax_peft.models.heads import token_classification
+from fedjax_peft.models.hf import load_model
+from fedjax_peft.peft import bottleneck, dual, houlsby, lora, opendelta, pfeiffer
+from fedjax_peft.peft.adapterhub import export_adapterhub, load_adapterhub
+from fedjax_peft.peft.base import attach
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
+FAMILIES = ["bert", "roberta", "distilbert", "deberta-v2", "gpt2", "gpt2-classifier", "vit"]
+NAMES = ["houlsby", "pfeiffer"]
+
+
+@functools.cache
+def base(family="bert"):
+    return load_model(GOLDEN / family)
+
+
+def trained(model, seed=1):
+    """Returns trainable leaves as after a run: all moved."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: (x + rng.normal(0, 0.2, x.shape)).astype("f4") for name, x in model.trainable.items()
+    }
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+# ------------------------------------------------------------------- against adapters' own files
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_adapters_wrote_gives_its_logits_and_hidden_states(family, name):
+    directory = GOLDEN / family
+    model = attach(base(family), load_adapterhub(directory / name))
+    batch = load_file(directory / "inputs.safetensors")
+    expected = load_file(directory / name / "outputs.safetensors")
+    apply = jax.jit(model.apply, static_argnums=4)
+    outputs = apply(model.frozen, model.trainable, batch, None, False)
+    got = {"logits": outputs.logits} | {f"states.{i}": x for i, x in enumerate(outputs.states)}
+    assert got.keys() == expected.keys()
+    for what, x in got.items():
+        rows = batch["attention_mask"].astype(bool) if x.ndim == 3 and family != "vit" else ...
+        np.testing.assert_allclose(
+            np.asarray(x)[rows], expected[what][rows], rtol=0, atol=1e-5, err_msg=what
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_we_write_is_what_adapters_writes(family, name, tmp_path):
+    golden = GOLDEN / family / name
+    model = attach(base(family), load_adapterhub(golden))
+    export_adapterhub(model, model.trainable, tmp_path, name=name, base_model="")
+    assert read(tmp_path / "adapter_config.json") == read(golden / "adapter_config.json")
+    theirs = load_file(golden / "adapter.safetensors")
+    ours = load_file(tmp_path / "adapter.safetensors")
+    assert ours.keys() == theirs.keys()
+    for tensor, x in theirs.items():
+        np.testing.assert_array_equal(ours[tensor], x)
+    if family == "gpt2":  # its head is the table of tokens, which is not trained
+        assert not (tmp_path / "model_head.safetensors").exists()
+        return
+    assert read(tmp_path / "head_config.json") == read(golden / "head_config.json")
+    theirs = load_file(golden / "model_head.safetensors")
+    ours = load_file(tmp_path / "model_head.safetensors")
+    # The pooler is part of our head, and of adapters' frozen base model.
+    pooler = {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} if family == "bert" else set()
+    assert ours.keys() == theirs.keys() | pooler
+    for tensor, x in theirs.items():
+        np.testing.assert_array_equal(ours[tensor], x)
+
+
+# -------------------------------------------------------------------------------------- round trip
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        houlsby(4),
+        pfeiffer(size=3, activation="gelu_new", scaling=1.5, init="houlsby"),
+        bottleneck(2.5, places=["attention"], after_norm=True),
+        bottleneck(size=7, after_norm=True, activation="tanh", init="mam_adapter"),
+    ],
+    ids=["houlsby", "pfeiffer", "attention", "both"],
+)
+@pytest.mark.parametrize("family", ["bert", "gpt2-classifier"])
+def test_round_trip_is_exact(family, method, tmp_path):
+    model = attach(base(family), method)
+    params = trained(model)
+    again = attach(base(family), load_adapterhub(export_adapterhub(model, params, tmp_path)))
+    assert again.trainable.keys() == params.keys()
+    for name, x in params.items():
+        np.testing.assert_array_equal(again.trainable[name], x)
+    for name, x in base(family).frozen.items():
+        np.testing.assert_array_equal(again.frozen[name], x)
+    assert again.method.name == method.name
+    for option in ("places", "after_norm", "activation", "scaling", "init"):
+        assert again.method.options[option] == method.options[option]
+    # And it can be written again, byte for byte.
+    other = export_adapterhub(again, again.trainable, tmp_path / "again")
+    for file in ("adapter_config.json", "adapter.safetensors", "model_head.safetensors"):
+        assert (other / file).read_bytes() == (tmp_path / file).read_bytes()
+
+
+def test_head_may_be_left_as_it_is(tmp_path):
+    model = attach(base(), houlsby(4))
+    params = trained(model)
+    export_adapterhub(model, params, tmp_path)
+    method = load_adapterhub(tmp_path, with_head=False)
+    for name, x in attach(base(), method).trainable.items():
+        kept = base().trainable[name] if model.kinds[name] == "head" else params[name]
+        np.testing.assert_array_equal(x, kept)
+
+
+def test_pooler_of_the_checkpoint_stays_where_the_file_has_none():
+    model = attach(base(), load_adapterhub(GOLDEN / "bert" / "houlsby"))
+    name = "bert.pooler.dense.kernel"
+    np.testing.assert_array_equal(model.trainable[name], base().trainable[name])
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
+def test_half_precision_is_read_as_float32(stored, tmp_path):
+    file = changed(tmp_path) / "adapter.safetensors"
+    exact = load_file(file)
+    save_torch({name: torch.tensor(x).to(stored) for name, x in exact.items()}, file)
+    model = attach(base(), load_adapterhub(tmp_path))
+    site = "bert.encoder.layer.0.output"
+    got = model.trainable[f"{site}.residual.adapter.up.kernel"]
+    assert got.dtype == np.float32
+    expected = exact[f"{site}.adapters.houlsby.adapter_up.weight"].T
+    np.testing.assert_allclose(got, expected, rtol=2**-8, atol=0)
+
+
+def test_head_of_tokens_is_exported_under_its_own_class(tmp_path):
+    model = load_model(GOLDEN / "bert", head=token_classification(["O", "B"], fresh=True))
+    model = attach(model, pfeiffer(4))
+    export_adapterhub(model, trained(model), tmp_path, base_model="google/base")
+    about = read(tmp_path / "head_config.json")
+    assert about["model_class"] == "BertForTokenClassification"
+    assert about["label2id"] == {"O": 0, "B": 1}
+    assert about["model_name"] == read(tmp_path / "adapter_config.json")["model_name"]
+    assert about["model_name"] == "google/base"
+
+
+@pytest.mark.parametrize(("written", "meant"), [("gelu", "gelu_new"), ("gelu_orig", "gelu")])
+def test_activations_of_old_files(written, meant, tmp_path):
+    directory = changed(tmp_path, {"non_linearity": written}, version=None)
+    assert load_adapterhub(directory).options["activation"] == meant
+    directory = changed(tmp_path / "new", {"non_linearity": written.upper()})
+    if written == "gelu":
+        assert load_adapterhub(directory).options["activation"] == "gelu"
+
+
+# -------------------------------------------------------------------------------- refused: reading
+
+
+def changed(directory, fields=None, **about):
+    """Returns a copy of a golden adapter with changed config fields; None removes one."""
+    shutil.copytree(GOLDEN / "bert" / "houlsby", directory, dirs_exist_ok=True)
+    file = directory / "adapter_config.json"
+    whole = read(file)
+    whole["config"] |= fields or {}
+    whole = {key: x for key, x in (whole | about).items() if x is not None}
+    file.write_text(json.dumps(whole))
+    return directory
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"original_ln_after": False},
+        {"residual_before_ln": "post_add"},
+        {"ln_before": True},
+        {"ln_after": True},
+        {"is_parallel": True},
+        {"use_gating": True},
+        {"inv_adapter": "nice"},
+        {"cross_adapter": True},
+        {"leave_out": [0]},
+        {"dropout": 0.1},
+        {"phm_layer": True},
+        {"stochastic_depth": 0.1},
+        {"scaling": "learned"},
+        {"scaling": True},
+        {"reduction_factor": {"0": 8, "default": 16}},
+        {"non_linearity": None},
+        {"mh_adapter": "yes"},
+        {"architecture": "lora"},
+        {"new_attention_norm": True},
+    ],
+    ids=lambda config: "-".join(config),
+)
+def test_config_fields_that_change_the_maths(config, tmp_path):
+    ((field, value),) = config.items()
+    with pytest.raises(InputError) as caught:
+        load_adapterhub(changed(tmp_path, config))
+    assert f"{field} = {value!r}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "about", "message"),
+    [
+        ({"non_linearity": "leakyrelu"}, {}, "'leakyrelu' is not implemented"),
+        ({"reduction_factor": 0}, {}, "reduction_factor = 0"),
+        ({"mh_adapter": False, "output_adapter": False}, {}, "places is empty"),
+        ({}, {"model_type": "robert"}, r"'robert'.*'roberta'"),
+        ({}, {"config": "seq_bn"}, "no table 'config'"),
+    ],
+    ids=["activation", "factor", "no places", "model type", "config"],
+)
+def test_configs_that_say_nothing_sensible(config, about, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        load_adapterhub(changed(tmp_path, config, **about))
+
+
+def test_files_that_are_not_there_or_broken(tmp_path):
+    with pytest.raises(InputError, match=r"holds no adapter_config.json"):
+        load_adapterhub(tmp_path)
+    weights = changed(tmp_path) / "adapter.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(InputError, match=r"not a whole safetensors file"):
+        load_adapterhub(tmp_path)
+    weights.unlink()
+    with pytest.raises(InputError, match=r"holds no adapter.safetensors"):
+        load_adapterhub(tmp_path)
+    (tmp_path / "pytorch_adapter.bin").write_bytes(b"")
+    with pytest.raises(InputError, match=r"pickle \(pytorch_adapter.bin\).*refused"):
+        load_adapterhub(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(InputError, match="not valid JSON"):
+        load_adapterhub(tmp_path)
+
+
+def test_pickled_head(tmp_path):
+    (changed(tmp_path) / "model_head.safetensors").rename(tmp_path / "pytorch_model_head.bin")
+    with pytest.raises(InputError, match=r"pytorch_model_head.bin.*refused"):
+        load_adapterhub(tmp_path)
+    assert load_adapterhub(tmp_path, with_head=False).name == "houlsby"
+
+
+def test_all_that_does_not_fit_is_one_message(tmp_path):
+    file = changed(tmp_path) / "adapter.safetensors"
+    tensors = load_file(file)
+    layer = "bert.encoder.layer.1.output.adapters.houlsby"
+    tensors[f"{layer}.adapter_up.weight"] = np.zeros((16, 5), np.float32)
+    del tensors[f"{layer}.adapter_down.0.bias"]
+    tensors[f"{layer}.gate.weight"] = np.zeros((1, 16), np.float32)
+    save_file(tensors, file)
+    save_file({"classifier.weight": np.zeros((5, 16), "f4")}, tmp_path / "model_head.safetensors")
+    with pytest.raises(InputError) as caught:
+        attach(base(), load_adapterhub(tmp_path))
+    message = str(caught.value)
+    assert "(5 mismatches)" in message
+    assert f"{layer}.adapter_up.weight is [16, 5], the model needs [16, 4]" in message
+    assert f"{layer}.adapter_down.0.bias [4] is missing" in message
+    assert f"{layer}.gate.weight [1, 16] has no place in the model" in message
+    assert "classifier" in message
+    assert "with_head=False" in message
+
+
+def test_adapter_of_another_family_or_depth(tmp_path):
+    # 16 tensors without a place, four sites that are none of RoBERTa's, and a head of other form.
+    method = load_adapterhub(GOLDEN / "roberta" / "houlsby", with_head=False)
+    with pytest.raises(InputError, match=r"roberta adapter .* \(20 mismatches\).*and 16 more"):
+        attach(base(), method)
+    config = read(GOLDEN / "bert" / "config.json") | {"num_hidden_layers": 1}
+    shutil.copytree(GOLDEN / "bert", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "model.safetensors")
+    kept = {name: x for name, x in tensors.items() if ".layer.1." not in name}
+    save_file(kept, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"\(8 mismatches\).*layer.1.*has no place"):
+        attach(load_model(tmp_path), load_adapterhub(GOLDEN / "bert" / "houlsby"))
+
+
+# -------------------------------------------------------------------------------- refused: writing
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (None, "no method"),
+        (lora(2), "'lora'"),
+        (opendelta(), "'opendelta'"),
+        (dual(), "'dual'"),
+        (houlsby(4, targets=["query"]), r"in all layers.*query' has one"),
+        (
+            pfeiffer(4, targets=r".*layer\.1\.output\.residual"),
+            r"layer.0.output.residual' has none",
+        ),
+    ],
+    ids=["none", "lora", "opendelta", "dual", "linear", "one layer"],
+)
+def test_methods_and_places_that_the_format_does_not_have(method, message, tmp_path):
+    model = base() if method is None else attach(base(), method)
+    with pytest.raises(InputError, match=message):
+        export_adapterhub(model, model.trainable, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_other_things_that_cannot_be_written(tmp_path):
+    model = attach(base(), houlsby(4))
+    with pytest.raises(InputError, match=r"name 'a.b'"):
+        export_adapterhub(model, model.trainable, tmp_path, name="a.b")
+    half = {name: x for name, x in model.trainable.items() if "layer.0" in name}
+    with pytest.raises(InputError, match="not this model's"):
+        export_adapterhub(model, half, tmp_path)
+    own = bind(nnx.Dict(dense=nnx.Linear(4, 4, rngs=nnx.Rngs(0))))
+    own = attach(own, houlsby(2, targets=["dense"]))
+    with pytest.raises(InputError, match="Hugging Face model"):
+        export_adapterhub(own, own.trainable, tmp_path)
+    assert not any(tmp_path.iterdir())

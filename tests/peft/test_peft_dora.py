@@ -1,0 +1,209 @@
+"""DoRA: its formula, its gradients, merging, and what it refuses."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fedjax_peft.aggregators.lora import pairs
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import bind
+from fedjax_peft.models.layers import FusedLinear
+from fedjax_peft.peft import dora
+from fedjax_peft.peft.base import attach, attach_module, merge
+from fedjax_peft.peft.dora import DoRALinear
+from fedjax_peft.testing import tiny_model
+from fedjax_peft.typing import Outputs
+
+KEY = jax.random.key(3)
+BATCH = {
+    "input_ids": np.arange(20, dtype=np.int32).reshape(4, 5) + 5,
+    "attention_mask": np.ones((4, 5), np.int32),
+}
+S = 1.5
+
+
+@functools.cache
+def tiny():
+    return tiny_model(3)
+
+
+def logits(model, trainable=None):
+    trainable = model.trainable if trainable is None else trainable
+    return model.apply(model.frozen, trainable, BATCH, None, False).logits
+
+
+def layer(*, dropout=0.0, bias=True, **options):
+    """Returns a layer whose leaves are all random, B and the magnitude too."""
+    normal = nnx.initializers.normal(1.0)
+    base = nnx.Linear(8, 6, use_bias=bias, bias_init=normal, rngs=nnx.Rngs(0), **options)
+    a, b = jax.random.normal(KEY, (8, 3)), jax.random.normal(KEY, (3, 6))
+    module = DoRALinear(base, a, b, S, dropout)
+    module.lora_magnitude.set_value(jax.random.normal(KEY, (6,)))
+    return module
+
+
+def leaves(module):
+    """Returns W, b, A, B and m as NumPy arrays."""
+    base = module.base
+    variables = (base.kernel, base.bias, module.lora_a, module.lora_b, module.lora_magnitude)
+    return [np.asarray(v[...]) if v is not None else 0.0 for v in variables]
+
+
+# --------------------------------------------------------------------------------------- formula
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_output_is_the_formula_and_merged_is_the_same(bias):
+    module = layer(bias=bias)
+    w, offset, a, b, m = leaves(module)
+    v = w + S * a @ b
+    x = np.asarray(jax.random.normal(KEY, (2, 5, 8)))
+    expected = x @ (m * v / np.linalg.norm(v, axis=0)) + offset
+    np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(module.merged()(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def forward(module, batch):
+    y = module(batch["x"])
+    return Outputs(y, y)
+
+
+def test_no_gradient_passes_through_the_norm():
+    module = layer()
+    w, offset, a, b, _ = leaves(module)
+    norm = np.linalg.norm(w + S * a @ b, axis=0)
+    x = jax.random.normal(KEY, (5, 8))
+    model = bind(module, forward=forward)
+
+    def constant_norm(p):
+        v = w + S * p["lora_a"] @ p["lora_b"]
+        return jnp.sum(jnp.sin(x @ (p["lora_magnitude"][None] * v / norm[None]) + offset[None]))
+
+    def ours(p):
+        return jnp.sum(jnp.sin(model.apply(model.frozen, p, {"x": x}, None, False).logits))
+
+    expected, got = jax.grad(constant_norm)(model.trainable), jax.grad(ours)(model.trainable)
+    for name in ("lora_a", "lora_b", "lora_magnitude"):
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_acts_on_all_that_is_added_to_the_frozen_layer():
+    module = layer(dropout=0.5)
+    w, offset, a, b, m = leaves(module)
+    gain = m / np.linalg.norm(w + S * a @ b, axis=0)
+    x = jax.random.normal(KEY, (20, 8))
+    dropped = np.asarray(module.dropout(x))
+    assert 0.3 < np.mean(dropped == 0) < 0.7
+    added = (gain - 1) * (dropped @ w) + gain * (S * dropped @ a @ b)
+    np.testing.assert_allclose(module(x), np.asarray(x) @ w + offset + added, rtol=1e-4, atol=1e-4)
+    module.eval()
+    v = w + S * a @ b
+    np.testing.assert_allclose(module(x), np.asarray(x) @ (gain * v) + offset, rtol=1e-4, atol=1e-4)
+
+
+def test_directions_with_scale_zero_count_in_neither_product_nor_norm():
+    module = layer()
+    w, offset, a, b, m = leaves(module)
+    module.lora_scale.set_value(jnp.array([S, S, 0.0]))
+    v = w + S * a[:, :2] @ b[:2]
+    x = np.asarray(jax.random.normal(KEY, (5, 8)))
+    expected = x @ (m * v / np.linalg.norm(v, axis=0)) + offset
+    np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_column_of_zeros_stays_finite():
+    base = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    base.kernel.set_value(base.kernel[...].at[:, 1].set(0))
+    module = DoRALinear(base, jnp.ones((4, 2)), jnp.zeros((2, 3)), 1.0, 0.0)
+    model, x = bind(module, forward=forward), jnp.ones((2, 4))
+
+    def total(p):
+        return jnp.sum(model.apply(model.frozen, p, {"x": x}, None, False).logits)
+
+    value, slopes = jax.value_and_grad(total)(model.trainable)
+    np.testing.assert_allclose(value, jnp.sum(base(x)), rtol=1e-5)
+    assert all(bool(jnp.all(jnp.isfinite(g))) for g in slopes.values())
+
+
+def test_compute_dtype_is_kept_and_close():
+    x = jax.random.normal(KEY, (20, 8))
+    rough = layer(dtype=jnp.bfloat16)(x.astype(jnp.bfloat16))
+    assert rough.dtype == jnp.bfloat16
+    np.testing.assert_allclose(rough.astype(jnp.float32), layer()(x), rtol=0.05, atol=0.1)
+
+
+# --------------------------------------------------------------------------------------- a model
+
+
+@pytest.mark.parametrize("init", ["kaiming", "gaussian"])
+def test_start_changes_nothing(init):
+    model = attach(tiny(), dora(4, alpha=6.0, init=init))
+    np.testing.assert_allclose(logits(model), logits(tiny()), rtol=0, atol=1e-5)
+    site = "bert.encoder.layer.1.attention.self.value"
+    norms = np.linalg.norm(tiny().frozen[f"{site}.kernel"], axis=0)
+    np.testing.assert_allclose(model.trainable[f"{site}.lora_magnitude"], norms, rtol=1e-6)
+    assert model.trainable[f"{site}.lora_a"].std() > 0
+    assert not model.trainable[f"{site}.lora_b"].any()
+
+
+def test_what_is_trained_and_what_aggregators_see():
+    model = attach(tiny(), dora(4))
+    sites = [
+        f"bert.encoder.layer.{i}.attention.self.{n}" for i in (0, 1) for n in ("query", "value")
+    ]
+    adapters = {name for name, kind in model.kinds.items() if kind == "adapter"}
+    assert adapters == {f"{s}.lora_{n}" for s in sites for n in ("a", "b", "magnitude")}
+    assert list(pairs(model.trainable)) == sites
+    assert model.counts()["adapter"] == len(sites) * (4 * 2 * 32 + 32)
+
+
+def test_merged_model_gives_the_same_logits():
+    model = attach(tiny(), dora(4, alpha=6.0, rslora=True, targets=["query", "dense"]))
+    trained = {
+        name: x
+        if model.kinds[name] == "fixed"
+        else x + 0.2 * jax.random.normal(jax.random.fold_in(KEY, i), x.shape)
+        for i, (name, x) in enumerate(model.trainable.items())
+    }
+    merged = merge(model, trained)
+    assert merged.frozen.keys() == tiny().frozen.keys()
+    assert jnp.max(jnp.abs(logits(model, trained) - logits(model))) > 0.1
+    np.testing.assert_allclose(logits(merged), logits(model, trained), rtol=0, atol=1e-5)
+
+
+def test_fused_projection_has_one_update():
+    module = nnx.Dict(c_attn=FusedLinear(4, 12, ("q", "k", "v"), jnp.float32))
+    x = jax.random.normal(KEY, (2, 4))
+    before = module.c_attn(x)
+    attach_module(module, dora(2, targets=["c_attn"]))
+    assert module.c_attn.lora_magnitude.shape == (12,)
+    np.testing.assert_allclose(module.c_attn(x), before, rtol=1e-5, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rank": 0}, {"alpha": 0.0}, {"dropout": 1.0}, {"init": "svd"}, {"rank_pattern": {"key": 0}}],
+    ids=str,
+)
+def test_impossible_options(options):
+    (value,) = options.values()
+    with pytest.raises(InputError, match="rank = 0" if isinstance(value, dict) else str(value)):
+        dora(**options)
+
+
+def test_what_it_cannot_be_attached_to():
+    with pytest.raises(InputError, match=r"'qurey'.*'query'"):
+        attach(tiny(), dora(4, targets=["qurey"]))
+    with pytest.raises(InputError, match="rank = 33"):
+        attach(tiny(), dora(33))
+    with pytest.raises(InputError, match="'value'"):
+        attach(tiny(), dora(4, targets=["query"], rank_pattern={"value": 2}))
+    with pytest.raises(InputError, match="already has 'dora'"):
+        attach(attach(tiny(), dora(4)), dora(4))

@@ -1,0 +1,262 @@
+"""FedMCP's pair of adapters: the mean of two, and either alone with coefficient 1."""
+
+import functools
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+
+from fedjax_peft import tree
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import bind
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hf import load_model
+from fedjax_peft.models.layers import Residual, layer_norm
+from fedjax_peft.peft import bottleneck, dual, opendelta
+from fedjax_peft.peft.base import attach, attach_module, count, merge
+from fedjax_peft.peft.bottleneck import PLACEMENTS
+from fedjax_peft.peft.dual import MODES, mode
+from fedjax_peft.typing import Outputs, Roles
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
+
+
+class Sublayer(nnx.Module):
+    def __init__(self, place, post_norm, rngs):
+        self.dense = nnx.Linear(6, 6, rngs=rngs)
+        self.norm = layer_norm(6, 1e-5, jnp.float32)
+        self.residual = Residual(place, 6)
+        self.post_norm = post_norm
+
+    def __call__(self, x):
+        if self.post_norm:
+            return self.norm(self.residual(jnp.tanh(self.dense(x)), x, self.norm))
+        return self.residual(jnp.tanh(self.dense(self.norm(x))), x)
+
+
+class Own(nnx.Module):
+    """A user's own module: two sublayers and a head."""
+
+    def __init__(self, post_norm):
+        rngs = nnx.Rngs(0)
+        self.attention = Sublayer("attention", post_norm, rngs)
+        self.feed_forward = Sublayer("feed_forward", post_norm, rngs)
+        self.out = nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, batch):
+        x = self.feed_forward(self.attention(batch["x"]))
+        return Outputs(self.out(x), x[:, None])
+
+
+@functools.cache
+def base(name="post"):
+    if name == "bert":
+        return load_model(GOLDEN / name)
+    return bind(Own(post_norm=name == "post"), head=("out",))
+
+
+def inputs(name):
+    if name == "bert":
+        return load_file(GOLDEN / name / "inputs.safetensors")
+    return {"x": jax.random.normal(jax.random.key(1), (4, 6))}
+
+
+def targets(name, placement):
+    """Returns what our own module must name, as it has no defaults for OpenDelta."""
+    return ["dense"] if placement == "opendelta" and name != "bert" else None
+
+
+@functools.cache
+def tiny(name="post", placement="opendelta"):
+    """Returns a dual model, its trainable leaves with random adapters, and the forward pass."""
+    model = attach(base(name), dual(size=3, placement=placement, targets=targets(name, placement)))
+    rng = np.random.default_rng(0)
+    params = {
+        leaf: jnp.asarray(rng.normal(0, 0.4, x.shape), jnp.float32)
+        if model.kinds[leaf] == "adapter"
+        else x
+        for leaf, x in model.trainable.items()
+    }
+    return model, params, forward_pass(model, inputs(name))
+
+
+def forward_pass(model, batch):
+    """Returns the compiled function from trainable leaves to logits and last hidden states."""
+
+    @jax.jit
+    def forward(params):
+        outputs = model.apply(model.frozen, params, batch, None, False)
+        return outputs.logits, outputs.hidden
+
+    return forward
+
+
+def single(placement, **options):
+    """Returns the method with one adapter at the places of ``dual``."""
+    options |= {"activation": "gelu_new", "init": "opendelta"}
+    if placement == "opendelta":
+        return opendelta(**options)
+    return bottleneck(**PLACEMENTS[placement]._asdict(), **options)
+
+
+def alone(params, which):
+    """Returns the leaves of a model that has only one of the two."""
+    other = "private" if which == "global" else "global"
+    kept = {n: x for n, x in params.items() if f".{other}_adapter." not in n}
+    return {n.replace(f".{which}_adapter.", "."): x for n, x in kept.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "placement"),
+    [(name, p) for name in ("post", "pre") for p in PLACEMENTS] + [("bert", "opendelta")],
+)
+def test_a_mode_with_one_adapter_is_a_model_with_one_adapter(name, placement):
+    _, params, forward = tiny(name, placement)
+    other = attach(base(name), single(placement, size=3, targets=targets(name, placement)))
+    expected = forward_pass(other, inputs(name))
+    for which in ("global", "private"):
+        values = alone(params, which)
+        assert values.keys() == other.trainable.keys()
+        for got, wanted in zip(forward(mode(params, which)), expected(values), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_dual_mode_is_the_mean_of_both(placement):
+    # Of the same two adapters the mean is either of them; of two different ones it is neither.
+    _, params, forward = tiny("post", placement)
+    same = {n: params[n.replace(".private_adapter.", ".global_adapter.")] for n in params}
+    np.testing.assert_allclose(
+        forward(mode(same, "dual"))[0], forward(mode(same, "global"))[0], rtol=0, atol=1e-5
+    )
+    np.testing.assert_array_equal(forward(mode(params, "dual"))[0], forward(params)[0])
+    dual_, global_, private = (np.asarray(forward(mode(params, which))[0]) for which in MODES)
+    for one, other in ((dual_, global_), (dual_, private), (global_, private)):
+        assert np.abs(one - other).max() > 0.05
+
+
+def test_output_is_the_formula():
+    module = nnx.Dict(dense=nnx.Linear(4, 6, rngs=nnx.Rngs(0)))
+    attach_module(module, dual(size=2, targets=["dense"], activation="tanh"))
+    h = jax.random.normal(jax.random.key(0), (5, 4))
+    pair, y = module.dense.adapter, module.dense.base(h)
+
+    def f(adapter):
+        down, up = adapter.down, adapter.up
+        return np.tanh(y @ down.kernel[...] + 1) @ up.kernel[...] - 2
+
+    for adapter in (pair.global_adapter, pair.private_adapter):
+        adapter.down.bias.set_value(jnp.ones(2))
+        adapter.up.bias.set_value(jnp.full(6, -2.0))
+        adapter.up.kernel.set_value(100 * adapter.up.kernel[...])
+        adapter.down.kernel.set_value(100 * adapter.down.kernel[...])
+    expected = y + f(pair.global_adapter) / 2 + f(pair.private_adapter) / 2
+    np.testing.assert_allclose(module.dense(h), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("which", "silent"), [("global", "private"), ("private", "global")])
+def test_the_adapter_that_is_off_gets_no_gradient_at_all(which, silent):
+    _, params, forward = tiny()
+
+    @jax.jit
+    def gradient(params):
+        return jax.grad(lambda p: jnp.square(forward(mode(p, which))[0]).sum())(params)
+
+    for name, x in gradient(params).items():
+        if f".{silent}_adapter." in name:
+            np.testing.assert_array_equal(x, 0)
+        else:
+            assert jnp.abs(x).max() > 0, name
+
+
+def test_the_adapter_that_is_off_may_be_anything():
+    # Even one that has diverged must not spoil the other's pass.
+    _, params, forward = tiny()
+    broken = {
+        n: jnp.full_like(x, jnp.nan) if ".private_adapter.up." in n else x
+        for n, x in params.items()
+    }
+    np.testing.assert_array_equal(
+        forward(mode(broken, "global"))[0], forward(mode(params, "global"))[0]
+    )
+
+
+@pytest.mark.parametrize("which", ["dual", "global", "private"])
+def test_stacked_trees(which):
+    _, params, _ = tiny()
+    others = {n: 3 * x for n, x in params.items()}
+    stacked = {n: jnp.stack([params[n], others[n]]) for n in params}
+    got = mode(stacked, which)
+    for i, one in enumerate((params, others)):
+        for name, x in mode(one, which).items():
+            np.testing.assert_array_equal(got[name][i], x)
+
+
+def test_only_the_up_projections_are_scaled():
+    _, params, _ = tiny()
+    for which, factors in {
+        "global": {"global": 2, "private": 0},
+        "private": {"global": 0, "private": 2},
+        "dual": {"global": 1, "private": 1},
+    }.items():
+        for name, x in mode(params, which).items():
+            found = re.search(r"\.(global|private)_adapter\.up\.", name)
+            factor = factors[found[1]] if found else 1
+            np.testing.assert_array_equal(x, factor * params[name])
+
+
+def test_names_make_the_roles():
+    model, *_ = tiny()
+    roles = tree.assign_roles(
+        model.kinds,
+        Roles(
+            shared=(r"^adapter:.*\.global_adapter\.",),
+            private=(r"^adapter:.*\.private_adapter\.", "^head:"),
+        ),
+    )
+    assert len(roles["shared"]) == 8  # two sites of four leaves
+    twins = [name.replace(".global_adapter.", ".private_adapter.") for name in roles["shared"]]
+    assert set(twins) < set(roles["private"])
+
+
+def test_the_two_start_apart_and_small():
+    model = attach(base("bert"), dual())
+    for name, x in model.trainable.items():
+        if ".global_adapter." in name and name.endswith("kernel"):
+            twin = model.trainable[name.replace(".global_adapter.", ".private_adapter.")]
+            assert jnp.abs(x - twin).max() > 0.01
+            assert abs(float(jnp.std(x)) / 0.01 - 1) < 0.2
+
+
+def test_published_count():
+    counts = count({"model_type": "roberta"}, dual(), head=classification(2))
+    assert counts["adapter"] == 2 * 608_640
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+def test_unknown_names():
+    _, params, _ = tiny()
+    with pytest.raises(InputError, match=r"mode 'globl'.*'global'"):
+        mode(params, "globl")
+    with pytest.raises(InputError, match=r"placement 'opendelt'.*'opendelta'"):
+        dual(placement="opendelt")
+    with pytest.raises(InputError, match="Both reduction_factor"):
+        dual(16, size=4)
+
+
+def test_leaves_without_a_pair():
+    model = attach(base("bert"), opendelta())
+    with pytest.raises(InputError, match=r"attach dual\(\)"):
+        mode(model.trainable, "global")
+
+
+def test_merging_is_refused():
+    with pytest.raises(InputError, match="cannot be merged"):
+        merge(tiny()[0])

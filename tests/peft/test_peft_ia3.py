@@ -1,0 +1,170 @@
+"""(IA)³: its formula, what it scales, merging, and what it refuses."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import bind
+from fedjax_peft.models.layers import FusedLinear
+from fedjax_peft.peft import ia3, lora
+from fedjax_peft.peft.base import attach, attach_module, merge
+from fedjax_peft.peft.ia3 import IA3Linear
+from fedjax_peft.testing import tiny_model
+from fedjax_peft.typing import Outputs
+
+KEY = jax.random.key(3)
+BATCH = {
+    "input_ids": np.arange(20, dtype=np.int32).reshape(4, 5) + 5,
+    "attention_mask": np.ones((4, 5), np.int32),
+}
+
+
+@functools.cache
+def tiny():
+    return tiny_model(3)
+
+
+def logits(model, trainable=None):
+    trainable = model.trainable if trainable is None else trainable
+    return model.apply(model.frozen, trainable, BATCH, None, False).logits
+
+
+def scales(model):
+    return {n: x.size for n, x in model.trainable.items() if model.kinds[n] == "adapter"}
+
+
+def layer(feed_forward, base=None):
+    base = base or nnx.Linear(8, 6, bias_init=nnx.initializers.normal(1.0), rngs=nnx.Rngs(0))
+    module = IA3Linear(base, feed_forward)
+    module.ia3_l.set_value(jax.random.normal(KEY, module.ia3_l.shape))
+    return module
+
+
+@pytest.mark.parametrize("feed_forward", [False, True])
+def test_output_is_the_formula_and_merged_is_the_same(feed_forward):
+    module = layer(feed_forward)
+    x = np.asarray(jax.random.normal(KEY, (2, 5, 8)))
+    scale, kernel, bias = (
+        np.asarray(v[...]) for v in (module.ia3_l, module.base.kernel, module.base.bias)
+    )
+    expected = (x * scale) @ kernel + bias if feed_forward else (x @ kernel + bias) * scale
+    np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(module.merged()(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_fused_projection_is_scaled_whole():
+    base = FusedLinear(4, 12, ("q", "k", "v"), jnp.float32)
+    module = layer(False, base)
+    assert module.ia3_l.shape == (12,)
+    x = jax.random.normal(KEY, (3, 4))
+    np.testing.assert_allclose(module(x), base(x) * module.ia3_l[...][None], rtol=1e-5, atol=1e-5)
+
+
+def test_compute_dtype_is_kept():
+    base = nnx.Linear(8, 6, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    for feed_forward in (False, True):
+        assert layer(feed_forward, base)(jnp.ones((2, 8), jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_start_changes_nothing_and_merging_keeps_what_was_learned():
+    model = attach(tiny(), ia3())
+    np.testing.assert_array_equal(logits(model), logits(tiny()))
+    trained = {
+        name: x + 0.3 * jax.random.normal(jax.random.fold_in(KEY, i), x.shape)
+        for i, (name, x) in enumerate(model.trainable.items())
+    }
+    merged = merge(model, trained)
+    assert merged.frozen.keys() == tiny().frozen.keys()
+    assert jnp.max(jnp.abs(logits(model, trained) - logits(model))) > 0.1
+    np.testing.assert_allclose(logits(merged), logits(model, trained), rtol=0, atol=1e-5)
+
+
+# --------------------------------------------------------------------------------------- targets
+
+
+def test_default_targets_are_those_of_peft():
+    # Keys, values, and the input of both layers whose name ends in output.dense.
+    leaves = {
+        f"bert.encoder.layer.{i}.{path}.ia3_l": size
+        for i in (0, 1)
+        for path, size in {
+            "attention.self.key": 32,
+            "attention.self.value": 32,
+            "attention.output.dense": 32,
+            "output.dense": 64,
+        }.items()
+    }
+    assert scales(attach(tiny(), ia3())) == leaves
+
+
+@pytest.mark.parametrize(
+    ("feed_forward", "count"),
+    [
+        (None, 4),  # the attention's output.dense is meant by the name too
+        (["intermediate.dense"], 2),
+        (r".*layer\.1\.intermediate.*", 1),
+        ([], 0),
+    ],
+)
+def test_feed_forward_layers(feed_forward, count):
+    method = ia3(["key", "dense"], feed_forward)
+    module = attach_module(
+        tiny().module(), method, {"ia3_feed_forward": ("output.dense",)}, head=tiny().head
+    )
+    made = [m for _, m in nnx.iter_modules(module) if isinstance(m, IA3Linear)]
+    assert len(made) == 8
+    assert sum(m.feed_forward for m in made) == count
+
+
+class MLP(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(6, 12, rngs=rngs)
+        self.out = nnx.Linear(12, 2, rngs=rngs)
+
+    def __call__(self, batch):
+        y = self.out(jax.nn.relu(self.hidden(batch["x"])))
+        return Outputs(y, y[:, None])
+
+
+def test_own_module():
+    plain = bind(MLP(nnx.Rngs(0)))
+    model = attach(plain, ia3(["hidden", "out"], ["out"]))
+    assert scales(model) == {"hidden.ia3_l": 12, "out.ia3_l": 12}
+    # Two factors on the same features (a relu keeps positive ones): they multiply.
+    batch = {"x": jax.random.normal(KEY, (5, 6))}
+    trained = {"hidden.ia3_l": jnp.full(12, 2.0), "out.ia3_l": jnp.full(12, 3.0)}
+    got = model.apply(model.frozen, trained, batch, None, False).logits
+    same = plain.apply(plain.frozen, plain.trainable, batch, None, False).logits
+    np.testing.assert_allclose(got, 6 * same, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match="targets="):
+        attach(plain, ia3())
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("method", "advice"),
+    [
+        (ia3(["kye"]), r"'kye'.*'key'"),
+        (ia3(["key"], ["valeu"]), r"'valeu'.*'value'"),
+        (ia3(["key"], ["value"]), r"feed_forward = \['value'\] names none of the targets"),
+    ],
+    ids=["target", "feed_forward", "no target"],
+)
+def test_names_that_match_nothing(method, advice):
+    with pytest.raises(InputError, match=advice):
+        attach(tiny(), method)
+
+
+def test_adapted_already():
+    with pytest.raises(InputError, match="already has 'ia3'"):
+        attach(attach(tiny(), ia3()), ia3())
+    module = attach_module(tiny().module(), lora(2, targets=["key"]))
+    with pytest.raises(InputError, match=r"key' is already adapted"):
+        attach_module(module, ia3(["key"]))

@@ -1,0 +1,456 @@
+"""An adapter that peft wrote, or we, is where training starts: the same leaves, the same logits."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import torch
+from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch_reference import logits_of, padded_batch, randomised, saved, tensors, tiny_model
+from transformers import AutoModel
+
+from fedjax_peft import attach, count, heads, load_model, merge, peft, testing
+from fedjax_peft.errors import InputError
+from fedjax_peft.peft.export import export
+
+EXACT = {"rtol": 0, "atol": 1e-5}
+
+# peft 0.21 asks transformers 5 for an attribute that it has renamed.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+
+
+def trained(model, seed=1):
+    """Returns trainable leaves as after a run: all moved, the fixed ones as they were."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: x if model.kinds[name] == "fixed" else x + rng.normal(0, 0.2, x.shape).astype("f4")
+        for name, x in sorted(model.trainable.items())
+    }
+
+
+def ours(model, batch, params=None):
+    outputs = model.apply(model.frozen, params or model.trainable, batch, None, False)
+    return np.asarray(outputs.logits)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return saved(tiny_model("bert"), tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def model(base):
+    return load_model(base)
+
+
+# ------------------------------------------------------------------------------------ round trips
+
+KEPT = {
+    "lora": peft.lora(4, alpha=6.0, dropout=0.1, targets=["query", "dense"]),
+    "gaussian": peft.lora(3, alpha=5.0, init="gaussian"),
+    "rslora": peft.lora(4, alpha=7.0, rslora=True),
+    "patterns": peft.lora(
+        4, alpha=6.0, rank_pattern={"value": 3}, alpha_pattern={r"layer\.1\..*query": 5.0}
+    ),
+    "dora": peft.dora(3, alpha=5.0, rslora=True, rank_pattern={"value": 2}),
+    "ia3": peft.ia3(),
+    "ia3-none": peft.ia3(targets=["value"], feed_forward=[]),
+    "prompt": peft.prompt_tuning(5),
+    "houlsby": peft.houlsby(size=4),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_round_trip_is_exact(model, name, tmp_path):
+    """The scale too; and what is written again is the same."""
+    adapted = attach(model, KEPT[name])
+    params = trained(adapted)
+    format = "adapterhub" if name == "houlsby" else "peft"
+    first = export(adapted, params, tmp_path / "a", format=format)
+    again = attach(model, peft.pretrained(first))
+    assert again.kinds == adapted.kinds
+    for leaf, value in params.items():
+        np.testing.assert_array_equal(again.trainable[leaf], value, err_msg=leaf)
+    assert again.method.name == adapted.method.name
+    second = export(again, again.trainable, tmp_path / "b", format=format)
+    for path in first.iterdir():
+        assert (second / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "method"),
+    [
+        ("bert", "classification", peft.lora(4, init="svd", rslora=True, alpha=5.0)),
+        ("gpt2", "causal_lm", peft.lora(2, alpha=3.0, parts=["q", "v"])),
+        ("gpt2", "classification", peft.dora(2)),
+        ("vit", "classification", peft.ia3()),
+        ("roberta", "token_classification", peft.lora(2)),
+        ("deberta-v2", "question_answering", peft.prompt_tuning(2)),
+        ("distilbert", "classification", peft.lora(2, targets=["q_lin", "lin2"])),
+    ],
+)
+def test_round_trip_of_other_models(family, kind, method, tmp_path):
+    """Where the leaves may be others, the logits are not."""
+    model = load_model(saved(tiny_model(family, kind=kind), tmp_path / "base"))
+    adapted = attach(model, method)
+    params = trained(adapted)
+    again = attach(model, peft.pretrained(export(adapted, params, tmp_path / "a")))
+    batch = padded_batch(tiny_model(family, kind=kind).config)
+    np.testing.assert_allclose(ours(again, batch), ours(adapted, batch, params), **EXACT)
+
+
+def test_an_imported_adapter_is_like_an_attached_one(model, tmp_path):
+    """It can be counted, merged and trained."""
+    adapted = attach(model, peft.lora(4))
+    params = trained(adapted)
+    method = peft.pretrained(str(export(adapted, params, tmp_path / "a")))
+    again = attach(model, method)
+    assert count(model.config, method, head=heads.classification(3)) == adapted.counts()
+    batch = padded_batch(tiny_model("bert").config)
+    np.testing.assert_allclose(ours(merge(again), batch), ours(again, batch), **EXACT)
+    with pytest.raises(InputError, match="already has 'lora' attached"):
+        attach(again, method)
+
+
+# ------------------------------------------------------------------------------------- from peft
+
+
+def written(directory, family, config, to=None, **options):
+    """Returns a random adapter that peft wrote, and its model."""
+    reference = tiny_model(family, **options)
+    reference = get_peft_model(reference, config).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, x in reference.named_parameters():
+            if x.requires_grad:
+                mean = 1.0 if "ia3_l" in name or "magnitude" in name else 0.0
+                x.copy_(mean + 0.2 * torch.randn(x.shape, generator=generator))
+    if to is not None:
+        reference = reference.to(to)
+    reference.save_pretrained(directory)
+    return reference.float()
+
+
+BOTH = {"task_type": "SEQ_CLS", "target_modules": ["query", "value"]}
+CONFIGS = {
+    "defaults": LoraConfig(**BOTH),
+    "options": LoraConfig(**BOTH, r=3, lora_alpha=7, lora_dropout=0.1, use_rslora=True),
+    "patterns": LoraConfig(
+        **BOTH,
+        rank_pattern={"value": 2, r"layer\.1\.attention\.self\.query": 5},
+        alpha_pattern={"^bert.encoder.layer.0.*": 3},
+    ),
+    "some layers": LoraConfig(
+        task_type="SEQ_CLS",
+        target_modules=r".*(query|dense)",
+        exclude_modules=["bert.pooler.dense"],
+        modules_to_save=["bert.pooler"],
+    ),
+    "one layer": LoraConfig(**BOTH, layers_to_transform=[1], layers_pattern="layer"),
+    "gaussian": LoraConfig(**BOTH, init_lora_weights="gaussian"),
+    "dora": LoraConfig(**BOTH, use_dora=True, lora_alpha=5),
+    "ia3": IA3Config(task_type="SEQ_CLS"),
+    "ia3 options": IA3Config(
+        task_type="SEQ_CLS",
+        target_modules=["value", "intermediate.dense"],
+        feedforward_modules=["intermediate.dense"],
+    ),
+    "prompt": PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
+}
+
+
+def assert_reads(base, adapter, reference, **options):
+    """Asserts that an adapter gives peft's logits here."""
+    model = attach(load_model(base, **options), peft.pretrained(adapter))
+    batch = padded_batch(reference.config)
+    with torch.no_grad():
+        expected = logits_of(reference(**tensors(batch))).numpy()
+    np.testing.assert_allclose(
+        ours(model, batch), expected[:, -ours(model, batch).shape[1] :], **EXACT
+    )
+    return model
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_peft(base, name, tmp_path):
+    reference = written(tmp_path, "bert", CONFIGS[name])
+    model = assert_reads(base, tmp_path, reference)
+    options = model.method.options
+    if name == "options":
+        expected = {"rank": 3, "alpha": 7.0, "dropout": 0.1, "rslora": True}
+        assert {key: options[key] for key in expected} == expected
+    if name == "one layer":
+        assert not any("layer.0" in leaf for leaf, kind in model.kinds.items() if kind == "adapter")
+
+
+def test_gpt2(tmp_path):
+    """Its kernels are stored the other way round; both say so or not."""
+    base = saved(tiny_model("gpt2", kind="causal_lm"), tmp_path / "base")
+    config = LoraConfig(
+        task_type="CAUSAL_LM", target_modules=["c_attn", "c_fc"], fan_in_fan_out=True
+    )
+    reference = written(tmp_path / "a", "gpt2", config, kind="causal_lm")
+    assert_reads(base, tmp_path / "a", reference)
+
+
+def test_bfloat16(base, tmp_path):
+    written(tmp_path, "bert", LoraConfig(**BOTH), to=torch.bfloat16)
+    stored = load_file(tmp_path / "adapter_model.safetensors")
+    assert {x.dtype for x in stored.values()} == {torch.bfloat16}
+    model = attach(load_model(base), peft.pretrained(tmp_path))
+    site = "bert.encoder.layer.0.attention.self.query"
+    expected = stored[f"base_model.model.{site}.lora_A.weight"].float().numpy().T
+    np.testing.assert_array_equal(model.trainable[f"{site}.lora_a"], expected)
+
+
+def test_a_head_that_the_adapter_lacks_stays(base, tmp_path):
+    """Here the pooler: peft trains only the classifier."""
+    fresh = load_model(base)
+    written(tmp_path, "bert", LoraConfig(**BOTH))
+    model = attach(fresh, peft.pretrained(tmp_path))
+    for leaf in ("bert.pooler.dense.kernel", "bert.pooler.dense.bias"):
+        np.testing.assert_array_equal(model.trainable[leaf], fresh.trainable[leaf])
+    changed = np.abs(model.trainable["classifier.kernel"] - fresh.trainable["classifier.kernel"])
+    assert changed.max() > 0.1
+
+
+def test_adapter_of_a_bare_encoder(base, model, tmp_path):
+    """Its paths lack the prefix, and it has no head."""
+    encoder = randomised(AutoModel.from_pretrained(base))
+    reference = get_peft_model(
+        encoder, LoraConfig(target_modules=["query"], init_lora_weights=False)
+    )
+    reference.save_pretrained(tmp_path)
+    again = attach(model, peft.pretrained(tmp_path))
+    assert all(".query.lora" in leaf for leaf, kind in again.kinds.items() if kind == "adapter")
+    site = "encoder.layer.1.attention.self.query"
+    stored = load_file(tmp_path / "adapter_model.safetensors")
+    np.testing.assert_array_equal(
+        again.trainable[f"bert.{site}.lora_b"],
+        stored[f"base_model.model.{site}.lora_B.weight"].numpy().T,
+    )
+
+
+def test_older_names_of_vit(tmp_path):
+    """Those of transformers 4, which has other module names."""
+    base = saved(tiny_model("vit"), tmp_path / "base")
+    config = LoraConfig(
+        target_modules=["q_proj", "o_proj", "fc1"],
+        rank_pattern={"fc1": 3},
+        modules_to_save=["classifier"],
+    )
+    reference = written(tmp_path / "a", "vit", config)
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    old = {
+        "vit.layers.": "vit.encoder.layer.",
+        "attention.q_proj": "attention.attention.query",
+        "attention.o_proj": "attention.output.dense",
+        "mlp.fc1": "intermediate.dense",
+    }
+
+    def renamed(name):
+        for new, before in old.items():
+            name = name.replace(new, before)
+        return name
+
+    save_file({renamed(name): x for name, x in load_file(file).items()}, file)
+    edit(tmp_path / "a", rank_pattern={"intermediate.dense": 3}, target_modules=["query"])
+    assert_reads(base, tmp_path / "a", reference)
+
+
+def test_training_starts_from_the_adapter(tmp_path):
+    start = testing.tiny_model()
+    data = testing.tiny_dataset(60)
+    model = attach(start, peft.lora(2))
+    model = model.replace(trainable={n: jax.numpy.asarray(x) for n, x in trained(model).items()})
+    adapter = export(model, model.trainable, tmp_path / "a")
+    again = attach(start, peft.pretrained(adapter))
+    batch = {name: x[:8] for name, x in data.columns.items()}
+    np.testing.assert_array_equal(ours(again, batch), ours(model, batch))
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+def edit(directory, **fields):
+    """Changes fields of a config; those that are None are removed."""
+    path = directory / "adapter_config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+@pytest.fixture(scope="module")
+def adapter(model, tmp_path_factory):
+    adapted = attach(model, peft.lora(4))
+    return export(adapted, trained(adapted), tmp_path_factory.mktemp("adapter") / "a")
+
+
+@pytest.fixture
+def copy(adapter, tmp_path):
+    """A copy of a LoRA adapter, to be spoilt."""
+    return shutil.copytree(adapter, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"bias": "lora_only"},
+        {"lora_bias": True},
+        {"layer_replication": [[0, 2], [1, 2]]},
+        {"megatron_config": {"a": 1}},
+        {"target_parameters": ["bert.x"]},
+        {"trainable_token_indices": [1]},
+        {"alora_invocation_tokens": [1]},
+        {"use_qalora": True},
+        {"velora_config": {"a": 1}},
+        {"use_bdlora": {"a": 1}},
+        {"arrow_config": {"a": 1}},
+        {"kasa_config": {"a": 1}},
+        {"monteclora_config": {"a": 1}},
+        {"use_dora": True, "lora_bias": True},
+        {"of_a_later_peft": 3},
+    ],
+    ids=lambda fields: "+".join(fields),
+)
+def test_options_that_change_the_maths(copy, fields):
+    edit(copy, **fields)
+    name, value = list(fields.items())[-1]
+    with pytest.raises(InputError) as error:
+        peft.pretrained(copy)
+    assert f"{name} = {value!r}" in str(error.value)
+    assert "not implemented" in str(error.value)
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga"])
+def test_starts_that_changed_the_base(copy, start):
+    edit(copy, init_lora_weights=start)
+    with pytest.raises(InputError, match=f"init_lora_weights = '{start}'.*weight_conversion"):
+        peft.pretrained(copy)
+
+
+def test_every_field_of_peft_is_decided(model, tmp_path):
+    """What get_peft_model writes for itself is read, each field of it."""
+    for name in ("defaults", "ia3", "prompt"):
+        written(tmp_path / name, "bert", CONFIGS[name])
+        peft.pretrained(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"peft_type": "LOHA"}, r"peft_type = 'LOHA', .*\(LORA, IA3, PROMPT_TUNING are\)"),
+        ({"peft_type": None}, r"peft_type = None"),
+        ({"r": 5}, r"query.lora_A.weight is \[4, 32\], but its config has rank 5"),
+        ({"r": "4"}, r"has r = '4'"),
+        ({"rank_pattern": {"query": "x"}}, r"rank_pattern\['query'\] = 'x'"),
+        ({"lora_alpha": -1}, "alpha = -1 must be positive"),
+        ({"use_dora": True}, r"lora_magnitude_vector is missing"),
+        ({"peft_type": "IA3"}, r"has init_lora_weights = True, lora_alpha = 4\.0, r = 4, which"),
+    ],
+)
+def test_config_that_does_not_fit_the_tensors(copy, fields, complaint):
+    edit(copy, **fields)
+    with pytest.raises(InputError, match=complaint):
+        peft.pretrained(copy)
+
+
+def test_files(copy, tmp_path):
+    file, config = copy / "adapter_model.safetensors", copy / "adapter_config.json"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="not a whole safetensors file"):
+        peft.pretrained(copy)
+    file.write_bytes(b"hello")
+    with pytest.raises(InputError, match="not a whole safetensors file"):
+        peft.pretrained(copy)
+    file.rename(copy / "adapter_model.bin")
+    with pytest.raises(InputError, match=r"only as pickle \(adapter_model.bin\)"):
+        peft.pretrained(copy)
+    (copy / "adapter_model.bin").unlink()
+    with pytest.raises(InputError, match=r"holds no adapter_model.safetensors"):
+        peft.pretrained(copy)
+    for text in ("{", "[1]"):
+        config.write_text(text)
+        with pytest.raises(InputError, match="JSON"):
+            peft.pretrained(copy)
+    config.unlink()
+    with pytest.raises(InputError, match=r"holds no adapter_config.json"):
+        peft.pretrained(copy)
+    with pytest.raises(InputError, match="is no directory"):
+        peft.pretrained(tmp_path / "nowhere")
+
+
+def spoil(copy, change):
+    file = copy / "adapter_model.safetensors"
+    stored = load_file(file)
+    change(stored)
+    save_file(stored, file)
+    return peft.pretrained(copy)
+
+
+def test_tensors_that_do_not_belong(model, copy):
+    """All that does not fit is counted, the first are named."""
+    prefix = "base_model.model."
+
+    def change(stored):
+        stored[f"{prefix}bert.embeddings.word_embeddings.weight"] = torch.zeros(100, 32)
+        stored[f"{prefix}elsewhere.weight"] = torch.zeros(2)
+        stored[f"{prefix}classifier.weight"] = torch.zeros(5, 32)
+        del stored[f"{prefix}classifier.bias"]
+
+    with pytest.raises(InputError, match=r"\(4 mismatches\)") as error:
+        attach(model, spoil(copy, change))
+    for text in (
+        "word_embeddings.weight was trained whole, and is not part of the model's head",
+        "classifier.weight is [5, 32], the model's head needs [3, 32]",
+        "elsewhere.weight [2] has no place",
+        "and 1 more",
+    ):
+        assert text in str(error.value)
+    assert f"made for {model.name!r}" in str(error.value)
+
+
+def test_half_an_update(copy):
+    site = "bert.encoder.layer.1.attention.self.value"
+    with pytest.raises(InputError, match=rf"{site}.lora_B.weight is missing"):
+        spoil(copy, lambda stored: stored.pop(f"base_model.model.{site}.lora_B.weight"))
+
+
+def test_adapter_of_another_model(base, adapter, tmp_path):
+    """Another family, another width, another head."""
+    roberta = load_model(saved(tiny_model("roberta"), tmp_path / "roberta"))
+    with pytest.raises(InputError, match=r"\(8 mismatches\): there is no linear layer bert"):
+        attach(roberta, peft.pretrained(adapter))
+    narrow = load_model(saved(tiny_model("bert", hidden_size=16), tmp_path / "narrow"))
+    with pytest.raises(InputError, match=r"lora_A.weight is \[4, 32\], the model needs \[4, 16\]"):
+        attach(narrow, peft.pretrained(adapter))
+    for head, complaint in (
+        (
+            heads.classification(7, fresh=True),
+            r"classifier.weight is \[3, 32\], .* needs \[7, 32\]",
+        ),
+        (heads.question_answering(fresh=True), r"classifier.weight \[3, 32\] has no place"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            attach(load_model(base, head=head), peft.pretrained(adapter))
+
+
+def test_layers_of_the_head(base, model, tmp_path):
+    """They are trained whole here."""
+    config = LoraConfig(task_type="SEQ_CLS", target_modules=["query", "pooler.dense"])
+    written(tmp_path, "bert", config)
+    with pytest.raises(InputError, match=r"bert.pooler.dense is part of the head"):
+        attach(model, peft.pretrained(tmp_path))
+
+
+def test_prompt_of_another_width(model, tmp_path):
+    written(tmp_path, "bert", CONFIGS["prompt"], hidden_size=16)
+    with pytest.raises(InputError, match=r"does not fit this model"):
+        attach(model, peft.pretrained(tmp_path))
+    file = tmp_path / "adapter_model.safetensors"
+    save_file({"prompt_embeddings": load_file(file)["prompt_embeddings"]}, file)
+    with pytest.raises(InputError, match=r"prompt_embeddings are \[4, 16\], .* needs \[4, 32\]"):
+        attach(model, peft.pretrained(tmp_path))

@@ -1,0 +1,236 @@
+"""Prompt and prefix tuning: what they put before the text, their starts, and what they refuse."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import bind
+from fedjax_peft.models.heads import token_classification
+from fedjax_peft.models.hf import random_model
+from fedjax_peft.models.layers import PrefixSlot, TokenEmbed, attention
+from fedjax_peft.peft import prefix_tuning, prompt_tuning
+from fedjax_peft.peft.base import attach, attach_module, merge
+from fedjax_peft.peft.prefix import Prefix
+from fedjax_peft.peft.prompt import PromptEmbed
+from fedjax_peft.testing import TINY_BERT, tiny_model
+from fedjax_peft.typing import Outputs
+
+KEY = jax.random.key(3)
+WORDS = "bert.embeddings.word_embeddings"
+SLOT = "bert.encoder.layer.{}.attention.self.prefix"
+
+
+@functools.cache
+def tiny(family="bert"):
+    config = {**TINY_BERT, "model_type": family}
+    return tiny_model(3) if family == "bert" else random_model(config, head=token_classification(3))
+
+
+def batch_of(length):
+    ids = np.arange(2 * length, dtype=np.int32).reshape(2, length) % 50 + 5
+    mask = np.arange(length)[None] < np.array([length, length - 1])[:, None]
+    return {"input_ids": np.where(mask, ids, 0), "attention_mask": mask}
+
+
+def outputs(model, batch, trainable=None):
+    trainable = model.trainable if trainable is None else trainable
+    return model.apply(model.frozen, trainable, batch, None, False)
+
+
+def adapters(model):
+    return {n: x.shape for n, x in model.trainable.items() if model.kinds[n] == "adapter"}
+
+
+# ---------------------------------------------------------------------------------------- prompt
+
+
+def test_prompt_comes_before_the_embeddings():
+    table = TokenEmbed(20, 6, jnp.float32)
+    prompt = jax.random.normal(KEY, (3, 6))
+    module = PromptEmbed(table, prompt)
+    ids = jnp.arange(8).reshape(2, 4)
+    np.testing.assert_array_equal(module(ids)[:, :3], jnp.stack([prompt, prompt]))
+    np.testing.assert_array_equal(module(ids)[:, 3:], table(ids))
+    x = jax.random.normal(KEY, (2, 6))
+    np.testing.assert_array_equal(module.attend(x), table.attend(x))
+    assert PromptEmbed(TokenEmbed(20, 6, jnp.bfloat16), prompt)(ids).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_prompt_is_read_but_not_returned(family):
+    batch = batch_of(6)
+    config = {**TINY_BERT, "model_type": family}
+    model = attach(random_model(config, head=token_classification(3)), prompt_tuning(4))
+    (name,) = adapters(model)
+    assert name == f"{family}.embeddings.word_embeddings.prompt"
+    got = outputs(model, batch)
+    assert got.logits.shape == (2, 6, 3)
+    assert {x.shape for x in got.states} == {(2, 6, 32)}
+    other = outputs(model, batch, {**model.trainable, name: -model.trainable[name]})
+    assert jnp.max(jnp.abs(other.logits - got.logits)) > 0.1
+
+
+def test_starts_of_a_prompt():
+    model = attach(tiny(), prompt_tuning(100))
+    prompt = np.asarray(model.trainable[f"{WORDS}.prompt"])
+    assert prompt.shape == (100, 32)
+    assert abs(prompt.mean()) < 0.1
+    assert abs(prompt.std() - 1) < 0.05
+    words = prompt_tuning(100, init="vocabulary")
+    drawn = np.asarray(attach(tiny(), words).trainable[f"{WORDS}.prompt"])
+    table = np.asarray(tiny().frozen[f"{WORDS}.embedding"])
+    rows = [np.flatnonzero((table == row).all(axis=1)) for row in drawn]
+    assert all(len(row) == 1 for row in rows)
+    assert len({int(row[0]) for row in rows}) > 30
+    other = attach(tiny(), words, seed=1).trainable[f"{WORDS}.prompt"]
+    assert not np.array_equal(drawn, other)
+
+
+@pytest.mark.parametrize(("family", "positions"), [("bert", 32), ("roberta", 30)])
+def test_text_and_prompt_must_have_positions(family, positions):
+    # RoBERTa's first two of the table are no token's: padding's, and the one before it.
+    config = {**TINY_BERT, "model_type": family, "pad_token_id": int(family == "roberta")}
+    plain = random_model(config, head=token_classification(3))
+    model = attach(plain, prompt_tuning(4))
+    for m, longest in ((plain, positions), (model, positions - 4)):
+        shape = jax.eval_shape(lambda m=m, n=longest: outputs(m, batch_of(n)).logits)
+        assert shape.shape == (2, longest, 3)
+    with pytest.raises(InputError) as caught:
+        jax.eval_shape(lambda: outputs(model, batch_of(positions)))
+    for part in (
+        f"text of {positions} tokens and a prompt of 4",
+        f"has {positions} (max_position_embeddings)",
+    ):
+        assert part in str(caught.value)
+    assert f"to {positions - 4} tokens" in str(caught.value)
+    with pytest.raises(InputError, match=rf"text of {positions + 1} tokens needs"):
+        jax.eval_shape(lambda: outputs(plain, batch_of(positions + 1)))
+
+
+# ---------------------------------------------------------------------------------------- prefix
+
+
+MASKS = {
+    "padding": np.array([[1, 1, 1, 1], [1, 1, 0, 0]], bool)[:, None, None, :],
+    "causal": np.tril(np.ones((4, 4), bool))[None, None],
+    "whole": np.ones((2, 3, 4, 4), bool),
+    "heads": np.random.default_rng(0).random((1, 3, 4, 4)) < 0.7,
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_attention_over_prefix_and_text(kind):
+    q, k, v = np.random.default_rng(1).normal(size=(3, 2, 4, 3, 5)).astype(np.float32)
+    pk, pv = np.random.default_rng(2).normal(size=(2, 6, 15)).astype(np.float32)
+    slot = Prefix(PrefixSlot(15), jnp.asarray(pk), jnp.asarray(pv))
+    got = attention(q, *slot(k, v, jnp.asarray(MASKS[kind])), lambda x: x)
+
+    mask = np.broadcast_to(MASKS[kind], (2, 3, 4, 4))
+    expected = np.zeros_like(q)
+    for b in range(2):
+        for h in range(3):
+            part = slice(5 * h, 5 * h + 5)
+            keys = np.concatenate([pk[:, part], k[b, :, h]])
+            values = np.concatenate([pv[:, part], v[b, :, h]])
+            for i in range(4):
+                seen = np.concatenate([np.ones(6, bool), mask[b, h, i]])
+                weight = np.exp(keys[seen] @ q[b, i, h] / np.sqrt(5))
+                expected[b, i, h] = weight @ values[seen] / weight.sum()
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_prefix_of_every_layer_is_trained():
+    model = attach(tiny(), prefix_tuning(5))
+    names = [f"{SLOT.format(i)}.prefix_{n}" for i in (0, 1) for n in ("key", "value")]
+    assert adapters(model) == dict.fromkeys(names, (5, 32))
+    values = np.concatenate([model.trainable[n] for n in names])
+    assert abs(values.std() - 1) < 0.1
+    assert len(np.unique(values)) == values.size
+    batch = batch_of(6)
+
+    @jax.jit
+    def slope(trainable):
+        return jax.grad(lambda t: jnp.sum(jnp.sin(outputs(model, batch, t).logits)))(trainable)
+
+    slopes = slope(model.trainable)
+    assert all(jnp.max(jnp.abs(slopes[n])) > 1e-4 for n in names)
+
+
+def test_padding_is_not_seen_and_no_position_is_taken():
+    model, batch = attach(tiny(), prefix_tuning(5)), batch_of(6)
+    other = batch | {"input_ids": np.where(batch["attention_mask"], batch["input_ids"], 9)}
+    np.testing.assert_allclose(
+        outputs(model, batch).logits, outputs(model, other).logits, rtol=0, atol=1e-5
+    )
+    assert jax.eval_shape(lambda: outputs(model, batch_of(32)).hidden).shape == (2, 32, 32)
+
+
+def test_projected_prefixes_share_one_encoder():
+    model = attach(tiny(), prefix_tuning(5, projection=7))
+    shared = {"embedding": (5, 32), "kernel": (32, 7), "bias": (7,)}
+    own = {"kernel": (7, 64), "bias": (64,)}
+    assert adapters(model) == {
+        **{f"{SLOT.format(0)}.encoder.{n}": shape for n, shape in shared.items()},
+        **{f"{SLOT.format(i)}.{n}": shape for i in (0, 1) for n, shape in own.items()},
+    }
+    values = {n: np.asarray(x) for n, x in model.trainable.items()}
+    e, w, b = (values[f"{SLOT.format(0)}.encoder.{n}"] for n in shared)
+    for i in (0, 1):
+        prefix = np.tanh(e @ w + b) @ values[f"{SLOT.format(i)}.kernel"]
+        prefix += values[f"{SLOT.format(i)}.bias"]
+        slot = model.module().bert.encoder.layer[i].attention.self.prefix
+        np.testing.assert_allclose(np.concatenate(slot.learned(), 1), prefix, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: prompt_tuning(0), "tokens = 0"),
+        (lambda: prompt_tuning(init="text"), "init = 'text'"),
+        (lambda: prefix_tuning(0), "tokens = 0"),
+        (lambda: prefix_tuning(projection=0), "projection = 0"),
+    ],
+)
+def test_impossible_options(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+class Tables(nnx.Module):
+    def __init__(self, tables):
+        self.tables = nnx.List([TokenEmbed(5, 4, jnp.float32) for _ in range(tables)])
+        self.out = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+
+    def __call__(self, batch):
+        x = self.out(sum(table(batch["ids"]) for table in self.tables))
+        return Outputs(x[:, 0], x)
+
+
+def test_models_without_a_place():
+    with pytest.raises(InputError, match="this one has none"):
+        attach(bind(Tables(0)), prompt_tuning())
+    with pytest.raises(InputError, match=r"several \(tables.0, tables.1\)"):
+        attach(bind(Tables(2)), prompt_tuning())
+    with pytest.raises(InputError, match=r"layers\.PrefixSlot"):
+        attach(bind(Tables(1)), prefix_tuning())
+    assert set(adapters(attach(bind(Tables(1)), prompt_tuning(3)))) == {"tables.0.prompt"}
+
+
+@pytest.mark.parametrize("method", [prompt_tuning(2), prefix_tuning(2)], ids=lambda m: m.name)
+def test_attaching_twice_and_merging(method):
+    model = attach(tiny(), method)
+    with pytest.raises(InputError, match=f"already has '{method.name}'"):
+        attach(model, method)
+    module = attach_module(tiny().module(), method)
+    with pytest.raises(InputError, match=r"embeddings' is already|prefix' is already"):
+        attach_module(module, method)
+    with pytest.raises(InputError, match="cannot be merged"):
+        merge(model)

@@ -1,0 +1,219 @@
+"""BitFit, layer-norm tuning, full fine-tuning, the head alone: what is trained, and only that."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fedjax_peft import peft
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import bind
+from fedjax_peft.models.heads import causal_lm, classification
+from fedjax_peft.peft.base import Method, attach, attach_module, count, merge
+from fedjax_peft.testing import tiny_model
+from fedjax_peft.typing import Outputs
+
+KEY = jax.random.key(3)
+BATCH = {
+    "input_ids": np.arange(20, dtype=np.int32).reshape(4, 5) + 5,
+    "attention_mask": np.arange(5)[None] < np.array([5, 3, 4, 2])[:, None],
+}
+ROBERTA_BASE = {"model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1}
+METHODS = {
+    "bitfit": peft.bitfit(),
+    "bitfit-paper": peft.bitfit(["query", "intermediate.dense"]),
+    "layer_norm": peft.layer_norm(),
+    "full": peft.full(),
+    "head_only": peft.head_only(),
+}
+
+
+@functools.cache
+def tiny():
+    return tiny_model(3)
+
+
+def logits(model, trainable=None):
+    trainable = model.trainable if trainable is None else trainable
+    return model.apply(model.frozen, trainable, BATCH, None, False).logits
+
+
+def moved(model):
+    return {
+        name: x + 0.1 * jax.random.normal(jax.random.fold_in(KEY, i), x.shape)
+        for i, (name, x) in enumerate(model.trainable.items())
+    }
+
+
+def adapters(model):
+    return {name for name, kind in model.kinds.items() if kind == "adapter"}
+
+
+# ------------------------------------------------------------------------------- what is trained
+
+
+def expected(method):
+    """Returns the names that a method trains, told by their ends."""
+    ends = {
+        "bitfit": (".bias",),
+        "bitfit-paper": ("query.bias", "intermediate.dense.bias"),
+        "layer_norm": ("LayerNorm.scale", "LayerNorm.bias"),
+        "full": ("",),
+        "head_only": (),
+    }
+    return {name for name in tiny().frozen if name.endswith(ends[method])}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_marked_leaves_are_trained_beside_the_head_and_no_others(method):
+    plain, model = tiny(), attach(tiny(), METHODS[method])
+    assert adapters(model) == expected(method)
+    assert set(model.trainable) == expected(method) | set(plain.trainable)
+    assert set(model.frozen) == set(plain.frozen) - expected(method)
+    np.testing.assert_array_equal(logits(model), logits(plain))
+    values = {**model.frozen, **model.trainable}
+    for name, x in {**plain.frozen, **plain.trainable}.items():
+        np.testing.assert_array_equal(values[name], x)
+
+
+@pytest.mark.parametrize("method", ["bitfit", "full"])
+def test_gradient_reaches_what_is_trained(method):
+    model = attach(tiny(), METHODS[method])
+
+    @jax.jit
+    def slope(trainable):
+        return jax.grad(lambda p: jnp.sum(jnp.sin(logits(model, p))))(trainable)
+
+    for name, gradient in slope(model.trainable).items():
+        # A bias of the keys adds a constant to a query's scores.
+        least = 0 if name.endswith("key.bias") else 1e-5
+        assert jnp.max(jnp.abs(gradient)) >= least, name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_merged_model_is_plain_and_gives_the_same_logits(method):
+    model = attach(tiny(), METHODS[method])
+    trained = moved(model)
+    merged = merge(model, trained)
+    assert jnp.max(jnp.abs(logits(model, trained) - logits(model))) > 0.01
+    np.testing.assert_array_equal(logits(merged), logits(model, trained))
+    assert merged.method is None
+    assert merged.kinds == tiny().kinds
+    assert merged.frozen.keys() == tiny().frozen.keys()
+
+
+@pytest.mark.parametrize(
+    ("method", "adapter"),
+    [
+        (peft.bitfit(), 102_144),
+        (peft.layer_norm(), 2 * 768 * (1 + 2 * 12)),
+        (peft.full(), 124_055_040),
+        (peft.head_only(), 0),
+    ],
+    ids=lambda x: x.name if isinstance(x, Method) else "",
+)
+def test_count_of_roberta_base(method, adapter):
+    # FeDeRA's table: 0.1M for BitFit and 125M for full fine-tuning, without the head.
+    counts = count(ROBERTA_BASE, method, head=classification(2))
+    assert counts["adapter"] == adapter
+    assert counts["head"] == 592_130
+    assert counts["adapter"] + counts["frozen"] == 124_055_040
+
+
+def test_tied_head_of_gpt2_is_counted_once():
+    counts = count({"model_type": "gpt2"}, peft.full(), head=causal_lm())
+    assert counts == {"adapter": 124_439_808, "head": 0, "frozen": 0}
+
+
+# -------------------------------------------------------------------------- a user's own modules
+
+
+class MLP(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(6, 12, rngs=rngs)
+        self.out = nnx.Linear(12, 2, rngs=rngs)
+
+    def __call__(self, batch):
+        y = self.out(jax.nn.relu(self.hidden(batch["x"])))
+        return Outputs(y, y[:, None])
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [(peft.bitfit(), {"hidden.bias"}), (peft.full(), {"hidden.bias", "hidden.kernel"})],
+    ids=["bitfit", "full"],
+)
+def test_own_module(method, names):
+    plain = bind(MLP(nnx.Rngs(0)), head=("out",))
+    model = attach(plain, method)
+    assert adapters(model) == names
+    batch = {"x": jax.random.normal(KEY, (5, 6))}
+    got, same = (m.apply(m.frozen, m.trainable, batch, None, False) for m in (model, plain))
+    np.testing.assert_array_equal(got.logits, same.logits)
+    with pytest.raises(InputError, match="no layer norm"):
+        attach(plain, peft.layer_norm())
+
+
+class Tied(nnx.Module):
+    """The output's table is the input's, once by ``attend`` and once as a parameter of its own."""
+
+    def __init__(self, rngs):
+        self.table = nnx.Embed(7, 4, rngs=rngs)
+        self.rows = nnx.List([self.table.embedding])
+
+    def __call__(self, batch):
+        x = self.table(batch["ids"])
+        return Outputs(self.table.attend(x) + x @ self.rows[0][...].T, x)
+
+
+def test_tied_table_is_trained_once_and_stays_tied():
+    model = attach(bind(Tied(nnx.Rngs(0))), peft.full())
+    assert len(model.trainable) == 1
+    (name,) = model.trainable
+    batch = {"ids": jnp.arange(3)[None]}
+    trained = {name: jax.random.normal(KEY, (7, 4))}
+    x = trained[name][:3]
+    y = model.apply({}, trained, batch, None, False).logits[0]
+    np.testing.assert_allclose(y, 2 * x @ trained[name].T, rtol=1e-5, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+def test_targets_that_have_no_bias():
+    with pytest.raises(InputError, match=r"'qurey'.*'query'"):
+        attach(tiny(), peft.bitfit(["qurey"]))
+    with pytest.raises(InputError, match="'word_embeddings'"):
+        attach(tiny(), peft.bitfit(["word_embeddings"]))
+    with pytest.raises(InputError, match="'classifier'"):
+        attach(tiny(), peft.bitfit(["classifier"]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_adapted_already(method):
+    with pytest.raises(InputError, match="already has 'lora'"):
+        attach(attach(tiny(), peft.lora(2)), METHODS[method])
+    module = attach_module(tiny().module(), peft.lora(2, targets=["query"]))
+    with pytest.raises(InputError, match=r"already adapted: '.*lora_a'"):
+        attach_module(module, METHODS[method])
+
+
+def test_nothing_to_train():
+    with pytest.raises(InputError, match="no head"):
+        attach(bind(MLP(nnx.Rngs(0))), peft.head_only())
+    with pytest.raises(InputError, match="no parameter outside its head"):
+        attach(bind(MLP(nnx.Rngs(0)), head=("hidden", "out")), peft.full())
+    with pytest.raises(InputError, match="no bias"):
+        attach(bind(Tied(nnx.Rngs(0))), peft.bitfit())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bitfit", "dora", "full", "head_only", "ia3", "layer_norm", "prefix_tuning", "prompt_tuning"],
+)
+def test_config_files_find_the_method_by_its_name(name):
+    assert name in peft.__all__
+    assert getattr(peft, name)().name == name
