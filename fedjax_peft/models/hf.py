@@ -287,6 +287,8 @@ def save_checkpoint(
         about["architectures"] = [architecture]
     text = json.dumps(about, indent=2, sort_keys=True)
     (directory / "config.json").write_text(text + "\n")
+    # safetensors gives its file to the owner alone.
+    (directory / "model.safetensors").chmod((directory / "config.json").stat().st_mode)
 
 
 def source_name(leaf: str, family: Family) -> tuple[str, bool]:

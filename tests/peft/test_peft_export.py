@@ -282,6 +282,7 @@ def assert_merges(directory, method, tmp_path, *, family="bert", kind="classific
     assert_same(ours(again, again.trainable, batch), expected, batch)
     config = json.loads((out / "config.json").read_text())
     assert config["architectures"] == [type(reference).__name__]
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1
     assert load_file(out / "model.safetensors").keys() == (
         load_file(directory / "model.safetensors").keys()
     )
