@@ -28,6 +28,7 @@ from fedjax_peft.models.layers import (
     Encoded,
     TokenEmbed,
     activation,
+    check_length,
     layer_norm,
     linear,
     prepend,
@@ -185,6 +186,8 @@ class Embeddings(nnx.Module):
         prompt = length - ids.shape[1]
         mask = prepend(batch["attention_mask"].astype(bool), prompt)
         if hasattr(self, "position_embeddings"):
+            limit = self.position_embeddings.num_embeddings
+            check_length(ids.shape[1], length, limit, "max_position_embeddings")
             x = x + self.position_embeddings(jnp.arange(length))[None]
         if hasattr(self, "token_type_embeddings"):
             types = batch.get("token_type_ids", jnp.zeros_like(ids))

@@ -41,6 +41,8 @@ class Family(NamedTuple):
     """PEFT method -> the submodules that it adapts by default."""
     refused: Mapping[str, Any]
     """Config fields that change the maths and are not implemented: name -> the value we have."""
+    saved: tuple[tuple[str, str], ...] = ()
+    """Substitutions that bring our names to those that checkpoints are written with."""
 
 
 def check_heads(config: Any, width: str, heads: str) -> None:

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -276,7 +276,7 @@ def save_checkpoint(
         array = np.asarray(value, np.float32)
         if transposed:
             array = array.transpose(_TORCH_AXES[array.ndim])
-        tensors[name] = np.ascontiguousarray(array)
+        tensors[_renamed(name, family.saved)] = np.ascontiguousarray(array)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     # transformers casts what it reads to the dtype that the config names.
     about = {k: v for k, v in config.items() if k != "torch_dtype"} | {"dtype": "float32"}
@@ -448,9 +448,13 @@ def _torch_shape(ours: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _normalised(key: str, family: Family) -> str:
-    for pattern, replacement in family.renamed:
-        key = re.sub(pattern, replacement, key)
-    return key
+    return _renamed(key, family.renamed)
+
+
+def _renamed(name: str, substitutions: Sequence[tuple[str, str]]) -> str:
+    for pattern, replacement in substitutions:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def _leaf(normal: str, family: Family) -> tuple[str, bool]:

@@ -302,4 +302,14 @@ FAMILY = Family(
         "opendelta": ("o_proj", "fc2"),
     },
     refused={"head_dim": None},
+    # transformers 5 has new names for its modules and writes the old ones, which all versions read.
+    saved=(
+        (r"^vit\.layers\.", "vit.encoder.layer."),
+        (r"\.attention\.q_proj\.", ".attention.attention.query."),
+        (r"\.attention\.k_proj\.", ".attention.attention.key."),
+        (r"\.attention\.v_proj\.", ".attention.attention.value."),
+        (r"\.attention\.o_proj\.", ".attention.output.dense."),
+        (r"\.mlp\.fc1\.", ".intermediate.dense."),
+        (r"\.mlp\.fc2\.", ".output.dense."),
+    ),
 )

@@ -21,7 +21,7 @@ from torch_reference import (
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from fedjax_peft.assets import fetch
-from fedjax_peft.models.heads import classification
+from fedjax_peft.models.heads import classification, two_classifiers
 from fedjax_peft.models.hf import load_model, save_checkpoint
 
 EXACT = {"rtol": 0, "atol": 1e-5}
@@ -232,3 +232,20 @@ def test_minilm_on_real_text(tmp_path):
     save_checkpoint({**model.frozen, **model.trainable}, model.config, tmp_path, model.labels)
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     np.testing.assert_allclose(ours(model, batch)[0], torch_outputs(classifier, batch)[0], **EXACT)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_the_second_classifier_is_another_of_robertas_form(family, tmp_path):
+    reference = tiny_model(family)
+    plain = load_model(saved(reference, tmp_path))
+    model = load_model(tmp_path, head=two_classifiers(3), seed=5)
+    batch = padded_batch(reference.config)
+    outputs = model.apply(model.frozen, model.trainable, batch, None, False)
+    np.testing.assert_array_equal(outputs.logits, ours(plain, batch)[0])
+    dense, out = ("second_classifier.dense", "second_classifier.out_proj")
+    leaf = model.trainable
+    first = np.asarray(outputs.hidden[:, 0])
+    x = np.tanh(first @ leaf[f"{dense}.kernel"] + leaf[f"{dense}.bias"][None])
+    expected = x @ leaf[f"{out}.kernel"] + leaf[f"{out}.bias"][None]
+    np.testing.assert_allclose(outputs.second, expected, **EXACT)
+    assert {model.kinds[name] for name in leaf if name.startswith("second")} == {"head"}

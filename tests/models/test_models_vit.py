@@ -171,6 +171,9 @@ def test_saved_checkpoint_is_read_by_transformers(tmp_path):
     assert reference.config.id2label == dict(enumerate(labels))
     assert_equal(model, reference, padded_batch(reference.config))
     assert load_model(tmp_path / "out").labels == labels
+    # Under the names that transformers itself writes, for older versions.
+    names = [load_file(tmp_path / d / "model.safetensors").keys() for d in ("in", "out")]
+    assert names[0] == names[1]
 
 
 def test_two_classifiers(tmp_path):
