@@ -5,7 +5,7 @@ An export appears whole or not at all: it is made in a directory beside its own 
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
@@ -14,7 +14,7 @@ from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.hf import FAMILIES, save_checkpoint
 from fedjax_peft.peft.base import merge
-from fedjax_peft.peft.hfpeft import architecture, write_peft
+from fedjax_peft.peft.hfpeft import class_name, write_peft
 from fedjax_peft.typing import Params
 
 __all__ = ["FORMATS", "Format", "export", "export_clients"]
@@ -54,7 +54,7 @@ def export(
         family, leaves of another model, or a directory that holds anything else.
     """
     with _staged(directory, format) as scratch:
-        _write(model, params, scratch, format, base_model)
+        _writer(model, format, base_model)(params, scratch)
     return Path(directory)
 
 
@@ -79,51 +79,63 @@ def export_clients(
       InputError: as :func:`export`.
     """
     with _staged(directory, format) as scratch:
+        write = _writer(model, format, base_model)
         for client, params in clients:
             own = scratch / f"client_{client:04d}"
             own.mkdir()
-            _write(model, params, own, format, base_model)
+            write(params, own)
     return Path(directory)
 
 
-def _write(
-    model: Model, params: Params, directory: Path, format: Format, base_model: str | None
-) -> None:
-    """Writes an export into an empty directory."""
-    _check(model, params, format)
-    if format == "peft":
-        write_peft(model, params, directory, base_model=base_model)
-    elif format == "adapterhub":
-        from fedjax_peft.peft.adapterhub import export_adapterhub
+def _writer(model: Model, format: Format, base_model: str | None) -> Callable[[Params, Path], None]:
+    """Returns what writes trained leaves into an empty directory."""
+    _check_model(model, format)
+    architecture = class_name(model)
 
-        export_adapterhub(model, params, directory, base_model=base_model)
-    else:
-        plain = merge(model, params)
-        values = {**plain.frozen, **plain.trainable}
-        told = architecture(model)
-        save_checkpoint(values, model.config, directory, model.labels, architecture=told)
-        if model.tokenizer is not None:
-            model.tokenizer.save_pretrained(str(directory))
+    def write(params: Params, directory: Path) -> None:
+        _check_params(model, params)
+        if format == "peft":
+            write_peft(model, params, directory, architecture=architecture, base_model=base_model)
+        elif format == "adapterhub":
+            from fedjax_peft.peft.adapterhub import export_adapterhub
+
+            export_adapterhub(model, params, directory, base_model=base_model)
+        else:
+            plain = merge(model, params)
+            values = {**plain.frozen, **plain.trainable}
+            save_checkpoint(
+                values, model.config, directory, model.labels, architecture=architecture
+            )
+            if model.tokenizer is not None:
+                model.tokenizer.save_pretrained(str(directory))
+
+    return write
 
 
-def _check(model: Model, params: Params, format: Format) -> None:
+def _check_model(model: Model, format: Format) -> None:
     if model.config.get("model_type") not in FAMILIES:
         raise InputError(
             "An export needs the module names of a Hugging Face model, and this model is of no such"
             f" family ({', '.join(FAMILIES)})."
         )
-    if model.method is not None and (name := model.method.name) not in _HOLDS[format]:
+    if model.method is None:
+        if format != "merged":
+            raise InputError(
+                "The model has no method attached, so there is no adapter to export in the format"
+                f" {format!r}. Use 'merged'."
+            )
+        return
+    name = model.method.name
+    if name not in _HOLDS[format]:
         others = [f for f in FORMATS if name in _HOLDS[f]]
         advice = f"Use {' or '.join(map(repr, others))}." if others else "No other format can."
         raise InputError(
             f"The format {format!r} cannot hold {name!r}; it is for {', '.join(_HOLDS[format])}."
             f" {advice}"
         )
-    if model.method is None and format != "merged":
-        raise InputError(
-            f"The model has no method attached, so there is no adapter to export in the format"
-            f" {format!r}. Use 'merged'."
-        )
+
+
+def _check_params(model: Model, params: Params) -> None:
     ours, given = ({n: x.shape for n, x in tree.items()} for tree in (model.trainable, params))
     if strange := sorted(n for n in ours | given if ours.get(n) != given.get(n)):
         raise InputError(

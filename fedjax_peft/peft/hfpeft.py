@@ -5,6 +5,7 @@ whatever the start was.
 """
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from fedjax_peft.peft.base import submodule
 from fedjax_peft.peft.lora import _by_pattern, scaling
 from fedjax_peft.typing import Params
 
-__all__ = ["architecture", "write_peft"]
+__all__ = ["class_name", "write_peft"]
 
 _Content = tuple[dict[str, np.ndarray], dict[str, Any]]
 """(tensors by torch name, config fields)."""
@@ -38,7 +39,12 @@ _TASKS = {
 
 
 def write_peft(
-    model: Model, params: Params, directory: Path, *, base_model: str | None = None
+    model: Model,
+    params: Params,
+    directory: Path,
+    *,
+    architecture: str,
+    base_model: str | None = None,
 ) -> None:
     """Writes an adapter and its head into an existing directory, as Hugging Face PEFT does.
 
@@ -47,12 +53,9 @@ def write_peft(
         the initial values.
       params: the trained leaves.
       directory: where the two files go.
+      architecture: :func:`class_name` of the model.
       base_model: recorded as the base model's hub id or path; by default where it came from.
-
-    Raises:
-      InputError: a head or a family that transformers does not have.
     """
-    name = architecture(model)
     contents = {"ia3": _ia3, "prompt_tuning": _prompt}
     tensors, config = contents.get(model.method.name, _low_rank)(model, params)
     # PEFT wraps the model in two modules, in one for a prompt.
@@ -64,7 +67,7 @@ def write_peft(
             whole[prefix + theirs] = _array(params[leaf], transposed)
     came_from = ASSETS[model.name].hub if model.name in ASSETS else model.name
     config |= {
-        "task_type": next((task for end, task in _TASKS.items() if name.endswith(end)), None),
+        "task_type": next((t for end, t in _TASKS.items() if architecture.endswith(end)), None),
         "base_model_name_or_path": base_model or came_from,
         "modules_to_save": sorted(model.head) or None,
         "inference_mode": True,
@@ -75,12 +78,14 @@ def write_peft(
     replace_file(directory / "adapter_config.json", text.encode())
 
 
-def architecture(model: Model) -> str:
+def class_name(model: Model) -> str:
     """Returns the name of Hugging Face's class for a model and its head, or one of that form.
 
     Raises:
       InputError: a head that is none of its family's.
     """
+    # It would say that PyTorch is missing, which nobody here misses.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     model_type = model.config["model_type"]

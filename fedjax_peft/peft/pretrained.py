@@ -211,17 +211,29 @@ class _Config:
         value = self.values.get(field)
         if value is None:
             return default
-        if type(value) not in (types or (type(default),)):
-            raise InputError(f"The adapter in {self.directory} has {field} = {value!r}.")
+        types = types or (type(default),)
+        if type(value) not in types:
+            raise InputError(
+                f"The adapter in {self.directory} has {field} = {value!r}, which is not of type"
+                f" {' or '.join(t.__name__ for t in types)}."
+            )
         return value
 
-    def numbers(self, field: str, types: tuple[type, ...]) -> dict[str, Any]:
-        """Returns a table of numbers."""
+    def patterns(self, field: str, types: tuple[type, ...]) -> dict[str, Any]:
+        """Returns a table from regular expressions to numbers."""
         table = self.get(field, {})
         for key, value in table.items():
+            try:
+                re.compile(key)
+            except re.error as error:
+                raise InputError(
+                    f"The adapter in {self.directory} has {field} for {key!r}, which is no regular"
+                    f" expression ({error})."
+                ) from None
             if type(value) not in types:
                 raise InputError(
-                    f"The adapter in {self.directory} has {field}[{key!r}] = {value!r}."
+                    f"The adapter in {self.directory} has {field}[{key!r}] = {value!r}, which is no"
+                    " such number."
                 )
         return table
 
@@ -246,8 +258,8 @@ def _low_rank(config: _Config, contents: _Contents) -> Method:
             " which makes it one for the original model."
         )
     rank, alpha = config.get("r", 8), config.get("lora_alpha", 8, _NUMBER)
-    ranks = config.numbers("rank_pattern", (int,))
-    alphas = config.numbers("alpha_pattern", _NUMBER)
+    ranks = config.patterns("rank_pattern", (int,))
+    alphas = config.patterns("alpha_pattern", _NUMBER)
     # As Hugging Face PEFT understands the patterns, by the names that the file has.
     olds = contents.old_names.items()
     each_rank = {path: _by_pattern(ranks, old, rank) for path, old in olds}
@@ -280,7 +292,7 @@ def _low_rank(config: _Config, contents: _Contents) -> Method:
 def _ia3(config: _Config, contents: _Contents) -> Method:
     config.check_used()
     sites = dict(_sites_of(config, contents, {"ia3_l"}))
-    inner = sorted(path for path, tensors in sites.items() if len(tensors["ia3_l"]) == 1)
+    inner = sorted(path for path, tensors in sites.items() if tensors["ia3_l"].shape[:1] == (1,))
     return ia3(targets=sorted(sites), feed_forward=inner)
 
 
@@ -337,7 +349,7 @@ def _fit_sites(
             continue
         n_in, n_out = layer.kernel.shape
         rank = len(tensors.get("lora_A.weight", ()))
-        one_in = "ia3_l" in tensors and len(tensors["ia3_l"]) == 1
+        one_in = "ia3_l" in tensors and tensors["ia3_l"].shape[:1] == (1,)
         shapes = {
             "lora_A.weight": (rank, n_in),
             "lora_B.weight": (n_out, rank),

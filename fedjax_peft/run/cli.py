@@ -252,7 +252,10 @@ def _list(options: argparse.Namespace) -> None:
     sections = {
         "models": {
             **{name: a.description for name, a in assets.ASSETS.items() if a.kind == "model"},
-            **{f"(any {k})": "Hugging Face checkpoint, by hub id or path" for k in hf.FAMILIES},
+            "(a checkpoint)": "of a backbone below, by hub id or path (config.json + safetensors)",
+        },
+        "backbones (model_type) and their heads": {
+            name: ", ".join(family.kinds) for name, family in hf.FAMILIES.items()
         },
         "data sets": {
             **{name: source.description for name, source in DATASETS.items()},

@@ -1,0 +1,124 @@
+"""A model with all that was trained merged into its weights is a plain Hugging Face checkpoint."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from test_peft_export import CLASSES, EXACT, assert_same, auto, ours, theirs, trained
+from torch_reference import padded_batch, saved, tiny_model
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from fedjax_peft import merge, peft, testing
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hf import load_model, random_model
+from fedjax_peft.peft.base import attach
+from fedjax_peft.peft.export import export
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return saved(tiny_model("bert", classes=CLASSES), tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def model(base):
+    return load_model(base)
+
+
+MERGED = {
+    "lora": peft.lora(4, alpha=6.0, targets=["query", "dense"]),
+    "svd": peft.lora(4, init="svd"),
+    "dora": peft.dora(4, alpha=6.0),
+    "ia3": peft.ia3(),
+    "bitfit": peft.bitfit(),
+    "layer_norm": peft.layer_norm(),
+    "full": peft.full(),
+    "head_only": peft.head_only(),
+}
+
+
+def assert_merges(directory, method, tmp_path, *, family="bert", kind="classification"):
+    """Asserts that transformers and we read the merged checkpoint alike."""
+    model = attach(load_model(directory), method)
+    params = trained(model)
+    out = export(model, params, tmp_path / "merged", format="merged")
+    reference = auto(family, kind).from_pretrained(out, attn_implementation="eager")
+    batch = padded_batch(reference.config)
+    expected = ours(model, params, batch)
+    assert_same(theirs(reference, batch), expected, batch)
+    again = load_model(out)
+    assert_same(ours(again, again.trainable, batch), expected, batch)
+    config = json.loads((out / "config.json").read_text())
+    assert config["architectures"] == [type(reference).__name__]
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1
+    assert load_file(out / "model.safetensors").keys() == (
+        load_file(directory / "model.safetensors").keys()
+    )
+    return config
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_merged(base, name, tmp_path):
+    config = assert_merges(base, MERGED[name], tmp_path)
+    assert config["id2label"] == {str(i): f"LABEL_{i}" for i in range(CLASSES)}
+
+
+OTHERS = [("roberta", "token_classification"), ("distilbert", "question_answering")]
+OTHERS += [("deberta-v2", "classification"), ("gpt2", "classification"), ("vit", "classification")]
+
+
+@pytest.mark.parametrize(("family", "kind"), OTHERS)
+def test_merged_of_other_families(family, kind, tmp_path):
+    base = saved(tiny_model(family, kind=kind), tmp_path / "base")
+    assert_merges(base, peft.lora(2), tmp_path, family=family, kind=kind)
+
+
+@pytest.mark.parametrize("method", [peft.lora(2, parts=["v"]), peft.full()], ids=["parts", "full"])
+def test_merged_gpt2(method, tmp_path):
+    base = saved(tiny_model("gpt2", kind="causal_lm"), tmp_path / "base")
+    assert_merges(base, method, tmp_path, family="gpt2", kind="causal_lm")
+
+
+def test_merged_model_that_transformers_does_not_have(tmp_path):
+    """We read it."""
+    model = random_model({"model_type": "cnn", "image_size": 8}, head=classification(CLASSES))
+    out = export(model, model.trainable, tmp_path / "merged", format="merged")
+    again = load_model(out)
+    for leaf, value in model.trainable.items():
+        np.testing.assert_array_equal(again.trainable[leaf], value)
+
+
+def test_merged_model_has_the_leaves_of_the_base(model):
+    adapted = attach(model, peft.lora(2, init="svd"))
+    plain = merge(adapted, trained(adapted))
+    assert plain.frozen.keys() == model.frozen.keys()
+    assert plain.trainable.keys() == model.trainable.keys()
+    assert plain.method is None
+
+
+def test_merged_checkpoint_has_the_tokenizer(tmp_path):
+    base = testing.write_tiny_checkpoint(tmp_path / "base")
+    labels = ["red", "green", "blue"]
+    model = attach(load_model(base, head=classification(labels)), peft.lora(2))
+    out = export(model, trained(model), tmp_path / "merged", format="merged")
+    text = "w1 w2 w50"
+    assert AutoTokenizer.from_pretrained(out)(text) == AutoTokenizer.from_pretrained(base)(text)
+    config = AutoModelForSequenceClassification.from_pretrained(out).config
+    assert config.id2label == dict(enumerate(labels))
+    assert config.label2id == {"red": 0, "green": 1, "blue": 2}
+
+
+def test_merged_checkpoint_says_float32(tmp_path):
+    """Transformers would cast it to the dtype that the original config names."""
+    half = tiny_model("bert").half()
+    model = attach(load_model(saved(half, tmp_path / "base")), peft.bitfit())
+    out = export(model, trained(model), tmp_path / "merged", format="merged")
+    reference = AutoModelForSequenceClassification.from_pretrained(out)
+    batch = padded_batch(reference.config)
+    np.testing.assert_allclose(
+        theirs(reference, batch), ours(model, trained(model), batch), **EXACT
+    )
