@@ -1,10 +1,11 @@
 """Every backbone against torch: seconds of a forward pass and of a LoRA training step.
 
 Base-size models of random weights (the speed does not depend on them) and random tokens or pixels,
-with a classifier of 20 classes. The forward pass is in evaluation mode; the step is loss, gradient
-and AdamW on the LoRA factors and the head, with the config's dropout. Torch runs transformers and
-peft with its fused attention. The two take turns, A/B/A/B, in one process; medians are reported,
-compilation apart.
+with a classifier of 20 classes. The forward pass is in evaluation mode; a step is loss, gradient
+and AdamW on the LoRA factors and the head, with the config's dropout, and several follow each other
+as in a client's local update: here a loop in one program, as the round engine has it, in torch one
+in Python. Torch runs transformers and peft with its fused attention. The two take turns, A/B/A/B,
+in one process; medians are reported, compilation apart.
 
     python experiments/benchmarks/backbones_vs_torch.py                  # CPU, about 15 minutes
     python experiments/benchmarks/backbones_vs_torch.py --families bert gpt2 --repeats 3
@@ -78,9 +79,9 @@ def batch_of(family: str, config: object, size: int, length: int) -> dict[str, n
 
 
 class Ours:
-    """The bound model's forward pass and local step, each one compiled program."""
+    """The bound model's forward pass and local steps, each one compiled program."""
 
-    def __init__(self, config: dict, batch: dict, device_dtype: str):
+    def __init__(self, config: dict, batch: dict, device_dtype: str, steps: int):
         model = random_model(config, head=fp.heads.classification(CLASSES), dtype=device_dtype)
         model = fp.attach(model, fp.lora(RANK))
         fixed = {n: x for n, x in model.trainable.items() if model.kinds[n] == "fixed"}
@@ -95,6 +96,8 @@ class Ours:
             return model.apply(frozen, {**fixed, **params}, batch, None, False).logits
 
         def step(frozen, params, state, batch, key):
+            """One local step."""
+
             def apply(p, batch, key, train):
                 return model.apply(frozen, {**fixed, **p}, batch, key, train)
 
@@ -102,28 +105,38 @@ class Ours:
             loss = functools.partial(objective, problem, batch=batch, key=key)
             grads, metrics = jax.grad(loss, has_aux=True)(params)
             updates, state = optimizer.update(grads, state, params)
-            return optax.apply_updates(params, updates), state, metrics
+            return optax.apply_updates(params, updates), state, metrics["loss"][0]
+
+        def train(frozen, params, state, batch, key):
+            def body(i, carry):
+                params, state, total = carry
+                key_i = jax.random.fold_in(key, i)
+                params, state, loss = step(frozen, params, state, batch, key_i)
+                return params, state, total + loss
+
+            return jax.lax.fori_loop(0, steps, body, (params, state, 0.0))
 
         self.frozen = frozen
         began = time.perf_counter()
         self._forward = jax.jit(forward).lower(frozen, self.params, self.batch).compile()
         arguments = (frozen, self.params, self.state, self.batch, self.key)
-        self._step = jax.jit(step, donate_argnums=(1, 2)).lower(*arguments).compile()
+        self._train = jax.jit(train, donate_argnums=(1, 2)).lower(*arguments).compile()
         self.compile_s = time.perf_counter() - began
 
     def forward(self) -> None:
         jax.block_until_ready(self._forward(self.frozen, self.params, self.batch))
 
-    def step(self) -> None:
+    def train(self) -> None:
         self.params, self.state, _ = jax.block_until_ready(
-            self._step(self.frozen, self.params, self.state, self.batch, self.key)
+            self._train(self.frozen, self.params, self.state, self.batch, self.key)
         )
 
 
 class Torch:
     """The same with transformers and peft."""
 
-    def __init__(self, name: str, config: object, batch: dict, dtype: str):
+    def __init__(self, name: str, config: object, batch: dict, dtype: str, steps: int):
+        self.steps = steps
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         kind = "ForImageClassification" if name == "ViT" else "ForSequenceClassification"
         model = getattr(transformers, name + kind)(config)
@@ -152,13 +165,16 @@ class Torch:
             self.model(**inputs)
         self._wait()
 
-    def step(self) -> None:
+    def train(self) -> None:
         self.model.train()
-        with self._autocast():
-            loss = self.model(**self.batch).loss
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        total = torch.zeros((), device=self.device)
+        for _ in range(self.steps):
+            with self._autocast():
+                loss = self.model(**self.batch).loss
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            total += loss.detach()
         self._wait()
 
     def _wait(self) -> None:
@@ -178,12 +194,13 @@ def compare(family: str, a: argparse.Namespace) -> dict:
     name, fields = TRANSFORMERS[family]
     config = getattr(transformers, f"{name}Config")(num_labels=CLASSES, **fields)
     batch = batch_of(family, config, a.batch, a.length)
-    ours, theirs = Ours(config.to_dict(), batch, a.dtype), Torch(name, config, batch, a.dtype)
+    ours = Ours(config.to_dict(), batch, a.dtype, a.steps)
+    theirs = Torch(name, config, batch, a.dtype, a.steps)
     result: dict = {"family": family, "compile_s": ours.compile_s}
-    for what in ("forward", "step"):
+    for what, n in {"forward": 1, "train": a.steps}.items():
         mine, other = getattr(ours, what), getattr(theirs, what)
         mine(), other()  # to warm up
-        pairs = [(seconds(mine), seconds(other)) for _ in range(a.repeats)]
+        pairs = [(seconds(mine) / n, seconds(other) / n) for _ in range(a.repeats)]
         result[what] = {
             "ours_s": statistics.median(p[0] for p in pairs),
             "torch_s": statistics.median(p[1] for p in pairs),
@@ -199,7 +216,7 @@ def main() -> None:
     )
     known = list(TRANSFORMERS)
     parser.add_argument("--families", nargs="+", choices=known, default=known, metavar="NAME")
-    for option, default in {"batch": 16, "length": 128, "repeats": 5}.items():
+    for option, default in {"batch": 16, "length": 128, "steps": 4, "repeats": 3}.items():
         parser.add_argument(f"--{option}", type=int, default=default, help=f"default {default}")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     a = parser.parse_args()
@@ -214,7 +231,7 @@ def main() -> None:
         results.append(r)
         cells = [
             f"{r[w]['ours_s']:8.2f}{r[w]['torch_s']:8.2f}{r[w]['ratio']:8.2f}  "
-            for w in ("forward", "step")
+            for w in ("forward", "train")
         ]
         print(f"{family:12}" + "".join(cells) + f"{r['compile_s']:7.1f}", flush=True)
     environment = {

@@ -242,6 +242,7 @@ REFUSED = {
 }
 
 FAMILY = Family(
+    name="Bert",
     config=BertConfig,
     kinds={
         "classification": Kind(

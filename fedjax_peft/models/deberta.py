@@ -370,6 +370,7 @@ def _spans(c: DebertaConfig, head: Head, dtype: Any) -> nnx.Module:
 
 
 FAMILY = Family(
+    name="DebertaV2",
     config=DebertaConfig,
     kinds={
         "classification": Kind(

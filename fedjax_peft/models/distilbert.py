@@ -169,6 +169,7 @@ def _spans(c: DistilBertConfig, head: Head, dtype: Any) -> nnx.Module:
 
 
 FAMILY = Family(
+    name="DistilBert",
     config=DistilBertConfig,
     kinds={
         "classification": Kind(

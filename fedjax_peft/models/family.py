@@ -26,6 +26,8 @@ class Kind(NamedTuple):
 class Family(NamedTuple):
     """A model family, by ``model_type`` of ``config.json``."""
 
+    name: str
+    """As Hugging Face's class names begin."""
     config: type
     """A dataclass of the fields that shape the model, under their Hugging Face names."""
     kinds: Mapping[str, Kind]

@@ -225,6 +225,7 @@ def _spans(c: GPT2Config, head: Head, dtype: Any) -> nnx.Module:
 
 
 FAMILY = Family(
+    name="GPT2",
     config=GPT2Config,
     kinds={
         "classification": Kind(

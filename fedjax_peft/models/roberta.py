@@ -70,6 +70,7 @@ def _spans(c: RobertaConfig, head: Head, dtype: Any) -> nnx.Module:
 
 
 FAMILY = Family(
+    name="Roberta",
     config=RobertaConfig,
     kinds={
         "classification": Kind(

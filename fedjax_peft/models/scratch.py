@@ -198,8 +198,9 @@ class ConvolutionalClassifier(nnx.Module):
         return Outputs(self.classifier(x), x[:, None])
 
 
-def _family(config: type, kinds: dict[str, Kind]) -> Family:
+def _family(name: str, config: type, kinds: dict[str, Kind]) -> Family:
     return Family(
+        name=name,
         config=config,
         kinds=kinds,
         weights=(
@@ -214,9 +215,10 @@ def _family(config: type, kinds: dict[str, Kind]) -> Family:
 
 
 _WORDS = ("embedding", "layers", "lm_head")
-RNN = _family(RecurrentConfig, {"causal_lm": Kind(Rnn, _WORDS, "ForCausalLM")})
-LSTM = _family(RecurrentConfig, {"causal_lm": Kind(Lstm, _WORDS, "ForCausalLM")})
+RNN = _family("Rnn", RecurrentConfig, {"causal_lm": Kind(Rnn, _WORDS, "ForCausalLM")})
+LSTM = _family("Lstm", RecurrentConfig, {"causal_lm": Kind(Lstm, _WORDS, "ForCausalLM")})
 CNN = _family(
+    "Cnn",
     CnnConfig,
     {
         "classification": Kind(

@@ -268,6 +268,7 @@ class ViTForImageClassification(SequenceClassifier):
 
 
 FAMILY = Family(
+    name="ViT",
     config=ViTConfig,
     kinds={
         "classification": Kind(

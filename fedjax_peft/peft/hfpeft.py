@@ -21,7 +21,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.models.heads import Head
 from fedjax_peft.models.hf import FAMILIES, abstract_module, source_name
 from fedjax_peft.peft.base import submodule
-from fedjax_peft.peft.lora import _by_pattern, scaling
+from fedjax_peft.peft.lora import by_pattern, scaling
 from fedjax_peft.typing import Params
 
 __all__ = ["class_name", "write_peft"]
@@ -86,15 +86,14 @@ def class_name(model: Model) -> str:
     """
     # It would say that PyTorch is missing, which nobody here misses.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    model_type = model.config["model_type"]
-    start = CONFIG_MAPPING_NAMES.get(model_type, model_type.upper()).removesuffix("Config")
+    family = _family(model)
     ours = {leaf for leaf, kind in model.kinds.items() if kind == "head"}
-    for kind, k in _family(model).kinds.items():
+    for kind, k in family.kinds.items():
         if k.head == model.head and ours == _head_leaves(model, kind):
-            return start + k.architecture
-    raise InputError(f"The head ({', '.join(model.head) or 'none'}) is none of {model_type}'s.")
+            return family.name + k.architecture
+    raise InputError(
+        f"The head ({', '.join(model.head) or 'none'}) is none of {model.config['model_type']}'s."
+    )
 
 
 def _head_leaves(model: Model, kind: str) -> set[str]:
@@ -135,8 +134,8 @@ def _low_rank(model: Model, params: Params) -> _Content:
 
     tensors, ranks, alphas = {}, {}, {}
     for path, updates in sites.items():
-        alpha = _by_pattern(options["alpha_pattern"], path, options["alpha"])
-        rank = _by_pattern(options["rank_pattern"], path, options["rank"])
+        alpha = by_pattern(options["alpha_pattern"], path, options["alpha"])
+        rank = by_pattern(options["rank_pattern"], path, options["rank"])
         scale = scaling(rank, alpha, options["rslora"])
         factors = {name: _factors(model, params, name, scale) for name in updates}
         a, b = _joined(model, path, factors) if fused else factors[path]

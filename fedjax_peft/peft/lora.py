@@ -21,7 +21,7 @@ from fedjax_peft.peft.base import Adapted, Defaults, Method, Targets, find, repl
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Key
 
-__all__ = ["FusedLoRALinear", "LoRALinear", "lora", "scaling"]
+__all__ = ["FusedLoRALinear", "LoRALinear", "by_pattern", "lora", "scaling"]
 
 
 class LowRank(nnx.Module):
@@ -214,13 +214,13 @@ def attach_low_rank(
         if isinstance(site, Adapted) or ".base" in path:
             raise InputError(f"The submodule {path!r} already has LoRA attached.")
         for name, kernel in _slices(path, site, options["parts"]).items():
-            r = _by_pattern(options["rank_pattern"], path, options["rank"])
+            r = by_pattern(options["rank_pattern"], path, options["rank"])
             if r > min(kernel.shape):
                 n_in, n_out = kernel.shape
                 raise InputError(
                     f"rank = {r} is above the smaller side of {path!r} ({n_in}x{n_out})."
                 )
-            alpha = _by_pattern(options["alpha_pattern"], path, options["alpha"])
+            alpha = by_pattern(options["alpha_pattern"], path, options["alpha"])
             kernels[name], ranks[name] = kernel, r
             scales[name] = scaling(r, alpha, options["rslora"])
     if options["init"] == "svd":
@@ -270,7 +270,8 @@ def _matches(pattern: str, path: str) -> bool:
     return re.match(rf"(.*\.)?({pattern})$", path) is not None
 
 
-def _by_pattern(patterns: Mapping[str, Any], path: str, default: Any) -> Any:
+def by_pattern(patterns: Mapping[str, Any], path: str, default: Any) -> Any:
+    """Returns the value of the first pattern that matches a path, as Hugging Face PEFT finds it."""
     return next((value for key, value in patterns.items() if _matches(key, path)), default)
 
 

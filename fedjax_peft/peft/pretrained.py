@@ -20,7 +20,7 @@ from fedjax_peft.models.hf import FAMILIES
 from fedjax_peft.peft.base import Defaults, Method, submodule
 from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.ia3 import ia3
-from fedjax_peft.peft.lora import _by_pattern, lora
+from fedjax_peft.peft.lora import by_pattern, lora
 from fedjax_peft.peft.prompt import PromptEmbed, prompt_tuning
 from fedjax_peft.typing import Key
 
@@ -262,8 +262,8 @@ def _low_rank(config: _Config, contents: _Contents) -> Method:
     alphas = config.patterns("alpha_pattern", _NUMBER)
     # As Hugging Face PEFT understands the patterns, by the names that the file has.
     olds = contents.old_names.items()
-    each_rank = {path: _by_pattern(ranks, old, rank) for path, old in olds}
-    each_alpha = {path: _by_pattern(alphas, old, alpha) for path, old in olds}
+    each_rank = {path: by_pattern(ranks, old, rank) for path, old in olds}
+    each_alpha = {path: by_pattern(alphas, old, alpha) for path, old in olds}
     options = {
         "rank": rank,
         "alpha": alpha,

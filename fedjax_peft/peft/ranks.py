@@ -14,7 +14,7 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.typing import Params
 
-__all__ = ["owned_shares", "rank_masks", "spread"]
+__all__ = ["of_client", "owned_shares", "rank_masks", "spread"]
 
 _AXES = {"lora_a": 1, "lora_b": 0, "lora_scale": 0}
 """Where a leaf has its directions."""
@@ -53,6 +53,17 @@ def rank_masks(model: Model, ranks: Sequence[int], clients: int) -> dict[str, np
         owned = np.arange(leaf.shape[axis])[None] < np.asarray(ranks)[:, None]
         masks[name] = owned.reshape(clients, *shape)
     return masks
+
+
+def of_client(params: Params, ranks: Sequence[int] | None, client: int) -> Params:
+    """Returns a client's leaves with the scale of the directions that it does not own set to 0."""
+    if not ranks:
+        return params
+    rank = ranks[client % len(ranks)]
+    return {
+        name: x.at[rank:].set(0) if name.endswith(".lora_scale") else x
+        for name, x in params.items()
+    }
 
 
 def spread(ranks: Sequence[Any], clients: int) -> list[Any]:

@@ -22,7 +22,7 @@ from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.sharding import lane_mesh, replicate
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
-from fedjax_peft.peft.ranks import rank_masks, spread
+from fedjax_peft.peft.ranks import of_client, rank_masks, spread
 from fedjax_peft.random import host_rng, stream
 from fedjax_peft.run.cost import TimeModel, Traffic, traffic
 from fedjax_peft.run.history import Row
@@ -46,10 +46,13 @@ class Run:
     """The private leaves of all clients, ``[clients, ...]``."""
     metrics: list[Row]
     out: Path | None = None
+    client_ranks: Sequence[int] | None = None
+    """As given to :func:`simulate`."""
 
     def client_params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model."""
-        return {**self.params, **{name: x[client] for name, x in self.private.items()}}
+        params = {**self.params, **{name: x[client] for name, x in self.private.items()}}
+        return of_client(params, self.client_ranks, client)
 
     def plot(self, x: Literal["round", "bytes", "simulated_seconds"] = "round") -> Any:
         """Returns a matplotlib figure of test accuracy against ``x``."""
@@ -304,7 +307,7 @@ def simulate(
                 record.checkpoints.save(number, (server, store))
             plan = ahead
     params = _global(model, algorithm, server)
-    return Run(model, algorithm, params, store, record.rows, record.out)
+    return Run(model, algorithm, params, store, record.rows, record.out, client_ranks)
 
 
 def _global(model: Model, algorithm: Algorithm, server: PyTree) -> Params:

@@ -16,6 +16,7 @@ from fedjax_peft import tree
 from fedjax_peft.data.text import tokenize
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
+from fedjax_peft.peft.ranks import of_client
 from fedjax_peft.run import config as configs
 from fedjax_peft.run import record
 from fedjax_peft.typing import Params, PyTree
@@ -62,10 +63,12 @@ class ClientModels(NamedTuple):
     """All trainable leaves, the private ones at their initial values."""
     private: Params
     """The private leaves, ``[clients, ...]``."""
+    client_ranks: Sequence[int] | None = None
 
     def params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model, as ``Run.client_params`` does."""
-        return {**self.shared, **{name: x[client] for name, x in self.private.items()}}
+        params = {**self.shared, **{name: x[client] for name, x in self.private.items()}}
+        return of_client(params, self.client_ranks, client)
 
 
 def load_clients(directory: str | Path) -> ClientModels:
@@ -84,7 +87,7 @@ def load_clients(directory: str | Path) -> ClientModels:
         Path(directory) / "checkpoints", jax.eval_shape(algorithm.server.init, shared), private
     )
     params = {**model.trainable, **algorithm.server.broadcast(server)}
-    return ClientModels(model, params, stacked)
+    return ClientModels(model, params, stacked, config.get("client_ranks"))
 
 
 def private_leaves(model: Model, config: Mapping[str, Any]) -> list[str]:

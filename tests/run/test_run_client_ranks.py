@@ -93,6 +93,12 @@ def test_a_personal_model_is_evaluated_at_its_own_rank():
     assert poor.metrics[0]["client_loss_mean"] != rich.metrics[0]["client_loss_mean"]
 
 
+def test_a_personal_model_has_its_own_rank():
+    result = run([1, 2], local(ADAMW), rounds=1)
+    scales = [result.client_params(c)["layer.lora_scale"].tolist() for c in range(4)]
+    assert scales == [[1.5, 0.0], [1.5, 1.5]] * 2
+
+
 def test_what_is_not_owned_is_not_counted_as_sent():
     full, head = 4 * (5 * 2 + 2 * 6), 4 * (6 * 3 + 3)
     row = run([1, 1, 2, 1]).metrics[1]
