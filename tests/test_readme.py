@@ -22,6 +22,18 @@ def test_own_algorithm(capsys):
 
 
 @pytest.mark.assets
+def test_backbones_and_methods(capsys):
+    """Adapters, merging and counting, on the demo's model."""
+    names: dict = {}
+    exec(code_block("fp.merge"), names)
+    lines = capsys.readouterr().out.splitlines()
+    # 6 layers of width 384, two adapters of 24 each; FRA-LoRA's set-up on RoBERTa-base.
+    assert f"'adapter': {12 * (2 * 384 * 24 + 24 + 384)}" in lines[0]
+    assert lines[1] == "{'adapter': 589824, 'head': 592130, 'frozen': 124055040}"
+    assert names["merged"].counts()["adapter"] == 0
+
+
+@pytest.mark.assets
 @pytest.mark.timeout(600)
 def test_python_example(tmp_path, monkeypatch):
     """The ten lines on the demo's assets, for one round."""
