@@ -27,7 +27,6 @@ from fedjax_peft.models.deberta import log_buckets, skew
 from fedjax_peft.models.heads import classification, two_classifiers
 from fedjax_peft.models.hf import (
     FAMILIES,
-    abstract_module,
     load_model,
     parse_config,
     random_model,
@@ -329,15 +328,3 @@ def test_config_that_is_not_implemented(changes, named):
     with pytest.raises(InputError) as caught:
         parse_config(small(V3_BASE, **changes))
     assert all(part in str(caught.value) for part in named), caught.value
-
-
-def test_size_of_deberta_v3_base():
-    """From the config alone: what FeDeRA's Table 1 counts, without the head."""
-    flat = nnx.to_flat_state(nnx.state(abstract_module(V3_BASE, classification(2)), nnx.Param))
-    sizes = {".".join(map(str, path)): variable.size for path, variable in flat}
-    body = {name: n for name, n in sizes.items() if name.startswith("deberta.")}
-    assert sum(body.values()) == 183_831_552
-    assert sum(n for name, n in body.items() if name.endswith(".bias")) == 102_912
-    assert sizes.keys() - body.keys() == {
-        f"{m}.{leaf}" for m in ("pooler.dense", "classifier") for leaf in ("kernel", "bias")
-    }

@@ -1,12 +1,11 @@
 """DoRA: its formula, its gradients, merging, and what it refuses."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tiny import logits, tiny
 
 from fedjax_peft.aggregators.lora import pairs
 from fedjax_peft.errors import InputError
@@ -15,25 +14,10 @@ from fedjax_peft.models.layers import FusedLinear
 from fedjax_peft.peft import dora
 from fedjax_peft.peft.base import attach, attach_module, merge
 from fedjax_peft.peft.dora import DoRALinear
-from fedjax_peft.testing import tiny_model
 from fedjax_peft.typing import Outputs
 
 KEY = jax.random.key(3)
-BATCH = {
-    "input_ids": np.arange(20, dtype=np.int32).reshape(4, 5) + 5,
-    "attention_mask": np.ones((4, 5), np.int32),
-}
 S = 1.5
-
-
-@functools.cache
-def tiny():
-    return tiny_model(3)
-
-
-def logits(model, trainable=None):
-    trainable = model.trainable if trainable is None else trainable
-    return model.apply(model.frozen, trainable, BATCH, None, False).logits
 
 
 def layer(*, dropout=0.0, bias=True, **options):

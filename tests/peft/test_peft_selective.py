@@ -1,26 +1,20 @@
 """BitFit, layer-norm tuning, full fine-tuning, the head alone: what is trained, and only that."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tiny import logits, tiny
 
 from fedjax_peft import peft
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import causal_lm, classification
 from fedjax_peft.peft.base import Method, attach, attach_module, count, merge
-from fedjax_peft.testing import tiny_model
 from fedjax_peft.typing import Outputs
 
 KEY = jax.random.key(3)
-BATCH = {
-    "input_ids": np.arange(20, dtype=np.int32).reshape(4, 5) + 5,
-    "attention_mask": np.arange(5)[None] < np.array([5, 3, 4, 2])[:, None],
-}
 ROBERTA_BASE = {"model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1}
 METHODS = {
     "bitfit": peft.bitfit(),
@@ -29,16 +23,6 @@ METHODS = {
     "full": peft.full(),
     "head_only": peft.head_only(),
 }
-
-
-@functools.cache
-def tiny():
-    return tiny_model(3)
-
-
-def logits(model, trainable=None):
-    trainable = model.trainable if trainable is None else trainable
-    return model.apply(model.frozen, trainable, BATCH, None, False).logits
 
 
 def moved(model):
