@@ -32,12 +32,15 @@ from fedjax_peft.typing import Params
 __all__ = [
     "FAMILIES",
     "abstract_module",
+    "class_name",
     "default_targets",
     "load_model",
     "load_tokenizer",
     "module_builder",
+    "origin",
     "parse_config",
     "random_model",
+    "read_json",
     "save_checkpoint",
     "source_name",
 ]
@@ -91,7 +94,7 @@ def load_model(
       InputError: no such model, an unsupported one, or weights that do not fit (all at once).
     """
     directory = _directory(name, source)
-    raw = _read_json(directory / "config.json")
+    raw = read_json(directory / "config.json")
     family, config = parse_config(raw, dropout)
     tensors = _Tensors(directory)
     names = {_normalised(key, family): key for key in tensors.names}
@@ -298,6 +301,45 @@ def source_name(leaf: str, family: Family) -> tuple[str, bool]:
     return name, _leaf(name, family)[1]
 
 
+def class_name(model: Model) -> str:
+    """Returns the name of Hugging Face's class for a model and its head, or one of that form.
+
+    Raises:
+      InputError: a head that is none of its family's.
+    """
+    kind = model.config["model_type"]
+    family = FAMILIES[kind]
+    ours = {leaf for leaf, what in model.kinds.items() if what == "head"}
+    for name, k in family.kinds.items():
+        if k.head == model.head:
+            shapes = _shapes(abstract_module(model.config, Head(name, model.labels)))
+            if ours == {leaf for leaf in shapes if _inside(leaf, k.head)}:
+                return family.name + k.architecture
+    raise InputError(f"The head ({', '.join(model.head) or 'none'}) is none of {kind}'s.")
+
+
+def origin(model: Model) -> str:
+    """Returns the hub id or path that a model's weights came from."""
+    return assets.ASSETS[model.name].hub if model.name in assets.ASSETS else model.name
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+      InputError: no such file, or anything else in it.
+    """
+    try:
+        value = json.loads(path.read_text())
+    except OSError:
+        raise InputError(f"{path.parent} holds no {path.name}.") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} must hold a JSON object.")
+    return value
+
+
 # ------------------------------------------------------------------------------------- internals
 
 
@@ -326,18 +368,6 @@ def _download(hub_id: str) -> Path:
         ) from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError(f"{path.parent} holds no {path.name}.") from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path} must hold a JSON object.")
-    return value
-
-
 class _Tensors:
     """The tensors of a checkpoint directory: one safetensors file, or shards with an index."""
 
@@ -346,7 +376,7 @@ class _Tensors:
         if single.exists():
             files = [single]
         elif index.exists():
-            weight_map = _read_json(index).get("weight_map")
+            weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise InputError(f"{index} has no weight_map.")
             # Only plain names: a hostile index must not lead out of the directory.

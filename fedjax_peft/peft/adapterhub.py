@@ -16,12 +16,10 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fedjax_peft.assets import ASSETS
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import replace_file
 from fedjax_peft.models.base import Model
-from fedjax_peft.models.heads import Head
-from fedjax_peft.models.hf import FAMILIES, abstract_module, source_name
+from fedjax_peft.models.hf import FAMILIES, class_name, origin, read_json, source_name
 from fedjax_peft.models.layers import Residual
 from fedjax_peft.peft.base import Defaults, Method
 from fedjax_peft.peft.bottleneck import (
@@ -42,8 +40,6 @@ __all__ = ["export_adapterhub", "load_adapterhub"]
 class _Names(NamedTuple):
     """What ``adapters`` calls things in a model family."""
 
-    architecture: str
-    """The beginning of Hugging Face's class names."""
     layers: str
     """Path of the list of layers there."""
     places: Mapping[str, str]
@@ -56,12 +52,12 @@ _INHERITED = {"attention": "attention.output", "feed_forward": "output"}
 _OWN = {"attention": "attention_adapters", "feed_forward": "output_adapters"}
 _VIT = {"attention": "attention_adapters", "feed_forward": "output.output_adapters"}
 _NAMES = {
-    "bert": _Names("Bert", "bert.encoder.layer", _INHERITED),
-    "roberta": _Names("Roberta", "roberta.encoder.layer", _INHERITED),
-    "deberta-v2": _Names("DebertaV2", "deberta.encoder.layer", _INHERITED),
-    "distilbert": _Names("DistilBert", "distilbert.transformer.layer", _OWN),
-    "gpt2": _Names("GPT2", "transformer.h", _OWN),
-    "vit": _Names("ViT", "vit.encoder.layer", _VIT, "vit.layers"),
+    "bert": _Names("bert.encoder.layer", _INHERITED),
+    "roberta": _Names("roberta.encoder.layer", _INHERITED),
+    "deberta-v2": _Names("deberta.encoder.layer", _INHERITED),
+    "distilbert": _Names("distilbert.transformer.layer", _OWN),
+    "gpt2": _Names("transformer.h", _OWN),
+    "vit": _Names("vit.encoder.layer", _VIT, "vit.layers"),
 }
 """By ``model_type``."""
 
@@ -160,11 +156,10 @@ def export_adapterhub(
     width = next(iter(sites.values())).base.width
     options = model.method.options
     head = {leaf: params[leaf] for leaf, kind in model.kinds.items() if kind == "head"}
-    came_from = ASSETS[model.name].hub if model.name in ASSETS else model.name
     about: dict[str, Any] = {
         "model_type": model.config["model_type"],
-        "model_name": came_from if base_model is None else base_model,
-        "model_class": names.architecture + _architecture(model, head),
+        "model_name": origin(model) if base_model is None else base_model,
+        "model_class": class_name(model),
         "hidden_size": width,
         "version": _VERSION,
     }
@@ -239,16 +234,6 @@ def _check_places(module: nnx.Module) -> dict[str, AdaptedResidual]:
     return adapted
 
 
-def _architecture(model: Model, head: Params) -> str:
-    """Returns the end of Hugging Face's class name for the head that the model has."""
-    for kind, k in FAMILIES[model.config["model_type"]].kinds.items():
-        if k.head == model.head:
-            module = abstract_module(model.config, Head(kind, model.labels))
-            if head.keys() == _head_leaves(module, k.head).keys():
-                return k.architecture
-    raise InputError(f"The head ({', '.join(model.head) or 'none'}) is none of its family's.")
-
-
 def _array(value: Any, transposed: bool) -> np.ndarray:
     array = np.asarray(value, np.float32)
     return np.ascontiguousarray(array.T if transposed else array)
@@ -281,7 +266,7 @@ def load_adapterhub(directory: str | Path, *, with_head: bool = True) -> Method:
         not fit the model (one message for all).
     """
     directory = Path(directory)
-    about = _read_json(directory / "adapter_config.json")
+    about = read_json(directory / "adapter_config.json")
     kind = str(about.get("model_type"))
     if kind not in _NAMES:
         raise InputError(
@@ -413,18 +398,6 @@ def _matched(
     strange = sorted(tensors.keys() - wanted.keys())
     problems += [f"{n} {list(tensors[n].shape)} has no place in the model" for n in strange]
     return found, problems
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except OSError:
-        raise InputError(f"{path.parent} holds no {path.name}.") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path} must hold a JSON object.")
-    return value
 
 
 def _read(directory: Path, name: str, pickled: str) -> dict[str, np.ndarray]:

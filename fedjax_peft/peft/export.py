@@ -12,9 +12,9 @@ from typing import Literal, get_args
 
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import Model
-from fedjax_peft.models.hf import FAMILIES, save_checkpoint
+from fedjax_peft.models.hf import FAMILIES, class_name, save_checkpoint
 from fedjax_peft.peft.base import merge
-from fedjax_peft.peft.hfpeft import class_name, write_peft
+from fedjax_peft.peft.hfpeft import write_peft
 from fedjax_peft.typing import Params
 
 __all__ = ["FORMATS", "Format", "export", "export_clients"]

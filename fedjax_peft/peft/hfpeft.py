@@ -5,26 +5,21 @@ whatever the start was.
 """
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flax import nnx
 from safetensors.numpy import save
 
-from fedjax_peft.assets import ASSETS
-from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
 from fedjax_peft.models.base import Model
-from fedjax_peft.models.heads import Head
-from fedjax_peft.models.hf import FAMILIES, abstract_module, source_name
+from fedjax_peft.models.hf import FAMILIES, origin, source_name
 from fedjax_peft.peft.base import submodule
 from fedjax_peft.peft.lora import by_pattern, scaling
 from fedjax_peft.typing import Params
 
-__all__ = ["class_name", "write_peft"]
+__all__ = ["write_peft"]
 
 _Content = tuple[dict[str, np.ndarray], dict[str, Any]]
 """(tensors by torch name, config fields)."""
@@ -53,7 +48,7 @@ def write_peft(
         the initial values.
       params: the trained leaves.
       directory: where the two files go.
-      architecture: :func:`class_name` of the model.
+      architecture: ``hf.class_name`` of the model.
       base_model: recorded as the base model's hub id or path; by default where it came from.
     """
     contents = {"ia3": _ia3, "prompt_tuning": _prompt}
@@ -65,10 +60,9 @@ def write_peft(
         if kind == "head":
             theirs, transposed = source_name(leaf, _family(model))
             whole[prefix + theirs] = _array(params[leaf], transposed)
-    came_from = ASSETS[model.name].hub if model.name in ASSETS else model.name
     config |= {
         "task_type": next((t for end, t in _TASKS.items() if architecture.endswith(end)), None),
-        "base_model_name_or_path": base_model or came_from,
+        "base_model_name_or_path": base_model or origin(model),
         "modules_to_save": sorted(model.head) or None,
         "inference_mode": True,
     }
@@ -76,31 +70,6 @@ def write_peft(
     replace_file(directory / "adapter_model.safetensors", save(tensors, metadata={"format": "pt"}))
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     replace_file(directory / "adapter_config.json", text.encode())
-
-
-def class_name(model: Model) -> str:
-    """Returns the name of Hugging Face's class for a model and its head, or one of that form.
-
-    Raises:
-      InputError: a head that is none of its family's.
-    """
-    # It would say that PyTorch is missing, which nobody here misses.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    family = _family(model)
-    ours = {leaf for leaf, kind in model.kinds.items() if kind == "head"}
-    for kind, k in family.kinds.items():
-        if k.head == model.head and ours == _head_leaves(model, kind):
-            return family.name + k.architecture
-    raise InputError(
-        f"The head ({', '.join(model.head) or 'none'}) is none of {model.config['model_type']}'s."
-    )
-
-
-def _head_leaves(model: Model, kind: str) -> set[str]:
-    module = abstract_module(model.config, Head(kind, model.labels))
-    inside = tuple(f"{path}." for path in model.head)
-    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
-    return {name for path, _ in flat if (name := ".".join(map(str, path))).startswith(inside)}
 
 
 def _family(model: Model) -> Any:
