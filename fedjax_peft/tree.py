@@ -35,7 +35,7 @@ def broadcast(tree: PyTree, n: int) -> PyTree:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (n, *jnp.shape(x))), tree)
 
 
-def take(tree: PyTree, index: jax.Array | np.ndarray) -> PyTree:
+def take(tree: PyTree, index: jax.Array | np.ndarray | int) -> PyTree:
     """Returns rows ``index`` (int or int array) of a stacked tree; out of range is clipped."""
     return jax.tree.map(lambda x: jnp.take(x, index, axis=0, mode="clip"), tree)
 

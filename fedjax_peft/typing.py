@@ -5,7 +5,7 @@ functions and NamedTuples of functions; nothing needs to inherit from anything.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
 
@@ -65,6 +65,11 @@ class Problem(NamedTuple):
     apply: Callable[[Params, Batch, Key | None, bool], Outputs]
     """(trainable, batch, key, train) -> outputs."""
     task: Task
+    fixed: Params
+    """The leaves that never change, as this client has them. ``apply`` knows them already; what its
+    ``trainable`` holds under their names goes before."""
+    number: jax.Array
+    """The round, int32 from 1."""
 
 
 class ClientUpdate(NamedTuple):
@@ -75,9 +80,13 @@ class ClientUpdate(NamedTuple):
     """
 
     init: Callable[[PyTree, PyTree, Key], PyTree]
-    """(broadcast, private, key) -> local state."""
+    """(broadcast, private, key) -> local state; ``private`` is what the client has kept."""
     step: Callable[[PyTree, Batch, Key], tuple[PyTree, Metrics]]
-    """(state, batch, key) -> (state, metrics of this step)."""
+    """(state, batch, key) -> (state, metrics of this step).
+
+    Beside its columns the batch has ``step``, the client's local step from 0, and ``steps``, how
+    many it will have made when the round is over (int32 scalars).
+    """
     final: Callable[[PyTree], tuple[PyTree, PyTree]]
     """state -> (upload, private)."""
 
@@ -94,7 +103,7 @@ class Aggregated(NamedTuple):
 class Aggregator(NamedTuple):
     """A commutative monoid over uploads: it streams over clients and sums over devices.
 
-    ``like`` is the broadcast of the round: what a client that learned nothing would upload.
+    ``like`` is what a client that learned nothing would upload (:meth:`ServerUpdate.unchanged`).
     """
 
     name: str
@@ -112,17 +121,52 @@ class Aggregator(NamedTuple):
 
     ``fixed`` holds the leaves that never change, such as LoRA's scale.
     """
+    unowned: Literal["received", "zero", "refused"] = "received"
+    """What an upload has in the directions that its client does not own (``client_ranks``): what
+    came from the server, zeros, or nothing: such clients are refused."""
+
+
+class Tally(NamedTuple):
+    """What the server knows of a round beside the aggregate."""
+
+    number: jax.Array
+    """The round, int32 from 1."""
+    clients: int
+    """How many clients there are in all."""
+    taken: jax.Array
+    """How many uploads the aggregate is of, float32; 0 where nobody could be heard."""
+    metrics: Metrics
+    """Training metrics of those clients, summed."""
 
 
 class ServerUpdate(NamedTuple):
     """How the server moves. ``broadcast`` is what clients receive."""
 
-    init: Callable[[PyTree], PyTree]
+    init: Callable[[Params], PyTree]
     """initial shared leaves -> server state."""
-    update: Callable[[PyTree, PyTree], PyTree]
-    """(server state, aggregated update) -> server state."""
+    update: Callable[[PyTree, PyTree, Tally], PyTree]
+    """(server state, aggregated update, tally) -> server state."""
     broadcast: Callable[[PyTree], PyTree]
-    """server state -> shared leaves."""
+    """server state -> what clients receive, such as the shared leaves."""
+    params: Callable[[PyTree], Params] | None = None
+    """server state -> shared leaves of the global model; None: they are the broadcast."""
+    like: Callable[[PyTree], PyTree] | None = None
+    """server state -> the upload of a client that learned nothing; None: it is the broadcast."""
+    shift: Callable[[PyTree], Params] | None = None
+    """server state -> what is added to leaves of the frozen tree, by name; None: nothing."""
+
+    def model(self, state: PyTree) -> Params:
+        """Returns the shared leaves of the global model."""
+        return (self.params or self.broadcast)(state)
+
+    def unchanged(self, state: PyTree) -> PyTree:
+        """Returns the upload of a client that learned nothing."""
+        return (self.like or self.broadcast)(state)
+
+    def shifted(self, state: PyTree, frozen: Params) -> Params:
+        """Returns the frozen tree with what the server has added to it, in its own dtypes."""
+        shift = {} if self.shift is None else self.shift(state)
+        return {n: (x + shift[n]).astype(x.dtype) if n in shift else x for n, x in frozen.items()}
 
 
 class Roles(NamedTuple):
@@ -137,11 +181,50 @@ class Roles(NamedTuple):
     fixed: tuple[str, ...] = ()
 
 
+def _own_leaves(shared: Params, private: Params) -> PyTree:
+    del shared
+    return private
+
+
+def _both(broadcast: PyTree, kept: PyTree) -> Params:
+    return {**broadcast, **kept}
+
+
+def _all_move(broadcast: PyTree, number: jax.Array) -> dict[str, jax.Array]:
+    del broadcast, number
+    return {}
+
+
+def _anything(kinds: Mapping[str, str], clients: int) -> None:
+    del kinds, clients
+
+
 class Algorithm(NamedTuple):
-    """A federated algorithm: which leaves are whose, the local work, and how uploads combine."""
+    """A federated algorithm: which leaves are whose, the local work, and how uploads combine.
+
+    The first five say what most algorithms are; the others have defaults for the plain case, in
+    which the broadcast is the shared leaves and a client keeps its private leaves.
+    """
 
     name: str
     roles: Roles
     client: Callable[[Problem], ClientUpdate]
     aggregator: Aggregator
     server: ServerUpdate
+    keep: Callable[[Params, Params], PyTree] = _own_leaves
+    """(initial shared leaves, initial private leaves) -> what a client keeps from the start. This
+    is the ``private`` of :class:`ClientUpdate`; it never leaves its client."""
+    model: Callable[[PyTree, PyTree], Params] = _both
+    """(broadcast, kept) -> the leaves with which a client predicts."""
+    personal: bool = False
+    """Clients predict with models of their own even where no leaf is private."""
+    weights: Literal["size", "uniform"] = "size"
+    """Of uploads in the aggregate: by the number of examples, or all the same."""
+    moving: Callable[[PyTree, jax.Array], dict[str, jax.Array]] = _all_move
+    """(broadcast, round) -> which leaves clients send in this round, a bool by leaf name; a leaf
+    that is not named is sent. Traffic is counted by it."""
+    forwards: str | None = None
+    """A rule for the leaves of uploads that the server passes on to every client, one by one,
+    because they do not combine to a leaf of the same size (stacking). Traffic is counted by it."""
+    check: Callable[[Mapping[str, str], int], None] = _anything
+    """(kinds, clients) -> None; raises InputError for a model or federation that does not fit."""

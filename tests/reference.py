@@ -45,50 +45,70 @@ class Adam:
         return -self.rate * m / (np.sqrt(v) + 1e-8)
 
 
-def train_client(model, leaves, trained, clients, client, key, rng, *, rate, batch_size, epochs):
-    """Returns a client's leaves after ``epochs`` passes over its examples, and its steps."""
-    frozen = {n: np.asarray(x, np.float64) for n, x in model.frozen.items()}
-    columns, adam = clients.data.columns, Adam(rate)
+def leaves64(params):
+    """Returns leaves as float64 NumPy arrays."""
+    return {n: np.asarray(x, np.float64) for n, x in params.items()}
+
+
+def local_batches(clients, client, number, *, batch_size, epochs, width=6, seed=0):
+    """Yields (x, labels, kept) of every local step of a client in a round; kept masks dropout.
+
+    Without dropout in the model, ``kept`` is to be replaced by 0.8, which :func:`gradients` undoes.
+    """
+    key = client_key(stream(seed, "clients"), number, client)
+    rng = host_rng(seed, "order", number, client)
+    columns, step = clients.data.columns, 0
     for _ in range(epochs):
         order = rng.permutation(clients.indices[client])
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            adam.count += 1
-            step_key = jax.random.fold_in(key, adam.count)  # 0 is the key of the start
-            width = frozen["layer.kernel"].shape[1]
+            step += 1
+            step_key = jax.random.fold_in(key, step)  # 0 is the key of the start
             kept = np.asarray(jax.random.bernoulli(step_key, 0.8, (batch_size, width)))
-            x, labels = columns["x"][rows].astype(np.float64), columns["labels"][rows]
-            by = gradients(frozen, leaves, x, labels, kept[: len(rows)])
-            leaves = {**leaves, **{n: leaves[n] + adam(n, by[n]) for n in trained}}
+            yield columns["x"][rows].astype(np.float64), columns["labels"][rows], kept[: len(rows)]
+
+
+def cohort_of(clients, number, per_round, seed=0):
+    """Returns the clients of a round (those without examples take no part), and their sizes."""
+    drawn = host_rng(seed, "cohort", number).choice(len(clients), per_round, replace=False)
+    members = [c for c in sorted(drawn.tolist()) if len(clients.indices[c])]
+    return members, [len(clients.indices[c]) for c in members]
+
+
+def train_client(model, leaves, trained, clients, client, number, *, rate, batch_size, epochs):
+    """Returns a client's leaves after ``epochs`` passes over its examples, and its steps."""
+    frozen, adam = leaves64(model.frozen), Adam(rate)
+    width = frozen["layer.kernel"].shape[1]
+    options = {"batch_size": batch_size, "epochs": epochs, "width": width}
+    for x, labels, kept in local_batches(clients, client, number, **options):
+        adam.count += 1
+        by = gradients(frozen, leaves, x, labels, kept)
+        leaves = {**leaves, **{n: leaves[n] + adam(n, by[n]) for n in trained}}
     return leaves, adam.count
 
 
-def federated(
-    model, clients, *, shared, private, rounds, per_round, rate, batch_size, epochs, seed=0
-):
+def federated(model, clients, *, shared, private, rounds, per_round, rate, batch_size, epochs):
     """Returns (leaves of the server, leaves of every client, steps in the last round by client)."""
-    server = {n: np.asarray(x, np.float64) for n, x in model.trainable.items()}
+    server = leaves64(model.trainable)
     own = [{n: server[n] for n in private} for _ in range(len(clients))]
     steps = {}
     for number in range(1, rounds + 1):
-        cohort = host_rng(seed, "cohort", number).choice(len(clients), per_round, replace=False)
-        uploads, weights, steps = [], [], {}
-        for client in cohort.tolist():
+        members, sizes = cohort_of(clients, number, per_round)
+        uploads, steps = [], {}
+        for client in members:
             leaves, steps[client] = train_client(
                 model,
                 {**server, **own[client]},
                 [*shared, *private],
                 clients,
                 client,
-                client_key(stream(seed, "clients"), number, client),
-                host_rng(seed, "order", number, client),
+                number,
                 rate=rate,
                 batch_size=batch_size,
                 epochs=epochs,
             )
             own[client] = {n: leaves[n] for n in private}
             uploads.append(leaves)
-            weights.append(len(clients.indices[client]))
         for name in shared:
-            server[name] = np.average([u[name] for u in uploads], axis=0, weights=weights)
+            server[name] = np.average([u[name] for u in uploads], axis=0, weights=sizes)
     return server, own, steps

@@ -101,18 +101,21 @@ class Engine:
         bound = bound or model()
         names = tree.assign_roles(bound.kinds, algorithm.roles)
         self.shared = tree.select(bound.trainable, names["shared"])
-        self.private = tree.select(bound.trainable, names["private"])
+        private = tree.select(bound.trainable, names["private"])
+        self.algorithm, self.private = algorithm, algorithm.keep(self.shared, private)
         self.clients, self.lanes = len(federation), lanes
         self.schedule = Schedule(federation.indices, per_round, 4, epochs, None, 0)
         self.time_steps = self.schedule.time_steps(20, lanes)
         fixed = tree.select(bound.trainable, names["fixed"])
         columns, key = federation.data.columns, stream(0, "clients")
-        setup = Setup(algorithm, bound.apply, classification(), bound.frozen, fixed, key)
+        parts = (bound.apply, classification(), bound.frozen, fixed)
+        setup = Setup(algorithm, *parts, key, self.clients)
         self.program = Program(setup, columns)
 
     def start(self):
         """Returns the server's state and the private store, both to be donated."""
-        return jax.tree.map(jnp.copy, self.shared), tree.broadcast(self.private, self.clients)
+        server = jax.tree.map(jnp.copy, self.algorithm.server.init(self.shared))
+        return server, tree.broadcast(self.private, self.clients)
 
     def plan(self, cohort):
         """Returns the plan of a cohort of our own making, of the shape that all plans have."""

@@ -1,13 +1,18 @@
-"""Pieces that algorithms share: the plain local objective, head policy, the plain server."""
+"""What algorithms share: the plain local objective, a step, head policy, the plain server."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from fedjax_peft.typing import Batch, Key, Metrics, Params, Problem, Roles, ServerUpdate
+from fedjax_peft.typing import Batch, Key, Metrics, Params, Problem, PyTree, Roles, ServerUpdate
 
-__all__ = ["HeadPolicy", "objective", "replace", "roles"]
+__all__ = ["HeadPolicy", "Weights", "descend", "objective", "replace", "roles"]
+
+Weights = Literal["size", "uniform"]
+"""Of clients in the aggregate: by their numbers of examples, or all the same."""
 
 HeadPolicy = Literal["shared", "private", "frozen"]
 """``shared``: trained and averaged. ``private``: trained, never sent. ``frozen``: not trained."""
@@ -23,6 +28,27 @@ def objective(
     return total / jnp.maximum(count, 1.0), metrics
 
 
+def descend(
+    optimizer: optax.GradientTransformation,
+    loss: Callable[[Params], tuple[jax.Array, Metrics]],
+    params: Params,
+    state: PyTree,
+    correct: Callable[[Params], Params] = lambda gradient: gradient,
+) -> tuple[Params, PyTree, Metrics]:
+    """Returns (params, optimizer state, metrics) after one step of an optimizer.
+
+    Args:
+      optimizer: whose step.
+      loss: params -> (loss, metrics).
+      params: what is trained.
+      state: the optimizer's.
+      correct: gradient -> the gradient that the optimizer gets.
+    """
+    gradient, metrics = jax.grad(loss, has_aux=True)(params)
+    updates, state = optimizer.update(correct(gradient), state, params)
+    return optax.apply_updates(params, updates), state, metrics
+
+
 def roles(head: HeadPolicy, *, adapters: Literal["shared", "private"] = "shared") -> Roles:
     """Returns roles for a head policy with all adapters shared, or all private."""
     if head == adapters:  # one rule: a model may train adapters only, or a head only
@@ -33,5 +59,7 @@ def roles(head: HeadPolicy, *, adapters: Literal["shared", "private"] = "shared"
 def replace() -> ServerUpdate:
     """Returns the server that takes the aggregate as its new state."""
     return ServerUpdate(
-        init=lambda shared: shared, update=lambda _, new: new, broadcast=lambda state: state
+        init=lambda shared: shared,
+        update=lambda state, new, tally: new,
+        broadcast=lambda state: state,
     )

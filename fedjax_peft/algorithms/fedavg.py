@@ -14,7 +14,7 @@ import jax
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.common import HeadPolicy, objective, replace, roles
+from fedjax_peft.algorithms.common import HeadPolicy, descend, objective, replace, roles
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -48,9 +48,11 @@ def client(optimizer: optax.GradientTransformation, problem: Problem) -> ClientU
 
     def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
         params = {**state.shared, **state.private}
-        grads, metrics = jax.grad(lambda p: objective(problem, p, batch, key), has_aux=True)(params)
-        updates, opt = optimizer.update(grads, state.optimizer, params)
-        params = optax.apply_updates(params, updates)
+
+        def loss(params: Params) -> tuple[jax.Array, Metrics]:
+            return objective(problem, params, batch, key)
+
+        params, opt, metrics = descend(optimizer, loss, params, state.optimizer)
         shared = {name: params[name] for name in state.shared}
         private = {name: params[name] for name in state.private}
         return State(shared, private, opt), metrics

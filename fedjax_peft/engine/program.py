@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan
-from fedjax_peft.engine.round import RoundResult, build_round, evaluation
+from fedjax_peft.engine.round import Diagnosis, RoundResult, build_round, evaluation
 from fedjax_peft.engine.sharding import replicate, replicated, split_lanes
 from fedjax_peft.typing import Algorithm, ApplyFn, Key, Params, PyTree, Task
 
@@ -26,10 +26,14 @@ class Setup(NamedTuple):
     """Trainable leaves that never change."""
     key: Key
     """Of the clients' random streams."""
+    clients: int
+    """How many there are in all."""
     mesh: Any = None
     """Devices that share the lanes; None for one device."""
     owned: Params | None = None
     """Which entries of a leaf each client has, bool ``[clients, ...]``; by default all."""
+    diagnosis: Diagnosis | None = None
+    """What to measure of the global model in every round."""
 
 
 class Program:
@@ -47,7 +51,14 @@ class Program:
     ):
         """With ``measures_only`` the state is kept, not donated, and the result is without it."""
         mesh = setup.mesh
-        round_ = build_round(setup.algorithm, setup.apply, setup.task, split_lanes(mesh))
+        round_ = build_round(
+            setup.algorithm,
+            setup.apply,
+            setup.task,
+            setup.clients,
+            split_lanes(mesh),
+            None if measures_only else setup.diagnosis,
+        )
 
         def measure(*arguments: Any) -> RoundResult:
             return round_(*arguments)._replace(server=(), private=())
@@ -109,8 +120,12 @@ class Evaluator:
         *,
         members: Sequence[tuple[int, np.ndarray]],
         batch_size: int,
+        personal: bool,
     ):
-        """``members`` are (client id, its examples); an id may occur more than once."""
+        """``members`` are (client id, its examples); an id may occur more than once.
+
+        With ``personal`` each has its client's model, else all have the global one.
+        """
         devices = 1 if setup.mesh is None else setup.mesh.size
         work = [batches(indices, batch_size) for _, indices in members]
         cohort = Cohort([c for c, _ in members], [1.0] * len(members), work)
@@ -121,11 +136,14 @@ class Evaluator:
             slots=len(members),
             batch_size=batch_size,
         )
-        measuring = setup._replace(algorithm=evaluation(setup.algorithm))
+        measuring = setup._replace(algorithm=evaluation(setup.algorithm, personal=personal))
         self._program = Program(measuring, columns, measures_only=True)
 
     def __call__(self, server: PyTree, store: PyTree) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Returns metric -> (sums, counts), one of each for every member."""
+        """Returns metric -> (sums, counts), one of each for every member.
+
+        ``store`` is what the clients keep; the global model does without it: ``()``.
+        """
         return jax.device_get(self._program(server, store, self._plan, 0).sums)
 
     @property

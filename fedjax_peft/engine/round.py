@@ -29,11 +29,11 @@ from fedjax_peft.typing import (
     Params,
     Problem,
     PyTree,
-    ServerUpdate,
+    Tally,
     Task,
 )
 
-__all__ = ["RoundResult", "build_round", "evaluation"]
+__all__ = ["Diagnosis", "RoundResult", "build_round", "evaluation"]
 
 
 class RoundResult(NamedTuple):
@@ -46,12 +46,25 @@ class RoundResult(NamedTuple):
     """Metric -> (sum, count), each float32 ``[slots]``."""
     finite: jax.Array
     """bool ``[slots]``: False for a client whose upload was not finite and was dropped."""
+    norms: jax.Array
+    """float32 ``[slots]``: length of what a client's upload changed."""
+    moving: dict[str, jax.Array]
+    """Leaves that are not sent in every round -> whether they were in this one."""
     aggregation: dict[str, jax.Array]
-    """Metrics of the aggregator."""
+    """Metrics of the aggregator and of the diagnosis."""
+
+
+Diagnosis = Callable[[Params, Params, Params], dict[str, jax.Array]]
+"""(shared leaves before a round, after it, fixed leaves) -> float32 scalars."""
 
 
 def build_round(
-    algorithm: Algorithm, apply: ApplyFn, task: Task, constrain: Callable[[Any], Any] | None = None
+    algorithm: Algorithm,
+    apply: ApplyFn,
+    task: Task,
+    clients: int,
+    constrain: Callable[[Any], Any] | None = None,
+    diagnosis: Diagnosis | None = None,
 ) -> Callable[..., RoundResult]:
     """Returns the pure function of a round, to be jitted.
 
@@ -59,8 +72,11 @@ def build_round(
       algorithm: what to run.
       apply: the model.
       task: the loss and metrics.
+      clients: how many there are in all.
       constrain: applied to every tree with a leading lane axis (sharding over devices).
+      diagnosis: what else to measure of the global model.
     """
+    server_ = algorithm.server
 
     def round_(
         frozen: Params,
@@ -78,22 +94,26 @@ def build_round(
         ``owned`` says which entries of a leaf a client has, bool ``[clients, ...]`` by leaf name:
         the others are 0 in a fixed leaf, and leave the client as they came to it.
         """
+        base = server_.shifted(server, frozen)
 
         def update(mine: Params) -> ClientUpdate:
             own = {n: jnp.where(mine[n], x, 0) if n in mine else x for n, x in fixed.items()}
 
             def bound(params: Params, batch: Any, key: Key | None, train: bool) -> Any:
-                return apply(frozen, {**own, **params}, batch, key, train)
+                return apply(base, {**own, **params}, batch, key, train)
 
-            return algorithm.client(Problem(bound, task))
+            return algorithm.client(Problem(bound, task, own, number))
 
-        broadcast = algorithm.server.broadcast(server)
-        private = tree.take(store, plan.client)
-        accumulated = _run_clients(
+        broadcast, like = server_.broadcast(server), server_.unchanged(server)
+        if algorithm.weights == "uniform":
+            ones: Any = jnp.where(plan.weight > 0, 1.0, 0.0)
+            plan = plan._replace(weight=ones)
+        carry = _run_clients(
             update,
             algorithm.aggregator,
             broadcast,
-            private,
+            like,
+            tree.take(store, plan.client),
             tree.take(owned, plan.client),
             columns,
             plan,
@@ -101,14 +121,23 @@ def build_round(
             number,
             constrain,
         )
-        result = algorithm.aggregator.finish(accumulated.acc, broadcast, fixed)
-        rows = jnp.where(plan.client < 0, _out_of_range(store), plan.client)
+        result = algorithm.aggregator.finish(carry.acc, like, fixed)
+        taken = carry.finite & (plan.weight > 0)
+        heard = jax.tree.map(lambda x: jnp.sum(jnp.where(taken, x, 0.0)), carry.sums)
+        tally = Tally(number, clients, jnp.sum(taken, dtype=jnp.float32), heard)
+        new = server_.update(server, result.update, tally)
+        measured = result.metrics
+        if diagnosis is not None:
+            measured = measured | diagnosis(server_.model(server), server_.model(new), fixed)
+        rows = jnp.where(plan.client < 0, clients, plan.client)
         return RoundResult(
-            algorithm.server.update(server, result.update),
-            tree.put(store, rows, accumulated.private),
-            accumulated.sums,
-            accumulated.finite,
-            result.metrics,
+            new,
+            tree.put(store, rows, carry.private),
+            carry.sums,
+            carry.finite,
+            carry.norms,
+            algorithm.moving(broadcast, number),
+            measured,
         )
 
     return round_
@@ -120,12 +149,14 @@ class _Carry(NamedTuple):
     private: PyTree
     sums: dict[str, tuple[jax.Array, jax.Array]]
     finite: jax.Array
+    norms: jax.Array
 
 
 def _run_clients(
     update: Callable[[Params], ClientUpdate],
     aggregator: Aggregator,
     broadcast: PyTree,
+    like: PyTree,
     private: PyTree,
     owned: Params,
     columns: Params,
@@ -144,7 +175,9 @@ def _run_clients(
         # takes part in the gradient as 0 * its derivative, and another's data might overflow there.
         rows = jnp.where(examples < 0, examples[:, :1], examples)
         batch = {n: jnp.take(x, rows, axis=0, mode="clip") for n, x in columns.items()}
-        return constrain({**batch, "mask": examples >= 0})
+        steps = jnp.take(plan.length, plan.slot[t], mode="clip")
+        about = {"mask": examples >= 0, "step": plan.local[t], "steps": steps}
+        return constrain({**batch, **about})
 
     client_keys = jax.vmap(lambda c: client_key(key, number, c))(plan.client)
 
@@ -176,37 +209,43 @@ def _run_clients(
         state = constrain(tree.where(real, stepped, state))
         where = jnp.where(real, slot, slots)
         sums = jax.tree.map(lambda s, m: s.at[where].add(m, mode="drop"), carry.sums, metrics)
-        acc, kept, finite = jax.lax.cond(
+        ended = jax.lax.cond(
             jnp.any(last),
             lambda c: end(state, slot, last, c),
             lambda c: c,
-            (carry.acc, carry.private, carry.finite),
+            (carry.acc, carry.private, carry.finite, carry.norms),
         )
-        return _Carry(state, acc, kept, sums, finite)
+        acc, kept, finite, norms = ended
+        return _Carry(state, acc, kept, sums, finite, norms)
 
     def end(state: PyTree, slot: jax.Array, last: jax.Array, carry: tuple) -> tuple:
-        acc, kept, finite = carry
+        acc, kept, finite, norms = carry
         mine = tree.take(owned, slot)
         uploads, own = over_lanes(lambda mine, s: update(mine).final(s))(mine, state)
-        uploads = _as_received(mine, uploads, tree.broadcast(broadcast, 1))
+        received = tree.broadcast(like, 1)
+        if aggregator.unowned == "zero":
+            received = jax.tree.map(jnp.zeros_like, received)
+        uploads = _as_received(mine, uploads, received)
         own = _as_received(mine, own, tree.take(private, slot))
         good = tree.all_finite((uploads, own), axis=0)
         taken = last & good
         weights = jnp.where(taken, jnp.take(plan.weight, slot, mode="clip"), 0.0)
         uploads = tree.where(taken, uploads, jax.tree.map(jnp.zeros_like, uploads))
         where = jnp.where(taken, slot, slots)
-        acc = aggregator.add(acc, uploads, weights, where, broadcast)
+        norms = norms.at[where].set(_distances(uploads, like), mode="drop")
+        acc = aggregator.add(acc, uploads, weights, where, like)
         finite = finite.at[jnp.where(last, slot, slots)].set(good, mode="drop")
-        return acc, tree.put(kept, where, own), finite
+        return acc, tree.put(kept, where, own), finite, norms
 
     shapes = jax.eval_shape(begin, 0)
     metric_shapes = jax.eval_shape(advance, shapes, 0)[1]
     start = _Carry(
         state=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
-        acc=aggregator.zero(broadcast, slots),
+        acc=aggregator.zero(like, slots),
         private=private,
         sums=jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), metric_shapes),
         finite=jnp.ones(slots, bool),
+        norms=jnp.zeros(slots, jnp.float32),
     )
     return jax.lax.fori_loop(0, plan.steps, body, start)
 
@@ -238,22 +277,33 @@ def _lane_map(lanes: int) -> Callable[[Callable], Callable]:
     return one
 
 
-def _out_of_range(store: PyTree) -> int:
-    leaves = jax.tree.leaves(store)
-    return leaves[0].shape[0] if leaves else 0
+def _distances(uploads: PyTree, like: PyTree) -> jax.Array:
+    """Returns the length ``[lanes]`` of the difference of stacked uploads from one."""
+
+    def square(x: jax.Array, y: jax.Array) -> jax.Array:
+        difference = (x - y[None]).astype(jnp.float32)
+        return jnp.sum(difference**2, axis=tuple(range(1, x.ndim)))
+
+    parts = jax.tree.leaves(jax.tree.map(square, uploads, like))
+    return jnp.sqrt(sum(parts)) if parts else jnp.zeros(())
 
 
-def evaluation(algorithm: Algorithm) -> Algorithm:
-    """Returns the algorithm whose clients only measure: what each would predict with its leaves.
+def evaluation(algorithm: Algorithm, *, personal: bool) -> Algorithm:
+    """Returns the algorithm whose clients only measure.
 
-    Its round leaves the server and the private store as they are; ``sums`` has the metrics.
+    Its round leaves the server and what clients keep as they are; ``sums`` has the metrics.
+
+    Args:
+      algorithm: what has been trained.
+      personal: with each client's own model; else with the global one, which all leaves are of.
     """
 
     def client(problem: Problem) -> ClientUpdate:
         def step(state: Any, batch: Any, key: Key) -> tuple[Any, Any]:
             del key
-            shared, private = state
-            outputs = problem.apply({**shared, **private}, batch, None, False)
+            broadcast, kept = state
+            leaves = algorithm.model(broadcast, kept) if personal else broadcast
+            outputs = problem.apply(leaves, batch, None, False)
             return state, problem.task.metrics(outputs, batch)
 
         return ClientUpdate(
@@ -268,9 +318,9 @@ def evaluation(algorithm: Algorithm) -> Algorithm:
         add=lambda acc, uploads, weights, slots, like: acc,
         finish=lambda acc, like, fixed: Aggregated(like, {}),
     )
-    keep = ServerUpdate(
-        init=algorithm.server.init,
-        update=lambda state, _: state,
-        broadcast=algorithm.server.broadcast,
+    keep = algorithm.server._replace(
+        update=lambda state, update, tally: state,
+        broadcast=algorithm.server.broadcast if personal else algorithm.server.model,
+        like=lambda state: {},
     )
     return algorithm._replace(client=client, aggregator=nothing, server=keep)

@@ -72,7 +72,7 @@ class Bench:
 
         key = stream(0, "clients")
         task = tasks.classification()
-        setup = Setup(algorithm, model.apply, task, frozen, fixed, key, mesh)
+        setup = Setup(algorithm, model.apply, task, frozen, fixed, key, clients, mesh)
 
         def program() -> Program:
             return Program(setup, columns)

@@ -182,13 +182,17 @@ def _report(options: argparse.Namespace) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     _prepare_jax()
+    from fedjax_peft import tree
     from fedjax_peft.peft import export as exporting
+    from fedjax_peft.run import config as configs
     from fedjax_peft.run import predict as predicting
 
     if options.clients is None:
         model, params, config = predicting.load_trained(options.run)
+        algorithm = configs.build_algorithm(configs.resolve(config))
+        predicting.check_format(options.format, moved=algorithm.server.shift is not None)
         print(exporting.export(model, params, options.out, format=options.format))
-        if private := predicting.private_leaves(model, config):
+        if private := tree.assign_roles(model.kinds, algorithm.roles)["private"]:
             print(
                 f"fedjax-peft: {len(private)} of {len(params)} leaves are private to the clients"
                 " in this run; here they have their initial values (--clients exports the"
@@ -197,8 +201,9 @@ def _export(options: argparse.Namespace) -> None:
             )
         return
     run = predicting.load_clients(options.run)
+    predicting.check_format(options.format, moved=run.algorithm.server.shift is not None)
     chosen = predicting.read_clients(options.clients, run.private)
-    clients = ((c, run.params(c)) for c in chosen)
+    clients = ((c, run.client_params(c)) for c in chosen)
     print(exporting.export_clients(run.model, clients, options.out, format=options.format))
 
 

@@ -22,7 +22,7 @@ from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.sharding import lane_mesh, replicate
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
-from fedjax_peft.peft.ranks import of_client, rank_masks, spread
+from fedjax_peft.peft.ranks import rank_masks, spread
 from fedjax_peft.random import host_rng, stream
 from fedjax_peft.run.cost import TimeModel, Traffic, traffic
 from fedjax_peft.run.history import Row
@@ -42,17 +42,29 @@ class Run:
     algorithm: Algorithm
     params: Params
     """All trainable leaves of the global model (private ones at their initial values)."""
-    private: Params
-    """The private leaves of all clients, ``[clients, ...]``."""
+    private: PyTree
+    """What the clients keep, such as their private leaves, ``[clients, ...]``."""
+    server: PyTree
+    """The server's state."""
     metrics: list[Row]
     out: Path | None = None
     client_ranks: Sequence[int] | None = None
     """As given to :func:`simulate`."""
 
+    @property
+    def trained(self) -> Model:
+        """The global model as it is now, to go on from: its leaves start where this run ended."""
+        frozen = self.algorithm.server.shifted(self.server, self.model.frozen)
+        return self.model.replace(frozen=frozen, trainable=self.params)
+
     def client_params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model."""
-        params = {**self.params, **{name: x[client] for name, x in self.private.items()}}
-        return of_client(params, self.client_ranks, client)
+        from fedjax_peft.run.predict import client_leaves
+
+        one = tree.take(self.private, client)
+        return client_leaves(
+            self.algorithm, self.params, self.server, one, self.client_ranks, client
+        )
 
     def plot(self, x: Literal["round", "bytes", "simulated_seconds"] = "round") -> Any:
         """Returns a matplotlib figure of test accuracy against ``x``."""
@@ -78,19 +90,21 @@ class Run:
           InputError: a method that the format cannot hold, no such client, or nothing private.
         """
         from fedjax_peft.peft.export import export
-        from fedjax_peft.run.predict import check_clients
+        from fedjax_peft.run.predict import check_clients, check_format
 
+        check_format(format, moved=self.algorithm.server.shift is not None)
         params = self.params
         if client is not None:
             check_clients([client], self.private)
             params = self.client_params(client)
-        return export(self.model, params, directory, format=format)
+        model = self.model.replace(frozen=self.trained.frozen)
+        return export(model, params, directory, format=format)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> np.ndarray:
         """Returns the global model's logits ``[texts, classes]``."""
         from fedjax_peft.run.predict import predict
 
-        return predict(self.model, self.params, texts, pairs)
+        return predict(self.trained, self.params, texts, pairs)
 
     def __repr__(self) -> str:
         last = next((r for r in reversed(self.metrics) if "test_accuracy" in r), None)
@@ -190,20 +204,29 @@ def simulate(
             " are lost. Watch aggregation_error, or aggregate by the mean.",
             stacklevel=2,
         )
+    algorithm.check(model.kinds, len(clients))
     names = tree.assign_roles(model.kinds, algorithm.roles)
     schedule = Schedule(clients.indices, clients_per_round, batch_size, epochs, local_steps, seed)
     mesh = lane_mesh(devices)
     _check_lanes(lanes, mesh)
 
     def start() -> tuple[PyTree, PyTree]:
+        shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
         # Copies: the round program donates its state, and the model's arrays must survive.
-        shared = jax.tree.map(jnp.copy, tree.select(model.trainable, names["shared"]))
-        private = tree.broadcast(tree.select(model.trainable, names["private"]), len(clients))
-        return replicate((algorithm.server.init(shared), private), mesh)
+        server = jax.tree.map(jnp.copy, algorithm.server.init(shared))
+        return replicate(
+            (server, tree.broadcast(algorithm.keep(shared, private), len(clients))), mesh
+        )
 
     server, store = start()
     # What the aggregator cannot combine is said now, before there is a run directory.
-    jax.eval_shape(lambda s: algorithm.aggregator.zero(algorithm.server.broadcast(s), 1), server)
+    jax.eval_shape(lambda s: algorithm.aggregator.zero(algorithm.server.unchanged(s), 1), server)
+    if client_ranks is not None and algorithm.aggregator.unowned == "refused":
+        raise InputError(
+            f"The aggregator {algorithm.aggregator.name!r} of {algorithm.name!r} cannot combine"
+            " clients of different LoRA ranks: leave client_ranks out, or use one that can, such"
+            " as flora, flexlora or hetlora."
+        )
     frozen, fixed, columns = replicate(
         (
             model.compute_frozen(),
@@ -216,32 +239,39 @@ def simulate(
     key = stream(seed, "clients")
     owned = {} if client_ranks is None else rank_masks(model, client_ranks, len(clients))
     owned = replicate(owned, mesh)
-    setup = Setup(algorithm, model.apply, task, frozen, fixed, key, mesh, owned)
+    setup = Setup(algorithm, model.apply, task, frozen, fixed, key, len(clients), mesh, owned)
 
     def program() -> Program:
         return Program(setup, columns)
 
-    def evaluator(
-        data: Dataset, members: list[tuple[int, np.ndarray]], setup: Setup = setup
-    ) -> Evaluator:
-        held = columns if data is clients.data else replicate(dict(data.columns), mesh)
-        return Evaluator(setup, held, members=members, batch_size=eval_batch_size)
+    personal = algorithm.personal or bool(names["private"])
+    everyone = setup._replace(owned=None)  # the global model is nobody's own
+    evaluators: dict[str, Evaluator] = {}
 
-    evaluators = {}
+    def evaluate_on(name: str, data: Dataset, members: list, *, personal: bool) -> None:
+        held = columns if data is clients.data else replicate(dict(data.columns), mesh)
+        evaluators[name] = Evaluator(
+            setup if personal else everyone,
+            held,
+            members=members,
+            batch_size=eval_batch_size,
+            personal=personal,
+        )
+
     if test is not None:
-        everything = np.arange(len(test), dtype=np.int32)
-        if names["private"]:
+        rows = np.arange(len(test), dtype=np.int32)
+        if personal:
             order = host_rng(seed, "test clients").permutation(len(clients))
-            members = [(c, everything) for c in sorted(order[:test_clients].tolist())]
-            evaluators["test"] = evaluator(test, members)
-        else:
+            chosen = sorted(order[:test_clients].tolist())
+            evaluate_on("test", test, [(c, rows) for c in chosen], personal=True)
+        if not names["private"]:
             # One model for all, here in the guise of client 0: the devices share the examples.
-            parts = np.array_split(everything, 1 if mesh is None else mesh.size)
-            members = [(0, part) for part in parts]
-            evaluators["test"] = evaluator(test, members, setup._replace(owned=None))
+            parts = np.array_split(rows, 1 if mesh is None else mesh.size)
+            name = "global_test" if personal else "test"
+            evaluate_on(name, test, [(0, part) for part in parts], personal=False)
     if client_test is not None:
         owners = [(c, rows) for c, rows in enumerate(client_test.indices) if len(rows)]
-        evaluators["client"] = evaluator(client_test.data, owners)
+        evaluate_on("client", client_test.data, owners, personal=True)
 
     about = config or {
         "algorithm": algorithm.name,
@@ -302,16 +332,23 @@ def simulate(
                 spent["train_s"] -= run_round.compile_seconds
             record.add({**row, "time": spent})
             if record.checkpoints and (number % checkpoint_every == 0 or number == rounds):
-                record.save_params(_global(model, algorithm, server), model.labels)
+                record.save_params(_learned(model, algorithm, server), model.labels)
                 # After its row: a resumed run makes the rows after its checkpoint again.
                 record.checkpoints.save(number, (server, store))
             plan = ahead
     params = _global(model, algorithm, server)
-    return Run(model, algorithm, params, store, record.rows, record.out, client_ranks)
+    return Run(model, algorithm, params, store, server, record.rows, record.out, client_ranks)
 
 
 def _global(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
-    return {**model.trainable, **algorithm.server.broadcast(server)}
+    return {**model.trainable, **algorithm.server.model(server)}
+
+
+def _learned(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
+    """Returns the global leaves, and those of the frozen tree that the server has moved."""
+    moved = {} if algorithm.server.shift is None else algorithm.server.shift(server)
+    frozen = algorithm.server.shifted(server, tree.select(model.frozen, moved))
+    return {**_global(model, algorithm, server), **frozen}
 
 
 def _evaluate(evaluators: Mapping[str, Evaluator], server: PyTree, store: PyTree) -> Row:
@@ -319,8 +356,8 @@ def _evaluate(evaluators: Mapping[str, Evaluator], server: PyTree, store: PyTree
     row: Row = {}
     for name, evaluator in evaluators.items():
         for metric, (total, count) in evaluator(server, store).items():
-            if name == "test":
-                row[f"test_{metric}"] = _number(total.sum() / count.sum())
+            if name != "client":
+                row[f"{name}_{metric}"] = _number(total.sum() / count.sum())
                 continue
             values = total / count
             worst = values.max() if metric == "loss" else values.min()

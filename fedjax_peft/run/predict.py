@@ -19,15 +19,16 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import of_client
 from fedjax_peft.run import config as configs
 from fedjax_peft.run import record
-from fedjax_peft.typing import Params, PyTree
+from fedjax_peft.typing import Algorithm, Params, PyTree
 
 __all__ = [
     "ClientModels",
     "check_clients",
+    "check_format",
+    "client_leaves",
     "load_clients",
     "load_trained",
     "predict",
-    "private_leaves",
     "read_clients",
     "read_inputs",
 ]
@@ -47,28 +48,70 @@ def load_trained(directory: str | Path) -> tuple[Model, Params, dict[str, Any]]:
             f"{directory} was made by fp.simulate in Python, so its config does not say how to"
             " make the model again: use run.export() and run.predict() there."
         )
-    params, labels = record.read_params(directory)
+    learned, labels = record.read_params(directory)
     model = configs.build_model(configs.resolve(config), labels)
-    shapes = {name: value.shape for name, value in model.trainable.items()}
-    if shapes != {name: value.shape for name, value in params.items()}:
-        raise InputError(f"The trained leaves in {directory} do not fit the model of its config.")
-    return model, params, config
+    # Some algorithms move frozen weights too.
+    moved = {name: value for name, value in learned.items() if name in model.frozen}
+    params = {name: value for name, value in learned.items() if name not in moved}
+    frozen = tree.select(model.frozen, moved)
+    for had, has in ((model.trainable, params), (frozen, moved)):
+        if {n: x.shape for n, x in had.items()} != {n: x.shape for n, x in has.items()}:
+            raise InputError(
+                f"The trained leaves in {directory} do not fit the model of its config."
+            )
+    return model.replace(frozen={**model.frozen, **moved}), params, config
 
 
 class ClientModels(NamedTuple):
     """A run whose clients have models of their own."""
 
     model: Model
-    shared: Params
-    """All trainable leaves, the private ones at their initial values."""
-    private: Params
-    """The private leaves, ``[clients, ...]``."""
+    algorithm: Algorithm
+    params: Params
+    """The global model's trainable leaves."""
+    server: PyTree
+    """The server's state."""
+    private: PyTree
+    """What the clients keep, ``[clients, ...]``."""
     client_ranks: Sequence[int] | None = None
 
-    def params(self, client: int) -> Params:
+    def client_params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model, as ``Run.client_params`` does."""
-        params = {**self.shared, **{name: x[client] for name, x in self.private.items()}}
-        return of_client(params, self.client_ranks, client)
+        one = tree.take(self.private, client)
+        return client_leaves(
+            self.algorithm, self.params, self.server, one, self.client_ranks, client
+        )
+
+
+def client_leaves(
+    algorithm: Algorithm,
+    params: Params,
+    server: PyTree,
+    kept: PyTree,
+    ranks: Sequence[int] | None,
+    client: int,
+) -> Params:
+    """Returns all trainable leaves of a client's model.
+
+    Args:
+      algorithm: what was run.
+      params: the global model's leaves.
+      server: the server's state.
+      kept: what the client keeps.
+      ranks: as given to ``simulate``.
+      client: its number.
+    """
+    own = algorithm.model(algorithm.server.broadcast(server), kept)
+    return of_client({**params, **own}, ranks, client)
+
+
+def check_format(format: str, *, moved: bool) -> None:
+    """Raises InputError for an adapter's format if the server has moved frozen weights too."""
+    if moved and format != "merged":
+        raise InputError(
+            f"This algorithm has folded what it learned into the frozen weights, which the format"
+            f" {format!r} does not hold: export with the format 'merged'."
+        )
 
 
 def load_clients(directory: str | Path) -> ClientModels:
@@ -78,50 +121,45 @@ def load_clients(directory: str | Path) -> ClientModels:
       InputError: as :func:`load_trained`; a run that keeps nothing private, or whose checkpoints
         cannot be read.
     """
-    model, _, config = load_trained(directory)
+    model, params, config = load_trained(directory)
     algorithm = configs.build_algorithm(configs.resolve(config))
     names = tree.assign_roles(model.kinds, algorithm.roles)
     shared, private = (tree.select(model.trainable, names[role]) for role in ("shared", "private"))
-    check_clients([], private)
+    kept = jax.eval_shape(algorithm.keep, shared, private)
+    check_clients([], kept)
     server, stacked = _restore(
-        Path(directory) / "checkpoints", jax.eval_shape(algorithm.server.init, shared), private
+        Path(directory) / "checkpoints", jax.eval_shape(algorithm.server.init, shared), kept
     )
-    params = {**model.trainable, **algorithm.server.broadcast(server)}
-    return ClientModels(model, params, stacked, config.get("client_ranks"))
+    return ClientModels(model, algorithm, params, server, stacked, config.get("client_ranks"))
 
 
-def private_leaves(model: Model, config: Mapping[str, Any]) -> list[str]:
-    """Returns the trainable leaves that clients keep to themselves in a run of this config."""
-    algorithm = configs.build_algorithm(configs.resolve(dict(config)))
-    return tree.assign_roles(model.kinds, algorithm.roles)["private"]
-
-
-def check_clients(clients: Sequence[int], private: Params) -> None:
+def check_clients(clients: Sequence[int], private: PyTree) -> None:
     """Raises InputError for a client that there is not, or if clients have nothing of their own.
 
     Args:
       clients: their numbers.
-      private: the private leaves, ``[clients, ...]``.
+      private: what they keep, ``[clients, ...]``.
     """
-    if not private:
+    leaves = jax.tree.leaves(private)
+    if not leaves:
         raise InputError(
             "This run keeps nothing private to its clients: they all have the global model, which"
             " is what an export that names no client writes."
         )
     for client in clients:
-        n = len(next(iter(private.values())))
+        n = leaves[0].shape[0]
         if not 0 <= client < n:
             raise InputError(f"There is no client {client}: the run has {n}, 0 to {n - 1}.")
 
 
-def read_clients(text: str, private: Params) -> list[int]:
+def read_clients(text: str, private: PyTree) -> list[int]:
     """Returns the clients that ``all`` or ``0,3,7`` names.
 
     Raises:
       InputError: anything else, or a client that there is not.
     """
     if text == "all":
-        return list(range(len(next(iter(private.values())))))
+        return list(range(jax.tree.leaves(private)[0].shape[0]))
     try:
         clients = sorted({int(word) for word in text.split(",")})
     except ValueError:
@@ -132,15 +170,15 @@ def read_clients(text: str, private: Params) -> list[int]:
     return clients
 
 
-def _restore(directory: Path, server: PyTree, private: Params) -> tuple[PyTree, Params]:
-    """Returns the server's state and the clients' leaves ``[clients, ...]``.
+def _restore(directory: Path, server: PyTree, private: PyTree) -> tuple[PyTree, PyTree]:
+    """Returns the server's state and what the clients keep, ``[clients, ...]``.
 
     How many clients there are is read off the checkpoint, and nothing on disk is changed.
 
     Args:
       directory: of the checkpoints.
       server: shapes of the server's state.
-      private: the leaves of one client.
+      private: shapes of what one client keeps.
     """
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     reasons = []

@@ -234,7 +234,7 @@ def test_memory_does_not_grow_with_the_cohort():
         plan = rig.plan(rig.schedule.cohort(1))
         fixed = {"layer.lora_scale": bound.trainable["layer.lora_scale"]}
         columns = {n: jnp.asarray(x) for n, x in federation.data.columns.items()}
-        function = jax.jit(build_round(algorithm, bound.apply, task), donate_argnums=(4, 5))
+        function = jax.jit(build_round(algorithm, bound.apply, task, 100), donate_argnums=(4, 5))
         inputs = (bound.frozen, fixed, {}, columns, *rig.start(), plan, stream(0, "clients"), 1)
         analysis = function.lower(*inputs).compile().memory_analysis()
         needed.append(analysis.temp_size_in_bytes)

@@ -110,7 +110,7 @@ def test_every_client(project, alone, tmp_path):
     trained = {c for row in rows(alone)[1:] for c in row["clients"]}
     assert 1 < len(trained) < 7
     for client in range(6):
-        expected = logits(run.model, run.params(client))
+        expected = logits(run.model, run.client_params(client))
         got = peft_logits(project, out / f"client_{client:04d}")
         np.testing.assert_allclose(got, expected, **EXACT)
     weights = {
@@ -129,7 +129,7 @@ def test_some_clients_merged(alone, tmp_path):
     reference = AutoModelForSequenceClassification.from_pretrained(tmp_path / "a" / "client_0003")
     np.testing.assert_allclose(
         torch_logits(reference, tmp_path / "a" / "client_0003"),
-        logits(run.model, run.params(3)),
+        logits(run.model, run.client_params(3)),
         **EXACT,
     )
 
@@ -205,14 +205,14 @@ def empty(directory):
 def test_in_python(tmp_path):
     model = attach(testing.tiny_model(), lora(2))
     private = {name: jnp.stack([x, x + 1, x + 2]) for name, x in model.trainable.items()}
-    run = Run(model, algorithms.local(optax.adamw(1e-2)), model.trainable, private, [])
+    run = Run(model, algorithms.local(optax.adamw(1e-2)), model.trainable, private, {}, [])
     for client in (0, 2):
         out = run.export(tmp_path / str(client), client=client)
         stored = load_file(out / "adapter_model.safetensors")["base_model.model.classifier.weight"]
         np.testing.assert_array_equal(stored, model.trainable["classifier.kernel"].T + client)
     with pytest.raises(InputError, match="no client 3"):
         run.export(tmp_path / "x", client=3)
-    run = Run(model, algorithms.fedavg(optax.adamw(1e-2)), model.trainable, {}, [])
+    run = Run(model, algorithms.fedavg(optax.adamw(1e-2)), model.trainable, {}, model.trainable, [])
     with pytest.raises(InputError, match="nothing private"):
         run.export(tmp_path / "x", client=0)
     with pytest.raises(InputError, match="'pfet' is unknown"):
