@@ -96,33 +96,38 @@ def assign_roles(kinds: Mapping[str, str], roles: Roles) -> dict[str, list[str]]
         rule comes last. A leaf of kind ``fixed`` is always fixed.
 
     Raises:
-      InputError: a leaf that no rule covers, or a rule that covers no leaf.
+      InputError: a leaf that no rule covers, a rule that covers no leaf, or one that comes too late:
+        all its leaves are already of another role.
     """
-    rules = {
-        "fixed": ("^fixed:", *roles.fixed),
-        "private": roles.private,
-        "shared": roles.shared,
-    }
-    unused = {(role, rule) for role in rules for rule in rules[role]} - {("fixed", "^fixed:")}
-    result: dict[str, list[str]] = {role: [] for role in rules}
-    uncovered = []
-    for name, kind in sorted(kinds.items()):
-        full = f"{kind}:{name}"
-        hits = [(k, r) for k in rules for r in rules[k] if re.search(r, full)]
-        unused -= set(hits)
-        if hits:
-            result[hits[0][0]].append(name)
-        else:
-            uncovered.append(full)
+    rules = [("fixed", "^fixed:")]
+    rules += [
+        (role, rule) for role in ("fixed", "private", "shared") for rule in getattr(roles, role)
+    ]
+    names = {f"{kind}:{name}": name for name, kind in sorted(kinds.items())}
+    matches = {item: [full for full in names if re.search(item[1], full)] for item in rules}
+    owner: dict[str, tuple[str, str]] = {}
+    for item in rules:
+        for full in matches[item]:
+            owner.setdefault(full, item)
+    uncovered = [full for full in names if full not in owner]
     if uncovered:
         raise InputError(
             f"No role rule covers the trainable leaf {uncovered[0]!r}"
             f" ({len(uncovered)} leaves in all). Each must be shared, private or fixed."
         )
-    if unused:
-        role, rule = min(unused)
-        full_names = [f"{kind}:{name}" for name, kind in kinds.items()]
-        raise InputError(
-            f"The {role} rule {rule!r} matches no trainable leaf. {nearest(rule, full_names)}"
-        )
-    return result
+    for role, rule in rules[1:]:
+        found = matches[role, rule]
+        if not found:
+            raise InputError(
+                f"The {role} rule {rule!r} matches no trainable leaf. {nearest(rule, names)}"
+            )
+        if all(owner[full][0] != role for full in found):
+            other, earlier = owner[found[0]]
+            raise InputError(
+                f"The {role} rule {rule!r} contradicts the {other} rule {earlier!r}, which comes"
+                f" first: {found[0]!r} ({len(found)} leaves in all) cannot be both."
+            )
+    result: dict[str, list[str]] = {"fixed": [], "private": [], "shared": []}
+    for full, name in names.items():
+        result[owner[full][0]].append(name)
+    return {role: sorted(leaves) for role, leaves in result.items()}

@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
 
+from fedjax_peft.errors import InputError
+
 PyTree: TypeAlias = Any
 Key: TypeAlias = jax.Array
 """A typed JAX random key (``jax.random.key``), never a raw uint32 pair."""
@@ -95,7 +97,7 @@ class Aggregated(NamedTuple):
     """What an aggregator gives the server."""
 
     update: PyTree
-    """Same structure as one upload."""
+    """Same structure as one upload, where the algorithm's server asks for nothing else."""
     metrics: dict[str, jax.Array]
     """Float32 scalars about the aggregation, such as its error. May be empty."""
 
@@ -164,8 +166,19 @@ class ServerUpdate(NamedTuple):
         return (self.like or self.broadcast)(state)
 
     def shifted(self, state: PyTree, frozen: Params) -> Params:
-        """Returns the frozen tree with what the server has added to it, in its own dtypes."""
+        """Returns the frozen tree with what the server has added to it, in its own dtypes.
+
+        Raises:
+          InputError: it adds to a leaf that there is not, or is of another shape.
+        """
         shift = {} if self.shift is None else self.shift(state)
+        for name, x in shift.items():
+            if name not in frozen or frozen[name].shape != x.shape:
+                raise InputError(
+                    "This algorithm adds what it has learned to the frozen weights, and the model"
+                    f" has no frozen {name!r} of shape {x.shape} to add to. LoRA on parts of a"
+                    " fused projection cannot be folded: attach it without parts."
+                )
         return {n: (x + shift[n]).astype(x.dtype) if n in shift else x for n, x in frozen.items()}
 
 

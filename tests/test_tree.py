@@ -96,3 +96,9 @@ def test_a_role_rule_that_matches_nothing_is_named():
     roles = Roles(shared=("^adapter:", "^head:"), private=("head:head.bios",))
     with pytest.raises(InputError, match=r"private rule 'head:head\.bios' .*'head:head\.bias'"):
         tree.assign_roles(KINDS, roles)
+
+
+def test_roles_that_contradict_each_other_are_named():
+    roles = Roles(shared=("^adapter:", "^head:"), private=("^head:",))
+    with pytest.raises(InputError, match=r"shared rule '\^head:' contradicts the private rule"):
+        tree.assign_roles(KINDS, roles)

@@ -102,7 +102,8 @@ class Engine:
         names = tree.assign_roles(bound.kinds, algorithm.roles)
         self.shared = tree.select(bound.trainable, names["shared"])
         private = tree.select(bound.trainable, names["private"])
-        self.algorithm, self.private = algorithm, algorithm.keep(self.shared, private)
+        self.algorithm, self.leaves = algorithm, private
+        self.private = algorithm.keep(self.shared, private)
         self.clients, self.lanes = len(federation), lanes
         self.schedule = Schedule(federation.indices, per_round, 4, epochs, None, 0)
         self.time_steps = self.schedule.time_steps(20, lanes)
@@ -111,6 +112,10 @@ class Engine:
         parts = (bound.apply, classification(), bound.frozen, fixed)
         setup = Setup(algorithm, *parts, key, self.clients)
         self.program = Program(setup, columns)
+
+    def model_at_start(self):
+        """Returns the shared and private leaves that everybody starts from."""
+        return {**self.shared, **self.leaves}
 
     def start(self):
         """Returns the server's state and the private store, both to be donated."""

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan
-from fedjax_peft.engine.round import Diagnosis, RoundResult, build_round, evaluation
+from fedjax_peft.engine.round import Diagnosis, Probe, RoundResult, build_round, evaluation
 from fedjax_peft.engine.sharding import replicate, replicated, split_lanes
 from fedjax_peft.typing import Algorithm, ApplyFn, Key, Params, PyTree, Task
 
@@ -34,6 +34,8 @@ class Setup(NamedTuple):
     """Which entries of a leaf each client has, bool ``[clients, ...]``; by default all."""
     diagnosis: Diagnosis | None = None
     """What to measure of the global model in every round."""
+    probe: Probe | None = None
+    """What to measure on test examples beside the task's metrics."""
 
 
 class Program:
@@ -136,7 +138,8 @@ class Evaluator:
             slots=len(members),
             batch_size=batch_size,
         )
-        measuring = setup._replace(algorithm=evaluation(setup.algorithm, personal=personal))
+        measured = evaluation(setup.algorithm, personal=personal, probe=setup.probe)
+        measuring = setup._replace(algorithm=measured)
         self._program = Program(measuring, columns, measures_only=True)
 
     def __call__(self, server: PyTree, store: PyTree) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -23,6 +23,7 @@ from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     ApplyFn,
+    Batch,
     ClientUpdate,
     Key,
     Metrics,
@@ -33,7 +34,7 @@ from fedjax_peft.typing import (
     Task,
 )
 
-__all__ = ["Diagnosis", "RoundResult", "build_round", "evaluation"]
+__all__ = ["Diagnosis", "Probe", "RoundResult", "build_round", "evaluation"]
 
 
 class RoundResult(NamedTuple):
@@ -47,7 +48,8 @@ class RoundResult(NamedTuple):
     finite: jax.Array
     """bool ``[slots]``: False for a client whose upload was not finite and was dropped."""
     norms: jax.Array
-    """float32 ``[slots]``: length of what a client's upload changed."""
+    """float32 ``[slots]``: length of what a client's upload changed (of its part ``model``, if it
+    has one)."""
     moving: dict[str, jax.Array]
     """Leaves that are not sent in every round -> whether they were in this one."""
     aggregation: dict[str, jax.Array]
@@ -284,11 +286,17 @@ def _distances(uploads: PyTree, like: PyTree) -> jax.Array:
         difference = (x - y[None]).astype(jnp.float32)
         return jnp.sum(difference**2, axis=tuple(range(1, x.ndim)))
 
+    if isinstance(like, dict) and "model" in like:
+        uploads, like = uploads["model"], like["model"]
     parts = jax.tree.leaves(jax.tree.map(square, uploads, like))
     return jnp.sqrt(sum(parts)) if parts else jnp.zeros(())
 
 
-def evaluation(algorithm: Algorithm, *, personal: bool) -> Algorithm:
+Probe = Callable[[Problem, Params, Batch], Metrics]
+"""(problem, all leaves of a model, batch) -> what to measure beside the task's metrics."""
+
+
+def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = None) -> Algorithm:
     """Returns the algorithm whose clients only measure.
 
     Its round leaves the server and what clients keep as they are; ``sums`` has the metrics.
@@ -296,6 +304,7 @@ def evaluation(algorithm: Algorithm, *, personal: bool) -> Algorithm:
     Args:
       algorithm: what has been trained.
       personal: with each client's own model; else with the global one, which all leaves are of.
+      probe: what else to measure.
     """
 
     def client(problem: Problem) -> ClientUpdate:
@@ -304,7 +313,8 @@ def evaluation(algorithm: Algorithm, *, personal: bool) -> Algorithm:
             broadcast, kept = state
             leaves = algorithm.model(broadcast, kept) if personal else broadcast
             outputs = problem.apply(leaves, batch, None, False)
-            return state, problem.task.metrics(outputs, batch)
+            metrics = problem.task.metrics(outputs, batch)
+            return state, metrics if probe is None else metrics | probe(problem, leaves, batch)
 
         return ClientUpdate(
             init=lambda broadcast, private, key: (broadcast, private),
