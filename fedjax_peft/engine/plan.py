@@ -42,6 +42,12 @@ class Plan(NamedTuple):
         return int(self.length.sum())
 
     @property
+    def client_steps(self) -> dict[int, int]:
+        """Client id -> local steps, of the clients that work."""
+        pairs = zip(self.client.tolist(), self.length.tolist(), strict=True)
+        return {client: steps for client, steps in pairs if client >= 0}
+
+    @property
     def slot_utilisation(self) -> float:
         """Useful lane-steps over all lane-steps."""
         return self.useful / max(int(self.steps) * self.lanes, 1)

@@ -1,14 +1,21 @@
 """Who takes part in which round, with which batches: a pure function of the seed."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, pack, steps_of
 from fedjax_peft.random import host_rng
 
-__all__ = ["Schedule"]
+__all__ = ["Sampling", "Schedule"]
+
+Sampling = Literal["uniform", "size", "poisson", "round_robin", "all"]
+"""How the clients of a round are drawn. ``uniform``: as many as asked for, without replacement.
+``size``: likewise, one after the other with chances in proportion to their examples (clients that
+have none are never drawn; weigh them uniformly, or size counts twice). ``poisson``: each client
+independently, so many on average, and now and then nobody. ``round_robin``: the next ones of a
+random order, over and over. ``all``: everybody."""
 
 
 class Schedule(NamedTuple):
@@ -17,26 +24,78 @@ class Schedule(NamedTuple):
     indices: Sequence[np.ndarray]
     """Every client's examples."""
     per_round: int
+    """Clients a round; with Poisson sampling on average."""
     batch_size: int
     epochs: int
     local_steps: int | None
     seed: int
+    sampling: Sampling = "uniform"
+    failure_rate: float = 0.0
+    """Chance of a sampled client to drop out of the round."""
+    slots: int | None = None
+    """Clients that a plan has room for; by default ``per_round``. See :meth:`for_rounds`."""
+
+    @property
+    def capacity(self) -> int:
+        """Clients that a plan has room for."""
+        return self.per_round if self.slots is None else self.slots
+
+    def for_rounds(self, rounds: int) -> "Schedule":
+        """Returns the schedule with room for the largest of the rounds' cohorts, and no more."""
+        largest = max(len(self.present(number)) for number in range(1, rounds + 1))
+        return self._replace(slots=max(largest, 1))
 
     def members(self, number: int) -> list[int]:
-        """Returns the client ids of a round: uniform without replacement, sorted."""
+        """Returns the client ids that are drawn for a round, sorted."""
+        clients = len(self.indices)
         rng = host_rng(self.seed, "cohort", number)
-        return sorted(rng.choice(len(self.indices), self.per_round, replace=False).tolist())
+        match self.sampling:
+            case "uniform":
+                drawn = rng.choice(clients, self.per_round, replace=False)
+            case "size":
+                sizes = np.array([len(rows) for rows in self.indices])
+                drawn = rng.choice(clients, self.per_round, replace=False, p=sizes / sizes.sum())
+            case "poisson":
+                drawn = np.flatnonzero(rng.random(clients) < self.per_round / clients)
+            case "round_robin":
+                # In order of id, clients that a partition made alike would come together.
+                order = host_rng(self.seed, "round robin").permutation(clients)
+                first = (number - 1) * self.per_round
+                drawn = order[np.arange(first, first + self.per_round) % clients]
+            case "all":
+                drawn = np.arange(clients)
+        return sorted(drawn.tolist())
 
-    def lengths(self, number: int) -> list[int]:
-        """Returns the local steps of a round's members."""
+    def failed(self, number: int) -> list[int]:
+        """Returns the members of a round that drop out of it (of those that have examples)."""
+        if not self.failure_rate:
+            return []
         return [
-            steps_of(len(self.indices[c]), self.batch_size, self.epochs, self.local_steps)
+            c
             for c in self.members(number)
+            if len(self.indices[c])
+            and host_rng(self.seed, "failure", number, c).random() < self.failure_rate
         ]
 
-    def cohort(self, number: int) -> Cohort:
-        """Returns a round's members with their weights (example counts) and shuffled batches."""
-        members = self.members(number)
+    def present(self, number: int) -> list[int]:
+        """Returns the members of a round that do not drop out."""
+        failed = set(self.failed(number))
+        return [c for c in self.members(number) if c not in failed]
+
+    def steps(self, client: int) -> int:
+        """Returns a client's local steps in a round."""
+        return steps_of(len(self.indices[client]), self.batch_size, self.epochs, self.local_steps)
+
+    def lengths(self, number: int) -> list[int]:
+        """Returns the local steps of a round's present members."""
+        return [self.steps(c) for c in self.present(number)]
+
+    def cohort(self, number: int, without: Collection[int] = ()) -> Cohort:
+        """Returns a round's present members, but for some, with their weights and batches.
+
+        Weights are example counts; batches are shuffled.
+        """
+        members = [c for c in self.present(number) if c not in without]
         work = [
             batches(
                 self.indices[c],
@@ -50,7 +109,11 @@ class Schedule(NamedTuple):
         return Cohort(members, [float(len(self.indices[c])) for c in members], work)
 
     def time_steps(self, rounds: int, lanes: int) -> int:
-        """Returns the longest plan of all rounds: the capacity with which nothing recompiles."""
+        """Returns the longest plan of all rounds: the capacity with which nothing recompiles.
+
+        Leaving clients out makes no plan longer (:func:`fedjax_peft.engine.plan.pack`: with fewer
+        jobs no lane, counted from the least busy, has more to do).
+        """
         longest = 1
         for number in range(1, rounds + 1):
             lengths = self.lengths(number)
@@ -58,12 +121,12 @@ class Schedule(NamedTuple):
             longest = max(longest, *loads)
         return longest
 
-    def plan(self, number: int, lanes: int, time_steps: int) -> Plan:
-        """Returns the plan of a round."""
+    def plan(self, number: int, lanes: int, time_steps: int, without: Collection[int] = ()) -> Plan:
+        """Returns the plan of a round without some of its clients."""
         return make_plan(
-            self.cohort(number),
+            self.cohort(number, without),
             lanes,
             time_steps=time_steps,
-            slots=self.per_round,
+            slots=self.capacity,
             batch_size=self.batch_size,
         )

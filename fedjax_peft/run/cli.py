@@ -73,6 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     report = command(_report, "compare runs: table, report.html and curves")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="or a folder of runs")
     report.add_argument("--out", type=Path, metavar="DIR", help="default: beside the runs")
+    report.add_argument(
+        "--target",
+        type=float,
+        metavar="0.8",
+        help="also what it took to reach 90, 95 and 99 %% of this test accuracy",
+    )
 
     export = command(_export, "write a run's adapter and head, or the merged model")
     export.add_argument("run", type=Path, metavar="RUN")
@@ -177,7 +183,10 @@ def _report(options: argparse.Namespace) -> None:
     runs = [run for path in options.runs for run in report.load_runs(path)]
     Console().print(report.table(runs))
     common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
-    print(report.write_report(runs, options.out or common))
+    page = report.write_report(runs, options.out or common, target=options.target)
+    if options.target is not None:
+        Console().print("", report.target_table(runs, options.target), sep="\n")
+    print(page)
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -267,6 +276,7 @@ def _list(options: argparse.Namespace) -> None:
             "(a directory)": "train and test files: json, jsonl, csv or parquet",
         },
         **{table: _first_lines(module) for table, module in configs.NAMESPACES.items()},
+        "systems (system = ...)": {n: one["about"] for n, one in configs.systems().items()},
     }
     for title, entries in sections.items():
         print(title)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,19 @@ import numpy as np
 
 from fedjax_peft import tasks, tree
 from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.engine.diagnosis import adapters_cka, diagnosis
 from fedjax_peft.engine.lanes import best_lanes, cpu_lanes
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.program import Evaluator, Program, Setup
 from fedjax_peft.engine.round import RoundResult
-from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.engine.schedule import Sampling, Schedule
 from fedjax_peft.engine.sharding import lane_mesh, replicate
-from fedjax_peft.errors import InputError
+from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import Model
-from fedjax_peft.peft.ranks import rank_masks, spread
+from fedjax_peft.peft.dual import mode
+from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.random import host_rng, stream
-from fedjax_peft.run.cost import TimeModel, Traffic, traffic
+from fedjax_peft.run.cost import Costs, Ledger, TimeModel, is_number
 from fedjax_peft.run.history import Row
 from fedjax_peft.run.record import Record
 from fedjax_peft.typing import Algorithm, Params, PyTree, Task
@@ -32,6 +34,11 @@ from fedjax_peft.typing import Algorithm, Params, PyTree, Task
 __all__ = ["Run", "choose_lanes", "simulate"]
 
 Lanes = int | Literal["auto"]
+Diagnostic = Literal["clients", "variation", "spectrum", "cka"]
+"""What to measure on request. ``clients``: every client's training loss, accuracy and update norm.
+``variation``: how the global LoRA factors change in magnitude and direction from round to round
+(FeDeRA, Eq 11-14). ``spectrum``: the singular values of their product. ``cka``: how alike the test
+examples look through the global and the private adapter (dual adapters)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,7 +126,8 @@ def simulate(
     *,
     test: Dataset | None = None,
     rounds: int,
-    clients_per_round: int,
+    clients_per_round: int | None = None,
+    sampling: Sampling = "uniform",
     batch_size: int = 16,
     epochs: int = 1,
     local_steps: int | None = None,
@@ -132,7 +140,10 @@ def simulate(
     test_clients: int = 10,
     client_test: Clients | None = None,
     client_ranks: Sequence[int] | None = None,
+    diagnostics: Sequence[Diagnostic] = (),
     nonfinite: Literal["drop", "raise"] = "drop",
+    failure_rate: float = 0.0,
+    deadline: float | None = None,
     time_model: TimeModel | None = None,
     out: str | Path | None = None,
     checkpoint_every: int = 10,
@@ -151,7 +162,10 @@ def simulate(
       clients: the training examples of every client.
       test: global test set; with private leaves, the mean over ``test_clients`` clients' models.
       rounds: communication rounds.
-      clients_per_round: drawn uniformly without replacement.
+      clients_per_round: how many are drawn; by default all clients take part in every round.
+      sampling: how: ``uniform`` without replacement, by ``size`` (chances in proportion to the
+        numbers of examples), ``poisson`` (each client by itself, so many on average; a round may
+        have nobody), ``round_robin`` (the next ones of a random order), or ``all``.
       batch_size: examples in a local step.
       epochs: local passes over a client's examples in a round.
       local_steps: a fixed number of local steps instead of ``epochs``.
@@ -166,8 +180,13 @@ def simulate(
       client_ranks: the LoRA rank of every client (a shorter list is repeated), at most the
         adapters': it trains and sends only its first so many directions, the others add nothing
         for it and stay as the server sent them.
+      diagnostics: what else to measure in every round, see ``Diagnostic``; each costs time.
       nonfinite: what to do with an upload that is not finite: leave it out and name its client in
         the metrics, or raise.
+      failure_rate: chance of a sampled client to drop out of the round: it has fetched what the
+        server broadcasts, but sends nothing, and what it keeps stays as it was.
+      deadline: simulated seconds after which the server takes no more uploads. Who is late by the
+        time model counts as one that failed; the others are aggregated.
       time_model: simulated seconds; by default ``TimeModel()``.
       out: a run directory to write records, checkpoints and TensorBoard files to.
       checkpoint_every: rounds between checkpoints; the last round always has one.
@@ -181,7 +200,7 @@ def simulate(
     """
     counts = {
         "rounds": rounds,
-        "clients_per_round": clients_per_round,
+        "clients_per_round": 1 if clients_per_round is None else clients_per_round,
         "batch_size": batch_size,
         "epochs": epochs,
         "local_steps": 1 if local_steps is None else local_steps,
@@ -196,7 +215,7 @@ def simulate(
     if (
         model.method is not None
         and model.method.start_shapes_frozen
-        and algorithm.aggregator.name == "fra"
+        and algorithm.aggregator.name in ("fra", "flexlora", "fra_ffa")
     ):
         warnings.warn(
             "FRA truncates the whole product of the factors, and after an SVD start most of that"
@@ -205,8 +224,18 @@ def simulate(
             stacklevel=2,
         )
     algorithm.check(model.kinds, len(clients))
+    for wanted in diagnostics:
+        if wanted not in get_args(Diagnostic):
+            known = get_args(Diagnostic)
+            raise InputError(f"There is no diagnostic {wanted!r}. {nearest(wanted, known)}")
+    if "cka" in diagnostics:
+        mode(model.trainable, "global")  # says what is missing
     names = tree.assign_roles(model.kinds, algorithm.roles)
-    schedule = Schedule(clients.indices, clients_per_round, batch_size, epochs, local_steps, seed)
+    time_model = time_model or TimeModel()
+    _check_faults(failure_rate, deadline, time_model)
+    per_round = _per_round(clients, clients_per_round, sampling)
+    work = (clients.indices, per_round, batch_size, epochs, local_steps, seed)
+    schedule = Schedule(*work, sampling, failure_rate).for_rounds(rounds)
     mesh = lane_mesh(devices)
     _check_lanes(lanes, mesh)
 
@@ -221,6 +250,7 @@ def simulate(
     server, store = start()
     # What the aggregator cannot combine is said now, before there is a run directory.
     jax.eval_shape(lambda s: algorithm.aggregator.zero(algorithm.server.unchanged(s), 1), server)
+    jax.eval_shape(lambda s: algorithm.server.shifted(s, model.frozen), server)
     if client_ranks is not None and algorithm.aggregator.unowned == "refused":
         raise InputError(
             f"The aggregator {algorithm.aggregator.name!r} of {algorithm.name!r} cannot combine"
@@ -239,7 +269,19 @@ def simulate(
     key = stream(seed, "clients")
     owned = {} if client_ranks is None else rank_masks(model, client_ranks, len(clients))
     owned = replicate(owned, mesh)
-    setup = Setup(algorithm, model.apply, task, frozen, fixed, key, len(clients), mesh, owned)
+    setup = Setup(
+        algorithm,
+        model.apply,
+        task,
+        frozen,
+        fixed,
+        key,
+        len(clients),
+        mesh,
+        owned,
+        diagnosis(diagnostics),
+        adapters_cka if "cka" in diagnostics else None,
+    )
 
     def program() -> Program:
         return Program(setup, columns)
@@ -277,10 +319,14 @@ def simulate(
         "algorithm": algorithm.name,
         "rounds": rounds,
         "clients": len(clients),
-        "clients_per_round": clients_per_round,
+        "clients_per_round": per_round,
+        "sampling": sampling,
         "batch_size": batch_size,
         "epochs": epochs,
         "local_steps": local_steps,
+        "failure_rate": failure_rate,
+        "deadline": deadline,
+        "time": time_model._asdict(),
         "seed": seed,
     }
     with Record.open(out, resume, about, on_round) as record:
@@ -304,38 +350,58 @@ def simulate(
         lanes = choose_lanes(lanes, schedule, rounds, start, program, mesh, weights)
         time_steps = schedule.time_steps(rounds, lanes)
         run_round = program()
-        ranks = spread(client_ranks or [None], len(clients))
-        by_rank = {rank: traffic(model, names, rank) for rank in set(ranks)}
-        costs = [by_rank[rank] for rank in ranks]
-        seen = {c for number in range(1, done + 1) for c in schedule.members(number)}
-        plan = schedule.plan(min(done + 1, rounds), lanes, time_steps)
+        ledger = Ledger(model, algorithm, server, len(clients), client_ranks)
+        for earlier in record.rows:
+            ledger.record(earlier)
+        slowness = time_model.slowness(len(clients), seed)
+        costs = Costs(ledger, time_model, slowness, deadline)
+        unsent = jax.jit(lambda s, n: algorithm.moving(algorithm.server.broadcast(s), n))
+
+        def prepare(number: int) -> tuple[Plan, list[int]]:
+            """Returns a round's plan, and the clients that it is without because they are late."""
+            late: list[int] = []
+            if deadline is not None:
+                steps = {c: n for c in schedule.present(number) if (n := schedule.steps(c))}
+                late = costs.late(steps, _unsent(unsent(server, number)))
+            return schedule.plan(number, lanes, time_steps, late), late
+
+        ahead = prepare(min(done + 1, rounds))
         for number in range(done + 1, rounds + 1):
-            began = time.perf_counter()
-            result = run_round(server, store, plan, number)
-            # The next plan is made while the device computes.
-            ahead = schedule.plan(min(number + 1, rounds), lanes, time_steps)
-            row = _row(number, plan, result)
-            spent = {"train_s": time.perf_counter() - began}
+            plan, late = ahead
+            began, compiled = time.perf_counter(), run_round.compile_seconds
+            result = run_round(server, store, plan, number) if plan.useful else None
+            if deadline is None:
+                # The next plan is made while the device computes. Who is late in the next round
+                # depends on what this one changes.
+                ahead = prepare(min(number + 1, rounds))
+            if result is None:  # nobody takes part
+                row = {"round": number, "clients": [], "dropped": [], "steps": 0}
+                row["lanes"] = lanes
+            else:
+                row = _row(number, plan, result, each="clients" in diagnostics)
+                server, store = result.server, result.private
+            row |= {"failed": schedule.failed(number)} if failure_rate else {}
+            row |= {"late": late} if deadline is not None else {}
+            compiled = run_round.compile_seconds - compiled
+            spent = {"train_s": time.perf_counter() - began - compiled}
+            spent |= {"compile_s": compiled} if compiled else {}
             if nonfinite == "raise" and row["dropped"]:
                 raise InputError(
                     f"In round {number} the uploads of the clients {row['dropped']} were not"
                     " finite."
                 )
-            server, store = result.server, result.private
-            row |= _cost(number, plan, costs, seen, time_model or TimeModel())
+            row |= costs.charge(row, plan.client_steps, spent["train_s"])
+            if deadline is not None:
+                ahead = prepare(min(number + 1, rounds))
             if number % eval_every == 0 or number == rounds:
                 began = time.perf_counter()
                 row |= _evaluate(evaluators, server, store)
                 spent["eval_s"] = time.perf_counter() - began
-            if number == done + 1:
-                spent["compile_s"] = run_round.compile_seconds
-                spent["train_s"] -= run_round.compile_seconds
             record.add({**row, "time": spent})
             if record.checkpoints and (number % checkpoint_every == 0 or number == rounds):
                 record.save_params(_learned(model, algorithm, server), model.labels)
                 # After its row: a resumed run makes the rows after its checkpoint again.
                 record.checkpoints.save(number, (server, store))
-            plan = ahead
     params = _global(model, algorithm, server)
     return Run(model, algorithm, params, store, server, record.rows, record.out, client_ranks)
 
@@ -367,9 +433,11 @@ def _evaluate(evaluators: Mapping[str, Evaluator], server: PyTree, store: PyTree
     return row
 
 
-def _row(number: int, plan: Plan, result: RoundResult) -> Row:
-    """Returns the metrics of a round; waits for the device."""
-    sums, finite, aggregation = jax.device_get((result.sums, result.finite, result.aggregation))
+def _row(number: int, plan: Plan, result: RoundResult, *, each: bool) -> Row:
+    """Returns the metrics of a round, with ``each`` those of every client; waits for the device."""
+    sums, finite, norms, aggregation = jax.device_get(
+        (result.sums, result.finite, result.norms, result.aggregation)
+    )
     row: Row = {"round": number}
     for name, (total, count) in sums.items():
         good = finite & (count > 0)
@@ -383,6 +451,18 @@ def _row(number: int, plan: Plan, result: RoundResult) -> Row:
     row["lanes"] = plan.lanes
     row["slot_utilisation"] = plan.slot_utilisation
     row["padded_utilisation"] = plan.padded_utilisation
+    good = took_part & finite
+    row["update_norm"] = _number(norms[good].mean()) if good.any() else None
+    if each:
+        per_client = {n: (s / np.maximum(c, 1))[took_part] for n, (s, c) in sums.items()}
+        per_client["update_norm"] = norms[took_part]
+        row["per_client"] = {n: [_number(x) for x in v] for n, v in per_client.items()}
+        for name, values in per_client.items():
+            heard = values[finite[took_part]]
+            if len(heard):
+                worst = heard.min() if name == "accuracy" else heard.max()
+                row[f"train_{name}_std"] = _number(heard.std())
+                row[f"train_{name}_worst"] = _number(worst)
     layers: dict[str, dict[str, float | None]] = {}
     for name, value in aggregation.items():
         kind, _, path = name.partition("/")
@@ -390,24 +470,13 @@ def _row(number: int, plan: Plan, result: RoundResult) -> Row:
             layers.setdefault(kind, {})[path] = _number(value)
         else:
             row[name] = _number(value)
-    return row | ({"layers": layers} if layers else {})
+    unsent = _unsent(result.moving)
+    return row | ({"layers": layers} if layers else {}) | ({"unsent": unsent} if unsent else {})
 
 
-def _cost(
-    number: int, plan: Plan, costs: Sequence[Traffic], seen: set[int], model: TimeModel
-) -> Row:
-    """Returns bytes and simulated seconds of a round; adds its clients to ``seen``."""
-    up = down = 0
-    slowest = 0.0
-    for client, steps in zip(plan.client.tolist(), plan.length.tolist(), strict=True):
-        if client < 0:
-            continue
-        cost = costs[client]
-        extra = cost.first if number > 1 and client not in seen else 0
-        up, down = up + cost.up, down + cost.down + extra
-        slowest = max(slowest, model.round_seconds(steps, cost.up, cost.down + extra))
-        seen.add(client)
-    return {"bytes_up": up, "bytes_down": down, "simulated_seconds": slowest}
+def _unsent(moving: Mapping[str, jax.Array]) -> list[str]:
+    """Returns the leaves that are not sent in a round."""
+    return sorted(name for name, moves in jax.device_get(moving).items() if not moves)
 
 
 def _check_lanes(lanes: Lanes, mesh: Any) -> None:
@@ -426,20 +495,22 @@ def choose_lanes(
 ) -> int:
     """Returns the number of lanes, a multiple of the devices; ``weights`` are all of the model."""
     devices = 1 if mesh is None else mesh.size
-    most = -(-schedule.per_round // devices) * devices
+    most = -(-schedule.capacity // devices) * devices
     if lanes != "auto":
         _check_lanes(lanes, mesh)
         return min(lanes, most)
     device = jax.devices()[0]
     if device.platform == "cpu":
         kernels = sum(x.size for name, x in weights.items() if name.endswith("kernel"))
-        return -(-cpu_lanes(kernels, schedule.per_round) // devices) * devices
+        return -(-cpu_lanes(kernels, schedule.capacity) // devices) * devices
+    # Sampling may leave the first rounds without work.
+    trial = next((n for n in range(1, rounds + 1) if any(schedule.lengths(n))), 1)
     limit = int(0.9 * (device.memory_stats() or {}).get("bytes_limit", 16 << 30))
 
     def measure(lanes: int) -> tuple[float, int]:
-        plan = schedule.plan(1, lanes, schedule.time_steps(rounds, lanes))
+        plan = schedule.plan(trial, lanes, schedule.time_steps(rounds, lanes))
         plan = plan._replace(steps=np.minimum(plan.steps, np.int32(4)))
-        live = int((plan.slot[: int(plan.steps)] < schedule.per_round).sum())
+        live = int((plan.slot[: int(plan.steps)] < schedule.capacity).sum())
         run = program()
         run.compile(*start(), plan)
         if run.peak_bytes > limit:
@@ -452,7 +523,7 @@ def choose_lanes(
             seconds.append(time.perf_counter() - began)
         return live / min(seconds), run.peak_bytes  # the first is a warm-up
 
-    return best_lanes(measure, schedule.per_round, limit, devices)
+    return best_lanes(measure, schedule.capacity, limit, devices)
 
 
 def _number(value: Any) -> float | None:
@@ -464,15 +535,52 @@ def _check(clients: Clients, counts: Mapping[str, int], seed: int, nonfinite: st
     for name, value in counts.items():
         if not isinstance(value, int) or value < 1:
             raise InputError(f"{name} = {value!r} must be a positive whole number.")
-    per_round = counts["clients_per_round"]
-    if per_round > len(clients):
-        raise InputError(
-            f"clients_per_round = {per_round} is more than the {len(clients)} clients there are."
-        )
     if not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed = {seed!r} must be a whole number from 0 up.")
     if nonfinite not in ("drop", "raise"):
         raise InputError(f"nonfinite = {nonfinite!r} is neither 'drop' nor 'raise'.")
+
+
+def _per_round(clients: Clients, given: int | None, sampling: Sampling) -> int:
+    """Returns the clients of a round; all of them where no number is given."""
+    if sampling not in get_args(Sampling):
+        advice = nearest(str(sampling), get_args(Sampling))
+        raise InputError(f"There is no sampling {sampling!r}. {advice}")
+    if given is None:
+        if sampling in ("size", "poisson", "round_robin"):
+            raise InputError(f"sampling = {sampling!r} needs clients_per_round.")
+        return len(clients)
+    if given > len(clients):
+        raise InputError(
+            f"clients_per_round = {given} is more than the {len(clients)} clients there are."
+        )
+    if sampling == "all" and given != len(clients):
+        raise InputError(
+            f"sampling = 'all' takes all {len(clients)} clients into every round, but"
+            f" clients_per_round = {given}: leave it out, or choose another sampling."
+        )
+    willing = int(np.count_nonzero(clients.sizes))
+    if sampling == "size" and given > willing:
+        raise InputError(
+            f"sampling = 'size' draws clients that have examples, which are {willing}:"
+            f" clients_per_round = {given} is more."
+        )
+    return given
+
+
+def _check_faults(failure_rate: float, deadline: float | None, time_model: TimeModel) -> None:
+    time_model.check()
+    if not is_number(failure_rate) or not 0 <= failure_rate < 1:
+        raise InputError(f"failure_rate = {failure_rate!r} must be a number from 0 to below 1.")
+    if deadline is None:
+        return
+    if not is_number(deadline) or deadline <= 0:
+        raise InputError(f"deadline = {deadline!r} must be a positive number of seconds, or None.")
+    if time_model.seconds_per_step == "measured":
+        raise InputError(
+            "A deadline needs a time model that tells beforehand who will be late: give"
+            " seconds_per_step as a number, not 'measured'."
+        )
 
 
 def _check_data(

@@ -25,11 +25,12 @@ from fedjax_peft.run.history import (
     summary,
 )
 
-__all__ = ["RunRecord", "load_run", "load_runs", "table", "write_report"]
+__all__ = ["RunRecord", "load_run", "load_runs", "table", "target_table", "write_report"]
 
 MISSING = "-"
 TARGETS = (90, 95, 99)
-"""Percent of the best final accuracy that the time-to-target table asks for."""
+"""Percent of the target (by default the best final accuracy) that its table asks for, as in
+FeDeRA's Table 5."""
 FIGURES = (
     ("round", "accuracy_vs_round.png", "communication rounds"),
     ("bytes", "accuracy_vs_bytes.png", "what all clients together sent and received"),
@@ -95,22 +96,47 @@ def table(runs: Sequence[RunRecord]) -> Table:
     return out
 
 
-def write_report(runs: Sequence[RunRecord], out_dir: str | os.PathLike[str]) -> Path:
+def target_table(runs: Sequence[RunRecord], target: float) -> Table:
+    """Returns what it took each run to come to 90, 95 and 99 percent of a test accuracy.
+
+    Raises:
+        InputError: if the target is not above 0 and at most 1.
+    """
+    out = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    out.add_column(f"To {_accuracy(target)}\nRun", overflow="fold")
+    targets = _targets(runs, target)
+    for one in targets:
+        for i, column in enumerate(one.columns):
+            above = "" if i else f"{one.share} %"
+            out.add_column(f"{above}\n{column.title}", justify="right", no_wrap=True)
+    columns = [column for one in targets for column in one.columns]
+    for i, run in enumerate(_distinct(runs)):
+        cells = (Text(c.cells[i], style="bold green" if i in c.best else "") for c in columns)
+        out.add_row(Text(run.name), *cells)
+    return out
+
+
+def write_report(
+    runs: Sequence[RunRecord], out_dir: str | os.PathLike[str], *, target: float | None = None
+) -> Path:
     """Writes ``report.html``, which needs no other file, and its three figures as PNG.
 
     Args:
         runs: One or more, in the order of the table's rows.
         out_dir: Made if it does not exist.
+        target: Test accuracy whose cost is told; by default the best final one.
 
     Returns:
         The path of ``report.html``.
 
     Raises:
-        InputError: if there are no runs, or ``out_dir`` cannot be made.
+        InputError: if there are no runs, ``out_dir`` cannot be made, or the target is not above 0
+            and at most 1.
     """
     if not runs:
         raise InputError("A report needs at least one run.")
     runs = _distinct(runs)
+    targets = _targets(runs, target)
     out = Path(out_dir)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -128,7 +154,8 @@ def write_report(runs: Sequence[RunRecord], out_dir: str | os.PathLike[str]) -> 
         columns=_columns(runs),
         figures=figures,
         finals=[f"{run.name} {_accuracy(summary(run.rows)['final_accuracy'])}" for run in runs],
-        targets=_targets(runs),
+        targets=targets,
+        goal="best" if target is None else f"target {_accuracy(target)}",
         config=_compare([run.config for run in runs]),
         environment=_compare([run.environment for run in runs]),
     )
@@ -333,30 +360,34 @@ def _accuracy(share: float | None) -> str:
 
 
 class Target(NamedTuple):
-    """What it took each run to come close to the best one."""
+    """What it took each run to come to a share of the target."""
 
     share: int
     accuracy: str
     columns: list[Column]
 
 
-def _targets(runs: Sequence[RunRecord]) -> list[Target]:
+def _targets(runs: Sequence[RunRecord], target: float | None) -> list[Target]:
     """Returns rounds, bytes and simulated time to each of the ``TARGETS``.
 
-    There are no targets before a run was tested after training.
+    Without a target it is the best final accuracy; there is none before a run was tested after
+    training.
     """
-    facts = [summary(run.rows) for run in runs]
-    best = max((fact["final_accuracy"] for fact in facts if fact["final_round"]), default=None)
-    if best is None:
-        return []
+    if target is None:
+        facts = [summary(run.rows) for run in runs]
+        target = max((f["final_accuracy"] for f in facts if f["final_round"]), default=None)
+        if target is None:
+            return []
+    elif not 0 < target <= 1:
+        raise InputError(f"The target {target:g} must be a share, such as 0.8 for 80 %.")
     sizes = [_spent(run, "bytes") for run in runs]
     times = [_spent(run, "simulated_seconds") for run in runs]
     size = _scale(plots.byte_unit, (n for spent in sizes for n in spent.values()))
     clock = _scale(plots.time_unit, (n for spent in times for n in spent.values()))
     out = []
     for share in TARGETS:
-        target = share * best / 100
-        rounds = [rounds_to(run.rows, target) for run in runs]
+        part = share * target / 100
+        rounds = [rounds_to(run.rows, part) for run in runs]
         at_bytes = [spent.get(r) for spent, r in zip(sizes, rounds, strict=True)]
         at_time = [spent.get(r) for spent, r in zip(times, rounds, strict=True)]
         columns = [
@@ -364,7 +395,7 @@ def _targets(runs: Sequence[RunRecord]) -> list[Target]:
             _column(size.unit, at_bytes, size.text, min),
             _column(clock.unit, at_time, clock.text, min),
         ]
-        out.append(Target(share, _accuracy(target), columns))
+        out.append(Target(share, _accuracy(part), columns))
     return out
 
 
@@ -444,6 +475,12 @@ def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[st
 
 _SEED = re.compile(r"(^|\.|_)seed$")
 _TEST_SET = re.compile(r"(^|\.|_)(test|dataset)($|\.|_)|^data(\.(name|path|source|split|subset))?$")
+_AWAY = {
+    "dropped": "not finite and left out",
+    "failed": "missing because their clients dropped out",
+    "late": "too late and left out",
+}
+"""Field of a row -> what became of the uploads of the clients that it lists."""
 _ROUNDS = re.compile(r"(^|\.)rounds$")
 
 
@@ -465,18 +502,21 @@ def _warnings(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _troubles(run: RunRecord) -> Iterable[str]:
-    dropped = [
-        (row["round"], client)
-        for row in run.rows
-        if isinstance(row.get("dropped"), list)
-        for client in row["dropped"]
-    ]
-    if dropped:
-        rounds, clients = (set(column) for column in zip(*dropped, strict=True))
-        yield (
-            f"{len(dropped)} upload{'' if len(dropped) == 1 else 's'} not finite and left out, "
-            f"of {_listed('client', clients)} in {_listed('round', rounds)}."
-        )
+    for field, what in _AWAY.items():
+        away = [
+            (row["round"], client)
+            for row in run.rows
+            if isinstance(row.get(field), list)
+            for client in row[field]
+        ]
+        if away:
+            rounds, clients = (set(column) for column in zip(*away, strict=True))
+            yield (
+                f"{len(away)} upload{'' if len(away) == 1 else 's'} {what}, "
+                f"of {_listed('client', clients)} in {_listed('round', rounds)}."
+            )
+    if idle := [row["round"] for row in run.rows if row.get("clients") == []]:
+        yield f"nobody took part in {_listed('round', idle)}."
     for key in dict.fromkeys(key for row in run.rows for key in row):
         if nulls := [row["round"] for row in run.rows if key in row and row[key] is None]:
             yield f"{key} was not finite in {_listed('round', nulls)}."

@@ -1,18 +1,26 @@
 """Bytes and simulated seconds, against figures worked out by hand."""
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 import toy
 
-from fedjax_peft import tree
+from fedjax_peft import algorithms, peft, tree
 from fedjax_peft.algorithms import fedavg, local
-from fedjax_peft.peft.base import Method, attach
+from fedjax_peft.errors import InputError
+from fedjax_peft.models import heads
+from fedjax_peft.models.base import Model
+from fedjax_peft.peft.base import Method, attach, count
 from fedjax_peft.peft.lora import lora
-from fedjax_peft.run.cost import TimeModel, Traffic, traffic
+from fedjax_peft.run import config
+from fedjax_peft.run.cost import Costs, Ledger, TimeModel
 from fedjax_peft.run.loop import simulate
 from fedjax_peft.testing import tiny_model
+from fedjax_peft.typing import Roles
 
 SGD = optax.sgd(0.1)
 # Two layers, query and value of 32 x 32, rank 2: A is 32 x 2 and B 2 x 32, 4 bytes a number.
@@ -20,7 +28,9 @@ ADAPTER = 2 * 2 * (32 * 2 + 2 * 32) * 4
 # The pooler's 32 x 32 and the classifier's 32 x 4, with their biases.
 HEAD = (32 * 32 + 32 + 32 * 4 + 4) * 4
 # The toy's A is 5 x 2 and B 2 x 6; its head 6 x 3 with a bias.
-TOY_ADAPTER, TOY_HEAD = (5 * 2 + 2 * 6) * 4, (6 * 3 + 3) * 4
+A, B, TOY_HEAD = 5 * 2 * 4, 2 * 6 * 4, (6 * 3 + 3) * 4
+TOY_ADAPTER = A + B
+SVD = Method("lora", {}, lambda *_: None, start_shapes_frozen=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,43 +40,140 @@ def compiled(tmp_path_factory):
         yield
 
 
-def moved(model, algorithm):
-    return traffic(model, tree.assign_roles(model.kinds, algorithm.roles))
+def ledger(algorithm, model=None, *, clients=4, ranks=None):
+    model = model or toy.model()
+    names = tree.assign_roles(model.kinds, algorithm.roles)
+    server = algorithm.server.init(tree.select(model.trainable, names["shared"]))
+    return Ledger(model, algorithm, server, clients, ranks)
 
 
-def test_traffic_follows_from_roles():
+def moved(algorithm, model):
+    """Returns a client's upload, and what it fetches: at first, later, and first but later."""
+    one = ledger(algorithm, model)
+    first = one.down(0)
+    one.record({"round": 1, "clients": [0], "dropped": []})
+    return one.up(0), first, one.down(0), one.down(1)
+
+
+def all_of(n):
+    return (n,) * 4
+
+
+# ------------------------------------------------------------------------------------------- bytes
+
+
+def test_bytes_follow_from_roles():
     model = attach(tiny_model(), lora(rank=2), seed=0)
-    assert moved(model, fedavg(SGD)) == Traffic(ADAPTER + HEAD, ADAPTER + HEAD, 0)
-    assert moved(model, fedavg(SGD, head="private")) == Traffic(ADAPTER, ADAPTER, 0)
-    assert moved(model, fedavg(SGD, head="frozen")) == Traffic(ADAPTER, ADAPTER, 0)
-    assert moved(model, local(SGD)) == Traffic(0, 0, 0)
+    assert moved(fedavg(SGD), model) == all_of(ADAPTER + HEAD)
+    assert moved(fedavg(SGD, head="private"), model) == all_of(ADAPTER)
+    assert moved(fedavg(SGD, head="frozen"), model) == all_of(ADAPTER)
+    assert moved(local(SGD), model) == all_of(0)
 
 
-def test_traffic_follows_from_dtypes():
+def test_bytes_follow_from_dtypes():
     model = attach(tiny_model(), lora(rank=2), seed=0)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.trainable)
-    shared = (ADAPTER + HEAD) // 2
-    assert moved(model.replace(trainable=half), fedavg(SGD)) == Traffic(shared, shared, 0)
+    assert moved(fedavg(SGD), model.replace(trainable=half)) == all_of((ADAPTER + HEAD) // 2)
 
 
-def test_an_svd_start_costs_its_factors_once():
+def test_bytes_follow_from_what_is_sent():
+    plain = fedavg(SGD)
+    down = plain.server._replace(
+        broadcast=lambda state: {"model": state, "control": state, "last": jnp.zeros(3, bool)},
+        like=lambda state: {"layer.lora_b": state["layer.lora_b"]},
+    )
+    one = ledger(plain._replace(server=down))
+    assert (one.up(0), one.down(0)) == (B, 2 * (TOY_ADAPTER + TOY_HEAD) + 3)
+    # Of the broadcast of a LoRA leaf, wherever it lies, a client of rank 1 needs one half.
+    one = ledger(plain._replace(server=down), ranks=[1, 2])
+    assert (one.up(0), one.down(0)) == (B // 2, TOY_ADAPTER + 2 * TOY_HEAD + 3)
+    assert (one.up(3), one.down(3)) == (B, 2 * (TOY_ADAPTER + TOY_HEAD) + 3)
+
+
+def test_a_client_fetches_what_has_changed_since_it_was_there():
+    one = ledger(fedavg(SGD, head="frozen"), clients=5)
+    everything = TOY_ADAPTER
+
+    def after(number, clients, **more):
+        one.record({"round": number, "clients": clients, "dropped": [], **more})
+        return [one.down(c) for c in range(5)]
+
+    assert after(0, []) == [everything] * 5
+    assert after(1, [0, 1], unsent=["layer.lora_a"]) == [B, B, *[everything] * 3]
+    assert after(2, [1], unsent=["layer.lora_b"]) == [everything, A, *[everything] * 3]
+    # Nothing taken, nothing changed; but who was there has what there is.
+    assert after(3, [2], dropped=[2])[:3] == [everything, A, 0]
+    assert after(4, [], failed=[0], late=[1]) == [0, 0, 0, everything, everything]
+    assert after(5, [3, 4], dropped=[4]) == [everything] * 5
+    assert one.up(0, ["layer.lora_a"]) == B
+    assert one.up(0, ["layer.lora_a", "layer.lora_b"]) == 0
+
+
+def test_an_svd_start_is_fetched_once_it_is_not_the_broadcast_any_more():
     model = attach(tiny_model(), lora(rank=2, init="svd"), seed=0)
-    assert moved(model, fedavg(SGD)) == Traffic(ADAPTER + HEAD, ADAPTER + HEAD, ADAPTER)
-    assert moved(model, fedavg(SGD, head="private")) == Traffic(ADAPTER, ADAPTER, ADAPTER)
-    assert moved(model, local(SGD)) == Traffic(0, 0, 0), "nobody asks a server"
+    both = ADAPTER + HEAD
+    assert moved(fedavg(SGD), model) == (both, both, both, both + ADAPTER)
+    shared = moved(fedavg(SGD, head="private"), model)
+    assert shared == (ADAPTER, ADAPTER, ADAPTER, 2 * ADAPTER)
+    assert moved(local(SGD), model) == all_of(0), "nobody asks a server"
+
+
+def test_an_svd_start_of_leaves_that_are_never_sent():
+    own_b = fedavg(SGD)._replace(roles=Roles(shared=("lora_a$",), private=("lora_b$", "^head:")))
+    model = toy.model(method=SVD)
+    assert moved(own_b, model) == (A, A + B, A, A + A + B)
+    still = ledger(fedavg(SGD, head="private"), model)
+    still.record({"round": 1, "clients": [0], "dropped": [], "unsent": ["layer.lora_a"]})
+    assert still.down(1) == A + B + B, "A is the initial one still"
+
+
+def test_what_the_server_passes_on_one_by_one():
+    stacked = fedavg(SGD, head="frozen")
+    server = stacked.server._replace(shift=lambda state: {"layer.kernel": jnp.zeros((5, 6))})
+    one = ledger(stacked._replace(server=server, forwards=r"lora_b$"), ranks=[1, 2])
+    start, dense = [TOY_ADAPTER // 2, TOY_ADAPTER], 5 * 6 * 4
+    a, b = [A // 2, A], [B // 2, B]  # by rank
+    assert [one.down(c) for c in range(4)] == start * 2, "nothing has been passed on yet"
+    one.record({"round": 1, "clients": [0, 1, 2], "dropped": [2]})
+    # B of ranks 1 and 2, the third could not be used. From those a client makes its own.
+    stack = b[0] + b[1]
+    assert [one.down(c) for c in range(4)] == [
+        a[0] + stack,
+        a[1] + stack,
+        a[0] + stack,
+        start[1] + stack,
+    ]
+    one.record({"round": 2, "clients": [0], "dropped": []})
+    assert one.down(0) == a[0] + b[0], "only the round since"
+    assert one.down(1) == a[1] + stack + b[0]
+    one.record({"round": 3, "clients": [2, 0], "dropped": []})
+    assert one.down(1) == a[1] + stack + 3 * b[0]
+    one.record({"round": 4, "clients": [0, 2], "dropped": []})
+    # Meanwhile the matrix, and what it is added to, are less than all the factors.
+    assert stack + 5 * b[0] > dense + b[1]
+    assert one.down(1) == a[1] + b[1] + dense
+    assert one.down(3) == start[1] + dense
+    assert one.down(2) == a[0] + 2 * b[0]
+    one.record({"round": 5, "clients": [0], "dropped": [], "unsent": ["layer.lora_b"]})
+    assert one.down(0) == a[0], "neither sent nor passed on"
+
+
+@pytest.mark.parametrize("name", ["flora", "fedex"])
+def test_stacks_cost_the_factors_of_the_whole_cohort(name):
+    model = attach(tiny_model(), lora(rank=2), seed=0)
+    one = ledger(getattr(algorithms, name)(SGD), model)
+    one.record({"round": 1, "clients": [0, 1, 2], "dropped": []})
+    assert (one.up(0), one.down(0)) == (ADAPTER + HEAD, 3 * ADAPTER + HEAD)
 
 
 def run(algorithm, *, svd=False, rounds=6, **options):
-    method = Method("lora", {}, lambda *_: None, start_shapes_frozen=svd)
     return simulate(
-        toy.model(dropout=0, method=method),
+        toy.model(dropout=0, method=SVD if svd else None),
         algorithm,
         toy.clients([9, 4, 0, 1, 13, 5, 6, 2]),
         rounds=rounds,
-        clients_per_round=3,
         batch_size=4,
-        time_model=TimeModel(2.0, bandwidth_up=8e3, bandwidth_down=16e3, latency=0.25),
-        **options,
+        **{"clients_per_round": 3, "time_model": TimeModel(2.0, 8e3, 16e3, 0.25), **options},
     )
 
 
@@ -101,22 +208,90 @@ def test_a_client_fetches_the_svd_start_at_its_first_round_but_the_runs_first(tm
     assert byte_rows(resumed) == expected
 
 
+def alternating(broadcast, number):
+    """A in odd rounds, B in even ones."""
+    del broadcast
+    return {"layer.lora_a": number % 2 == 1, "layer.lora_b": number % 2 == 0}
+
+
+def test_leaves_that_rest_are_not_sent_and_rows_say_so(tmp_path):
+    turns = fedavg(SGD, head="frozen")._replace(moving=alternating)
+    rows = run(turns).metrics[1:]
+    version, have, expected = {A: 0, B: 0}, {}, []  # of A and B, named by their bytes
+    for row in rows:
+        moves, rests = (A, B) if row["round"] % 2 else (B, A)
+        assert row["unsent"] == ["layer.lora_b" if rests == B else "layer.lora_a"]
+        down = 0
+        for client in row["clients"]:
+            mine = have.get(client, {A: None, B: None})
+            down += sum(size for size in (A, B) if mine[size] != version[size])
+            have[client] = dict(version)
+        version[moves] = row["round"]
+        expected.append((moves * len(row["clients"]), down))
+    assert [(row["bytes_up"], row["bytes_down"]) for row in rows] == expected
+    assert any(down % TOY_ADAPTER for _, down in expected), "somebody lacks one of the two only"
+    out = tmp_path / "run"
+    run(turns, rounds=3, out=out)
+    assert byte_rows(run(turns, out=out, resume=True))[1:] == expected
+
+
+# -------------------------------------------------------------------------------------------- time
+
+
 def test_the_time_model_by_hand():
     model = TimeModel(2.0, bandwidth_up=8e3, bandwidth_down=16e3, latency=0.25)
     # 3 steps of 2 s; 1000 bytes at 1000 a second; 4000 bytes at 2000 a second; 0.25 s each way.
     assert model.round_seconds(3, 1000, 4000) == pytest.approx(6 + 1 + 2 + 0.5)
+    assert model.round_seconds(3, 1000, 4000, 1.5) == pytest.approx(9 + 1 + 2 + 0.5)
     assert model.round_seconds(3, 0, 0) == 6
     assert TimeModel().round_seconds(2, 3_125_000, 0) == pytest.approx(1 + 1 + 0.8)
 
 
+def test_presets():
+    assert TimeModel.preset() == TimeModel.preset("federa") == TimeModel()
+    paper = TimeModel.preset("fedadapters")
+    assert paper.round_seconds(0, 10_000_000, 20_000_000) == pytest.approx(3.0)
+    assert TimeModel.preset("fedadapters", spread=0.5, latency=0.0) == paper._replace(spread=0.5)
+    with pytest.raises(InputError, match=r"no time model 'fedadapter'. Did you mean 'fedadapters'"):
+        TimeModel.preset("fedadapter")
+
+
+def test_a_config_gives_a_preset_and_what_differs_from_it():
+    tables = {
+        "model": {"name": "a"},
+        "data": {"name": "b"},
+        "partition": {"name": "iid", "clients": 3},
+        "optimizer": {"learning_rate": 0.1},
+    }
+    time = {"preset": "fedadapters", "seconds_per_step": "measured"}
+    resolved = config.resolve({"rounds": 1, **tables, "time": time})
+    expected = TimeModel("measured", 80e6, 80e6, 0.0)
+    assert TimeModel.preset(**resolved["time"]) == expected
+    assert resolved["sampling"] == "uniform"
+    with pytest.raises(InputError, match=r"\[time\] 'preset' cannot be 'fedadapter'"):
+        config.resolve({"rounds": 1, **tables, "time": {"preset": "fedadapter"}})
+
+
+def test_slowness_is_lognormal_and_a_clients_own():
+    model = TimeModel(spread=0.5)
+    many = np.log(model.slowness(3000, seed=0))
+    assert (many.mean(), many.std()) == (pytest.approx(0, abs=0.03), pytest.approx(0.5, abs=0.03))
+    assert model.slowness(10, seed=0) == model.slowness(3000, seed=0)[:10]
+    assert model.slowness(10, seed=0) != model.slowness(10, seed=1)
+    assert TimeModel().slowness(3, seed=0) == [1, 1, 1]
+
+
 def test_a_round_lasts_as_long_as_its_slowest_client():
     sizes = [9, 4, 0, 1, 13, 5, 6, 2]
-    result = run(fedavg(SGD), rounds=3)
     transfer = (TOY_ADAPTER + TOY_HEAD) * (8 / 8e3 + 8 / 16e3) + 0.5
-    for row in result.metrics[1:]:
-        steps = max(-(-sizes[c] // 4) for c in row["clients"])
-        assert row["simulated_seconds"] == pytest.approx(2 * steps + transfer)
-    assert result.metrics[0]["simulated_seconds"] == 0
+    slow = TimeModel(2.0, 8e3, 16e3, 0.25, spread=1.0)
+    for model in (slow, slow._replace(spread=0.0)):
+        result = run(fedavg(SGD), rounds=3, time_model=model)
+        for row in result.metrics[1:]:
+            factor = model.slowness(8, seed=0)
+            steps = max(-(-sizes[c] // 4) * factor[c] for c in row["clients"])
+            assert row["simulated_seconds"] == pytest.approx(2 * steps + transfer)
+        assert result.metrics[0]["simulated_seconds"] == 0
 
 
 @pytest.mark.parametrize("svd", [False, True])
@@ -125,3 +300,163 @@ def test_alone_nothing_is_sent_and_only_computing_takes_time(svd):
     assert byte_rows(result) == [(0, 0)] * 3
     for row in result.metrics[1:]:
         assert row["simulated_seconds"] % 2 == 0
+
+
+def test_measured_seconds_are_those_of_the_round():
+    result = run(fedavg(SGD), rounds=2, time_model=TimeModel("measured", latency=0.0))
+    for row in result.metrics[1:]:
+        moved = (TOY_ADAPTER + TOY_HEAD) * 16 / 25e6
+        longest = max(-(-[9, 4, 0, 1, 13, 5, 6, 2][c] // 4) for c in row["clients"])
+        share = row["time"]["train_s"] * longest / row["steps"]
+        assert row["simulated_seconds"] == pytest.approx(share + moved)
+
+
+def test_who_is_late_and_how_long_the_server_waits():
+    one = ledger(fedavg(SGD, head="frozen"))
+    time = TimeModel(1.0, 8 * A, 8 * TOY_ADAPTER, 0.25)  # A is sent in a second, all is got in one
+    costs = Costs(one, time, [1.0, 1.0, 2.0, 1.0], deadline=6.0)
+    seconds = 1 + 1 + B / A + 0.5  # to get both, to send A and B, two latencies
+    steps = {0: 3, 1: 2, 2: 2, 3: 1}
+    assert costs.late(steps) == [0, 2], f"{seconds} s of transfers"
+    assert costs.late(steps, ["layer.lora_b"]) == [2], "less to send"
+    row = {"round": 1, "clients": [1, 3], "dropped": [], "failed": [], "late": [0, 2]}
+    assert costs.charge(row, {1: 2, 3: 1}, 9.0) == {
+        "bytes_up": 2 * TOY_ADAPTER,
+        "bytes_down": 4 * TOY_ADAPTER,
+        "simulated_seconds": 6.0,
+    }
+    row = {"round": 2, "clients": [1], "dropped": [], "failed": [3], "late": []}
+    assert costs.charge(row, {1: 2}, 9.0) == {
+        "bytes_up": TOY_ADAPTER,
+        "bytes_down": 2 * TOY_ADAPTER,
+        "simulated_seconds": pytest.approx(2 + seconds),
+    }
+    row = {"round": 3, "clients": [], "dropped": [], "failed": [0], "late": []}
+    assert costs.charge(row, {}, 9.0)["simulated_seconds"] == 1.5, "it had fetched the broadcast"
+    row = {"round": 4, "clients": [], "dropped": []}
+    assert set(costs.charge(row, {}, 9.0).values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"seconds_per_step": -1}, "seconds_per_step = -1 .* from 0 up or 'measured'"),
+        ({"seconds_per_step": "slow"}, "seconds_per_step = 'slow' .* must be"),
+        ({"bandwidth_up": 0}, "bandwidth_up = 0 .* must be a positive number"),
+        ({"bandwidth_down": math.inf}, "bandwidth_down = inf .* must be a positive number"),
+        ({"latency": math.nan}, "latency = nan .* must be a number from 0 up"),
+        ({"spread": -0.5}, "spread = -0.5 .* must be a number from 0 up"),
+    ],
+)
+def test_a_time_model_that_cannot_be(fields, message):
+    with pytest.raises(InputError, match=message):
+        run(fedavg(SGD), time_model=TimeModel(**fields))
+
+
+# ----------------------------------------------- FedAdapters (Mathematics 2023, 11, 4479), Eq 1, 2
+
+GPT2 = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "image_size": 224,
+    "patch_size": 16,
+}
+LSTM = {"model_type": "lstm", "vocab_size": 54_175}
+MIB = 2**20
+CLIENTS = 9
+
+
+def counted(config, method=None, *, head=None, part="adapter"):
+    """Returns mebibytes by our counters."""
+    head = head or heads.causal_lm()
+    return count(config, method, head=head, in_bytes=True)[part] / MIB
+
+
+def cut(size, digits=2):
+    """Returns a size as the paper prints it: cut, not rounded."""
+    return math.floor(size * 10**digits) / 10**digits
+
+
+def gpt2():
+    """Its sizes hold an adapter and twelve causal masks; traffic is computed without decimals."""
+    lora_, masks = peft.lora(8), 12.0
+    return cut(counted(GPT2, lora_, part="frozen") + counted(GPT2, lora_) + masks, 0)
+
+
+def vit():
+    head, pooler = heads.classification(100), (768 * 768 + 768) * 4 / MIB
+    parts = (counted(VIT, peft.lora(8), head=head, part=p) for p in ("frozen", "adapter", "head"))
+    return cut(sum(parts) + pooler, 0)
+
+
+def lstm():
+    return round(counted(LSTM, part="head"), 2)
+
+
+def cnn():
+    return 18.36  # its channels are not told
+
+
+def transfers(rounds):
+    """Returns how often an upload or a broadcast moves when all take part: bytes over a size."""
+    leaf = jax.ShapeDtypeStruct((294_912,), jnp.float32)
+    model = Model(None, {}, {"all": leaf}, {"all": "adapter"}, None)
+    algorithm = fedavg(SGD, head="frozen")._replace(roles=Roles(shared=("",)))
+    one = Ledger(model, algorithm, {"all": leaf}, CLIENTS)
+    costs = Costs(one, TimeModel(), [1.0] * CLIENTS, None)
+    total = 0
+    for number in range(1, rounds + 1):
+        row = {"round": number, "clients": list(range(CLIENTS)), "dropped": []}
+        cost = costs.charge(row, {}, 0.0)
+        total += cost["bytes_up"] + cost["bytes_down"]
+    return total / (4 * 294_912)
+
+
+def clock(megabytes):
+    """Returns hours, minutes and seconds of sending at 10 MB a second, one client at a time."""
+    size = round(megabytes * 1_000_000)
+    seconds = TimeModel.preset("fedadapters").round_seconds(0, size, 0)
+    return int(seconds // 3600), int(seconds % 3600 // 60), int(seconds % 60)
+
+
+@pytest.mark.parametrize(
+    ("size", "rounds", "megabytes", "hours", "minutes"),
+    [(gpt2, 30, 262_980, 7, 18), (lstm, 30, 130_610, 3, 37), (vit, 50, 297_000, 8, 15)],
+)
+def test_traffic_of_whole_models(size, rounds, megabytes, hours, minutes):
+    total = transfers(rounds) * size()
+    assert round(total) == megabytes
+    assert clock(total)[:2] == (hours, minutes)
+
+
+def test_traffic_of_the_cnn():
+    total = transfers(50) * cnn()
+    assert round(total) == 16_524
+    assert clock(total) == (0, 27, 32)
+
+
+def test_sizes_that_the_paper_does_not_print():
+    head = heads.classification(100)
+    parts = [counted(VIT, peft.lora(8), head=head, part=part) for part in ("frozen", "head")]
+    assert (round(sum(parts), 2), round(parts[1], 3)) == (327.59, 0.293), "without the pooler"
+
+
+@pytest.mark.parametrize(
+    ("whole", "config", "rounds", "megabytes", "minutes", "seconds"),
+    [(gpt2, GPT2, 30, 4_977.7, 8, 17), (vit, VIT, 50, 3_967.9, 6, 36)],
+)
+def test_traffic_of_lora(whole, config, rounds, megabytes, minutes, seconds):
+    head = heads.classification(100) if config is VIT else heads.causal_lm()
+    adapter = cut(counted(config, peft.lora(8), head=head))
+    assert adapter == 1.12
+    # At first a client gets the pretrained model with its adapter, in the place of the adapter.
+    total = transfers(rounds) * adapter + CLIENTS * (whole() - adapter)
+    assert cut(total, 1) == megabytes
+    assert clock(total) == (0, minutes, seconds)
+    if config is GPT2:
+        saved = [1 - total / (transfers(rounds) * whole()), 1 - adapter / whole()]
+        assert [round(100 * share, 1) for share in saved] == [98.1, 99.8]

@@ -5,11 +5,14 @@ import json
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.run import report
+from fedjax_peft.run.cli import main
+from fedjax_peft.run.history import rounds_to
 
 VOID = {"meta", "br", "img", "path", "use", "rect"}
 
@@ -176,6 +179,47 @@ def test_costs_of_targets(tmp_path):
     assert parsed.rows[6][:7] == ["fast", "9", "18.0", "4.50", "10", "20.0", "5.00"]
 
 
+def test_costs_of_a_given_target(tmp_path, capsys):
+    slow = make_run(tmp_path / "slow", top=0.74, rounds=8)
+    fast = make_run(tmp_path / "fast", top=0.8, rounds=10)
+    # 72, 76 and 79.2 %: the one ends at 74 %, the other has 72 % after 9 rounds, 80 % after 10.
+    expected = ["8", "16.0", "4.00", *"------"], ["9", "18.0", "4.50", *["10", "20.0", "5.00"] * 2]
+    text = report.write_report(load(slow, fast), tmp_path / "out", target=0.8).read_text()
+    parsed = Page(text)
+    assert "90 % of the target: 72.0 %" in parsed.rows[3]
+    assert "at or above a part of the target 80.0 %." in text
+    bare = [[cell.removesuffix(" (best)") for cell in row] for row in parsed.rows[5:7]]
+    assert bare == [["slow", *expected[0]], ["fast", *expected[1]]]
+    # And in a terminal.
+    arguments = ["report", str(slow), str(fast), "--out", str(tmp_path / "out"), "--target", "0.8"]
+    assert main(arguments) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    head = lines.index(["To", "80.0", "%", "90", "%", "95", "%", "99", "%"])
+    assert lines[head + 1 : head + 4] == [
+        ["Run", *["Round", "MB", "min"] * 3],
+        ["slow", *expected[0]],
+        ["fast", *expected[1]],
+    ]
+    assert main(arguments[:-2]) == 0
+    assert "To 80" not in capsys.readouterr().out
+
+
+def test_a_target_that_nobody_reaches_and_one_that_cannot_be(tmp_path, capsys):
+    path = make_run(tmp_path / "a", top=0.5)
+    text = report.write_report(load(path), tmp_path / "out", target=0.9).read_text()
+    assert Page(text).row("a", "-") == ["a", *"---------"]
+    for target in ("80", "0", "nan"):
+        assert main(["report", str(path), "--target", target]) == 2
+        assert f"The target {target} must be a share" in capsys.readouterr().err
+
+
+def test_a_target_is_reached_in_spite_of_float32():
+    exact = float(np.float32(0.76))
+    assert exact < 0.76
+    assert rounds_to([{"round": 3, "test_accuracy": exact}], 0.76) == 3
+    assert rounds_to([{"round": 3, "test_accuracy": 0.7599}], 0.76) is None
+
+
 def test_configs_are_compared_by_what_differs(tmp_path):
     a = make_run(tmp_path / "a", config='targets = ["q"]\n[data]\nname = "x"\n')
     b = make_run(tmp_path / "b", config='targets = ["q", "v"]\n[data]\nname = "x"\nseed = 1\n')
@@ -214,6 +258,17 @@ def test_warnings_say_what_to_know_before_comparing(tmp_path):
     ):
         assert told in section
     assert section.count("<li>") == 6
+
+
+def test_warnings_tell_who_was_not_heard(tmp_path):
+    path = make_run(tmp_path / "a", failed=[3, 5], late=[7], clients=[])
+    text = page(load(path), tmp_path)
+    for told in (
+        "a: 2 uploads missing because their clients dropped out, of clients 3, 5 in round 4.",
+        "a: 1 upload too late and left out, of client 7 in round 4.",
+        "a: nobody took part in round 4.",
+    ):
+        assert f"<li>{told}</li>" in text
 
 
 def test_a_clean_comparison_has_no_warnings(tmp_path):
