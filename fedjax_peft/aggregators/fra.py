@@ -17,12 +17,18 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft import tree
-from fedjax_peft.aggregators.lora import pairs, scale, summarise
+from fedjax_peft.aggregators.lora import (
+    matmul,
+    pairs,
+    required_pairs,
+    scale,
+    truncation_metrics,
+)
 from fedjax_peft.errors import InputError
 from fedjax_peft.linalg import canonical
 from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
 
-__all__ = ["fra", "truncated_average"]
+__all__ = ["fra", "truncated_average", "truncating"]
 
 DEAD = 1e-6
 """Singular values below this share of the largest are rounding noise in float32."""
@@ -42,27 +48,30 @@ def fra(
       rank: directions kept; by default the adapter's own rank.
       split: where the singular values go: ``balanced`` (√Σ on both, as FeDeRA's start), ``B``
         (as FlexLoRA) or ``A``. The paper does not say.
-      error: measure the error, Frobenius ``sqrt(Σ_{j>r} σ_j²)`` among others.
+      error: measure the error, Frobenius ``sqrt(Σ_{j>r} σ_j²)`` among others, and the share of
+        the spectrum that is kept.
 
     Raises:
       InputError: on use, a model without LoRA pairs, or a rank above the adapter's.
     """
+    return truncating("fra", rank, split, error)
+
+
+def truncating(name: str, rank: int | None, split: str, error: bool) -> Aggregator:
+    """Returns FRA under another name; see :func:`fra`."""
     if rank is not None and rank < 1:
-        raise InputError(f"The rank of FRA must be at least 1, not {rank}.")
+        raise InputError(f"The rank of {name!r} must be at least 1, not {rank}.")
     if split not in ("balanced", "B", "A"):
         raise InputError(f"split = {split!r} is not one of balanced, B, A.")
 
     def zero(like: Params, slots: int) -> PyTree:
-        found = pairs(like)
-        if not found:
-            raise InputError(
-                "The aggregator 'fra' needs LoRA factors A and B that are both shared, and this"
-                " model and algorithm share none. Use 'mean', or attach LoRA."
-            )
+        found = required_pairs(like, name)
         factors = sorted(name for pair in found.values() for name in pair)
         ranks = {like[a].shape[1] for a, _ in found.values()}
         if rank is not None and rank > min(ranks):
-            raise InputError(f"FRA cannot keep rank {rank}: the adapters have rank {min(ranks)}.")
+            raise InputError(
+                f"{name!r} cannot keep rank {rank}: the adapters have rank {min(ranks)}."
+            )
         return {
             "factors": {n: jnp.zeros((slots, *like[n].shape), jnp.float32) for n in factors},
             "weights": jnp.zeros(slots, jnp.float32),
@@ -94,17 +103,18 @@ def fra(
             a = jnp.stack([acc["factors"][found[p][0]] for p in paths])
             b = jnp.stack([acc["factors"][found[p][1]] for p in paths])
             s = jnp.stack([scale(fixed, p) for p in paths])
-            new_a, new_b, *measured = truncated_average(
+            new_a, new_b, *sizes = truncated_average(
                 a, b, acc["weights"] / by, s, rank=rank, split=split, error=error
             )
             for i, path in enumerate(paths):
                 name_a, name_b = found[path]
                 result[name_a], result[name_b] = new_a[i], new_b[i]
-                frobenius[path], largest[path], norms[path] = (m[i] for m in measured)
+                frobenius[path], largest[path], norms[path] = (m[i] for m in sizes)
         update = {n: jnp.where(total > 0, result[n], x).astype(x.dtype) for n, x in like.items()}
-        return Aggregated(update, summarise(frobenius, largest, norms) if error else {})
+        measured = truncation_metrics(frobenius, largest, norms) if error else {}
+        return Aggregated(update, measured)
 
-    return Aggregator("fra", zero, add, finish)
+    return Aggregator(name, zero, add, finish)
 
 
 def truncated_average(
@@ -147,16 +157,16 @@ def truncated_average(
         a_cat = (a * root).transpose(1, 0, 2).reshape(n_in, total_rank)
         b_cat = (b * root).reshape(total_rank, n_out)
         if dense:
-            u, sigma, vt = jnp.linalg.svd(_matmul(a_cat, b_cat), full_matrices=False)
+            u, sigma, vt = jnp.linalg.svd(matmul(a_cat, b_cat), full_matrices=False)
         else:
             q_a, r_a = jnp.linalg.qr(a_cat)
             q_b, r_b = jnp.linalg.qr(b_cat.T)
-            p, sigma, zt = jnp.linalg.svd(_matmul(r_a, r_b.T))
-            u, vt = _matmul(q_a, p[:, :r]), _matmul(zt[:r], q_b.T)
+            p, sigma, zt = jnp.linalg.svd(matmul(r_a, r_b.T))
+            u, vt = matmul(q_a, p[:, :r]), matmul(zt[:r], q_b.T)
         new_a, new_b = _factors(u[:, :r], sigma[:r], vt[:r], s, keep, split)
         largest = jnp.zeros(())
         if error:
-            off = s * _matmul(new_a, new_b) - _matmul(a_cat, b_cat)
+            off = s * matmul(new_a, new_b) - matmul(a_cat, b_cat)
             largest = jnp.max(jnp.abs(off))
         tail = jnp.sqrt(jnp.sum(sigma[keep:] ** 2))
         return new_a, new_b, tail, largest, jnp.sqrt(jnp.sum(sigma**2))
@@ -186,7 +196,3 @@ def _factors(
     a = u * jnp.where(dead, 1 / math.sqrt(3), to_a)[None]
     b = jnp.where(dead, 0.0, to_b)[:, None] * vt
     return a, b
-
-
-def _matmul(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.matmul(x, y, precision="highest")

@@ -1,13 +1,26 @@
-"""What every aggregator of LoRA factors needs: the pairs, their scale, and error measures."""
+"""What every aggregator of LoRA factors needs: the pairs, their scale, and error measures.
+
+The aggregation error of a matrix is what was used minus the exact average ``Σ w_k s A_k B_k``.
+"""
 
 from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_peft.errors import InputError
 from fedjax_peft.typing import Params
 
-__all__ = ["error_metrics", "pairs", "scale"]
+__all__ = [
+    "error_metrics",
+    "exact_metrics",
+    "matmul",
+    "pairs",
+    "required_pairs",
+    "scale",
+    "summarise",
+    "truncation_metrics",
+]
 
 
 def pairs(names: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -15,6 +28,26 @@ def pairs(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     names = set(names)
     stems = sorted(n.removesuffix(".lora_a") for n in names if n.endswith(".lora_a"))
     return {p: (f"{p}.lora_a", f"{p}.lora_b") for p in stems if f"{p}.lora_b" in names}
+
+
+def required_pairs(names: Iterable[str], aggregator: str) -> dict[str, tuple[str, str]]:
+    """Returns the LoRA pairs among the names of what is shared.
+
+    Raises:
+      InputError: there are none for ``aggregator`` to combine.
+    """
+    found = pairs(names)
+    if not found:
+        raise InputError(
+            f"The aggregator {aggregator!r} needs LoRA factors A and B that are both shared, and"
+            " this model and algorithm share none. Use 'mean', or attach LoRA."
+        )
+    return found
+
+
+def matmul(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns the product in full float32, also where the hardware would round its inputs."""
+    return jnp.matmul(x, y, precision="highest")
 
 
 def scale(fixed: Params, path: str) -> jax.Array:
@@ -37,6 +70,31 @@ def error_metrics(
     largest = {p: jnp.max(jnp.abs(e)) for p, e in errors.items()}
     norms = {p: jnp.sqrt(jnp.sum(x**2)) for p, x in exact.items()}
     return summarise(frobenius, largest, norms)
+
+
+def exact_metrics(norms: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns the metrics of an aggregation that is exact by its algebra.
+
+    Args:
+      norms: module path -> Frobenius norm of the exact average.
+    """
+    nothing = {p: jnp.zeros(()) for p in norms}
+    return summarise(nothing, nothing, norms)
+
+
+def truncation_metrics(
+    frobenius: Mapping[str, jax.Array],
+    largest: Mapping[str, jax.Array],
+    norms: Mapping[str, jax.Array],
+) -> dict[str, jax.Array]:
+    """Returns :func:`summarise`'s metrics, and the share of the spectrum that was kept.
+
+    ``spectrum_kept`` is ``Σ_{j≤r} σ_j² / Σ σ_j²`` over all matrices, 0 where nothing was learned.
+    """
+    metrics = summarise(frobenius, largest, norms)
+    some = jnp.any(jnp.stack(list(norms.values())) > 0)
+    lost = metrics["aggregation_error_relative"] ** 2
+    return metrics | {"spectrum_kept": jnp.where(some, 1 - lost, 0.0)}
 
 
 def summarise(

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft import tree
-from fedjax_peft.aggregators.lora import error_metrics, pairs, scale
+from fedjax_peft.aggregators.lora import error_metrics, matmul, pairs, scale
 from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
 
-__all__ = ["mean"]
+__all__ = ["mean", "product_errors"]
 
 
 def mean(*, error: bool = True) -> Aggregator:
@@ -15,7 +15,8 @@ def mean(*, error: bool = True) -> Aggregator:
 
     Averaging LoRA's factors one by one is not averaging the updates that they stand for. With
     ``error`` the exact difference ``B̄Ā - Σ w_k B_k A_k`` is measured (FRA-LoRA, Eq 1), at the cost
-    of one dense matrix for each adapted layer; nothing grows with the number of clients.
+    of one dense matrix for each adapted layer; nothing grows with the number of clients. Where one
+    factor is fixed, and so the same for all, the average is exact and the error 0.
 
     Args:
       error: measure the aggregation error of LoRA factors.
@@ -57,14 +58,33 @@ def mean(*, error: bool = True) -> Aggregator:
             name: jnp.where(some, x + acc["sums"][name] / by, x).astype(x.dtype)
             for name, x in like.items()
         }
-        errors, exact = {}, {}
-        for path, product in acc["products"].items():
-            a, b = pairs(like)[path]
-            s = scale(fixed, path)
-            da, db = result[a] - like[a], result[b] - like[b]
-            off = s * (jnp.matmul(da, db, precision="highest") - product / by)
-            used = s * jnp.matmul(result[a], result[b], precision="highest")
-            errors[path], exact[path] = off, used - off
+        if not error:
+            return Aggregated(result, {})
+        errors, exact = product_errors(acc, result, like, fixed)
+        known = {**fixed, **result}
+        for path, (a, b) in pairs(known).items():
+            if (a in like) != (b in like):
+                errors[path] = jnp.zeros(())
+                exact[path] = scale(fixed, path) * matmul(known[a], known[b])
         return Aggregated(result, error_metrics(errors, exact) if errors else {})
 
     return Aggregator("mean", zero, add, finish)
+
+
+def product_errors(acc: PyTree, new: Params, like: Params, fixed: Params) -> tuple[Params, Params]:
+    """Returns the error ``s·ĀB̄ - Σ w_k s A_k B_k`` and the exact average, by module path.
+
+    Args:
+      acc: of :func:`mean`.
+      new: its means.
+      like: the broadcast.
+      fixed: LoRA's scales among others.
+    """
+    by = jnp.where(acc["weight"] > 0, acc["weight"], 1.0)
+    errors, exact = {}, {}
+    for path, product in acc["products"].items():
+        a, b = pairs(like)[path]
+        s = scale(fixed, path)
+        errors[path] = s * (matmul(new[a] - like[a], new[b] - like[b]) - product / by)
+        exact[path] = s * matmul(new[a], new[b]) - errors[path]
+    return errors, exact

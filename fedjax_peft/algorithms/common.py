@@ -1,15 +1,50 @@
 """What algorithms share: the plain local objective, a step, head policy, the plain server."""
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft.typing import Batch, Key, Metrics, Params, Problem, PyTree, Roles, ServerUpdate
+from fedjax_peft.aggregators.lora import pairs
+from fedjax_peft.errors import InputError
+from fedjax_peft.typing import (
+    Batch,
+    Key,
+    Metrics,
+    Params,
+    Problem,
+    PyTree,
+    Roles,
+    ServerUpdate,
+    Tally,
+)
 
-__all__ = ["HeadPolicy", "Weights", "descend", "objective", "replace", "roles"]
+__all__ = [
+    "HeadPolicy",
+    "Local",
+    "Weights",
+    "adding",
+    "at_least",
+    "begin",
+    "descend",
+    "dual_adapters",
+    "dual_roles",
+    "fold",
+    "fraction",
+    "holding",
+    "lora_model",
+    "objective",
+    "only_head",
+    "positive",
+    "proximal",
+    "replace",
+    "roles",
+    "train",
+    "train_on",
+    "with_kept",
+]
 
 Weights = Literal["size", "uniform"]
 """Of clients in the aggregate: by their numbers of examples, or all the same."""
@@ -49,11 +84,87 @@ def descend(
     return optax.apply_updates(params, updates), state, metrics
 
 
+class Local(NamedTuple):
+    """A client during plain local training."""
+
+    shared: Params
+    private: Params
+    optimizer: PyTree
+
+
+def begin(optimizer: optax.GradientTransformation, shared: Params, private: Params) -> Local:
+    """Returns a client before its first step. Optimizer state starts afresh in every round."""
+    return Local(shared, private, optimizer.init({**shared, **private}))
+
+
+def train(
+    optimizer: optax.GradientTransformation,
+    problem: Problem,
+    local: Local,
+    batch: Batch,
+    key: Key,
+    correct: Callable[[Params], Params] = lambda gradient: gradient,
+) -> tuple[Local, Metrics]:
+    """Returns a client after one step on its training loss, and the metrics of the step.
+
+    Args:
+      optimizer: whose step.
+      problem: what is learned.
+      local: the client.
+      batch: the examples.
+      key: of the step.
+      correct: gradient -> the gradient that the optimizer gets.
+    """
+
+    def loss(params: Params) -> tuple[jax.Array, Metrics]:
+        return objective(problem, params, batch, key)
+
+    return train_on(loss, optimizer, local, correct)
+
+
+def train_on(
+    loss: Callable[[Params], tuple[jax.Array, Metrics]],
+    optimizer: optax.GradientTransformation,
+    local: Local,
+    correct: Callable[[Params], Params] = lambda gradient: gradient,
+) -> tuple[Local, Metrics]:
+    """Returns a client after one step on a loss of its own; see :func:`train`."""
+    params = {**local.shared, **local.private}
+    params, state, metrics = descend(optimizer, loss, params, local.optimizer, correct)
+    shared = {name: params[name] for name in local.shared}
+    private = {name: params[name] for name in local.private}
+    return Local(shared, private, state), metrics
+
+
 def roles(head: HeadPolicy, *, adapters: Literal["shared", "private"] = "shared") -> Roles:
     """Returns roles for a head policy with all adapters shared, or all private."""
     if head == adapters:  # one rule: a model may train adapters only, or a head only
         return Roles(**{head: ("^(adapter|head):",)})
     return Roles(**{adapters: ("^adapter:",), "fixed" if head == "frozen" else head: ("^head:",)})
+
+
+def dual_roles(head: HeadPolicy) -> Roles:
+    """Returns roles for a head policy with global adapters shared and private ones private."""
+    rules = {
+        "shared": (r"^adapter:.*\.global_adapter\.",),
+        "private": (r"^adapter:.*\.private_adapter\.",),
+    }
+    policy = "fixed" if head == "frozen" else head
+    return Roles(**{**rules, policy: (*rules.get(policy, ()), "^head:")})
+
+
+def dual_adapters(algorithm: str) -> Callable[[Mapping[str, str], int], None]:
+    """Returns the check that a model has a global and a private adapter at its sites."""
+
+    def check(kinds: Mapping[str, str], clients: int) -> None:
+        del clients
+        if not all(any(f".{own}_adapter." in n for n in kinds) for own in ("global", "private")):
+            raise InputError(
+                f"{algorithm} needs a model with a global and a private adapter at every site:"
+                " attach peft.dual()."
+            )
+
+    return check
 
 
 def replace() -> ServerUpdate:
@@ -62,4 +173,135 @@ def replace() -> ServerUpdate:
         init=lambda shared: shared,
         update=lambda state, new, tally: new,
         broadcast=lambda state: state,
+    )
+
+
+def adding(extra: Params) -> Callable[[Params], Params]:
+    """Returns the map from a gradient to that with ``extra`` added to the leaves that it names."""
+    return lambda gradient: {n: g + extra[n] if n in extra else g for n, g in gradient.items()}
+
+
+def proximal(
+    strength: float | jax.Array, params: Params, anchor: Params
+) -> Callable[[Params], Params]:
+    """Returns the map from a gradient to that with ``strength/2 ‖params - anchor‖²`` added.
+
+    Leaves that the anchor does not have are left alone.
+    """
+
+    def correct(gradient: Params) -> Params:
+        pulls = {n: strength * (params[n] - anchor[n]) for n in gradient if n in anchor}
+        return {n: g + pulls[n] if n in pulls else g for n, g in gradient.items()}
+
+    return correct
+
+
+def with_kept(broadcast: Params, kept: PyTree) -> Params:
+    """Returns a client's leaves where it keeps its own ones in the field ``model``."""
+    return {**broadcast, **kept["model"]}
+
+
+def at_least(low: float, **options: float) -> None:
+    """Raises InputError for an option that is below ``low`` or not finite."""
+    for name, value in options.items():
+        if not low <= value < float("inf"):
+            raise InputError(f"{name} = {value!r} must be a finite number from {low} up.")
+
+
+def positive(**options: float) -> None:
+    """Raises InputError for an option that is not above 0, or not finite."""
+    for name, value in options.items():
+        if not 0 < value < float("inf"):
+            raise InputError(f"{name} = {value!r} must be a positive finite number.")
+
+
+def fraction(**options: float) -> None:
+    """Raises InputError for an option that is not from 0 to below 1."""
+    for name, value in options.items():
+        if not 0 <= value < 1:
+            raise InputError(f"{name} = {value!r} must be a number from 0 to below 1.")
+
+
+def only_head(algorithm: str, given: HeadPolicy, wanted: HeadPolicy) -> None:
+    """Raises InputError for a head policy with which an algorithm would be another one."""
+    if given != wanted:
+        other = {"shared": "fedavg", "private": "fedper", "frozen": "fedbabu"}.get(given)
+        advice = f" For a {given} head there is {other!r}." if other else ""
+        raise InputError(f"The head of {algorithm!r} must be {wanted!r}, not {given!r}.{advice}")
+
+
+def holding(
+    optimizer: optax.GradientTransformation, moves: Callable[[str], jax.Array | bool]
+) -> optax.GradientTransformation:
+    """Returns an optimizer for which some leaves, by name, have no gradient and no decay.
+
+    They stay as they are to the bit, whatever the optimizer does to a leaf without gradient, and
+    neither they nor their gradients reach its state.
+
+    Args:
+      optimizer: of a dict of leaves.
+      moves: leaf name -> whether the optimizer moves it (a traced bool, so it may change).
+    """
+
+    def held(leaves: Params) -> Params:
+        return {name: jnp.where(moves(name), x, 0) for name, x in leaves.items()}
+
+    def update(gradient: Params, state: PyTree, params: Params | None = None) -> tuple:
+        known = None if params is None else held(params)
+        updates, state = optimizer.update(held(gradient), state, known)
+        return held(updates), state
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+def lora_model(algorithm: str, *, alone: bool = False) -> Callable[[Mapping[str, str], int], None]:
+    """Returns an ``Algorithm.check`` for a model with LoRA.
+
+    Args:
+      algorithm: its name, for the message.
+      alone: LoRA's factors must be all that the method trains: the adapted weight is ``W + s·AB``.
+    """
+
+    def check(kinds: Mapping[str, str], clients: int) -> None:
+        del clients
+        factors = {name for pair in pairs(kinds).values() for name in pair}
+        if not factors:
+            raise InputError(
+                f"{algorithm!r} is about LoRA's factors A and B, and this model has none: attach"
+                " LoRA, or use 'fedavg'."
+            )
+        others = sorted(n for n, kind in kinds.items() if kind == "adapter" and n not in factors)
+        if alone and others:
+            raise InputError(
+                f"{algorithm!r} folds LoRA's products into the frozen weights, which is only right"
+                f" where they are all that is added, and this model also trains {others[0]!r}:"
+                " attach plain LoRA, or use 'fedavg'."
+            )
+
+    return check
+
+
+def fold() -> ServerUpdate:
+    """Returns the server that adds a part of the aggregate to the frozen weights.
+
+    The aggregate is ``{"model": shared leaves, "fold": module path -> [in, out]}``. What has been
+    folded in is kept in float32, and added to the kernels of the modules that LoRA wraps.
+    """
+
+    def start(shared: Params) -> PyTree:
+        sums = {
+            path: jnp.zeros((shared[a].shape[0], shared[b].shape[1]), jnp.float32)
+            for path, (a, b) in pairs(shared).items()
+        }
+        return {"model": shared, "fold": sums}
+
+    def update(state: PyTree, new: PyTree, tally: Tally) -> PyTree:
+        del tally
+        return {"model": new["model"], "fold": jax.tree.map(jnp.add, state["fold"], new["fold"])}
+
+    return ServerUpdate(
+        init=start,
+        update=update,
+        broadcast=lambda state: state["model"],
+        shift=lambda state: {f"{path}.base.kernel": x for path, x in state["fold"].items()},
     )

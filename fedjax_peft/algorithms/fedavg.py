@@ -8,13 +8,19 @@ With LoRA and :func:`aggregators.mean` this is FedLR (FedIT); with ``lora(init="
 :func:`aggregators.fra` FRA-LoRA.
 """
 
-from typing import NamedTuple
-
-import jax
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.common import HeadPolicy, descend, objective, replace, roles
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Local,
+    Weights,
+    begin,
+    replace,
+    roles,
+    train,
+    with_kept,
+)
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -28,37 +34,31 @@ from fedjax_peft.typing import (
     Roles,
 )
 
-__all__ = ["fedavg", "local"]
+__all__ = ["averaging", "client", "fedavg"]
 
 
-class State(NamedTuple):
-    """A client during its local steps."""
+def client(
+    optimizer: optax.GradientTransformation, problem: Problem, *, keep_optimizer: bool = False
+) -> ClientUpdate:
+    """Returns plain local training.
 
-    shared: Params
-    private: Params
-    optimizer: PyTree
+    Optimizer state starts afresh in every round; with ``keep_optimizer`` it stays with the client,
+    which then keeps ``{"model": its own leaves, "optimizer": state}``.
+    """
 
-
-def client(optimizer: optax.GradientTransformation, problem: Problem) -> ClientUpdate:
-    """Returns plain local training. Optimizer state starts afresh in every round."""
-
-    def init(broadcast: Params, private: Params, key: Key) -> State:
+    def init(broadcast: Params, kept: PyTree, key: Key) -> Local:
         del key
-        return State(broadcast, private, optimizer.init({**broadcast, **private}))
+        if keep_optimizer:
+            return Local(broadcast, kept["model"], kept["optimizer"])
+        return begin(optimizer, broadcast, kept)
 
-    def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-        params = {**state.shared, **state.private}
+    def step(local: Local, batch: Batch, key: Key) -> tuple[Local, Metrics]:
+        return train(optimizer, problem, local, batch, key)
 
-        def loss(params: Params) -> tuple[jax.Array, Metrics]:
-            return objective(problem, params, batch, key)
-
-        params, opt, metrics = descend(optimizer, loss, params, state.optimizer)
-        shared = {name: params[name] for name in state.shared}
-        private = {name: params[name] for name in state.private}
-        return State(shared, private, opt), metrics
-
-    def final(state: State) -> tuple[Params, Params]:
-        return state.shared, state.private
+    def final(local: Local) -> tuple[Params, PyTree]:
+        if keep_optimizer:
+            return local.shared, {"model": local.private, "optimizer": local.optimizer}
+        return local.shared, local.private
 
     return ClientUpdate(init, step, final)
 
@@ -68,6 +68,8 @@ def fedavg(
     *,
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "shared",
+    weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """Federated averaging; over LoRA it is FedLR, FeDeRA or FRA-LoRA.
 
@@ -75,20 +77,37 @@ def fedavg(
       optimizer: the clients' optimizer.
       aggregator: how uploads combine; by default their mean, weighted by example counts.
       head: what becomes of the classification head.
+      weights: of clients in the aggregate.
+      keep_optimizer: clients keep their optimizer's state from round to round, which suits few
+        clients that are always there. Not for aggregators that factor anew, such as ``fra``: their
+        factors have another basis in every round, and old moments would be about the last one.
     """
-    return _algorithm("fedavg", optimizer, roles(head), aggregator or mean())
+    algorithm = averaging("fedavg", optimizer, roles(head), aggregator, keep_optimizer)
+    return algorithm._replace(weights=weights)
 
 
-def local(optimizer: optax.GradientTransformation) -> Algorithm:
-    """Baseline without federation: every client trains alone, nothing is sent.
+def averaging(
+    name: str,
+    optimizer: optax.GradientTransformation,
+    rules: Roles,
+    aggregator: Aggregator | None = None,
+    keep_optimizer: bool = False,
+) -> Algorithm:
+    """Returns plain local training and aggregation of what the rules call shared.
 
     Args:
-      optimizer: the clients' optimizer.
+      name: the algorithm's.
+      optimizer: the clients'.
+      rules: which leaves are whose.
+      aggregator: how uploads combine; by default their mean.
+      keep_optimizer: see :func:`fedavg`.
     """
-    return _algorithm("local", optimizer, roles("private", adapters="private"), mean(error=False))
 
+    def bound(problem: Problem) -> ClientUpdate:
+        return client(optimizer, problem, keep_optimizer=keep_optimizer)
 
-def _algorithm(
-    name: str, optimizer: optax.GradientTransformation, rules: Roles, aggregator: Aggregator
-) -> Algorithm:
-    return Algorithm(name, rules, lambda problem: client(optimizer, problem), aggregator, replace())
+    def keep(shared: Params, private: Params) -> PyTree:
+        return {"model": private, "optimizer": optimizer.init({**shared, **private})}
+
+    algorithm = Algorithm(name, rules, bound, aggregator or mean(), replace())
+    return algorithm._replace(keep=keep, model=with_kept) if keep_optimizer else algorithm

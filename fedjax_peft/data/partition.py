@@ -16,7 +16,7 @@ from fedjax_peft.data.dataset import Clients, Dataset, DataT
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.random import host_rng
 
-__all__ = ["dirichlet", "iid", "label_share"]
+__all__ = ["dirichlet", "iid", "label_share", "pooled"]
 
 
 def iid(data: DataT, clients: int, *, seed: int = 0) -> Clients[DataT]:
@@ -119,6 +119,19 @@ def label_share(data: DataT, shares: Sequence[Sequence[float]], *, seed: int = 0
         raise InputError(f"The share table leaves client {empty[0]} without any example.")
     owner = _deal(labels, counts, host_rng(seed, "partition"))
     return _clients(data, owner, len(counts))
+
+
+def pooled(data: DataT) -> Clients[DataT]:
+    """One client with everything, for training without federation (``algorithms.centralised``).
+
+    Args:
+      data: a data set, or integer labels ``[examples]``.
+
+    Raises:
+      InputError: no examples.
+    """
+    _check_clients(len(data), 1)
+    return _clients(data, np.zeros(len(data), np.int64), 1)
 
 
 def _check_clients(n: int, clients: int, min_size: int = 1) -> None:

@@ -213,6 +213,14 @@ def test_a_data_set_is_kept_as_given():
     assert_same(partition.dirichlet(data, 4, 0.5), partition.dirichlet(labels, 4, 0.5))
 
 
+@pytest.mark.parametrize("data", [np.arange(7) % 3, Dataset({"x": np.zeros((7, 2))})])
+def test_pooled_is_one_client_with_everything_in_order(data):
+    clients = partition.pooled(data)
+    assert clients.data is data
+    assert [rows.tolist() for rows in clients.indices] == [list(range(7))]
+    assert clients.indices[0].dtype == np.int32
+
+
 def test_iid_needs_no_labels():
     assert partition.iid(Dataset({"x": np.zeros((7, 2))}), 2).sizes.tolist() == [4, 3]
 
@@ -243,6 +251,7 @@ def test_iid_needs_no_labels():
         (lambda y: partition.label_share(y, [[0.5, 0.5], [0.5, 0.4]]), "Row 1 .* sums to 0.9"),
         (lambda y: partition.label_share(y, [[1.5, -0.5], [0.5, 0.5]]), "Row 0"),
         (lambda y: partition.label_share(y, [[1.0, 0], [1, 0.0]]), "client 1 without"),
+        (lambda y: partition.pooled(y[:0]), "0 examples are too few for 1 client"),
     ],
 )
 def test_bad_input_is_named(call, message):
@@ -255,7 +264,8 @@ def test_signatures_serve_a_config_layer():
         function = getattr(partition, name)
         parameters = inspect.signature(function).parameters
         assert next(iter(parameters)) == "data"
-        assert parameters["seed"].default == 0
+        if function is not partition.pooled:  # where nothing is drawn
+            assert parameters["seed"].default == 0
         assert set(typing.get_type_hints(function)) == {*parameters, "return"}
         assert function.__doc__
     public = {

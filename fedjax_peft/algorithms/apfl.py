@@ -1,0 +1,148 @@
+"""APFL (Deng et al. 2020, Algorithm 1): a client predicts with a mixture of two models.
+
+    client:  w_k ← w;  for each local step, both on the same batch and from the values before it:
+               w_k ← optimizer step on F_k(w_k)
+               v_k ← optimizer step on F_k(α_k v_k + (1 - α_k) w_k), with respect to v_k
+    server:  w ← mean of w_k;  v_k and α_k never leave the client
+    a client predicts with  α_k v_k + (1 - α_k) w
+
+By the chain rule the gradient with respect to v_k is α_k times that at the mixture.
+
+With ``adaptive`` the client also takes gradient steps on α_k, by ⟨v_k - w_k, ∇F_k(mixture)⟩, kept
+within [0, 1]. The paper has one such step a communication round and does not say which batch it is
+on: here it is the first, where w_k is what the client has just received, with v_k still as of its
+last round. Its learning rate is an option of its own, as α_k is no weight of the model. A penalty
+on α_k that some implementations add is not in the paper and not here.
+
+Models are mixed leaf by leaf. For LoRA that is a mixture of factors, not of their products: halfway
+between (A, B) and (A', B') the model has (A + A')(B + B')/4. A private head is a leaf like any
+other: w_k and v_k have one each, mixed alike.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Local,
+    Weights,
+    at_least,
+    begin,
+    objective,
+    replace,
+    roles,
+    train,
+    with_kept,
+)
+from fedjax_peft.errors import InputError
+from fedjax_peft.typing import (
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientUpdate,
+    Key,
+    Metrics,
+    Params,
+    Problem,
+    PyTree,
+)
+
+__all__ = ["apfl"]
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    model: Local
+    """w_k, shared and private leaves together."""
+    personal: Params
+    """v_k."""
+    optimizer: PyTree
+    """Of v_k."""
+    alpha: jax.Array
+
+
+def apfl(
+    optimizer: optax.GradientTransformation,
+    *,
+    alpha: float = 0.5,
+    adaptive: bool = False,
+    alpha_rate: float = 0.1,
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "shared",
+    weights: Weights = "uniform",
+) -> Algorithm:
+    """APFL: clients predict with a mixture of a personal model and the global one.
+
+    Metrics of training are those of the mixture.
+
+    Args:
+      optimizer: the clients' optimizer, for both models; its state starts afresh in every round.
+      alpha: the personal model's part, from 0 (FedAvg) to 1 (training alone).
+      adaptive: every client learns its own alpha, from ``alpha`` on.
+      alpha_rate: learning rate of alpha.
+      aggregator: how uploads combine; by default their mean.
+      head: what becomes of the global model's head.
+      weights: of clients in the aggregate.
+
+    Raises:
+      InputError: an ``alpha`` outside of [0, 1], or a negative ``alpha_rate``.
+    """
+    at_least(0.0, alpha_rate=alpha_rate)
+    if not 0 <= alpha <= 1:
+        raise InputError(f"alpha = {alpha!r} of apfl must be between 0 and 1.")
+
+    def client(problem: Problem) -> ClientUpdate:
+        def init(broadcast: Params, kept: PyTree, key: Key) -> State:
+            del key
+            model, v = begin(optimizer, broadcast, kept["model"]), kept["personal"]
+            return State(model, v, optimizer.init(v), kept["alpha"])
+
+        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+            model, v, opt, a = state
+            w = {**model.shared, **model.private}
+
+            def loss(params: Params) -> tuple[jax.Array, Metrics]:
+                return objective(problem, params, batch, key)
+
+            gradient, metrics = jax.grad(loss, has_aux=True)(_mixture(a, v, w))
+            updates, opt = optimizer.update({n: a * g for n, g in gradient.items()}, opt, v)
+            if adaptive:
+                slope = sum(jnp.sum((v[n] - w[n]) * g) for n, g in gradient.items())
+                moved = jnp.clip(a - alpha_rate * slope, 0.0, 1.0)
+                a = jnp.where(batch["step"] == 0, moved, a)
+            model, _ = train(optimizer, problem, model, batch, key)
+            return State(model, optax.apply_updates(v, updates), opt, a), metrics
+
+        def final(state: State) -> tuple[Params, PyTree]:
+            kept = {"personal": state.personal, "alpha": state.alpha}
+            return state.model.shared, {"model": state.model.private, **kept}
+
+        return ClientUpdate(init, step, final)
+
+    def keep(shared: Params, private: Params) -> PyTree:
+        personal = {**shared, **private}
+        return {"model": private, "personal": personal, "alpha": jnp.float32(alpha)}
+
+    def model(broadcast: Params, kept: PyTree) -> Params:
+        return _mixture(kept["alpha"], kept["personal"], with_kept(broadcast, kept))
+
+    return Algorithm(
+        "apfl",
+        roles(head),
+        client,
+        aggregator or mean(),
+        replace(),
+        keep=keep,
+        model=model,
+        personal=True,
+        weights=weights,
+    )
+
+
+def _mixture(alpha: jax.Array, v: Params, w: Params) -> Params:
+    return {n: alpha * x + (1 - alpha) * w[n] for n, x in v.items()}

@@ -1,0 +1,48 @@
+"""All data in one place: what training without federation's limits reaches.
+
+    θ ← optimizer steps on F over all examples;  the optimizer goes on from round to round
+
+A round is then no more than an interval between evaluations.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.algorithms.local import Trained, trained_as
+from fedjax_peft.errors import InputError
+from fedjax_peft.typing import Algorithm, PyTree
+
+__all__ = ["centralised"]
+
+
+def centralised(
+    optimizer: optax.GradientTransformation, *, train: Trained = "all", keep_optimizer: bool = True
+) -> Algorithm:
+    """Baseline with all data in one place, ``partition.pooled``: usually an upper bound.
+
+    Args:
+      optimizer: of the training.
+      train: everything, the ``head`` only, or the ``adapters`` only.
+      keep_optimizer: the optimizer's state goes on from round to round, as if there were none.
+    """
+
+    def check(kinds: Mapping[str, str], clients: int) -> None:
+        del kinds
+        if clients != 1:
+            raise InputError(
+                f"The algorithm 'centralised' trains on all data in one place, but there are"
+                f" {clients} clients: make one that has everything with partition.pooled(data)."
+            )
+
+    def none_moves(broadcast: PyTree, number: jax.Array) -> dict[str, jax.Array]:
+        del number
+        return {name: jnp.zeros((), bool) for name in broadcast}
+
+    rules = trained_as("shared", train)
+    algorithm = averaging("centralised", optimizer, rules, mean(error=False), keep_optimizer)
+    return algorithm._replace(check=check, moving=none_moves)

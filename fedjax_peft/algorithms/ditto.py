@@ -1,0 +1,110 @@
+"""Ditto (Li et al. 2021): FedAvg, and beside it a personal model that is pulled towards it.
+
+    client:  θ_k ← θ;  for each local step, both on the same batch:
+               θ_k ← optimizer step on F_k(θ_k)
+               v_k ← optimizer step on F_k(v_k) + λ/2 ‖v_k - θ‖²
+    server:  θ ← Σ w_k θ_k, w_k ∝ n_k;  v_k never leaves the client, which predicts with it
+
+θ in the penalty is what the client received (Eq 2 and Algorithm 1 of the paper). Some
+implementations pull towards θ_k as it moves instead, which is another objective.
+
+v_k has every trained leaf. With a private head θ_k has a head of its own too, beside that of v_k:
+nobody else has one to be pulled to, so the penalty is on the received leaves alone. With a frozen
+head v_k has none. Where there is dropout, both steps see the same.
+"""
+
+from typing import NamedTuple
+
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Local,
+    Weights,
+    at_least,
+    begin,
+    proximal,
+    replace,
+    roles,
+    train,
+)
+from fedjax_peft.typing import (
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientUpdate,
+    Key,
+    Metrics,
+    Params,
+    Problem,
+    PyTree,
+)
+
+__all__ = ["ditto"]
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    received: Params
+    model: Local
+    """θ_k, with the private leaves beside it."""
+    personal: Local
+    """v_k; all of its leaves are private."""
+
+
+def ditto(
+    optimizer: optax.GradientTransformation,
+    *,
+    lam: float = 0.1,
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "shared",
+    weights: Weights = "size",
+) -> Algorithm:
+    """Ditto: every client has a personal model, pulled towards the global one.
+
+    Metrics of training are those of the personal model.
+
+    Args:
+      optimizer: the clients' optimizer, for both models; its state starts afresh in every round.
+      lam: λ, the strength of the pull; 0 is training alone.
+      aggregator: how uploads combine; by default their mean.
+      head: what becomes of the global model's head.
+      weights: of clients in the aggregate.
+
+    Raises:
+      InputError: a negative ``lam``.
+    """
+    at_least(0.0, lam=lam)
+
+    def client(problem: Problem) -> ClientUpdate:
+        def init(broadcast: Params, kept: PyTree, key: Key) -> State:
+            del key
+            model = begin(optimizer, broadcast, kept["model"])
+            return State(broadcast, model, begin(optimizer, {}, kept["personal"]))
+
+        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+            received, model, personal = state
+            model, _ = train(optimizer, problem, model, batch, key)
+            pull = proximal(lam, personal.private, received)
+            personal, metrics = train(optimizer, problem, personal, batch, key, pull)
+            return State(received, model, personal), metrics
+
+        def final(state: State) -> tuple[Params, PyTree]:
+            kept = {"model": state.model.private, "personal": state.personal.private}
+            return state.model.shared, kept
+
+        return ClientUpdate(init, step, final)
+
+    return Algorithm(
+        "ditto",
+        roles(head),
+        client,
+        aggregator or mean(),
+        replace(),
+        keep=lambda shared, private: {"model": private, "personal": {**shared, **private}},
+        model=lambda broadcast, kept: kept["personal"],
+        personal=True,
+        weights=weights,
+    )

@@ -1,0 +1,44 @@
+"""FedBABU (Oh et al. 2022): the body is learned under a head that stays at its random start.
+
+    client:  body_k ← optimizer steps on F_k, under the head that all have in common
+    server:  body ← Σ w_k body_k, w_k ∝ n_k
+    after the last round:  every client fine-tunes its head, or everything, on its own data
+
+The body is the adapters here. The fine-tuning is a run of its own, of one round, which starts where
+the first one ended::
+
+    run = fp.simulate(model, fp.algorithms.fedbabu(optimizer), clients, rounds=100, ...)
+    own = fp.algorithms.local(optimizer, train="head")
+    tuned = fp.simulate(run.trained, own, clients, rounds=1, clients_per_round=len(clients), ...)
+"""
+
+import optax
+
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, only_head, roles
+from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.typing import Aggregator, Algorithm
+
+__all__ = ["fedbabu"]
+
+
+def fedbabu(
+    optimizer: optax.GradientTransformation,
+    *,
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "frozen",
+    weights: Weights = "size",
+) -> Algorithm:
+    """FedBABU: adapters are averaged under a fixed random head; fine-tune with local at the end.
+
+    Args:
+      optimizer: the clients' optimizer.
+      aggregator: how adapters combine; by default their mean.
+      head: only ``frozen``, which is what the algorithm is.
+      weights: of clients in the aggregate.
+
+    Raises:
+      InputError: another head policy.
+    """
+    only_head("fedbabu", head, "frozen")
+    algorithm = averaging("fedbabu", optimizer, roles(head), aggregator)
+    return algorithm._replace(weights=weights)

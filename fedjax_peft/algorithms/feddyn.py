@@ -1,0 +1,129 @@
+"""FedDyn (Acar et al. 2021, Algorithm 1): clients whose optima agree with the server's.
+
+Every client keeps g_k, an estimate of its own gradient, 0 at first. Where all are at rest, the
+gradients of the clients' losses sum to zero: at a stationary point of the common objective.
+
+    server:  broadcast θ                                    the client's own leaves v stay with it
+    client:  (θ_k, v_k) ← (θ, v_k);  for each local step an optimizer step on
+             F_k(θ_k, v_k) - ⟨g_k, θ_k⟩ + α/2 ‖θ_k - θ‖²
+             g_k ← g_k - α (θ_k - θ)
+    server:  h ← h - α/N Σ_S (θ_k - θ);   θ ← (mean over S of θ_k) - h/α
+
+S is the cohort of the round, of N clients. Where the paper minimises exactly, here are local steps.
+The server keeps s = -h/α, the sum of all that clients have moved by, over N: h enters in no other
+way, and α cancels. All clients count equally: h is the mean of the g_k of all N clients only then,
+so there is no choice of weights or of an aggregator. The regulariser is on shared leaves only.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft import tree
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Local,
+    adding,
+    begin,
+    positive,
+    roles,
+    train,
+    with_kept,
+)
+from fedjax_peft.typing import (
+    Algorithm,
+    Batch,
+    ClientUpdate,
+    Key,
+    Metrics,
+    Params,
+    Problem,
+    PyTree,
+    ServerUpdate,
+    Tally,
+)
+
+__all__ = ["feddyn"]
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    local: Local
+    received: Params
+    gradient: Params
+    """g_k."""
+
+
+class Server(NamedTuple):
+    """The server."""
+
+    model: Params
+    moved: Params
+    """s = -h/α."""
+
+
+def feddyn(
+    optimizer: optax.GradientTransformation,
+    *,
+    alpha: float = 0.01,
+    head: HeadPolicy = "shared",
+) -> Algorithm:
+    """Dynamic regularisation makes clients' optima agree with the common one (FedDyn).
+
+    Args:
+      optimizer: the clients' optimizer.
+      alpha: weight of the regulariser. The paper tries 0.1, 0.01 and 0.001.
+      head: what becomes of the classification head.
+
+    Raises:
+      InputError: ``alpha`` is not positive.
+    """
+    positive(alpha=alpha)
+
+    def client(problem: Problem) -> ClientUpdate:
+        def init(broadcast: Params, kept: PyTree, key: Key) -> State:
+            del key
+            return State(begin(optimizer, broadcast, kept["model"]), broadcast, kept["gradient"])
+
+        def away(state: State) -> Params:
+            return jax.tree.map(lambda x, y: alpha * (x - y), state.local.shared, state.received)
+
+        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+            regular = adding(jax.tree.map(jnp.subtract, away(state), state.gradient))
+            local, metrics = train(optimizer, problem, state.local, batch, key, regular)
+            return state._replace(local=local), metrics
+
+        def final(state: State) -> tuple[Params, PyTree]:
+            gradient = jax.tree.map(jnp.subtract, state.gradient, away(state))
+            return state.local.shared, {"model": state.local.private, "gradient": gradient}
+
+        return ClientUpdate(init, step, final)
+
+    def update(state: Server, average: Params, tally: Tally) -> Server:
+        share = tally.taken / tally.clients
+        moved = jax.tree.map(lambda s, x, y: s + share * (y - x), state.moved, state.model, average)
+        new = Server(jax.tree.map(jnp.add, average, moved), moved)
+        return tree.where(tally.taken > 0, new, state)
+
+    server = ServerUpdate(
+        init=lambda shared: Server(shared, jax.tree.map(jnp.zeros_like, shared)),
+        update=update,
+        broadcast=lambda state: state.model,
+    )
+    return Algorithm(
+        "feddyn",
+        roles(head),
+        client,
+        mean(),
+        server,
+        keep=lambda shared, private: {
+            "model": private,
+            "gradient": jax.tree.map(jnp.zeros_like, shared),
+        },
+        model=with_kept,
+        weights="uniform",
+    )

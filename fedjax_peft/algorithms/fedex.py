@@ -1,0 +1,76 @@
+"""FedEx-LoRA (Singhal et al. 2025): average the factors, fold the error into the frozen weight.
+
+    client:  (A_k, B_k) ← optimizer steps on F_k from (A, B)
+    server:  A ← Σ w_k A_k,   B ← Σ w_k B_k
+             W ← W + s (Σ w_k A_k B_k - A B)                  so that W + s A B is the exact average
+
+The paper averages with equal weights w_k = 1/K, and so does the default here. The folded residual
+has a rank up to that of all factors stacked, so the server passes all of them on to every client.
+It is summed in the frame of the broadcast, where it is of second order and nothing cancels.
+
+Clients of different ranks are refused: the residual of the directions that one does not own would
+reach its frozen weight all the same. Checked against the authors' code, whose transposes belong to
+the layout of its weights.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.aggregators.lora import exact_metrics, required_pairs
+from fedjax_peft.aggregators.mean import product_errors
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, fold, lora_model, roles
+from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.typing import Aggregated, Aggregator, Algorithm, Params, PyTree
+
+__all__ = ["fedex"]
+
+
+def fedex(
+    optimizer: optax.GradientTransformation,
+    *,
+    head: HeadPolicy = "shared",
+    weights: Weights = "uniform",
+) -> Algorithm:
+    """FedEx-LoRA: averaged factors, and their error is folded into the frozen weights; exact.
+
+    ``residual`` among the metrics is the Frobenius norm of what a round folds in.
+
+    Args:
+      optimizer: the clients' optimizer.
+      head: what becomes of the classification head.
+      weights: of clients in the aggregate.
+
+    Raises:
+      InputError: on use, a model without LoRA, or with more than LoRA; ``client_ranks``.
+    """
+    algorithm = averaging("fedex", optimizer, roles(head), _with_residual())
+    return algorithm._replace(
+        server=fold(),
+        weights=weights,
+        forwards=r"\.lora_[ab]$",
+        check=lora_model("fedex", alone=True),
+    )
+
+
+def _with_residual() -> Aggregator:
+    """Returns the mean whose update is ``{"model": means, "fold": residuals by module path}``."""
+    inner = mean()
+
+    def zero(like: Params, slots: int) -> PyTree:
+        required_pairs(like, "fedex")
+        return inner.zero(like, slots)
+
+    def finish(acc: PyTree, like: Params, fixed: Params) -> Aggregated:
+        averaged = inner.finish(acc, like, fixed)
+        errors, exact = product_errors(acc, averaged.update, like, fixed)
+        metrics = {
+            "residual": averaged.metrics["aggregation_error"],
+            "residual_relative": averaged.metrics["aggregation_error_relative"],
+            **exact_metrics({path: jnp.linalg.norm(x) for path, x in exact.items()}),
+        }
+        residuals = jax.tree.map(jnp.negative, errors)
+        return Aggregated({"model": averaged.update, "fold": residuals}, metrics)
+
+    return Aggregator("fedex", zero, inner.add, finish, unowned="refused")

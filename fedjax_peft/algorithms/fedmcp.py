@@ -1,0 +1,219 @@
+"""FedMCP (Zhao et al. 2024): a global and a private adapter, told apart by a contrastive loss.
+
+    client:  θ_k ← θ;  for each local step: one optimizer step of θ_k, p_k, g1 and g2 on
+               (1-γ) CE(g1(dual), y) + γ CE(g2(global), y)
+               + μ ( Sim(R_global, R_private) - Sim(R_global, R_average) )
+    server:  θ ← (1/|S|) Σ θ_k;  the private adapter p_k and both heads never leave the client
+
+(Algorithm 1 and Eq 3-9.) The encoder runs with both adapters (dual: the mean of what they add) or
+with one alone; R is an example's pooled last hidden state of a pass; R_average is of the global
+adapter as it was received, without dropout and without gradient. Clients predict with g1 on dual.
+
+Where the paper contradicts itself or is silent:
+
+* It names the three representations in two ways. Eq 5 does what the text wants (the global adapter
+  towards the average, away from the private one) only with the first naming, which is taken.
+* R_private is of a third pass, with the private adapter alone, as section IV-D says; the text also
+  speaks of two passes in all, which ``private_rep="dual"`` takes at its word.
+* Adapters are received once a round. Algorithm 1 has that inside of the loop over epochs, which
+  would undo the work of all but the last.
+* The mean is unweighted as in Algorithm 1; the text says weighted (``weights="size"``).
+* No gradient is stopped but R_average's: the first similarity moves both adapters.
+* Biased CKA is near 1 for independent representations of a small batch; see
+  :mod:`fedjax_peft.algorithms.representation` for it and for the debiased one. A batch of one
+  example has no similarities, and in one of two the biased CKA is always 1, without gradient.
+* Every trained pass draws dropout masks of its own, as plain calls of the model would.
+
+No code of the authors was found: this was checked against a plain loop written from the formulas.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Local,
+    Weights,
+    at_least,
+    begin,
+    dual_adapters,
+    dual_roles,
+    fraction,
+    replace,
+    train_on,
+)
+from fedjax_peft.algorithms.representation import SIMILARITIES, Pooling, Similarity, pool
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.peft.dual import mode
+from fedjax_peft.random import stream
+from fedjax_peft.typing import (
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientUpdate,
+    Key,
+    Metrics,
+    Outputs,
+    Params,
+    Problem,
+)
+
+__all__ = ["fedmcp"]
+
+
+Mode = Literal["dual", "global", "private"]
+"""Of the encoder: with both adapters, or with one alone."""
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    received: Params
+    """The global adapter as the round began."""
+    local: Local
+
+
+def fedmcp(
+    optimizer: optax.GradientTransformation,
+    *,
+    gamma: float = 0.5,
+    mu: float = 0.05,
+    similarity: Similarity = "cka",
+    pooling: Pooling = "mean",
+    private_rep: Literal["private_only", "dual"] = "private_only",
+    stop_grad_global_in_private_term: bool = False,
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "private",
+    weights: Weights = "uniform",
+) -> Algorithm:
+    """FedMCP: global and private adapters, told apart by a contrastive loss (needs ``dual``).
+
+    Args:
+      optimizer: the clients' optimizer.
+      gamma: γ, weight of the second classifier's loss, with the global adapter alone; 0 leaves the
+        pass out, and a plain classification head then does.
+      mu: μ, weight of the contrastive loss; 0 leaves its passes out.
+      similarity: of representations: ``cka`` as in the paper, ``cka_debiased`` or ``cosine``.
+      pooling: representation of an example: the mean over its tokens, or its first token.
+      private_rep: the private representation: with the private adapter alone, or with both, which
+        saves a pass.
+      stop_grad_global_in_private_term: the similarity to the private representation moves the
+        private adapter only.
+      aggregator: how the global adapters combine; by default their mean.
+      head: what becomes of the classification heads.
+      weights: of clients in the aggregate.
+
+    Raises:
+      InputError: γ out of [0, 1), a negative μ, or an unknown name.
+    """
+    fraction(gamma=gamma)
+    at_least(0.0, mu=mu)
+    choices: dict[str, tuple[str, Collection[str]]] = {
+        "similarity": (similarity, SIMILARITIES),
+        "pooling": (pooling, ("mean", "cls")),
+        "private_rep": (private_rep, ("private_only", "dual")),
+    }
+    for option, (value, known) in choices.items():
+        if value not in known:
+            raise InputError(f"{option} = {value!r} is unknown. {nearest(value, known)}")
+
+    # What a pass is read for decides what the compiler can leave out: the one with both adapters
+    # only classifies, and its last layer is computed for the first token alone if it is not batched
+    # with passes whose last layer is compared.
+    calls: list[list[Mode]] = [["dual", "global"]] if gamma or mu else [["dual"]]
+    if mu and private_rep == "private_only":
+        calls = [["dual"], ["global", "private"]]
+
+    def contrast(
+        passes: dict[str, Outputs], average: jax.Array, batch: Batch
+    ) -> tuple[jax.Array, Metrics]:
+        similar, mask = SIMILARITIES[similarity], batch["mask"]
+        ours = pushed = pool(passes["global"], batch, pooling)
+        if stop_grad_global_in_private_term:
+            pushed = jax.lax.stop_gradient(ours)
+        private = passes["private" if private_rep == "private_only" else "dual"]
+        apart = similar(pushed, pool(private, batch, pooling), mask)
+        near = similar(ours, average, mask)
+        n = jnp.sum(mask, dtype=jnp.float32)
+        return apart - near, {
+            f"{similarity}_global_private": (apart * n, n),
+            f"{similarity}_global_average": (near * n, n),
+        }
+
+    def client(problem: Problem) -> ClientUpdate:
+        def init(broadcast: Params, private: Params, key: Key) -> State:
+            del key
+            received = {n: x for n, x in broadcast.items() if mu and ".global_adapter." in n}
+            return State(received, begin(optimizer, broadcast, private))
+
+        def cross_entropy(outputs: Outputs, batch: Batch) -> jax.Array:
+            total, count = problem.task.loss(outputs, batch)
+            return total / jnp.maximum(count, 1.0)
+
+        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+            if mu:
+                leaves = {**state.local.shared, **state.local.private, **state.received}
+                outputs = problem.apply(mode(leaves, "global"), batch, None, False)
+                average = pool(outputs, batch, pooling)
+
+            def loss(params: Params) -> tuple[jax.Array, Metrics]:
+                passes: dict[str, Outputs] = {}
+                for modes in calls:
+                    passes |= _passes(problem, params, batch, key, modes)
+                value = (1 - gamma) * cross_entropy(passes["dual"], batch)
+                metrics = problem.task.metrics(passes["dual"], batch)
+                if gamma:
+                    second = passes["global"].second
+                    assert second is not None, "the model has no second classifier"
+                    alone = passes["global"]._replace(logits=second)
+                    value += gamma * cross_entropy(alone, batch)
+                if mu:
+                    term, similarities = contrast(passes, average, batch)
+                    value, metrics = value + mu * term, {**metrics, **similarities}
+                return value, jax.lax.stop_gradient(metrics)
+
+            local, metrics = train_on(loss, optimizer, state.local)
+            return state._replace(local=local), metrics
+
+        def final(state: State) -> tuple[Params, Params]:
+            return state.local.shared, state.local.private
+
+        return ClientUpdate(init, step, final)
+
+    def check(kinds: Mapping[str, str], clients: int) -> None:
+        dual_adapters("fedmcp")(kinds, clients)
+        if gamma and not any("second_classifier." in name for name in kinds):
+            raise InputError(
+                "fedmcp needs a model with a second classifier: load it with"
+                " head=heads.two_classifiers(...), or set gamma = 0."
+            )
+
+    rules, aggregator = dual_roles(head), aggregator or mean()
+    algorithm = Algorithm("fedmcp", rules, client, aggregator, replace(), check=check)
+    return algorithm._replace(weights=weights)
+
+
+def _passes(
+    problem: Problem, params: Params, batch: Batch, key: Key, modes: Sequence[Mode]
+) -> dict[str, Outputs]:
+    """Returns the training outputs of the encoder by mode, from one batched call of the model.
+
+    Only what differs has a batch axis: the products with all frozen weights stay single ones.
+    """
+    keys = {name: key if name == "dual" else stream(key, name) for name in modes}
+    leaves = {name: mode(params, name) for name in modes}
+    if len(modes) == 1:
+        return {n: problem.apply(leaves[n], batch, keys[n], True) for n in modes}
+    scaled = {n: x for n, x in params.items() if "_adapter.up." in n}
+    stacked = {n: jnp.stack([leaves[name][n] for name in modes]) for n in scaled}
+
+    def run(own: Params, key: Key) -> Outputs:
+        return problem.apply({**params, **own}, batch, key, True)
+
+    outputs = jax.vmap(run)(stacked, jnp.stack(list(keys.values())))
+    return {name: jax.tree.map(lambda x, i=i: x[i], outputs) for i, name in enumerate(modes)}

@@ -1,0 +1,39 @@
+"""FedPer (Arivazhagan et al. 2019): a common body, a head of its own for every client.
+
+    client:  (body, head_k) ← optimizer steps on F_k, both together
+    server:  body ← Σ w_k body_k, w_k ∝ n_k;  head_k never leaves the client
+
+The paper's body is the network up to its last layers; here it is the adapters, as the rest is
+frozen. This is FedAvg with a private head, under the name that the literature knows.
+"""
+
+import optax
+
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, only_head, roles
+from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.typing import Aggregator, Algorithm
+
+__all__ = ["fedper"]
+
+
+def fedper(
+    optimizer: optax.GradientTransformation,
+    *,
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "private",
+    weights: Weights = "size",
+) -> Algorithm:
+    """FedPer: adapters are averaged, every client has a head of its own.
+
+    Args:
+      optimizer: the clients' optimizer.
+      aggregator: how adapters combine; by default their mean.
+      head: only ``private``, which is what the algorithm is.
+      weights: of clients in the aggregate.
+
+    Raises:
+      InputError: another head policy.
+    """
+    only_head("fedper", head, "private")
+    algorithm = averaging("fedper", optimizer, roles(head), aggregator)
+    return algorithm._replace(weights=weights)

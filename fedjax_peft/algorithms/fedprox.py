@@ -1,0 +1,93 @@
+"""FedProx (Li et al. 2020): FedAvg whose clients are held back near the model they received.
+
+    server:  broadcast θ                                    the client's own leaves v stay with it
+    client:  (θ_k, v_k) ← (θ, v_k);  for each local step an optimizer step on
+             F_k(θ_k, v_k) + μ/2 ‖θ_k - θ‖²
+    server:  θ ← aggregate of θ_k over the cohort, weights w_k ∝ n_k
+
+The penalty (the paper's Eq 2) is the squared norm, over the shared leaves; its gradient
+μ (θ_k - θ) is added to that of the loss, so that the training loss in the metrics is F_k alone. The
+paper's γ-inexact solver is here the local steps that a client has time for. With LoRA the penalty
+is on the factors A and B, not on their product.
+
+The paper draws clients by their size and averages them plainly; here clients are drawn uniformly
+and weighted by size, its other scheme of the same expectation (``weights="uniform"`` for plain).
+"""
+
+from typing import NamedTuple
+
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Local,
+    Weights,
+    at_least,
+    begin,
+    proximal,
+    replace,
+    roles,
+    train,
+)
+from fedjax_peft.typing import (
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientUpdate,
+    Key,
+    Metrics,
+    Params,
+    Problem,
+)
+
+__all__ = ["fedprox"]
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    local: Local
+    received: Params
+
+
+def fedprox(
+    optimizer: optax.GradientTransformation,
+    *,
+    mu: float = 0.01,
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "shared",
+    weights: Weights = "size",
+) -> Algorithm:
+    """FedAvg with a penalty on the distance from the received model (FedProx).
+
+    Args:
+      optimizer: the clients' optimizer.
+      mu: weight of the penalty; 0 is FedAvg.
+      aggregator: how uploads combine; by default their mean.
+      head: what becomes of the classification head; the penalty is on shared leaves only.
+      weights: of clients in the aggregate.
+
+    Raises:
+      InputError: a negative ``mu``.
+    """
+    at_least(0, mu=mu)
+
+    def client(problem: Problem) -> ClientUpdate:
+        def init(broadcast: Params, private: Params, key: Key) -> State:
+            del key
+            return State(begin(optimizer, broadcast, private), broadcast)
+
+        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+            near = proximal(mu, state.local.shared, state.received)
+            local, metrics = train(optimizer, problem, state.local, batch, key, near)
+            return State(local, state.received), metrics
+
+        def final(state: State) -> tuple[Params, Params]:
+            return state.local.shared, state.local.private
+
+        return ClientUpdate(init, step, final)
+
+    return Algorithm(
+        "fedprox", roles(head), client, aggregator or mean(), replace(), weights=weights
+    )

@@ -1,0 +1,232 @@
+"""FRA-LoRA, then FFA-LoRA: learn the directions together, then only what is in them.
+
+    rounds of FRA:  (A, B) ← rank-r factors of Σ w_k s A_k B_k
+    at the switch:  A ← A D⁻¹,  B ← D B,  D the lengths of A's columns        (A is orthonormal)
+    from then on:   A rests,  B ← Σ w_k B_k                                           (exact)
+
+An outlook of the FRA-LoRA paper, which leaves open when to switch. Three triggers:
+
+* ``round``: after so many rounds;
+* ``plateau``: the cohort's mean training loss has not fallen below its best by a relative tolerance
+  for some rounds (a server that sees no validation set has nothing better);
+* ``subspace``: the space that A spans has hardly turned for some rounds. Measured by the principal
+  angles θ between the old and the new one, as the root mean square of sin θ over all matrices.
+
+FRA's factors come from an SVD, so the columns of A are orthogonal already and the switch is only a
+matter of their lengths. The switch is an idea of the paper's authors and was not published with
+results; everything but the name of it is decided here.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft.aggregators import fra, mean
+from fedjax_peft.aggregators.lora import matmul, pairs, scale, truncation_metrics
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, holding, lora_model, roles
+from fedjax_peft.algorithms.fedavg import client
+from fedjax_peft.errors import InputError
+from fedjax_peft.typing import (
+    Aggregated,
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientUpdate,
+    Key,
+    Metrics,
+    Params,
+    Problem,
+    PyTree,
+    ServerUpdate,
+    Tally,
+)
+
+__all__ = ["fra_ffa"]
+
+TOLERANCE = {"round": 0.0, "plateau": 0.01, "subspace": 0.1}
+
+
+def fra_ffa(
+    optimizer: optax.GradientTransformation,
+    *,
+    trigger: Literal["round", "plateau", "subspace"] = "round",
+    at: int = 10,
+    patience: int = 3,
+    tolerance: float | None = None,
+    rank: int | None = None,
+    head: HeadPolicy = "shared",
+    weights: Weights = "size",
+) -> Algorithm:
+    """FRA-LoRA until a switch, then A rests and only B is trained and sent, as in FFA-LoRA.
+
+    Args:
+      optimizer: the clients' optimizer.
+      trigger: what brings the switch: a number of rounds, a training loss that stays as it is, or
+        an A that hardly turns.
+      at: the number of rounds with FRA (``round``).
+      patience: rounds in a row that must be calm (``plateau``, ``subspace``).
+      tolerance: what calm is: the relative fall of the loss (``plateau``, by default 0.01), or the
+        root mean square sine of the angles (``subspace``, by default 0.1).
+      rank: directions that FRA keeps; by default the adapter's own rank.
+      head: what becomes of the classification head.
+      weights: of clients in the aggregate.
+
+    Raises:
+      InputError: an option out of range; on use, a model without LoRA.
+    """
+    if trigger not in TOLERANCE:
+        raise InputError(f"trigger = {trigger!r} is not one of {', '.join(TOLERANCE)}.")
+    for name, value in {"at": at, "patience": patience}.items():
+        if value < 1:
+            raise InputError(f"{name} = {value} must be at least 1.")
+    calm = TOLERANCE[trigger] if tolerance is None else tolerance
+    if not 0 <= calm < 1:
+        raise InputError(f"tolerance = {tolerance} is not in [0, 1).")
+
+    def moving(broadcast: PyTree, number: jax.Array) -> dict[str, jax.Array]:
+        del number
+        learning = broadcast["switched"] == 0
+        sent = {a: learning for a, _ in pairs(broadcast["model"]).values()}
+        return {**sent, "switched": jnp.array(False)}  # the server knows
+
+    return Algorithm(
+        "fra_ffa",
+        roles(head),
+        lambda problem: _client(optimizer, problem),
+        _aggregator(rank),
+        _server(trigger, at, patience, calm),
+        model=lambda broadcast, kept: {**broadcast["model"], **kept},
+        weights=weights,
+        moving=moving,
+        check=lora_model("fra_ffa"),
+    )
+
+
+def _client(optimizer: optax.GradientTransformation, problem: Problem) -> ClientUpdate:
+    """Returns local training in which A rests once the server has switched."""
+
+    def inner(switched: jax.Array) -> ClientUpdate:
+        def moves(name: str) -> jax.Array | bool:
+            return switched == 0 if name.endswith(".lora_a") else True
+
+        return client(holding(optimizer, moves), problem)
+
+    def init(broadcast: PyTree, private: Params, key: Key) -> PyTree:
+        switched = broadcast["switched"]
+        return inner(switched).init(broadcast["model"], private, key), switched
+
+    def step(state: PyTree, batch: Batch, key: Key) -> tuple[PyTree, Metrics]:
+        local, switched = state
+        local, metrics = inner(switched).step(local, batch, key)
+        return (local, switched), metrics
+
+    def final(state: PyTree) -> tuple[PyTree, Params]:
+        local, switched = state
+        shared, private = inner(switched).final(local)
+        return {"model": shared, "switched": switched}, private
+
+    return ClientUpdate(init, step, final)
+
+
+def _aggregator(rank: int | None) -> Aggregator:
+    """Returns FRA before the switch and the mean after it; uploads say which it is."""
+    before, after = fra(rank), mean(error=False)
+
+    def zero(like: PyTree, slots: int) -> PyTree:
+        model = like["model"]
+        return {"before": before.zero(model, slots), "after": after.zero(model, slots)}
+
+    def add(
+        acc: PyTree, uploads: PyTree, weights: jax.Array, slots: jax.Array, like: PyTree
+    ) -> PyTree:
+        rest = (uploads["model"], weights, slots, like["model"])
+        return {
+            "before": before.add(acc["before"], *rest),
+            "after": after.add(acc["after"], *rest),
+        }
+
+    def finish(acc: PyTree, like: PyTree, fixed: Params) -> Aggregated:
+        model = like["model"]
+
+        def learning() -> Aggregated:
+            return before.finish(acc["before"], model, fixed)
+
+        def resting() -> Aggregated:
+            new = after.finish(acc["after"], model, fixed).update
+            found = pairs(new).items()
+            norms = {
+                p: jnp.linalg.norm(scale(fixed, p) * matmul(new[a], new[b])) for p, (a, b) in found
+            }
+            exact = {p: jnp.zeros(()) for p in norms}
+            return Aggregated(new, truncation_metrics(exact, exact, norms))
+
+        result = jax.lax.cond(like["switched"] == 0, learning, resting)
+        update = {"model": result.update, "switched": like["switched"]}
+        return Aggregated(update, result.metrics | {"switched": like["switched"]})
+
+    return Aggregator("fra_ffa", zero, add, finish, before.unowned)
+
+
+def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpdate:
+    """Returns the server that replaces the model, and watches for the switch."""
+
+    def init(shared: Params) -> PyTree:
+        return {
+            "model": shared,
+            "switched": jnp.zeros(()),
+            "calm": jnp.zeros((), jnp.int32),  # rounds in a row
+            "best": jnp.array(jnp.inf),  # training loss
+            "orthogonal": jnp.array(False),  # A is FRA's, and no longer the start
+        }
+
+    def update(state: PyTree, new: PyTree, tally: Tally) -> PyTree:
+        model, best = new["model"], state["best"]
+        calm = jnp.array(False)
+        if trigger == "plateau":
+            total, count = tally.metrics["loss"]
+            loss = total / jnp.maximum(count, 1.0)
+            calm = loss >= best * (1 - tolerance)
+            best = jnp.where(calm, best, loss)
+        elif trigger == "subspace":
+            calm = state["orthogonal"] & (_turned(state["model"], model) <= tolerance)
+        rounds = jnp.where(calm, state["calm"] + 1, 0)
+        due = tally.number >= at if trigger == "round" else rounds >= patience
+        learning = state["switched"] == 0
+        moved = {
+            "model": jax.tree.map(
+                lambda x, y: jnp.where(due & learning, x, y), _orthonormal(model), model
+            ),
+            "switched": jnp.where(due, 1.0, state["switched"]),
+            "calm": rounds,
+            "best": best,
+            "orthogonal": jnp.array(True),
+        }
+        heard = tally.taken > 0
+        return jax.tree.map(lambda x, y: jnp.where(heard, x, y), moved, state)
+
+    def broadcast(state: PyTree) -> PyTree:
+        return {"model": state["model"], "switched": state["switched"]}
+
+    return ServerUpdate(init, update, broadcast, params=lambda state: state["model"])
+
+
+def _orthonormal(model: Params) -> Params:
+    """Returns the leaves with the lengths of A's columns moved to B."""
+    new = dict(model)
+    for a, b in pairs(model).values():
+        length = jnp.linalg.norm(model[a], axis=0)
+        length = jnp.where(length > 0, length, 1.0)
+        new[a], new[b] = model[a] / length[None], model[b] * length[:, None]
+    return new
+
+
+def _turned(old: Params, new: Params) -> jax.Array:
+    """Returns the root mean square sine of the principal angles between two As' column spaces."""
+    old, new = _orthonormal(old), _orthonormal(new)
+    squares, angles = jnp.zeros(()), 0
+    for a, _ in pairs(old).values():
+        off = new[a] - matmul(old[a], matmul(old[a].T, new[a]))
+        squares, angles = squares + jnp.sum(off**2), angles + off.shape[1]
+    return jnp.sqrt(squares / angles)

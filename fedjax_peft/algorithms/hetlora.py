@@ -1,0 +1,187 @@
+"""HetLoRA (Cho et al. 2024): clients of different LoRA ranks, which may prune themselves.
+
+    client:  (A_k, B_k) ← (A, B), the directions beyond its rank r_k set to zero
+             optimizer steps on F_k + λ ‖A_{k,tail}‖ ‖B_{k,tail}‖,   tail: directions ⌊γ r_k⌋ … r_k
+             if ‖A_tail‖ ‖B_tail‖ is now below what it was at the start:  r_k ← ⌊γ r_k⌋, at least 1
+    server:  (A, B) ← Σ p_k (A_k, B_k),   p_k ∝ ‖A_k B_k‖_F         (:func:`aggregators.hetlora`)
+
+Ranks to begin with are ``client_ranks``. The paper writes this for one matrix; here every matrix
+has a rank of its own, which its client keeps. A direction whose A and B are both zero has no
+gradient, so that zeros are all it takes to leave it out; the direction that was pruned is not sent
+in that round either. Norms are Frobenius norms, and the penalty is the sum over matrices.
+
+Traffic is counted by ``client_ranks``: what pruning saves on top is not.
+
+From the paper's description and two public reimplementations; the authors published no code.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft import aggregators
+from fedjax_peft.aggregators.lora import pairs
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Weights,
+    descend,
+    lora_model,
+    objective,
+    replace,
+    roles,
+)
+from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.errors import InputError
+from fedjax_peft.typing import (
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientUpdate,
+    Key,
+    Metrics,
+    Params,
+    Problem,
+    PyTree,
+)
+
+__all__ = ["hetlora"]
+
+Ranks = dict[str, jax.Array]
+"""Module path -> rank, int32."""
+
+
+def hetlora(
+    optimizer: optax.GradientTransformation,
+    *,
+    aggregator: Aggregator | None = None,
+    prune: float | None = None,
+    penalty: float = 0.0,
+    head: HeadPolicy = "shared",
+    weights: Weights = "size",
+) -> Algorithm:
+    """HetLoRA: clients of different ranks, weighted by their products; ranks may shrink.
+
+    Args:
+      optimizer: the clients' optimizer.
+      aggregator: how uploads combine; by default zero-padded and weighted by product norms.
+      prune: γ, the share of its rank that a client falls back to; by default ranks stay.
+      penalty: λ of the norms of the directions that would go.
+      head: what becomes of the classification head.
+      weights: of clients in the aggregate of all but LoRA's factors.
+
+    Raises:
+      InputError: an option out of range; on use, a model without LoRA.
+    """
+    if prune is not None and not 0 < prune < 1:
+        raise InputError(f"prune = {prune} is not between 0 and 1: leave it out to keep ranks.")
+    if not 0 <= penalty < float("inf"):
+        raise InputError(f"penalty = {penalty} must be a finite number from 0 up.")
+    if penalty and prune is None:
+        raise InputError("penalty is on the directions that prune would drop: set prune too.")
+    combine = aggregator or aggregators.hetlora()
+    if prune is None:
+        algorithm = averaging("hetlora", optimizer, roles(head), combine)
+    else:
+        share = prune
+        algorithm = Algorithm(
+            "hetlora",
+            roles(head),
+            lambda problem: _client(optimizer, problem, share, penalty),
+            combine,
+            replace(),
+            keep=_full_ranks,
+            model=lambda broadcast, kept: {**_cut(broadcast, kept["ranks"]), **kept["model"]},
+        )
+    return algorithm._replace(weights=weights, check=lora_model("hetlora"))
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    shared: Params
+    private: Params
+    optimizer: PyTree
+    ranks: Ranks
+    start: dict[str, jax.Array]
+    """Of the tails, when the round began."""
+
+
+def _client(
+    optimizer: optax.GradientTransformation, problem: Problem, prune: float, penalty: float
+) -> ClientUpdate:
+    """Returns local training of the directions within the client's ranks, then pruning."""
+
+    def init(broadcast: Params, kept: PyTree, key: Key) -> State:
+        del key
+        ranks = _owned(kept["ranks"], problem.fixed)
+        shared, private = _cut(broadcast, ranks), kept["model"]
+        state = optimizer.init({**shared, **private})
+        return State(shared, private, state, ranks, _tails(shared, ranks, prune))
+
+    def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+        def loss(params: Params) -> tuple[jax.Array, Metrics]:
+            value, metrics = objective(problem, params, batch, key)
+            tails = _tails(params, state.ranks, prune)
+            return value + penalty * sum(tails.values()), metrics
+
+        params = {**state.shared, **state.private}
+        params, opt, metrics = descend(optimizer, loss, params, state.optimizer)
+        shared = {name: params[name] for name in state.shared}
+        private = {name: params[name] for name in state.private}
+        return state._replace(shared=shared, private=private, optimizer=opt), metrics
+
+    def final(state: State) -> tuple[Params, PyTree]:
+        tails = _tails(state.shared, state.ranks, prune)
+        ranks = {
+            p: jnp.where(tails[p] < state.start[p], _fewer(rank, prune), rank)
+            for p, rank in state.ranks.items()
+        }
+        return _cut(state.shared, ranks), {"model": state.private, "ranks": ranks}
+
+    return ClientUpdate(init, step, final)
+
+
+def _full_ranks(shared: Params, private: Params) -> PyTree:
+    ranks = {p: jnp.array(shared[a].shape[1], jnp.int32) for p, (a, _) in pairs(shared).items()}
+    return {"model": private, "ranks": ranks}
+
+
+def _owned(ranks: Ranks, fixed: Params) -> Ranks:
+    """Returns ranks that are at most those of ``client_ranks``."""
+    scales = {p: fixed[f"{p}.lora_scale"] for p in ranks if f"{p}.lora_scale" in fixed}
+    most = {p: jnp.sum(x != 0, dtype=jnp.int32) for p, x in scales.items()}
+    return {p: jnp.minimum(rank, most[p]) if p in most else rank for p, rank in ranks.items()}
+
+
+def _fewer(rank: jax.Array, prune: float) -> jax.Array:
+    return jnp.maximum(jnp.floor(prune * rank).astype(jnp.int32), 1)
+
+
+def _cut(leaves: Params, ranks: Ranks) -> Params:
+    """Returns the leaves with zeros in the directions beyond the ranks."""
+    new = dict(leaves)
+    for path, (a, b) in pairs(leaves).items():
+        own = jnp.arange(leaves[a].shape[1]) < ranks[path]
+        new[a] = jnp.where(own[None], leaves[a], 0)
+        new[b] = jnp.where(own[:, None], leaves[b], 0)
+    return new
+
+
+def _tails(leaves: Params, ranks: Ranks, prune: float) -> dict[str, jax.Array]:
+    """Returns ``‖A_tail‖ ‖B_tail‖`` of every matrix."""
+    products = {}
+    for path, (a, b) in pairs(leaves).items():
+        index = jnp.arange(leaves[a].shape[1])
+        tail = (index >= _fewer(ranks[path], prune)) & (index < ranks[path])
+        products[path] = _norm(jnp.where(tail[None], leaves[a], 0)) * _norm(
+            jnp.where(tail[:, None], leaves[b], 0)
+        )
+    return products
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    """Returns the Frobenius norm, with gradient 0 at 0."""
+    square = jnp.sum(x**2)
+    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1.0)), 0.0)

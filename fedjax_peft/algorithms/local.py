@@ -1,0 +1,43 @@
+"""Every client alone: what it learns without the others is what federation has to beat.
+
+    client:  v_k ← optimizer steps on F_k, from where its last round ended;  nothing is sent
+
+It also fine-tunes what another run has learned, see :mod:`fedjax_peft.algorithms.fedbabu`.
+"""
+
+from typing import Literal
+
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.common import roles
+from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.typing import Algorithm, Roles
+
+__all__ = ["Trained", "local", "trained_as"]
+
+Trained = Literal["all", "head", "adapters"]
+"""Which leaves are trained; the others stay as they are."""
+
+
+def local(
+    optimizer: optax.GradientTransformation, *, train: Trained = "all", keep_optimizer: bool = False
+) -> Algorithm:
+    """Baseline without federation: every client trains alone, nothing is sent.
+
+    Args:
+      optimizer: the clients' optimizer.
+      train: everything, the ``head`` only, or the ``adapters`` only.
+      keep_optimizer: clients keep their optimizer's state from round to round.
+    """
+    rules = trained_as("private", train)
+    return averaging("local", optimizer, rules, mean(error=False), keep_optimizer)
+
+
+def trained_as(role: Literal["shared", "private"], train: Trained) -> Roles:
+    """Returns roles by which the trained leaves have one role, and the others are fixed."""
+    if train == "all":
+        return roles(role, adapters=role)
+    if train == "adapters":
+        return roles("frozen", adapters=role)
+    return Roles(**{role: ("^head:",), "fixed": ("^adapter:",)})

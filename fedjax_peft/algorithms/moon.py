@@ -1,0 +1,154 @@
+"""MOON (Li et al. 2021): local representations are held near those of the global model.
+
+    client:  θ_k ← θ;  for each local step:
+               θ_k ← optimizer step on F_k(θ_k) + μ · mean over the batch of
+                     -log( e^{s(z, z_glob)/τ} / (e^{s(z, z_glob)/τ} + e^{s(z, z_prev)/τ}) )
+    server:  θ ← Σ w_k θ_k, w_k ∝ n_k
+
+s is the cosine, z the representation of an example by θ_k, z_glob by the received θ, and z_prev by
+θ_k as it was at the end of the client's last round; the last two without dropout and without
+gradient (Eq 3 and 4, one previous model, which is the paper's default).
+
+The representation is the encoder's pooled output, without the paper's projection head, which a
+pretrained encoder does not have. A client that takes part for the first time has the initial leaves
+as its previous ones; where these are also what it receives, z_glob = z_prev, the term is log 2 and
+has no gradient. The head has no part in z.
+
+A step costs two forward passes more than one of FedAvg.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Local,
+    Weights,
+    at_least,
+    begin,
+    positive,
+    replace,
+    roles,
+    train_on,
+    with_kept,
+)
+from fedjax_peft.algorithms.representation import Pooling, pool
+from fedjax_peft.typing import (
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientUpdate,
+    Key,
+    Metrics,
+    Params,
+    Problem,
+    PyTree,
+)
+
+__all__ = ["contrastive", "moon"]
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    received: Params
+    """The global model, with the client's private leaves as the round began."""
+    previous: Params
+    """The client's own model, at the end of its last round."""
+    local: Local
+
+
+def moon(
+    optimizer: optax.GradientTransformation,
+    *,
+    mu: float = 1.0,
+    temperature: float = 0.5,
+    pooling: Pooling = "mean",
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "shared",
+    weights: Weights = "size",
+) -> Algorithm:
+    """MOON: FedAvg with a contrastive loss towards the global model's representations.
+
+    Args:
+      optimizer: the clients' optimizer.
+      mu: μ, weight of the contrastive loss; 0 is FedAvg.
+      temperature: τ of the contrastive loss.
+      pooling: representation of an example: the mean over its tokens, or its first token.
+      aggregator: how uploads combine; by default their mean.
+      head: what becomes of the classification head.
+      weights: of clients in the aggregate.
+
+    Raises:
+      InputError: a negative ``mu``, or a temperature that is not positive.
+    """
+    at_least(0.0, mu=mu)
+    positive(temperature=temperature)
+
+    def client(problem: Problem) -> ClientUpdate:
+        def init(broadcast: Params, kept: PyTree, key: Key) -> State:
+            del key
+            own = kept["model"]
+            local = begin(optimizer, broadcast, own)
+            return State({**broadcast, **own}, {**kept["previous"], **own}, local)
+
+        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+            def representation(params: Params) -> jax.Array:
+                return pool(problem.apply(params, batch, None, False), batch, pooling)
+
+            others = representation(state.received), representation(state.previous)
+
+            def loss(params: Params) -> tuple[jax.Array, Metrics]:
+                outputs = problem.apply(params, batch, key, True)
+                total, count = problem.task.loss(outputs, batch)
+                terms = contrastive(pool(outputs, batch, pooling), *others, temperature)
+                mask = batch["mask"].astype(terms.dtype)
+                apart, examples = jnp.sum(terms * mask), jnp.sum(mask)
+                metrics = {**problem.task.metrics(outputs, batch), "contrastive": (apart, examples)}
+                value = total / jnp.maximum(count, 1.0) + mu * apart / jnp.maximum(examples, 1.0)
+                return value, jax.lax.stop_gradient(metrics)
+
+            local, metrics = train_on(loss, optimizer, state.local)
+            return state._replace(local=local), metrics
+
+        def final(state: State) -> tuple[Params, PyTree]:
+            local = state.local
+            return local.shared, {"model": local.private, "previous": local.shared}
+
+        return ClientUpdate(init, step, final)
+
+    return Algorithm(
+        "moon",
+        roles(head),
+        client,
+        aggregator or mean(),
+        replace(),
+        keep=lambda shared, private: {"model": private, "previous": shared},
+        model=with_kept,
+        weights=weights,
+    )
+
+
+def contrastive(z: jax.Array, near: jax.Array, far: jax.Array, temperature: float) -> jax.Array:
+    """Returns the loss of every example, ``[batch]``: low where z is like ``near``, unlike ``far``.
+
+    Args:
+      z: ``[batch, width]``.
+      near: ``[batch, width]``.
+      far: ``[batch, width]``.
+      temperature: of the cosines.
+    """
+    # -log(e^a / (e^a + e^b)) without overflow.
+    return jax.nn.softplus((_cosine(z, far) - _cosine(z, near)) / temperature)
+
+
+def _cosine(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.sum(_unit(x) * _unit(y), axis=-1)
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    return x / jnp.sqrt(jnp.maximum(jnp.sum(x**2, axis=-1, keepdims=True), 1e-16))

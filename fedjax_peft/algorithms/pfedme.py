@@ -1,0 +1,135 @@
+"""pFedMe (T Dinh et al. 2020, Algorithm 1): personal models by Moreau envelopes.
+
+    client:  x_k ← w_k ← θ;  for each local step, on its batch:
+               K times:  x_k ← optimizer step on F_k(x_k) + λ/2 ‖x_k - w_k‖²
+               w_k ← w_k - ηλ (w_k - x_k)
+    server:  θ ← (1 - β) θ + β · mean of w_k;  x_k stays with the client, which predicts with it
+
+The paper wants the inner problem solved to some accuracy by any first-order method and says no more
+about it. Here a local step goes on from the last one's x_k, with the optimizer's state, as in the
+authors' program; that program has a weight decay on x_k too, which is not in the paper and not
+here. There all clients compute and the server takes some; here only those compute.
+
+A private head is part of x_k alone: there is no common one to be pulled to, so it is trained in the
+inner steps and goes on from round to round. A client that has never taken part predicts with the
+initial leaves.
+"""
+
+from typing import NamedTuple
+
+import jax
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Weights,
+    descend,
+    objective,
+    positive,
+    proximal,
+    roles,
+)
+from fedjax_peft.errors import InputError
+from fedjax_peft.typing import (
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientUpdate,
+    Key,
+    Metrics,
+    Params,
+    Problem,
+    PyTree,
+    ServerUpdate,
+    Tally,
+)
+
+__all__ = ["pfedme"]
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    shared: Params
+    """w_k."""
+    personal: Params
+    """x_k, private leaves included."""
+    optimizer: PyTree
+
+
+def pfedme(
+    optimizer: optax.GradientTransformation,
+    *,
+    lam: float = 15.0,
+    learning_rate: float = 0.005,
+    inner_steps: int = 5,
+    beta: float = 1.0,
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "shared",
+    weights: Weights = "uniform",
+) -> Algorithm:
+    """pFedMe: personal models near the global one, which learns from where they pull it.
+
+    An epoch costs ``inner_steps`` times that of FedAvg. Metrics of training are those of the
+    personal model before its last inner step.
+
+    Args:
+      optimizer: of the inner problem.
+      lam: λ, how near the personal model stays: about a gradient's length over λ.
+      learning_rate: η of the clients' copy of the global model, which goes the part ηλ of the way
+        to the personal one.
+      inner_steps: K, of the optimizer on each batch.
+      beta: of the server's step to the clients' mean; 1 takes the mean.
+      aggregator: how uploads combine; by default their mean.
+      head: what becomes of the classification head.
+      weights: of clients in the aggregate.
+
+    Raises:
+      InputError: a number that is not positive and finite, or no inner step.
+    """
+    positive(lam=lam, learning_rate=learning_rate, beta=beta)
+    if inner_steps < 1:
+        raise InputError(f"inner_steps = {inner_steps} of pfedme must be a positive whole number.")
+
+    def client(problem: Problem) -> ClientUpdate:
+        def init(broadcast: Params, kept: PyTree, key: Key) -> State:
+            del key
+            personal = {**kept["personal"], **broadcast}
+            return State(broadcast, personal, optimizer.init(personal))
+
+        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+            w = state.shared
+
+            def inner(carry: tuple[Params, PyTree], key: Key) -> tuple[tuple, Metrics]:
+                x, opt = carry
+
+                def loss(params: Params) -> tuple[jax.Array, Metrics]:
+                    return objective(problem, params, batch, key)
+
+                x, opt, metrics = descend(optimizer, loss, x, opt, proximal(lam, x, w))
+                return (x, opt), metrics
+
+            keys = jax.random.split(key, inner_steps)
+            (x, opt), metrics = jax.lax.scan(inner, (state.personal, state.optimizer), keys)
+            w = {n: old - learning_rate * lam * (old - x[n]) for n, old in w.items()}
+            return State(w, x, opt), jax.tree.map(lambda m: m[-1], metrics)
+
+        return ClientUpdate(init, step, lambda state: (state.shared, {"personal": state.personal}))
+
+    def update(state: Params, new: Params, tally: Tally) -> Params:
+        del tally  # where nobody was heard, new is the old state
+        return jax.tree.map(lambda old, mean: old + beta * (mean - old), state, new)
+
+    server = ServerUpdate(lambda shared: shared, update, lambda state: state)
+    return Algorithm(
+        "pfedme",
+        roles(head),
+        client,
+        aggregator or mean(),
+        server,
+        keep=lambda shared, private: {"personal": {**shared, **private}},
+        model=lambda broadcast, kept: kept["personal"],
+        personal=True,
+        weights=weights,
+    )

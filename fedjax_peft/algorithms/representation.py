@@ -1,0 +1,123 @@
+"""What a batch's representations look like, and how similar two of them are.
+
+A representation is ``[examples, width]``, one pooled vector an example. The similarities compare
+two of them over the same examples and return a float32 scalar; examples that ``mask`` leaves out
+count for nothing, whatever they hold.
+
+Linear centred kernel alignment (Kornblith et al. 2019; FedMCP Eq 6-7), with X and Y centred over
+the examples, K = X Xᵀ and L = Y Yᵀ:
+
+    cka            ⟨K, L⟩ / (‖K‖ ‖L‖)         HSIC's factor 1/(n-1)² cancels
+    cka_debiased   ⟨K̃, L̃⟩ / (‖K̃‖ ‖L̃‖)         K̃ as in the unbiased HSIC of Song et al. 2012
+
+The Gram matrices are ``[examples, examples]``: a batch has fewer examples than a model has width.
+Both are 1 for representations that differ by a rotation and a factor. The biased one is near 1 for
+a small batch of *independent* ones too (0.92 for 64 Gaussian examples of width 768, and always 1
+for two examples); the debiased one is then about 0. Where there is nothing to compare (fewer than
+two examples, four for the debiased one, or representations that are all the same) the result and
+its gradient are 0.
+"""
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.typing import Batch, Outputs
+
+__all__ = ["SIMILARITIES", "Pooling", "Similarity", "cka", "cka_debiased", "cosine", "pool"]
+
+Pooling = Literal["mean", "cls"]
+"""``mean``: of the last hidden states of a text's tokens, padding left out. ``cls``: the first."""
+
+Similarity = Literal["cka", "cka_debiased", "cosine"]
+"""Names of :data:`SIMILARITIES`."""
+
+_SPREAD = 1e-12
+"""Squared distances from the mean over squared lengths: below it, they are rounding errors."""
+_LEAST = 1e-10
+"""Of a sum of squares whose scale is 1: below it, they are rounding errors."""
+
+
+def pool(outputs: Outputs, batch: Batch, how: Pooling) -> jax.Array:
+    """Returns one vector an example, float32 ``[batch, width]``, of the last hidden states.
+
+    Args:
+      outputs: the model's.
+      batch: its input; where it has no ``attention_mask`` all positions count (images).
+      how: see :data:`Pooling`.
+    """
+    hidden = outputs.hidden.astype(jnp.float32)
+    if how == "cls":
+        return hidden[:, 0]
+    if "attention_mask" not in batch:
+        return jnp.mean(hidden, axis=1)
+    real = batch["attention_mask"].astype(jnp.float32)[..., None]
+    return jnp.sum(hidden * real, axis=1) / jnp.maximum(jnp.sum(real, axis=1), 1.0)
+
+
+def cka(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns the linear CKA of ``x`` ``[n, width]`` and ``y``; ``mask`` is bool ``[n]``."""
+    (k, varied), (other, varied_too) = _gram(x, mask), _gram(y, mask)
+    return _alignment(k, other, varied & varied_too & (jnp.sum(mask) >= 2))
+
+
+def cka_debiased(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns the linear CKA by unbiased HSIC estimates; it can be negative. See :func:`cka`."""
+    (k, varied), (other, varied_too) = _gram(x, mask), _gram(y, mask)
+    k, other = _u_centred(k, mask), _u_centred(other, mask)
+    return _alignment(k, other, varied & varied_too & (jnp.sum(mask) >= 4))
+
+
+def cosine(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns the mean over examples of the cosine of ``x`` and ``y``; 0 for a vector of zeros."""
+
+    def unit(z: jax.Array) -> jax.Array:
+        z = jnp.where(mask[:, None], z.astype(jnp.float32), 0.0)
+        square = jnp.sum(z**2, axis=1, keepdims=True)
+        some = square > 0
+        return jnp.where(some, z / jnp.sqrt(jnp.where(some, square, 1.0)), 0.0)
+
+    cosines = jnp.sum(unit(x) * unit(y), axis=1)
+    return jnp.sum(cosines) / jnp.maximum(jnp.sum(mask), 1)
+
+
+SIMILARITIES: dict[str, Callable[[jax.Array, jax.Array, jax.Array], jax.Array]] = dict(
+    zip(get_args(Similarity), (cka, cka_debiased, cosine), strict=True)
+)
+"""By name."""
+
+
+def _gram(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the Gram matrix ``[n, n]`` of the centred rows, of trace 1, and whether they vary."""
+    keep = mask[:, None]
+    x = jnp.where(keep, x.astype(jnp.float32), 0.0)
+    mean = jnp.sum(x, axis=0, keepdims=True) / jnp.maximum(jnp.sum(mask), 1)
+    centred = jnp.where(keep, x - mean, 0.0)
+    size = jnp.sum(centred**2)
+    some = size > _SPREAD * jnp.sum(x**2)
+    # CKA is deaf to a factor, and so is its gradient to one that is held constant: squares of
+    # squares of activations would leave float32's range.
+    factor = jax.lax.stop_gradient(jax.lax.rsqrt(jnp.where(some, size, 1.0)))
+    centred = centred * factor
+    return jnp.matmul(centred, centred.T, precision="highest"), some
+
+
+def _u_centred(k: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns the U-centred Gram matrix: its products sum to n(n-3) times the unbiased HSIC."""
+    n = jnp.maximum(jnp.sum(mask), 4).astype(jnp.float32)
+    pairs = mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
+    k = jnp.where(pairs, k, 0.0)
+    rows = jnp.sum(k, axis=1) / (n - 2)
+    total = jnp.sum(k) / ((n - 1) * (n - 2))
+    return jnp.where(pairs, k - rows[:, None] - rows[None, :] + total, 0.0)
+
+
+def _alignment(k: jax.Array, other: jax.Array, some: jax.Array) -> jax.Array:
+    """Returns ``⟨k, other⟩ / (‖k‖ ‖other‖)``, or 0 with no gradient if not ``some``."""
+    squares, other_squares = jnp.sum(k * k), jnp.sum(other * other)
+    some = some & (squares > _LEAST) & (other_squares > _LEAST)
+    # Chosen before the root, too: its derivative at 0 is infinite, and 0 * inf is not 0.
+    length = jnp.sqrt(jnp.where(some, squares * other_squares, 1.0))
+    return jnp.where(some, jnp.sum(k * other) / length, 0.0)

@@ -1,0 +1,68 @@
+"""RoLoRA (Chen et al. 2025): rounds take turns in training B and A.
+
+    odd rounds:   B_k ← optimizer steps on F_k(A, ·),   B ← Σ w_k B_k      A is common and rests
+    even rounds:  A_k ← optimizer steps on F_k(·, B),   A ← Σ w_k A_k      B is common and rests
+
+Each average is exact, because one factor is the same for all, and each round moves half of LoRA's
+bytes; unlike in FFA-LoRA both factors are learned. B goes first: at LoRA's start B = 0, so that A
+has no gradient. What rests is out of reach of the optimizer too: no weight decay, no moments.
+
+The head is trained in every round. From the paper's abstract and a note on it; the equations are
+derived anew.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, holding, lora_model, replace, roles
+from fedjax_peft.algorithms.fedavg import client
+from fedjax_peft.typing import Aggregator, Algorithm, ClientUpdate, Params, Problem
+
+__all__ = ["rolora"]
+
+
+def rolora(
+    optimizer: optax.GradientTransformation,
+    *,
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "shared",
+    weights: Weights = "size",
+) -> Algorithm:
+    """RoLoRA: B is trained and averaged in odd rounds, A in even ones; exact averages.
+
+    Args:
+      optimizer: the clients' optimizer.
+      aggregator: how uploads combine; by default their mean.
+      head: what becomes of the classification head.
+      weights: of clients in the aggregate.
+
+    Raises:
+      InputError: on use, a model without LoRA.
+    """
+
+    def bound(problem: Problem) -> ClientUpdate:
+        return client(holding(optimizer, lambda name: _turn(name, problem.number)), problem)
+
+    def moving(broadcast: Params, number: jax.Array) -> dict[str, jax.Array]:
+        factors = [name for name in broadcast if name.endswith((".lora_a", ".lora_b"))]
+        return {name: jnp.asarray(_turn(name, number)) for name in factors}
+
+    return Algorithm(
+        "rolora",
+        roles(head),
+        bound,
+        aggregator or mean(),
+        replace(),
+        weights=weights,
+        moving=moving,
+        check=lora_model("rolora"),
+    )
+
+
+def _turn(name: str, number: jax.Array) -> jax.Array | bool:
+    """Returns whether a leaf is trained in a round."""
+    if name.endswith(".lora_a"):
+        return number % 2 == 0
+    return number % 2 == 1 if name.endswith(".lora_b") else True

@@ -1,0 +1,173 @@
+"""SCAFFOLD (Karimireddy et al. 2020, Algorithm 1, option II): control variates against drift.
+
+The server has a control variate c, every client its own c_k, all 0 at first: estimates of the
+gradient of everybody and of the client, whose difference is what local steps drift by.
+
+    server:  broadcast θ, c                                 the client's own leaves v stay with it
+    client:  (θ_k, v_k) ← (θ, v_k);  K local steps  θ_k ← θ_k - η (∇F_k(θ_k) + c - c_k)
+             c_k⁺ ← c_k - c + (θ - θ_k) / (K η);  upload θ_k and c_k⁺ - c_k;  c_k ← c_k⁺
+    server:  θ ← θ + η_g (mean of θ_k - θ);   c ← c + |S|/N · mean of (c_k⁺ - c_k)
+
+S is the cohort of the round, of N clients; K is each client's own number of steps. For SGD with
+step size η, c_k⁺ is the mean of the gradients that the client has met on its way. That is what the
+theory is about; for other optimizers (Adam, momentum, weight decay, a schedule) the correction is
+added to the gradient that they get, and c_k⁺ is computed as it stands, which makes it a scaled
+estimate at best. There is a control variate for shared leaves only: private ones do not drift.
+
+The paper weights clients equally. Both uploads are averaged by ``weights``: by size, c estimates
+the gradient of the objective weighted by size as far as |S|/N is the cohort's share of examples.
+"""
+
+import math
+import warnings
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.aggregators.fields import by_field
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Local,
+    Weights,
+    adding,
+    begin,
+    positive,
+    roles,
+    train,
+)
+from fedjax_peft.typing import (
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientUpdate,
+    Key,
+    Metrics,
+    Params,
+    Problem,
+    PyTree,
+    ServerUpdate,
+    Tally,
+)
+
+__all__ = ["scaffold"]
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    local: Local
+    received: Params
+    everyone: Params
+    """The server's control variate."""
+    own: Params
+    """The client's."""
+    steps: jax.Array
+
+
+def scaffold(
+    optimizer: optax.GradientTransformation,
+    *,
+    learning_rate: float,
+    server_learning_rate: float = 1.0,
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "shared",
+    weights: Weights = "uniform",
+) -> Algorithm:
+    """Control variates correct the drift of clients' local steps (SCAFFOLD).
+
+    It warns of an optimizer that is not SGD with ``learning_rate``, as far as two steps on a single
+    number can tell; a schedule may pass unnoticed.
+
+    Args:
+      optimizer: the clients' optimizer, ``sgd(learning_rate)``.
+      learning_rate: the optimizer's own: an optax optimizer does not tell.
+      server_learning_rate: η_g, the share of the way to the aggregate that the server goes.
+      aggregator: how models combine; by default their mean. Control variates are always averaged.
+      head: what becomes of the classification head.
+      weights: of clients in the aggregate.
+
+    Raises:
+      InputError: a learning rate that is not positive.
+    """
+    positive(learning_rate=learning_rate, server_learning_rate=server_learning_rate)
+    if not _is_sgd(optimizer, learning_rate):
+        warnings.warn(
+            f"SCAFFOLD's control variates are right for SGD with step size learning_rate ="
+            f" {learning_rate}. This optimizer takes other steps, so they are estimates of"
+            " another scale than the gradients that they are added to.",
+            stacklevel=2,
+        )
+
+    def client(problem: Problem) -> ClientUpdate:
+        def init(broadcast: PyTree, kept: PyTree, key: Key) -> State:
+            del key
+            received, everyone = broadcast["model"], broadcast["control"]
+            local = begin(optimizer, received, kept["model"])
+            return State(local, received, everyone, kept["control"], jnp.zeros((), jnp.int32))
+
+        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+            drift = adding(jax.tree.map(jnp.subtract, state.everyone, state.own))
+            local, metrics = train(optimizer, problem, state.local, batch, key, drift)
+            return state._replace(local=local, steps=state.steps + 1), metrics
+
+        def final(state: State) -> tuple[PyTree, PyTree]:
+            way = learning_rate * jnp.maximum(state.steps, 1)
+            change = jax.tree.map(
+                lambda start, end, c: (start - end) / way - c,
+                state.received,
+                state.local.shared,
+                state.everyone,
+            )
+            own = jax.tree.map(jnp.add, state.own, change)
+            upload = {"model": state.local.shared, "control": change}
+            return upload, {"model": state.local.private, "control": own}
+
+        return ClientUpdate(init, step, final)
+
+    def update(state: PyTree, new: PyTree, tally: Tally) -> PyTree:
+        share = tally.taken / tally.clients
+        return {
+            "model": jax.tree.map(
+                lambda x, y: x + server_learning_rate * (y - x), state["model"], new["model"]
+            ),
+            "control": jax.tree.map(lambda c, d: c + share * d, state["control"], new["control"]),
+        }
+
+    server = ServerUpdate(
+        init=lambda shared: {"model": shared, "control": _zeros(shared)},
+        update=update,
+        broadcast=lambda state: state,
+        params=lambda state: state["model"],
+        like=lambda state: {"model": state["model"], "control": _zeros(state["model"])},
+    )
+    return Algorithm(
+        "scaffold",
+        roles(head),
+        client,
+        by_field(model=aggregator or mean(), control=mean(error=False)),
+        server,
+        keep=lambda shared, private: {"model": private, "control": _zeros(shared)},
+        model=lambda broadcast, kept: {**broadcast["model"], **kept["model"]},
+        weights=weights,
+    )
+
+
+def _zeros(params: Params) -> Params:
+    return jax.tree.map(jnp.zeros_like, params)
+
+
+def _is_sgd(optimizer: optax.GradientTransformation, learning_rate: float) -> bool:
+    """Returns whether two steps on a single number are those of plain SGD."""
+    params = {"x": jnp.ones(())}
+    try:
+        state = optimizer.init(params)
+        for gradient in (1e-3, 2e-3):
+            steps, state = optimizer.update({"x": jnp.asarray(gradient)}, state, params)
+            if not math.isclose(steps["x"], -learning_rate * gradient, rel_tol=1e-4):
+                return False
+    except Exception:  # an optimizer for certain leaves only: it cannot be tried on another
+        return True
+    return True

@@ -1,0 +1,117 @@
+"""Several data sets, each with clients of its own, as one federation."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.errors import InputError
+
+__all__ = ["combine"]
+
+_TOKENS = ("input_ids", "attention_mask", "token_type_ids")
+"""Columns of texts; they are padded to the longest text."""
+
+
+def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
+    """Returns a federation with one client for each data set, such as FedMCP's of six GLUE tasks.
+
+    A column ``classes`` says for each example how many classes its own data set has. The tasks may
+    then share a head with the most of them: :func:`fedjax_peft.tasks.classification` rules the
+    others out.
+
+    Args:
+      datasets: client name -> its data set, in the order of the clients. All have the same columns
+        of the same shapes, but that token columns may differ in length, and ``token_type_ids`` may
+        be missing where it is all 0.
+
+    Raises:
+      InputError: no data sets, or columns that do not fit together.
+    """
+    if not datasets:
+        raise InputError("There are no data sets to combine.")
+    typed = any("token_type_ids" in data.columns for data in datasets.values())
+    parts = {name: _completed(name, data, typed) for name, data in datasets.items()}
+    _check(parts)
+    names = next(iter(parts.values())).keys()
+    columns = {column: _joined(column, parts) for column in names}
+    classes = [len(data.label_names) for data in datasets.values()]
+    sizes = [len(data) for data in datasets.values()]
+    columns["classes"] = np.repeat(np.array(classes, np.int32), sizes)
+    rows = np.split(np.arange(sum(sizes), dtype=np.int32), np.cumsum(sizes)[:-1])
+    return Clients(Dataset(columns, _labels(datasets), "+".join(datasets)), tuple(rows))
+
+
+def _completed(name: str, data: Dataset, typed: bool) -> dict[str, np.ndarray]:
+    """Returns the columns, with ``token_type_ids`` where others have them."""
+    columns = dict(data.columns)
+    if "classes" in columns:
+        raise InputError(f"The data set {name!r} has a column 'classes' already.")
+    if "labels" not in columns:
+        raise InputError(f"The data set {name!r} has no column 'labels'.")
+    if typed and "input_ids" in columns:
+        columns.setdefault("token_type_ids", np.zeros_like(columns["input_ids"]))
+    return columns
+
+
+def _check(parts: Mapping[str, dict[str, np.ndarray]]) -> None:
+    """Raises InputError for columns that are not the same ones, or of other shapes or types."""
+    first, one = next(iter(parts.items()))
+    for name, columns in parts.items():
+        if columns.keys() != one.keys():
+            odd = sorted(columns.keys() ^ one.keys())[0]
+            has, lacks = (name, first) if odd in columns else (first, name)
+            raise InputError(
+                f"The data set {has!r} has a column {odd!r} and {lacks!r} has none: data sets that"
+                " are combined need the same columns."
+            )
+        for column, x in columns.items():
+            y, axis = one[column], 2 if column in _TOKENS else 1
+            if x.shape[axis:] != y.shape[axis:] or x.dtype != y.dtype:
+                raise InputError(
+                    f"The column {column!r} is {x.dtype} of shape {x.shape[1:]} an example in"
+                    f" {name!r}, but {y.dtype} of shape {y.shape[1:]} in {first!r}."
+                )
+
+
+def _joined(column: str, parts: Mapping[str, dict[str, np.ndarray]]) -> np.ndarray:
+    """Returns one column of all data sets; token columns are padded on the right."""
+    arrays = [columns[column] for columns in parts.values()]
+    if column not in _TOKENS:
+        return np.concatenate(arrays)
+    length = max(x.shape[1] for x in arrays)
+    if all(x.shape[1] == length for x in arrays):
+        return np.concatenate(arrays)
+    fill = _padding_token(parts) if column == "input_ids" else 0
+    padded = [np.pad(x, ((0, 0), (0, length - x.shape[1])), constant_values=fill) for x in arrays]
+    return np.concatenate(padded)
+
+
+def _padding_token(parts: Mapping[str, dict[str, np.ndarray]]) -> int:
+    """Returns the token at the padded places: RoBERTa tells padding by the token itself."""
+    found: dict[int, str] = {}
+    for name, columns in parts.items():
+        if "attention_mask" in columns:
+            padding = columns["input_ids"][~columns["attention_mask"].astype(bool)]
+            found |= {int(token): name for token in np.unique(padding)}
+    if len(found) > 1:
+        (a, in_a), (b, in_b) = sorted(found.items())[:2]
+        raise InputError(
+            f"Texts are padded with the token {a} in {in_a!r} and with {b} in {in_b!r}: data sets"
+            " that are combined need the same tokenizer."
+        )
+    if not found:
+        lengths = {name: columns["input_ids"].shape[1] for name, columns in parts.items()}
+        raise InputError(
+            f"The texts differ in length ({lengths}), and none is padded, so that the padding token"
+            " is unknown. Tokenize all with the same max_length."
+        )
+    return next(iter(found))
+
+
+def _labels(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
+    """Returns the common label names, or generic ones, as many as the largest data set has."""
+    names = {data.label_names for data in datasets.values()}
+    if len(names) == 1:
+        return names.pop()
+    return tuple(f"LABEL_{i}" for i in range(max(map(len, names))))

@@ -1,0 +1,305 @@
+"""Aggregators of LoRA factors against dense float64 algebra: identities from the papers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_peft.aggregators import flexlora, fra, hetlora, mean
+from fedjax_peft.algorithms import fedex, flora
+from fedjax_peft.errors import InputError
+
+A, B, HEAD, SCALE = "x.lora_a", "x.lora_b", "head.kernel", "x.lora_scale"
+SHAPES = [(3, 2, 9, 7), (4, 3, 8, 12)]  # clients, rank, in, out: decomposed by QR, and dense
+SGD = optax.sgd(0.1)
+STACKING, RESIDUAL = flora(SGD).aggregator, fedex(SGD).aggregator
+MEAN, FRA, FLEX, HET = mean(), fra(), flexlora(), hetlora()
+BY_NAME = {a.name: a for a in (MEAN, FRA, FLEX, HET, STACKING, RESIDUAL)}
+S = 1.5
+
+seeds = st.integers(0, 2**32 - 1)
+shapes = st.sampled_from(SHAPES)
+examples = settings(max_examples=8, deadline=None, derandomize=True)
+
+
+def problem(shape, seed):
+    """Returns (uploads ``[clients, ...]``, weights, like, fixed), all random."""
+    clients, r, n_in, n_out = shape
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    like = {A: draw(n_in, r), B: draw(r, n_out), HEAD: draw(n_in, 3)}
+    uploads = {name: x[None] + draw(clients, *x.shape) for name, x in like.items()}
+    weights = rng.uniform(0.1, 5, clients).astype(np.float32)
+    return uploads, weights, like, {SCALE: np.full(r, S, np.float32)}
+
+
+@functools.cache
+def program(aggregator):
+    @jax.jit
+    def run(uploads, weights, like, fixed):
+        clients = weights.shape[0]
+        acc = aggregator.zero(like, clients)
+        for part in (slice(0, 1), slice(1, None)):
+            lanes = {name: x[part] for name, x in uploads.items()}
+            slots = jnp.arange(clients)[part]
+            acc = aggregator.add(acc, lanes, weights[part], slots, like)
+        return aggregator.finish(acc, like, fixed)
+
+    return run
+
+
+def aggregate(aggregator, uploads, weights, like, fixed):
+    return jax.device_get(program(aggregator)(uploads, weights, like, fixed))
+
+
+def average(uploads, weights):
+    """Returns the exact average of the products, float64."""
+    a, b = uploads[A].astype(float), uploads[B].astype(float)
+    return S * np.einsum("k,kir,kro->io", share(weights), a, b)
+
+
+def share(weights):
+    return weights.astype(float) / weights.astype(float).sum()
+
+
+def product(leaves):
+    return S * np.asarray(leaves[A], float) @ np.asarray(leaves[B], float)
+
+
+def used(update):
+    """Returns what a matrix got in all: the folded part and the factors' product."""
+    if "fold" in update:
+        return np.asarray(update["fold"]["x"], float) + product(update["model"])
+    return product(update)
+
+
+def close(got, expected, tolerance=1e-5):
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * np.linalg.norm(expected))
+
+
+# ------------------------------------------------------------------------------------ properties
+
+
+@examples
+@given(shape=shapes, seed=seeds, name=st.sampled_from(sorted(BY_NAME)))
+def test_the_order_of_clients_and_the_unit_of_weights_do_not_matter(shape, seed, name):
+    uploads, weights, like, fixed = problem(shape, seed)
+    update, _ = aggregate(BY_NAME[name], uploads, weights, like, fixed)
+    order = np.random.default_rng(seed).permutation(len(weights))
+    shuffled = {n: x[order] for n, x in uploads.items()}
+    other, _ = aggregate(BY_NAME[name], shuffled, 7 * weights[order], like, fixed)
+    close(used(other), used(update), 1e-4)
+
+
+@examples
+@given(shape=shapes, seed=seeds, name=st.sampled_from(sorted(BY_NAME)))
+def test_clients_that_agree_get_their_product_back(shape, seed, name):
+    uploads, weights, like, fixed = problem(shape, seed)
+    same = {n: np.repeat(x[:1], shape[0], axis=0) for n, x in uploads.items()}
+    update, metrics = aggregate(BY_NAME[name], same, weights, like, fixed)
+    expected = product({n: x[0] for n, x in uploads.items()})
+    close(used(update), expected)
+    assert metrics["aggregation_error_relative"] < 1e-5
+    kept = metrics.get("spectrum_kept", 1)
+    assert kept == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_a_single_client_gets_its_product_back(name):
+    uploads, weights, like, fixed = problem((1, 2, 6, 5), 0)
+    update, metrics = aggregate(BY_NAME[name], uploads, weights, like, fixed)
+    close(used(update), average(uploads, weights))
+    assert metrics["aggregation_error_relative"] < 1e-5
+
+
+@examples
+@given(shape=shapes, seed=seeds)
+def test_the_mean_is_off_by_how_clients_differ(shape, seed):
+    """``-Σ w_k (A_k - Ā)(B_k - B̄)``, which is ``-½ ΣΣ w_k w_l (A_k - A_l)(B_k - B_l)``."""
+    uploads, weights, like, fixed = problem(shape, seed)
+    update, metrics = aggregate(MEAN, uploads, weights, like, fixed)
+    off = used(update) - average(uploads, weights)
+    w, a, b = share(weights), uploads[A].astype(float), uploads[B].astype(float)
+    da, db = (x - np.tensordot(w, x, axes=1)[None] for x in (a, b))
+    from_mean = -S * np.einsum("k,kir,kro->io", w, da, db)
+    between_a, between_b = a[:, None] - a[None], b[:, None] - b[None]
+    in_pairs = -S / 2 * np.einsum("k,l,klir,klro->io", w, w, between_a, between_b)
+    close(from_mean, off, 1e-4)
+    close(in_pairs, from_mean, 1e-10)
+    assert metrics["aggregation_error"] == pytest.approx(np.linalg.norm(in_pairs), rel=1e-4)
+
+
+@examples
+@given(shape=shapes, seed=seeds, common=st.sampled_from([A, B]))
+def test_the_mean_of_one_factor_is_exact_where_the_other_is_common(shape, seed, common):
+    uploads, weights, like, fixed = problem(shape, seed)
+    uploads[common] = np.repeat(like[common][None], shape[0], axis=0)
+    expected = average(uploads, weights)
+    # Sent along, as by RoLoRA.
+    update, metrics = aggregate(MEAN, uploads, weights, like, fixed)
+    close(used(update), expected)
+    assert metrics["aggregation_error"] == 0
+    # Fixed, as by FFA-LoRA.
+    fixed = {**fixed, common: like.pop(common)}
+    del uploads[common]
+    update, metrics = aggregate(MEAN, uploads, weights, like, fixed)
+    close(used({**fixed, **update}), expected)
+    assert metrics["aggregation_error"] == metrics["aggregation_error/x"] == 0
+    assert aggregate(mean(error=False), uploads, weights, like, fixed).metrics == {}
+
+
+@examples
+@given(shape=shapes, seed=seeds)
+def test_folding_makes_the_average_exact(shape, seed):
+    uploads, weights, like, fixed = problem(shape, seed)
+    expected = average(uploads, weights)
+    averaged, measured = aggregate(MEAN, uploads, weights, like, fixed)
+    for aggregator in (STACKING, RESIDUAL):
+        update, metrics = aggregate(aggregator, uploads, weights, like, fixed)
+        close(used(update), expected)
+        for name in ("", "_relative", "_max", "/x"):
+            assert metrics[f"aggregation_error{name}"] == 0
+        np.testing.assert_allclose(update["model"][HEAD], averaged[HEAD], rtol=0, atol=1e-5)
+    close(product(update["model"]), product(averaged))
+    assert metrics["residual"] == pytest.approx(measured["aggregation_error"], rel=1e-4)
+    stacked = aggregate(STACKING, uploads, weights, like, fixed).update
+    assert not np.asarray(stacked["model"][B]).any()
+    np.testing.assert_array_equal(stacked["model"][A], like[A])
+
+
+@examples
+@given(shape=shapes, seed=seeds, rank=st.sampled_from([None, 1]))
+def test_truncation_tells_how_much_it_keeps(shape, seed, rank):
+    uploads, weights, like, fixed = problem(shape, seed)
+    sigma = np.linalg.svd(average(uploads, weights), compute_uv=False)
+    keep = rank or shape[1]
+    share_kept = np.sum(sigma[:keep] ** 2) / np.sum(sigma**2)
+    for aggregator in (fra(rank), flexlora(rank)) if rank else (FRA, FLEX):
+        update, metrics = aggregate(aggregator, uploads, weights, like, fixed)
+        assert metrics["spectrum_kept"] == pytest.approx(share_kept, abs=1e-5)
+        error = np.linalg.norm(used(update) - average(uploads, weights))
+        assert metrics["aggregation_error"] == pytest.approx(error, rel=1e-4)
+
+
+# -------------------------------------------------------------------------- FlexLoRA and HetLoRA
+
+
+@examples
+@given(shape=shapes, seed=seeds)
+def test_flexlora_gives_every_rank_the_best_of_its_size(shape, seed):
+    uploads, weights, like, fixed = problem(shape, seed)
+    ranks = np.arange(shape[0]) % shape[1] + 1
+    for k, rank in enumerate(ranks):
+        uploads[A][k][:, rank:], uploads[B][k][rank:] = 0, 0
+    update, _ = aggregate(FLEX, uploads, weights, like, fixed)
+    a, b = (np.asarray(update[n], float) for n in (A, B))
+    sigma = np.linalg.svd(average(uploads, weights), compute_uv=False)
+    for rank in range(1, shape[1] + 1):
+        off = np.linalg.norm(S * a[:, :rank] @ b[:rank] - average(uploads, weights))
+        assert off == pytest.approx(np.linalg.norm(sigma[rank:]), abs=1e-4 * np.linalg.norm(sigma))
+    np.testing.assert_allclose(a.T @ a, np.eye(shape[1]), rtol=0, atol=1e-5)
+
+
+@examples
+@given(shape=shapes, seed=seeds)
+def test_hetlora_weighs_factors_by_the_norms_of_their_products(shape, seed):
+    uploads, weights, like, fixed = problem(shape, seed)
+    uploads[A][0][:, 1:], uploads[B][0][1:] = 0, 0  # a client of rank 1
+    update, metrics = aggregate(HET, uploads, weights, like, fixed)
+    a, b = uploads[A].astype(float), uploads[B].astype(float)
+    norms = np.linalg.norm(np.einsum("kir,kro->kio", a, b), axis=(1, 2))
+    close(update[A], np.average(a, axis=0, weights=norms))
+    close(update[B], np.average(b, axis=0, weights=norms))
+    close(update[HEAD], np.average(uploads[HEAD], axis=0, weights=weights))
+    off = used(update) - average(uploads, norms)
+    assert metrics["aggregation_error"] == pytest.approx(np.linalg.norm(off), rel=1e-4)
+    assert metrics["aggregation_error_max"] == pytest.approx(np.abs(off).max(), rel=1e-4)
+
+
+def test_hetlora_weighs_every_matrix_by_itself():
+    parts = [problem(SHAPES[0], seed) for seed in (1, 2)]
+
+    def join(i):
+        return {
+            name.replace("x.", f"{letter}."): x
+            for letter, part in zip("xy", parts, strict=True)
+            for name, x in part[i].items()
+        }
+
+    update, metrics = aggregate(HET, join(0), parts[0][1], join(2), join(3))
+    for letter, (uploads, _, like, fixed) in zip("xy", parts, strict=True):
+        alone, measured = aggregate(HET, uploads, parts[0][1], like, fixed)
+        for name in (A, B):
+            own = update[name.replace("x.", f"{letter}.")]
+            np.testing.assert_allclose(own, alone[name], rtol=0, atol=1e-6)
+        each = metrics[f"aggregation_error/{letter}"]
+        assert each == pytest.approx(measured["aggregation_error"], rel=1e-5)
+
+
+def test_hetlora_where_nothing_was_learned_averages_by_size():
+    uploads, weights, like, fixed = problem(SHAPES[0], 3)
+    uploads[B][:] = 0
+    update, metrics = aggregate(HET, uploads, weights, like, fixed)
+    close(update[A], np.average(uploads[A], axis=0, weights=weights))
+    assert not np.asarray(update[B]).any()
+    assert all(x == 0 for x in metrics.values())
+
+
+# --------------------------------------------------------------------------------- idle and refused
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_a_client_without_weight_does_not_count(name):
+    uploads, weights, like, fixed = problem(SHAPES[1], 4)
+    expected, _ = aggregate(
+        BY_NAME[name], {n: x[:-1] for n, x in uploads.items()}, weights[:-1], like, fixed
+    )
+    weights[-1] = 0
+    update, _ = aggregate(BY_NAME[name], uploads, weights, like, fixed)
+    close(used(update), used(expected))
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_without_any_weight_everything_stays(name):
+    uploads, weights, like, fixed = problem(SHAPES[0], 5)
+    update, metrics = aggregate(BY_NAME[name], uploads, 0 * weights, like, fixed)
+    if "fold" in update:
+        assert not np.asarray(update["fold"]["x"]).any()
+        update = update["model"]
+    for leaf, x in like.items():
+        np.testing.assert_array_equal(update[leaf], x)
+    assert all(np.isfinite(x) for x in metrics.values())
+
+
+@pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"mean"}))
+def test_both_factors_must_be_shared(name):
+    like = problem(SHAPES[0], 0)[2]
+    for names in [(HEAD,), (HEAD, A), (HEAD, B)]:
+        with pytest.raises(InputError, match=f"{name}.*Use 'mean'"):
+            BY_NAME[name].zero({n: like[n] for n in names}, 3)
+
+
+def test_what_uploads_hold_of_directions_that_a_client_lacks():
+    assert {name: a.unowned for name, a in BY_NAME.items()} == {
+        "mean": "received",
+        "fra": "received",
+        "flexlora": "zero",
+        "hetlora": "zero",
+        "flora": "zero",
+        "fedex": "refused",
+    }
+
+
+def test_flexlora_cannot_keep_more_than_the_adapter_has():
+    with pytest.raises(InputError, match="'flexlora' cannot keep rank 3: the adapters have rank 2"):
+        flexlora(3).zero(problem(SHAPES[0], 0)[2], 3)
+    with pytest.raises(InputError, match="'flexlora' must be at least 1, not 0"):
+        flexlora(0)

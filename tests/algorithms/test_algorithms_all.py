@@ -1,0 +1,185 @@
+"""What every algorithm must hold, whatever its paper says: a new one is tested by being listed."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+
+from fedjax_peft import aggregators, algorithms, tree
+from fedjax_peft.engine.plan import Cohort
+from fedjax_peft.engine.round import build_round
+from fedjax_peft.random import stream
+from fedjax_peft.tasks import classification
+from fedjax_peft.typing import Outputs
+
+SIZES = (7, 4, 12, 1, 9)
+FEDERATION = toy.clients(SIZES)
+POOLED = toy.clients([33])
+OPTIONS = {"scaffold": {"learning_rate": 0.1}, "fra_ffa": {"at": 1}}
+DUAL = ("fedmatch", "fedmcp")
+OTHERS = {
+    "fedopt": functools.partial(algorithms.fedopt, server=optax.adam(0.1)),
+    "fedavg_fra": functools.partial(algorithms.fedavg, aggregator=aggregators.fra()),
+    "fedavg_flexlora": functools.partial(algorithms.fedavg, aggregator=aggregators.flexlora()),
+    "fedavg_hetlora": functools.partial(algorithms.fedavg, aggregator=aggregators.hetlora()),
+    "fedavg_private_head": functools.partial(algorithms.fedavg, head="private"),
+    "fedavg_keeps_optimizer": functools.partial(algorithms.fedavg, keep_optimizer=True),
+}
+NAMES = sorted([*algorithms.__all__, *OTHERS])
+
+
+def dual_model():
+    """Returns a model with a global and a private adapter and two classifiers, as FedMCP wants."""
+    rng = np.random.default_rng(0)
+    kinds, trainable = {}, {}
+
+    def add(name, kind, *shape):
+        kinds[name] = kind
+        trainable[name] = jnp.asarray(rng.normal(0, 0.5, shape), jnp.float32)
+
+    for own in ("global", "private"):
+        add(f"layer.{own}_adapter.down.kernel", "adapter", toy.WIDTH, 2)
+        add(f"layer.{own}_adapter.up.kernel", "adapter", 2, toy.WIDTH)
+    for name in ("classifier", "second_classifier"):
+        add(f"{name}.kernel", "head", toy.WIDTH, toy.CLASSES)
+
+    def apply(frozen, params, batch, key, train):
+        h = jnp.tanh(batch["x"] @ frozen["layer.kernel"])
+        if train:
+            h = jnp.where(jax.random.bernoulli(key, 0.8, h.shape), h / 0.8, 0.0)
+        for own in ("global", "private"):
+            adapter = f"layer.{own}_adapter"
+            low = jnp.tanh(h @ params[f"{adapter}.down.kernel"])
+            h = h + 0.5 * low @ params[f"{adapter}.up.kernel"]
+        logits, second = (h @ params[f"{n}.kernel"] for n in ("classifier", "second_classifier"))
+        return Outputs(logits, h[:, None], second=second)
+
+    model = toy.model(dropout=0)
+    return model.replace(apply=apply, trainable=trainable, kinds=kinds)
+
+
+def lora_model(width=toy.WIDTH):
+    """Returns the toy under the names that LoRA gives to a real model."""
+    model = toy.model(width=width)
+
+    def apply(frozen, *rest):
+        return model.apply({"layer.kernel": frozen["layer.base.kernel"]}, *rest)
+
+    return model.replace(apply=apply, frozen={"layer.base.kernel": model.frozen["layer.kernel"]})
+
+
+def make(name):
+    """Returns the algorithm of a name with its model and federation."""
+    factory = OTHERS.get(name) or getattr(algorithms, name)
+    algorithm = factory(optax.sgd(0.1), **OPTIONS.get(name, {}))
+    model = dual_model() if name in DUAL else lora_model()
+    return algorithm, model, POOLED if name == "centralised" else FEDERATION
+
+
+@functools.cache
+def rig(name, lanes=3):
+    algorithm, model, federation = make(name)
+    algorithm.check(model.kinds, len(federation))
+    per_round = len(federation)
+    return toy.Engine(algorithm, federation, per_round=per_round, lanes=lanes, bound=model)
+
+
+@functools.cache
+def rounds(name, lanes=3):
+    """Returns the results of three rounds, by one executable: other shapes it would refuse."""
+    engine, state, results = rig(name, lanes), rig(name, lanes).start(), []
+    for number in (1, 2, 3):
+        result = engine.run(engine.schedule.cohort(number), number, state)
+        results.append(result)
+        state = (result.server, result.private)
+    return results
+
+
+def leaf_names(shapes):
+    paths = jax.tree.leaves_with_path(shapes)
+    return {str(path[-1].key) for path, _ in paths if isinstance(path[-1], jax.tree_util.DictKey)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rounds_run_without_recompilation_and_stay_finite(name):
+    for result in rounds(name):
+        assert result.finite.all()
+        leaves = (rig(name).algorithm.server.model(result.server), result.private)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(leaves))
+        assert {"loss", "accuracy"} <= set(result.sums)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_reaches_the_model_that_predicts(name):
+    algorithm = rig(name).algorithm
+    server, private = rounds(name)[-1][:2]
+    received = algorithm.server.broadcast(server)
+    before = {n: np.asarray(x) for n, x in rig(name).model_at_start().items()}
+    after = algorithm.model(received, tree.take(private, 0))
+    moved = {n for n, x in after.items() if not np.array_equal(x, before[n])}
+    shift = {} if algorithm.server.shift is None else algorithm.server.shift(server)
+    assert moved or any(np.any(x) for x in shift.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_number_of_lanes_does_not_matter(name):
+    one, three = rounds(name, 1)[-1], rounds(name, 3)[-1]
+    for a, b in zip(jax.tree.leaves(one[:2]), jax.tree.leaves(three[:2]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_private_leaves_are_never_sent_and_fixed_ones_are_nobodys_state(name):
+    algorithm, model, _ = make(name)
+    names = tree.assign_roles(model.kinds, algorithm.roles)
+    shared = tree.select(model.trainable, names["shared"])
+    state = algorithm.server.init(shared)
+    sent = leaf_names(algorithm.server.broadcast(state))
+    sent |= leaf_names(algorithm.server.unchanged(state))
+    assert not sent & {*names["private"], *names["fixed"]}
+    assert set(algorithm.server.model(state)) == set(names["shared"])
+    assert not leaf_names(rig(name).private) & set(names["fixed"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_that_nobody_takes_part_in_changes_nothing(name):
+    engine = rig(name)
+    first = engine.run(engine.schedule.cohort(1), 1)
+    again = engine.run(Cohort([], [], []), 2, jax.tree.map(jnp.asarray, first[:2]))
+    for a, b in zip(jax.tree.leaves(first[:2]), jax.tree.leaves(again[:2]), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "centralised"])
+def test_only_those_who_take_part_change_what_they_keep(name):
+    engine = rig(name)
+    clients, weights, work = engine.schedule.cohort(1)
+    result = engine.run(Cohort(clients[:2], weights[:2], work[:2]), 1)
+    start = engine.start()[1]
+    for a, b in zip(jax.tree.leaves(result.private), jax.tree.leaves(start), strict=True):
+        np.testing.assert_array_equal(a[2:], b[2:])
+
+
+MEAN_TYPE = ("fedprox", "fednova", "fedyogi", "flora", "fedex", "rolora", "ffa")
+
+
+@pytest.mark.parametrize("name", MEAN_TYPE)
+def test_memory_does_not_grow_with_the_cohort(name):
+    model, needed = lora_model(width=256), []
+    algorithm = getattr(algorithms, name)(optax.sgd(0.1))
+    federation = toy.clients([6] * 100)
+    for per_round in (10, 100):
+        engine = toy.Engine(algorithm, federation, per_round=per_round, lanes=4, bound=model)
+        plan = engine.plan(engine.schedule.cohort(1))
+        names = tree.assign_roles(model.kinds, algorithm.roles)
+        fixed = tree.select(model.trainable, names["fixed"])
+        columns = {n: jnp.asarray(x) for n, x in federation.data.columns.items()}
+        function = jax.jit(build_round(algorithm, model.apply, classification(), 100))
+        inputs = (model.frozen, fixed, {}, columns, *engine.start(), plan, stream(0, "clients"), 1)
+        analysis = function.lower(*inputs).compile().memory_analysis()
+        needed.append(analysis.temp_size_in_bytes)
+    assert needed[1] <= 1.02 * needed[0]

@@ -1,0 +1,603 @@
+"""LoRA aggregation methods against a loop over clients in NumPy, float64, written from the papers.
+
+The toy's frozen kernel has the name here that LoRA gives it in real models.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+import toy
+
+from fedjax_peft.aggregators import flexlora
+from fedjax_peft.algorithms import fedavg, fedex, fedsa, ffa, flora, fra_ffa, hetlora, local, rolora
+from fedjax_peft.algorithms.common import holding
+from fedjax_peft.data import Clients
+from fedjax_peft.engine.plan import Cohort
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hf import random_model
+from fedjax_peft.peft.base import attach, merge
+from fedjax_peft.peft.dora import dora
+from fedjax_peft.peft.lora import lora
+from fedjax_peft.random import client_key, stream
+from fedjax_peft.run.loop import simulate
+from fedjax_peft.testing import tiny_dataset, tiny_model
+from fedjax_peft.typing import Tally
+
+SIZES = (7, 4, 12, 1, 9)
+FEDERATION = toy.clients(SIZES)
+RATE, BATCH, EPOCHS = 0.02, 4, 2
+ADAM = optax.adam(RATE)
+COHORTS = {1: (0, 2, 3), 2: (0, 1, 2, 3, 4)}  # partial, then full
+A, B, SCALE, KERNEL = "layer.lora_a", "layer.lora_b", "layer.lora_scale", "layer.base.kernel"
+S = 1.5
+PENALTY = 0.1
+RATE_OF_BERT = optax.sgd(0.5)
+DECAY = optax.adamw(RATE, weight_decay=0.3)
+
+
+def toy_model(**options):
+    """Returns the toy with the kernel's name that ``peft.lora`` gives."""
+    plain = toy.model(**options)
+
+    def apply(frozen, trainable, batch, key, train):
+        return plain.apply({"layer.kernel": frozen[KERNEL]}, trainable, batch, key, train)
+
+    return plain.replace(apply=apply, frozen={KERNEL: plain.frozen["layer.kernel"]})
+
+
+MODEL = toy_model()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory):
+    with toy.compile_once(tmp_path_factory.mktemp("compiled")):
+        yield
+
+
+# ------------------------------------------------------------------------------ the slow reference
+
+
+def trained(kernel, leaves, names, client, number):
+    """Returns a client's leaves after its local steps with Adam on the named ones."""
+    model = toy.model().replace(frozen={"layer.kernel": kernel})
+    settings = {"rate": RATE, "batch_size": BATCH, "epochs": EPOCHS}
+    return reference.train_client(model, leaves, names, FEDERATION, client, number, **settings)[0]
+
+
+def mean(uploads, weights, name):
+    return np.average([u[name] for u in uploads], axis=0, weights=weights)
+
+
+def product(leaves):
+    return S * leaves[A] @ leaves[B]
+
+
+def average(uploads, weights):
+    return np.average([product(u) for u in uploads], axis=0, weights=weights)
+
+
+def svd_factors(dense, split):
+    u, sigma, vt = np.linalg.svd(dense)
+    u, sigma, vt = u[:, : toy.RANK], sigma[: toy.RANK] / S, vt[: toy.RANK]
+    sign = np.sign(u[np.abs(u).argmax(axis=0), range(toy.RANK)])
+    u, vt = u * sign, vt * sign[:, None]
+    if split == "B":
+        return u, sigma[:, None] * vt
+    return u * np.sqrt(sigma), np.sqrt(sigma)[:, None] * vt
+
+
+class Slow:
+    """Plain averaging of all leaves; methods override what they do otherwise."""
+
+    shared, private, size_weights = toy.SHARED, (), True
+
+    def __init__(self):
+        frozen = reference.leaves64(toy.model().frozen)
+        self.kernel = frozen["layer.kernel"]
+        self.leaves = reference.leaves64(toy.model().trainable)
+        self.own = [{n: self.leaves[n] for n in self.private} for _ in SIZES]
+
+    def names(self, number):
+        return [*self.shared, *self.private]
+
+    def start(self, client, number):
+        return {**self.leaves, **self.own[client]}
+
+    def aggregate(self, uploads, weights, number):
+        self.leaves |= {n: mean(uploads, weights, n) for n in self.shared}
+
+    def run(self):
+        for number, members in COHORTS.items():
+            uploads = [
+                trained(self.kernel, self.start(c, number), self.names(number), c, number)
+                for c in members
+            ]
+            for c, upload in zip(members, uploads, strict=True):
+                self.own[c] = {n: upload[n] for n in self.private}
+            weights = [SIZES[c] if self.size_weights else 1 for c in members]
+            self.aggregate(uploads, np.array(weights) / np.sum(weights), number)
+        return self
+
+
+class SlowFFA(Slow):
+    shared = (*toy.HEAD, B)
+
+
+class SlowFedSA(Slow):
+    shared, private = (A,), (*toy.HEAD, B)
+
+
+class SlowRoLoRA(Slow):
+    def names(self, number):
+        return [*toy.HEAD, B if number % 2 else A]
+
+
+class SlowFLoRA(Slow):
+    def start(self, client, number):
+        leaves = super().start(client, number)
+        if number > 1:
+            key = jax.random.fold_in(client_key(stream(0, "clients"), number, client), 0)
+            limit = 1 / np.sqrt(toy.FEATURES)
+            shape = (toy.FEATURES, toy.RANK)
+            fresh = jax.random.uniform(stream(key, A), shape, minval=-limit, maxval=limit)
+            leaves |= {A: np.asarray(fresh, float), B: 0 * leaves[B]}
+        return leaves
+
+    def aggregate(self, uploads, weights, number):
+        stack_a = np.concatenate([w * u[A] for w, u in zip(weights, uploads, strict=True)], axis=1)
+        stack_b = np.concatenate([u[B] for u in uploads])
+        self.kernel = self.kernel + S * stack_a @ stack_b
+        self.leaves |= {n: mean(uploads, weights, n) for n in toy.HEAD}
+        self.leaves[B] = 0 * self.leaves[B]
+
+
+class SlowFedEx(Slow):
+    size_weights = False
+
+    def aggregate(self, uploads, weights, number):
+        super().aggregate(uploads, weights, number)
+        self.kernel = self.kernel + average(uploads, weights) - product(self.leaves)
+
+
+class SlowFlexLoRA(Slow):
+    split = "B"
+
+    def aggregate(self, uploads, weights, number):
+        self.leaves |= {n: mean(uploads, weights, n) for n in toy.HEAD}
+        self.leaves[A], self.leaves[B] = svd_factors(average(uploads, weights), self.split)
+
+
+class SlowSwitch(SlowFlexLoRA):
+    """FRA in the first round, then FFA with an orthonormal A: the first round ends in split B."""
+
+    def names(self, number):
+        return self.shared if number == 1 else [*toy.HEAD, B]
+
+    def aggregate(self, uploads, weights, number):
+        if number == 1:
+            super().aggregate(uploads, weights, number)
+        else:
+            Slow.aggregate(self, uploads, weights, number)
+
+
+class SlowHetLoRA(Slow):
+    def aggregate(self, uploads, weights, number):
+        super().aggregate(uploads, weights, number)
+        norms = [np.linalg.norm(u[A] @ u[B]) for u in uploads]
+        self.leaves |= {n: mean(uploads, norms, n) for n in (A, B)}
+
+
+CASES = {
+    "ffa": (ffa(ADAM), SlowFFA),
+    "fedsa": (fedsa(ADAM), SlowFedSA),
+    "rolora": (rolora(ADAM), SlowRoLoRA),
+    "flora": (flora(ADAM), SlowFLoRA),
+    "fedex": (fedex(ADAM), SlowFedEx),
+    "flexlora": (fedavg(ADAM, aggregator=flexlora()), SlowFlexLoRA),
+    "fra_ffa": (fra_ffa(ADAM, at=1), SlowSwitch),
+    "hetlora": (hetlora(ADAM), SlowHetLoRA),
+}
+
+
+def engine(algorithm, lanes=3, epochs=EPOCHS):
+    return toy.Engine(
+        algorithm, FEDERATION, per_round=len(SIZES), lanes=lanes, epochs=epochs, bound=MODEL
+    )
+
+
+def cohort(rig, number, members=None):
+    """Returns the cohort of a round: of all clients, the given ones."""
+    clients, weights, work = rig.schedule.cohort(number)
+    rows = [i for i, c in enumerate(clients) if members is None or c in members]
+    return Cohort(*([part[i] for i in rows] for part in (clients, weights, work)))
+
+
+def rounds_of(rig, cohorts):
+    """Returns the results of rounds with the given members, one after the other."""
+    results, state = [], rig.start()
+    for number, members in cohorts.items():
+        state = jax.tree.map(jnp.array, state)  # what is given is donated
+        results.append(rig.run(cohort(rig, number, members), number, state))
+        state = (results[-1].server, results[-1].private)
+    return results
+
+
+@functools.cache
+def fast(method, lanes=3):
+    """Returns the rounds' results, and their engine."""
+    rig = engine(CASES[method][0], lanes)
+    return rounds_of(rig, COHORTS), rig
+
+
+@pytest.mark.parametrize(
+    ("method", "lanes"),
+    [*((method, 3) for method in CASES), ("fra_ffa", 1), ("flora", 1), ("rolora", 1)],
+)
+def test_rounds_equal_the_slow_reference(method, lanes):
+    results, rig = fast(method, lanes)
+    expected = CASES[method][1]().run()
+    server = rig.algorithm.server
+    state, private = results[-1].server, results[-1].private
+    model = server.model(state)
+    assert set(model) == set(expected.shared)
+    for name, x in model.items():
+        np.testing.assert_allclose(x, expected.leaves[name], rtol=0, atol=1e-5)
+    assert set(private) == set(expected.private)
+    for name in expected.private:
+        own = [v[name] for v in expected.own]
+        np.testing.assert_allclose(private[name], own, rtol=0, atol=1e-5)
+    kernel = server.shifted(state, MODEL.frozen)[KERNEL]
+    np.testing.assert_allclose(kernel, expected.kernel, rtol=0, atol=1e-5)
+    assert np.array_equal(kernel, MODEL.frozen[KERNEL]) != (method in ("flora", "fedex"))
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_a_round_without_uploads_changes_nothing(method):
+    _, rig = fast(method)
+    start = jax.device_get(rig.start()[0])
+    result = rig.run(cohort(rig, 1, ()))
+    jax.tree.map(np.testing.assert_array_equal, result.server, start)
+    assert all(np.isfinite(x) for x in result.aggregation.values())
+
+
+# --------------------------------------------------------------------- what is exact, what is still
+
+
+EXACT = ("ffa", "rolora", "flora", "fedex")
+
+
+@pytest.mark.parametrize("method", EXACT)
+def test_exact_methods_report_no_error(method):
+    for result in fast(method)[0]:
+        for name in ("", "_relative", "_max", "/layer"):
+            assert result.aggregation[f"aggregation_error{name}"] < 1e-7
+
+
+def test_fedex_reports_what_it_folds():
+    results, rig = fast("fedex")
+    fold = rig.algorithm.server.shift(results[0].server)[KERNEL]
+    assert results[0].aggregation["residual"] == pytest.approx(np.linalg.norm(fold), rel=1e-5)
+    assert results[0].aggregation["residual_relative"] > 1e-4
+
+
+def test_rolora_trains_and_sends_one_factor_at_a_time():
+    before = MODEL.trainable
+    for result, moves, rests in zip(fast("rolora")[0], (B, A), (A, B), strict=True):
+        np.testing.assert_array_equal(result.server[rests], before[rests])
+        assert np.abs(result.server[moves] - before[moves]).min() > 0
+        assert result.moving == {moves: True, rests: False}
+        before = result.server
+
+
+@pytest.mark.parametrize("resting", [A, B])
+def test_an_optimizer_knows_nothing_of_a_leaf_that_rests(resting):
+    params = {A: jnp.ones(3), B: jnp.full(3, 2.0)}
+    gradient = {A: jnp.full(3, 0.5), B: jnp.full(3, -1.0)}
+    optimizer = holding(DECAY, lambda name: jnp.array(name != resting))
+    state = optimizer.init(params)
+    for _ in range(2):
+        updates, state = optimizer.update(gradient, state, params)
+        np.testing.assert_array_equal(updates[resting], 0)
+        assert np.abs(updates[{A: B, B: A}[resting]]).min() > 0
+    for moments in (state[0].mu, state[0].nu):
+        assert not moments[resting].any()
+
+
+# -------------------------------------------------------------------------------- FRA, then FFA
+
+
+def test_after_the_switch_a_rests_and_is_not_sent():
+    first, second = fast("fra_ffa")[0]
+    assert [bool(r.moving[A]) for r in (first, second)] == [True, False]
+    assert [float(r.server["switched"]) for r in (first, second)] == [1, 1]
+    a, b = (first.server["model"][n] for n in (A, B))
+    np.testing.assert_allclose(a.T @ a, np.eye(toy.RANK), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(second.server["model"][A], a)
+    assert np.abs(second.server["model"][B] - b).min() > 0
+    assert 0 < first.aggregation["spectrum_kept"] < 1
+    assert first.aggregation["aggregation_error"] > 0
+    assert second.aggregation["spectrum_kept"] == 1
+    assert second.aggregation["aggregation_error"] == 0
+
+
+def watched(algorithm, models, losses):
+    """Returns the server's states over rounds that end in the given models and losses."""
+    server, states = algorithm.server, []
+    state = server.init(models[0])
+    for number, (model, loss) in enumerate(zip(models, losses, strict=True), 1):
+        metrics = {"loss": (jnp.float32(3 * loss), jnp.float32(3))}
+        tally = Tally(jnp.int32(number), 5, jnp.float32(5), metrics)
+        state = server.update(state, {"model": model, "switched": state["switched"]}, tally)
+        states.append(state)
+    return states
+
+
+def switched(states):
+    return [int(state["switched"]) for state in states]
+
+
+def orthogonal(*angles):
+    """Returns models whose A spans planes turned by the given angles, with unequal columns."""
+    return [
+        {
+            A: jnp.array([[2 * np.cos(t), 0], [2 * np.sin(t), 0], [0, 0.5]], jnp.float32),
+            B: jnp.ones((2, 4)),
+        }
+        for t in angles
+    ]
+
+
+def test_a_number_of_rounds_brings_the_switch_and_no_product_changes():
+    models = orthogonal(0.1, 0.2, 0.3, 0.4)
+    states = watched(fra_ffa(ADAM, at=2), models, [1.0] * 4)
+    assert switched(states) == [0, 1, 1, 1]
+    a, b = states[1]["model"][A], states[1]["model"][B]
+    np.testing.assert_allclose(a @ b, models[1][A] @ models[1][B], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(a.T @ a, np.eye(2), rtol=0, atol=1e-6)
+    for i in (0, 2, 3):  # before it and after it the aggregate is taken as it is
+        np.testing.assert_array_equal(states[i]["model"][A], models[i][A])
+
+
+def test_a_loss_that_stays_as_it_is_brings_the_switch():
+    losses = [1.0, 0.8, 0.795, 0.793, 0.5, 0.499]
+    for patience, expected in {1: [0, 0, 1, 1, 1, 1], 2: [0, 0, 0, 1, 1, 1], 3: [0] * 6}.items():
+        algorithm = fra_ffa(ADAM, trigger="plateau", patience=patience, tolerance=0.01)
+        assert switched(watched(algorithm, orthogonal(*[0.1] * 6), losses)) == expected
+
+
+def test_the_loss_is_the_cohorts():
+    rig = engine(fra_ffa(optax.sgd(0.1), trigger="plateau"), epochs=1)
+    (result,) = rounds_of(rig, {1: (0, 2)})
+    total, count = (part.sum() for part in result.sums["loss"])
+    assert count == SIZES[0] + SIZES[2]
+    assert float(result.server["best"]) == pytest.approx(total / count, rel=1e-5)
+
+
+def test_a_subspace_that_hardly_turns_brings_the_switch():
+    # One of two principal angles is the difference of the given ones, the other is 0. The first
+    # model stands for the start, which FRA has not made.
+    sines = np.sin([0.3, 0.1, 0.05]) / np.sqrt(2)
+    for angle, expected in {1.1: [0, 1], 0.9: [0, 0]}.items():
+        for sine, (one, other) in zip(sines, [(0.0, 0.3), (0.3, 0.4), (0.4, 0.45)], strict=True):
+            tolerance = float(sine * angle)
+            algorithm = fra_ffa(ADAM, trigger="subspace", patience=1, tolerance=tolerance)
+            states = watched(algorithm, orthogonal(one, other), [1.0] * 2)
+            assert switched(states) == expected
+
+
+# ------------------------------------------------------------------------------ HetLoRA's pruning
+
+
+def pruned(leaves, client, penalty, rate=0.3):
+    """Returns (a client's leaves after a round of SGD, its rank), by the paper."""
+    frozen = reference.leaves64(toy.model().frozen)
+
+    def tail(x):
+        return np.linalg.norm(x[A][:, 1]) * np.linalg.norm(x[B][1])
+
+    start = tail(leaves)
+    options = {"batch_size": BATCH, "epochs": 1}
+    for x, labels, kept in reference.local_batches(FEDERATION, client, 1, **options):
+        by = reference.gradients(frozen, leaves, x, labels, kept)
+        long_a, long_b = np.linalg.norm(leaves[A][:, 1]), np.linalg.norm(leaves[B][1])
+        by[A][:, 1] += penalty * long_b * leaves[A][:, 1] / long_a
+        by[B][1] += penalty * long_a * leaves[B][1] / long_b
+        leaves = {n: x - rate * by[n] if n in by else x for n, x in leaves.items()}
+    rank = 1 if tail(leaves) < start else 2
+    leaves[A][:, rank:], leaves[B][rank:] = 0, 0
+    return leaves, rank
+
+
+def test_clients_prune_tails_that_have_shrunk():
+    rig = engine(hetlora(optax.sgd(0.3), prune=0.5, penalty=PENALTY), epochs=1)
+    first, second = rounds_of(rig, {1: None, 2: None})
+    start = reference.leaves64(MODEL.trainable)
+    outcomes = [pruned(start, c, PENALTY) for c in range(len(SIZES))]
+    ranks = [rank for _, rank in outcomes]
+    assert set(ranks) == {1, 2}, "some do and some do not"
+    assert first.private["ranks"]["layer"].tolist() == ranks
+    uploads = [leaves for leaves, _ in outcomes]
+    norms = [np.linalg.norm(u[A] @ u[B]) for u in uploads]
+    for name in toy.SHARED:
+        weights = SIZES if name in toy.HEAD else norms
+        expected = mean(uploads, weights, name)
+        np.testing.assert_allclose(first.server[name], expected, rtol=0, atol=1e-5)
+    after = second.private["ranks"]["layer"].tolist()
+    assert all(x <= y for x, y in zip(after, ranks, strict=True)), "what was pruned stays away"
+    # A client's own model has its own rank.
+    one = jax.tree.map(lambda x: x[ranks.index(1)], first.private)
+    own = rig.algorithm.model(rig.algorithm.server.broadcast(first.server), one)
+    assert own[B][0].any()
+    assert not own[B][1:].any()
+
+
+# --------------------------------------------------------------------------------- through simulate
+
+
+def run(model, algorithm, rounds=1, **options):
+    data = tiny_dataset(24)
+    rows = np.split(np.arange(24, dtype=np.int32), [5, 14])
+    clients = Clients(data, tuple(rows))
+    return simulate(
+        model, algorithm, clients, rounds=rounds, clients_per_round=3, batch_size=4, **options
+    )
+
+
+def logits(model, params):
+    examples = tiny_dataset(8, seed=5)
+    return np.asarray(model.apply(model.frozen, params, examples.columns, None, False).logits)
+
+
+@pytest.fixture(scope="module")
+def trained_alone():
+    """Returns a BERT with LoRA whose B is not 0, and its clients' leaves after a round alone."""
+    model = attach(tiny_model(4, num_hidden_layers=1), lora(4, alpha=6))
+    rng = np.random.default_rng(0)
+    start = {
+        n: jnp.asarray(rng.normal(0, 0.1, x.shape), jnp.float32) if n.endswith("lora_b") else x
+        for n, x in model.trainable.items()
+    }
+    model = model.replace(trainable=start)
+    return model, run(model, local(RATE_OF_BERT)).private
+
+
+@pytest.mark.parametrize("make", [flora, fedex])
+def test_the_global_bert_is_the_exact_average(trained_alone, make):
+    model, clients = trained_alone
+    start = model.trainable
+    weights = np.full(3, 1 / 3) if make is fedex else np.array([5, 9, 10]) / 24
+    kernels, leaves = dict(model.frozen), dict(start)
+    for name, stack in clients.items():
+        stack = np.asarray(stack, float)
+        leaves[name] = jnp.asarray(np.tensordot(weights, stack, axes=1), jnp.float32)
+        if name.endswith("lora_a"):
+            path = name.removesuffix(".lora_a")
+            b = np.asarray(clients[f"{path}.lora_b"], float)
+            exact = 1.5 * np.einsum("k,kir,kro->io", weights, stack, b)
+            kernel = f"{path}.base.kernel"
+            kernels[kernel] = jnp.asarray(kernels[kernel] + exact, jnp.float32)
+    leaves = {n: jnp.zeros_like(x) if n.endswith("lora_b") else x for n, x in leaves.items()}
+    expected = logits(model.replace(frozen=kernels), leaves)
+
+    result = run(model, make(RATE_OF_BERT))
+    got = logits(result.trained, result.params)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+    assert np.abs(got - logits(model, start)).max() > 1e-2
+    merged = merge(result.trained, result.params)
+    np.testing.assert_allclose(logits(merged, merged.trainable), expected, rtol=0, atol=1e-5)
+
+
+def test_a_fused_projection_in_parts_cannot_be_folded():
+    config = {
+        "model_type": "gpt2",
+        "vocab_size": 64,
+        "n_embd": 16,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 32,
+        "eos_token_id": 1,
+    }
+    plain = random_model({**config, "pad_token_id": 0}, head=classification(4))
+    for make in (flora, fedex):
+        with pytest.raises(InputError, match="without parts"):
+            run(attach(plain, lora(2, parts=["q", "v"])), make(ADAM))
+    whole = attach(plain, lora(2))
+    server = flora(ADAM).server
+    shared = {n: x for n, x in whole.trainable.items() if ".lora_" in n}
+    assert server.shifted(server.init(shared), whole.frozen).keys() == whole.frozen.keys()
+
+
+@pytest.mark.parametrize("make", [ffa, fra_ffa, flora, fedsa, fedex, rolora, hetlora])
+def test_models_without_lora_are_refused(make):
+    with pytest.raises(InputError, match="LoRA"):
+        run(tiny_model(4), make(ADAM))
+
+
+@pytest.mark.parametrize("make", [flora, fedex])
+def test_dora_cannot_be_folded(make):
+    with pytest.raises(InputError, match="lora_magnitude"):
+        run(attach(tiny_model(4), dora(2)), make(ADAM))
+
+
+RANKED = {
+    "flexlora": CASES["flexlora"][0],
+    "hetlora": CASES["hetlora"][0],
+    "pruned": hetlora(ADAM, prune=0.5, penalty=0.01),
+}
+
+
+@pytest.mark.parametrize("method", RANKED)
+def test_clients_of_different_ranks_upload_zeros_where_they_have_nothing(method):
+    def simulated(ranks):
+        return simulate(
+            toy_model(dropout=0),
+            RANKED[method],
+            FEDERATION,
+            rounds=2,
+            clients_per_round=5,
+            batch_size=4,
+            client_ranks=ranks,
+            lanes=3,
+        )
+
+    low, mixed = simulated([1]), simulated([1, 2])
+    assert low.metrics[1]["bytes_up"] < mixed.metrics[1]["bytes_up"]
+    a, b = (np.asarray(low.params[n], float) for n in (A, B))
+    if method == "flexlora":  # the average of five rank-1 products is cut to the adapter's rank
+        assert np.linalg.matrix_rank(a @ b, tol=1e-5) == 2
+    else:
+        assert not a[:, 1:].any()
+        assert not b[1:].any()
+        assert np.asarray(mixed.params[B])[1:].any()
+
+
+def test_flora_sums_products_of_any_ranks():
+    ranks, start = [1, 2, 2, 1, 2], reference.leaves64(toy.model().trainable)
+    result = simulate(
+        MODEL,
+        flora(ADAM),
+        FEDERATION,
+        rounds=1,
+        clients_per_round=5,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        client_ranks=ranks,
+    )
+    frozen = reference.leaves64(toy.model().frozen)["layer.kernel"]
+    expected = frozen.copy()
+    for c, rank in enumerate(ranks):
+        own = {**start, A: start[A].copy(), B: start[B].copy()}
+        own[SCALE] = np.where(np.arange(toy.RANK) < rank, S, 0.0)
+        after = trained(frozen, own, toy.SHARED, c, 1)
+        expected += SIZES[c] / sum(SIZES) * S * after[A][:, :rank] @ after[B][:rank]
+    got = result.trained.frozen[KERNEL]
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+
+
+def test_fedex_refuses_clients_of_different_ranks():
+    with pytest.raises(InputError, match="flora, flexlora or hetlora"):
+        simulate(MODEL, fedex(ADAM), FEDERATION, rounds=1, clients_per_round=2, client_ranks=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (fra_ffa, {"trigger": "loss"}, "trigger = 'loss'"),
+        (fra_ffa, {"at": 0}, "at = 0"),
+        (fra_ffa, {"patience": 0}, "patience = 0"),
+        (fra_ffa, {"tolerance": -0.1}, "tolerance = -0.1"),
+        (fra_ffa, {"rank": 0}, "at least 1, not 0"),
+        (hetlora, {"prune": 1.5}, "prune = 1.5"),
+        (hetlora, {"prune": 0.5, "penalty": -1.0}, "penalty = -1.0"),
+        (hetlora, {"penalty": 1.0}, "set prune too"),
+    ],
+)
+def test_impossible_options(make, options, message):
+    with pytest.raises(InputError, match=message):
+        make(ADAM, **options)

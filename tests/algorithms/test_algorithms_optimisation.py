@@ -1,0 +1,523 @@
+"""FedProx, SCAFFOLD, FedDyn, FedNova and FedOpt: equal to slow references and to sums by hand."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+import toy
+
+import fedjax_peft as fp
+from fedjax_peft import tree
+from fedjax_peft.algorithms import (
+    fedadagrad,
+    fedadam,
+    fedavg,
+    fedavgm,
+    feddyn,
+    fednova,
+    fedopt,
+    fedprox,
+    fedyogi,
+    scaffold,
+)
+from fedjax_peft.engine.plan import Cohort, make_plan
+from fedjax_peft.engine.program import Program, Setup
+from fedjax_peft.errors import InputError
+from fedjax_peft.random import stream
+from fedjax_peft.typing import Outputs, Task
+
+# ---------------------------------------------------------------------- against slow references
+
+SIZES, RATE = (7, 4, 12, 3), 0.3
+FEDERATION = toy.clients(SIZES)  # batches of 4: the clients make 2, 1, 3 and 1 local steps
+HEADS = {"shared": (toy.SHARED, ()), "private": (toy.ADAPTER, toy.HEAD)}
+
+
+class Sgd:
+    """One client's optimizer in one round, leaf by leaf; the buffer starts at 0."""
+
+    def __init__(self, rate, momentum=0.0):
+        self.rate, self.momentum, self.buffer, self.count = rate, momentum, {}, 0
+
+    def __call__(self, name, gradient):
+        self.buffer[name] = self.momentum * self.buffer.get(name, 0) + gradient
+        return -self.rate * self.buffer[name]
+
+
+def train(theta, own, client, number, optimizer, stiff=0.0, extra=None):
+    """Returns a client's leaves after its local steps, and their number.
+
+    To the gradient of a shared leaf ``stiff`` times its way from ``theta`` and ``extra`` are added.
+    """
+    model = toy.model()
+    frozen, start = reference.leaves64(model.frozen), reference.leaves64(model.trainable)
+    leaves = {**start, **theta, **own}
+    options = {"batch_size": 4, "epochs": 1}
+    for x, labels, kept in reference.local_batches(FEDERATION, client, number, **options):
+        optimizer.count += 1
+        by = reference.gradients(frozen, leaves, x, labels, kept)
+        for n in theta:
+            by[n] = by[n] + stiff * (leaves[n] - theta[n]) + (extra[n] if extra else 0.0)
+        leaves = {**leaves, **{n: leaves[n] + optimizer(n, by[n]) for n in (*theta, *own)}}
+    return leaves, optimizer.count
+
+
+class Slow:
+    """What the references share: the leaves at the start, and what they look like at the end."""
+
+    def __init__(self, head, per_round):
+        shared, private = HEADS[head]
+        start = reference.leaves64(toy.model().trainable)
+        self.theta = {n: start[n] for n in shared}
+        self.own = [{n: start[n] for n in private} for _ in SIZES]
+        self.zero = {n: np.zeros_like(x) for n, x in self.theta.items()}
+        self.per_round = per_round
+
+    def members(self, number):
+        return reference.cohort_of(FEDERATION, number, self.per_round)
+
+    def keep(self, client, leaves):
+        self.own[client] = {n: leaves[n] for n in self.own[client]}
+
+
+def slow_fedprox(world, optimizer, mu):
+    for number in (1, 2):
+        members, sizes = world.members(number)
+        received, uploads = world.theta, []
+        for k in members:
+            leaves, _ = train(received, world.own[k], k, number, optimizer(), stiff=mu)
+            world.keep(k, leaves)
+            uploads.append(leaves)
+        world.theta = {
+            n: np.average([u[n] for u in uploads], axis=0, weights=sizes) for n in received
+        }
+    return {}
+
+
+def slow_scaffold(world, optimizer, rate, server_rate):
+    c, c_k = world.zero, [world.zero for _ in SIZES]
+    for number in (1, 2):
+        received, moves, changes = world.theta, [], []
+        for k in world.members(number)[0]:
+            mine = c_k[k]
+            drift = {n: c[n] - mine[n] for n in received}
+            leaves, steps = train(received, world.own[k], k, number, optimizer(), extra=drift)
+            world.keep(k, leaves)
+            c_k[k] = {
+                n: mine[n] - c[n] + (received[n] - leaves[n]) / (steps * rate) for n in received
+            }
+            moves.append({n: leaves[n] - received[n] for n in received})
+            changes.append({n: c_k[k][n] - mine[n] for n in received})
+        world.theta = {
+            n: received[n] + server_rate * np.mean([m[n] for m in moves], axis=0) for n in received
+        }
+        c = {n: c[n] + sum(d[n] for d in changes) / len(SIZES) for n in received}
+    return {"control": c, "controls": c_k}
+
+
+def slow_feddyn(world, optimizer, alpha):
+    h, g = world.zero, [world.zero for _ in SIZES]
+    for number in (1, 2):
+        received, uploads = world.theta, []
+        for k in world.members(number)[0]:
+            mine = g[k]
+            linear = {n: -mine[n] for n in received}
+            leaves, _ = train(received, world.own[k], k, number, optimizer(), alpha, linear)
+            world.keep(k, leaves)
+            g[k] = {n: mine[n] - alpha * (leaves[n] - received[n]) for n in received}
+            uploads.append(leaves)
+        h = {
+            n: h[n] - alpha / len(SIZES) * sum(u[n] - received[n] for u in uploads)
+            for n in received
+        }
+        world.theta = {n: np.mean([u[n] for u in uploads], axis=0) - h[n] / alpha for n in received}
+    return {"moved": {n: -h[n] / alpha for n in h}, "gradients": g}
+
+
+def slow_fednova(world, optimizer, momentum):
+    for number in (1, 2):
+        members, sizes = world.members(number)
+        received, directions, lengths = world.theta, [], []
+        for k in members:
+            leaves, steps = train(received, world.own[k], k, number, optimizer())
+            world.keep(k, leaves)
+            # The weight of the gradient of step i in the last model: 1 + ρ + ... + ρ^(steps-1-i).
+            a = [sum(momentum**j for j in range(steps - i)) for i in range(steps)]
+            lengths.append(sum(a))
+            directions.append({n: (leaves[n] - received[n]) / sum(a) for n in received})
+        effective = np.average(lengths, weights=sizes)
+        world.theta = {
+            n: received[n]
+            + effective * np.average([d[n] for d in directions], axis=0, weights=sizes)
+            for n in received
+        }
+    return {}
+
+
+def slow_fedopt(world, optimizer, serve):
+    """``serve(m, v, change)`` returns the server's (m, v, step)."""
+    m, v = world.zero, world.zero
+    for number in (1, 2):
+        members, sizes = world.members(number)
+        received, uploads = world.theta, []
+        for k in members:
+            leaves, _ = train(received, world.own[k], k, number, optimizer())
+            world.keep(k, leaves)
+            uploads.append(leaves)
+        for n in received:
+            new = np.average([u[n] for u in uploads], axis=0, weights=sizes)
+            m_n, v_n, step = serve(m[n], v[n], new - received[n])
+            m, v = {**m, n: m_n}, {**v, n: v_n}
+            world.theta = {**world.theta, n: received[n] + step}
+    return {}
+
+
+def avgm(m, v, change):
+    m = 0.7 * m + change
+    return m, v, 0.6 * m
+
+
+def adaptive(second, b1=0.8):
+    def serve(m, v, change):
+        m, v = b1 * m + (1 - b1) * change, second(v, change)
+        return m, v, 0.05 * m / (np.sqrt(v) + 0.02)
+
+    return serve
+
+
+SGD, ADAM = optax.sgd(RATE), optax.adam(0.02)
+HEAVY = optax.sgd(RATE, momentum=0.6)
+SLOW_SGD, SLOW_ADAM = functools.partial(Sgd, RATE), functools.partial(reference.Adam, 0.02)
+SLOW_HEAVY = functools.partial(Sgd, RATE, 0.6)
+SERVER = {"server_learning_rate": 0.05, "b1": 0.8, "tau": 0.02}
+
+
+def unwarned(optimizer, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return scaffold(optimizer, **options)
+
+
+# name -> (algorithm without its head, reference without its world)
+CASES = {
+    "fedprox sgd": (
+        functools.partial(fedprox, SGD, mu=0.9),
+        functools.partial(slow_fedprox, optimizer=SLOW_SGD, mu=0.9),
+    ),
+    "fedprox adam": (
+        functools.partial(fedprox, ADAM, mu=0.9),
+        functools.partial(slow_fedprox, optimizer=SLOW_ADAM, mu=0.9),
+    ),
+    "scaffold sgd": (
+        functools.partial(scaffold, SGD, learning_rate=RATE, server_learning_rate=0.8),
+        functools.partial(slow_scaffold, optimizer=SLOW_SGD, rate=RATE, server_rate=0.8),
+    ),
+    "scaffold adam": (
+        functools.partial(unwarned, ADAM, learning_rate=RATE),
+        functools.partial(slow_scaffold, optimizer=SLOW_ADAM, rate=RATE, server_rate=1.0),
+    ),
+    "feddyn sgd": (
+        functools.partial(feddyn, SGD, alpha=0.4),
+        functools.partial(slow_feddyn, optimizer=SLOW_SGD, alpha=0.4),
+    ),
+    "feddyn adam": (
+        functools.partial(feddyn, ADAM, alpha=0.4),
+        functools.partial(slow_feddyn, optimizer=SLOW_ADAM, alpha=0.4),
+    ),
+    "fednova sgd": (
+        functools.partial(fednova, SGD),
+        functools.partial(slow_fednova, optimizer=SLOW_SGD, momentum=0.0),
+    ),
+    "fednova momentum": (
+        functools.partial(fednova, HEAVY, momentum=0.6),
+        functools.partial(slow_fednova, optimizer=SLOW_HEAVY, momentum=0.6),
+    ),
+    "fedavgm": (
+        functools.partial(fedavgm, SGD, momentum=0.7, server_learning_rate=0.6),
+        functools.partial(slow_fedopt, optimizer=SLOW_SGD, serve=avgm),
+    ),
+    "fedadam": (
+        functools.partial(fedadam, SGD, b2=0.9, **SERVER),
+        functools.partial(
+            slow_fedopt,
+            optimizer=SLOW_SGD,
+            serve=adaptive(lambda v, d: 0.9 * v + 0.1 * d**2),
+        ),
+    ),
+    "fedyogi": (
+        functools.partial(fedyogi, ADAM, b2=0.9, **SERVER),
+        functools.partial(
+            slow_fedopt,
+            optimizer=SLOW_ADAM,
+            serve=adaptive(lambda v, d: v - 0.1 * d**2 * np.sign(v - d**2)),
+        ),
+    ),
+    "fedadagrad": (
+        functools.partial(fedadagrad, SGD, **SERVER),
+        functools.partial(slow_fedopt, optimizer=SLOW_SGD, serve=adaptive(lambda v, d: v + d**2)),
+    ),
+}
+SETTINGS = [(name, 3, 3, "private") for name in CASES] + [
+    (name, 4, 1, "shared") for name in CASES if name.endswith("sgd")
+]
+
+
+@pytest.mark.parametrize(("name", "per_round", "lanes", "head"), SETTINGS)
+def test_rounds_equal_the_slow_reference(name, per_round, lanes, head):
+    make, slow = CASES[name]
+    rig = toy.Engine(make(head=head), FEDERATION, per_round=per_round, lanes=lanes)
+    state = rig.start()
+    for number in (1, 2):
+        result = rig.run(rig.schedule.cohort(number), number, state)
+        state = (result.server, result.private)
+    world = Slow(head, per_round)
+    extra = slow(world)
+    shared, private = HEADS[head]
+    model = rig.algorithm.server.model(result.server)
+    kept = result.private.get("model", result.private)
+    assert set(model) == set(shared)
+    assert set(kept) == set(private)
+    for n in shared:
+        np.testing.assert_allclose(model[n], world.theta[n], rtol=0, atol=1e-5)
+        assert np.abs(world.theta[n] - rig.shared[n]).max() > 1e-3, "every leaf has moved"
+    for n in private:
+        np.testing.assert_allclose(kept[n], [own[n] for own in world.own], rtol=0, atol=1e-5)
+    if "control" in extra:
+        for n in shared:
+            control, own = result.server["control"][n], result.private["control"][n]
+            np.testing.assert_allclose(control, extra["control"][n], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(own, [c[n] for c in extra["controls"]], rtol=0, atol=1e-5)
+    if "moved" in extra:
+        for n in shared:
+            moved, own = result.server.moved[n], result.private["gradient"][n]
+            np.testing.assert_allclose(moved, extra["moved"][n], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(own, [g[n] for g in extra["gradients"]], rtol=0, atol=1e-5)
+
+
+# ------------------------------------------------------------------------- against hand calculation
+
+
+class Quadratics:
+    """Four clients with the losses ½ (x - b)² and SGD of step ½, which halves the distance to b.
+
+    Client 0 has b = 1 and makes one step, client 1 has b = 4 and makes two (its weight by size is
+    2); the others are never there. x starts at 0.
+    """
+
+    def __init__(self, algorithm):
+        def apply(frozen, trainable, batch, key, train):
+            distance = trainable["x"][None] - batch["b"]
+            return Outputs(distance, distance)
+
+        def loss(outputs, batch):
+            losses = jnp.where(batch["mask"], outputs.logits**2 / 2, 0.0)
+            return jnp.sum(losses), jnp.sum(batch["mask"], dtype=jnp.float32)
+
+        task = Task(loss, lambda outputs, batch: {"loss": loss(outputs, batch)})
+        setup = Setup(algorithm, apply, task, {}, {}, stream(0, "clients"), 4)
+        self.program = Program(setup, {"b": np.array([1, 4, 4], np.float32)})
+        self.algorithm, shared = algorithm, {"x": jnp.zeros(())}
+        store = tree.broadcast(algorithm.keep(shared, {}), 4)
+        self.state, self.number = (jax.tree.map(jnp.copy, algorithm.server.init(shared)), store), 0
+        self.everybody = [(0, 1.0, [[0]]), (1, 2.0, [[1], [2]])]
+
+    def round(self, members=None):
+        """Returns the server's x after another round."""
+        chosen = self.everybody if members is None else members
+        cohort = Cohort(
+            [c for c, _, _ in chosen],
+            [w for _, w, _ in chosen],
+            [np.array(rows, np.int32) for _, _, rows in chosen],
+        )
+        self.number += 1
+        plan = make_plan(cohort, 2, time_steps=2, slots=2, batch_size=1)
+        result = self.program(*self.state, plan, self.number)
+        self.state = (result.server, result.private)
+        return float(self.algorithm.server.model(result.server)["x"])
+
+
+HALF = optax.sgd(0.5)
+MAKE = {
+    # Round 1: both start at 0. Client 0: 0.5. Client 1: 2, 3. In a second round from x without
+    # corrections, client 0 ends at x/2 + 1/2 and client 1 at x/4 + 3.
+    #
+    # The first step of each is as ever, the penalty being 0. Client 0: 0.5. Client 1: 2, where the
+    # gradient is -2 + 0.5 · 2 = -1: 2.5. By size: (0.5 + 2 · 2.5) / 3.
+    "fedprox": (lambda: fedprox(HALF, mu=0.5), [5.5 / 3]),
+    # Round 1, all control variates 0. c_0 = (0 - 0.5) / 0.5 = -1, c_1 = (0 - 3) / (2 · 0.5) = -3;
+    # x = (0.5 + 3) / 2 = 1.75, c = (-1 - 3) / 4 = -1: of four clients.
+    # Round 2. Client 0: 0.75 - 1 + 1 = 0.75, to 1.375. Client 1: -2.25 - 1 + 3 = -0.25, to 1.875;
+    # -2.125 - 1 + 3 = -0.125, to 1.9375. x = (1.375 + 1.9375) / 2. Then c_0 = 0.75 and
+    # c_1 = -2.1875, which are the means of their plain gradients;
+    # c = -1 + (1.75 + 0.8125) / 4 = -0.359375.
+    # Round 3 from 1.65625. Client 0: 0.65625 - 0.359375 - 0.75 = -0.453125, to 1.8828125.
+    # Client 1: -2.34375 - 0.359375 + 2.1875 = -0.515625, to 1.9140625; -2.0859375 + 1.828125 =
+    # -0.2578125, to 2.04296875. x = 1.962890625.
+    "scaffold": (lambda: scaffold(HALF, learning_rate=0.5), [1.75, 1.65625, 1.962890625]),
+    # α = 0.5. Round 1, all 0. Client 0: 0.5, g_0 = -0.25. Client 1: 2; -2 + 0.5 · 2 = -1, to 2.5;
+    # g_1 = -1.25. h = -0.5 / 4 · (0.5 + 2.5) = -0.375; x = 1.5 + 0.375 / 0.5 = 2.25.
+    # Round 2. Client 0: 1.25 + 0.25 = 1.5, to 1.5; g_0 = -0.25 + 0.375 = 0.125. Client 1:
+    # -1.75 + 1.25 = -0.5, to 2.5; -1.5 + 1.25 + 0.125 = -0.125, to 2.5625.
+    # h = -0.375 - 0.125 · (-0.75 + 0.3125) = -0.3203125; x = 2.03125 + 0.640625.
+    "feddyn": (lambda: feddyn(HALF, alpha=0.5), [2.25, 2.671875]),
+    # d_0 = 0.5 / 1, d_1 = 3 / 2, p = 1/3, 2/3: effectively 1/3 + 4/3 = 5/3 steps of
+    # 0.5/3 + 2 · 1.5/3 = 7/6. (FedAvg: 13/6.)
+    "fednova": (lambda: fednova(HALF), [35 / 18]),
+    # Momentum 0.5. Client 1: gradient -4, to 2; buffer -2 - 2 = -4, to 4. Its a are 1.5 and 1:
+    # d_1 = 4 / 2.5 = 1.6. (1 + 2 · 2.5) / 3 = 2 steps of (0.5 + 2 · 1.6) / 3.
+    "fednova with momentum": (
+        lambda: fednova(optax.sgd(0.5, momentum=0.5), momentum=0.5),
+        [2 * 3.7 / 3],
+    ),
+    # Below, weights are uniform: Δ = (0.5 + 3) / 2 = 1.75 in round 1.
+    # m = 1.75, x = 1.75. Round 2: clients at 1.375 and 3.4375, Δ = 0.65625;
+    # m = 0.875 + 0.65625 = 1.53125.
+    "fedavgm": (lambda: fedavgm(HALF, momentum=0.5, weights="uniform"), [1.75, 3.28125]),
+    # m = 0.1 · 1.75 = 0.175, √v = √0.01 · 1.75 = 0.175, τ = 0.175: half a step of 0.1. Round 2:
+    # clients at 0.525 and 3.0125, Δ = 1.76875 - 0.05 = 1.71875; m = 0.1575 + 0.171875 = 0.329375,
+    # v = 0.99 · 0.030625 + 0.01 · 2.9541015625 = 0.059859765625, √v = 0.24466255;
+    # x = 0.05 + 0.1 · 0.329375 / 0.41966255.
+    "fedadam": (
+        lambda: fedadam(HALF, server_learning_rate=0.1, tau=0.175, weights="uniform"),
+        [0.05, 0.12848571],
+    ),
+    # v from 4, above Δ² = 3.0625: 4 - 0.25 · 3.0625 = 3.234375 (Adam: 3.765625), √v = 1.79843682;
+    # x = 0.1 · 0.175 / (1.79843682 + 0.20156318) = 0.00875. Round 2: clients at 0.504375 and
+    # 3.0021875, Δ = 1.74453125, Δ² = 3.04338928 below v: v = 3.234375 - 0.76084732 = 2.47352768,
+    # √v = 1.57274527; m = 0.1575 + 0.174453125; x = 0.00875 + 0.0331953125 / 1.77430845.
+    # Round 3, Δ² about 3 above v = 2.47: it grows again.
+    "fedyogi": (
+        lambda: fedyogi(
+            HALF,
+            server_learning_rate=0.1,
+            b2=0.75,
+            tau=0.20156318,
+            start=4.0,
+            weights="uniform",
+        ),
+        [0.00875, 0.02745888],
+    ),
+    # v = 3.0625, x = 0.1 · 1.75 / (1.75 + 0.25) = 0.0875. Round 2: clients at 0.54375 and
+    # 3.021875, Δ = 1.6953125, v = 3.0625 + 2.87408447, √v = 2.43651077;
+    # x = 0.0875 + 0.16953125 / 2.68651077.
+    "fedadagrad": (
+        lambda: fedadagrad(HALF, server_learning_rate=0.1, tau=0.25, weights="uniform"),
+        [0.0875, 0.15060471],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_hand_calculated_rounds(name):
+    make, expected = MAKE[name]
+    rig = Quadratics(make())
+    assert [rig.round() for _ in expected] == pytest.approx(expected, rel=1e-6)
+    # Nobody is there, as where all uploads are dropped: then nothing moves, momentum neither.
+    before = jax.device_get(rig.state)
+    rig.round([])
+    assert jax.tree.all(jax.tree.map(np.array_equal, before, jax.device_get(rig.state)))
+
+
+def test_fedyogi_keeps_the_second_moment_between_its_neighbours():
+    rig = Quadratics(fedyogi(HALF, b2=0.75, tau=1.0, weights="uniform"))
+    rig.round()
+    # From 0 v grows by (1 - β₂) Δ², as Adam's does.
+    assert float(rig.state[0].optimizer.second["x"]) == pytest.approx(0.25 * 1.75**2)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda: fedprox(HALF, mu=0.0),
+        lambda: fedopt(HALF, server=optax.sgd(1.0)),
+        lambda: fedavgm(HALF, momentum=0.0),
+        lambda: scaffold(HALF, learning_rate=0.5, weights="size"),
+    ],
+    ids=["fedprox", "fedopt", "fedavgm", "scaffold's first round"],
+)
+def test_special_cases_are_fedavg(same):
+    assert Quadratics(same()).round() == pytest.approx(Quadratics(fedavg(HALF)).round(), rel=1e-6)
+
+
+def test_fednova_is_fedavg_for_equal_work_with_any_momentum():
+    heavy = optax.sgd(0.5, momentum=0.3)
+    one, other = Quadratics(fednova(heavy, momentum=0.3)), Quadratics(fedavg(heavy))
+    equal = [(0, 1.0, [[0], [0]]), (1, 2.0, [[1], [2]])]
+    assert one.round(equal) == pytest.approx(other.round(equal), rel=1e-6)
+
+
+def test_optimum_of_unequal_clients():
+    """Their common optimum is 2.5; FedAvg ends elsewhere, these do not."""
+    ends = {}
+    for name, make in {
+        "scaffold": lambda: scaffold(HALF, learning_rate=0.5),
+        "feddyn": lambda: feddyn(HALF, alpha=0.5),
+        "fednova": lambda: fednova(HALF, weights="uniform"),
+        "fedavg": lambda: fedavg(HALF)._replace(weights="uniform"),
+    }.items():
+        rig = Quadratics(make())
+        ends[name] = [rig.round() for _ in range(60)][-1]
+    assert ends["scaffold"] == pytest.approx(2.5, abs=1e-3)
+    assert ends["feddyn"] == pytest.approx(2.5, abs=1e-3)
+    assert abs(ends["fednova"] - 2.5) < abs(ends["fedavg"] - 2.5)
+
+
+# ------------------------------------------------------------------------------------ what is odd
+
+
+def test_scaffold_warns_of_an_optimizer_with_other_steps():
+    scaffold(optax.sgd(0.1), learning_rate=0.1)  # warnings are errors
+    others = [optax.adam(0.1), optax.sgd(0.2), optax.sgd(0.1, momentum=0.9), optax.adamw(0.1)]
+    for other in [*others, optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1))]:
+        with pytest.warns(UserWarning, match=r"learning_rate = 0\.1"):
+            scaffold(other, learning_rate=0.1)
+    # One for named leaves cannot be tried out.
+    labels = dict.fromkeys(toy.SHARED, "all")
+    scaffold(optax.multi_transform({"all": optax.adam(0.1)}, labels), learning_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: fedprox(HALF, mu=-0.1), "mu"),
+        (lambda: scaffold(HALF, learning_rate=0.0), "learning_rate"),
+        (lambda: scaffold(HALF, learning_rate=0.5, server_learning_rate=-1.0), "server_learning"),
+        (lambda: feddyn(HALF, alpha=0.0), "alpha"),
+        (lambda: fednova(HALF, momentum=1.0), "momentum"),
+        (lambda: fedavgm(HALF, momentum=-0.1), "momentum"),
+        (lambda: fedadam(HALF, b1=1.0), "b1"),
+        (lambda: fedyogi(HALF, b2=float("nan")), "b2"),
+        (lambda: fedadagrad(HALF, tau=0.0), "tau"),
+        (lambda: fedadagrad(HALF, start=-1.0), "start"),
+    ],
+)
+def test_options_out_of_range(make, name):
+    with pytest.raises(InputError, match=name):
+        make()
+
+
+def test_fixed_leaves_stay_and_a_resumed_run_goes_on(tmp_path):
+    algorithm = CASES["fedadam"][0](head="frozen")
+    start = jax.device_get(toy.model().trainable)
+    settings = {"rounds": 2, "clients_per_round": 2, "batch_size": 4, "checkpoint_every": 1}
+    simulate = functools.partial(fp.simulate, toy.model(), algorithm, FEDERATION, **settings)
+
+    def stop(row):
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    with toy.compile_once(tmp_path / "cache"):
+        whole = simulate()
+        with pytest.raises(KeyboardInterrupt):
+            simulate(out=tmp_path / "run", on_round=stop)
+        again = simulate(out=tmp_path / "run", resume=True)
+    for n in (*toy.HEAD, "layer.lora_scale"):
+        np.testing.assert_array_equal(whole.params[n], start[n])
+    for n in toy.ADAPTER:
+        assert np.abs(whole.params[n] - start[n]).max() > 1e-3
+    assert jax.tree.all(jax.tree.map(np.array_equal, whole.server, again.server))

@@ -1,0 +1,643 @@
+"""Personalised algorithms and baselines: equal to loops written from the papers, in float64."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+import toy
+
+from fedjax_peft import tree
+from fedjax_peft.algorithms import (
+    apfl,
+    centralised,
+    ditto,
+    fedavg,
+    fedbabu,
+    fedper,
+    fedrep,
+    local,
+    moon,
+    pfedme,
+)
+from fedjax_peft.algorithms.moon import contrastive
+from fedjax_peft.data import partition
+from fedjax_peft.errors import InputError
+from fedjax_peft.run.loop import simulate
+from fedjax_peft.tasks import classification
+from fedjax_peft.typing import Outputs, Problem, Task
+
+SIZES, EPOCHS, BATCH = (7, 4, 12, 1, 9), 2, 4
+FEDERATION = toy.clients(SIZES)
+PER_ROUND = {"full": len(SIZES), "partial": 3}
+START = reference.leaves64(toy.model().trainable)
+FROZEN = reference.leaves64(toy.model().frozen)
+FIXED = {"layer.lora_scale": START["layer.lora_scale"]}
+SGD, ADAM = (optax.sgd, 0.3), (optax.adam, 0.02)
+
+
+# ---------------------------------------------------------------------- the papers, one by one
+
+
+class Descent:
+    """Plain gradient descent, as :class:`reference.Adam` is called."""
+
+    def __init__(self, rate):
+        self.rate, self.count = rate, 0
+
+    def __call__(self, name, gradient):
+        return -self.rate * gradient
+
+
+def fresh(optimizer):
+    kind, rate = optimizer
+    return (reference.Adam if kind is optax.adam else Descent)(rate)
+
+
+def moved(optimizer, params, gradient):
+    """Returns params after one step of an optimizer on the leaves that the gradient has."""
+    optimizer.count += 1
+    return {n: x + optimizer(n, gradient[n]) if n in gradient else x for n, x in params.items()}
+
+
+def batches_of(client, number, dropout=True):
+    options = {"batch_size": BATCH, "epochs": EPOCHS}
+    for x, labels, kept in reference.local_batches(FEDERATION, client, number, **options):
+        yield x, labels, kept if dropout else 0.8
+
+
+def gradient_at(params, batch, frozen_head=None):
+    """Returns the gradient by the leaves that ``params`` has; it may lack the head."""
+    leaves = {**START, **params}
+    by = reference.gradients(FROZEN, leaves, *batch)
+    return {n: by[n] for n in params}
+
+
+def in_rounds(work, kept, shared, *, per_round, rounds=2, uniform=False, beta=1.0):
+    """Returns (server, what every client keeps); ``work`` is the local work of one client."""
+    server = {n: START[n] for n in shared}
+    store = [kept] * len(SIZES)
+    for number in range(1, rounds + 1):
+        members, sizes = reference.cohort_of(FEDERATION, number, per_round)
+        uploads = []
+        for client in members:
+            upload, store[client] = work(server, store[client], client, number)
+            uploads.append(upload)
+        weights = None if uniform else sizes
+        for n in server:
+            mean = np.average([u[n] for u in uploads], axis=0, weights=weights)
+            server[n] = (1 - beta) * server[n] + beta * mean
+    return server, store
+
+
+def names(head):
+    """Returns (shared, private) names for a head policy."""
+    return {
+        "shared": (toy.SHARED, ()),
+        "private": (toy.ADAPTER, toy.HEAD),
+        "frozen": (toy.ADAPTER, ()),
+    }[head]
+
+
+def of(params, some):
+    return {n: params[n] for n in some}
+
+
+def ditto_slowly(per_round, optimizer, head, lam):
+    shared, private = names(head)
+
+    def work(theta, kept, client, number):
+        model, v = {**theta, **kept["model"]}, kept["personal"]
+        one, other = fresh(optimizer), fresh(optimizer)
+        for batch in batches_of(client, number):
+            by_model, by_v = gradient_at(model, batch), gradient_at(v, batch)
+            by_v = {n: g + lam * (v[n] - theta[n]) if n in theta else g for n, g in by_v.items()}
+            model, v = moved(one, model, by_model), moved(other, v, by_v)
+        return of(model, shared), {"model": of(model, private), "personal": v}
+
+    kept = {"model": of(START, private), "personal": of(START, (*shared, *private))}
+    return in_rounds(work, kept, shared, per_round=per_round)
+
+
+def pfedme_slowly(per_round, optimizer, head, lam, rate, inner_steps, beta):
+    shared, private = names(head)
+
+    def work(theta, kept, client, number):
+        w, x = dict(theta), {**kept["personal"], **theta}
+        inner = fresh(optimizer)
+        for batch in batches_of(client, number, dropout=False):
+            for _ in range(inner_steps):
+                by = gradient_at(x, batch)
+                x = moved(inner, x, {n: g + lam * (x[n] - w.get(n, x[n])) for n, g in by.items()})
+            w = {n: w[n] - rate * lam * (w[n] - x[n]) for n in w}
+        return w, {"personal": x}
+
+    kept = {"personal": of(START, (*shared, *private))}
+    return in_rounds(work, kept, shared, per_round=per_round, uniform=True, beta=beta)
+
+
+def apfl_slowly(per_round, optimizer, head, alpha, alpha_rate):
+    shared, private = names(head)
+
+    def work(theta, kept, client, number):
+        w, v, alpha = {**theta, **kept["model"]}, kept["personal"], kept["alpha"]
+        one, other = fresh(optimizer), fresh(optimizer)
+        for step, batch in enumerate(batches_of(client, number)):
+            mixture = {n: alpha * v[n] + (1 - alpha) * w[n] for n in v}
+            by_w, by_mixture = gradient_at(w, batch), gradient_at(mixture, batch)
+            slope = sum(np.sum((v[n] - w[n]) * by_mixture[n]) for n in v)
+            w = moved(one, w, by_w)
+            v = moved(other, v, {n: alpha * g for n, g in by_mixture.items()})
+            if step == 0:
+                alpha = min(max(alpha - alpha_rate * slope, 0.0), 1.0)
+        return of(w, shared), {"model": of(w, private), "personal": v, "alpha": alpha}
+
+    kept = {"model": of(START, private), "personal": of(START, (*shared, *private))}
+    kept["alpha"] = np.float64(alpha)
+    return in_rounds(work, kept, shared, per_round=per_round, uniform=True)
+
+
+def fedrep_slowly(per_round, optimizer, head, head_epochs, body_epochs):
+    assert head == "private"
+    shared, private = names(head)
+
+    def work(theta, kept, client, number):
+        body, own = theta, kept
+        one, other = fresh(optimizer), fresh(optimizer)
+        batches = list(batches_of(client, number))
+        on_head = -(-len(batches) * head_epochs // (head_epochs + body_epochs))
+        for batch in batches[:on_head]:
+            by = gradient_at({**body, **own}, batch)
+            own = moved(one, own, of(by, private))
+        for batch in batches[on_head:]:
+            by = gradient_at({**body, **own}, batch)
+            body = moved(other, body, of(by, shared))
+        return body, own
+
+    return in_rounds(work, of(START, private), shared, per_round=per_round)
+
+
+def hidden_of(params, x):
+    leaves = {**START, **params}
+    low = (x @ leaves["layer.lora_a"]) * leaves["layer.lora_scale"]
+    return np.tanh(x @ FROZEN["layer.kernel"] + low @ leaves["layer.lora_b"])
+
+
+def moon_loss(params, received, previous, batch, mu, temperature):
+    x, labels, kept = batch
+    z = hidden_of(params, x) * kept / 0.8
+    logits = z @ params["head.kernel"] + params["head.bias"]
+    picked = logits[np.arange(len(x)), labels]
+    loss = np.mean(np.log(np.sum(np.exp(logits), axis=1)) - picked)
+
+    def similarity(other):
+        lengths = np.linalg.norm(z, axis=1) * np.linalg.norm(other, axis=1)
+        return np.exp(np.sum(z * other, axis=1) / lengths / temperature)
+
+    near, far = similarity(hidden_of(received, x)), similarity(hidden_of(previous, x))
+    return loss + mu * np.mean(-np.log(near / (near + far)))
+
+
+def differences(loss, params, width=1e-5):
+    """Returns the gradient by central differences: nothing of a derivation can be wrong in it."""
+    gradient = {}
+    for name, value in params.items():
+        gradient[name] = np.zeros_like(value)
+        for index in np.ndindex(value.shape):
+            nudge = np.zeros_like(value)
+            nudge[index] = width
+            up, down = ({**params, name: value + s * nudge} for s in (1, -1))
+            gradient[name][index] = (loss(up) - loss(down)) / (2 * width)
+    return gradient
+
+
+def moon_slowly(per_round, optimizer, head, mu, temperature):
+    shared, private = names(head)
+
+    def work(theta, kept, client, number):
+        model, one = {**theta, **kept["model"]}, fresh(optimizer)
+        others = theta, kept["previous"]
+        for batch in batches_of(client, number):
+            loss = functools.partial(
+                moon_loss,
+                received=others[0],
+                previous=others[1],
+                batch=batch,
+                mu=mu,
+                temperature=temperature,
+            )
+            model = moved(one, model, differences(loss, model))
+        return of(model, shared), {"model": of(model, private), "previous": of(model, shared)}
+
+    kept = {"model": of(START, private), "previous": of(START, shared)}
+    return in_rounds(work, kept, shared, per_round=per_round)
+
+
+def kept_optimizer_slowly(per_round, optimizer, head):
+    shared, private = names(head)
+    optimizers = [fresh(optimizer) for _ in SIZES]
+
+    def work(theta, kept, client, number):
+        model = {**theta, **kept["model"]}
+        for batch in batches_of(client, number):
+            model = moved(optimizers[client], model, gradient_at(model, batch))
+        return of(model, shared), {"model": of(model, private)}
+
+    return in_rounds(work, {"model": of(START, private)}, shared, per_round=per_round)
+
+
+def fedper_slowly(per_round, optimizer, head):
+    shared, private = names(head)
+
+    def work(theta, kept, client, number):
+        model, one = {**theta, **kept}, fresh(optimizer)
+        for batch in batches_of(client, number):
+            model = moved(one, model, gradient_at(model, batch))
+        return of(model, shared), of(model, private)
+
+    return in_rounds(work, of(START, private), shared, per_round=per_round)
+
+
+def case(fast, slow, optimizer, head, *options, dropout=0.2, **named):
+    """Returns (algorithm, its reference given the cohort's size, dropout)."""
+    kind, rate = optimizer
+    return (
+        fast(kind(rate), head=head, **named),
+        lambda per_round: slow(per_round, optimizer, head, *options, *named.values()),
+        dropout,
+    )
+
+
+CASES = {
+    "ditto": case(ditto, ditto_slowly, SGD, "shared", lam=0.5),
+    "ditto private": case(ditto, ditto_slowly, ADAM, "private", lam=2.0),
+    "pfedme": case(
+        pfedme,
+        pfedme_slowly,
+        SGD,
+        "shared",
+        lam=2.0,
+        learning_rate=0.2,
+        inner_steps=3,
+        beta=0.7,
+        dropout=0,
+    ),
+    "pfedme private": case(
+        pfedme,
+        pfedme_slowly,
+        ADAM,
+        "private",
+        lam=1.0,
+        learning_rate=0.5,
+        inner_steps=2,
+        beta=1.0,
+        dropout=0,
+    ),
+    "apfl": (
+        apfl(optax.sgd(0.3), alpha=0.5, adaptive=True, alpha_rate=0.4),
+        lambda per_round: apfl_slowly(per_round, SGD, "shared", 0.5, 0.4),
+        0.2,
+    ),
+    "apfl private": (
+        apfl(optax.adam(0.02), alpha=0.6, head="private"),
+        lambda per_round: apfl_slowly(per_round, ADAM, "private", 0.6, 0.0),
+        0.2,
+    ),
+    "fedper": case(fedper, fedper_slowly, SGD, "private"),
+    "fedrep": case(fedrep, fedrep_slowly, SGD, "private", head_epochs=1, body_epochs=1),
+    "fedrep 2 to 1": case(fedrep, fedrep_slowly, ADAM, "private", head_epochs=2, body_epochs=1),
+    "moon": case(moon, moon_slowly, SGD, "shared", mu=2.0, temperature=0.5),
+    "moon private": case(moon, moon_slowly, ADAM, "private", mu=1.0, temperature=0.2),
+}
+
+
+def played(algorithm, *, lanes, per_round, dropout=0.2, rounds=2, federation=FEDERATION):
+    """Returns the last of some rounds of the engine."""
+    bound = toy.model(dropout=dropout)
+    options = {"per_round": per_round, "lanes": lanes, "epochs": EPOCHS, "bound": bound}
+    rig = toy.Engine(algorithm, federation, **options)
+    state = rig.start()
+    for number in range(1, rounds + 1):
+        result = rig.run(rig.schedule.cohort(number), number, state)
+        state = (result.server, result.private)
+    return result
+
+
+def distance(tree, expected):
+    """Returns the largest difference between two trees of the same structure."""
+    apart = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - b).max(), tree, expected)
+    return max(jax.tree.leaves(apart), default=0.0)
+
+
+SECOND = ("ditto private", "pfedme private", "apfl private", "fedrep 2 to 1", "moon private")
+GRID = [(name, 3, "partial") for name in CASES]
+GRID += [(name, 1, "full") for name in CASES if name not in SECOND]
+
+
+@pytest.mark.parametrize(("name", "lanes", "cohort"), GRID)
+def test_rounds_equal_the_slow_reference(name, lanes, cohort):
+    algorithm, slowly, dropout = CASES[name]
+    result = played(algorithm, lanes=lanes, per_round=PER_ROUND[cohort], dropout=dropout)
+    server, store = slowly(PER_ROUND[cohort])
+    stacked = jax.tree.map(lambda *x: np.stack(x), *store)
+    assert distance(result.server, server) < 1e-5
+    assert distance(result.private, stacked) < 1e-5
+    start = {n: START[n] for n in server}
+    assert distance(start, server) > 0.01, "the server has moved"
+    if "alpha" in stacked:
+        adaptive = name == "apfl"
+        inside = stacked["alpha"][(stacked["alpha"] > 0) & (stacked["alpha"] < 1)]
+        assert (np.ptp(inside) > 0.01) == adaptive, "clients have their own"
+
+
+@pytest.mark.parametrize(
+    ("head", "lanes", "cohort"), [("shared", 1, "full"), ("private", 3, "partial")]
+)
+def test_an_optimizer_that_is_kept_goes_on(head, lanes, cohort):
+    algorithm = fedavg(optax.adam(0.02), head=head, keep_optimizer=True)
+    result = played(algorithm, lanes=lanes, per_round=PER_ROUND[cohort])
+    server, store = kept_optimizer_slowly(PER_ROUND[cohort], ADAM, head)
+    assert distance(result.server, server) < 1e-5
+    own = jax.tree.map(lambda *x: np.stack(x), *(kept["model"] for kept in store))
+    assert distance(result.private["model"], own) < 1e-5
+    times = [
+        sum(c in reference.cohort_of(FEDERATION, n, PER_ROUND[cohort])[0] for n in (1, 2))
+        for c in range(len(SIZES))
+    ]
+    steps = [t * EPOCHS * -(-size // BATCH) for t, size in zip(times, SIZES, strict=True)]
+    assert result.private["optimizer"][0].count.tolist() == steps
+
+
+# ----------------------------------------------------------- by hand: F(x) = (x - c)² / 2, c = 2
+
+
+def scalar_problem():
+    def apply(params, batch, key, train):
+        return Outputs(params["x"], params["x"])
+
+    def loss(outputs, batch):
+        return (outputs.logits - batch["c"]) ** 2 / 2, jnp.float32(1)
+
+    return Problem(apply, Task(loss, lambda outputs, batch: {}), {}, jnp.int32(1))
+
+
+def two_steps(algorithm, kept, received=0.0):
+    """Returns the local state after each of two steps, c = 2."""
+    update = algorithm.client(scalar_problem())
+    key = jax.random.key(0)
+    state = update.init({"x": jnp.float32(received)}, kept, key)
+    for step in range(2):
+        batch = {"c": jnp.float32(2), "step": jnp.int32(step), "steps": jnp.int32(2)}
+        state, _ = update.step(state, batch, key)
+        yield update.final(state)
+
+
+def test_apfl_by_hand():
+    algorithm = apfl(optax.sgd(0.1), alpha=0.5, adaptive=True, alpha_rate=0.1)
+    kept = algorithm.keep({"x": jnp.float32(1)}, {})
+    one, two = two_steps(algorithm, kept)
+    # w = 0, v = 1, mixture 0.5, gradient there -1.5; v += 0.1 * 0.5 * 1.5; alpha += 0.1 * 1.5
+    assert one[0]["x"] == pytest.approx(0.2)
+    assert one[1]["personal"]["x"] == pytest.approx(1.075)
+    assert one[1]["alpha"] == pytest.approx(0.65)
+    # mixture 0.65 * 1.075 + 0.35 * 0.2 = 0.76875, gradient -1.23125; alpha rests until next round
+    assert two[0]["x"] == pytest.approx(0.38)
+    assert two[1]["personal"]["x"] == pytest.approx(1.15503125)
+    assert two[1]["alpha"] == pytest.approx(0.65)
+    # 0.65 * 1.15503125 + 0.35 * 10
+    predicting = algorithm.model({"x": jnp.float32(10)}, two[1])
+    assert predicting["x"] == pytest.approx(4.2507703125)
+
+
+def test_pfedme_by_hand():
+    algorithm = pfedme(optax.sgd(0.1), lam=2, learning_rate=0.25, inner_steps=2, beta=0.25)
+    kept = algorithm.keep({"x": jnp.float32(7)}, {})
+    one, two = two_steps(algorithm, kept)
+    # x: 0 -> 0.2 -> 0.2 + 0.1 (1.8 - 2 * 0.2) = 0.34; w goes half of the way
+    assert one[1]["personal"]["x"] == pytest.approx(0.34)
+    assert one[0]["x"] == pytest.approx(0.17)
+    # x: 0.34 + 0.1 (1.66 - 0.34) = 0.472 -> 0.472 + 0.1 (1.528 - 0.604) = 0.5644
+    assert two[1]["personal"]["x"] == pytest.approx(0.5644)
+    assert two[0]["x"] == pytest.approx(0.3672)
+    assert algorithm.server.update({"x": 1.0}, {"x": 3.0}, None)["x"] == 1.5
+    assert algorithm.weights == "uniform"
+
+
+def test_ditto_by_hand():
+    algorithm = ditto(optax.sgd(0.1), lam=0.5)
+    one, two = two_steps(algorithm, algorithm.keep({"x": jnp.float32(1)}, {}))
+    # v: 1 - 0.1 (-1 + 0.5 * 1) = 1.05 -> 1.05 - 0.1 (-0.95 + 0.5 * 1.05) = 1.0925: pulled to the
+    # received 0, not to the client's 0.2
+    assert one[1]["personal"]["x"] == pytest.approx(1.05)
+    assert (two[0]["x"], two[1]["personal"]["x"]) == pytest.approx((0.38, 1.0925))
+
+
+def test_moons_loss_by_hand():
+    z, near, far = (jnp.float32(v)[None] for v in ([2, 0], [3, 0], [0, 5]))
+    # Cosines 1 and 0: -log(e^2 / (e^2 + 1))
+    assert contrastive(z, near, far, 0.5)[0] == pytest.approx(0.1269280)
+    assert contrastive(z, far, near, 0.5)[0] == pytest.approx(2.1269280)
+    slope = jax.grad(lambda z: contrastive(z, far, far, 0.5)[0])(z)
+    np.testing.assert_allclose(slope, 0, atol=1e-7)
+    assert np.isfinite(jax.grad(lambda z: contrastive(z, near, far, 0.5)[0])(0 * z)).all()
+
+
+# ----------------------------------------------------------------------- what must stay, and where
+
+
+def toy_problem():
+    bound = toy.model()
+
+    def apply(params, batch, key, train):
+        return bound.apply(bound.frozen, {**bound.trainable, **params}, batch, key, train)
+
+    return Problem(apply, classification(), {}, jnp.int32(1)), bound.trainable
+
+
+def test_fedrep_leaves_the_other_part_and_its_moments_alone():
+    problem, leaves = toy_problem()
+    update = fedrep(optax.adam(0.1), head_epochs=2, body_epochs=1).client(problem)
+    body, head = ({n: leaves[n] for n in some} for some in (toy.ADAPTER, toy.HEAD))
+    key = jax.random.key(0)
+    state, one_step = update.init(body, head, key), jax.jit(update.step)
+    data = FEDERATION.data
+    columns = {"x": jnp.asarray(data.columns["x"][:4]), "labels": jnp.asarray(data.labels[:4])}
+    on_head = []
+    for step in range(7):
+        about = {"mask": jnp.ones(4, bool), "step": jnp.int32(step), "steps": jnp.int32(7)}
+        new, _ = one_step(state, {**columns, **about}, key)
+        same = [
+            jax.tree.all(jax.tree.map(np.array_equal, a, b))
+            for a, b in ((new.body, state.body), (new.head, state.head))
+        ]
+        rested = [
+            jax.tree.all(jax.tree.map(np.array_equal, a, b))
+            for a, b in (
+                (new.body_optimizer, state.body_optimizer),
+                (new.head_optimizer, state.head_optimizer),
+            )
+        ]
+        assert same == rested
+        assert sorted(same) == [False, True]
+        on_head.append(same[0])
+        state = new
+    assert on_head == [True] * 5 + [False] * 2, "2/3 of 7 steps, rounded up"
+
+
+@pytest.mark.parametrize(
+    ("train", "trained"), [("all", toy.SHARED), ("head", toy.HEAD), ("adapters", toy.ADAPTER)]
+)
+def test_what_a_baseline_trains(train, trained):
+    alone = tree.assign_roles(toy.KINDS, local(optax.sgd(0.1), train=train).roles)
+    assert (alone["shared"], alone["private"]) == ([], sorted(trained))
+    together = centralised(optax.sgd(0.1), train=train)
+    roles = tree.assign_roles(toy.KINDS, together.roles)
+    assert (roles["shared"], roles["private"]) == (sorted(trained), [])
+    sent = together.moving(of(START, trained), jnp.int32(1))
+    assert sent == dict.fromkeys(trained, False), "nothing is sent"
+
+
+def test_centralised_training_goes_on_from_round_to_round():
+    everything = partition.pooled(FEDERATION.data)
+    algorithm = centralised(optax.adam(0.02))
+    result = played(algorithm, lanes=1, per_round=1, rounds=3, federation=everything)
+    params, adam = of(START, toy.SHARED), fresh(ADAM)
+    for number in (1, 2, 3):
+        options = {"batch_size": BATCH, "epochs": EPOCHS}
+        for batch in reference.local_batches(everything, 0, number, **options):
+            params = moved(adam, params, gradient_at(params, batch))
+    assert distance(result.server, params) < 1e-5
+
+
+# --------------------------------------------------------------------------- whole runs, on disk
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory):
+    """Shares compilations between the runs of this file."""
+    with toy.compile_once(tmp_path_factory.mktemp("compiled")):
+        yield
+
+
+def run(algorithm, *, model=None, **options):
+    defaults = {"rounds": 4, "clients_per_round": 3, "batch_size": BATCH, "lanes": 3}
+    options = {"checkpoint_every": 2, **defaults, **options}
+    return simulate(model or toy.model(), algorithm, FEDERATION, **options)
+
+
+DITTO, TEST = ditto(optax.adam(0.02)), toy.dataset(20, seed=3)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """Returns a run of Ditto that nothing interrupted."""
+    return run(DITTO, test=TEST, out=tmp_path_factory.mktemp("ditto") / "run")
+
+
+def rows(out):
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "time"} for row in lines]
+
+
+def assert_resumes(straight, algorithm, out, **options):
+    """Runs half of the rounds, then the rest: the same metrics and the same bits."""
+    run(algorithm, out=out, rounds=2, **options)
+    resumed = run(algorithm, out=out, resume=True, **options)
+    assert len(rows(out)) == 5
+    assert rows(out) == rows(straight.out)
+    for field in ("private", "server", "params"):
+        one, other = getattr(resumed, field), getattr(straight, field)
+        assert jax.tree.structure(one) == jax.tree.structure(other)
+        assert jax.tree.all(jax.tree.map(np.array_equal, one, other)), field
+
+
+def test_a_personalised_run_resumes_to_the_same_bits(straight, tmp_path):
+    assert_resumes(straight, DITTO, tmp_path / "run", test=TEST)
+    scale = straight.params["layer.lora_scale"]
+    np.testing.assert_array_equal(scale, toy.model().trainable["layer.lora_scale"])
+
+
+def test_a_kept_optimizer_is_still_there_after_a_resume(tmp_path):
+    algorithm = local(optax.adam(0.02), keep_optimizer=True)
+    assert_resumes(run(algorithm, out=tmp_path / "straight"), algorithm, tmp_path / "run")
+
+
+def test_lanes_do_not_change_the_metrics(straight):
+    other = run(DITTO, test=TEST, lanes=1)
+    for a, b in zip(straight.metrics, other.metrics, strict=True):
+        for key in ("train_loss", "test_loss", "test_accuracy", "global_test_loss"):
+            assert a.get(key) == pytest.approx(b.get(key), abs=1e-5), key
+    assert distance(straight.private, jax.device_get(other.private)) < 1e-5
+
+
+def test_clients_predict_with_their_own_models(straight):
+    last = straight.metrics[-1]
+    losses = []
+    for client in range(len(SIZES)):
+        params = straight.client_params(client)
+        for name in toy.SHARED:
+            own = straight.private["personal"][name][client]
+            np.testing.assert_array_equal(params[name], own)
+        outputs = toy.apply_with(0)(straight.model.frozen, params, TEST.columns, None, False)
+        total, count = classification().loss(outputs, {**TEST.columns, "mask": np.ones(20, bool)})
+        losses.append(total / count)
+    assert last["test_loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+    assert abs(last["global_test_loss"] - last["test_loss"]) > 1e-3
+
+
+def test_fedbabu_is_tuned_after_the_run():
+    body = run(fedbabu(optax.adam(0.02)), rounds=2)
+    settings = {"rate": 0.02, "batch_size": BATCH, "epochs": 1, "per_round": 3, "rounds": 2}
+    server, _, _ = reference.federated(
+        toy.model(), FEDERATION, shared=toy.ADAPTER, private=(), **settings
+    )
+    start = toy.model().trainable
+    for name in toy.ADAPTER:
+        np.testing.assert_allclose(body.params[name], server[name], atol=1e-5)
+    for name in toy.HEAD:
+        np.testing.assert_array_equal(body.params[name], start[name])
+    tuned = run(
+        local(optax.sgd(0.1), train="head"),
+        model=body.trained,
+        rounds=1,
+        clients_per_round=len(SIZES),
+    )
+    for client in range(len(SIZES)):
+        params = tuned.client_params(client)
+        leaves = reference.leaves64(body.params)
+        for x, labels, kept in reference.local_batches(
+            FEDERATION, client, 1, batch_size=BATCH, epochs=1
+        ):
+            by = reference.gradients(FROZEN, leaves, x, labels, kept)
+            leaves = {n: v - 0.1 * by[n] if n in toy.HEAD else v for n, v in leaves.items()}
+        for name in toy.ADAPTER:
+            np.testing.assert_array_equal(params[name], body.params[name])
+        for name in toy.HEAD:
+            np.testing.assert_allclose(params[name], leaves[name], atol=1e-5)
+            assert np.abs(np.asarray(params[name]) - body.params[name]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda o: fedper(o, head="shared"), "'fedper' must be 'private'.* there is 'fedavg'"),
+        (lambda o: fedrep(o, head="shared"), "'fedrep' must be 'private', not 'shared'"),
+        (lambda o: fedrep(o, head="frozen"), "there is 'fedbabu'"),
+        (lambda o: fedbabu(o, head="private"), "'fedbabu' must be 'frozen'.* there is 'fedper'"),
+        (lambda o: fedrep(o, head_epochs=0), "head_epochs = 0"),
+        (lambda o: ditto(o, lam=-1), "lam = -1"),
+        (lambda o: pfedme(o, inner_steps=0), "inner_steps = 0"),
+        (lambda o: pfedme(o, lam=float("nan")), "lam = nan"),
+        (lambda o: apfl(o, alpha=1.5), "alpha = 1.5"),
+        (lambda o: moon(o, temperature=0), "temperature = 0"),
+        (lambda o: moon(o, mu=-0.1), "mu = -0.1"),
+        (lambda o: run(centralised(o)), r"5 clients.*partition\.pooled"),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(InputError, match=message):
+        make(optax.sgd(0.1))

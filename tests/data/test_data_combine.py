@@ -1,0 +1,68 @@
+"""Data sets side by side, one client for each."""
+
+import numpy as np
+import pytest
+
+from fedjax_peft.data import Dataset, combine
+from fedjax_peft.errors import InputError
+
+
+def texts(lengths, width, *, classes=2, pad=1, types=False, **more):
+    lengths = np.array(lengths)
+    mask = np.arange(width)[None] < lengths[:, None]
+    columns = {
+        "input_ids": np.where(mask, 7, pad).astype(np.int32),
+        "attention_mask": mask,
+        "labels": np.arange(len(lengths), dtype=np.int32) % classes,
+    }
+    if types:
+        columns["token_type_ids"] = mask.astype(np.int32)
+    return Dataset(columns | more, tuple("abcd"[:classes]), "texts")
+
+
+def test_every_data_set_is_a_client():
+    short, long = texts([2, 3], 3), texts([5, 1, 4], 5, classes=3, types=True)
+    federation = combine({"short": short, "long": long})
+    assert [rows.tolist() for rows in federation.indices] == [[0, 1], [2, 3, 4]]
+    columns = federation.data.columns
+    # RoBERTa counts positions of tokens that are not the padding token, here 1.
+    assert columns["input_ids"].tolist()[:2] == [[7, 7, 1, 1, 1], [7, 7, 7, 1, 1]]
+    assert columns["attention_mask"].sum(axis=1).tolist() == [2, 3, 5, 1, 4]
+    assert columns["token_type_ids"].sum(axis=1).tolist() == [0, 0, 5, 1, 4]
+    assert columns["classes"].tolist() == [2, 2, 3, 3, 3]
+    assert columns["labels"].tolist() == [0, 1, 0, 1, 2]
+    assert federation.data.label_names == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert federation.data.name == "short+long"
+    for name, column in columns.items():
+        part = long.columns.get(name)
+        if part is not None:
+            assert column.dtype == part.dtype
+            np.testing.assert_array_equal(column[2:], part)
+
+
+def test_common_names_and_columns_stay():
+    federation = combine({"a": texts([2], 3), "b": texts([1], 3)})
+    assert federation.data.label_names == ("a", "b")
+    assert "token_type_ids" not in federation.data.columns
+
+
+@pytest.mark.parametrize(
+    ("datasets", "match"),
+    [
+        ({}, "no data sets"),
+        ({"a": texts([2], 3), "b": texts([2], 3, extra=np.ones(1))}, "'b' has a column 'extra'"),
+        ({"a": texts([2], 3, extra=np.ones(1)), "b": texts([2], 3)}, "'a' has a column 'extra'"),
+        (
+            {"a": texts([2], 3, z=np.ones((1, 2))), "b": texts([2], 3, z=np.ones((1, 3)))},
+            r"'z'.*\(3,\).*'b'.*\(2,\).*'a'",
+        ),
+        ({"a": texts([2], 3, z=np.ones(1)), "b": texts([2], 3, z=np.ones(1, int))}, "int64"),
+        ({"a": texts([2], 3), "b": texts([2], 5, pad=0)}, "token 0 in 'b' and with 1 in 'a'"),
+        ({"a": texts([3], 3), "b": texts([5], 5)}, "none is padded.*max_length"),
+        ({"a": Dataset({"classes": np.ones(2)})}, "'classes' already"),
+        ({"a": Dataset({"x": np.ones(2)})}, "no column 'labels'"),
+    ],
+)
+def test_refusals(datasets, match):
+    with pytest.raises(InputError, match=match):
+        combine(datasets)
