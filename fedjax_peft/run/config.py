@@ -5,14 +5,15 @@ config calls, so a new algorithm is configurable as soon as it exists, and a key
 what it means in Python.
 
     rounds = 20                      # top level: arguments of simulate()
-    [model]                          # load_model(name, dtype=..., ...)
+    system = "federa"                # optional: a published system's tables, under the ones here
+    [model]                          # load_model(name, dtype=..., ...), and the kind of its head
     [data]                           # load_dataset(name, max_length=..., ...)
     [partition]                      # name = a function of data.partition
     [peft]                           # name = a function of peft
     [algorithm]                      # name = a function of algorithms
     [aggregator]                     # name = a function of aggregators
     [optimizer]                      # name = adamw, adam or sgd
-    [time]                           # fields of TimeModel
+    [time]                           # TimeModel.preset(preset=..., ...)
     [methods.NAME]                   # optional: a run for each, these keys over all the others
 """
 
@@ -31,16 +32,16 @@ import pydantic
 from fedjax_peft import aggregators, algorithms, peft
 from fedjax_peft.data import partition, sources
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.models import hf
+from fedjax_peft.models import heads, hf
 from fedjax_peft.models.base import Model
-from fedjax_peft.models.heads import classification
-from fedjax_peft.peft.base import attach
+from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.run import loop, optimizers
 from fedjax_peft.run.cost import TimeModel
 
 __all__ = [
     "NAMESPACES",
     "build_algorithm",
+    "build_method",
     "build_model",
     "check_arguments",
     "load",
@@ -48,6 +49,7 @@ __all__ = [
     "override",
     "resolve",
     "run",
+    "systems",
 ]
 
 Config = dict[str, Any]
@@ -61,11 +63,13 @@ NAMESPACES: dict[str, types.ModuleType] = {
 }
 """Tables whose ``name`` is a public function of a module."""
 
-_DEFAULT_NAMES = {"algorithm": "fedavg", "aggregator": "mean", "optimizer": "adamw", "peft": "lora"}
+_DEFAULT_NAMES = {"algorithm": "fedavg", "optimizer": "adamw", "peft": "lora"}
+_OPTIONAL = ("aggregator",)
+"""Tables without which the function that wants them takes its own default."""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "model": hf.load_model,
     "data": sources.load_dataset,
-    "time": TimeModel,
+    "time": TimeModel.preset,
 }
 # Plain arguments of simulate that belong to the command line.
 _NOT_CONFIG = ("out", "resume")
@@ -76,8 +80,16 @@ class _Extra(NamedTuple):
 
     name: str | None = None
     """What tables and plots call the run."""
+    system: str | None = None
+    """The published system, see systems.toml, whose settings the config starts from."""
     client_holdout: float | None = None
     """Share of every client's examples that is kept out of training to evaluate its model on."""
+
+
+class _Model(NamedTuple):
+    """Keys of the model's table that are no arguments of ``load_model``."""
+
+    head: Literal["classification", "two_classifiers"] = "classification"
 
 
 # ------------------------------------------------------------------------------- reading a config
@@ -141,7 +153,24 @@ def _split(raw: Config) -> dict[str, Config]:
     if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
         raise InputError("[methods] must hold tables, one for each run: [methods.NAME].")
     base = {k: v for k, v in raw.items() if k != "methods"}
-    return {name: _merge(base, {"name": name, **table}) for name, table in tables.items()}
+    return {name: _over(base, {"name": name, **table}) for name, table in tables.items()}
+
+
+def systems() -> dict[str, Config]:
+    """Returns the settings of every published system by name; ``about`` is a line about it."""
+    return load(Path(__file__).with_name("systems.toml"))
+
+
+def _with_system(raw: Config) -> Config:
+    """Returns the config over the settings of the system that it names."""
+    name = raw.get("system")
+    if name is None:
+        return copy.deepcopy(raw)
+    known = systems()
+    if name not in known:
+        raise InputError(f"There is no system {name!r}. {nearest(str(name), known)}")
+    base = {key: value for key, value in known[name].items() if key != "about"}
+    return _over(base, raw)
 
 
 def resolve(raw: Config) -> Config:
@@ -150,7 +179,7 @@ def resolve(raw: Config) -> Config:
     Raises:
       InputError: an unknown key or name, or a value of the wrong type (the closest is named).
     """
-    raw = copy.deepcopy(raw)
+    raw = _with_system(raw)
     tables = [*_FUNCTIONS, *NAMESPACES]
     result = _checked("", _fields(loop.simulate) | _fields(_Extra), raw, tables)
     for table in tables:
@@ -158,9 +187,13 @@ def resolve(raw: Config) -> Config:
         if not isinstance(given, dict):
             raise InputError(f"[{table}] must be a table, not {given!r}.")
         if table in _FUNCTIONS:
-            result[table] = _checked(table, _fields(_FUNCTIONS[table]), given)
+            fields = _fields(_FUNCTIONS[table]) | (_fields(_Model) if table == "model" else {})
+            result[table] = _checked(table, fields, given)
             continue
         name = given.get("name", _DEFAULT_NAMES.get(table))
+        if table in _OPTIONAL and not given:
+            result[table] = {}
+            continue
         function = _function(table, name)
         options = {k: v for k, v in given.items() if k != "name"}
         result[table] = {"name": name, **_checked(table, _fields(function), options)}
@@ -202,7 +235,7 @@ def run(
         clients,
         test=data["test"],
         client_test=client_test,
-        time_model=TimeModel(**config["time"]),
+        time_model=TimeModel.preset(**config["time"]),
         out=out,
         resume=resume,
         config=config,
@@ -213,16 +246,26 @@ def run(
 
 def build_model(config: Config, labels: Sequence[str]) -> Model:
     """Returns the model of a resolved config, its PEFT method attached."""
-    head = classification(tuple(labels))
-    model = _seeded(hf.load_model, config, config["model"], head=head)
-    return attach(model, _call(config, "peft"), seed=config["seed"])
+    options = dict(config["model"])
+    head = getattr(heads, options.pop("head"))(tuple(labels))
+    model = _seeded(hf.load_model, config, options, head=head)
+    return attach(model, build_method(config), seed=config["seed"])
+
+
+def build_method(config: Config) -> Method:
+    """Returns the PEFT method of a resolved config."""
+    return _call(config, "peft")
 
 
 def build_algorithm(config: Config) -> Any:
     """Returns the algorithm of a resolved config."""
     function = _function("algorithm", config["algorithm"]["name"])
     wanted = inspect.signature(function).parameters
-    objects = {t: _call(config, t) for t in ("optimizer", "aggregator") if t in wanted}
+    objects = {
+        table: _call(config, table)
+        for table in ("optimizer", "aggregator")
+        if table in wanted and config[table]
+    }
     return _call(config, "algorithm", **objects)
 
 
@@ -319,6 +362,21 @@ def _explain(where: str, error: pydantic.ValidationError) -> str:
                 f"The config key {where}{key!r} cannot be {value!r}: {', or '.join(reasons)}."
             )
     return " ".join(sentences)
+
+
+def _over(base: Config, over: Config) -> Config:
+    """Returns a config with another's keys over its own.
+
+    A table that names another function replaces the whole one: options belong to a function.
+    """
+    base = dict(base)
+    for table in NAMESPACES:
+        old, new = base.get(table), over.get(table)
+        if isinstance(old, dict) and isinstance(new, dict):
+            name = old.get("name", _DEFAULT_NAMES.get(table))
+            if new.get("name", name) != name:
+                del base[table]
+    return _merge(base, over)
 
 
 def _merge(base: Config, over: Config) -> Config:
