@@ -96,8 +96,8 @@ def assign_roles(kinds: Mapping[str, str], roles: Roles) -> dict[str, list[str]]
         rule comes last. A leaf of kind ``fixed`` is always fixed.
 
     Raises:
-      InputError: a leaf that no rule covers, a rule that covers no leaf, or one that comes too late:
-        all its leaves are already of another role.
+      InputError: a leaf that no rule covers, a rule that covers no leaf, or one whose leaves are all
+        of another role already.
     """
     rules = [("fixed", "^fixed:")]
     rules += [
