@@ -22,6 +22,7 @@ _PUBLIC = {
     "Clients": "data.dataset",
     "Dataset": "data.dataset",
     "load_dataset": "data.sources",
+    "combine": "data.combine",
     "partition": "data",
     "tasks": "",
     "aggregators": "",
@@ -44,6 +45,7 @@ __all__ = [
     "algorithms",
     "attach",
     "bind",
+    "combine",
     "count",
     "heads",
     "load_dataset",
@@ -64,6 +66,7 @@ __all__ = [
 if TYPE_CHECKING:
     from fedjax_peft import aggregators, algorithms, peft, tasks, testing, tree, typing
     from fedjax_peft.data import partition
+    from fedjax_peft.data.combine import combine
     from fedjax_peft.data.dataset import Clients, Dataset
     from fedjax_peft.data.sources import load_dataset
     from fedjax_peft.errors import InputError

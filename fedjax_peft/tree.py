@@ -96,7 +96,7 @@ def assign_roles(kinds: Mapping[str, str], roles: Roles) -> dict[str, list[str]]
         rule comes last. A leaf of kind ``fixed`` is always fixed.
 
     Raises:
-      InputError: a leaf that no rule covers, a rule that covers no leaf, or one whose leaves are all
+      InputError: a leaf that no rule covers, a rule that covers none, or one whose leaves are all
         of another role already.
     """
     rules = [("fixed", "^fixed:")]

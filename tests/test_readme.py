@@ -21,6 +21,13 @@ def test_own_algorithm(capsys):
     assert "fedprox: 3 rounds" in capsys.readouterr().out
 
 
+def test_any_algorithm(capsys):
+    """Two algorithms on the same clients."""
+    exec(code_block("fp.algorithms.ditto"), {})
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["fedavg", "ditto"]
+
+
 @pytest.mark.assets
 def test_backbones_and_methods(capsys):
     """Adapters, merging and counting, on the demo's model."""

@@ -280,8 +280,9 @@ def _list(options: argparse.Namespace) -> None:
     }
     for title, entries in sections.items():
         print(title)
+        width = max(map(len, entries))
         for name, text in entries.items():
-            print(f"  {name:16} {text}")
+            print(f"  {name:{width}}  {text}")
 
 
 def _first_lines(module: Any) -> dict[str, str]:

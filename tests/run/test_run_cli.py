@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedjax_peft import assets, testing
+from fedjax_peft import algorithms, assets, testing
 from fedjax_peft.run import cli
 
 CONFIG = """
@@ -176,8 +176,11 @@ def test_list_and_assets(capsys):
     """Everything that a config can name."""
     assert cli.main(["list"]) == 0
     printed = capsys.readouterr().out
-    for name in ("minilm-l6", "20newsgroups", "lora", "fedavg", "local", "mean", "fra", "iid"):
+    for name in ("minilm-l6", "20newsgroups", "lora", "mean", "fra", "iid", "pooled", "fedbf"):
         assert name in printed
+    for name in algorithms.__all__:
+        (line,) = [x for x in printed.splitlines() if x.split()[:1] == [name] and "  " in x][:1]
+        assert len(line) > 30
     assert cli.main(["assets"]) == 0
     assert "not fetched" in capsys.readouterr().out
 
@@ -217,6 +220,36 @@ def test_bad_config(project, capsys, override, complaint):
     out = project / "bad"
     error = fails(capsys, "run", str(project / "config.toml"), override, "--out", str(out))
     assert complaint in error
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaints"),
+    [
+        (["algorithm.name=fedmcp"], ["dual()"]),
+        (["algorithm.name=fedmcp", "peft={name='dual', size=2}"], ["two_classifiers"]),
+        (["aggregator.name=fra", "peft={name='opendelta', size=2}"], ["'fra'", "LoRA"]),
+        (["algorithm.name=ffa", "peft={name='bitfit'}"], ["LoRA", "'fedavg'"]),
+        (["algorithm={name='fedrep', head='shared'}"], ["head of 'fedrep'", "'private'"]),
+        (["algorithm={name='fedper', head='shared'}"], ["head of 'fedper'", "'fedavg'"]),
+        (["algorithm.name=fedex", "client_ranks=[1, 2]"], ["'fedex'", "flora"]),
+        (["algorithm.name=centralised"], ["pooled"]),
+        (["algorithm.name=scaffold"], ["learning_rate"]),
+        (["algorithm={name='fedprox', mu=-1.0}"], ["mu = -1.0"]),
+        (["system=fedlt"], ["'fedlr'"]),
+        (["sampling=poison"], ["poisson"]),
+        (["failure_rate=1.5"], ["failure_rate"]),
+        (["diagnostics=['drift']"], ["variation"]),
+        (["diagnostics=['cka']"], ["dual()"]),
+    ],
+    ids=lambda x: x[0],
+)
+def test_what_does_not_go_together(project, capsys, overrides, complaints):
+    """Algorithms say what they need before anything is written."""
+    out = project / "bad"
+    config = str(project / "config.toml")
+    error = fails(capsys, "run", config, *overrides, "--out", str(out))
+    assert all(word in error for word in complaints)
     assert not out.exists()
 
 
