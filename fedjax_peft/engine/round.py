@@ -333,4 +333,6 @@ def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = No
         broadcast=algorithm.server.broadcast if personal else algorithm.server.model,
         like=lambda state: {},
     )
-    return algorithm._replace(client=client, aggregator=nothing, server=keep)
+    return algorithm._replace(
+        client=client, aggregator=nothing, server=keep, moving=lambda broadcast, number: {}
+    )

@@ -11,7 +11,7 @@ import toy
 
 from fedjax_peft import aggregators, algorithms, tree
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.engine.round import build_round
+from fedjax_peft.engine.round import build_round, evaluation
 from fedjax_peft.random import stream
 from fedjax_peft.tasks import classification
 from fedjax_peft.typing import Outputs
@@ -123,6 +123,24 @@ def test_training_reaches_the_model_that_predicts(name):
     moved = {n for n, x in after.items() if not np.array_equal(x, before[n])}
     shift = {} if algorithm.server.shift is None else algorithm.server.shift(server)
     assert moved or any(np.any(x) for x in shift.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_global_and_the_clients_own_models_can_be_measured(name):
+    algorithm, model, federation = make(name)
+    names = tree.assign_roles(model.kinds, algorithm.roles)
+    engine, fixed = rig(name), tree.select(model.trainable, names["fixed"])
+    plan, number = engine.plan(engine.schedule.cohort(1)), jnp.zeros((), jnp.int32)
+    server, store = engine.start()
+    for personal in (True, False):
+        if not personal and names["private"]:
+            continue  # there is no one model
+        measuring = evaluation(algorithm, personal=personal)
+        round_ = build_round(measuring, model.apply, classification(), len(federation))
+        inputs = (fixed, {}, dict(federation.data.columns), server, store if personal else ())
+        key = stream(0, "clients")
+        sums = jax.eval_shape(round_, model.frozen, *inputs, plan, key, number).sums
+        assert set(sums) == {"loss", "accuracy"}
 
 
 @pytest.mark.parametrize("name", NAMES)
