@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.checks import at_least
 from fedjax_peft.algorithms.common import (
     HeadPolicy,
     Local,
     Weights,
-    at_least,
     begin,
     objective,
     replace,

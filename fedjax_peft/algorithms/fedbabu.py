@@ -14,7 +14,8 @@ the first one ended::
 
 import optax
 
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, only_head, roles
+from fedjax_peft.algorithms.checks import only_head
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, roles
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.typing import Aggregator, Algorithm
 

@@ -23,16 +23,8 @@ import optax
 
 from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.common import (
-    HeadPolicy,
-    Local,
-    adding,
-    begin,
-    positive,
-    roles,
-    train,
-    with_kept,
-)
+from fedjax_peft.algorithms.checks import positive
+from fedjax_peft.algorithms.common import HeadPolicy, Local, adding, begin, roles, train, with_kept
 from fedjax_peft.typing import (
     Algorithm,
     Batch,

@@ -20,7 +20,8 @@ import optax
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.lora import exact_metrics, required_pairs
 from fedjax_peft.aggregators.mean import product_errors
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, fold, lora_model, roles
+from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, fold, roles
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.typing import Aggregated, Aggregator, Algorithm, Params, PyTree
 

@@ -11,7 +11,8 @@ private prediction layer are those of the authors' code for question answering.
 
 import optax
 
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, dual_adapters, dual_roles
+from fedjax_peft.algorithms.checks import dual_adapters
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, dual_roles
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.typing import Aggregator, Algorithm
 

@@ -7,7 +7,8 @@
 
 (Algorithm 1 and Eq 3-9.) The encoder runs with both adapters (dual: the mean of what they add) or
 with one alone; R is an example's pooled last hidden state of a pass; R_average is of the global
-adapter as it was received, without dropout and without gradient. Clients predict with g1 on dual.
+adapter as it was received, without dropout and without gradient. Clients predict with g1 on dual;
+what g2 makes of the training examples is in the metrics, ``train_accuracy_global``.
 
 Where the paper contradicts itself or is silent:
 
@@ -35,15 +36,13 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.checks import at_least, dual_adapters, fraction
 from fedjax_peft.algorithms.common import (
     HeadPolicy,
     Local,
     Weights,
-    at_least,
     begin,
-    dual_adapters,
     dual_roles,
-    fraction,
     replace,
     train_on,
 )

@@ -27,7 +27,8 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
-from fedjax_peft.algorithms.common import HeadPolicy, Local, Weights, begin, fraction, roles, train
+from fedjax_peft.algorithms.checks import fraction
+from fedjax_peft.algorithms.common import HeadPolicy, Local, Weights, begin, roles, train
 from fedjax_peft.typing import (
     Algorithm,
     Batch,

@@ -30,14 +30,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import tree
-from fedjax_peft.algorithms.common import (
-    HeadPolicy,
-    Weights,
-    at_least,
-    fraction,
-    positive,
-    roles,
-)
+from fedjax_peft.algorithms.checks import at_least, fraction, positive
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, roles
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.typing import Aggregator, Algorithm, Params, PyTree, ServerUpdate, Tally
 

@@ -9,7 +9,8 @@ frozen. This is FedAvg with a private head, under the name that the literature k
 
 import optax
 
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, only_head, roles
+from fedjax_peft.algorithms.checks import only_head
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, roles
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.typing import Aggregator, Algorithm
 

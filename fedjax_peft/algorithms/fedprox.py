@@ -19,11 +19,11 @@ from typing import NamedTuple
 import optax
 
 from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.checks import at_least
 from fedjax_peft.algorithms.common import (
     HeadPolicy,
     Local,
     Weights,
-    at_least,
     begin,
     proximal,
     replace,

@@ -18,15 +18,8 @@ import jax
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.common import (
-    HeadPolicy,
-    Weights,
-    descend,
-    objective,
-    only_head,
-    replace,
-    roles,
-)
+from fedjax_peft.algorithms.checks import only_head
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, descend, objective, replace, roles
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import (
     Aggregator,

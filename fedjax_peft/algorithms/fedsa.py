@@ -12,7 +12,8 @@ in the authors' code: ``lora_B`` and the classifier are local.
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, lora_model
+from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.common import HeadPolicy, Weights
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.typing import Aggregator, Algorithm, Roles
 

@@ -12,7 +12,8 @@ what two public implementations freeze and average.
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, lora_model, roles
+from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, roles
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.typing import Aggregator, Algorithm
 

@@ -22,7 +22,8 @@ import optax
 
 from fedjax_peft import tree
 from fedjax_peft.aggregators.lora import exact_metrics, pairs, required_pairs, scale
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, fold, lora_model, roles
+from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, fold, roles
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.random import stream
 from fedjax_peft.typing import (

@@ -25,7 +25,8 @@ import optax
 
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.aggregators.lora import matmul, pairs, scale, truncation_metrics
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, holding, lora_model, roles
+from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, holding, roles
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import (

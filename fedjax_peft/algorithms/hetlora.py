@@ -23,15 +23,8 @@ import optax
 
 from fedjax_peft import aggregators
 from fedjax_peft.aggregators.lora import pairs
-from fedjax_peft.algorithms.common import (
-    HeadPolicy,
-    Weights,
-    descend,
-    lora_model,
-    objective,
-    replace,
-    roles,
-)
+from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, descend, objective, replace, roles
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import (

@@ -24,13 +24,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.algorithms.common import (
     HeadPolicy,
     Local,
     Weights,
-    at_least,
     begin,
-    positive,
     replace,
     roles,
     train_on,

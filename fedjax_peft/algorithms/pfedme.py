@@ -21,15 +21,8 @@ import jax
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.common import (
-    HeadPolicy,
-    Weights,
-    descend,
-    objective,
-    positive,
-    proximal,
-    roles,
-)
+from fedjax_peft.algorithms.checks import positive
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, descend, objective, proximal, roles
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import (
     Aggregator,

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, holding, lora_model, replace, roles
+from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, holding, replace, roles
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.typing import Aggregator, Algorithm, ClientUpdate, Params, Problem
 

@@ -28,16 +28,8 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
-from fedjax_peft.algorithms.common import (
-    HeadPolicy,
-    Local,
-    Weights,
-    adding,
-    begin,
-    positive,
-    roles,
-    train,
-)
+from fedjax_peft.algorithms.checks import positive
+from fedjax_peft.algorithms.common import HeadPolicy, Local, Weights, adding, begin, roles, train
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
