@@ -1,4 +1,4 @@
-"""What algorithms ask of their options and of the model; what does not fit is said in a paragraph."""
+"""What algorithms ask of their options and of the model, in a paragraph for what does not fit."""
 
 from collections.abc import Callable, Mapping
 
