@@ -127,7 +127,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ``dropped`` (uploads), ``slot_utilisation``, ``aggregation_error`` and
         ``aggregation_error_relative`` (means over rounds), the last ``client_accuracy_mean``,
         ``client_accuracy_std`` and ``client_accuracy_worst``, and the ``trained`` parameters
-        (adapters and head).
+        (shared and private ones).
     """
     rounds, accuracies = series(rows, "round", "test_accuracy")
     best = max(range(len(rounds)), key=accuracies.__getitem__, default=None)
@@ -161,10 +161,10 @@ def rounds_to(
 
 
 def _trained(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    counts = rows[0].get("parameters") if rows else None
-    if not isinstance(counts, Mapping):
+    roles = rows[0].get("roles") if rows else None
+    if not isinstance(roles, Mapping):
         return None
-    return sum(counts.get(kind, 0) for kind in ("adapter", "head"))
+    return sum(roles.get(role, 0) for role in ("shared", "private"))
 
 
 _MEANS = ("slot_utilisation", "aggregation_error", "aggregation_error_relative")

@@ -341,6 +341,10 @@ def simulate(
             row = {"round": 0, **_evaluate(evaluators, server, store)}
             row |= {"bytes_up": 0, "bytes_down": 0, "simulated_seconds": 0.0}
             row["parameters"] = model.counts()
+            row["roles"] = {
+                role: tree.size(tree.select(model.trainable, leaves))
+                for role, leaves in names.items()
+            }
             record.add({**row, "time": {"eval_s": time.perf_counter() - began}})
         else:
             done, (server, store) = saved

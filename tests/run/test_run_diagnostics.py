@@ -55,6 +55,23 @@ def test_every_client_and_the_drift_of_the_global_factors():
         assert other["update_norm"] == row["update_norm"]
 
 
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        ("shared", {"shared": 22 + 21, "private": 0, "fixed": 2}),
+        ("private", {"shared": 22, "private": 21, "fixed": 2}),
+        ("frozen", {"shared": 22, "private": 0, "fixed": 21 + 2}),
+    ],
+)
+def test_row_0_counts_parameters_by_kind_and_by_role(head, expected):
+    # A is 5 x 2 and B 2 x 6, with a scale of 2; the head 6 x 3 with a bias.
+    algorithm = fedavg(optax.sgd(0.5), head=head)
+    options = {"rounds": 1, "clients_per_round": 1, "batch_size": 4}
+    row = simulate(toy.model(), algorithm, toy.clients(SIZES), **options).metrics[0]
+    assert row["roles"] == expected
+    assert row["parameters"] == {"adapter": 22, "head": 21, "frozen": 30}
+
+
 def test_the_update_norm_is_the_length_of_what_a_client_changed():
     start = toy.model().trainable
     alone = simulate(

@@ -117,7 +117,7 @@ def test_an_unknown_axis_gets_advice():
 
 def test_summary():
     rows = [
-        ROWS[0] | {"parameters": {"adapter": 30, "head": 4, "frozen": 900}},
+        ROWS[0] | {"roles": {"shared": 30, "private": 4, "fixed": 2}},
         *ROWS[1:4],
         ROWS[4]
         | {
