@@ -1,4 +1,4 @@
-"""FRA-LoRA: average the full-rank products, truncate by SVD (spec: FRA-LoRA, Eq 4-6, corrected).
+"""FRA-LoRA: average the full-rank products, truncate by SVD (the paper's Eq 4-6, corrected).
 
 The target is ``ΔW̄ = Σ w_k s A_k B_k`` (flax orientation). With balanced weights,
 ``A_cat = [√(w_1 s) A_1 … √(w_K s) A_K]`` and ``B_cat`` likewise, it is the product
