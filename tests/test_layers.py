@@ -15,7 +15,7 @@ import fedjax_peft
 ROOT = Path(fedjax_peft.__file__).parent
 LAYERS = [
     {"typing", "errors", "files"},
-    {"tree", "random", "linalg", "assets"},
+    {"tree", "random", "linalg", "assets", "modes"},
     {"models", "peft", "data", "tasks"},
     {"aggregators", "algorithms"},
     {"engine"},

@@ -48,7 +48,7 @@ from fedjax_peft.algorithms.common import (
 )
 from fedjax_peft.algorithms.representation import SIMILARITIES, Pooling, Similarity, pool
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.peft.dual import mode
+from fedjax_peft.modes import mode
 from fedjax_peft.random import stream
 from fedjax_peft.typing import (
     Aggregator,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_peft.aggregators.lora import pairs, scale
 from fedjax_peft.algorithms.representation import cka, pool
 from fedjax_peft.engine.round import Diagnosis
-from fedjax_peft.peft.dual import mode
+from fedjax_peft.modes import mode
 from fedjax_peft.typing import Batch, Metrics, Params, Problem
 
 __all__ = ["adapters_cka", "diagnosis", "spectrum", "variation"]

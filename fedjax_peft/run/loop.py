@@ -23,7 +23,7 @@ from fedjax_peft.engine.schedule import Sampling, Schedule
 from fedjax_peft.engine.sharding import lane_mesh, replicate
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import Model
-from fedjax_peft.peft.dual import mode
+from fedjax_peft.modes import mode
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.random import host_rng, stream
 from fedjax_peft.run.cost import Costs, Ledger, TimeModel, is_number

@@ -198,7 +198,7 @@ def train_ours(model, start, batches):
         return model.apply(model.frozen, {**fixed, **params}, batch, key, train)
 
     optimizer = optax.adamw(1e-2, b1=0.9, b2=0.98, **ADAMW)
-    update = client(optimizer, Problem(apply, tasks.classification()))
+    update = client(optimizer, Problem(apply, tasks.classification(), {}, 1))
     state, losses = update.init(start, {}, jax.random.key(0)), []
     step = jax.jit(update.step)
     for batch in batches:
