@@ -12,9 +12,12 @@ import jax.numpy as jnp
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.typing import Params
 
-__all__ = ["MODES", "mode"]
+__all__ = ["MODES", "Mode", "mode"]
 
-MODES = {
+Mode = Literal["dual", "global", "private"]
+"""Of the encoder: with both adapters, or with one alone."""
+
+MODES: dict[Mode, dict[str, int]] = {
     "dual": {"global": 1, "private": 1},
     "global": {"global": 2, "private": 0},
     "private": {"global": 0, "private": 2},
@@ -22,7 +25,7 @@ MODES = {
 """Mode of the encoder -> factor on what each adapter adds, beside the ½ of the mean."""
 
 
-def mode(params: Params, which: Literal["dual", "global", "private"]) -> Params:
+def mode(params: Params, which: Mode) -> Params:
     """Returns leaves with which the encoder runs with both adapters or as if it had one alone.
 
     One alone has the coefficient 1 (FedMCP Eq 2), not ½. The other's up-projection is zero, so it

@@ -68,6 +68,16 @@ def model(*, dropout=0.2, features=FEATURES, width=WIDTH, **changes) -> Model:
     return bound.replace(name="toy", labels=labels, **changes)
 
 
+def lora_model(**options) -> Model:
+    """Returns the model with the frozen kernel under the name that ``peft.lora`` gives it."""
+    plain = model(**options)
+
+    def apply(frozen, *rest):
+        return plain.apply({"layer.kernel": frozen["layer.base.kernel"]}, *rest)
+
+    return plain.replace(apply=apply, frozen={"layer.base.kernel": plain.frozen["layer.kernel"]})
+
+
 def dataset(examples: int, *, features: int = FEATURES, seed: int = 0) -> Dataset:
     """Returns examples that a linear rule labels."""
     rng = np.random.default_rng(seed)

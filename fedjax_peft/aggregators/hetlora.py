@@ -16,7 +16,15 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft import tree
-from fedjax_peft.aggregators.lora import error_metrics, matmul, pairs, required_pairs, scale
+from fedjax_peft.aggregators.lora import (
+    empty_products,
+    error_metrics,
+    matmul,
+    pairs,
+    required_pairs,
+    scale,
+    weighted_product,
+)
 from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
 
 __all__ = ["hetlora"]
@@ -39,16 +47,11 @@ def hetlora(*, error: bool = True) -> Aggregator:
         del slots
         found = required_pairs(like, "hetlora")
         none = jnp.zeros((), jnp.float32)
-        products = {
-            p: jnp.zeros((like[a].shape[0], like[b].shape[1]), jnp.float32)
-            for p, (a, b) in found.items()
-            if error
-        }
         return {
             "sums": {n: jnp.zeros(x.shape, jnp.float32) for n, x in like.items()},
             "weight": none,
             "norms": dict.fromkeys(found, none),
-            "products": products,
+            "products": empty_products(like) if error else {},
         }
 
     def add(
@@ -64,8 +67,7 @@ def hetlora(*, error: bool = True) -> Aggregator:
             by[a] = by[b] = own
             norms[path] = acc["norms"][path] + jnp.sum(own)
             if error:
-                weighted = uploads[a] * own[:, None, None]
-                added = jnp.einsum("kir,kro->io", weighted, uploads[b], precision="highest")
+                added = weighted_product(uploads[a], uploads[b], own)
                 products[path] = acc["products"][path] + added
         sums = {n: acc["sums"][n] + tree.weighted_sum(x, by[n]) for n, x in uploads.items()}
         weight = acc["weight"] + jnp.sum(weights)

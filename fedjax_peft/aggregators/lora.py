@@ -12,6 +12,7 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.typing import Params
 
 __all__ = [
+    "empty_products",
     "error_metrics",
     "exact_metrics",
     "matmul",
@@ -20,6 +21,7 @@ __all__ = [
     "scale",
     "summarise",
     "truncation_metrics",
+    "weighted_product",
 ]
 
 
@@ -48,6 +50,20 @@ def required_pairs(names: Iterable[str], aggregator: str) -> dict[str, tuple[str
 def matmul(x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns the product in full float32, also where the hardware would round its inputs."""
     return jnp.matmul(x, y, precision="highest")
+
+
+def empty_products(like: Params) -> dict[str, jax.Array]:
+    """Returns module path -> zeros of the size of its LoRA product, float32 ``[in, out]``."""
+    return {
+        p: jnp.zeros((like[a].shape[0], like[b].shape[1]), jnp.float32)
+        for p, (a, b) in pairs(like).items()
+    }
+
+
+def weighted_product(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
+    """Returns ``Σ w_k A_k B_k`` of stacked factors; ``weights`` is ``[k]``."""
+    weighted = a * weights[:, None, None]
+    return jnp.einsum("kir,kro->io", weighted, b, precision="highest")
 
 
 def scale(fixed: Params, path: str) -> jax.Array:

@@ -4,7 +4,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft import tree
-from fedjax_peft.aggregators.lora import error_metrics, matmul, pairs, scale
+from fedjax_peft.aggregators.lora import (
+    empty_products,
+    error_metrics,
+    matmul,
+    pairs,
+    scale,
+    weighted_product,
+)
 from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
 
 __all__ = ["mean", "product_errors"]
@@ -25,11 +32,7 @@ def mean(*, error: bool = True) -> Aggregator:
     def zero(like: Params, slots: int) -> PyTree:
         del slots
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
-        products = {
-            p: jnp.zeros((like[a].shape[0], like[b].shape[1]), jnp.float32)
-            for p, (a, b) in pairs(like).items()
-            if error
-        }
+        products = empty_products(like) if error else {}
         return {"sums": sums, "weight": jnp.zeros((), jnp.float32), "products": products}
 
     def add(
@@ -44,10 +47,7 @@ def mean(*, error: bool = True) -> Aggregator:
             # Moved to the broadcast's frame: the error is second order in these, so nothing
             # cancels. E = Σ w dA_k dB_k - dĀ dB̄ is the same in every frame.
             a, b = pairs(like)[path]
-            da, db = changes[a], changes[b]
-            weighted = da * weights[:, None, None]
-            product = jnp.einsum("kir,kro->io", weighted, db, precision="highest")
-            products[path] = total + product
+            products[path] = total + weighted_product(changes[a], changes[b], weights)
         return {"sums": sums, "weight": acc["weight"] + jnp.sum(weights), "products": products}
 
     def finish(acc: PyTree, like: Params, fixed: Params) -> Aggregated:

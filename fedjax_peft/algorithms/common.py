@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft.aggregators.lora import pairs
+from fedjax_peft.aggregators.lora import empty_products
 from fedjax_peft.typing import (
     Batch,
     Key,
@@ -212,11 +212,7 @@ def fold() -> ServerUpdate:
     """
 
     def start(shared: Params) -> PyTree:
-        sums = {
-            path: jnp.zeros((shared[a].shape[0], shared[b].shape[1]), jnp.float32)
-            for path, (a, b) in pairs(shared).items()
-        }
-        return {"model": shared, "fold": sums}
+        return {"model": shared, "fold": empty_products(shared)}
 
     def update(state: PyTree, new: PyTree, tally: Tally) -> PyTree:
         del tally

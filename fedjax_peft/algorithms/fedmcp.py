@@ -48,7 +48,7 @@ from fedjax_peft.algorithms.common import (
 )
 from fedjax_peft.algorithms.representation import SIMILARITIES, Pooling, Similarity, pool
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.modes import mode
+from fedjax_peft.modes import Mode, mode
 from fedjax_peft.random import stream
 from fedjax_peft.typing import (
     Aggregator,
@@ -63,10 +63,6 @@ from fedjax_peft.typing import (
 )
 
 __all__ = ["fedmcp"]
-
-
-Mode = Literal["dual", "global", "private"]
-"""Of the encoder: with both adapters, or with one alone."""
 
 
 class State(NamedTuple):
@@ -171,6 +167,8 @@ def fedmcp(
                     assert second is not None, "the model has no second classifier"
                     alone = passes["global"]._replace(logits=second)
                     value += gamma * cross_entropy(alone, batch)
+                    of_second = problem.task.metrics(alone, batch)
+                    metrics |= {f"{name}_global": x for name, x in of_second.items()}
                 if mu:
                     term, similarities = contrast(passes, average, batch)
                     value, metrics = value + mu * term, {**metrics, **similarities}

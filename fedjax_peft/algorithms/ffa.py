@@ -11,7 +11,6 @@ what two public implementations freeze and average.
 
 import optax
 
-from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import lora_model
 from fedjax_peft.algorithms.common import HeadPolicy, Weights, roles
 from fedjax_peft.algorithms.fedavg import averaging
@@ -40,5 +39,5 @@ def ffa(
     """
     rules = roles(head)
     rules = rules._replace(fixed=(*rules.fixed, r"\.lora_a$"))
-    algorithm = averaging("ffa", optimizer, rules, aggregator or mean())
+    algorithm = averaging("ffa", optimizer, rules, aggregator)
     return algorithm._replace(weights=weights, check=lora_model("ffa"))

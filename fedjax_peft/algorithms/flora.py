@@ -21,7 +21,14 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import tree
-from fedjax_peft.aggregators.lora import exact_metrics, pairs, required_pairs, scale
+from fedjax_peft.aggregators.lora import (
+    empty_products,
+    exact_metrics,
+    pairs,
+    required_pairs,
+    scale,
+    weighted_product,
+)
 from fedjax_peft.algorithms.checks import lora_model
 from fedjax_peft.algorithms.common import HeadPolicy, Weights, fold, roles
 from fedjax_peft.algorithms.fedavg import client
@@ -100,11 +107,8 @@ def _stacking() -> Aggregator:
         found = required_pairs(like, "flora")
         factors = {name for pair in found.values() for name in pair}
         rest = {n: jnp.zeros(x.shape, jnp.float32) for n, x in like.items() if n not in factors}
-        products = {
-            p: jnp.zeros((like[a].shape[0], like[b].shape[1]), jnp.float32)
-            for p, (a, b) in found.items()
-        }
-        return {"sums": rest, "products": products, "weight": jnp.zeros((), jnp.float32)}
+        weight = jnp.zeros((), jnp.float32)
+        return {"sums": rest, "products": empty_products(like), "weight": weight}
 
     def add(
         acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, like: Params
@@ -112,8 +116,7 @@ def _stacking() -> Aggregator:
         del slots
         products = {}
         for path, (a, b) in pairs(like).items():
-            weighted = uploads[a] * weights[:, None, None]
-            added = jnp.einsum("kir,kro->io", weighted, uploads[b], precision="highest")
+            added = weighted_product(uploads[a], uploads[b], weights)
             products[path] = acc["products"][path] + added
         rest = tree.weighted_sum(tree.select(uploads, acc["sums"]), weights)
         sums = jax.tree.map(jnp.add, acc["sums"], rest)

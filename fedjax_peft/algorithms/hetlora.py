@@ -23,8 +23,17 @@ import optax
 
 from fedjax_peft import aggregators
 from fedjax_peft.aggregators.lora import pairs
-from fedjax_peft.algorithms.checks import lora_model
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, descend, objective, replace, roles
+from fedjax_peft.algorithms.checks import at_least, lora_model
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Local,
+    Weights,
+    begin,
+    objective,
+    replace,
+    roles,
+    train_on,
+)
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import (
@@ -69,8 +78,7 @@ def hetlora(
     """
     if prune is not None and not 0 < prune < 1:
         raise InputError(f"prune = {prune} is not between 0 and 1: leave it out to keep ranks.")
-    if not 0 <= penalty < float("inf"):
-        raise InputError(f"penalty = {penalty} must be a finite number from 0 up.")
+    at_least(0, penalty=penalty)
     if penalty and prune is None:
         raise InputError("penalty is on the directions that prune would drop: set prune too.")
     combine = aggregator or aggregators.hetlora()
@@ -93,9 +101,7 @@ def hetlora(
 class State(NamedTuple):
     """A client during its local steps."""
 
-    shared: Params
-    private: Params
-    optimizer: PyTree
+    local: Local
     ranks: Ranks
     start: dict[str, jax.Array]
     """Of the tails, when the round began."""
@@ -109,9 +115,8 @@ def _client(
     def init(broadcast: Params, kept: PyTree, key: Key) -> State:
         del key
         ranks = _owned(kept["ranks"], problem.fixed)
-        shared, private = _cut(broadcast, ranks), kept["model"]
-        state = optimizer.init({**shared, **private})
-        return State(shared, private, state, ranks, _tails(shared, ranks, prune))
+        local = begin(optimizer, _cut(broadcast, ranks), kept["model"])
+        return State(local, ranks, _tails(local.shared, ranks, prune))
 
     def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
         def loss(params: Params) -> tuple[jax.Array, Metrics]:
@@ -119,19 +124,16 @@ def _client(
             tails = _tails(params, state.ranks, prune)
             return value + penalty * sum(tails.values()), metrics
 
-        params = {**state.shared, **state.private}
-        params, opt, metrics = descend(optimizer, loss, params, state.optimizer)
-        shared = {name: params[name] for name in state.shared}
-        private = {name: params[name] for name in state.private}
-        return state._replace(shared=shared, private=private, optimizer=opt), metrics
+        local, metrics = train_on(loss, optimizer, state.local)
+        return state._replace(local=local), metrics
 
     def final(state: State) -> tuple[Params, PyTree]:
-        tails = _tails(state.shared, state.ranks, prune)
+        tails = _tails(state.local.shared, state.ranks, prune)
         ranks = {
             p: jnp.where(tails[p] < state.start[p], _fewer(rank, prune), rank)
             for p, rank in state.ranks.items()
         }
-        return _cut(state.shared, ranks), {"model": state.private, "ranks": ranks}
+        return _cut(state.local.shared, ranks), {"model": state.local.private, "ranks": ranks}
 
     return ClientUpdate(init, step, final)
 

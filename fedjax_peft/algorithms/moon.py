@@ -35,7 +35,7 @@ from fedjax_peft.algorithms.common import (
     train_on,
     with_kept,
 )
-from fedjax_peft.algorithms.representation import Pooling, pool
+from fedjax_peft.algorithms.representation import Pooling, cosines, pool
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -142,12 +142,4 @@ def contrastive(z: jax.Array, near: jax.Array, far: jax.Array, temperature: floa
       temperature: of the cosines.
     """
     # -log(e^a / (e^a + e^b)) without overflow.
-    return jax.nn.softplus((_cosine(z, far) - _cosine(z, near)) / temperature)
-
-
-def _cosine(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.sum(_unit(x) * _unit(y), axis=-1)
-
-
-def _unit(x: jax.Array) -> jax.Array:
-    return x / jnp.sqrt(jnp.maximum(jnp.sum(x**2, axis=-1, keepdims=True), 1e-16))
+    return jax.nn.softplus((cosines(z, far) - cosines(z, near)) / temperature)

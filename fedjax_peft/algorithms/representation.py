@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from fedjax_peft.typing import Batch, Outputs
 
-__all__ = ["SIMILARITIES", "Pooling", "Similarity", "cka", "cka_debiased", "cosine", "pool"]
+__all__ = ["SIMILARITIES", "Pooling", "Similarity", "cka", "cka_debiased", "cosine", "cosines", "pool"]
 
 Pooling = Literal["mean", "cls"]
 """``mean``: of the last hidden states of a text's tokens, padding left out. ``cls``: the first."""
@@ -72,15 +72,20 @@ def cka_debiased(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
 
 def cosine(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns the mean over examples of the cosine of ``x`` and ``y``; 0 for a vector of zeros."""
+    x, y = (jnp.where(mask[:, None], z, 0.0) for z in (x, y))
+    return jnp.sum(cosines(x, y)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def cosines(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns the cosine of every pair of rows, float32 ``[n]``; 0 for a vector of zeros."""
 
     def unit(z: jax.Array) -> jax.Array:
-        z = jnp.where(mask[:, None], z.astype(jnp.float32), 0.0)
+        z = z.astype(jnp.float32)
         square = jnp.sum(z**2, axis=1, keepdims=True)
         some = square > 0
         return jnp.where(some, z / jnp.sqrt(jnp.where(some, square, 1.0)), 0.0)
 
-    cosines = jnp.sum(unit(x) * unit(y), axis=1)
-    return jnp.sum(cosines) / jnp.maximum(jnp.sum(mask), 1)
+    return jnp.sum(unit(x) * unit(y), axis=1)
 
 
 SIMILARITIES: dict[str, Callable[[jax.Array, jax.Array, jax.Array], jax.Array]] = dict(

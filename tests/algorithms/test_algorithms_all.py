@@ -62,21 +62,11 @@ def dual_model():
     return model.replace(apply=apply, trainable=trainable, kinds=kinds)
 
 
-def lora_model(width=toy.WIDTH):
-    """Returns the toy under the names that LoRA gives to a real model."""
-    model = toy.model(width=width)
-
-    def apply(frozen, *rest):
-        return model.apply({"layer.kernel": frozen["layer.base.kernel"]}, *rest)
-
-    return model.replace(apply=apply, frozen={"layer.base.kernel": model.frozen["layer.kernel"]})
-
-
 def make(name):
     """Returns the algorithm of a name with its model and federation."""
     factory = OTHERS.get(name) or getattr(algorithms, name)
     algorithm = factory(optax.sgd(0.1), **OPTIONS.get(name, {}))
-    model = dual_model() if name in DUAL else lora_model()
+    model = dual_model() if name in DUAL else toy.lora_model()
     return algorithm, model, POOLED if name == "centralised" else FEDERATION
 
 
@@ -187,7 +177,7 @@ MEAN_TYPE = ("fedprox", "fednova", "fedyogi", "flora", "fedex", "rolora", "ffa")
 
 @pytest.mark.parametrize("name", MEAN_TYPE)
 def test_memory_does_not_grow_with_the_cohort(name):
-    model, needed = lora_model(width=256), []
+    model, needed = toy.lora_model(width=256), []
     algorithm = getattr(algorithms, name)(optax.sgd(0.1))
     federation = toy.clients([6] * 100)
     for per_round in (10, 100):

@@ -501,6 +501,7 @@ def test_tasks_of_unequal_classes_on_a_real_encoder():
     assert 0 < last["train_cka_global_private"] < 1
     assert 0.5 < last["train_cka_global_average"] < 1  # they differ by dropout at least
     assert 0 <= last["client_accuracy_mean"] <= 1
+    assert last["train_loss_global"] not in (0, last["train_loss"]), "of the second classifier"
     assert set(run.private) == {n for n in bound.trainable if n not in sent}
 
 

@@ -41,17 +41,7 @@ RATE_OF_BERT = optax.sgd(0.5)
 DECAY = optax.adamw(RATE, weight_decay=0.3)
 
 
-def toy_model(**options):
-    """Returns the toy with the kernel's name that ``peft.lora`` gives."""
-    plain = toy.model(**options)
-
-    def apply(frozen, trainable, batch, key, train):
-        return plain.apply({"layer.kernel": frozen[KERNEL]}, trainable, batch, key, train)
-
-    return plain.replace(apply=apply, frozen={KERNEL: plain.frozen["layer.kernel"]})
-
-
-MODEL = toy_model()
+MODEL = toy.lora_model()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -536,7 +526,7 @@ RANKED = {
 def test_clients_of_different_ranks_upload_zeros_where_they_have_nothing(method):
     def simulated(ranks):
         return simulate(
-            toy_model(dropout=0),
+            toy.lora_model(dropout=0),
             RANKED[method],
             FEDERATION,
             rounds=2,
