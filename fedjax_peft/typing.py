@@ -50,12 +50,25 @@ class ApplyFn(Protocol):
 
 
 class Task(NamedTuple):
-    """What is learned: a loss and metrics over outputs, labels and masks."""
+    """What is learned: a loss and metrics over outputs, labels and masks.
+
+    ``loss`` and ``metrics`` are computed on the device, batch by batch. A score that is not a mean
+    over examples (an entity F1, the answers of a reader) is made on the host, by ``score``, from
+    what ``predict`` says of every example.
+    """
 
     loss: Callable[[Outputs, Batch], tuple[jax.Array, jax.Array]]
     """(outputs, batch) -> (sum of losses, count) over the real examples of the batch."""
     metrics: Callable[[Outputs, Batch], Metrics]
     """(outputs, batch) -> metrics, evaluated without gradients."""
+    predict: Callable[[Outputs, Batch], dict[str, jax.Array]] | None = None
+    """(outputs, batch) -> arrays ``[batch, ...]`` that ``score`` needs of every example. An axis of
+    tokens may be shorter than the data's: it comes to ``score`` padded with zeros."""
+    score: Callable[[Mapping[str, float], Mapping[str, Any], Any], dict[str, float]] | None = None
+    """(means of the metrics, predictions ``[examples, ...]`` in numpy, the evaluated
+    :class:`fedjax_peft.data.Dataset`) -> further metrics."""
+    headline: str = "accuracy"
+    """The metric that tables and curves show; higher is better."""
 
 
 class Problem(NamedTuple):

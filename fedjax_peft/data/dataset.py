@@ -1,14 +1,18 @@
 """A data set as columns on the host, and its division among clients."""
 
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.random import host_rng
 
-__all__ = ["Clients", "DataT", "Dataset"]
+__all__ = ["IGNORE", "Clients", "DataT", "Dataset"]
+
+IGNORE = -100
+"""The label of a token that has none, as in ``transformers``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,15 +25,24 @@ class Dataset:
 
     columns: dict[str, np.ndarray]
     """Column name -> array ``[examples, ...]``, such as ``input_ids`` int32 ``[examples, length]``,
-    ``attention_mask`` bool ``[examples, length]``, ``labels`` int32 ``[examples]``."""
+    ``attention_mask`` bool ``[examples, length]``, ``labels`` int32 ``[examples]``. These go to the
+    device."""
     label_names: tuple[str, ...] = ()
     """Names of the classes; a label is an index into them."""
     name: str = ""
+    task: str = "classification"
+    """What is learned from it: a function of :mod:`fedjax_peft.tasks`."""
+    meta: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """What stays on the host, ``[examples, ...]`` too: keys to partition by (``client``,
+    ``source``, ``tag_set``), and what a score needs. ``unit`` (int) numbers the things that
+    examples were cut from, such as a question and its windows: a partition keeps them together."""
+    references: Sequence[Any] = ()
+    """What a score compares with, for each unit, such as the gold answers of a question."""
 
     def __post_init__(self):
         """Checks lengths and labels."""
-        lengths = {key: len(column) for key, column in self.columns.items()}
-        if not lengths:
+        lengths = {key: len(column) for key, column in (self.columns | dict(self.meta)).items()}
+        if not self.columns:
             raise InputError(f"The data set {self.name!r} has no columns.")
         for key, length in lengths.items():
             if length != len(self):
@@ -41,7 +54,10 @@ class Dataset:
             self._check_labels(self.columns["labels"])
 
     def _check_labels(self, labels: np.ndarray) -> None:
-        wrong = np.argwhere((labels < 0) | (labels >= len(self.label_names)))
+        out = (labels < 0) | (labels >= len(self.label_names))
+        if labels.ndim > 1:  # of tokens
+            out &= labels != IGNORE
+        wrong = np.argwhere(out)
         if len(wrong):
             raise InputError(
                 f"The column 'labels' of the data set {self.name!r} has the value"
@@ -67,7 +83,7 @@ class Dataset:
     def take(self, indices: np.ndarray) -> "Dataset":
         """Returns the data set of the given rows, in the given order (int ``[m]``)."""
         columns = {key: column[indices] for key, column in self.columns.items()}
-        return Dataset(columns, self.label_names, self.name)
+        return replace(self, columns=columns, meta={k: x[indices] for k, x in self.meta.items()})
 
 
 DataT = TypeVar("DataT", Dataset, np.ndarray)

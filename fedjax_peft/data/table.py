@@ -1,0 +1,126 @@
+"""One split of a data set before tokenisation, and the checks that every split passes."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_peft.errors import InputError, nearest
+
+__all__ = ["Table", "label_ids", "label_names", "require"]
+
+
+class Table(NamedTuple):
+    """Rows as columns of Python values, under names that do not depend on the source.
+
+    ========================  =================================================================
+    task                      columns
+    ========================  =================================================================
+    classification            ``text``, perhaps ``text_pair``, ``label``
+    tagging                   ``tokens`` (list of str), ``tags`` (list of str, IOB2)
+    question_answering        ``id``, ``question``, ``context``, ``answers`` (list of str),
+                              ``answer_starts`` (list of int, characters)
+    next_token                ``text``
+    image classification      ``image`` (uint8 ``[height, width]`` or ``[height, width, 3]``),
+                              ``label``
+    ========================  =================================================================
+
+    Further columns, such as ``client`` or ``source``, are keys to partition by.
+    """
+
+    origin: str
+    """Where the rows are from, for messages: a file, or a split on the hub."""
+    columns: Mapping[str, Sequence[Any]]
+    label_names: tuple[str, ...] | None = None
+    """All class (or tag) names in their order, where the source says so."""
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return len(next(iter(self.columns.values())))
+
+    def take(self, rows: Iterable[int]) -> "Table":
+        """Returns some of the rows, in the given order."""
+        rows = list(rows)
+        columns = {name: [column[i] for i in rows] for name, column in self.columns.items()}
+        return self._replace(columns=columns)
+
+
+def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -> Sequence[Any]:
+    """Returns a column whose values are all of a type.
+
+    Args:
+      table: one split.
+      name: of the column.
+      kind: the type of its values.
+      what: the type in words, for the message: "a text".
+
+    Raises:
+      InputError: no such column, or another value (its row is named, from 1).
+    """
+    if name not in table.columns:
+        raise InputError(
+            f"{table.origin} has no column {name!r}, only: {', '.join(table.columns)}."
+            f" {nearest(name, table.columns)}"
+        )
+    for row, value in enumerate(table.columns[name], 1):
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InputError(
+                f"Row {row} of {table.origin} has {_short(value)} in place of {what} in the column"
+                f" {name!r}."
+            )
+    return table.columns[name]
+
+
+def label_names(table: Table, column: str = "label") -> tuple[str, ...]:
+    """Returns the class names of a training split: as its source orders them, or sorted.
+
+    Names that are all whole numbers are sorted by number.
+    """
+    if table.label_names is not None:
+        return table.label_names
+    names = set(_flat(table, column, lambda row, value: _label_name(table, row, value)))
+    if all(name.removeprefix("-").isdecimal() for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
+
+
+def label_ids(table: Table, names: Sequence[str], column: str = "label") -> np.ndarray:
+    """Returns the labels as indices into ``names``, int32 ``[rows]``.
+
+    Raises:
+      InputError: a label that is no name, or none of the names (its row is named, from 1).
+    """
+    ids = {name: i for i, name in enumerate(names)}
+
+    def one(row: int, value: Any) -> int:
+        name = _label_name(table, row, value)
+        if name not in ids:
+            raise InputError(
+                f"Row {row} of {table.origin} has the label {name!r}, which the training split"
+                f" does not have. {nearest(name, ids)}"
+            )
+        return ids[name]
+
+    return np.fromiter(_flat(table, column, one), np.int32)
+
+
+def _flat(table: Table, column: str, function: Callable[[int, Any], Any]) -> list[Any]:
+    if column not in table.columns:
+        raise InputError(
+            f"{table.origin} has no column {column!r}, only: {', '.join(table.columns)}."
+        )
+    return [function(row, value) for row, value in enumerate(table.columns[column], 1)]
+
+
+def _label_name(table: Table, row: int, value: Any) -> str:
+    if not isinstance(value, (int, str)) or isinstance(value, bool) or value == "":
+        raise InputError(
+            f"Row {row} of {table.origin} has the label {_short(value)}: neither a whole number nor"
+            " a class name."
+        )
+    return str(value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
