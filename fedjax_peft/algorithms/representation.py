@@ -26,7 +26,16 @@ import jax.numpy as jnp
 
 from fedjax_peft.typing import Batch, Outputs
 
-__all__ = ["SIMILARITIES", "Pooling", "Similarity", "cka", "cka_debiased", "cosine", "cosines", "pool"]
+__all__ = [
+    "SIMILARITIES",
+    "Pooling",
+    "Similarity",
+    "cka",
+    "cka_debiased",
+    "cosine",
+    "cosines",
+    "pool",
+]
 
 Pooling = Literal["mean", "cls"]
 """``mean``: of the last hidden states of a text's tokens, padding left out. ``cls``: the first."""
