@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_peft.engine.lengths import Lengths
+
 __all__ = ["Cohort", "Plan", "batches", "make_plan", "pack", "steps_of"]
 
 
@@ -30,6 +32,8 @@ class Plan(NamedTuple):
     """float32 ``[S]``: aggregation weight."""
     length: np.ndarray
     """int32 ``[S]``: local steps of a slot."""
+    bucket: np.ndarray
+    """int32 ``[T]``: which of the padded lengths a time step is computed at."""
 
     @property
     def lanes(self) -> int:
@@ -113,7 +117,15 @@ def pack(lengths: Sequence[int], lanes: int) -> list[list[int]]:
     return queues
 
 
-def make_plan(cohort: Cohort, lanes: int, *, time_steps: int, slots: int, batch_size: int) -> Plan:
+def make_plan(
+    cohort: Cohort,
+    lanes: int,
+    *,
+    time_steps: int,
+    slots: int,
+    batch_size: int,
+    tokens: Lengths | None = None,
+) -> Plan:
     """Returns the plan of a round.
 
     Args:
@@ -122,6 +134,7 @@ def make_plan(cohort: Cohort, lanes: int, *, time_steps: int, slots: int, batch_
       time_steps: the plan's capacity T; the same in every round, so that nothing recompiles.
       slots: the capacity S for clients.
       batch_size: B.
+      tokens: how long the examples are, where they are texts.
 
     Raises:
       ValueError: a capacity is too small (a bug of the caller).
@@ -149,4 +162,5 @@ def make_plan(cohort: Cohort, lanes: int, *, time_steps: int, slots: int, batch_
     length[:n] = lengths
     client[:n] = np.where(length[:n] > 0, cohort.client, -1)
     weight[:n] = np.where(length[:n] > 0, cohort.weight, 0)
-    return Plan(np.array(used, np.int32), slot, local, examples, client, weight, length)
+    bucket = np.zeros(time_steps, np.int32) if tokens is None else tokens.bucket(examples)
+    return Plan(np.array(used, np.int32), slot, local, examples, client, weight, length, bucket)

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan
 from fedjax_peft.engine.round import Diagnosis, Probe, RoundResult, build_round, evaluation
 from fedjax_peft.engine.sharding import replicate, replicated, split_lanes
 from fedjax_peft.typing import Algorithm, ApplyFn, Key, Params, PyTree, Task
 
-__all__ = ["Evaluator", "Program", "Setup"]
+__all__ = ["Evaluator", "Measured", "Program", "Setup"]
 
 
 class Setup(NamedTuple):
@@ -50,8 +51,11 @@ class Program:
         columns: Mapping[str, np.ndarray],
         *,
         measures_only: bool = False,
+        padded: tuple[int, ...] = (),
     ):
-        """With ``measures_only`` the state is kept, not donated, and the result is without it."""
+        """``padded`` are the padded lengths of the plans that it will run. With ``measures_only``
+        the state is kept, not donated, and the result is without it.
+        """
         mesh = setup.mesh
         round_ = build_round(
             setup.algorithm,
@@ -60,6 +64,7 @@ class Program:
             setup.clients,
             split_lanes(mesh),
             None if measures_only else setup.diagnosis,
+            padded,
         )
 
         def measure(*arguments: Any) -> RoundResult:
@@ -112,6 +117,17 @@ class Program:
         )
 
 
+class Measured(NamedTuple):
+    """What an :class:`Evaluator` returns."""
+
+    sums: dict[str, tuple[np.ndarray, np.ndarray]]
+    """Metric -> (sums, counts), one of each for every member."""
+    examples: list[np.ndarray]
+    """Every member's examples, int32 ``[n]``, ascending."""
+    predictions: list[dict[str, np.ndarray]]
+    """What every member's model says of these, ``[n, ...]``; empty if the task has no score."""
+
+
 class Evaluator:
     """Metrics of clients' models on given examples; the global model is a client like any other."""
 
@@ -123,12 +139,19 @@ class Evaluator:
         members: Sequence[tuple[int, np.ndarray]],
         batch_size: int,
         personal: bool,
+        tokens: Lengths | None = None,
     ):
         """``members`` are (client id, its examples); an id may occur more than once.
 
-        With ``personal`` each has its client's model, else all have the global one.
+        With ``personal`` each has its client's model, else all have the global one. Of texts, whose
+        ``tokens`` are given, those alike in length go together.
         """
         devices = 1 if setup.mesh is None else setup.mesh.size
+        if tokens is not None:
+            members = [
+                (c, rows[np.argsort(tokens.examples[rows], kind="stable")]) for c, rows in members
+            ]
+            tokens = tokens.fitted(1)
         work = [batches(indices, batch_size) for _, indices in members]
         cohort = Cohort([c for c, _ in members], [1.0] * len(members), work)
         self._plan = make_plan(
@@ -137,17 +160,28 @@ class Evaluator:
             time_steps=sum(len(w) for w in work),
             slots=len(members),
             batch_size=batch_size,
+            tokens=tokens,
         )
         measured = evaluation(setup.algorithm, personal=personal, probe=setup.probe)
         measuring = setup._replace(algorithm=measured)
-        self._program = Program(measuring, columns, measures_only=True)
+        padded = () if tokens is None else tokens.padded
+        self._program = Program(measuring, columns, measures_only=True, padded=padded)
 
-    def __call__(self, server: PyTree, store: PyTree) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Returns metric -> (sums, counts), one of each for every member.
+    def __call__(self, server: PyTree, store: PyTree) -> Measured:
+        """Returns metrics and predictions.
 
         ``store`` is what the clients keep; the global model does without it: ``()``.
         """
-        return jax.device_get(self._program(server, store, self._plan, 0).sums)
+        result = self._program(server, store, self._plan, 0)
+        sums, said = jax.device_get((result.sums, result.predictions))
+        examples, predictions = [], []
+        for member in range(len(self._plan.client)):
+            place = (self._plan.slot == member)[..., None] & (self._plan.examples >= 0)
+            rows = self._plan.examples[place]
+            order = np.argsort(rows, kind="stable")
+            examples.append(rows[order])
+            predictions.append({name: x[place][order] for name, x in said.items()})
+        return Measured(sums, examples, predictions)
 
     @property
     def compile_seconds(self) -> float:

@@ -10,12 +10,14 @@ then the aggregation and the server update. Evaluation is the same loop with ste
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_peft import tree
+from fedjax_peft.engine.lengths import token_columns
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.random import client_key
 from fedjax_peft.typing import (
@@ -34,7 +36,10 @@ from fedjax_peft.typing import (
     Task,
 )
 
-__all__ = ["Diagnosis", "Probe", "RoundResult", "build_round", "evaluation"]
+__all__ = ["PREDICTIONS", "Diagnosis", "Probe", "RoundResult", "build_round", "evaluation"]
+
+PREDICTIONS = "predictions"
+"""Under this name a step's metrics may hold arrays ``[batch, ...]``; they are kept, not summed."""
 
 
 class RoundResult(NamedTuple):
@@ -54,6 +59,8 @@ class RoundResult(NamedTuple):
     """Leaves that are not sent in every round -> whether they were in this one."""
     aggregation: dict[str, jax.Array]
     """Metrics of the aggregator and of the diagnosis."""
+    predictions: dict[str, jax.Array]
+    """What steps say of every example, ``[time steps, lanes, batch, ...]``; see ``PREDICTIONS``."""
 
 
 Diagnosis = Callable[[Params, Params, Params], dict[str, jax.Array]]
@@ -67,6 +74,7 @@ def build_round(
     clients: int,
     constrain: Callable[[Any], Any] | None = None,
     diagnosis: Diagnosis | None = None,
+    padded: tuple[int, ...] = (),
 ) -> Callable[..., RoundResult]:
     """Returns the pure function of a round, to be jitted.
 
@@ -77,6 +85,7 @@ def build_round(
       clients: how many there are in all.
       constrain: applied to every tree with a leading lane axis (sharding over devices).
       diagnosis: what else to measure of the global model.
+      padded: the padded lengths that ``Plan.bucket`` chooses from; none where there are no tokens.
     """
     server_ = algorithm.server
 
@@ -122,6 +131,7 @@ def build_round(
             key,
             number,
             constrain,
+            padded,
         )
         result = algorithm.aggregator.finish(carry.acc, like, fixed)
         taken = carry.finite & (plan.weight > 0)
@@ -140,6 +150,7 @@ def build_round(
             carry.norms,
             algorithm.moving(broadcast, number),
             measured,
+            carry.predictions,
         )
 
     return round_
@@ -152,6 +163,7 @@ class _Carry(NamedTuple):
     sums: dict[str, tuple[jax.Array, jax.Array]]
     finite: jax.Array
     norms: jax.Array
+    predictions: dict[str, jax.Array]
 
 
 def _run_clients(
@@ -166,17 +178,24 @@ def _run_clients(
     key: Key,
     number: jax.Array,
     constrain: Callable[[Any], Any] | None,
+    padded: tuple[int, ...],
 ) -> _Carry:
     lanes, slots = plan.slot.shape[1], plan.client.shape[0]
     constrain = constrain or (lambda x: x)
     over_lanes = _lane_map(lanes)
+    tokens = token_columns(columns)
 
-    def batch_at(t: jax.Array) -> Params:
+    def column(name: str, x: jax.Array, rows: jax.Array, length: int | None) -> jax.Array:
+        if length is None or name not in tokens:
+            return jnp.take(x, rows, axis=0, mode="clip")
+        return x.at[rows, :length].get(mode="clip")
+
+    def batch_at(t: jax.Array, length: int | None) -> Params:
         examples = plan.examples[t]
         # Padding repeats the batch's first example, which is the client's own: a masked row still
         # takes part in the gradient as 0 * its derivative, and another's data might overflow there.
         rows = jnp.where(examples < 0, examples[:, :1], examples)
-        batch = {n: jnp.take(x, rows, axis=0, mode="clip") for n, x in columns.items()}
+        batch = {n: column(n, x, rows, length) for n, x in columns.items()}
         steps = jnp.take(plan.length, plan.slot[t], mode="clip")
         about = {"mask": examples >= 0, "step": plan.local[t], "steps": steps}
         return constrain({**batch, **about})
@@ -192,11 +211,20 @@ def _run_clients(
         slot = plan.slot[t]
         return constrain(init(tree.take(owned, slot), tree.take(private, slot), keys))
 
-    def advance(state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics]:
+    def advance(length: int | None, state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics, Params]:
         # Local steps count from 1: 0 is the key of the client's initialisation.
         keys = keys_at(t, plan.local[t] + 1)
         step = over_lanes(lambda mine, s, b, k: update(mine).step(s, b, k))
-        return step(tree.take(owned, plan.slot[t]), state, batch_at(t), keys)
+        state, metrics = step(tree.take(owned, plan.slot[t]), state, batch_at(t, length), keys)
+        metrics = dict(metrics)
+        return state, metrics, metrics.pop(PREDICTIONS, {})
+
+    def advance_at(length: int, state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics, Params]:
+        stepped, metrics, predictions = advance(length, state, t)
+        like = jax.eval_shape(partial(advance, padded[-1]), state, t)[2]
+        return stepped, metrics, jax.tree.map(_padded, predictions, like)
+
+    steps = [partial(advance_at, length) for length in padded] or [partial(advance, None)]
 
     def body(t: jax.Array, carry: _Carry) -> _Carry:
         slot, local = plan.slot[t], plan.local[t]
@@ -206,7 +234,10 @@ def _run_clients(
         state = jax.lax.cond(
             jnp.any(first), lambda s: tree.where(first, begin(t), s), lambda s: s, carry.state
         )
-        stepped, metrics = advance(state, t)
+        if len(steps) > 1:
+            stepped, metrics, said = jax.lax.switch(plan.bucket[t], steps, state, t)
+        else:
+            stepped, metrics, said = steps[0](state, t)
         real = jnp.any(plan.examples[t] >= 0, axis=1)  # so is every live lane that engine.plan made
         state = constrain(tree.where(real, stepped, state))
         where = jnp.where(real, slot, slots)
@@ -218,7 +249,8 @@ def _run_clients(
             (carry.acc, carry.private, carry.finite, carry.norms),
         )
         acc, kept, finite, norms = ended
-        return _Carry(state, acc, kept, sums, finite, norms)
+        predictions = jax.tree.map(lambda x, y: x.at[t].set(y), carry.predictions, said)
+        return _Carry(state, acc, kept, sums, finite, norms, predictions)
 
     def end(state: PyTree, slot: jax.Array, last: jax.Array, carry: tuple) -> tuple:
         acc, kept, finite, norms = carry
@@ -240,7 +272,7 @@ def _run_clients(
         return acc, tree.put(kept, where, own), finite, norms
 
     shapes = jax.eval_shape(begin, 0)
-    metric_shapes = jax.eval_shape(advance, shapes, 0)[1]
+    _, metric_shapes, said_shapes = jax.eval_shape(steps[-1], shapes, 0)
     start = _Carry(
         state=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
         acc=aggregator.zero(like, slots),
@@ -248,8 +280,16 @@ def _run_clients(
         sums=jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), metric_shapes),
         finite=jnp.ones(slots, bool),
         norms=jnp.zeros(slots, jnp.float32),
+        predictions=jax.tree.map(
+            lambda x: jnp.zeros((len(plan.slot), *x.shape), x.dtype), said_shapes
+        ),
     )
     return jax.lax.fori_loop(0, plan.steps, body, start)
+
+
+def _padded(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Returns an array filled up with zeros to another's shape."""
+    return jnp.pad(x, [(0, more - n) for n, more in zip(x.shape, like.shape, strict=True)])
 
 
 def _as_received(owned: Params, new: PyTree, received: PyTree) -> PyTree:
@@ -299,7 +339,8 @@ Probe = Callable[[Problem, Params, Batch], Metrics]
 def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = None) -> Algorithm:
     """Returns the algorithm whose clients only measure.
 
-    Its round leaves the server and what clients keep as they are; ``sums`` has the metrics.
+    Its round leaves the server and what clients keep as they are; ``sums`` has the metrics and
+    ``predictions`` what the task's score is made from.
 
     Args:
       algorithm: what has been trained.
@@ -313,8 +354,12 @@ def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = No
             broadcast, kept = state
             leaves = algorithm.model(broadcast, kept) if personal else broadcast
             outputs = problem.apply(leaves, batch, None, False)
-            metrics = problem.task.metrics(outputs, batch)
-            return state, metrics if probe is None else metrics | probe(problem, leaves, batch)
+            metrics: dict[str, Any] = dict(problem.task.metrics(outputs, batch))
+            if probe is not None:
+                metrics |= probe(problem, leaves, batch)
+            if problem.task.predict is not None:
+                metrics[PREDICTIONS] = problem.task.predict(outputs, batch)
+            return state, metrics
 
         return ClientUpdate(
             init=lambda broadcast, private, key: (broadcast, private),

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, pack, steps_of
 from fedjax_peft.random import host_rng
 
@@ -34,6 +35,8 @@ class Schedule(NamedTuple):
     """Chance of a sampled client to drop out of the round."""
     slots: int | None = None
     """Clients that a plan has room for; by default ``per_round``. See :meth:`for_rounds`."""
+    tokens: Lengths | None = None
+    """Of the examples, where they are texts."""
 
     @property
     def capacity(self) -> int:
@@ -44,6 +47,27 @@ class Schedule(NamedTuple):
         """Returns the schedule with room for the largest of the rounds' cohorts, and no more."""
         largest = max(len(self.present(number)) for number in range(1, rounds + 1))
         return self._replace(slots=max(largest, 1))
+
+    def for_lanes(self, lanes: int) -> "Schedule":
+        """Returns the schedule with padded lengths that suit so many lanes."""
+        if self.tokens is None:
+            return self
+        return self._replace(tokens=self.tokens.fitted(lanes * self.batch_size))
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """The padded lengths of a plan's steps; none where the examples are no texts."""
+        return () if self.tokens is None else self.tokens.padded
+
+    def padding_share(self, plan: Plan) -> float | None:
+        """Returns which part of a plan's tokens is padding, None where the examples are no texts.
+
+        Idle lanes count: they compute what they are given.
+        """
+        if self.tokens is None:
+            return None
+        used = int(plan.steps)
+        return self.tokens.padding_share(plan.examples[:used], plan.bucket[:used])
 
     def members(self, number: int) -> list[int]:
         """Returns the client ids that are drawn for a round, sorted."""
@@ -129,4 +153,5 @@ class Schedule(NamedTuple):
             time_steps=time_steps,
             slots=self.capacity,
             batch_size=self.batch_size,
+            tokens=self.tokens,
         )

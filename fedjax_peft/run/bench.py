@@ -74,7 +74,7 @@ class Bench:
         task = tasks.classification()
         setup = Setup(algorithm, model.apply, task, frozen, fixed, key, clients, mesh)
 
-        def program() -> Program:
+        def program(_: Schedule) -> Program:
             return Program(setup, columns)
 
         def start() -> tuple[Any, Any]:
@@ -83,7 +83,7 @@ class Bench:
 
         lanes = choose_lanes(lanes, schedule, 1, start, program, mesh, frozen)
         self.plan = schedule.plan(1, lanes, schedule.time_steps(1, lanes))
-        self._start, self.program = start, program()
+        self._start, self.program = start, program(schedule)
         self.parameters = sum(x.size for n, x in frozen.items() if n.endswith("kernel"))
         self.round()
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,9 @@ from fedjax_peft import tasks, tree
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.diagnosis import adapters_cka, diagnosis
 from fedjax_peft.engine.lanes import best_lanes, cpu_lanes
+from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.program import Evaluator, Program, Setup
+from fedjax_peft.engine.program import Evaluator, Measured, Program, Setup
 from fedjax_peft.engine.round import RoundResult
 from fedjax_peft.engine.schedule import Sampling, Schedule
 from fedjax_peft.engine.sharding import lane_mesh, replicate
@@ -137,6 +138,7 @@ def simulate(
     devices: int | None = None,
     eval_every: int = 1,
     eval_batch_size: int = 64,
+    length_buckets: int = 4,
     test_clients: int = 10,
     client_test: Clients | None = None,
     client_ranks: Sequence[int] | None = None,
@@ -169,12 +171,16 @@ def simulate(
       batch_size: examples in a local step.
       epochs: local passes over a client's examples in a round.
       local_steps: a fixed number of local steps instead of ``epochs``.
-      task: loss and metrics; by default sequence classification.
+      task: loss and metrics; by default what the data are for (``Dataset.task``).
       seed: of everything random but the model's own initial values.
       lanes: clients that run side by side on the device; ``auto`` chooses for speed.
       devices: how many devices share the lanes; by default all accelerators.
       eval_every: rounds between evaluations; the last round is always evaluated.
       eval_batch_size: examples in an evaluation step.
+      length_buckets: of texts: for how many padded lengths a step is compiled, each step then
+        running at the shortest that its examples fit in. They are chosen from the data, and fewer
+        where more would not pay. 1 pads everything to the longest text, 0 leaves the padding of
+        the data. Results differ by float32 rounding only.
       test_clients: clients whose personal models the global test set is put to.
       client_test: examples of every client to evaluate its model on (mean, deviation, worst).
       client_ranks: the LoRA rank of every client (a shorter list is repeated), at most the
@@ -211,6 +217,8 @@ def simulate(
         "checkpoint_every": checkpoint_every,
     }
     _check(clients, counts, seed, nonfinite)
+    if not isinstance(length_buckets, int) or length_buckets < 0:
+        raise InputError(f"length_buckets = {length_buckets!r} must be a whole number from 0 up.")
     _check_data(model, clients, test, client_test)
     if (
         model.method is not None
@@ -235,7 +243,8 @@ def simulate(
     _check_faults(failure_rate, deadline, time_model)
     per_round = _per_round(clients, clients_per_round, sampling)
     work = (clients.indices, per_round, batch_size, epochs, local_steps, seed)
-    schedule = Schedule(*work, sampling, failure_rate).for_rounds(rounds)
+    tokens = Lengths.of(clients.data.columns, length_buckets)
+    schedule = Schedule(*work, sampling, failure_rate, tokens=tokens).for_rounds(rounds)
     mesh = lane_mesh(devices)
     _check_lanes(lanes, mesh)
 
@@ -283,22 +292,24 @@ def simulate(
         adapters_cka if "cka" in diagnostics else None,
     )
 
-    def program() -> Program:
-        return Program(setup, columns)
+    def program(schedule: Schedule) -> Program:
+        return Program(setup, columns, padded=schedule.padded)
 
     personal = algorithm.personal or bool(names["private"])
     everyone = setup._replace(owned=None)  # the global model is nobody's own
-    evaluators: dict[str, Evaluator] = {}
+    evaluations: dict[str, _Evaluation] = {}
 
     def evaluate_on(name: str, data: Dataset, members: list, *, personal: bool) -> None:
         held = columns if data is clients.data else replicate(dict(data.columns), mesh)
-        evaluators[name] = Evaluator(
+        evaluator = Evaluator(
             setup if personal else everyone,
             held,
             members=members,
             batch_size=eval_batch_size,
             personal=personal,
+            tokens=Lengths.of(data.columns, length_buckets),
         )
+        evaluations[name] = _Evaluation(evaluator, task, data, personal)
 
     if test is not None:
         rows = np.arange(len(test), dtype=np.int32)
@@ -338,7 +349,7 @@ def simulate(
         if saved is None:
             done = 0
             began = time.perf_counter()
-            row = {"round": 0, **_evaluate(evaluators, server, store)}
+            row = {"round": 0, "headline": task.headline, **_evaluate(evaluations, server, store)}
             row |= {"bytes_up": 0, "bytes_down": 0, "simulated_seconds": 0.0}
             row["parameters"] = model.counts()
             row["roles"] = {
@@ -352,8 +363,9 @@ def simulate(
             lanes = record.rows[-1].get("lanes", lanes)
         weights = {**model.frozen, **model.trainable}
         lanes = choose_lanes(lanes, schedule, rounds, start, program, mesh, weights)
+        schedule = schedule.for_lanes(lanes)
         time_steps = schedule.time_steps(rounds, lanes)
-        run_round = program()
+        run_round = program(schedule)
         ledger = Ledger(model, algorithm, server, len(clients), client_ranks)
         for earlier in record.rows:
             ledger.record(earlier)
@@ -383,6 +395,8 @@ def simulate(
                 row["lanes"] = lanes
             else:
                 row = _row(number, plan, result, each="clients" in diagnostics)
+                share = schedule.padding_share(plan)
+                row |= {} if share is None else {"padding_share": share}
                 server, store = result.server, result.private
             row |= {"failed": schedule.failed(number)} if failure_rate else {}
             row |= {"late": late} if deadline is not None else {}
@@ -399,7 +413,7 @@ def simulate(
                 ahead = prepare(min(number + 1, rounds))
             if number % eval_every == 0 or number == rounds:
                 began = time.perf_counter()
-                row |= _evaluate(evaluators, server, store)
+                row |= _evaluate(evaluations, server, store)
                 spent["eval_s"] = time.perf_counter() - began
             record.add({**row, "time": spent})
             if record.checkpoints and (number % checkpoint_every == 0 or number == rounds):
@@ -421,20 +435,65 @@ def _learned(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
     return {**_global(model, algorithm, server), **frozen}
 
 
-def _evaluate(evaluators: Mapping[str, Evaluator], server: PyTree, store: PyTree) -> Row:
-    """Returns the metrics of the global test set (joint) and of the clients' own (spread)."""
+class _Evaluation(NamedTuple):
+    """Something that is evaluated: on what, and whether each member has a model of its own."""
+
+    evaluator: Evaluator
+    task: Task
+    data: Dataset
+    personal: bool
+
+
+_LOWER = ("loss", "perplexity", "lost_entities")
+"""Metrics of which less is better."""
+
+
+def _evaluate(evaluations: Mapping[str, _Evaluation], server: PyTree, store: PyTree) -> Row:
+    """Returns the metrics of the test sets (joint) and of the clients' own (spread)."""
     row: Row = {}
-    for name, evaluator in evaluators.items():
-        for metric, (total, count) in evaluator(server, store).items():
+    for name, (evaluator, task, data, personal) in evaluations.items():
+        measured = evaluator(server, store)
+        if not personal:  # the members are parts of one
+            measured = _joined(measured)
+        each = [_figures(measured, member, task, data) for member in range(len(measured.examples))]
+        for metric in each[0]:
+            values = np.array([figures[metric] for figures in each], np.float64)
+            values = values[np.isfinite(values)]
             if name != "client":
-                row[f"{name}_{metric}"] = _number(total.sum() / count.sum())
+                pair = measured.sums.get(metric)  # a mean over examples is one over all of them
+                joint = values.mean() if pair is None else pair[0].sum() / max(pair[1].sum(), 1)
+                row[f"{name}_{metric}"] = _number(joint) if len(values) else None
                 continue
-            values = total / count
-            worst = values.max() if metric == "loss" else values.min()
-            row[f"client_{metric}_mean"] = _number(values.mean())
-            row[f"client_{metric}_std"] = _number(values.std())
-            row[f"client_{metric}_worst"] = _number(worst)
+            worst = np.max if metric in _LOWER else np.min
+            for kind, summary in {"mean": np.mean, "std": np.std, "worst": worst}.items():
+                value = _number(summary(values)) if len(values) else None
+                row[f"client_{metric}_{kind}"] = value
     return row
+
+
+def _joined(measured: Measured) -> Measured:
+    """Returns the measurements of several members as those of one."""
+    rows = np.concatenate(measured.examples)
+    order = np.argsort(rows, kind="stable")
+    names = measured.predictions[0]
+    said = {n: np.concatenate([p[n] for p in measured.predictions])[order] for n in names}
+    sums = {
+        n: (total.sum(keepdims=True), count.sum(keepdims=True))
+        for n, (total, count) in measured.sums.items()
+    }
+    return Measured(sums, [rows[order]], [said])
+
+
+def _figures(measured: Measured, member: int, task: Task, data: Dataset) -> dict[str, float]:
+    """Returns all metrics of one member: means over its examples, and the task's score."""
+    means = {
+        name: float(total[member] / count[member]) if count[member] else math.nan
+        for name, (total, count) in measured.sums.items()
+    }
+    if task.score is None:
+        return means
+    own = data.take(measured.examples[member])
+    return means | task.score(means, measured.predictions[member], own)
 
 
 def _row(number: int, plan: Plan, result: RoundResult, *, each: bool) -> Row:
@@ -493,7 +552,7 @@ def choose_lanes(
     schedule: Schedule,
     rounds: int,
     start: Callable[[], tuple[PyTree, PyTree]],
-    program: Callable[[], Program],
+    program: Callable[[Schedule], Program],
     mesh: Any,
     weights: Params,
 ) -> int:
@@ -512,10 +571,11 @@ def choose_lanes(
     limit = int(0.9 * (device.memory_stats() or {}).get("bytes_limit", 16 << 30))
 
     def measure(lanes: int) -> tuple[float, int]:
-        plan = schedule.plan(trial, lanes, schedule.time_steps(rounds, lanes))
+        fitted = schedule.for_lanes(lanes)
+        plan = fitted.plan(trial, lanes, fitted.time_steps(rounds, lanes))
         plan = plan._replace(steps=np.minimum(plan.steps, np.int32(4)))
         live = int((plan.slot[: int(plan.steps)] < schedule.capacity).sum())
-        run = program()
+        run = program(fitted)
         run.compile(*start(), plan)
         if run.peak_bytes > limit:
             return 0.0, run.peak_bytes
