@@ -29,7 +29,7 @@ def line(name: str, directory: Path) -> str:
     trained = sum(row["time"].get("train_s", 0) for row in rows)
     cells = [
         name,
-        f"{100 * facts['final_accuracy']:.1f}",
+        f"{100 * facts['final_score']:.1f}",
         f"{100 * last['client_accuracy_mean']:.1f}",
         f"{100 * last['client_accuracy_worst']:.1f}",
         f"{facts['trained']:,}",

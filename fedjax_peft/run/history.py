@@ -120,22 +120,25 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the figures that describe a run; ``None`` for what its rows do not tell.
 
     Returns:
-        ``rounds`` (the last one), ``final_accuracy`` and ``final_round``, ``best_accuracy`` and
-        ``best_round`` (test set, fractions; the first round on a tie), ``bytes_up``,
+        ``headline`` (the metric that the task is judged by), ``rounds`` (the last one),
+        ``final_score`` and ``final_round``, ``best_score`` and ``best_round`` (its values on the
+        test set, fractions; the first round on a tie), ``bytes_up``,
         ``bytes_down``, ``simulated_seconds`` and ``wall_seconds`` (totals; wall time adds up all
         entries of a row's ``time``), ``client_rounds`` (how many times a client took part),
         ``dropped`` (uploads), ``slot_utilisation``, ``aggregation_error`` and
-        ``aggregation_error_relative`` (means over rounds), the last ``client_accuracy_mean``,
-        ``client_accuracy_std`` and ``client_accuracy_worst``, and the ``trained`` parameters
+        ``aggregation_error_relative`` (means over rounds), the last ``client_mean``,
+        ``client_std`` and ``client_worst`` of the headline metric, and the ``trained`` parameters
         (shared and private ones).
     """
-    rounds, accuracies = series(rows, "round", "test_accuracy")
-    best = max(range(len(rounds)), key=accuracies.__getitem__, default=None)
+    metric = headline(rows)
+    rounds, scores = series(rows, "round", f"test_{metric}")
+    best = max(range(len(rounds)), key=scores.__getitem__, default=None)
     return {
         "rounds": rows[-1]["round"] if rows else None,
-        "final_accuracy": accuracies[-1] if rounds else None,
+        "headline": metric,
+        "final_score": scores[-1] if rounds else None,
         "final_round": int(rounds[-1]) if rounds else None,
-        "best_accuracy": None if best is None else accuracies[best],
+        "best_score": None if best is None else scores[best],
         "best_round": None if best is None else int(rounds[best]),
         **{key: _total(_column(rows, key)) for key in ("bytes_up", "bytes_down")},
         "simulated_seconds": _total(_column(rows, "simulated_seconds")),
@@ -143,19 +146,26 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "client_rounds": _count(rows, "clients"),
         "dropped": _count(rows, "dropped"),
         **{key: _mean(_column(rows, key)) for key in _MEANS},
-        **{key: next(reversed(_column(rows, key)), None) for key in _LASTS},
+        **{
+            f"client_{kind}": next(reversed(_column(rows, f"client_{metric}_{kind}")), None)
+            for kind in ("mean", "std", "worst")
+        },
         "trained": _trained(rows),
     }
 
 
-def rounds_to(
-    rows: Sequence[Mapping[str, Any]], target: float, metric: str = "test_accuracy"
-) -> int | None:
-    """Returns the first round whose ``metric`` is at or above ``target``, or ``None``.
+def headline(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the metric that a run's task is judged by, such as ``accuracy`` or ``f1``."""
+    found = next((row["headline"] for row in rows if "headline" in row), None)
+    return found if isinstance(found, str) else "accuracy"
+
+
+def rounds_to(rows: Sequence[Mapping[str, Any]], target: float) -> int | None:
+    """Returns the first round whose headline metric is at or above ``target``, or ``None``.
 
     Metrics are rounded to float32: 19 of 25 reach 0.76, although that is 0.7599999905 there.
     """
-    rounds, values = series(rows, "round", metric)
+    rounds, values = series(rows, "round", f"test_{headline(rows)}")
     enough = target - 1e-6
     return next((int(r) for r, v in zip(rounds, values, strict=True) if v >= enough), None)
 
@@ -168,7 +178,6 @@ def _trained(rows: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 _MEANS = ("slot_utilisation", "aggregation_error", "aggregation_error_relative")
-_LASTS = ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst")
 
 
 def _parse(line: bytes) -> Row:

@@ -28,7 +28,7 @@ from fedjax_peft.modes import mode
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.random import host_rng, stream
 from fedjax_peft.run.cost import Costs, Ledger, TimeModel, is_number
-from fedjax_peft.run.history import Row
+from fedjax_peft.run.history import Row, headline
 from fedjax_peft.run.record import Record
 from fedjax_peft.typing import Algorithm, Params, PyTree, Task
 
@@ -75,7 +75,7 @@ class Run:
         )
 
     def plot(self, x: Literal["round", "bytes", "simulated_seconds"] = "round") -> Any:
-        """Returns a matplotlib figure of test accuracy against ``x``."""
+        """Returns a matplotlib figure of the test score (accuracy, F1) against ``x``."""
         from fedjax_peft.run.plots import curves
 
         return curves({self.algorithm.name: self.metrics}, x)
@@ -115,8 +115,9 @@ class Run:
         return predict(self.trained, self.params, texts, pairs)
 
     def __repr__(self) -> str:
-        last = next((r for r in reversed(self.metrics) if "test_accuracy" in r), None)
-        result = f", test accuracy {last['test_accuracy']:.4f}" if last else ""
+        judged = headline(self.metrics)
+        last = next((r for r in reversed(self.metrics) if f"test_{judged}" in r), None)
+        result = f", test {judged} {last[f'test_{judged}']:.4f}" if last else ""
         return f"Run({self.algorithm.name}: {max(len(self.metrics) - 1, 0)} rounds{result})"
 
 
@@ -349,7 +350,7 @@ def simulate(
         if saved is None:
             done = 0
             began = time.perf_counter()
-            row = {"round": 0, "headline": task.headline, **_evaluate(evaluations, server, store)}
+            row = {"round": 0, **_evaluate(evaluations, server, store)}
             row |= {"bytes_up": 0, "bytes_down": 0, "simulated_seconds": 0.0}
             row["parameters"] = model.counts()
             row["roles"] = {
@@ -452,22 +453,24 @@ def _evaluate(evaluations: Mapping[str, _Evaluation], server: PyTree, store: PyT
     """Returns the metrics of the test sets (joint) and of the clients' own (spread)."""
     row: Row = {}
     for name, (evaluator, task, data, personal) in evaluations.items():
+        row["headline"] = task.headline
         measured = evaluator(server, store)
         if not personal:  # the members are parts of one
             measured = _joined(measured)
-        each = [_figures(measured, member, task, data) for member in range(len(measured.examples))]
-        for metric in each[0]:
+        members = [  # who has something to measure: a text of one token has no next one
+            m for m in range(len(measured.examples)) if any(n[m] for _, n in measured.sums.values())
+        ]
+        each = [_figures(measured, member, task, data) for member in members]
+        for metric in each[0] if each else ():
             values = np.array([figures[metric] for figures in each], np.float64)
-            values = values[np.isfinite(values)]
             if name != "client":
                 pair = measured.sums.get(metric)  # a mean over examples is one over all of them
-                joint = values.mean() if pair is None else pair[0].sum() / max(pair[1].sum(), 1)
-                row[f"{name}_{metric}"] = _number(joint) if len(values) else None
+                joint = values.mean() if pair is None else pair[0].sum() / pair[1].sum()
+                row[f"{name}_{metric}"] = _number(joint)
                 continue
             worst = np.max if metric in _LOWER else np.min
             for kind, summary in {"mean": np.mean, "std": np.std, "worst": worst}.items():
-                value = _number(summary(values)) if len(values) else None
-                row[f"client_{metric}_{kind}"] = value
+                row[f"client_{metric}_{kind}"] = _number(summary(values))
     return row
 
 

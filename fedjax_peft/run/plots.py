@@ -8,17 +8,17 @@ import io
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_peft.files import replace_file
-from fedjax_peft.run.history import series
+from fedjax_peft.run.history import headline, series
 
 if TYPE_CHECKING:  # matplotlib takes a while to import, and most commands draw nothing
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Unit", "byte_unit", "curves", "one_line", "save", "svg", "time_unit"]
+__all__ = ["Unit", "byte_unit", "common", "curves", "one_line", "save", "svg", "time_unit"]
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's colours, safe for colour-blind readers; without yellow, too pale on paper."""
@@ -55,7 +55,7 @@ def time_unit(largest: float) -> Unit:
 
 
 def curves(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]], x: str, metric: str = "test_accuracy"
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], x: str, metric: str | None = None
 ) -> "Figure":
     """Returns a figure of one metric of each run, against rounds or against what they cost.
 
@@ -63,12 +63,14 @@ def curves(
         runs: Name -> rows, in the order of the colours.
         x: ``"round"``, ``"bytes"`` or ``"simulated_seconds"``, the latter two accumulated. A cost
             is drawn on a logarithmic axis where the runs' totals are far apart.
-        metric: A numeric field of the rows; accuracies are drawn in percent.
+        metric: A numeric field of the rows, by default what the runs' tasks are judged by on the
+            test set. Fractions are drawn in percent.
 
     Raises:
         InputError: if ``x`` is none of these.
     """
-    lines = {name: _points(rows, x, metric) for name, rows in runs.items()}
+    fields = {name: metric or f"test_{headline(rows)}" for name, rows in runs.items()}
+    lines = {name: _points(rows, x, fields[name]) for name, rows in runs.items()}
     fig = _figure_class()(
         figsize=(7.2, max(4.0, 0.8 + 0.2 * len(runs))), layout="constrained", facecolor=PAPER
     )
@@ -81,7 +83,7 @@ def curves(
         if shown:
             _draw(ax, shown, i)
             ends[name] = shown[-1][1]
-    _y_axis(ax, metric)
+    _y_axis(ax, common(fields.values(), "test_score"))
     _label(ax, list(lines), ends)
     if not ends:
         ax.set(xticks=[], yticks=[])
@@ -113,6 +115,12 @@ def svg(fig: "Figure") -> str:
 def one_line(text: str) -> str:
     """Returns text without line breaks and control characters, which could garble a page."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def common(names: Iterable[str], otherwise: str) -> str:
+    """Returns the one name that all have, or another word if they differ."""
+    found = set(names)
+    return found.pop() if len(found) == 1 else otherwise
 
 
 @functools.cache
@@ -150,7 +158,7 @@ def _points(
 
 def _is_share(metric: str) -> bool:
     """Returns whether a metric is a fraction that readers know in percent."""
-    return "accuracy" in metric
+    return any(word in metric for word in ("accuracy", "f1", "exact_match", "score"))
 
 
 def _is_log(ax: "Axes") -> bool:
@@ -202,7 +210,7 @@ def _x_axis(ax: "Axes", x: str, columns: Sequence[Sequence[float]]) -> float:
 
 
 def _y_axis(ax: "Axes", metric: str) -> None:
-    title = one_line(metric.replace("_", " ")).capitalize()
+    title = one_line(metric.replace("_", " ")).capitalize().replace("f1", "F1")
     if _is_share(metric):
         low, high = ax.get_ylim()
         ax.set_ylim(max(low, -1.0), min(high, 101.0))  # room for the line width, no more

@@ -21,8 +21,9 @@ def progress(title: str, rounds: int) -> Iterator[Callable[[Row], None]]:
         parts = []
         if row.get("train_loss") is not None:
             parts.append(f"loss {row['train_loss']:.3f}")
-        if row.get("test_accuracy") is not None:
-            parts.append(f"accuracy {row['test_accuracy']:.3f}")
+        name = row.get("headline")
+        if row.get(f"test_{name}") is not None:
+            parts.append(f"{name} {row[f'test_{name}']:.3f}")
         parts.append(f"{sent / 1e6:.1f} MB")
         if row.get("dropped"):
             parts.append(f"dropped {row['dropped']}")

@@ -19,6 +19,7 @@ from fedjax_peft.files import replace_file
 from fedjax_peft.run import plots
 from fedjax_peft.run.history import (
     Row,
+    headline,
     read_metrics,
     rounds_to,
     series,
@@ -32,11 +33,11 @@ TARGETS = (90, 95, 99)
 """Percent of the target (by default the best final accuracy) that its table asks for, as in
 FeDeRA's Table 5."""
 FIGURES = (
-    ("round", "accuracy_vs_round.png", "communication rounds"),
-    ("bytes", "accuracy_vs_bytes.png", "what all clients together sent and received"),
-    ("simulated_seconds", "accuracy_vs_time.png", "simulated time"),
+    ("round", "vs_round.png", "communication rounds"),
+    ("bytes", "vs_bytes.png", "what all clients together sent and received"),
+    ("simulated_seconds", "vs_time.png", "simulated time"),
 )
-"""X axis, file, and what the axis is in words."""
+"""X axis, end of the file's name (the metric comes first), and what the axis is in words."""
 
 
 class RunRecord(NamedTuple):
@@ -97,13 +98,13 @@ def table(runs: Sequence[RunRecord]) -> Table:
 
 
 def target_table(runs: Sequence[RunRecord], target: float) -> Table:
-    """Returns what it took each run to come to 90, 95 and 99 percent of a test accuracy.
+    """Returns what it took each run to come to 90, 95 and 99 percent of a test score.
 
     Raises:
         InputError: if the target is not above 0 and at most 1.
     """
     out = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    out.add_column(f"To {_accuracy(target)}\nRun", overflow="fold")
+    out.add_column(f"To {_share(target)}\nRun", overflow="fold")
     targets = _targets(runs, target)
     for one in targets:
         for i, column in enumerate(one.columns):
@@ -124,7 +125,7 @@ def write_report(
     Args:
         runs: One or more, in the order of the table's rows.
         out_dir: Made if it does not exist.
-        target: Test accuracy whose cost is told; by default the best final one.
+        target: Test score (accuracy, F1) whose cost is told; by default the best final one.
 
     Returns:
         The path of ``report.html``.
@@ -143,9 +144,10 @@ def write_report(
     except OSError as error:
         raise InputError(f"The report cannot be written to {out}: {error.strerror}.") from error
     figures = []
+    judged = plots.common((headline(run.rows) for run in runs), "score")
     for x, file, against in FIGURES:
         figure = plots.curves({run.name: run.rows for run in runs}, x)
-        plots.save(figure, out / file)
+        plots.save(figure, out / f"{judged}_{file}")
         figures.append({"svg": Markup(plots.svg(figure)), "against": against})
     page = _template().render(
         runs=[run.name for run in runs],
@@ -153,9 +155,10 @@ def write_report(
         warnings=_warnings(runs),
         columns=_columns(runs),
         figures=figures,
-        finals=[f"{run.name} {_accuracy(summary(run.rows)['final_accuracy'])}" for run in runs],
+        score=_word(judged),
+        finals=[f"{run.name} {_share(summary(run.rows)['final_score'])}" for run in runs],
         targets=targets,
-        goal="best" if target is None else f"target {_accuracy(target)}",
+        goal="best" if target is None else f"target {_share(target)}",
         config=_compare([run.config for run in runs]),
         environment=_compare([run.environment for run in runs]),
     )
@@ -280,22 +283,24 @@ def _columns(runs: Sequence[RunRecord]) -> list[Column]:
     ]
     simulated, wall = get("simulated_seconds"), get("wall_seconds")
     best_rounds = [f" ({best})" for best in get("best_round")]
-    spread = ["" if std is None else f" ± {_percent(std)}" for std in get("client_accuracy_std")]
+    spread = ["" if std is None else f" ± {_percent(std)}" for std in get("client_std")]
+    score = _word(plots.common(get("headline"), "score"))
+    short = {"accuracy": "acc."}.get(score, score)
     one, total = _scale(plots.byte_unit, upload), _scale(plots.byte_unit, up + down)
     clock, wall_clock = _scale(plots.time_unit, simulated), _scale(plots.time_unit, wall)
     columns = [
         _column("Rounds", get("rounds"), str, short="\nRounds"),
-        _column("Final accuracy (%)", get("final_accuracy"), _percent, max, short="Final\nacc. %"),
+        _column(f"Final {score} (%)", get("final_score"), _percent, max, short=f"Final\n{short} %"),
         _column(
-            "Best accuracy (%), round",
-            get("best_accuracy"),
+            f"Best {score} (%), round",
+            get("best_score"),
             _percent,
             max,
-            short="Best acc.\n% (round)",
+            short=f"Best {short}\n% (round)",
             notes=best_rounds,
         ),
-        _column("Clients’ mean (%)", get("client_accuracy_mean"), _percent, max, notes=spread),
-        _column("Worst client (%)", get("client_accuracy_worst"), _percent, max),
+        _column("Clients’ mean (%)", get("client_mean"), _percent, max, notes=spread),
+        _column("Worst client (%)", get("client_worst"), _percent, max),
         _column("Trained parameters", get("trained"), "{:,}".format),
         _column(f"Client upload a round ({one.unit})", upload, one.text, min),
         _column(
@@ -355,7 +360,12 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def _accuracy(share: float | None) -> str:
+def _word(metric: str) -> str:
+    """Returns a metric's name in a sentence."""
+    return {"f1": "F1"}.get(metric, metric.replace("_", " "))
+
+
+def _share(share: float | None) -> str:
     return MISSING if share is None else f"{_percent(share)} %"
 
 
@@ -363,7 +373,7 @@ class Target(NamedTuple):
     """What it took each run to come to a share of the target."""
 
     share: int
-    accuracy: str
+    score: str
     columns: list[Column]
 
 
@@ -375,7 +385,7 @@ def _targets(runs: Sequence[RunRecord], target: float | None) -> list[Target]:
     """
     if target is None:
         facts = [summary(run.rows) for run in runs]
-        target = max((f["final_accuracy"] for f in facts if f["final_round"]), default=None)
+        target = max((f["final_score"] for f in facts if f["final_round"]), default=None)
         if target is None:
             return []
     elif not 0 < target <= 1:
@@ -395,7 +405,7 @@ def _targets(runs: Sequence[RunRecord], target: float | None) -> list[Target]:
             _column(size.unit, at_bytes, size.text, min),
             _column(clock.unit, at_time, clock.text, min),
         ]
-        out.append(Target(share, _accuracy(part), columns))
+        out.append(Target(share, _share(part), columns))
     return out
 
 
@@ -407,20 +417,21 @@ def _spent(run: RunRecord, x: str) -> dict[int | None, float]:
 
 def _lead(runs: Sequence[RunRecord]) -> str:
     """Returns the result in one sentence."""
-    finals = {i: summary(run.rows)["final_accuracy"] for i, run in enumerate(runs)}
+    score = _word(plots.common((headline(run.rows) for run in runs), "score"))
+    finals = {i: summary(run.rows)["final_score"] for i, run in enumerate(runs)}
     finals = {i: final for i, final in finals.items() if final is not None}
     if not finals:
-        return "No test accuracy has been recorded yet."
+        return f"No test {score} has been recorded yet."
     best = max(finals, key=finals.__getitem__)
     who = "Final" if len(runs) == 1 else f"{runs[best].name} has the best final"
-    return f"{who} test accuracy: {_accuracy(finals[best])} {_after(runs[best])}."
+    return f"{who} test {score}: {_share(finals[best])} {_after(runs[best])}."
 
 
 def _after(run: RunRecord) -> str:
     """Returns what a run had spent when it was last tested, in words."""
 
     def spent(x: str) -> float:
-        xs, _ = series(run.rows, x, "test_accuracy")
+        xs, _ = series(run.rows, x, f"test_{headline(run.rows)}")
         return xs[-1] if xs else 0.0
 
     rounds = int(spent("round"))
