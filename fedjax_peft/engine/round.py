@@ -221,7 +221,7 @@ def _run_clients(
 
     def advance_at(length: int, state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics, Params]:
         stepped, metrics, predictions = advance(length, state, t)
-        like = jax.eval_shape(partial(advance, padded[-1]), state, t)[2]
+        like = jax.eval_shape(partial(advance, None), state, t)[2]  # as long as the data
         return stepped, metrics, jax.tree.map(_padded, predictions, like)
 
     steps = [partial(advance_at, length) for length in padded] or [partial(advance, None)]
