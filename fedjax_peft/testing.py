@@ -85,6 +85,7 @@ def write_tiny_checkpoint(directory: str | Path, *, seed: int = 0) -> Path:
     tokenizer.save(str(directory / "tokenizer.json"))
     names = dict(zip(("pad", "cls", "sep", "unk", "mask"), special, strict=True))
     config = {f"{kind}_token": word for kind, word in names.items()}
+    config["eos_token"] = "[SEP]"  # GPT-2's way of ending a text
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return directory

@@ -2,10 +2,11 @@
 
     python experiments/fedmcp/glue.py --data DIR --out table.md
 
-``DIR`` has a folder for each task with ``train.jsonl.gz`` and ``validation.jsonl.gz`` (MNLI:
-``validation_matched.jsonl.gz``), in GLUE's own column names. Every round all six clients take part,
-for one local epoch (FedRep two: one for its head, one for its adapters), and their heads are their
-own. Accuracy is that of the last round; there is no choice by validation accuracy.
+``DIR`` has a folder for each task (``rte``, ``mrpc``, ``sst2``, ``qnli``, ``qqp``, ``mnli``) with
+the files that ``load_dataset("glue_silo")`` reads; ``hub`` takes them from there. Every round all
+six clients take part, for one local epoch (FedRep two: one for its head, one for its adapters), and
+their heads are their own. Accuracy is that of the last round; there is no choice by validation
+accuracy.
 
 Splits: ``6:2:2`` is what the paper says (train and validation together, at most as many as MRPC
 has). ``fedpetuning`` is what its numbers look like: GLUE's train sets cut to MRPC's 3668 and halves
@@ -13,8 +14,6 @@ of the validation sets cut to 204 examples. All cuts are stratified by label.
 """
 
 import argparse
-import gzip
-import json
 import time
 from pathlib import Path
 
@@ -24,17 +23,9 @@ import optax
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms, heads, peft, tree
-from fedjax_peft.data import Clients, Dataset, combine, tokenize
-from fedjax_peft.random import host_rng
+from fedjax_peft.data import DATASETS, Clients
 
-TASKS = {
-    "rte": ("sentence1", "sentence2"),
-    "mrpc": ("sentence1", "sentence2"),
-    "sst2": ("sentence",),
-    "qnli": ("question", "sentence"),
-    "qqp": ("question1", "question2"),
-    "mnli": ("premise", "hypothesis"),
-}
+TASKS = DATASETS["glue_silo"].parts
 DUAL, TWO = peft.dual(size=16), heads.two_classifiers
 PAPER = {
     "FedAvg (PEFT)": ("1.16", "1.16", "83.62"),
@@ -67,47 +58,19 @@ def methods(a: argparse.Namespace) -> dict[str, tuple]:
     }
 
 
-def read(path: Path) -> list[dict]:
-    """Returns the rows of a file of JSON lines, with ``.gz`` if there is one."""
-    packed = path.with_suffix(".jsonl.gz")
-    with gzip.open(packed, "rt") if packed.exists() else path.with_suffix(".jsonl").open() as file:
-        return [json.loads(line) for line in file]
-
-
-def stratified(rows: list[dict], seed: int, task: str) -> list[dict]:
-    """Returns the rows in an order of which every stretch has the labels in like proportions."""
-    labels = np.unique([str(row["label"]) for row in rows], return_inverse=True)[1]
-    shuffled = host_rng(seed, f"glue:{task}").permutation(len(rows))
-    place = np.empty(len(rows))
-    for label in np.unique(labels):
-        own = shuffled[labels[shuffled] == label]
-        place[own] = (np.arange(len(own)) + 0.5) / len(own)
-    return [rows[i] for i in np.argsort(place, kind="stable")]
-
-
 def load(a: argparse.Namespace, tokenizer) -> tuple[Clients, Clients]:
     """Returns the clients with their training examples, and with their test examples."""
-    parts: dict[str, dict[str, Dataset]] = {"train": {}, "test": {}}
-    for task, fields in TASKS.items():
-        folder = Path(a.data, task)
-        dev = "validation_matched" if task == "mnli" else "validation"
-        train, dev = (read(folder / name) for name in ("train", dev))
-        if a.split == "fedpetuning":
-            train = stratified(train, a.seed, task)[: a.cap or 3668]
-            dev = stratified(dev, a.seed, task)
-            rows = {"train": train, "test": dev[len(dev) // 2 :][:204]}
-        else:
-            merged = stratified(train + dev, a.seed, task)[: a.cap or 4076]
-            cut, rest = int(0.6 * len(merged)), int(0.8 * len(merged))
-            rows = {"train": merged[:cut], "test": merged[rest:]}
-        names = tuple(sorted({str(row["label"]) for row in train}))
-        for part, examples in rows.items():
-            texts = ([row[field] for row in examples] for field in fields)
-            columns = tokenize(tokenizer, *texts, max_length=a.length)
-            labels = [names.index(str(row["label"])) for row in examples]
-            columns = {**columns, "labels": np.array(labels, np.int32)}
-            parts[part][task] = Dataset(columns, names, task)
-    return combine(parts["train"]), combine(parts["test"])
+    data = fp.load_dataset(
+        "glue_silo",
+        tokenizer=tokenizer,
+        max_length=a.length,
+        source=a.data,
+        seed=a.seed,
+        train_examples=a.cap,
+        split=a.split,
+    )
+    train, test = (fp.partition.natural(data[x], "task", names=TASKS) for x in ("train", "test"))
+    return train, test
 
 
 def accuracies(run: fp.Run, test: Clients) -> list[float]:
@@ -134,11 +97,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", required=True, help="a folder with a folder for every task")
+    parser.add_argument("--data", required=True, help="a folder of tasks, or hub")
     parser.add_argument("--out", required=True, help="the table, Markdown")
     parser.add_argument("--model", default="minilm-l6", help="as for load_model")
     parser.add_argument("--split", choices=["6:2:2", "fedpetuning"], default="6:2:2")
-    parser.add_argument("--cap", type=int, help="a lower cut than the split's (before 6:2:2)")
+    parser.add_argument("--cap", type=int, help="at most so many training examples a task")
     options = {"rounds": 25, "length": 128, "batch": 64, "seed": 0}
     rates = {"lr": 5e-4, "full_lr": 5e-5, "gamma": 0.5, "mu": 0.05}
     for name, default in {**options, **rates}.items():

@@ -18,7 +18,7 @@ def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
 
     A column ``classes`` says for each example how many classes its own data set has. The tasks may
     then share a head with the most of them: :func:`fedjax_peft.tasks.classification` rules the
-    others out.
+    others out. The key ``task`` is the name of the data set that an example is of.
 
     Args:
       datasets: client name -> its data set, in the order of the clients. All have the same columns
@@ -39,7 +39,9 @@ def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
     sizes = [len(data) for data in datasets.values()]
     columns["classes"] = np.repeat(np.array(classes, np.int32), sizes)
     rows = np.split(np.arange(sum(sizes), dtype=np.int32), np.cumsum(sizes)[:-1])
-    return Clients(Dataset(columns, _labels(datasets), "+".join(datasets)), tuple(rows))
+    meta = {"task": np.repeat(np.array(list(datasets)), sizes)}
+    data = Dataset(columns, _labels(datasets), "+".join(datasets), meta=meta)
+    return Clients(data, tuple(rows), tuple(datasets))
 
 
 def _completed(name: str, data: Dataset, typed: bool) -> dict[str, np.ndarray]:

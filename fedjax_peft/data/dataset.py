@@ -95,15 +95,17 @@ class Clients(Generic[DataT]):
     """A federated data set: all examples once, and who owns which. Made by a partition function.
 
     Raises:
-      InputError: no clients, or an index outside of the data.
+      InputError: no clients, an index outside of the data, or not a name of its own for each.
     """
 
     data: DataT
     indices: tuple[np.ndarray, ...]
     """One list of row numbers, int32 ``[examples of the client]``, per client."""
+    names: tuple[str, ...] = ()
+    """What the clients are called, such as the users they are; none: they are just numbered."""
 
     def __post_init__(self):
-        """Checks that every index is a row of the data."""
+        """Checks that every index is a row of the data, and the names."""
         if not self.indices:
             raise InputError("A federated data set needs at least one client.")
         flat = np.concatenate(self.indices)
@@ -113,6 +115,11 @@ class Clients(Generic[DataT]):
             raise InputError(
                 f"Client {client} owns row {flat[wrong[0]]}, but the data have {len(self.data)}"
                 " rows, counted from 0."
+            )
+        if self.names and not len(set(self.names)) == len(self.names) == len(self):
+            raise InputError(
+                f"{len(self)} clients need as many names, all different, not {len(self.names)} of"
+                f" which {len(set(self.names))} are."
             )
 
     def __len__(self) -> int:
@@ -128,7 +135,8 @@ class Clients(Generic[DataT]):
         """Returns ``(train, held_out)``: every client's own list, split at random.
 
         A client of n examples holds out ``round(fraction * n)`` of them but always keeps one for
-        training, so a client with one example (or none) holds out nothing.
+        training, so a client with one example (or none) holds out nothing. Where the data have
+        units (``meta``), these are what is counted and held out.
 
         Args:
           fraction: of each client's examples, strictly between 0 and 1.
@@ -139,13 +147,17 @@ class Clients(Generic[DataT]):
         """
         if not 0 < fraction < 1:
             raise InputError(f"The fraction to hold out must be between 0 and 1, not {fraction}.")
-        held = [_held_out(len(rows), fraction, seed, i) for i, rows in enumerate(self.indices)]
+        units = self.data.meta.get("unit") if isinstance(self.data, Dataset) else None
+        things = [np.arange(len(r)) if units is None else units[r] for r in self.indices]
+        held = [_held_out(rows, fraction, seed, i) for i, rows in enumerate(things)]
         train = tuple(rows[~mask] for rows, mask in zip(self.indices, held, strict=True))
         rest = tuple(rows[mask] for rows, mask in zip(self.indices, held, strict=True))
-        return Clients(self.data, train), Clients(self.data, rest)
+        return replace(self, indices=train), replace(self, indices=rest)
 
 
-def _held_out(n: int, fraction: float, seed: int, client: int) -> np.ndarray:
-    """Returns a mask, bool ``[n]``, of one client's held-out examples."""
+def _held_out(units: np.ndarray, fraction: float, seed: int, client: int) -> np.ndarray:
+    """Returns which of one client's examples, given their units, are held out: bool ``[n]``."""
+    distinct, unit = np.unique(units, return_inverse=True)
+    n = len(distinct)
     count = max(0, min(round(fraction * n), n - 1))
-    return host_rng(seed, "holdout", client).permutation(n) < count
+    return (host_rng(seed, "holdout", client).permutation(n) < count)[unit]

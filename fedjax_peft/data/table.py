@@ -42,7 +42,8 @@ class Table(NamedTuple):
         """Returns some of the rows, in the given order."""
         rows = list(rows)
         columns = {name: [column[i] for i in rows] for name, column in self.columns.items()}
-        return self._replace(columns=columns)
+        # Not _replace, which looks at the length of the tuple.
+        return Table(self.origin, columns, self.label_names)
 
 
 def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -> Sequence[Any]:

@@ -4,8 +4,9 @@ import contextlib
 import hashlib
 import io
 import json
+import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from fedjax_peft.assets import cache_dir
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
 
-__all__ = ["tokenize"]
+__all__ = ["batches", "cached", "check_tokenizer", "clean", "fingerprint", "tokenize"]
 
-_FORMAT = 1
+_FORMAT = 2
 """Part of every cache key; changes when the columns or how they are made change."""
 _BATCH = 1024
-"""Texts per call of the tokenizer: bounds the Python objects alive, and fills all cores."""
+"""Texts per call of the tokenizer: fills all cores."""
+_CHARACTERS = 1 << 21
+"""Characters per call, about: bounds the memory, of which a token takes 100 times its own."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def tokenize(
@@ -45,33 +49,100 @@ def tokenize(
       InputError: a tokenizer or a length that cannot be used.
     """
     _check(tokenizer, texts, pairs, max_length)
-    path = cache_dir() / "tokens" / f"{_key(tokenizer, texts, pairs, max_length)}.npz"
+    texts = [clean(text) for text in texts]
+    pairs = None if pairs is None else [clean(text) for text in pairs]
+    key = ["tokens", fingerprint(tokenizer), max_length, len(texts), *texts, *(pairs or ())]
+    return cached(key, lambda: _encode(tokenizer, texts, pairs, max_length))
+
+
+def cached(key: Iterable[Any], make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Returns the columns that ``make`` makes, or those it has made before for the same key.
+
+    Args:
+      key: all that the columns depend on, texts (hashed one by one) and values that JSON can hold.
+        It starts with what the columns are, so that two kinds of them do not meet.
+      make: without arguments; returns name -> array.
+    """
+    path = cache_dir() / "tokens" / f"{_digest(key)}.npz"
     columns = _read(path)
     if columns is None:
-        columns = _encode(tokenizer, texts, pairs, max_length)
+        columns = make()
         with contextlib.suppress(OSError):  # a full or read-only disk costs time, not the run
             _write(path, columns)
     return columns
 
 
-def _check(
-    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
-) -> None:
+def fingerprint(tokenizer: Any) -> str:
+    """Returns all of a fast tokenizer that its tokens depend on, as one text for a cache key."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    # What the last call left behind; a call of ours always sets both.
+    for state in ("padding", "truncation"):
+        backend.pop(state, None)
+    settings = [
+        tokenizer.pad_token_id,
+        tokenizer.truncation_side,
+        list(tokenizer.model_input_names),
+    ]
+    return json.dumps([settings, backend], sort_keys=True)
+
+
+def clean(text: str) -> str:
+    """Returns a text that UTF-8 can hold: a lone surrogate becomes U+FFFD, one for one.
+
+    Such halves of a character come from texts that were cut by UTF-16 units; JSON can hold them.
+    """
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def batches(texts: Sequence[Any], *more: Sequence[Any] | None) -> Iterator[slice]:
+    """Yields slices of the rows, few enough at a time for memory, with a progress bar if it lasts.
+
+    Args:
+      texts: n texts, or lists of words.
+      *more: further columns of n texts, such as second texts, or None.
+    """
+    from tqdm import tqdm
+
+    columns = [column for column in (texts, *more) if column is not None]
+    with tqdm(total=len(texts), desc="tokenizing", unit=" texts", delay=2, leave=False) as progress:
+        start = 0
+        while start < len(texts):
+            stop, size = start, 0
+            while stop < min(start + _BATCH, len(texts)) and size < _CHARACTERS:
+                size += sum(_size(column[stop]) for column in columns)
+                stop += 1
+            yield slice(start, stop)
+            progress.update(stop - start)
+            start = stop
+
+
+def _size(text: str | Sequence[str]) -> int:
+    return len(text) if isinstance(text, str) else sum(map(len, text))
+
+
+def check_tokenizer(tokenizer: Any, max_length: int, *, pair: bool = False) -> None:
+    """Raises InputError for a tokenizer that is not a fast one, or a length that it cannot have."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise InputError(
             f"{type(tokenizer).__name__} is not a fast tokenizer of transformers, which is needed"
             " here (one with a backend_tokenizer)."
         )
-    if tokenizer.pad_token_id is None:
-        raise InputError(
-            "The tokenizer has no padding token. Choose one first, for GPT-2 for example with"
-            " tokenizer.pad_token = tokenizer.eos_token."
-        )
-    special = tokenizer.num_special_tokens_to_add(pairs is not None)
+    special = tokenizer.num_special_tokens_to_add(pair)
     if not special < max_length <= tokenizer.model_max_length:
         raise InputError(
             f"max_length is {max_length}, but this tokenizer adds {special} special tokens and its"
             f" model takes at most {tokenizer.model_max_length}."
+        )
+
+
+def _check(
+    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
+) -> None:
+    check_tokenizer(tokenizer, max_length, pair=pairs is not None)
+    if tokenizer.pad_token_id is None:
+        raise InputError(
+            "The tokenizer has no padding token. Choose one first, for GPT-2 for example with"
+            " tokenizer.pad_token = tokenizer.eos_token."
         )
     if pairs is not None and len(pairs) != len(texts):
         raise InputError(f"There are {len(texts)} texts but {len(pairs)} second texts.")
@@ -86,8 +157,7 @@ def _encode(
         "attention_mask": np.empty(shape, np.bool_),
         "token_type_ids": np.zeros(shape, np.int32),
     }
-    for start in range(0, len(texts), _BATCH):
-        rows = slice(start, start + _BATCH)
+    for rows in batches(texts, pairs):
         tokens = tokenizer(
             list(texts[rows]),
             None if pairs is None else list(pairs[rows]),
@@ -106,25 +176,13 @@ def _encode(
     return columns
 
 
-def _key(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> str:
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    # What the last call left behind; ours always sets both.
-    for state in ("padding", "truncation"):
-        backend.pop(state, None)
-    settings = [
-        _FORMAT,
-        max_length,
-        tokenizer.pad_token_id,
-        tokenizer.truncation_side,
-        list(tokenizer.model_input_names),
-        len(texts),
-    ]
-    digest = hashlib.sha256(json.dumps([settings, backend], sort_keys=True).encode())
-    for part in (texts, pairs or ()):
-        for text in part:
-            data = text.encode()
-            # The length in front: ("ab", "c") and ("a", "bc") are different texts.
-            digest.update(len(data).to_bytes(8, "little") + data)
+def _digest(key: Iterable[Any]) -> str:
+    digest = hashlib.sha256(str(_FORMAT).encode())
+    for part in key:
+        text = part if isinstance(part, str) else json.dumps(part, sort_keys=True)
+        data = text.encode()
+        # The type and the length in front: ("ab", "c") and ("a", "bc") are different, 1 and "1".
+        digest.update(isinstance(part, str).to_bytes() + len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
 
 

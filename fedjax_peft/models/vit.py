@@ -15,6 +15,7 @@ from jax import Array
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier
+from fedjax_peft.models.images import prepare
 from fedjax_peft.models.layers import (
     Dropout,
     PrefixSlot,
@@ -63,9 +64,14 @@ class ViTConfig:
         return _pair("patch_size", self.patch_size)
 
     @property
+    def image(self) -> Pair:
+        """The size of an image."""
+        return _pair("image_size", self.image_size)
+
+    @property
     def grid(self) -> Pair:
         """How many patches an image of ``image_size`` has."""
-        height, width = _pair("image_size", self.image_size)
+        height, width = self.image
         return height // self.patch[0], width // self.patch[1]
 
 
@@ -238,6 +244,7 @@ class ViTModel(nnx.Module):
     """Embeddings, layers and the final layer norm."""
 
     def __init__(self, c: ViTConfig, dtype: Any):
+        self.channels, self.size = c.num_channels, c.image
         self.embeddings = Embeddings(c, dtype)
         self.layers = nnx.List([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
         self.layernorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
@@ -245,10 +252,13 @@ class ViTModel(nnx.Module):
     def __call__(self, batch: Batch) -> Encoded:
         """Returns the hidden states.
 
-        The class token's last layer is computed apart: see :class:`bert.Encoder`.
+        Images in uint8 are brought to the config's size, those in floats may have others. The class
+        token's last layer is computed apart: see :class:`bert.Encoder`.
         """
         *body, last = self.layers
-        states = [self.embeddings(jnp.asarray(batch["pixel_values"]))]
+        pixels = jnp.asarray(batch["pixel_values"])
+        pixels = prepare(pixels, channels=self.channels, size=self.size)
+        states = [self.embeddings(pixels)]
         for layer in body:
             states.append(layer(states[-1]))
         first = last(states[-1], queries=1)[:, 0]

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import replace_file
 
 if TYPE_CHECKING:
+    from fedjax_peft.data.catalog import Source
     from fedjax_peft.run.report import RunRecord
 
 __all__ = ["main"]
@@ -97,6 +99,23 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("run", type=Path, metavar="RUN")
     predict.add_argument("--input", type=Path, required=True, metavar="FILE.jsonl")
     predict.add_argument("--output", type=Path, required=True, metavar="FILE.jsonl")
+
+    shares = command(_partition, "show how a config shares out its data, without training")
+    shares.add_argument("config", type=Path, metavar="CONFIG.toml")
+    _add_overrides(shares)
+    shares.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: runs/<config's name>-partition"
+    )
+    shares.add_argument("--by", metavar="KEY", help="classes; default: the partition's, or labels")
+    shares.add_argument(
+        "--measure",
+        choices=["js", "js_sqrt", "jeffreys"],
+        default="js",
+        help="of how far clients are apart: Jensen-Shannon (default), its root, or Jeffreys / 2",
+    )
+    shares.add_argument(
+        "--base", choices=["2", "e", "10"], default="2", help="of Jensen-Shannon's logarithm"
+    )
 
     bench = command(_bench, "time the local-update engine on random data")
     _add_overrides(bench)
@@ -231,6 +250,30 @@ def _predict(options: argparse.Namespace) -> None:
     replace_file(options.output, "".join(f"{line}\n" for line in lines).encode())
 
 
+def _partition(options: argparse.Namespace) -> None:
+    _prepare_jax()
+    from rich.console import Console
+
+    from fedjax_peft.run import config as configs
+    from fedjax_peft.run import partition_report as reporting
+
+    out = options.out or Path("runs") / f"{options.config.stem}-partition"
+    raw = configs.methods(configs.load(options.config), options.overrides)
+    todo = reporting.different({name: configs.resolve(one) for name, one in raw.items()})
+    for name, config in todo.items():
+        _, clients = configs.federation(config)
+        report = reporting.inspect(
+            clients,
+            reporting.title(config),
+            by=options.by or reporting.classes_key(config),
+            measure=options.measure,
+            base=math.e if options.base == "e" else float(options.base),
+        )
+        Console().print(reporting.size_table(report), "", reporting.class_table(report), sep="\n")
+        for path in reporting.write(report, out / name if len(todo) > 1 else out):
+            print(path)
+
+
 def _bench(options: argparse.Namespace) -> None:
     _prepare_jax(cache=False)  # or compile_s would tell the time of a look-up
     from fedjax_peft.run import bench as benching
@@ -271,9 +314,9 @@ def _list(options: argparse.Namespace) -> None:
         "backbones (model_type) and their heads": {
             name: ", ".join(family.kinds) for name, family in hf.FAMILIES.items()
         },
-        "data sets": {
-            **{name: source.description for name, source in DATASETS.items()},
-            "(a directory)": "train and test files: json, jsonl, csv or parquet",
+        f"data sets (from source = DIR or {assets.cache_dir() / 'data'}/NAME, else as it says)": {
+            **{name: _data_lines(source) for name, source in DATASETS.items()},
+            "(a directory)": "of json, csv or parquet files, images, or LEAF's json by user",
         },
         **{table: _first_lines(module) for table, module in configs.NAMESPACES.items()},
         "systems (system = ...)": {n: one["about"] for n, one in configs.systems().items()},
@@ -282,7 +325,20 @@ def _list(options: argparse.Namespace) -> None:
         print(title)
         width = max(map(len, entries))
         for name, text in entries.items():
-            print(f"  {name:{width}}  {text}")
+            first, *others = text.split("\n")
+            print(f"  {name:{width}}  {first}")
+            for line in others:
+                print(f"  {'':{width}}  {line}")
+
+
+def _data_lines(source: "Source") -> str:
+    """Returns what a data set is, and what is needed to get it."""
+    if source.parts:
+        return f"{source.description}\nthe data sets {', '.join(source.parts)}"
+    ways = ["from PyPI"] if source.asset else []
+    ways += [f"from the hub, {source.hub}"] if source.hub else []
+    ways += [f"by hand: {source.download}"]
+    return "\n".join([source.description, *ways])
 
 
 def _first_lines(module: Any) -> dict[str, str]:

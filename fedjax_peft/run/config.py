@@ -6,8 +6,9 @@ what it means in Python.
 
     rounds = 20                      # top level: arguments of simulate()
     system = "federa"                # optional: a published system's tables, under the ones here
-    [model]                          # load_model(name, dtype=..., ...), and the kind of its head
-    [data]                           # load_dataset(name, max_length=..., ...)
+    [model]                          # load_model(name, dtype=..., ...), the kind of its head, or
+                                     # the config.json of a model from scratch
+    [data]                           # load_dataset(name, max_length=..., ...), and its tokenizer
     [partition]                      # name = a function of data.partition
     [peft]                           # name = a function of peft
     [algorithm]                      # name = a function of algorithms
@@ -30,7 +31,7 @@ from typing import Any, Literal, NamedTuple
 import pydantic
 
 from fedjax_peft import aggregators, algorithms, peft
-from fedjax_peft.data import partition, sources
+from fedjax_peft.data import Clients, Dataset, partition, sources
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models import heads, hf
 from fedjax_peft.models.base import Model
@@ -44,6 +45,7 @@ __all__ = [
     "build_method",
     "build_model",
     "check_arguments",
+    "federation",
     "load",
     "methods",
     "override",
@@ -84,12 +86,48 @@ class _Extra(NamedTuple):
     """The published system, see systems.toml, whose settings the config starts from."""
     client_holdout: float | None = None
     """Share of every client's examples that is kept out of training to evaluate its model on."""
+    client_test: bool = False
+    """Evaluate every client's model on its own examples of the test split; for clients that are
+    there by nature (``partition.natural``)."""
+
+
+_Leaf = int | float | str | bool
 
 
 class _Model(NamedTuple):
     """Keys of the model's table that are no arguments of ``load_model``."""
 
-    head: Literal["classification", "two_classifiers"] = "classification"
+    head: (
+        Literal[
+            "classification",
+            "two_classifiers",
+            "token_classification",
+            "question_answering",
+            "causal_lm",
+        ]
+        | None
+    ) = None
+    """By default the one that the data's task needs."""
+    config: Mapping[str, _Leaf | Sequence[_Leaf]] | None = None
+    """The ``config.json`` of a model to start from random values; ``name`` is then just a name."""
+
+
+class _Data(NamedTuple):
+    """Keys of the data's table that are no arguments of ``load_dataset``."""
+
+    tokenizer: str | None = None
+    """Whose tokenizer, as for ``load_tokenizer``; by default the model's."""
+
+
+_BESIDE: dict[str, type] = {"model": _Model, "data": _Data}
+_HEADS = {
+    "classification": "classification",
+    "image_classification": "classification",
+    "tagging": "token_classification",
+    "question_answering": "question_answering",
+    "next_token": "causal_lm",
+}
+"""The head for a task."""
 
 
 # ------------------------------------------------------------------------------- reading a config
@@ -187,7 +225,8 @@ def resolve(raw: Config) -> Config:
         if not isinstance(given, dict):
             raise InputError(f"[{table}] must be a table, not {given!r}.")
         if table in _FUNCTIONS:
-            fields = _fields(_FUNCTIONS[table]) | (_fields(_Model) if table == "model" else {})
+            beside = _fields(_BESIDE[table]) if table in _BESIDE else {}
+            fields = _fields(_FUNCTIONS[table]) | beside
             result[table] = _checked(table, fields, given)
             continue
         name = given.get("name", _DEFAULT_NAMES.get(table))
@@ -220,20 +259,21 @@ def run(
     on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> loop.Run:
     """Runs a resolved config."""
-    model_options = config["model"]
-    tokenizer = hf.load_tokenizer(model_options["name"], source=model_options["source"])
-    data = _seeded(sources.load_dataset, config, config["data"], tokenizer=tokenizer)
-    model = build_model(config, data["train"].label_names)
-    clients = _call(config, "partition", data["train"])
+    data, clients = federation(config)
+    train, test = data["train"], data["test"]
+    config = _explicit(config, train)
     client_test = None
+    if config["client_test"]:
+        by = config["partition"].get("by", "client")
+        client_test = partition.natural(test, by=by, names=clients.names)
     if config["client_holdout"] is not None:
         clients, client_test = clients.holdout(config["client_holdout"], seed=config["seed"])
     options = {name: config[name] for name in _fields(loop.simulate)}
     return loop.simulate(
-        model,
+        build_model(config, train.label_names),
         build_algorithm(config),
         clients,
-        test=data["test"],
+        test=test,
         client_test=client_test,
         time_model=TimeModel.preset(**config["time"]),
         out=out,
@@ -244,11 +284,60 @@ def run(
     )
 
 
+def _explicit(config: Config, train: Dataset) -> Config:
+    """Returns the config with what the data decided, so that it says all of what was run."""
+    config = copy.deepcopy(config)
+    if config["model"]["head"] is None:
+        config["model"]["head"] = _HEADS[train.task]
+    if "input_ids" in train.columns:
+        config["data"]["max_length"] = train.columns["input_ids"].shape[1]
+    return config
+
+
+def federation(config: Config) -> tuple[dict[str, Dataset], Clients]:
+    """Returns the splits of a resolved config's data, and the clients that share the first one.
+
+    Raises:
+      InputError: data that cannot be had or read, or settings that contradict each other.
+    """
+    if config["client_test"] and config["partition"]["name"] != "natural":
+        raise InputError(
+            "client_test = true evaluates clients on their own test examples, which only clients"
+            f" of [partition] name = 'natural' have, not of {config['partition']['name']!r}. For"
+            " others, keep a share of their examples out of training: client_holdout = 0.2."
+        )
+    if config["client_test"] and config["client_holdout"] is not None:
+        raise InputError("client_test = true and client_holdout contradict each other: keep one.")
+    options = {k: v for k, v in config["data"].items() if k not in _Data._fields}
+    data = _seeded(sources.load_dataset, config, options, tokenizer=_tokenizer(config))
+    return data, _call(config, "partition", data["train"])
+
+
+def _tokenizer(config: Config) -> Any:
+    """Returns the tokenizer that reads a config's data; None for images."""
+    entry = sources.DATASETS.get(config["data"]["name"])
+    named = config["data"]["tokenizer"]
+    if entry is not None and entry.task == "image_classification":
+        return None
+    if named is not None:
+        return hf.load_tokenizer(named)
+    if config["model"]["config"] is not None:
+        return None  # a model from scratch; load_dataset says so if it needs one
+    return hf.load_tokenizer(config["model"]["name"], source=config["model"]["source"])
+
+
 def build_model(config: Config, labels: Sequence[str]) -> Model:
     """Returns the model of a resolved config, its PEFT method attached."""
     options = dict(config["model"])
-    head = getattr(heads, options.pop("head"))(tuple(labels))
-    model = _seeded(hf.load_model, config, options, head=head)
+    shape, kind = options.pop("config"), options.pop("head") or "classification"
+    make = getattr(heads, kind)
+    head = make() if kind in ("question_answering", "causal_lm") else make(tuple(labels))
+    if shape is None:
+        model = _seeded(hf.load_model, config, options, head=head)
+    else:
+        name, _ = options.pop("name"), options.pop("source")
+        model = _seeded(hf.random_model, config, options, shape, head=head)
+        model = model.replace(name=name, tokenizer=_tokenizer(config))
     return attach(model, build_method(config), seed=config["seed"])
 
 

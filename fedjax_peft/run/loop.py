@@ -468,9 +468,9 @@ def _evaluate(evaluations: Mapping[str, _Evaluation], server: PyTree, store: PyT
                 joint = values.mean() if pair is None else pair[0].sum() / pair[1].sum()
                 row[f"{name}_{metric}"] = _number(joint)
                 continue
-            worst = np.max if metric in _LOWER else np.min
-            for kind, summary in {"mean": np.mean, "std": np.std, "worst": worst}.items():
-                row[f"client_{metric}_{kind}"] = _number(summary(values))
+            worst = values.max() if metric in _LOWER else values.min()
+            spread = {"mean": values.mean(), "std": values.std(), "worst": worst}
+            row |= {f"client_{metric}_{kind}": _number(x) for kind, x in spread.items()}
     return row
 
 

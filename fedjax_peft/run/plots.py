@@ -18,7 +18,18 @@ if TYPE_CHECKING:  # matplotlib takes a while to import, and most commands draw 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Unit", "byte_unit", "common", "curves", "one_line", "save", "svg", "time_unit"]
+__all__ = [
+    "Unit",
+    "byte_unit",
+    "common",
+    "curves",
+    "figure_class",
+    "lettering",
+    "one_line",
+    "save",
+    "svg",
+    "time_unit",
+]
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's colours, safe for colour-blind readers; without yellow, too pale on paper."""
@@ -71,7 +82,7 @@ def curves(
     """
     fields = {name: metric or f"test_{headline(rows)}" for name, rows in runs.items()}
     lines = {name: _points(rows, x, fields[name]) for name, rows in runs.items()}
-    fig = _figure_class()(
+    fig = figure_class()(
         figsize=(7.2, max(4.0, 0.8 + 0.2 * len(runs))), layout="constrained", facecolor=PAPER
     )
     ax = fig.add_subplot()
@@ -87,7 +98,7 @@ def curves(
     _label(ax, list(lines), ends)
     if not ends:
         ax.set(xticks=[], yticks=[])
-        ax.text(0.5, 0.5, "Nothing recorded", ha="center", transform=ax.transAxes, **_text())
+        ax.text(0.5, 0.5, "Nothing recorded", ha="center", transform=ax.transAxes, **lettering())
     return fig
 
 
@@ -124,7 +135,7 @@ def common(names: Iterable[str], otherwise: str) -> str:
 
 
 @functools.cache
-def _figure_class() -> "type[Figure]":
+def figure_class() -> "type[Figure]":
     from matplotlib.figure import Figure
 
     class Curves(Figure):
@@ -165,7 +176,7 @@ def _is_log(ax: "Axes") -> bool:
     return ax.get_xscale() == "log"
 
 
-def _text(size: float = 9, color: str = INK) -> dict[str, Any]:
+def lettering(size: float = 9, color: str = INK) -> dict[str, Any]:
     # A name may hold a dollar sign, which must not start a formula.
     return {"family": FONT, "fontsize": size, "color": color, "parse_math": False}
 
@@ -205,7 +216,7 @@ def _x_axis(ax: "Axes", x: str, columns: Sequence[Sequence[float]]) -> float:
             title += ", logarithmic"
     if totals and not largest:  # only the start: no axis of tiny and negative numbers
         ax.set(xlim=(-0.02, 1.0), xticks=[0])
-    ax.set_xlabel(title, labelpad=6, **_text())
+    ax.set_xlabel(title, labelpad=6, **lettering())
     return unit
 
 
@@ -215,7 +226,7 @@ def _y_axis(ax: "Axes", metric: str) -> None:
         low, high = ax.get_ylim()
         ax.set_ylim(max(low, -1.0), min(high, 101.0))  # room for the line width, no more
         title += " (%)"
-    ax.set_ylabel(title, labelpad=6, **_text())
+    ax.set_ylabel(title, labelpad=6, **lettering())
 
 
 def _draw(ax: "Axes", points: Sequence[tuple[float, float]], index: int) -> None:
@@ -249,7 +260,7 @@ def _label(ax: "Axes", names: Sequence[str], ends: Mapping[str, float]) -> None:
         text, color = (
             (_short(name), INK) if name in ends else (f"{_short(name)} (no points)", MUTED)
         )
-        ax.text(1.065, y, text, va="center_baseline", **there, **_text(color=color))
+        ax.text(1.065, y, text, va="center_baseline", **there, **lettering(color=color))
 
 
 def _spread(heights: Sequence[float], gap: float) -> list[float]:

@@ -1,5 +1,35 @@
 """What is learned: losses and metrics over outputs, labels and masks."""
 
-from fedjax_peft.tasks.classification import classification
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["classification"]
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.tasks.classification import classification
+from fedjax_peft.tasks.next_token import next_token
+from fedjax_peft.tasks.question_answering import question_answering
+from fedjax_peft.tasks.tagging import tagging
+from fedjax_peft.typing import Task
+
+__all__ = ["classification", "for_data", "next_token", "question_answering", "tagging"]
+
+_TASKS: dict[str, Callable[[], Task]] = {
+    "classification": classification,
+    "image_classification": classification,
+    "tagging": tagging,
+    "question_answering": question_answering,
+    "next_token": next_token,
+}
+
+
+def for_data(data: Any) -> Task:
+    """Returns the task of a data set (:class:`fedjax_peft.data.Dataset`), with its defaults.
+
+    Raises:
+      InputError: the data set names an unknown task.
+    """
+    if data.task not in _TASKS:
+        raise InputError(
+            f"The data set {data.name!r} is for the task {data.task!r}, which there is not."
+            f" {nearest(data.task, _TASKS)}"
+        )
+    return _TASKS[data.task]()

@@ -30,6 +30,7 @@ def test_every_data_set_is_a_client():
     assert columns["attention_mask"].sum(axis=1).tolist() == [2, 3, 5, 1, 4]
     assert columns["token_type_ids"].sum(axis=1).tolist() == [0, 0, 5, 1, 4]
     assert columns["classes"].tolist() == [2, 2, 3, 3, 3]
+    assert federation.data.meta["task"].tolist() == ["short"] * 2 + ["long"] * 3
     assert columns["labels"].tolist() == [0, 1, 0, 1, 2]
     assert federation.data.label_names == ("LABEL_0", "LABEL_1", "LABEL_2")
     assert federation.data.name == "short+long"

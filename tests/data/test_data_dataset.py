@@ -89,3 +89,20 @@ def test_holdout_depends_on_seed_and_client_only():
 def test_holdout_checks_the_fraction(data, fraction):
     with pytest.raises(InputError, match="between 0 and 1"):
         Clients(data, rows([0])).holdout(fraction)
+
+
+def test_holdout_keeps_units_and_names():
+    unit = np.repeat(np.arange(20), 3)
+    data = Dataset({"x": np.zeros(60)}, meta={"unit": unit})
+    clients = Clients(data, rows(range(30), range(30, 60)), ("ann", "bob"))
+    train, held = clients.holdout(0.2)
+    assert train.names == held.names == ("ann", "bob")
+    assert held.sizes.tolist() == [6, 6]
+    for a, b in zip(train.indices, held.indices, strict=True):
+        assert not set(unit[a]) & set(unit[b])
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "a"), ("a", "b", "c")])
+def test_clients_need_a_name_each(data, names):
+    with pytest.raises(InputError, match="2 clients need as many names, all different"):
+        Clients(data, rows([0], [1]), names)

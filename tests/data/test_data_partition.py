@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_peft.data import Dataset, partition
-from fedjax_peft.data.partition import _apportion, _dirichlet, _fill_up, _proportional
+from fedjax_peft.data.partition.dealing import apportion, draw, fill_up
+from fedjax_peft.data.partition.skew import _proportional, _shards
 from fedjax_peft.errors import InputError
 
 MODES = ("client_prior", "class_wise")
@@ -81,10 +82,10 @@ def test_fednlp_sizes_put_the_remainder_last(problem, alpha):
 
 @quick
 @given(st.data())
-def test_label_share_rounds_to_one_example(draw):
-    classes, k = draw.draw(st.integers(1, 5)), draw.draw(st.integers(1, 4))
+def test_label_share_rounds_to_one_example(data):
+    classes, k = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
     labels = np.repeat(np.arange(classes), 40)
-    weights = draw.draw(st.lists(st.integers(1, 20), min_size=classes * k, max_size=classes * k))
+    weights = data.draw(st.lists(st.integers(1, 20), min_size=classes * k, max_size=classes * k))
     shares = np.array(weights, float).reshape(classes, k)
     shares /= shares.sum(axis=1, keepdims=True)
     clients = partition.label_share(labels, shares.tolist())
@@ -106,6 +107,10 @@ def test_any_positive_alpha_ends(mode, alpha):
         lambda y, seed: partition.dirichlet(y, 10, 1.0, seed=seed),
         lambda y, seed: partition.dirichlet(y, 10, 1.0, mode="class_wise", seed=seed),
         lambda y, seed: partition.label_share(y, [[0.5, 0.5]] * 4, seed=seed),
+        lambda y, seed: partition.pathological(y, 10, seed=seed),
+        lambda y, seed: partition.quantity(y, 10, 1.0, seed=seed),
+        lambda y, seed: partition.natural(y, clients=2, seed=seed),
+        lambda y, seed: partition.grouped(np.arange(200) % 50, 10, seed=seed),
     ],
 )
 def test_seeds_differ(make):
@@ -143,7 +148,7 @@ def test_late_clients_take_what_is_left_in_proportion():
 
 def test_dirichlet_draws_have_the_right_moments():
     a = np.array([0.02, 0.3, 1.68])
-    draws = _dirichlet(np.tile(a, (40_000, 1)), np.random.default_rng(0))
+    draws = draw(np.tile(a, (40_000, 1)), np.random.default_rng(0))
     np.testing.assert_allclose(draws.sum(axis=1), 1)
     mean = a / a.sum()
     np.testing.assert_allclose(draws.mean(axis=0), mean, atol=0.005)
@@ -155,7 +160,7 @@ def test_dirichlet_draws_have_the_right_moments():
 def test_apportion_is_within_one_of_the_quota(n, total, seed):
     shares = np.random.default_rng(seed).dirichlet(np.ones(n), size=2)
     totals = np.array([total, 7])
-    counts = _apportion(shares, totals)
+    counts = apportion(shares, totals)
     assert counts.sum(axis=1).tolist() == totals.tolist()
     assert np.all(counts >= 0)
     assert np.abs(counts - shares * totals[:, None]).max() < 1 + 1e-6
@@ -169,7 +174,7 @@ def test_fill_up_cuts_the_largest_clients(sizes, min_size):
         return
     owner = np.repeat(np.arange(clients), sizes)
     filled = np.bincount(
-        _fill_up(owner, clients, min_size, np.random.default_rng(0)), minlength=clients
+        fill_up(owner, clients, min_size, np.random.default_rng(0)), minlength=clients
     )
     # The slow way: one example at a time, from the largest client to one that is too small.
     slow = np.array(sizes)
@@ -252,6 +257,31 @@ def test_iid_needs_no_labels():
         (lambda y: partition.label_share(y, [[1.5, -0.5], [0.5, 0.5]]), "Row 0"),
         (lambda y: partition.label_share(y, [[1.0, 0], [1, 0.0]]), "client 1 without"),
         (lambda y: partition.pooled(y[:0]), "0 examples are too few for 1 client"),
+        (lambda y: partition.dirichlet(np.full(10, np.nan), 2, 1.0), "type float64"),
+        (lambda y: partition.natural(y * 1.0), "partition by 'client' .* type float64"),
+        (lambda y: partition.natural(y[:0]), "none at all"),
+        (
+            lambda y: partition.natural(np.array([1, "a"] * 5, object)),
+            "either whole numbers or texts, not int, str",
+        ),
+        (lambda y: partition.natural(np.array([None] * 10)), "not NoneType"),
+        (lambda y: partition.natural(y, clients=3), "3 clients .* are asked for, and there are 2"),
+        (lambda y: partition.natural(y, clients=0), "0 clients with at least 1"),
+        (lambda y: partition.natural(y, min_size=6), r"6 examples .* there are 0 \(of 2 in all\)"),
+        (lambda y: partition.natural(y, min_size=-1), "min_size"),
+        (lambda y: partition.natural(y, names=["1", "0", "1"]), "'1' comes twice"),
+        (lambda y: partition.natural(y, names=["0", "12"]), "No example has '12' for 'client'"),
+        (lambda y: partition.natural(y, names=["0"], min_size=6), "'0' has 5 examples"),
+        (lambda y: partition.natural(y, clients=1, names=["0"]), "names say which"),
+        (lambda y: partition.grouped(y, 3), "2 clients cannot be merged into 3 groups"),
+        (lambda y: partition.grouped(y, 0), "into 0 groups"),
+        (lambda y: partition.grouped(y, 1, of=5), "5 clients .* there are 2"),
+        (lambda y: partition.quantity(y, 2, -1.0), "alpha"),
+        (lambda y: partition.quantity(y, 2, 1.0, min_size=6), "too few"),
+        (lambda y: partition.pathological(y, 11), "too few"),
+        (lambda y: partition.pathological(y, 2, 3), "3 classes: there are 2"),
+        (lambda y: partition.pathological(y, 2, 0), "0 classes"),
+        (lambda y: partition.pathological(np.arange(10), 3, 3), "cannot hold all 10 classes"),
     ],
 )
 def test_bad_input_is_named(call, message):
@@ -268,11 +298,185 @@ def test_signatures_serve_a_config_layer():
             assert parameters["seed"].default == 0
         assert set(typing.get_type_hints(function)) == {*parameters, "return"}
         assert function.__doc__
-    public = {
-        name
-        for name, value in vars(partition).items()
-        if inspect.isfunction(value)
-        and value.__module__ == partition.__name__
-        and not name.startswith("_")
+
+
+@pytest.fixture
+def keyed():
+    """90 examples of tokens with labels of their own: 30 units of 3, with keys for each."""
+    unit = np.repeat(np.arange(30), 3)
+    order = np.random.default_rng(0).permutation(90)
+    meta = {
+        "unit": (7 * unit)[order],
+        "client": np.array([f"user {u % 5}" for u in unit])[order],
+        "cluster": (unit % 4)[order],
+        "offsets": np.zeros((90, 8, 2), np.int32),
     }
-    assert public == set(partition.__all__)
+    columns = {"labels": np.zeros((90, 8), np.int32), "x": np.arange(90)}
+    return Dataset(columns, ("O",), "toy", "tagging", meta)
+
+
+UNITS = {
+    "iid": lambda d: partition.iid(d, 7),
+    "pooled": partition.pooled,
+    "client_prior": lambda d: partition.dirichlet(d, 7, 0.3, by="cluster"),
+    "class_wise": lambda d: partition.dirichlet(d, 7, 0.3, by="cluster", mode="class_wise"),
+    "label_share": lambda d: partition.label_share(d, [[0.3, 0.7]] * 4, by="cluster"),
+    "pathological": lambda d: partition.pathological(d, 7, 2, by="cluster"),
+    "quantity": lambda d: partition.quantity(d, 7, 0.5),
+    "natural": partition.natural,
+    "grouped": lambda d: partition.grouped(d, 2),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_units_stay_together(keyed, name):
+    clients = UNITS[name](keyed)
+    assert_partition(clients, 90)
+    units = [set(keyed.meta["unit"][rows].tolist()) for rows in clients.indices]
+    assert sum(map(len, units)) == 30, "no unit has two owners"
+    # Units are dealt out just as examples are where there are no units.
+    _, first = np.unique(keyed.meta["unit"], return_index=True)
+    meta = {key: x[first] for key, x in keyed.meta.items() if key != "unit"}
+    alone = UNITS[name](Dataset({"x": np.arange(30)}, name="units", meta=meta))
+    assert units == [{7 * row for row in rows.tolist()} for rows in alone.indices]
+
+
+def test_any_key_can_take_the_place_of_labels(keyed):
+    meta = {key: x for key, x in keyed.meta.items() if key != "unit"}
+    data = Dataset(keyed.columns, keyed.label_names, "toy", meta=meta)
+    for key in ("cluster", "client"):
+        _, labels = np.unique(meta[key], return_inverse=True)
+        for make in (
+            lambda d, by=None: partition.dirichlet(d, 6, 0.5, by=by),
+            lambda d, by=None: partition.pathological(d, 6, 2, by=by),
+        ):
+            assert_same(make(data, key), make(labels))
+    shares = [[1, 0], [0, 1], [1, 0], [0, 1], [1, 0]]
+    two = partition.label_share(data, shares, by="client")
+    assert set(meta["client"][two.indices[1]]) == {"user 1", "user 3"}
+
+
+def test_a_wrong_key_names_the_right_ones(keyed):
+    with pytest.raises(InputError, match=r"'toy' has no 'clusters' .* Did you mean 'cluster'\?"):
+        partition.dirichlet(keyed, 2, 1.0, by="clusters")
+    with pytest.raises(InputError, match=r"shape \(90, 8\) .* by\. Known: client, cluster, unit"):
+        partition.pathological(keyed, 2)
+    with pytest.raises(InputError, match=r"shape \(90, 8, 2\)"):
+        partition.natural(keyed, "offsets")
+    with pytest.raises(InputError, match=r"'bare' has no 'client' .* There are none"):
+        partition.natural(Dataset({"x": np.zeros(3)}, name="bare"))
+
+
+@quick
+@given(st.data())
+def test_pathological_clients_have_few_classes(data):
+    labels, k = data.draw(problems())
+    classes = len(set(labels.tolist()))
+    k = max(k, data.draw(st.integers(1, 20)))
+    labels = np.tile(labels, -(-k // len(labels)))
+    least = -(-classes // k)
+    few = data.draw(st.integers(least, classes))
+    seed = data.draw(st.integers(0, 2**31))
+    clients = partition.pathological(labels, k, few, seed=seed)
+    assert len(clients) == k
+    assert_partition(clients, len(labels))
+    assert clients.sizes.min() >= 1
+    have = (table(clients) > 0).sum(axis=1)
+    assert have.max() <= few
+    # As many as asked for, unless a class has too few examples to be cut so often.
+    possible = np.minimum(np.bincount(labels), k).sum()
+    assert have.sum() == min(k * few, possible)
+    assert np.ptp(have) <= 1
+    assert_same(clients, partition.pathological(labels, k, few, seed=seed))
+
+
+def test_pathological_is_mcmahans_split_of_mnist():
+    labels = np.arange(60_000) % 10
+    counts = table(partition.pathological(labels, 100, 2))
+    assert set(counts.ravel().tolist()) == {0, 300}
+    assert np.all((counts > 0).sum(axis=1) == 2)
+    pairs = {tuple(np.flatnonzero(row)) for row in counts}
+    assert len(pairs) > 30, "which two classes a client has is left to chance"
+
+
+def test_the_largest_shard_is_cut():
+    assert _shards(np.array([100, 50, 1]), 10, 7).tolist() == [4, 2, 1]
+    assert _shards(np.array([1000, 5]), 4, 8).tolist() == [4, 4], "no client takes two of a class"
+    assert _shards(np.array([1, 2]), 4, 8).tolist() == [1, 2], "no shard is empty"
+
+
+@quick
+@given(problems(), st.floats(1e-6, 1e6), st.integers(0, 2**31))
+def test_quantity_covers_without_empty_clients(problem, alpha, seed):
+    labels, k = problem
+    clients = partition.quantity(labels, k, alpha, seed=seed)
+    assert len(clients) == k
+    assert_partition(clients, len(labels))
+    assert clients.sizes.min() >= 1
+    assert_same(clients, partition.quantity(labels, k, alpha, seed=seed))
+
+
+def test_quantity_has_the_sizes_of_its_distribution():
+    labels = np.arange(100_000) % 4
+    assert np.ptp(partition.quantity(labels, 10, 1e9).sizes) <= 8
+    assert partition.quantity(labels, 10, 1e-3).sizes.max() > 50_000
+    sizes = np.concatenate([partition.quantity(labels, 5, 2.0, seed=i).sizes for i in range(300)])
+    # Each share is Beta(2, 8).
+    assert np.var(sizes / 100_000) == pytest.approx(0.2 * 0.8 / 11, rel=0.1)
+    counts = table(partition.quantity(labels, 10, 1.0))
+    assert np.abs(counts / counts.sum(axis=1, keepdims=True) - 0.25).max() < 0.1
+
+
+@quick
+@given(st.lists(st.integers(-3, 12), min_size=1), st.booleans())
+def test_natural_has_a_client_for_each_key(keys, as_text):
+    keys = [f"user {key}" for key in keys] if as_text else keys
+    clients = partition.natural(np.array(keys))
+    assert_partition(clients, len(keys))
+    assert clients.names == tuple(map(str, sorted(set(keys))))
+    for name, rows in zip(clients.names, clients.indices, strict=True):
+        assert {str(keys[row]) for row in rows} == {name}
+
+
+def test_natural_draws_among_clients_of_a_size():
+    keys = np.repeat(np.arange(20), np.arange(20))  # user n has n examples, user 0 none
+    drawn = partition.natural(keys, clients=5, min_size=10)
+    assert sorted(map(int, drawn.names)) == list(map(int, drawn.names))
+    assert drawn.sizes.tolist() == list(map(int, drawn.names))
+    assert drawn.sizes.min() >= 10
+    everyone = {
+        name for i in range(60) for name in partition.natural(keys, clients=5, seed=i).names
+    }
+    assert everyone == {str(n) for n in range(1, 20)}
+    assert partition.natural(keys, min_size=18).names == ("18", "19")
+
+
+def test_natural_gives_a_test_split_to_the_same_clients():
+    train = partition.natural(np.array(list("cabbage")), clients=3, seed=4)
+    test = partition.natural(np.array(list("begac")), names=train.names[::-1])
+    assert test.names == train.names[::-1]
+    for name, rows in zip(test.names, test.indices, strict=True):
+        assert rows.tolist() == ["begac".index(name)]
+    absent = partition.natural(np.array(["a"]), names=["b", "a"], min_size=0)
+    assert absent.sizes.tolist() == [0, 1]
+
+
+def test_grouped_merges_clients_equally():
+    keys = np.repeat(np.arange(40), 5)
+    clients = partition.grouped(keys, 9, of=27, seed=2)
+    members = [set(keys[rows].tolist()) for rows in clients.indices]
+    assert [len(users) for users in members] == [3] * 9
+    assert len(set.union(*members)) == 27
+    assert clients.sizes.tolist() == [15] * 9, "with all examples of each"
+    assert_partition(partition.grouped(keys, 7), 200)
+
+
+def test_feature_shift_splits_at_random_and_changes_the_images():
+    pixels = np.full((40, 1, 4, 4), 100, np.uint8)
+    labels = np.zeros(40, np.int32)
+    data = Dataset({"pixel_values": pixels, "labels": labels}, ("a",), task="image_classification")
+    clients = partition.feature_shift(data, 4, "brightness", 0.8, seed=3)
+    assert_same(clients, partition.iid(data, 4, seed=3))
+    means = [clients.data.columns["pixel_values"][rows].mean() for rows in clients.indices]
+    assert means == [100, 80, 60, 40]
+    assert np.all(pixels == 100)

@@ -1,5 +1,6 @@
 """Data sets by name, from directories, and from a stand-in for the hub."""
 
+import copy
 import gzip
 import json
 import socket
@@ -13,7 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from fedjax_peft import assets
-from fedjax_peft.data import DATASETS, load_dataset, sources
+from fedjax_peft.data import load_dataset, sources
+from fedjax_peft.data.formats import folders
 from fedjax_peft.errors import InputError
 
 ROWS = [("one", "y"), ("two", "x"), ("three", "y"), ("NA", "z")]
@@ -94,6 +96,12 @@ def test_formats_mix_and_columns_have_other_names(tmp_path, tokenizer):
     assert_is_rows(load(tmp_path, tokenizer)["test"])
 
 
+def test_the_first_of_two_names_counts(tmp_path, tokenizer):
+    content = json.dumps({"sentence": "two", "text": "one", "label": "x"}).encode()
+    write(tmp_path, train__jsonl=content, test__jsonl=content)
+    assert load(tmp_path, tokenizer)["train"].columns["input_ids"].tolist() == [[2, 0, 0]]
+
+
 def test_test_comes_before_validation(tmp_path, tokenizer):
     write(tmp_path, train__csv=as_csv(ROWS), test__csv=as_csv(ROWS[1:]), validation__csv=b"broken")
     assert_is_rows(load(tmp_path, tokenizer)["test"], ROWS[1:])
@@ -118,6 +126,109 @@ def test_text_pairs(tmp_path, tokenizer):
     write(tmp_path, train__jsonl=row, test__jsonl=row)
     data = load_dataset(str(tmp_path), tokenizer=tokenizer, max_length=4)["train"]
     assert data.columns["input_ids"].tolist() == [[2, 3, 4, 0]]
+
+
+def rows(*records):
+    return "\n".join(map(json.dumps, records)).encode()
+
+
+def test_further_columns_are_keys(tmp_path, tokenizer):
+    one = {"text": "one", "label": "x", "client": 7, "year": 1999, "note": None, "url": "u" * 300}
+    two = {"text": "two", "label": "y", "client": 8, "year": 2001, "note": "n", "url": "u"}
+    write(tmp_path, train__jsonl=rows(one, two), test__jsonl=rows(one))
+    meta = load(tmp_path, tokenizer)["train"].meta
+    assert {key: values.tolist() for key, values in meta.items()} == {
+        "client": ["7", "8"],
+        "year": [1999, 2001],
+    }
+    write(tmp_path, train__jsonl=rows(one, two | {"client": None}))
+    with pytest.raises(InputError, match=r"Row 2 of .*train\.jsonl has None .* column 'client'"):
+        load(tmp_path, tokenizer)
+
+
+SPAN = {"context": "one two three", "question": "two", "answer": "three", "answer_start": 8}
+
+
+@pytest.mark.parametrize(
+    ("row", "task", "column"),
+    [
+        ({"text": "one two", "label": 1}, "classification", "labels"),
+        ({"tokens": ["one"], "tags": ["O"]}, "tagging", "labels"),
+        ({"tokens": ["one"], "ner_tags": ["B-x"]}, "tagging", "labels"),
+        (SPAN, "question_answering", "start_positions"),
+        ({"client": "a", "text": "one two"}, "next_token", "input_ids"),
+    ],
+)
+def test_what_is_learned_follows_from_the_columns(tmp_path, tokenizer, row, task, column):
+    write(tmp_path, train__jsonl=rows(row, row), test__jsonl=rows(row))
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.eos_token = "[UNK]"
+    data = load_dataset(str(tmp_path), tokenizer=tokenizer, max_length=6)
+    assert {part.task for part in data.values()} == {task}
+    assert column in data["train"].columns
+    assert len(data["train"]) >= 2
+
+
+def test_keys_of_windows_are_those_of_their_rows(tmp_path, tokenizer):
+    long = SPAN | {"context": "one two three one two one two", "source": "s"}
+    write(tmp_path, train__jsonl=rows(SPAN | {"source": "t"}, long), test__jsonl=rows(long))
+    options = {"tokenizer": tokenizer, "max_length": 5}
+    train = load_dataset(str(tmp_path), doc_stride=2, **options)["train"]
+    units, sources = train.meta["unit"].tolist(), train.meta["source"].tolist()
+    assert len(units) > 2
+    assert [{0: "t", 1: "s"}[unit] for unit in units] == sources
+    fewer = load_dataset(str(tmp_path), doc_stride=0, **options)["train"]
+    assert len(fewer) < len(train)
+
+
+def test_clusters_of_texts(tmp_path, tokenizer):
+    texts = ["one one", "one", "two two", "two"]
+    content = jsonl([(text, "x") for text in texts])
+    write(tmp_path, train__jsonl=content, test__jsonl=content)
+    groups = load(tmp_path, tokenizer, clusters=2)["train"].meta["cluster"].tolist()
+    assert groups[0] == groups[1] != groups[2] == groups[3]
+
+
+def test_texts_need_a_tokenizer(tmp_path):
+    write(tmp_path, train__jsonl=GOOD, test__jsonl=GOOD)
+    with pytest.raises(InputError, match="need a tokenizer"):
+        load(tmp_path, None)
+
+
+def test_a_whole_is_split(tmp_path, tokenizer):
+    write(tmp_path, all__jsonl=jsonl([("one", str(i % 2)) for i in range(25)]))
+    data = load(tmp_path, tokenizer)
+    assert (len(data["train"]), len(data["test"])) == (20, 5)
+
+
+@pytest.mark.parametrize("place", ["FEDJAX_PEFT_DATA", "cache"])
+def test_a_folder_of_the_name_goes_first(tmp_path, tokenizer, monkeypatch, place):
+    folder = tmp_path / "data" / "mrpc"
+    folder.mkdir(parents=True)
+    row = rows({"sentence1": "one", "sentence2": "two", "label": 1})
+    write(folder, train__jsonl=row, validation__jsonl=row)
+    if place == "cache":
+        monkeypatch.setenv("FEDJAX_PEFT_CACHE", str(tmp_path))
+        monkeypatch.setenv("FEDJAX_PEFT_DATA", str(tmp_path / "elsewhere"))
+    else:
+        monkeypatch.setenv("FEDJAX_PEFT_DATA", str(tmp_path / "data"))
+    data = load_dataset("mrpc", tokenizer=tokenizer)["test"]
+    assert data.columns["input_ids"].shape == (1, 128)
+    assert data.label_names == ("not_equivalent", "equivalent")
+    assert data.labels.tolist() == [1]
+
+
+@pytest.mark.parametrize("text", ["", "\x00\x1b", "\u202e\u05d0", "\U0001f680", "one " * 25_000])
+def test_hostile_texts(tmp_path, tokenizer, text):
+    content = jsonl([("one", "x"), (text, "y")])
+    write(tmp_path, train__jsonl=content, test__jsonl=content)
+    assert load(tmp_path, tokenizer)["train"].columns["input_ids"].shape == (2, 3)
+
+
+def test_half_a_character_is_told_by_its_file(tmp_path, tokenizer):
+    write(tmp_path, train__jsonl=b'{"text": "one \\ud83d", "label": 1}', test__jsonl=GOOD)
+    with pytest.raises(InputError, match=r"train\.jsonl could not be read"):
+        load(tmp_path, tokenizer)
 
 
 def test_whole_number_labels_sort_by_number(tmp_path, tokenizer):
@@ -228,10 +339,10 @@ def test_bad_tab_lines_are_named(tmp_path):
     path = tmp_path / "x.tab"
     path.write_bytes(TAB + b"a\tone\nb\ttwo\tthree\n")
     with pytest.raises(InputError, match=r"Line 6 of .*x\.tab has 3 fields"):
-        sources._read_tab(path)
+        folders._read_tab(path)
     path.write_bytes(b"Text\n")
     with pytest.raises(InputError, match="does not start with"):
-        sources._read_tab(path)
+        folders._read_tab(path)
 
 
 def test_hub(tokenizer, monkeypatch):
@@ -261,13 +372,14 @@ def test_hub_out_of_reach(tokenizer, monkeypatch):
         load("20newsgroups", tokenizer, source="hub")
 
 
-def test_registry_is_consistent():
-    for name, entry in DATASETS.items():
-        assert entry.description
-        assert "\n" not in entry.description
-        assert (entry.asset is None) == (entry.read is None)
-        if entry.asset is not None:
-            assert assets.ASSETS[entry.asset].hub == entry.hub, name
+def test_a_label_out_of_range_is_named(tmp_path, tokenizer):
+    good = rows({"sentence": "one", "label": 1})
+    write(tmp_path, train__jsonl=rows({"sentence": "one", "label": 2}), validation__jsonl=good)
+    with pytest.raises(InputError, match=r"Row 1 of .*train\.jsonl has the label '2'"):
+        load("sst2", tokenizer, source=str(tmp_path))
+    write(tmp_path, train__jsonl=good, validation__jsonl=rows({"sentence": "one", "label": -1}))
+    with pytest.raises(InputError, match=r"Row 1 of .*validation\.jsonl has the label '-1'"):
+        load("sst2", tokenizer, source=str(tmp_path))
 
 
 def test_import_is_light():

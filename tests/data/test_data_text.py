@@ -70,6 +70,43 @@ def test_batches_equal_one_call(monkeypatch):
         np.testing.assert_array_equal(whole[name], parts[name])
 
 
+@pytest.mark.parametrize("limit", [1, 20, 10**9])
+def test_batches_are_small_and_cover_all_rows(monkeypatch, limit):
+    monkeypatch.setattr(text, "_CHARACTERS", limit)
+    monkeypatch.setattr(text, "_BATCH", 4)
+    texts, words = ["x" * (7 * i % 30) for i in range(11)], [["ab", "c"]] * 11
+    slices = list(text.batches(texts, None, words))
+    assert [i for rows in slices for i in range(11)[rows]] == list(range(11))
+    for rows in slices:
+        sizes = [len(x) + 3 for x in texts[rows]]
+        assert len(sizes) <= 4
+        assert sum(sizes[:-1]) < limit
+
+
+HOSTILE = {
+    "empty": "",
+    "blank": " \t\n\u3000 ",
+    "control": "red \x00\x07\x1b green",
+    "right to left": "\u05e9\u05dc\u05d5\u05dd \u202ered",
+    "emoji": "red \U0001f469\u200d\U0001f680 green",
+    "lone surrogate": "red \ud83d green",
+    "long": "red " * 25_000,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_texts(kind):
+    columns = tokenize(make_tokenizer(), ["red", HOSTILE[kind]], ["green", "red"], max_length=9)
+    assert columns["input_ids"].shape == (2, 9)
+    assert columns["input_ids"][0].tolist() == [2, 4, 3, 5, 3, 0, 0, 0, 0]
+    assert columns["attention_mask"][1].sum() >= 4
+
+
+def test_lone_surrogates_are_replaced_one_for_one():
+    assert text.clean("a\ud83db\udc00") == "a\ufffdb\ufffd"
+    assert text.clean("\U0001f680 \u05d0") == "\U0001f680 \u05d0"
+
+
 def test_no_texts():
     assert tokenize(make_tokenizer(), [], max_length=4)["input_ids"].shape == (0, 4)
 
@@ -100,6 +137,22 @@ def test_cache_key_holds_all_that_matters(encodings):
     for tokenizer, texts, pairs, max_length in calls:
         tokenize(tokenizer, texts, pairs, max_length=max_length)
     assert len(encodings) == len(cached()) == len(calls)
+
+
+def test_cached_columns_belong_to_their_key():
+    made = []
+
+    def make(value):
+        made.append(value)
+        return {"x": np.array([value], np.int16)}
+
+    keys = [["a", 1], ["a", "1"], ["a1"], ["a", [1]], ["a", 1, "b"], ["a", {"c": None}]]
+    for _ in range(2):
+        for i, key in enumerate(keys):
+            columns = text.cached(iter(key), lambda i=i: make(i))
+            assert columns["x"].tolist() == [i]
+            assert columns["x"].dtype == np.int16
+    assert made == list(range(len(keys)))
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "junk"])

@@ -1,0 +1,361 @@
+"""The named data sets: where each comes from, what its columns are called, and how papers use it.
+
+One entry says all there is to say about a data set; :mod:`fedjax_peft.data.sources` reads it.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
+from typing import NamedTuple
+
+from fedjax_peft.data.formats.conll import PLONER_SOURCES, read_conll, read_ploner
+from fedjax_peft.data.formats.folders import read_orange, read_text_folders
+from fedjax_peft.data.formats.glue import read_glue
+from fedjax_peft.data.formats.images import read_images
+from fedjax_peft.data.formats.leaf import read_users
+from fedjax_peft.data.formats.semeval import read_semeval
+from fedjax_peft.data.formats.squad import read_mrqa, read_squad
+from fedjax_peft.data.table import Table
+
+__all__ = ["DATASETS", "DIRECTORY", "Reader", "Settings", "Source"]
+
+Reader = Callable[[Path], dict[str, Table] | None]
+"""folder -> tables by split (``train``, ``validation``, ``test``; ``all``: to be split), or None if
+the folder is in another format."""
+
+
+class Settings(NamedTuple):
+    """What a paper trains with."""
+
+    max_length: int = 128
+    """Tokens per example."""
+    clients: int | None = None
+    clients_per_round: int | None = None
+    alpha: float | None = None
+    """Of the Dirichlet partition; None: clients are given by nature, or by the paper's table."""
+    rounds: int | None = None
+
+
+class Source(NamedTuple):
+    """Where a data set comes from."""
+
+    description: str
+    task: str = "classification"
+    """Which encoder and which function of :mod:`fedjax_peft.tasks` it is for."""
+    hub: str | None = None
+    """Data set on the Hugging Face hub, if it is there."""
+    config: str | None = None
+    """Its configuration, such as ``sst2`` of ``nyu-mll/glue``."""
+    revision: str | None = None
+    columns: Mapping[str, str] = {}
+    """Names of columns on the hub and in files -> ours (:class:`fedjax_peft.data.table.Table`), the
+    first that is there goes before others of the same, and before ours."""
+    label_names: tuple[str, ...] | None = None
+    """All classes or tags in the hub's order; None: as the training split has them."""
+    test: str | None = "test"
+    """The hub's split to test on; None: it has none, and a fifth of ``train`` is held out."""
+    keys: Mapping[str, tuple[str, ...]] = {}
+    """Columns to partition by that every row has -> their values; () where they are many."""
+    share: int | None = None
+    """At most so many rows of each ``source``, drawn at random before the split."""
+    shape: tuple[int, ...] = ()
+    """Of an image."""
+    asset: str | None = None
+    """The asset (:data:`fedjax_peft.assets.ASSETS`) that holds the same data, if there is one."""
+    formats: tuple[Reader, ...] = ()
+    """Formats that its folder may have beside a table for each split; the first that fits."""
+    download: str = ""
+    """What to download by hand."""
+    parts: tuple[str, ...] = ()
+    """The data sets that it is made of, if it is made of several."""
+    settings: Settings = Settings()
+
+
+def _glue(config: str, description: str, labels: tuple[str, ...], **columns: str) -> Source:
+    """Returns an entry of GLUE; MNLI's test split is the one from the genres of its training."""
+    return Source(
+        description,
+        hub="nyu-mll/glue",
+        config=config,
+        columns=columns,
+        label_names=labels,
+        test="validation_matched" if config == "mnli" else "validation",
+        formats=(read_glue,),
+        download=(
+            f"the folder of this task from gluebenchmark.com/tasks ({_GLUE_FILES[config]}), or"
+            f" the parquet files of {config} from huggingface.co/datasets/nyu-mll/glue, named after"
+            " their splits"
+        ),
+        settings=_PAPERS.get(config, Settings(128, 6, 6, None, 25)),
+    )
+
+
+_GLUE_FILES = {
+    **dict.fromkeys(("rte", "sst2", "qnli", "qqp"), "train.tsv and dev.tsv"),
+    "mrpc": "train.tsv and dev.tsv, or msr_paraphrase_train.txt and msr_paraphrase_test.txt",
+    "mnli": "train.tsv and dev_matched.tsv",
+}
+_PAPERS = {
+    "sst2": Settings(128, 2, 2, None, 30),  # FRA-LoRA, by its table of label shares
+    "mnli": Settings(128, 2, 2, None, 30),
+}
+
+_RELATIONS = (
+    "Cause-Effect",
+    "Component-Whole",
+    "Content-Container",
+    "Entity-Destination",
+    "Entity-Origin",
+    "Instrument-Agency",
+    "Member-Collection",
+    "Message-Topic",
+    "Product-Producer",
+)
+_MRQA_SOURCES = (
+    "SQuAD",
+    "NewsQA",
+    "TriviaQA-web",
+    "SearchQA",
+    "HotpotQA",
+    "NaturalQuestionsShort",
+)
+_CIFAR100 = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus"
+    " butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch"
+    " crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo"
+    " keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse"
+    " mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy"
+    " porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper"
+    " snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television"
+    " tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
+)
+
+
+def _iob2(*types: str) -> tuple[str, ...]:
+    return ("O", *(f"{place}-{kind}" for kind in types for place in "BI"))
+
+
+DATASETS: dict[str, Source] = {
+    "20newsgroups": Source(
+        description="20 Newsgroups, topic of a Usenet post: 20 classes, 11,293 train, 7,528 test",
+        hub="SetFit/20_newsgroups",
+        columns={"label_text": "label"},
+        asset="20newsgroups",
+        formats=(read_orange, read_text_folders),
+        download=(
+            "20news-bydate.tar.gz from qwone.com/~jason/20Newsgroups (its folders"
+            " 20news-bydate-train and 20news-bydate-test)"
+        ),
+        settings=Settings(256, 100, 10, 0.1, 1000),
+    ),
+    "semeval2010_task8": Source(
+        description="SemEval-2010 task 8, 19 relations of two nouns: 8,000 train, 2,717 test",
+        hub="SemEvalWorkshop/sem_eval_2010_task_8",
+        columns={"sentence": "text", "relation": "label"},
+        label_names=(*(f"{r}({d})" for r in _RELATIONS for d in ("e1,e2", "e2,e1")), "Other"),
+        formats=(read_semeval,),
+        download=(
+            "SemEval2010_task8_all_data.zip of the task's organisers (TRAIN_FILE.TXT and"
+            " TEST_FILE_FULL.TXT)"
+        ),
+        settings=Settings(64, 100, 10, 1.0, 1000),
+    ),
+    "mrpc": _glue(
+        "mrpc",
+        "GLUE MRPC, is it a paraphrase: 3,668 train, 408 validation (test here)",
+        ("not_equivalent", "equivalent"),
+        sentence1="text",
+        sentence2="text_pair",
+    ),
+    "rte": _glue(
+        "rte",
+        "GLUE RTE, does it follow: 2,490 train, 277 validation (test here)",
+        ("entailment", "not_entailment"),
+        sentence1="text",
+        sentence2="text_pair",
+    ),
+    "sst2": _glue(
+        "sst2",
+        "GLUE SST-2, mood of a film review: 67,349 train, 872 validation (test here)",
+        ("negative", "positive"),
+        sentence="text",
+    ),
+    "qnli": _glue(
+        "qnli",
+        "GLUE QNLI, is it the answer: 104,743 train, 5,463 validation (test here)",
+        ("entailment", "not_entailment"),
+        question="text",
+        sentence="text_pair",
+    ),
+    "qqp": _glue(
+        "qqp",
+        "GLUE QQP, the same question: 363,846 train, 40,430 validation (test here)",
+        ("not_duplicate", "duplicate"),
+        question1="text",
+        question2="text_pair",
+    ),
+    "mnli": _glue(
+        "mnli",
+        "GLUE MNLI, does it follow: 392,702 train, 9,815 matched validation (test here)",
+        ("entailment", "neutral", "contradiction"),
+        premise="text",
+        hypothesis="text_pair",
+        sentence1="text",
+        sentence2="text_pair",
+    ),
+    "glue_silo": Source(
+        description="six GLUE tasks, one for each client, of MRPC's size (FedMCP)",
+        parts=("rte", "mrpc", "sst2", "qnli", "qqp", "mnli"),
+        settings=Settings(128, 6, 6, None, 25),
+    ),
+    "wnut17": Source(
+        description="WNUT 2017, rare entities in posts: 6 types, 3,394 train, 1,287 test",
+        task="tagging",
+        hub="leondz/wnut_17",
+        revision="refs/convert/parquet",  # the main one is a script, which datasets 5 does not run
+        columns={"ner_tags": "tags"},
+        label_names=_iob2("corporation", "creative-work", "group", "location", "person", "product"),
+        formats=(read_conll,),
+        download=(
+            "wnut17train.conll, emerging.dev.conll and emerging.test.annotated from"
+            " github.com/leondz/emerging_entities_17"
+        ),
+        settings=Settings(64, 30, 5, 0.1, 500),
+    ),
+    "ploner": Source(
+        description="PLONER, persons, places and organisations in eight sources of sentences",
+        task="tagging",
+        columns={"ner_tags": "tags"},
+        label_names=_iob2("PER", "ORG", "LOC"),
+        test=None,
+        keys={"source": PLONER_SOURCES},
+        formats=(read_ploner,),
+        download=(
+            "CoNLL-2003 (eng.train, eng.testa, eng.testb), WNUT16 (github.com/aritter/twitter_nlp,"
+            " data/annotated/wnut16) and OntoNotes 5 (LDC2013T19) as words and tags in columns, in"
+            " folders conll2003, wnut16, and bc, bn, mz, nw, tc, wb for the genres of OntoNotes"
+        ),
+        settings=Settings(64, 100, 10, 0.01, 150),
+    ),
+    "squad": Source(
+        description="SQuAD 1.1, answers in a context: 87,599 train, 10,570 validation (test here)",
+        task="question_answering",
+        hub="rajpurkar/squad",
+        test="validation",
+        formats=(read_squad,),
+        download="train-v1.1.json and dev-v1.1.json from rajpurkar.github.io/SQuAD-explorer",
+        settings=Settings(384, 300, 15, 0.1, 100),
+    ),
+    "mrqa": Source(
+        description="MRQA 2019, questions from six sources, an equal share of each",
+        task="question_answering",
+        hub="mrqa-workshop/mrqa",
+        columns={"subset": "source", "qid": "id", "detected_answers": "answers"},
+        test=None,
+        keys={"source": _MRQA_SOURCES},
+        share=9_466,  # FeDeRA has 56,800 questions in all
+        formats=(read_mrqa,),
+        download=(
+            "the six training files, SQuAD.jsonl.gz to NaturalQuestionsShort.jsonl.gz, linked in"
+            " github.com/mrqa/MRQA-Shared-Task-2019"
+        ),
+        settings=Settings(512, 300, 15, 0.01, 200),
+    ),
+    "stack_overflow": Source(
+        description="Stack Overflow by user, next token",
+        task="next_token",
+        test=None,
+        keys={"client": ()},
+        formats=(read_users,),
+        download=(
+            "the users you want of TensorFlow Federated's stackoverflow, as train.json and"
+            ' test.json: {"user": {"tokens": ["a sentence", ...]}, ...}'
+        ),
+        settings=Settings(64, 9, 9, None, 30),
+    ),
+    "shakespeare": Source(
+        description="Shakespeare's plays by role, next token",
+        task="next_token",
+        hub="flwrlabs/shakespeare",
+        # 4.2 million windows of 80 characters, each one further; y is the character after.
+        columns={"character_id": "client", "x": "text"},
+        test=None,
+        keys={"client": ()},
+        formats=(read_users,),
+        download=(
+            "LEAF's shakespeare (github.com/TalwalkarLab/leaf; its folders train and test), or"
+            ' TensorFlow Federated\'s as train.json and test.json: {"role": {"snippets": ["a'
+            ' speech", ...]}, ...}'
+        ),
+        settings=Settings(128, 9, 9, None, 30),
+    ),
+    "emnist": Source(
+        description="EMNIST by writer, handwritten characters: 62 classes",
+        task="image_classification",
+        hub="flwrlabs/femnist",
+        columns={"writer_id": "client", "character": "label"},
+        label_names=tuple(digits + ascii_uppercase + ascii_lowercase),
+        test=None,
+        keys={"client": ()},
+        shape=(28, 28),
+        formats=(read_users, read_images),
+        download=(
+            "LEAF's femnist (github.com/TalwalkarLab/leaf; its folders train and test), or without"
+            " writers EMNIST's gzip.zip from nist.gov/itl/products-and-services/emnist-dataset (the"
+            " byclass files)"
+        ),
+        settings=Settings(clients=9, clients_per_round=9, rounds=50),
+    ),
+    "cifar100": Source(
+        description="CIFAR-100, photographs: 100 classes, 50,000 train, 10,000 test",
+        task="image_classification",
+        hub="uoft-cs/cifar100",
+        columns={"img": "image", "fine_label": "label", "image_jpeg": "image"},
+        label_names=tuple(_CIFAR100.split()),
+        shape=(32, 32, 3),
+        formats=(read_users, read_images),
+        download="cifar-100-binary.tar.gz from cs.toronto.edu/~kriz/cifar.html",
+        settings=Settings(clients=9, clients_per_round=9, rounds=50),
+    ),
+    "cifar10": Source(
+        description="CIFAR-10, photographs: 10 classes, 50,000 train, 10,000 test",
+        task="image_classification",
+        hub="uoft-cs/cifar10",
+        columns={"img": "image", "image_jpeg": "image"},
+        label_names=(
+            *("airplane", "automobile", "bird", "cat", "deer"),
+            *("dog", "frog", "horse", "ship", "truck"),
+        ),
+        shape=(32, 32, 3),
+        formats=(read_users, read_images),
+        download="cifar-10-binary.tar.gz from cs.toronto.edu/~kriz/cifar.html",
+    ),
+    "fashion_mnist": Source(
+        description="Fashion-MNIST, pieces of clothing: 10 classes, 60,000 train, 10,000 test",
+        task="image_classification",
+        hub="zalando-datasets/fashion_mnist",
+        label_names=(
+            "T - shirt / top",
+            "Trouser",
+            "Pullover",
+            "Dress",
+            "Coat",
+            "Sandal",
+            "Shirt",
+            "Sneaker",
+            "Bag",
+            "Ankle boot",
+        ),
+        shape=(28, 28),
+        formats=(read_images,),
+        download="the four idx files (.gz) from github.com/zalandoresearch/fashion-mnist",
+    ),
+}
+"""The named data sets. Counts are those of the source that ``auto`` takes first."""
+
+DIRECTORY = Source(
+    description="a folder of files",
+    columns={"text": "text", "sentence": "text", "ner_tags": "tags", "img": "image"},
+    formats=(read_users, read_images),
+)
+"""What is known of a folder that the user names; its task follows from its columns."""

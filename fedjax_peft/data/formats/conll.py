@@ -1,0 +1,137 @@
+"""Columns of words and tags, a blank line after each sentence; and PLONER, made of such files."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_peft.data.formats import tabular
+from fedjax_peft.data.formats.files import find, lines
+from fedjax_peft.data.table import Table, require
+from fedjax_peft.errors import InputError
+
+__all__ = ["PLONER_SOURCES", "read_conll", "read_conll_file", "read_ploner"]
+
+_FILES = {
+    "train": ("eng.train", "*train*.conll", "train", "train.txt"),
+    "validation": ("eng.testa", "*dev*.conll", "dev", "dev.txt", "valid.txt"),
+    # WNUT17's test split comes without tags too.
+    "test": ("eng.testb", "*.test.annotated", "*test*.conll", "test", "test.txt"),
+}
+
+PLONER_SOURCES = ("CoNLL", "WNUT", "OnBC", "OnBN", "OnMZ", "OnNW", "OnTC", "OnWB")
+"""CoNLL-2003, WNUT16 and the genres of OntoNotes 5: broadcast conversation, broadcast news,
+magazine, newswire, telephone conversation, web."""
+_PLONER_TYPES = {
+    **dict.fromkeys(("per", "person"), "PER"),
+    **dict.fromkeys(("loc", "location", "geo-loc", "gpe"), "LOC"),
+    **dict.fromkeys(("org", "organization", "company", "corporation"), "ORG"),
+}
+"""Entity types of the sources, in lower case; all others are left out. OntoNotes' GPE (countries,
+cities) is what CoNLL calls a location; its facilities, and WNUT's, are not."""
+
+
+def read_conll(folder: Path) -> dict[str, Table] | None:
+    """Returns the splits of a folder of such files (WNUT's and CoNLL-2003's names), or None."""
+    found = {split: find(folder, *patterns) for split, patterns in _FILES.items()}
+    tables = {split: read_conll_file(path) for split, path in found.items() if path is not None}
+    return tables or None
+
+
+def read_conll_file(path: Path) -> Table:
+    """Returns ``tokens`` and ``tags`` of each sentence, in IOB2.
+
+    The word is the first column and the tag the last; tabs or spaces between them.
+
+    Raises:
+      InputError: a line without a tag, or one that is not in IOB form.
+    """
+    tokens: list[list[str]] = [[]]
+    tags: list[list[str]] = [[]]
+    for number, line in lines(path):
+        if not line.strip() or line.startswith("-DOCSTART-"):
+            if tokens[-1]:
+                tokens.append([])
+                tags.append([])
+            continue
+        # Not str.split(): words of tweets can hold other kinds of spaces.
+        fields = line.split("\t") if "\t" in line else line.strip(" ").split(" ")
+        if len(fields) < 2 or not fields[0] or not re.fullmatch(r"O|[BI]-.+", fields[-1]):
+            raise InputError(
+                f"Line {number} of {path}, {line[:60]!r}, is not a word and its tag: O, or B- or I-"
+                " and the type of an entity."
+            )
+        tokens[-1].append(fields[0])
+        tags[-1].append(fields[-1])
+    full = [i for i, words in enumerate(tokens) if words]
+    return Table(
+        str(path), {"tokens": [tokens[i] for i in full], "tags": [_iob2(tags[i]) for i in full]}
+    )
+
+
+def _iob2(tags: Sequence[str]) -> list[str]:
+    """Returns tags of which every entity starts with B-; in CoNLL-2003 only adjacent ones do."""
+    result = []
+    for before, tag in zip(["O", *tags], tags, strict=False):
+        starts = tag[0] == "I" and before[1:] != tag[1:]
+        result.append(f"B{tag[1:]}" if starts else tag)
+    return result
+
+
+def read_ploner(folder: Path) -> dict[str, Table] | None:
+    """Returns all sentences with a person, location or organisation, and the ``source`` of each.
+
+    Files may lie in any folders, of words and tags in columns, or tables with ``tokens`` and
+    ``tags``. Their source is told by a word of their path: a genre (``bc``, ``bn``, ``mz``, ``nw``,
+    ``tc``, ``wb``), or one that starts with ``conll`` or ``eng`` (CoNLL-2003), ``wnut`` (WNUT16).
+
+    Returns:
+      One table named ``all``, or None where the splits are ready: ``all`` or ``train``.
+
+    Raises:
+      InputError: a file whose source the path does not tell.
+    """
+    columns: dict[str, list[Any]] = {"tokens": [], "tags": [], "source": []}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name = path.name.lower()
+        if name.startswith((".", "readme", "licen")):
+            continue
+        if path.parent == folder and tabular.kind(path):
+            return None
+        table = _sentences(path)
+        source = _source(path.relative_to(folder))
+        for words, tags in zip(table.columns["tokens"], table.columns["tags"], strict=True):
+            kept = [_ploner_tag(tag) for tag in tags]
+            if any(tag != "O" for tag in kept):
+                columns["tokens"].append(words)
+                columns["tags"].append(kept)
+                columns["source"].append(source)
+    return {"all": Table(str(folder), columns)} if columns["tags"] else None
+
+
+def _sentences(path: Path) -> Table:
+    if not tabular.kind(path):
+        return read_conll_file(path)
+    table = tabular.read_file(path)
+    for column in ("tokens", "tags"):
+        require(table, column, list, "a list of words" if column == "tokens" else "a list of tags")
+    return table
+
+
+def _source(path: Path) -> str:
+    words = re.split(r"[^a-z0-9]+", str(path).lower())
+    for genre in PLONER_SOURCES[2:]:
+        if genre[2:].lower() in words:
+            return genre
+    for source, start in (("WNUT", "wnut"), ("CoNLL", "conll"), ("CoNLL", "eng")):
+        if any(word.startswith(start) for word in words):
+            return source
+    raise InputError(
+        f"Which source of PLONER is {path}? Its path needs a word that tells it: conll, wnut, or a"
+        " genre of OntoNotes: bc, bn, mz, nw, tc, wb."
+    )
+
+
+def _ploner_tag(tag: str) -> str:
+    kind = _PLONER_TYPES.get(tag[2:].lower())
+    return "O" if kind is None else f"{tag[:2]}{kind}"

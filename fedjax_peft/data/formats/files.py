@@ -1,0 +1,74 @@
+"""Text files line by line, packed or not: what goes wrong names the file."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedjax_peft.data.formats.raw import read_bytes
+from fedjax_peft.errors import InputError
+
+__all__ = ["find", "lines", "read_json", "stem"]
+
+_UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
+
+
+def lines(path: Path, encoding: str = "utf-8-sig") -> Iterator[tuple[int, str]]:
+    """Yields (line number from 1, line without its end) of a text file; ``.gz`` is unpacked.
+
+    Only a line feed ends a line: tweets have other characters that Python would take for one.
+
+    Raises:
+      InputError: a file that cannot be read, is cut short, or is not in this encoding.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    number = 0
+    try:
+        with opener(path, "rt", encoding=encoding, newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                yield number, line.rstrip("\r\n")
+    except _UNREADABLE as error:
+        raise InputError(
+            f"{path} could not be read after line {number}: {type(error).__name__}: {error}."
+        ) from error
+
+
+def read_json(path: Path) -> Any:
+    """Returns what a JSON file holds.
+
+    Raises:
+      InputError: a file that cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(read_bytes(path))
+    except ValueError as error:  # of the encoding too
+        raise InputError(f"{path} is not a JSON file: {error}.") from error
+
+
+def stem(path: Path) -> str:
+    """Returns the name up to its first dot: ``train`` of ``train.jsonl.gz``."""
+    return path.name.split(".")[0]
+
+
+def find(folder: Path, *patterns: str) -> Path | None:
+    """Returns the one file of the folder, or below, that fits the first pattern that has any.
+
+    Args:
+      folder: where to look.
+      *patterns: of file names, such as ``train-v*.json``; the first that fits counts. ``.gz`` may
+        follow.
+
+    Raises:
+      InputError: several files for one pattern.
+    """
+    for pattern in patterns:
+        paths = {*folder.rglob(pattern), *folder.rglob(f"{pattern}.gz")}
+        found = sorted(path for path in paths if path.is_file())
+        if len(found) > 1:
+            names = ", ".join(str(path.relative_to(folder)) for path in found)
+            raise InputError(f"{folder} has several files for one split: {names}. Keep one.")
+        if found:
+            return found[0]
+    return None

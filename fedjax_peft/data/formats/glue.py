@@ -1,0 +1,60 @@
+"""GLUE's tab-separated files, and MRPC's own."""
+
+from pathlib import Path
+
+from fedjax_peft.data.formats.files import lines
+from fedjax_peft.data.table import Table
+from fedjax_peft.errors import InputError
+
+__all__ = ["read_glue"]
+
+_FILES = {
+    "train": ("train.tsv", "msr_paraphrase_train.txt"),
+    "validation": ("dev.tsv", "dev_matched.tsv", "msr_paraphrase_test.txt"),
+}
+"""MRPC as Microsoft gives it has no validation split; its test split stands for it."""
+_COLUMNS = {
+    "#1 String": "sentence1",
+    "#2 String": "sentence2",
+    "Quality": "label",
+    "is_duplicate": "label",
+    "gold_label": "label",
+    **{name: name for name in ("sentence", "sentence1", "sentence2", "label")},
+    **{name: name for name in ("question", "question1", "question2")},
+}
+"""A header's name -> the hub's; further columns are left out."""
+
+
+def read_glue(folder: Path) -> dict[str, Table] | None:
+    """Returns GLUE's train and validation split under the hub's column names, None if not there."""
+    tables = {}
+    for split, names in _FILES.items():
+        path = next((folder / name for name in names if (folder / name).exists()), None)
+        if path is not None:
+            tables[split] = _read(path)
+    return tables or None
+
+
+def _read(path: Path) -> Table:
+    """Returns the rows. Quotes mean nothing in these files."""
+    rows = ((number, line.split("\t")) for number, line in lines(path))
+    _, header = next(rows, (0, []))
+    wanted = {_COLUMNS[name]: i for i, name in enumerate(header) if name in _COLUMNS}
+    if "label" not in wanted or len(wanted) == 1:
+        raise InputError(
+            f"{path} does not start with the column names of a GLUE task, but with"
+            f" {', '.join(header)[:80]!r}."
+        )
+    columns: dict[str, list[str]] = {name: [] for name in wanted}
+    for number, fields in rows:
+        if len(fields) < len(header) and "is_duplicate" in header:
+            continue  # QQP as it is distributed has a few lines that break off
+        if len(fields) != len(header):
+            raise InputError(
+                f"Line {number} of {path} has {len(fields)} fields instead of {len(header)}."
+            )
+        if fields[wanted["label"]] == "-":  # MNLI: the annotators did not agree
+            continue
+        for name, i in wanted.items():
+            columns[name].append(fields[i])
+    return Table(str(path), columns)

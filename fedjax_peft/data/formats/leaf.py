@@ -1,0 +1,279 @@
+"""Examples by user: LEAF's JSON files (Caldas et al. 2018), and TFF's data sets as JSON.
+
+LEAF's files are ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y":
+[...]}}}``, several for a split. A data set of TensorFlow Federated is ``{client: {"tokens": [...],
+"label": [...]}}``, in place of ``tokens`` also ``snippets``, ``text``, ``pixels`` or ``image``.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_peft.data.formats.files import read_json
+from fedjax_peft.data.formats.raw import read_bytes
+from fedjax_peft.data.table import Table
+from fedjax_peft.errors import InputError
+
+__all__ = ["read_users"]
+
+_CONTENTS = ("tokens", "snippets", "text", "pixels", "image")
+"""TFF's fields that are learned from."""
+_LEAF = re.compile(
+    rb'\s*\{\s*"(users|num_samples|hierarchies)"\s*:\s*\[|\s*\{\s*"user_data"\s*:\s*\{'
+)
+_TFF = re.compile(
+    rb'\s*\{\s*"([^"\\]|\\.)*"\s*:\s*\{\s*"(tokens|snippets|text|pixels|image|(coarse_)?label|'
+    rb'creation_date)"\s*:\s*\['
+)
+_HEAD = 4096
+"""So many bytes tell these two from other JSON: a user's name is no longer."""
+
+
+def read_users(folder: Path) -> dict[str, Table] | None:
+    """Returns the splits of a folder of examples by user, None if it is not one.
+
+    Files are ``train/*.json`` and ``test/*.json`` (perhaps ``val``), or ``train.json`` and
+    ``test.json``, or ``all_data*.json`` where there is no split (its name is then ``all``), in the
+    folder or in its ``data``, perhaps gzipped. Rows are in the files' order, user by user, and have
+    their user as ``client``. The others of their columns depend on what an example is:
+
+    * a text: ``text``;
+    * tokens, in one list or several (LEAF's Reddit: a comment's): ``text``, joined by spaces,
+      without LEAF's marks ``<BOS>``, ``<EOS>`` and ``<PAD>``;
+    * pixels from 0 to 1, or whole numbers to 255: ``image`` uint8, square if the list is flat;
+
+    and ``label`` where there is one. LEAF's next character (Shakespeare) or token is no label, but
+    ends the text.
+
+    Args:
+      folder: a directory.
+
+    Raises:
+      InputError: a file that is damaged or contradicts itself (user and field are named).
+    """
+    files = {split: paths for split in _SPLITS if (paths := _find(folder, _patterns(split)))}
+    if not files:
+        files = {"all": paths} if (paths := _find(folder, _UNSPLIT)) else {}
+    if not files or not _is_by_user(next(iter(files.values()))[0]):
+        return None
+    return {split: _table(paths) for split, paths in files.items()}
+
+
+_SPLITS = ("train", "val", "test")
+_UNSPLIT = ("all_data*.json", "all_data/*.json", "all.json")
+
+
+def _patterns(split: str) -> tuple[str, ...]:
+    return f"{split}.json", f"{split}/*.json"
+
+
+def _find(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    """Returns the files of a split, of the first pattern that has any."""
+    for base in (folder, folder / "data"):
+        for pattern in patterns:
+            paths = sorted([*base.glob(pattern), *base.glob(f"{pattern}.gz")])
+            if paths:
+                return paths
+    return []
+
+
+def _is_by_user(path: Path) -> bool:
+    head = read_bytes(path, _HEAD)
+    return bool(_LEAF.match(head) or _TFF.match(head))
+
+
+class _User(NamedTuple):
+    """A user's examples."""
+
+    name: str
+    place: str
+    """Where they are from, to begin a message with: a file and the user."""
+    field: str
+    """The name of ``contents`` there."""
+    contents: list[Any]
+    labels: list[Any] | None
+
+
+def _table(paths: list[Path]) -> Table:
+    columns: dict[str, list[Any]] = {}
+    seen: dict[str, Path] = {}
+    shape = None
+    for path in paths:
+        for user in _users(path):
+            if user.name in seen:
+                raise InputError(f"The user {user.name!r} is in {seen[user.name]} and in {path}.")
+            seen[user.name] = path
+            if not user.contents:
+                continue
+            rows = _rows(user)
+            found = (rows.keys(), np.shape(rows["image"][0]) if "image" in rows else None)
+            shape = shape or found
+            if found != shape:
+                raise InputError(
+                    f"{user.place} has {_described(found)} an example, but others before have"
+                    f" {_described(shape)}."
+                )
+            for column, values in rows.items():
+                columns.setdefault(column, []).extend(values)
+    if not columns:
+        raise InputError(f"{paths[0]} has no examples.")
+    origin = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} files)"
+    return Table(origin, columns)
+
+
+def _described(found: tuple[Iterable[str], tuple[int, ...] | None]) -> str:
+    columns, shape = found
+    names = ", ".join(name for name in columns if name != "client")
+    return names if shape is None else f"{names} {list(shape)}"
+
+
+def _users(path: Path) -> Iterator[_User]:
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is {type(content).__name__}, not users and their examples.")
+    yield from _leaf_users(path, content) if "user_data" in content else _tff_users(path, content)
+
+
+# LEAF.
+
+
+def _leaf_users(path: Path, content: dict[str, Any]) -> Iterator[_User]:
+    users, sizes = _list(content, "users", f"{path}"), _list(content, "num_samples", f"{path}")
+    data = content["user_data"]
+    if len(users) != len(sizes):
+        raise InputError(f"{path} has {len(users)} users, but num_samples of {len(sizes)}.")
+    for name, size in zip(users, sizes, strict=True):
+        place = f"{path}: the user {name!r}"
+        if not isinstance(name, str) or not isinstance(data, dict) or name not in data:
+            raise InputError(f"{place} of 'users' is not in 'user_data'.")
+        x, y = _list(data[name], "x", place), _list(data[name], "y", place)
+        _check_lengths(place, "x", x, "y", y)
+        contents, labels = _leaf_examples(place, x, y)
+        # Reddit's files keep the numbers from before they were split.
+        if size != len(y) and not (y and isinstance(y[0], dict)):
+            raise InputError(f"{place} has {len(y)} examples, but num_samples says {size}.")
+        yield _User(name, place, "x", contents, labels)
+    # Users with too few examples to split are not listed; their lists are empty.
+    for name in data.keys() - set(users):
+        if _list(data[name], "x", f"{path}: the user {name!r}"):
+            raise InputError(f"{path}: the user {name!r} has examples, but is not in 'users'.")
+
+
+def _leaf_examples(place: str, x: list[Any], y: list[Any]) -> tuple[list[Any], list[Any] | None]:
+    """Returns contents and labels; a successor (of a character, of tokens) goes to the contents."""
+    if not y or isinstance(y[0], int):
+        return x, y
+    if isinstance(y[0], dict):  # Reddit's targets: the same tokens, one later
+        return x, None
+    return _each(place, "y", _continued, list(zip(x, y, strict=True)), "a successor of 'x'"), None
+
+
+def _continued(pair: tuple[Any, Any]) -> Any:
+    x, y = pair
+    return x + y if isinstance(x, str) else [*x, y if isinstance(y, str) else y[-1]]
+
+
+# TFF.
+
+
+def _tff_users(path: Path, content: dict[str, Any]) -> Iterator[_User]:
+    for name, record in content.items():
+        place = f"{path}: the client {name!r}"
+        fields = record if isinstance(record, dict) else {}
+        field = next((field for field in _CONTENTS if field in fields), _CONTENTS[0])
+        contents = _list(record, field, place)
+        labels = _list(record, "label", place) if "label" in record else None
+        if labels is not None:
+            _check_lengths(place, field, contents, "label", labels)
+        yield _User(name, place, field, contents, labels)
+
+
+def _list(record: Any, field: str, place: str) -> list[Any]:
+    if not isinstance(record, dict) or not isinstance(record.get(field), list):
+        raise InputError(f"{place} has no list {field!r}.")
+    return record[field]
+
+
+def _check_lengths(place: str, a: str, x: list[Any], b: str, y: list[Any]) -> None:
+    if len(x) != len(y):
+        raise InputError(f"{place} has {len(x)} values in {a!r}, but {len(y)} in {b!r}.")
+
+
+# Examples.
+
+
+def _rows(user: _User) -> dict[str, Any]:
+    """Returns the columns of a user's examples (one or more)."""
+    if isinstance(_first(user.contents), str):
+        rows = {"text": _each(user.place, user.field, _text, user.contents, "a text")}
+    else:
+        rows = {"image": list(_images(user))}
+    if user.labels is not None:
+        rows["label"] = user.labels
+    return rows | {"client": [user.name] * len(user.contents)}
+
+
+def _first(value: Any) -> Any:
+    """Returns the first thing that is no list in lists of lists."""
+    while isinstance(value, list) and value:
+        value = value[0]
+    return value
+
+
+def _each(
+    place: str, field: str, function: Callable[[Any], Any], values: list[Any], what: str
+) -> list[Any]:
+    results = []
+    for number, value in enumerate(values, 1):
+        try:
+            results.append(function(value))
+        except (TypeError, IndexError) as error:
+            raise InputError(
+                f"{place} has in {field!r}, value {number}, something other than {what}."
+            ) from error
+    return results
+
+
+_MARKS = ("<BOS>", "<EOS>", "<PAD>")
+
+
+def _text(value: Any) -> str:
+    """Returns a text, or tokens joined by spaces."""
+    if isinstance(value, str):
+        return value
+    tokens = [_text(token) for token in value if token not in _MARKS]
+    return " ".join(token for token in tokens if token)
+
+
+def _images(user: _User) -> np.ndarray:
+    """Returns uint8 ``[examples, height, width]`` or ``[examples, height, width, 3]``."""
+    try:
+        x = np.asarray(user.contents)
+    except ValueError as error:
+        raise InputError(
+            f"{user.place} has images of different sizes in {user.field!r}."
+        ) from error
+    largest = 1.0 if x.dtype.kind == "f" else 255
+    if x.dtype.kind not in "fiu":
+        raise InputError(f"{user.place} has something other than numbers in {user.field!r}.")
+    wrong = np.argwhere(~((x >= 0) & (x <= largest)))  # and NaN
+    if len(wrong):
+        raise InputError(
+            f"{user.place} has in {user.field!r}, value {wrong[0][0] + 1}, the pixel"
+            f" {x[tuple(wrong[0])]}: pixels are from 0 to {largest:g}."
+        )
+    if x.dtype.kind == "f":
+        x = np.rint(255 * x)
+    side = math.isqrt(x.shape[1]) if x.ndim == 2 else 0
+    if side and side**2 == x.shape[1]:
+        x = x.reshape(len(x), side, side)
+    if x.ndim != 3 and not (x.ndim == 4 and x.shape[-1] == 3):
+        raise InputError(
+            f"{user.place} has in {user.field!r} examples of {list(x.shape[1:])} numbers: neither a"
+            " square image nor [height, width] or [height, width, 3]."
+        )
+    return x.astype(np.uint8)

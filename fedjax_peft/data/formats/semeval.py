@@ -1,0 +1,37 @@
+"""SemEval-2010 task 8 as its organisers give it: four lines for each sentence."""
+
+import re
+from pathlib import Path
+
+from fedjax_peft.data.formats.files import find, lines
+from fedjax_peft.data.table import Table
+from fedjax_peft.errors import InputError
+
+__all__ = ["read_semeval"]
+
+
+def read_semeval(folder: Path) -> dict[str, Table] | None:
+    """Returns train and test: ``TRAIN_FILE.TXT``, ``TEST_FILE_FULL.TXT``; None if not there."""
+    found = {"train": find(folder, "TRAIN_FILE.TXT"), "test": find(folder, "TEST_FILE_FULL.TXT")}
+    tables = {split: _read(path) for split, path in found.items() if path is not None}
+    return tables or None
+
+
+def _read(path: Path) -> Table:
+    """Returns the rows: ``8001<TAB>"sentence"``, the relation, a comment, a blank line."""
+    sentences: list[str] = []
+    relations: list[str] = []
+    for number, line in lines(path):
+        if not line.strip() or line.startswith("Comment:"):
+            continue
+        new = re.fullmatch(r'\d+\t"(.*)"\s*', line)
+        if (new is None) == (len(sentences) == len(relations)):
+            wanted = "a numbered sentence" if new is None else "the relation of the one before"
+            raise InputError(f"Line {number} of {path} is {line[:60]!r} in place of {wanted}.")
+        if new is None:
+            relations.append(line.strip())
+        else:
+            sentences.append(new[1])
+    if len(sentences) != len(relations):
+        raise InputError(f"{path} ends before the relation of its last sentence.")
+    return Table(str(path), {"text": sentences, "label": relations})

@@ -1,0 +1,151 @@
+"""Questions on texts: SQuAD's json, MRQA's json lines, and the shapes that tables of them have."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_peft.data.formats.files import find, lines, read_json
+from fedjax_peft.data.table import Table
+from fedjax_peft.errors import InputError
+
+__all__ = ["canonical", "read_mrqa", "read_squad"]
+
+_COLUMNS = ("id", "question", "context", "answers", "answer_starts")
+
+
+def read_squad(folder: Path) -> dict[str, Table] | None:
+    """Returns train and validation of SQuAD's own files, ``train-v1.1.json``, ``dev-v1.1.json``."""
+    found = {"train": find(folder, "train-v*.json"), "validation": find(folder, "dev-v*.json")}
+    tables = {split: _squad_file(path) for split, path in found.items() if path is not None}
+    return tables or None
+
+
+def _squad_file(path: Path) -> Table:
+    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    try:
+        for article in read_json(path)["data"]:
+            for paragraph in article["paragraphs"]:
+                for qa in paragraph["qas"]:
+                    answers = qa["answers"]
+                    row = (
+                        qa["id"],
+                        qa["question"],
+                        paragraph["context"],
+                        [answer["text"] for answer in answers],
+                        [answer["answer_start"] for answer in answers],
+                    )
+                    for column, value in zip(columns.values(), row, strict=True):
+                        column.append(value)
+    except (KeyError, TypeError) as error:
+        raise InputError(_misses(str(path), len(columns["id"]) + 1, error)) from error
+    return Table(str(path), columns)
+
+
+def read_mrqa(folder: Path) -> dict[str, Table] | None:
+    """Returns the training questions of MRQA's files, one for each ``source``, as ``all``.
+
+    They are those in the folder ``train``, if there is one: ``SQuAD.jsonl.gz`` and so on. Each
+    starts with a line about itself.
+    """
+    folder = folder / "train" if (folder / "train").is_dir() else folder
+    columns: dict[str, list[Any]] = {name: [] for name in (*_COLUMNS, "source")}
+    for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")]):
+        rows = _json_lines(path)
+        number, header = next(rows, (0, {}))
+        if not isinstance(header, dict) or "header" not in header:
+            return None
+        try:
+            source = header["header"]["dataset"]
+            for number, text in rows:  # noqa: B007  the message has it
+                context = text["context"]
+                for qa in text["qas"]:
+                    found = _spans(qa["detected_answers"], None, context)
+                    row = (qa["qid"], qa["question"], context, *_columns(found), source)
+                    for column, value in zip(columns.values(), row, strict=True):
+                        column.append(value)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(_misses(str(path), number, error)) from error
+    return {"all": Table(str(folder), columns)} if columns["id"] else None
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    for number, line in lines(path):
+        try:
+            yield number, json.loads(line)
+        except ValueError as error:
+            raise InputError(f"Line {number} of {path} is not JSON: {error}.") from error
+
+
+def _misses(origin: str, row: int, error: Exception) -> str:
+    what = f"has no field {error}" if isinstance(error, KeyError) else f"is malformed: {error}"
+    return f"Question or line {row} of {origin} {what}. It is not in the format of its name."
+
+
+def canonical(table: Table) -> Table:
+    """Returns ``answers`` and ``answer_starts`` as lists, whatever shape the table has them in.
+
+    Known are the hub's of SQuAD (``answers`` has ``text`` and ``answer_start``), MRQA's detected
+    answers (``text`` and ``char_spans``), and one answer a row (``answer``, ``answer_start``). Rows
+    without an ``id`` are numbered.
+
+    Raises:
+      InputError: no answers, one that is misshapen, or an id that occurs twice (its row is named).
+    """
+    columns = dict(table.columns)
+    name = next((name for name in ("answers", "answer") if name in columns), None)
+    if name is None:
+        raise InputError(
+            f"{table.origin} has no column 'answers', only: {', '.join(table.columns)}."
+        )
+    starts = columns.pop("answer_start", columns.pop("answer_starts", [None] * len(table)))
+    contexts = columns.get("context", [""] * len(table))
+    found = []
+    for row, given in enumerate(zip(columns.pop(name), starts, contexts, strict=True), 1):
+        try:
+            found.append(_columns(_spans(*given)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"Row {row} of {table.origin} has {str(given[0])[:60]!r} for its answers: not texts"
+                " and the characters of the context at which they start."
+            ) from error
+    columns["answers"], columns["answer_starts"] = map(list, zip(*found, strict=True))
+    columns.setdefault("id", [str(row) for row in range(1, len(table) + 1)])
+    seen: dict[Any, int] = {}
+    for row, key in enumerate(columns["id"], 1):
+        if seen.setdefault(key, row) != row:
+            raise InputError(
+                f"Row {row} of {table.origin} has the id {key!r}, which row {seen[key]} has too:"
+                " every question needs its own."
+            )
+    return Table(table.origin, columns, table.label_names)
+
+
+def _spans(value: Any, start: Any, context: str) -> list[tuple[str, int]]:
+    """Returns the text and the first character of every answer of one question."""
+    if isinstance(value, str):  # one answer
+        return [_span(value, start)]
+    if isinstance(value, dict):  # answers as columns
+        value = [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
+    if not any(isinstance(answer, dict) for answer in value):
+        return [_span(*pair) for pair in zip(value, start, strict=True)]
+    found = []
+    for answer in value:
+        if "char_spans" in answer:  # MRQA's: every place where it stands, the last character too
+            places = answer["char_spans"]
+            if isinstance(places, dict):
+                places = zip(places["start"], places["end"], strict=True)
+            found += [_span(context[first : last + 1], first) for first, last in places]
+        else:
+            found.append(_span(answer["text"], answer["answer_start"]))
+    return found
+
+
+def _span(text: Any, start: Any) -> tuple[str, int]:
+    if not isinstance(text, str):
+        raise TypeError("an answer that is no text")
+    return text, int(start)
+
+
+def _columns(found: Sequence[tuple[str, int]]) -> tuple[list[str], list[int]]:
+    return [text for text, _ in found], [start for _, start in found]

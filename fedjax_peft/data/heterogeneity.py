@@ -1,0 +1,134 @@
+"""How much clients differ in their classes: histograms, and divergences of each pair of clients."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedjax_peft.data import keys
+from fedjax_peft.data.dataset import Clients
+from fedjax_peft.errors import InputError
+
+__all__ = ["histograms", "jeffreys", "js_divergence", "mean_pairwise", "sorted_order"]
+
+
+def histograms(clients: Clients[Any], by: str | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns how many examples of each class each client has, and the names of the classes.
+
+    Args:
+      clients: a federation.
+      by: a key of ``data.meta`` whose values are the classes; None: the labels.
+
+    Returns:
+      int ``[clients, classes]``, and as many names as there are classes.
+
+    Raises:
+      InputError: no such key, or not one value of it for each example.
+    """
+    values, names = keys.classes(clients.data, by)
+    shape = len(clients), len(names)
+    owner = np.repeat(np.arange(len(clients)), clients.sizes)
+    cells = owner * len(names) + values[np.concatenate(clients.indices)]
+    return np.bincount(cells, minlength=math.prod(shape)).reshape(shape), names
+
+
+def js_divergence(table: Any, base: float = 2, sqrt: bool = False) -> np.ndarray:
+    """Returns the Jensen-Shannon divergence of each pair of rows, float64 ``[rows, rows]``.
+
+    In base 2 it goes from 0 to 1, where two rows have nothing in common. FeDeRA names it in the
+    text of its heat maps (Yan et al. 2024, appendix A.4; its formula is :func:`jeffreys`). FedNLP
+    draws the square root, which is a distance, to the natural base.
+
+    Args:
+      table: counts or shares, not negative, ``[rows, classes]``.
+      base: of the logarithm.
+      sqrt: the square root instead.
+
+    Raises:
+      InputError: a table that is none, or a base that is not above 1.
+    """
+    if not 1 < base < math.inf:
+        raise InputError(f"The base of the logarithm must be above 1, but is {base}.")
+
+    def to_all(p: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        middle = (p + shares) / 2
+        return (_relative_entropy(p, middle) + _relative_entropy(shares, middle)) / 2
+
+    # The sums end a rounding error below 0 at times.
+    result = np.maximum(_pairs(_shares(table), to_all) / math.log(base), 0)
+    return np.sqrt(result) if sqrt else result
+
+
+def jeffreys(table: Any, eps: float = 1e-6) -> np.ndarray:
+    """Returns half of Jeffreys' divergence of each pair of rows, float64 ``[rows, rows]``.
+
+    ``(KL(p | q) + KL(q | p)) / 2`` with natural logarithms: the formula that FeDeRA prints
+    (appendix A.4). It has no upper bound; rows with nothing in common are infinitely far apart, or
+    about ``log(1 / eps)``.
+
+    Args:
+      table: counts or shares, not negative, ``[rows, classes]``.
+      eps: added to every share before they are divided by their sum.
+
+    Raises:
+      InputError: a table that is none, or a negative ``eps``.
+    """
+    if not 0 <= eps < math.inf:
+        raise InputError(f"eps must not be negative, but is {eps}.")
+
+    def to_all(p: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        return (_relative_entropy(p, shares) + _relative_entropy(shares, p)) / 2
+
+    return _pairs(_shares(_shares(table) + eps), to_all)
+
+
+def sorted_order(distances: np.ndarray) -> np.ndarray:
+    """Returns the rows by their total distance to all others, largest first, as FedNLP draws them.
+
+    Args:
+      distances: ``[rows, rows]``.
+
+    Returns:
+      int ``[rows]``; rows of equal totals keep their order.
+    """
+    return np.argsort(-distances.sum(axis=1), kind="stable")
+
+
+def mean_pairwise(distances: np.ndarray) -> float:
+    """Returns the mean distance of two different rows of ``[rows, rows]``; 0 for a single one."""
+    n = len(distances)
+    return float((distances.sum() - np.trace(distances)) / max(1, n * (n - 1)))
+
+
+def _shares(table: Any) -> np.ndarray:
+    """Returns the checked table with rows that sum to 1, float64 ``[rows, classes]``."""
+    counts = np.asarray(table, np.float64)
+    if counts.ndim != 2 or not counts.size:
+        raise InputError(f"A table of counts has rows and columns, not the shape {counts.shape}.")
+    wrong = np.flatnonzero(~np.all((counts >= 0) & np.isfinite(counts), axis=1))
+    empty = np.flatnonzero(counts.sum(axis=1) == 0)
+    if len(wrong):
+        raise InputError(
+            f"Row {wrong[0]} of the table of counts, {counts[wrong[0]].tolist()}, has a number that"
+            " is negative or not finite."
+        )
+    if len(empty):
+        raise InputError(
+            f"Row {empty[0]} of the table of counts is all 0: a client without examples has no"
+            " distribution to compare."
+        )
+    return counts / counts.sum(axis=1, keepdims=True)
+
+
+def _pairs(
+    shares: np.ndarray, to_all: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    # Row by row: memory stays at one table, and numpy has enough to do in each step.
+    return np.stack([to_all(p, shares) for p in shares])
+
+
+def _relative_entropy(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Returns KL(p | q) in nats over the last axis, where ``0 log 0`` is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(p > 0, p * np.log(p / q), 0).sum(axis=-1)

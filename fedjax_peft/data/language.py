@@ -1,0 +1,67 @@
+"""Texts to blocks of tokens, to predict each next one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.data.table import Table, require
+from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
+from fedjax_peft.data.tokens import padding_token, whole
+from fedjax_peft.errors import InputError
+
+__all__ = ["encode_language"]
+
+
+def encode_language(
+    table: Table, names: Sequence[str], tokenizer: Any, *, max_length: int, name: str
+) -> Dataset:
+    """Returns texts, each with the end-of-text token after it, in blocks of ``max_length`` tokens.
+
+    A longer text is cut into consecutive blocks, and nothing of it is lost but that the first token
+    of a block is not predicted. An empty text is one block that has no token to predict.
+
+    Args:
+      table: a column ``text``.
+      names: not used: there are no classes.
+      tokenizer: a fast tokenizer of ``transformers`` that has an end-of-text token.
+      max_length: tokens per block, at least 2.
+      name: of the data set.
+
+    Returns:
+      ``input_ids`` int32 and ``attention_mask`` bool, each ``[blocks, max_length]``; meta ``unit``
+      int32 ``[blocks]``, the number of the text.
+
+    Raises:
+      InputError: a tokenizer or length that cannot be used, or a row (named from 1) without text.
+    """
+    del names
+    check_tokenizer(tokenizer, max_length)
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"{type(tokenizer).__name__} has no token for the end of a text (eos_token), which a"
+            " model of the next token learns to predict. BERT's tokenizers have none; GPT-2's does."
+        )
+    if max_length < 2:
+        raise InputError(f"max_length is {max_length}, but a block needs 2 tokens to predict one.")
+    texts = [clean(text) for text in require(table, "text", str, "a text")]
+    key = ["language", fingerprint(tokenizer), tokenizer.eos_token_id, max_length, *texts]
+    columns = cached(key, lambda: _encode(tokenizer, texts, max_length))
+    meta = {"unit": columns.pop("unit")}
+    return Dataset(columns, (), name, "next_token", meta)
+
+
+def _encode(tokenizer: Any, texts: list[str], max_length: int) -> dict[str, np.ndarray]:
+    blocks: list[np.ndarray] = []
+    unit: list[int] = []
+    for rows in batches(texts):
+        for number, encoding in enumerate(whole(tokenizer, texts[rows]), rows.start):
+            tokens = np.array([*encoding.ids, tokenizer.eos_token_id], np.int32)
+            some = np.split(tokens, range(max_length, len(tokens), max_length))
+            blocks += some
+            unit += [number] * len(some)
+    mask = np.arange(max_length) < np.array([len(block) for block in blocks], np.int32)[:, None]
+    ids = np.full(mask.shape, padding_token(tokenizer), np.int32)
+    ids[mask] = np.concatenate([np.empty(0, np.int32), *blocks])
+    return {"input_ids": ids, "attention_mask": mask, "unit": np.array(unit, np.int32)}

@@ -1,0 +1,147 @@
+"""What partitions share: the pool that is dealt out, and whole numbers from shares.
+
+Inside, a partition is one array ``owner``, the client of each example, so that it covers the data
+exactly by its form; those that skew first make a table ``counts[clients, classes]`` and then deal
+the shuffled examples by it.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Generic
+
+import numpy as np
+
+from fedjax_peft.data import keys
+from fedjax_peft.data.dataset import Clients, Dataset, DataT
+from fedjax_peft.errors import InputError
+
+__all__ = ["Pool", "apportion", "check_clients", "check_min_size", "deal", "draw", "fill_up"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pool(Generic[DataT]):
+    """What a partition deals out: the units of the data, which elsewhere are just its examples."""
+
+    data: DataT
+    first: np.ndarray
+    """The first row of each unit, int ``[units]``."""
+    unit: np.ndarray
+    """The unit of each row, int ``[examples]``."""
+
+    @classmethod
+    def of(cls, data: DataT) -> "Pool[DataT]":
+        """Returns the pool of a data set, or of a bare array, one value for each example."""
+        if isinstance(data, Dataset) and "unit" in data.meta:
+            _, first, unit = np.unique(data.meta["unit"], return_index=True, return_inverse=True)
+            return cls(data, first, unit)
+        every = np.arange(len(data))
+        return cls(data, every, every)
+
+    def __len__(self) -> int:
+        """Returns the number of units."""
+        return len(self.first)
+
+    def classes(self, by: str | None) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Returns the class of each unit and all class names: :func:`keys.classes`."""
+        values, names = keys.classes(self.data, by)
+        return values[self.first], names
+
+    def distinct(self, by: str | None) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Returns the class of each unit and the names of those that occur."""
+        values, names = keys.distinct(self.data, by)
+        return values[self.first], names
+
+    def clients(
+        self, owner: np.ndarray, clients: int, names: tuple[str, ...] = ()
+    ) -> Clients[DataT]:
+        """Returns the clients of an owner array, int ``[units]`` below ``clients``; -1: nobody."""
+        owners = owner[self.unit]
+        sizes = np.bincount(owners + 1, minlength=clients + 1)
+        if len(owner) != len(self) or len(sizes) != clients + 1:
+            raise AssertionError(f"{len(owner)} owners of {len(self)} units, {len(sizes)} clients")
+        order = np.argsort(owners, kind="stable").astype(np.int32)
+        _, *rows = np.split(order, np.cumsum(sizes)[:-1])
+        return Clients(self.data, tuple(rows), names)
+
+
+def check_clients(n: int, clients: int, min_size: int = 1) -> None:
+    """Raises InputError where n examples are too few, or the numbers make no sense."""
+    if clients < 1:
+        raise InputError(f"A partition needs at least 1 client, not {clients}.")
+    check_min_size(min_size)
+    if n < clients * max(1, min_size):
+        raise InputError(
+            f"{n} examples are too few for {clients} clients with at least {max(1, min_size)}"
+            " each. Use fewer clients or more examples."
+        )
+
+
+def check_min_size(min_size: int) -> None:
+    """Raises InputError for a negative least size."""
+    if min_size < 0:
+        raise InputError(f"min_size of a partition must not be negative, but is {min_size}.")
+
+
+def draw(concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Returns one Dirichlet draw per row of ``concentration``, same shape.
+
+    A Gamma(a) variable is Gamma(a + 1) * U^(1/a), which is taken in logarithms: for small ``a``
+    the variables themselves all underflow to 0. Minus the logarithm of U is exponential.
+    """
+    a = np.maximum(concentration, 1e-300)  # so that 1 / a is finite
+    log_gamma = np.log(rng.standard_gamma(a + 1)) - rng.standard_exponential(a.shape) / a
+    weights = np.exp(log_gamma - log_gamma.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def apportion(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """Returns whole numbers ``[rows, n]`` near ``shares * totals`` whose rows sum to ``totals``.
+
+    Largest remainders: round down, then give what is left to the largest fractions (the first of
+    equal ones).
+    """
+    quotas = shares * totals[:, None]
+    counts = np.floor(quotas).astype(np.int64)
+    order = np.argsort(counts - quotas, axis=1, kind="stable")
+    extra = np.arange(quotas.shape[1]) < (totals - counts.sum(axis=1))[:, None]
+    np.put_along_axis(counts, order, np.take_along_axis(counts, order, axis=1) + extra, axis=1)
+    return counts
+
+
+def deal(classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Returns the owner of each example, int64 ``[examples]``.
+
+    Args:
+      classes: class of each example, int ``[examples]``.
+      counts: int ``[clients, classes]``; its columns sum to the sizes of the classes.
+      rng: shuffles the examples of each class.
+    """
+    shuffled = rng.permutation(len(classes))
+    by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
+    owner = np.empty(len(classes), np.int64)
+    owner[by_class] = np.repeat(np.tile(np.arange(len(counts)), counts.shape[1]), counts.T.ravel())
+    return owner
+
+
+def fill_up(owner: np.ndarray, clients: int, min_size: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns owners such that each client has ``min_size`` examples, taken from the largest."""
+    sizes = np.bincount(owner, minlength=clients)
+    need = np.maximum(min_size - sizes, 0)
+    total = need.sum()
+    if not total:
+        return owner
+    # The lowest level to which the large clients can be cut without giving more than is needed;
+    # the few examples still missing come from the first clients at that level.
+    level = bisect_left(
+        range(sizes.max()), True, key=lambda cut: np.maximum(sizes - cut, 0).sum() <= total
+    )
+    give = np.maximum(sizes - level, 0)
+    give[np.flatnonzero(sizes >= level)[: total - give.sum()]] += 1
+    shuffled = rng.permutation(len(owner))
+    grouped = shuffled[np.argsort(owner[shuffled], kind="stable")]
+    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    position = np.arange(len(owner)) - starts  # within the client's own shuffled list
+    moved = grouped[position < np.repeat(give, sizes)]
+    filled = owner.copy()
+    filled[rng.permutation(moved)] = np.repeat(np.arange(clients), need)
+    return filled

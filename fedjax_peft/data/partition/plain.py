@@ -1,0 +1,40 @@
+"""Partitions that look at nothing."""
+
+import numpy as np
+
+from fedjax_peft.data.dataset import Clients, DataT
+from fedjax_peft.data.partition.dealing import Pool, check_clients
+from fedjax_peft.random import host_rng
+
+__all__ = ["iid", "pooled"]
+
+
+def iid(data: DataT, clients: int, *, seed: int = 0) -> Clients[DataT]:
+    """Uniformly at random, in equal sizes (to one example).
+
+    Args:
+      data: a data set, or integer labels ``[examples]``.
+      clients: number of clients, at most the number of examples.
+      seed: of the random stream.
+
+    Raises:
+      InputError: ``clients`` out of range.
+    """
+    pool = Pool.of(data)
+    check_clients(len(pool), clients)
+    owner = host_rng(seed, "partition").permutation(len(pool)) % clients
+    return pool.clients(owner, clients)
+
+
+def pooled(data: DataT) -> Clients[DataT]:
+    """One client with everything, for training without federation (``algorithms.centralised``).
+
+    Args:
+      data: a data set, or integer labels ``[examples]``.
+
+    Raises:
+      InputError: no examples.
+    """
+    pool = Pool.of(data)
+    check_clients(len(pool), 1)
+    return pool.clients(np.zeros(len(pool), np.int64), 1)

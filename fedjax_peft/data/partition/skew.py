@@ -1,0 +1,312 @@
+"""Partitions that make clients differ on purpose: in classes, in sizes, in features."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from fedjax_peft.data.dataset import Clients, Dataset, DataT
+from fedjax_peft.data.partition.dealing import (
+    Pool,
+    apportion,
+    check_clients,
+    deal,
+    draw,
+    fill_up,
+)
+from fedjax_peft.data.partition.plain import iid
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.random import host_rng
+
+__all__ = ["dirichlet", "feature_shift", "label_share", "pathological", "quantity"]
+
+
+def dirichlet(
+    data: DataT,
+    clients: int,
+    alpha: float,
+    *,
+    by: str | None = None,
+    mode: Literal["client_prior", "class_wise"] = "client_prior",
+    fednlp_exact: bool = False,
+    min_size: int = 1,
+    seed: int = 0,
+) -> Clients[DataT]:
+    """Label skew by a Dirichlet distribution: the smaller alpha, the fewer labels a client has.
+
+    ``client_prior``: client i draws its label shares ``p_i ~ Dir(alpha * prior)``, where ``prior``
+    is the label distribution of the data, and takes ``p_i * size`` examples of each label. Clients
+    draw from the pool one after the other; where a label has run out, the shortage is filled from
+    the other labels in proportion to what is left of them, so late clients are more mixed than
+    their ``p_i``. Sizes are equal (to one example). The distribution is that of Hsu et al. 2019,
+    the filling that of FedNLP (Lin et al. 2022), which FeDeRA (Yan et al. 2024) uses.
+
+    ``class_wise``: label c draws its client shares ``q_c ~ Dir(alpha, ..., alpha)`` and its
+    examples are divided by them (Yurochkin et al. 2019). Sizes are unequal, and for small alpha
+    most clients would be empty: clients below ``min_size`` are filled up with random examples of
+    the largest clients, which are cut to a common level. With ``min_size=0`` clients can stay
+    empty.
+
+    Shares are turned into counts by largest remainders, without any redrawing.
+
+    Args:
+      data: a data set, or integer labels ``[examples]``.
+      clients: number of clients, at most the number of examples.
+      alpha: concentration, positive; towards infinity every client has the prior.
+      by: a key of ``data.meta`` whose values take the place of labels, such as ``"tag_set"`` or
+        ``"cluster"``; None: the labels.
+      mode: see above.
+      fednlp_exact: sizes as in FedNLP: all clients have ``examples // clients`` and the last one
+        also the remainder. Only for ``client_prior``.
+      min_size: least number of examples of a client.
+      seed: of the random stream.
+
+    Raises:
+      InputError: an argument out of range, or no such key.
+    """
+    pool = Pool.of(data)
+    classes, names = pool.distinct(by)
+    check_clients(len(pool), clients, min_size)
+    _check_alpha(alpha)
+    if fednlp_exact and mode != "client_prior":
+        raise InputError(f"fednlp_exact is about the mode 'client_prior', not {mode!r}.")
+    rng = host_rng(seed, "partition")
+    if mode == "client_prior":
+        class_sizes = np.bincount(classes, minlength=len(names))
+        counts = _client_prior(class_sizes, _sizes(len(pool), clients, fednlp_exact), alpha, rng)
+        owner = deal(classes, counts, rng)
+    elif mode == "class_wise":
+        owner = _class_wise(classes, clients, alpha, min_size, rng)
+    else:
+        known = ["client_prior", "class_wise"]
+        raise InputError(f"There is no Dirichlet mode {mode!r}. {nearest(mode, known)}")
+    return pool.clients(owner, clients)
+
+
+def label_share(
+    data: DataT, shares: Sequence[Sequence[float]], *, by: str | None = None, seed: int = 0
+) -> Clients[DataT]:
+    """Label skew by a table: which share of each label goes to which client.
+
+    ``shares[c][k]`` is the part of label c's examples that client k gets, rounded by largest
+    remainders. ``[[.9, .1], [.1, .9]]`` is the two-client split of SST-2 in the FRA-LoRA paper.
+
+    Args:
+      data: a data set, or integer labels ``[examples]``.
+      shares: one row per label, in label order, and one column per client; rows sum to 1.
+      by: a key of ``data.meta`` whose sorted values take the place of labels; None: the labels.
+      seed: of the random stream.
+
+    Raises:
+      InputError: a table that does not fit the labels, or that leaves a client without examples.
+    """
+    pool = Pool.of(data)
+    classes, names = pool.classes(by)
+    table = _share_table(shares, len(names))
+    counts = apportion(table, np.bincount(classes, minlength=len(names))).T
+    empty = np.flatnonzero(counts.sum(1) == 0)
+    if len(empty):
+        raise InputError(f"The share table leaves client {empty[0]} without any example.")
+    owner = deal(classes, counts, host_rng(seed, "partition"))
+    return pool.clients(owner, len(counts))
+
+
+def pathological(
+    data: DataT,
+    clients: int,
+    classes_per_client: int = 2,
+    *,
+    by: str | None = None,
+    seed: int = 0,
+) -> Clients[DataT]:
+    """Label skew by shards: each client has examples of a few classes only, mostly two.
+
+    As in the split of MNIST by McMahan et al. 2017: every class is cut into equal shards, and every
+    client takes as many shards as it has classes. Here no shard is of two classes, so that a class
+    gets shards about in proportion to its size (each time, the class with the largest shards is cut
+    into one more), and no client takes two of the same class. A client has fewer classes only where
+    the examples do not suffice for so many shards. Classes of equal size give equal clients.
+
+    Args:
+      data: a data set, or integer labels ``[examples]``.
+      clients: number of clients, at most the number of examples.
+      classes_per_client: how many classes a client has; together the clients must hold them all.
+      by: a key of ``data.meta`` whose values take the place of labels; None: the labels.
+      seed: of the random stream.
+
+    Raises:
+      InputError: an argument out of range, or more classes than clients can hold.
+    """
+    pool = Pool.of(data)
+    classes, names = pool.distinct(by)
+    check_clients(len(pool), clients)
+    if not 1 <= classes_per_client <= len(names):
+        raise InputError(
+            f"A client cannot have examples of {classes_per_client} classes: there are"
+            f" {len(names)}."
+        )
+    if clients * classes_per_client < len(names):
+        raise InputError(
+            f"{clients} clients with {classes_per_client} classes each cannot hold all"
+            f" {len(names)} classes, and every example must go to some client. Use more clients or"
+            " more classes for each."
+        )
+    class_sizes = np.bincount(classes, minlength=len(names))
+    rng = host_rng(seed, "partition")
+    shards = _shards(class_sizes, clients, clients * classes_per_client)
+    takes = _take_shards(shards, clients, rng)
+    counts = apportion(takes.T / shards[:, None], class_sizes).T
+    return pool.clients(deal(classes, counts, rng), clients)
+
+
+def quantity(
+    data: DataT, clients: int, alpha: float, *, min_size: int = 1, seed: int = 0
+) -> Clients[DataT]:
+    """Quantity skew: sizes by a Dirichlet distribution, whatever the examples are.
+
+    Shares of the data are drawn from ``Dir(alpha, ..., alpha)`` over the clients (NIID-Bench, Li et
+    al. 2022, and FedNLP, who call it beta). Clients below ``min_size`` are filled up from the
+    largest ones, as in :func:`dirichlet`.
+
+    Args:
+      data: a data set, or integer labels ``[examples]``.
+      clients: number of clients, at most the number of examples.
+      alpha: concentration, positive; towards infinity all sizes are equal.
+      min_size: least number of examples of a client.
+      seed: of the random stream.
+
+    Raises:
+      InputError: an argument out of range.
+    """
+    pool = Pool.of(data)
+    check_clients(len(pool), clients, min_size)
+    _check_alpha(alpha)
+    alike = np.zeros(len(pool), np.int64)
+    owner = _class_wise(alike, clients, alpha, min_size, host_rng(seed, "partition"))
+    return pool.clients(owner, clients)
+
+
+def feature_shift(
+    data: Dataset, clients: int, kind: str, strength: float, *, seed: int = 0
+) -> Clients[Dataset]:
+    """IID, and then each client's images are changed in a way of its own, the later the more.
+
+    The images of the result are changed copies. Kinds, and what their strengths mean, are those of
+    :func:`fedjax_peft.data.pixels.shift_features`.
+
+    Args:
+      data: images.
+      clients: number of clients, at most the number of examples.
+      kind: ``"rotation"``, ``"noise"``, ``"brightness"`` or ``"contrast"``.
+      strength: client k of K, from 0, has ``strength * k / K`` of it; for rotations in degrees.
+      seed: of the random streams.
+
+    Raises:
+      InputError: an argument out of range, no such kind, or data without images.
+    """
+    from fedjax_peft.data import pixels
+
+    return pixels.shift_features(iid(data, clients, seed=seed), kind, strength, seed)
+
+
+def _check_alpha(alpha: float) -> None:
+    if not 0 < alpha < np.inf:
+        raise InputError(f"alpha of a Dirichlet partition must be positive, not {alpha}.")
+
+
+def _share_table(shares: Sequence[Sequence[float]], classes: int) -> np.ndarray:
+    """Returns the checked table, float64 ``[classes, clients]``."""
+    if len({len(row) for row in shares}) != 1:
+        raise InputError("All rows of a share table need the same length, the number of clients.")
+    table = np.array(shares, np.float64)
+    if len(table) != classes:
+        raise InputError(
+            f"The share table has {len(table)} rows, but the data have {classes} labels. It needs"
+            " one row per label and one column per client."
+        )
+    for label, row in enumerate(table):
+        if not (np.all(row >= 0) and abs(row.sum() - 1) < 1e-6):
+            raise InputError(
+                f"Row {label} of the share table, {row.tolist()}, must hold shares from 0 to 1"
+                f" that sum to 1; it sums to {row.sum():.6g}."
+            )
+    return table / table.sum(axis=1, keepdims=True)
+
+
+def _sizes(n: int, clients: int, remainder_last: bool) -> np.ndarray:
+    """Returns equal client sizes, int64 ``[clients]``, that sum to n."""
+    sizes = np.full(clients, n // clients)
+    if remainder_last:
+        sizes[-1] += n % clients
+    else:
+        sizes[: n % clients] += 1
+    return sizes
+
+
+def _class_wise(
+    classes: np.ndarray, clients: int, alpha: float, min_size: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Returns owners, int ``[examples]``: each class is divided by shares of its own."""
+    class_sizes = np.bincount(classes)
+    shares = draw(np.full((len(class_sizes), clients), alpha), rng)
+    owner = deal(classes, apportion(shares, class_sizes).T, rng)
+    return fill_up(owner, clients, min_size, rng)
+
+
+def _client_prior(
+    class_sizes: np.ndarray, sizes: np.ndarray, alpha: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Returns counts ``[clients, classes]``, drawn from the pool client by client."""
+    prior = class_sizes / class_sizes.sum()
+    shares = draw(np.tile(alpha * prior, (len(sizes), 1)), rng)
+    counts = apportion(shares, sizes)
+    left = class_sizes.copy()
+    for row, size in zip(counts, sizes, strict=True):
+        np.minimum(row, left, out=row)
+        left -= row
+        shortage = size - row.sum()
+        if shortage:
+            fill = _proportional(left, shortage)
+            row += fill
+            left -= fill
+    return counts
+
+
+def _proportional(stock: np.ndarray, amount: int) -> np.ndarray:
+    """Returns ``amount`` units taken from ``stock`` in proportion to it, by largest remainders.
+
+    Whole-number arithmetic throughout, so that no class gives more than it has.
+    """
+    taken, remainder = np.divmod(stock * amount, stock.sum())
+    extra = amount - taken.sum()
+    taken[np.argsort(-remainder, kind="stable")[:extra]] += 1
+    return taken
+
+
+def _shards(class_sizes: np.ndarray, clients: int, wanted: int) -> np.ndarray:
+    """Returns into how many shards each class is cut, int ``[classes]``: ``wanted`` in all.
+
+    Each class is one to begin with, and no class is cut into more than it has examples or than
+    there are clients; there are fewer in all where that forbids it.
+    """
+    most = np.minimum(class_sizes, clients)
+    of = np.repeat(np.arange(len(most)), most)
+    before = np.arange(len(of)) - np.repeat(np.cumsum(most) - most, most)
+    # The size of a class's shards before it is cut into one more: the larger, the sooner.
+    urgency = np.where(before == 0, np.inf, class_sizes[of] / np.maximum(before, 1))
+    return np.bincount(of[np.argsort(-urgency, kind="stable")[:wanted]], minlength=len(most))
+
+
+def _take_shards(shards: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns who takes a shard of which class, bool ``[clients, classes]``.
+
+    Clients take equal numbers (to one), one client after the other of the classes that have most
+    shards left, at random among equals. That always ends with none left (Gale and Ryser).
+    """
+    takes = np.zeros((clients, len(shards)), np.bool_)
+    left = shards.astype(np.float64)
+    for row, number in zip(takes, _sizes(shards.sum(), clients, False), strict=True):
+        order = np.argsort(left + rng.random(len(left)))
+        row[order[len(left) - number :]] = True
+        left -= row
+    return takes

@@ -1,0 +1,65 @@
+"""GLUE's tasks cut to one size, one task for each client: FedMCP's data."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedjax_peft.data.table import Table
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.random import host_rng
+
+__all__ = ["divide"]
+
+_RULES = ("6:2:2", "fedpetuning")
+_TRAIN, _BOTH, _TEST = 3_668, 4_076, 204
+"""MRPC's sizes: its training split, with its validation split, and half of that one."""
+
+
+def divide(task: str, tables: Mapping[str, Table], rule: str, seed: int) -> dict[str, Table]:
+    """Returns ``train``, ``validation`` and ``test`` of one task.
+
+    ``6:2:2`` is what FedMCP says: training and validation split together, at most as many as MRPC
+    has, divided in these parts. ``fedpetuning`` is what its numbers look like (their denominators
+    are 204 and 139): the training split, at most as many as MRPC's, and halves of the validation
+    split of at most 204. All cuts are stratified by label.
+
+    Args:
+      task: its name, for the random stream.
+      tables: the task's ``train`` and ``test`` (GLUE's validation split), with ``label``.
+      rule: see above.
+      seed: of the random stream.
+
+    Raises:
+      InputError: an unknown rule.
+    """
+    train, test = tables["train"], tables["test"]
+    if rule == "6:2:2":
+        columns = {name: [*x, *test.columns[name]] for name, x in train.columns.items()}
+        both = _stratified(Table(train.origin, columns, train.label_names), task, seed)
+        both = both.take(range(len(both))[:_BOTH])
+        n = len(both)
+        cuts = {"train": (0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1)}
+        return {
+            part: both.take(range(int(first * n), int(last * n)))
+            for part, (first, last) in cuts.items()
+        }
+    if rule == "fedpetuning":
+        train, test = (_stratified(table, task, seed) for table in (train, test))
+        half = len(test) // 2
+        return {
+            "train": train.take(range(len(train))[:_TRAIN]),
+            "validation": test.take(range(half)[:_TEST]),
+            "test": test.take(range(half, len(test))[:_TEST]),
+        }
+    raise InputError(f"There is no split {rule!r} of GLUE's silo. {nearest(rule, _RULES)}")
+
+
+def _stratified(table: Table, task: str, seed: int) -> Table:
+    """Returns the rows in an order of which every stretch has the labels in like proportions."""
+    labels = np.unique([str(x) for x in table.columns["label"]], return_inverse=True)[1]
+    shuffled = host_rng(seed, f"glue:{task}").permutation(len(labels))
+    place = np.empty(len(labels))
+    for label in np.unique(labels):
+        own = shuffled[labels[shuffled] == label]
+        place[own] = (np.arange(len(own)) + 0.5) / len(own)
+    return table.take(np.argsort(place, kind="stable").tolist())

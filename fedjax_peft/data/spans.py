@@ -1,0 +1,225 @@
+"""Questions about a context to windows of it, labelled with where the answer is."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.data.table import Table, require
+from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
+from fedjax_peft.data.tokens import joined, model_columns, offsets, padding_token, whole
+from fedjax_peft.errors import InputError
+
+__all__ = ["Question", "encode_spans", "recovered", "span_text", "unanswerable"]
+
+_QUESTION = 64
+"""The most tokens of a question, as in BERT's SQuAD code."""
+_STRIDE = 128
+"""Tokens that neighbouring windows share, likewise."""
+
+
+class Question(NamedTuple):
+    """What an answer is compared with."""
+
+    id: str
+    context: str
+    answers: tuple[str, ...]
+    """The gold answers; a reader is trained on the first."""
+
+
+def encode_spans(
+    table: Table,
+    names: Sequence[str],
+    tokenizer: Any,
+    *,
+    max_length: int,
+    name: str,
+    stride: int | None = None,
+) -> Dataset:
+    """Returns windows of contexts, each with its question before it: one example a window.
+
+    Positions are those of the first answer's tokens. In a window that does not hold all of them
+    they are both 0, the [CLS] token, as in Hugging Face's ``run_qa``. A question has at most 64
+    tokens, and at most half of the room; the rest of it is cut off.
+
+    Args:
+      table: columns ``id``, ``question``, ``context``, ``answers``, ``answer_starts``.
+      names: not used: there are no classes.
+      tokenizer: a fast tokenizer of ``transformers``.
+      max_length: tokens per window, the question and special tokens included.
+      name: of the data set.
+      stride: how many tokens of the context neighbouring windows share (``doc_stride``); by default
+        128, or half of what a window always holds, if that is less.
+
+    Returns:
+      ``input_ids`` int32, ``attention_mask`` bool, perhaps ``token_type_ids`` int32, and
+      ``context_mask`` bool (the tokens that an answer may use), each ``[windows, max_length]``;
+      ``start_positions`` and ``end_positions`` (inclusive) int32 ``[windows]``; meta ``unit`` int32
+      ``[windows]``, the number of the question, and ``offsets`` ``[windows, max_length, 2]``, where
+      in its context each token of it is, in characters; references: :class:`Question`.
+
+    Raises:
+      InputError: a tokenizer or length that cannot be used, or a row (named from 1) without an
+        answer, or whose context does not have it where the row says.
+    """
+    del names
+    check_tokenizer(tokenizer, max_length, pair=True)
+    room = max_length - tokenizer.num_special_tokens_to_add(True)
+    if room < 2:
+        raise InputError(f"max_length is {max_length}: no room for both a question and a context.")
+    limit = min(_QUESTION, room // 2)
+    stride = min(_STRIDE, (room - limit) // 2) if stride is None else stride
+    if not 0 <= stride < room - limit:
+        raise InputError(
+            f"The stride is {stride}, but with max_length={max_length} and questions of up to"
+            f" {limit} tokens a window may hold {room - limit} tokens of a context: choose a stride"
+            " below that, or a larger max_length."
+        )
+    questions, spans = _questions(table)
+    asked = [clean(text) for text in require(table, "question", str, "a question")]
+    contexts = [clean(question.context) for question in questions]
+    settings = [padding_token(tokenizer), max_length, limit, stride, len(asked)]
+    key = ["spans", fingerprint(tokenizer), *settings, *asked, *contexts]
+    columns = cached(key, lambda: _encode(tokenizer, asked, contexts, max_length, limit, stride))
+    meta = {name: columns.pop(name) for name in ("unit", "offsets")}
+    return Dataset(
+        columns | _positions(columns["context_mask"], meta["unit"], meta["offsets"], spans),
+        (),
+        name,
+        "question_answering",
+        meta,
+        questions,
+    )
+
+
+def recovered(data: Dataset) -> dict[str, str]:
+    """Returns what the labels of each question say: its id -> the text of its labelled tokens.
+
+    It is empty where no window holds the whole answer, and more than the answer where a token is.
+    """
+    start, end = data.columns["start_positions"], data.columns["end_positions"]
+    texts = {data.references[unit].id: "" for unit in np.unique(data.meta["unit"])}
+    for row in np.flatnonzero(data.columns["context_mask"][np.arange(len(data)), start]):
+        question = data.references[data.meta["unit"][row]]
+        texts[question.id] = span_text(data, int(row), start[row], end[row])
+    return texts
+
+
+def unanswerable(data: Dataset) -> list[str]:
+    """Returns the ids of the questions whose first answer the labels do not give back exactly."""
+    first = {question.id: question.answers[0].strip() for question in data.references}
+    return [id_ for id_, text in recovered(data).items() if text != first[id_]]
+
+
+def span_text(data: Dataset, row: int, start: int, end: int) -> str:
+    """Returns the text of the tokens ``start`` to ``end`` (inclusive) of a window's context."""
+    offsets = data.meta["offsets"][row]
+    context = data.references[data.meta["unit"][row]].context
+    return context[offsets[start, 0] : offsets[end, 1]].strip()
+
+
+def _questions(table: Table) -> tuple[tuple[Question, ...], np.ndarray]:
+    """Returns the questions, checked, and where the first answers are: characters ``[n, 2]``."""
+    columns = [
+        require(table, "id", (str, int), "an id"),
+        require(table, "context", str, "a context"),
+        require(table, "answers", (list, tuple), "a list of answers"),
+        require(table, "answer_starts", (list, tuple), "a list of character numbers"),
+    ]
+    questions, spans = [], []
+    for row, (id_, context, answers, starts) in enumerate(zip(*columns, strict=True), 1):
+        if not answers or len(answers) != len(starts):
+            raise InputError(
+                f"Row {row} of {table.origin} has {len(answers)} answers and {len(starts)} places"
+                " of them. Every question needs an answer, and every answer its place."
+            )
+        for answer, start in zip(answers, starts, strict=True):
+            _check_answer(f"Row {row} of {table.origin}", context, answer, start)
+        questions.append(Question(str(id_), context, tuple(answers)))
+        # Without spaces at the end: a byte-level token begins with the one before it.
+        spans.append((starts[0], starts[0] + len(answers[0].rstrip())))
+    return tuple(questions), np.array(spans, np.int32).reshape(-1, 2)
+
+
+def _check_answer(where: str, context: str, answer: Any, start: Any) -> None:
+    if not isinstance(answer, str) or not answer.strip():
+        raise InputError(f"{where} has {answer!r} in place of an answer.")
+    if not isinstance(start, int) or start < 0 or context[start : start + len(answer)] != answer:
+        there = context[start : start + len(answer)] if isinstance(start, int) else ""
+        raise InputError(
+            f"{where} has the answer {answer[:60]!r} at character {start!r} of the context, counted"
+            f" from 0, but there stands {there[:60]!r}."
+        )
+
+
+def _encode(
+    tokenizer: Any,
+    questions: list[str],
+    contexts: list[str],
+    max_length: int,
+    limit: int,
+    stride: int,
+) -> dict[str, np.ndarray]:
+    """Returns token columns of all windows, and ``context_mask``, ``offsets`` and ``unit``."""
+    longest = max(map(len, contexts), default=0)
+    small = np.min_scalar_type(longest)  # offsets are as large as all other columns together
+    room = max_length - tokenizer.num_special_tokens_to_add(True)
+    together = tokenizer.backend_tokenizer.post_process
+    batched = [_columns(tokenizer, [], max_length, small)]
+    for rows in batches(questions, contexts):
+        windows: list[tuple[int, Any, Any]] = []
+        asked, about = whole(tokenizer, questions[rows]), whole(tokenizer, contexts[rows])
+        for unit, (question, context) in enumerate(zip(asked, about, strict=True), rows.start):
+            question = _shortened(tokenizer, questions[unit], question, limit)
+            context.truncate(room - len(question), stride=stride)
+            parts = (context, *context.overflowing)
+            windows += [(unit, part, together(question, part)) for part in parts]
+        batched.append(_columns(tokenizer, windows, max_length, small))
+    return joined(batched)
+
+
+def _shortened(tokenizer: Any, text: str, encoding: Any, limit: int) -> Any:
+    """Returns the encoding of a text, or of as much from its start as has ``limit`` tokens."""
+    # Not by Encoding.truncate: what it cuts off stays with it, to be paired with every window.
+    while len(encoding) > limit:
+        text = text[: min(encoding.offsets[limit][0], len(text) - 1)]
+        (encoding,) = whole(tokenizer, [text])
+    return encoding
+
+
+def _columns(
+    tokenizer: Any, windows: list[tuple[int, Any, Any]], max_length: int, small: np.dtype
+) -> dict[str, np.ndarray]:
+    """Returns the columns of windows, each a question's number, a part of its context, and both."""
+    columns = model_columns(tokenizer, [pair for _, _, pair in windows], max_length)
+    columns["context_mask"] = np.zeros((len(windows), max_length), np.bool_)
+    columns["offsets"] = np.zeros((len(windows), max_length, 2), small)
+    for row, (_, part, pair) in enumerate(windows):
+        (at,) = np.nonzero(np.array(pair.sequence_ids) == 1)
+        # The part's own: in the pair, a byte-level tokenizer has taken the space off once more.
+        columns["offsets"][row, at] = offsets(part)
+        columns["context_mask"][row, at] = True
+    columns["unit"] = np.array([unit for unit, _, _ in windows], np.int32)
+    return columns
+
+
+def _positions(
+    context_mask: np.ndarray, unit: np.ndarray, offsets: np.ndarray, spans: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Returns ``start_positions`` and ``end_positions`` (inclusive) int32 ``[windows]``."""
+    begin, end = np.split(spans[unit], 2, axis=1)
+    # Two tokens may be of one character; neither is of none of its characters.
+    inside = context_mask & (offsets[..., 1] > begin) & (offsets[..., 0] < end)
+    first = np.argmax(inside, axis=1)
+    last = inside.shape[1] - 1 - np.argmax(inside[:, ::-1], axis=1)
+    rows = np.arange(len(unit))
+    begin, end = offsets[rows, first, 0].astype(np.int64), offsets[rows, last, 1].astype(np.int64)
+    # Whole, if no other window of the question holds more of the answer.
+    some = inside.any(axis=1)
+    least, most = np.full(len(spans), np.iinfo(np.int64).max), np.full(len(spans), -1)
+    np.minimum.at(least, unit[some], begin[some])
+    np.maximum.at(most, unit[some], end[some])
+    hold = some & (begin == least[unit]) & (end == most[unit])
+    positions = {"start_positions": first, "end_positions": last}
+    return {key: np.where(hold, x, 0).astype(np.int32) for key, x in positions.items()}

@@ -1,0 +1,169 @@
+"""Tagged words (named entities) to token columns, one label a word."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from fedjax_peft.data.dataset import IGNORE, Dataset
+from fedjax_peft.data.table import Table, require
+from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
+from fedjax_peft.data.tokens import joined, model_columns, padding_token
+from fedjax_peft.errors import InputError, nearest
+
+__all__ = ["encode_tags", "tag_names", "tag_set", "type_set"]
+
+_ORDERS = ("sorted", "first_seen")
+_TAG = re.compile("O|[BI]-.+")
+
+
+def encode_tags(
+    table: Table,
+    names: Sequence[str],
+    tokenizer: Any,
+    *,
+    max_length: int,
+    name: str,
+    order: Literal["sorted", "first_seen"] = "sorted",
+) -> Dataset:
+    """Returns sentences whose words are labelled at their first token.
+
+    A tokenizer sees every word with a space before it, the first too, so that RoBERTa's makes of it
+    what it makes of the others. A word that becomes no token (control characters) has no label.
+
+    Args:
+      table: columns ``tokens`` and ``tags``, n rows; perhaps ``source``.
+      names: all tags, such as those of :func:`tag_names` of the training split.
+      tokenizer: a fast tokenizer of ``transformers``.
+      max_length: tokens per sentence, special tokens included; the rest is cut off.
+      name: of the data set.
+      order: of the types in ``tag_set``, see :func:`tag_set`.
+
+    Returns:
+      ``input_ids`` int32, ``attention_mask`` bool, ``labels`` int32 (``IGNORE`` at every token
+      but a word's first) and perhaps ``token_type_ids`` int32, each ``[n, max_length]``; meta
+      ``tag_set`` and ``type_set``, where there is a source ``source_tag_set`` and
+      ``source_type_set``, and ``unit``, each ``[n]``; references: the tags of each sentence, those
+      of words that are cut off too.
+
+    Raises:
+      InputError: a tokenizer or length that cannot be used, or a row (named from 1) with tags that
+        are not IOB2, are none of the names, or are not as many as its words.
+    """
+    if order not in _ORDERS:
+        raise InputError(f"There is no order {order!r} of tags. {nearest(order, _ORDERS)}")
+    check_tokenizer(tokenizer, max_length)
+    words, tags = _rows(table)
+    ids = _tag_ids(table, tags, names)
+    words = [[clean(word) for word in row] for row in words]
+    key = ["tags", fingerprint(tokenizer), padding_token(tokenizer), max_length, *words]
+    columns = cached(key, lambda: _encode(tokenizer, words, max_length))
+    first = columns.pop("first")
+    columns["labels"] = np.full(first.shape, IGNORE, np.int32)
+    for label, at, of_words in zip(columns["labels"], first, ids, strict=True):
+        label[at >= 0] = of_words[at[at >= 0]]
+    meta = {"unit": np.arange(len(words), dtype=np.int32)}
+    sets = {
+        "tag_set": [tag_set(row, order) for row in tags],
+        "type_set": [type_set(row) for row in tags],
+    }
+    for kind, some in sets.items():
+        meta[kind] = np.array(some, np.str_)
+        if "source" in table.columns:
+            pairs = zip(table.columns["source"], some, strict=True)
+            meta[f"source_{kind}"] = np.array([f"{source}-{own}" for source, own in pairs], np.str_)
+    return Dataset(columns, tuple(names), name, "tagging", meta, tuple(map(tuple, tags)))
+
+
+def tag_names(table: Table) -> tuple[str, ...]:
+    """Returns the tags as the source orders them, or O and then B- and I- of every type.
+
+    Raises:
+      InputError: a row (named from 1) with tags that are not IOB2.
+    """
+    if table.label_names is not None:
+        return table.label_names
+    _, tags = _rows(table)
+    types = sorted({tag[2:] for row in tags for tag in row if tag != "O"})
+    return ("O", *(f"{place}-{kind}" for kind in types for place in "BI"))
+
+
+def tag_set(tags: Iterable[str], order: Literal["sorted", "first_seen"] = "sorted") -> str:
+    """Returns which tags a sentence has, as one class to partition by: "B-LOC-I-LOC-B-PER".
+
+    O is left out, unless there is nothing else. The types are sorted, or with ``first_seen`` in
+    the order of the sentence, as in Tables 6 and 7 of FeDeRA (Yan et al. 2024), where the two
+    orders of two types are two classes.
+    """
+    present = dict.fromkeys(tags)
+    types: Iterable[str] = dict.fromkeys(tag[2:] for tag in present if tag != "O")
+    if order == "sorted":
+        types = sorted(types)
+    ordered = [f"{place}-{kind}" for kind in types for place in "BI"]
+    return "-".join(tag for tag in ordered if tag in present) or "O"
+
+
+def type_set(tags: Iterable[str]) -> str:
+    """Returns which types of entities a sentence has, sorted, as one class: "LOC-PER", or "O".
+
+    So WNUT17's training and test splits have 37 classes, as Table 1 of FeDeRA says; by
+    :func:`tag_set` they have more than twice as many.
+    """
+    return "-".join(sorted({tag[2:] for tag in tags if tag != "O"})) or "O"
+
+
+def _rows(table: Table) -> tuple[list[list[str]], list[list[str]]]:
+    """Returns the words and the tags of every sentence, checked."""
+    words = require(table, "tokens", (list, tuple), "a list of words")
+    tags = require(table, "tags", (list, tuple), "a list of tags")
+    for row, (some, their) in enumerate(zip(words, tags, strict=True), 1):
+        if len(some) != len(their):
+            raise InputError(
+                f"Row {row} of {table.origin} has {len(some)} words but {len(their)} tags."
+            )
+        for word, tag in zip(some, their, strict=True):
+            if not isinstance(word, str):
+                raise InputError(f"Row {row} of {table.origin} has {word!r} in place of a word.")
+            if not isinstance(tag, str) or not _TAG.fullmatch(tag):
+                raise InputError(
+                    f"Row {row} of {table.origin} has the tag {tag!r} at the word {word!r}. Tags"
+                    " are O, B-type or I-type (IOB2)."
+                )
+    return [list(row) for row in words], [list(row) for row in tags]
+
+
+def _tag_ids(table: Table, tags: list[list[str]], names: Sequence[str]) -> list[np.ndarray]:
+    """Returns the tags of every sentence as indices into ``names``, int32 ``[words]`` each."""
+    ids = {name: i for i, name in enumerate(names)}
+    for row, some in enumerate(tags, 1):
+        for tag in some:
+            if tag not in ids:
+                raise InputError(
+                    f"Row {row} of {table.origin} has the tag {tag!r}, which the training split"
+                    f" does not have. {nearest(tag, ids)}"
+                )
+    return [np.array([ids[tag] for tag in row], np.int32) for row in tags]
+
+
+def _encode(tokenizer: Any, words: list[list[str]], max_length: int) -> dict[str, np.ndarray]:
+    """Returns token columns, and ``first``: whose first token it is, the word's number or -1."""
+    backend = tokenizer.backend_tokenizer
+    parts = [_columns(tokenizer, [], max_length)]
+    for rows in batches(words):
+        backend.no_padding()
+        backend.enable_truncation(max_length)
+        spaced = [[f" {word}" for word in row] for row in words[rows]]
+        encodings = backend.encode_batch(spaced, is_pretokenized=True)
+        parts.append(_columns(tokenizer, encodings, max_length))
+    return joined(parts)
+
+
+def _columns(tokenizer: Any, encodings: Sequence[Any], max_length: int) -> dict[str, np.ndarray]:
+    columns = model_columns(tokenizer, encodings, max_length)
+    first = np.full((len(encodings), max_length), -1, np.int32)
+    for row, encoding in enumerate(encodings):
+        words = np.array([-1 if word is None else word for word in encoding.word_ids], np.int32)
+        found, at = np.unique(words, return_index=True)
+        first[row, at] = found  # of the special tokens it is -1
+    return {**columns, "first": first}

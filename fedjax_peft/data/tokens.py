@@ -1,0 +1,75 @@
+"""Encodings of a fast tokenizer as arrays, for data that keep track of words and characters."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_peft.errors import InputError
+
+__all__ = ["joined", "model_columns", "offsets", "padding_token", "whole"]
+
+
+def whole(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
+    """Returns the encoding of every text: all its tokens, and no special ones."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    return backend.encode_batch(list(texts), add_special_tokens=False)
+
+
+def model_columns(
+    tokenizer: Any, encodings: Sequence[Any], max_length: int
+) -> dict[str, np.ndarray]:
+    """Returns the columns that a model reads, padded on the right.
+
+    Args:
+      tokenizer: whose padding token is used, and whether its models know token types.
+      encodings: n of them, special tokens included, of at most ``max_length`` tokens.
+      max_length: tokens per example.
+
+    Returns:
+      ``input_ids`` int32, ``attention_mask`` bool and, if the tokenizer's models have them,
+      ``token_type_ids`` int32, each ``[n, max_length]``.
+    """
+    shape = (len(encodings), max_length)
+    columns = {
+        "input_ids": np.full(shape, padding_token(tokenizer), np.int32),
+        "attention_mask": np.zeros(shape, np.bool_),
+    }
+    if "token_type_ids" in tokenizer.model_input_names:
+        columns["token_type_ids"] = np.zeros(shape, np.int32)
+    for row, encoding in enumerate(encodings):
+        columns["input_ids"][row, : len(encoding)] = encoding.ids
+        columns["attention_mask"][row, : len(encoding)] = True
+        if "token_type_ids" in columns:
+            columns["token_type_ids"][row, : len(encoding)] = encoding.type_ids
+    return columns
+
+
+def joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Returns the columns of several batches as one; token types that are all 0 are left out."""
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    if not columns.get("token_type_ids", np.ones(1)).any():
+        del columns["token_type_ids"]
+    return columns
+
+
+def offsets(encoding: Any) -> np.ndarray:
+    """Returns where each token starts and ends in its text: characters, int32 ``[tokens, 2]``."""
+    return np.array(encoding.offsets, np.int32).reshape(-1, 2)
+
+
+def padding_token(tokenizer: Any) -> int:
+    """Returns the padding token, or where there is none (GPT-2) the end of text, which is masked.
+
+    Raises:
+      InputError: the tokenizer has neither.
+    """
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return token
+    raise InputError(
+        "The tokenizer has neither a padding token nor one for the end of a text. Choose one first,"
+        " such as tokenizer.pad_token = tokenizer.unk_token."
+    )

@@ -1,0 +1,44 @@
+"""Pixels as they are stored, to a model's input: on the device, batch by batch."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedjax_peft.errors import InputError
+
+__all__ = ["prepare"]
+
+
+def prepare(
+    pixels: Array, *, channels: int, size: tuple[int, int], mean: float = 0.5, std: float = 0.5
+) -> Array:
+    """Returns stored images as a model takes them; float images are prepared, and stay as they are.
+
+    Images from 0 to 255 are scaled to ``(x / 255 - mean) / std``; resized, bilinearly, smoothed
+    where they shrink; and grey ones repeated in each channel. Hugging Face's ``ViTImageProcessor``
+    does the same, but resizes first and rounds to whole numbers: up to 1 of 255 apart.
+
+    Args:
+      pixels: uint8 ``[batch, 1 or channels, height, width]``, or floats of any shape.
+      channels: those of the model.
+      size: height and width that the model takes.
+      mean: the grey that becomes 0; 0.5 in checkpoints of ImageNet-21k, and -1 to 1 the result.
+      std: what becomes 1.
+
+    Returns:
+      float32 ``[batch, channels, height, width]``, or the floats.
+
+    Raises:
+      InputError: neither floats nor uint8, or another shape.
+    """
+    if jnp.issubdtype(pixels.dtype, jnp.floating):
+        return pixels
+    if pixels.dtype != jnp.uint8 or pixels.ndim != 4 or pixels.shape[1] not in (1, channels):
+        raise InputError(
+            f"pixel_values is {pixels.dtype} {list(pixels.shape)}; this model needs uint8 [batch,"
+            f" {'1' if channels == 1 else f'1 or {channels}'}, height, width], or prepared images"
+            " in floats."
+        )
+    x = (pixels.astype(jnp.float32) / 255 - mean) / std
+    x = jax.image.resize(x, (*x.shape[:2], *size), "linear")
+    return jnp.broadcast_to(x, (x.shape[0], channels, *size))

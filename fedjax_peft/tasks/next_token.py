@@ -1,0 +1,43 @@
+"""Language modelling: cross entropy and accuracy of each next token."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_peft.tasks.common import cross_entropy, real_rows, right
+from fedjax_peft.typing import Batch, Metrics, Outputs, Task
+
+__all__ = ["next_token"]
+
+
+def next_token() -> Task:
+    """Returns the task: batches have ``input_ids`` and ``attention_mask`` ``[batch, length]``.
+
+    Every real token but a block's first is predicted from the true ones before it, the end of the
+    text too. Loss and accuracy are means over them; the score is ``perplexity``.
+    """
+    return Task(_loss, _metrics, score=_score)
+
+
+def _targets(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns logits ``[batch, length - 1, vocabulary]``, and their labels and which count."""
+    real = batch["attention_mask"][:, 1:].astype(bool)
+    return outputs.logits[:, :-1], batch["input_ids"][:, 1:], real & real_rows(batch, real)
+
+
+def _loss(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    return cross_entropy(*_targets(outputs, batch))
+
+
+def _metrics(outputs: Outputs, batch: Batch) -> Metrics:
+    return {"loss": _loss(outputs, batch), "accuracy": right(*_targets(outputs, batch))}
+
+
+def _score(
+    means: Mapping[str, float], predictions: Mapping[str, Any], data: Any
+) -> dict[str, float]:
+    del predictions, data
+    with np.errstate(over="ignore"):  # of a model that has diverged
+        return {"perplexity": float(np.exp(np.float64(means["loss"])))}

@@ -1,0 +1,68 @@
+"""Tagging of words (named entities): cross entropy of tokens, F1 of entities."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_peft.data.dataset import IGNORE
+from fedjax_peft.tasks.common import cross_entropy, real_rows, right
+from fedjax_peft.typing import Batch, Metrics, Outputs, Task
+
+__all__ = ["tagging"]
+
+
+def tagging() -> Task:
+    """Returns the task: batches have int ``labels`` ``[batch, length]``, ``IGNORE`` at most tokens.
+
+    Loss and accuracy are means over labelled tokens. The score is ``f1``, ``precision`` and
+    ``recall`` of whole entities, by ``seqeval`` as in CoNLL's evaluation: an I- of another type
+    than the tag before it begins an entity. They are of the words that were not cut off;
+    ``lost_entities`` is the share of the gold entities that were.
+    """
+    return Task(_loss, _metrics, _predict, _score, headline="f1")
+
+
+def _counted(batch: Batch) -> jax.Array:
+    return (batch["labels"] != IGNORE) & real_rows(batch, batch["labels"])
+
+
+def _loss(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    return cross_entropy(outputs.logits, batch["labels"], _counted(batch))
+
+
+def _metrics(outputs: Outputs, batch: Batch) -> Metrics:
+    accuracy = right(outputs.logits, batch["labels"], _counted(batch))
+    return {"loss": _loss(outputs, batch), "accuracy": accuracy}
+
+
+def _predict(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
+    del batch
+    return {"tag": jnp.argmax(outputs.logits, axis=-1).astype(jnp.int32)}
+
+
+def _score(
+    means: Mapping[str, float], predictions: Mapping[str, Any], data: Any
+) -> dict[str, float]:
+    from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
+
+    del means
+    labels = data.columns["labels"]
+    gold = _tags(data.label_names, labels, labels)
+    predicted = _tags(data.label_names, predictions["tag"], labels)
+    precision, recall, f1, _ = precision_recall_fscore_support(
+        gold, predicted, average="micro", zero_division=0
+    )
+    whole = [list(data.references[unit]) for unit in data.meta["unit"]]
+    there, seen = len(get_entities(whole)), len(get_entities(gold))
+    scores = {"f1": f1, "precision": precision, "recall": recall}
+    lost = {"lost_entities": 1 - seen / there if there else 0}
+    return {name: float(score) for name, score in (scores | lost).items()}
+
+
+def _tags(names: Sequence[str], tags: np.ndarray, labels: np.ndarray) -> list[list[str]]:
+    """Returns the names of the tags of each sentence's words, those that have a label."""
+    seen = labels != IGNORE
+    return [[names[tag] for tag in row[own]] for row, own in zip(tags, seen, strict=True)]

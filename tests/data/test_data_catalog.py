@@ -1,0 +1,160 @@
+"""The entries: classes in the hub's order, and rows as the hub has them."""
+
+import datasets
+import pytest
+
+from fedjax_peft import assets, tasks
+from fedjax_peft.data import DATASETS
+from fedjax_peft.data.encode import COLUMNS, ENCODERS
+from fedjax_peft.data.sources import load_tables
+from fedjax_peft.errors import InputError
+
+LABELS = {
+    "mrpc": "not_equivalent equivalent",
+    "rte": "entailment not_entailment",
+    "sst2": "negative positive",
+    "qnli": "entailment not_entailment",
+    "qqp": "not_duplicate duplicate",
+    "mnli": "entailment neutral contradiction",
+    "semeval2010_task8": (
+        "Cause-Effect(e1,e2) Cause-Effect(e2,e1) Component-Whole(e1,e2) Component-Whole(e2,e1)"
+        " Content-Container(e1,e2) Content-Container(e2,e1) Entity-Destination(e1,e2)"
+        " Entity-Destination(e2,e1) Entity-Origin(e1,e2) Entity-Origin(e2,e1)"
+        " Instrument-Agency(e1,e2) Instrument-Agency(e2,e1) Member-Collection(e1,e2)"
+        " Member-Collection(e2,e1) Message-Topic(e1,e2) Message-Topic(e2,e1)"
+        " Product-Producer(e1,e2) Product-Producer(e2,e1) Other"
+    ),
+    "wnut17": (
+        "O B-corporation I-corporation B-creative-work I-creative-work B-group I-group B-location"
+        " I-location B-person I-person B-product I-product"
+    ),
+    "ploner": "O B-PER I-PER B-ORG I-ORG B-LOC I-LOC",
+    "emnist": (
+        "0 1 2 3 4 5 6 7 8 9 A B C D E F G H I J K L M N O P Q R S T U V W X Y Z"
+        " a b c d e f g h i j k l m n o p q r s t u v w x y z"
+    ),
+    "cifar10": "airplane automobile bird cat deer dog frog horse ship truck",
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_classes_are_in_the_hubs_order(name):
+    assert DATASETS[name].label_names == tuple(LABELS[name].split())
+
+
+def test_classes_of_images():
+    cifar = DATASETS["cifar100"].label_names
+    assert (len(set(cifar)), list(cifar)) == (100, sorted(cifar))
+    assert (cifar[0], cifar[23], cifar[99]) == ("apple", "cloud", "worm")
+    names = DATASETS["fashion_mnist"].label_names
+    assert (len(names), names[0], names[9]) == (10, "T - shirt / top", "Ankle boot")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_entries_are_complete(name):
+    entry = DATASETS[name]
+    assert entry.description
+    assert "\n" not in entry.description
+    assert entry.parts or entry.download
+    assert set(entry.parts) <= DATASETS.keys()
+    assert entry.task in ENCODERS.keys() & COLUMNS.keys()
+    assert set(entry.columns.values()) <= {*COLUMNS[entry.task], *entry.keys}
+    assert bool(entry.shape) == (entry.task == "image_classification")
+    assert entry.asset is None or assets.ASSETS[entry.asset].hub == entry.hub
+
+
+TEXTS = {"sentence1": "A.", "sentence2": "B."}
+HUB = {
+    "mrpc": ({**TEXTS, "label": 1, "idx": 0}, {"text": "A.", "text_pair": "B.", "label": 1}),
+    "rte": ({**TEXTS, "label": 0, "idx": 0}, {"text": "A.", "text_pair": "B.", "label": 0}),
+    "sst2": ({"sentence": "A.", "label": 1, "idx": 0}, {"text": "A.", "label": 1}),
+    "qnli": (
+        {"question": "A?", "sentence": "B.", "label": 0, "idx": 0},
+        {"text": "A?", "text_pair": "B.", "label": 0},
+    ),
+    "qqp": (
+        {"question1": "A?", "question2": "B?", "label": 1, "idx": 0},
+        {"text": "A?", "text_pair": "B?", "label": 1},
+    ),
+    "mnli": (
+        {"premise": "A.", "hypothesis": "B.", "label": 2, "idx": 0},
+        {"text": "A.", "text_pair": "B.", "label": 2},
+    ),
+    "semeval2010_task8": ({"sentence": "A.", "relation": 18}, {"text": "A.", "label": 18}),
+    "wnut17": (
+        {"id": "0", "tokens": ["Ana"], "ner_tags": [9]},
+        {"tokens": ["Ana"], "tags": ["B-person"]},
+    ),
+    "squad": (
+        {
+            **{"id": "q", "title": "T", "context": "Ana won.", "question": "Who?"},
+            "answers": {"text": ["Ana"], "answer_start": [0]},
+        },
+        {
+            **{"id": "q", "context": "Ana won.", "question": "Who?"},
+            **{"answers": ["Ana"], "answer_starts": [0]},
+        },
+    ),
+    "mrqa": (
+        {
+            **{"subset": "NewsQA", "qid": "q", "context": "Ana won.", "question": "Who?"},
+            "answers": ["Ana!"],
+            "detected_answers": {"text": ["ana"], "char_spans": [{"start": [0], "end": [2]}]},
+        },
+        {
+            **{"source": "NewsQA", "id": "q", "context": "Ana won.", "question": "Who?"},
+            **{"answers": ["Ana"], "answer_starts": [0]},
+        },
+    ),
+    "shakespeare": (
+        {"character_id": "THE_FOOL", "x": "what now", "y": "?"},
+        {"client": "THE_FOOL", "text": "what now"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_rows_of_the_hub(monkeypatch, name):
+    there, ours = HUB[name]
+    entry = DATASETS[name]
+    calls = []
+
+    def from_hub(path, config, *, split, cache_dir, **revision):
+        calls.append((path, config, split, revision))
+        rows = {column: [value] * 5 for column, value in there.items()}
+        if "qid" in rows or name == "squad":
+            rows["qid" if name == "mrqa" else "id"] = list("abcde")
+        table = datasets.Dataset.from_dict(rows)
+        label = next((c for c, x in entry.columns.items() if x == "label"), "label")
+        if label in rows:
+            table = table.cast_column(label, datasets.ClassLabel(names=list(entry.label_names)))
+        return table
+
+    monkeypatch.setattr(datasets, "load_dataset", from_hub)
+    _, tables = load_tables(name, source="hub")
+    revision = {} if entry.revision is None else {"revision": "refs/convert/parquet"}
+    splits = ["train"] if entry.test is None else ["train", entry.test]
+    assert calls == [(entry.hub, entry.config, split, revision) for split in splits]
+    assert tables.keys() == {"train", "test"}
+    row = {column: values[0] for column, values in tables["train"].columns.items()}
+    if "label" in ours:
+        ours = ours | {"label": entry.label_names[ours["label"]]}
+    assert row == (ours | {"id": "a"} if "id" in ours else ours)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in DATASETS.items() if not entry.parts])
+def test_what_cannot_be_reached_says_what_to_download(monkeypatch, name):
+    def offline(*_args, **_options):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(InputError) as caught:
+        load_tables(name, source="hub")
+    message = str(caught.value)
+    assert DATASETS[name].download in message
+    assert str(assets.cache_dir() / "data" / name) in message
+
+
+def test_tasks_exist():
+    known = set(tasks.__all__) | {"image_classification"}
+    assert {entry.task for entry in DATASETS.values()} <= known

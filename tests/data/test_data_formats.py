@@ -1,0 +1,472 @@
+"""Every named data set from the files that its makers give, and what is wrong with such files."""
+
+import gzip
+import json
+import socket
+import struct
+
+import datasets
+import numpy as np
+import pytest
+
+from fedjax_peft.data.sources import load_tables
+from fedjax_peft.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    """Any look-up of a host fails, so a test that passes has not used the network."""
+
+    def refuse(*args, **_):
+        raise AssertionError(f"network access: {args}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def put(folder, **files):
+    """Writes texts or bytes; in a name, ``__`` stands for the dot and ``_in_`` for a slash."""
+    for name, content in files.items():
+        *folders, name = name.replace("__", ".").split("_in_")
+        path = folder.joinpath(*folders, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = content.encode() if isinstance(content, str) else content
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return folder
+
+
+def tables(name, folder, **options):
+    return load_tables(name, source=str(folder), **options)[1]
+
+
+def columns(table):
+    return {name: list(values) for name, values in table.columns.items()}
+
+
+# GLUE.
+
+PAIR = "index\tsentence1\tsentence2\tlabel\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "line", "text", "pair", "label"),
+    [
+        (
+            "rte",
+            PAIR,
+            '0\tIt "rains.\tIt is wet.\tentailment',
+            'It "rains.',
+            "It is wet.",
+            "entailment",
+        ),
+        (
+            "qnli",
+            "index\tquestion\tsentence\tlabel\n",
+            "0\tWho?\tA cat.\tnot_entailment",
+            "Who?",
+            "A cat.",
+            "not_entailment",
+        ),
+        ("sst2", "sentence\tlabel\n", "a dull\rday \t0", "a dull\rday ", None, "negative"),
+        (
+            "mrpc",
+            "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n",
+            "1\t7\t8\tOne cat.\tA cat.",
+            "One cat.",
+            "A cat.",
+            "equivalent",
+        ),
+        (
+            "qqp",
+            "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n",
+            "1\t2\t3\tWhy?\tWhat for?\t1",
+            "Why?",
+            "What for?",
+            "duplicate",
+        ),
+        (
+            "mnli",
+            "index\tpromptID\tgenre\tsentence1\tsentence2\tlabel1\tgold_label\n",
+            "0\t1p\tfiction\tIt rains.\tIt is dry.\tneutral\tcontradiction",
+            "It rains.",
+            "It is dry.",
+            "contradiction",
+        ),
+    ],
+)
+def test_glue(tmp_path, name, header, line, text, pair, label):
+    dev = "dev_matched.tsv" if name == "mnli" else "dev.tsv"
+    (tmp_path / "train.tsv").write_text(f"{header}{line}\r\n{line}\n", newline="")
+    (tmp_path / dev).write_text(f"{header}{line}\n", newline="")
+    found = tables(name, tmp_path)
+    assert {part: len(table) for part, table in found.items()} == {"train": 2, "test": 1}
+    row = {key: values[0] for key, values in columns(found["train"]).items()}
+    assert row == {"text": text, "label": label} | ({} if pair is None else {"text_pair": pair})
+
+
+def test_glue_oddities(tmp_path):
+    header = "#1 ID\t#2 ID\t#1 String\t#2 String\tQuality"
+    row = "1\t2\tOne.\tTwo.\t0"
+    put(
+        tmp_path / "mrpc",
+        msr_paraphrase_train__txt=f"{header}\n{row}",
+        msr_paraphrase_test__txt=f"{header}\n{row}",
+    )
+    assert tables("mrpc", tmp_path / "mrpc")["test"].columns["label"] == ["not_equivalent"]
+    header = "question1\tquestion2\tis_duplicate\n"
+    put(
+        tmp_path / "qqp",
+        train__tsv=f"{header}broken off\nA?\tB?\t0\n",
+        dev__tsv=f"{header}A?\tB?\t1\n",
+    )
+    assert tables("qqp", tmp_path / "qqp")["train"].columns["text"] == ["A?"]
+    header = "sentence1\tsentence2\tgold_label\n"
+    dev = f"{header}A.\tB.\t-\nA.\tB.\tneutral\n"
+    put(tmp_path / "mnli", train__tsv=f"{header}A.\tB.\tneutral\n", dev_matched__tsv=dev)
+    assert len(tables("mnli", tmp_path / "mnli")["test"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("train", "match"),
+    [
+        (f"{PAIR}0\tA.\tB.\n", r"Line 2 of .*train\.tsv has 3 fields instead of 4"),
+        ("nonsense\n", r"train\.tsv does not start with the column names"),
+        ("", r"train\.tsv does not start"),
+        (b"index\tsentence1\tlabel\n0\t\xff\tentailment\n", r"train\.tsv .*after line \d.*Unicode"),
+    ],
+)
+def test_bad_glue(tmp_path, train, match):
+    put(tmp_path, train__tsv=train, dev__tsv=f"{PAIR}0\tA.\tB.\tentailment\n")
+    with pytest.raises(InputError, match=match):
+        tables("rte", tmp_path)
+
+
+def test_a_split_is_missing(tmp_path):
+    put(tmp_path, train__tsv=f"{PAIR}0\tA.\tB.\tentailment\n")
+    with pytest.raises(InputError, match=r"no file for the split 'test', only for: train"):
+        tables("rte", tmp_path)
+
+
+# Tables under the hub's names, or ours.
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("label", [1, "1", "not_entailment"])
+def test_tables_of_either_name(tmp_path, ours, label):
+    names = ("text", "text_pair") if ours else ("question", "sentence")
+    row = json.dumps({**dict(zip(names, ("A?", "B."), strict=True)), "label": label, "idx": 3})
+    put(tmp_path, train__jsonl=row, validation__jsonl__gz=row, test__jsonl="{broken")
+    found = tables("qnli", tmp_path)
+    assert columns(found["test"]) == {
+        **{"text": ["A?"], "text_pair": ["B."], "label": ["not_entailment"]},
+        "idx": [3],
+    }
+
+
+def test_one_file_is_split_at_random(tmp_path):
+    rows = [{"tokens": [str(i)], "ner_tags": [i % 2], "source": "WNUT"} for i in range(50)]
+    put(tmp_path, all__jsonl="\n".join(map(json.dumps, rows)))
+    found = tables("wnut17", tmp_path)
+    assert [len(found[part]) for part in ("train", "test")] == [40, 10]
+    ids = [int(words[0]) for part in found.values() for words in part.columns["tokens"]]
+    assert sorted(ids) == list(range(50))
+    assert {tag for row in found["train"].columns["tags"] for tag in row} == {"O", "B-corporation"}
+    again = tables("wnut17", tmp_path)["test"].columns["tokens"]
+    assert again == found["test"].columns["tokens"]
+    assert again != tables("wnut17", tmp_path, seed=1)["test"].columns["tokens"]
+
+
+def test_a_clients_last_rows_are_held_out(tmp_path):
+    clients = "aabbbbbbbaaaaac"
+    rows = [{"client": client, "text": f"{i}"} for i, client in enumerate(clients)]
+    put(tmp_path, train__jsonl="\n".join(map(json.dumps, rows)))
+    found = tables("shakespeare", tmp_path)
+    assert found["test"].columns["text"] == ["8", "13"]
+    assert len(found["train"]) == len(clients) - 2
+
+
+# Tags.
+
+SENTENCE = "Ana\tB-person\nfrom\tO\nNew\tB-location\nHill\tI-location\n"
+
+
+def test_wnut17(tmp_path):
+    put(
+        tmp_path,
+        wnut17train__conll=f"{SENTENCE}\n\t\n\n{SENTENCE}",
+        emerging__dev__conll="dev\n",
+        emerging__test__conll="no\ntags\n",
+        emerging__test__annotated="a\u00a0b\u2028c\tO\r\n",
+    )
+    with pytest.raises(InputError, match=r"Line 1 of .*emerging\.dev\.conll, 'dev'"):
+        tables("wnut17", tmp_path)
+    put(tmp_path, emerging__dev__conll=SENTENCE)
+    found = tables("wnut17", tmp_path)
+    assert found["train"].columns["tokens"] == [["Ana", "from", "New", "Hill"]] * 2
+    assert found["train"].columns["tags"][0] == ["B-person", "O", "B-location", "I-location"]
+    assert found["test"].columns["tokens"] == [["a\u00a0b\u2028c"]]
+
+
+def test_wnut16_and_conll2003_names(tmp_path):
+    put(tmp_path / "16", train=SENTENCE, dev=SENTENCE, test="Ana B-person\n\nfrom O\n")
+    assert len(tables("wnut17", tmp_path / "16")["test"]) == 2
+    people = "Ana NNP I-NP I-PER\nBo NNP I-NP B-PER\n"
+    train = f"-DOCSTART- -X- -X- O\n\n{people}in IN I-PP O\nRo NNP I-NP I-LOC\n"
+    put(tmp_path / "03", eng__train=train, eng__testa=train, eng__testb=train)
+    (tags,) = tables("wnut17", tmp_path / "03")["train"].columns["tags"]
+    assert tags == ["B-PER", "B-PER", "O", "B-LOC"]
+
+
+@pytest.mark.parametrize("line", ["word", "word\tX-person", "\tO", "word B"])
+def test_bad_tags(tmp_path, line):
+    put(tmp_path, train=f"{SENTENCE}{line}\n", test=SENTENCE)
+    with pytest.raises(InputError, match=r"Line 5 of .*train, .* is not a word and its tag"):
+        tables("wnut17", tmp_path)
+
+
+def test_ploner(tmp_path):
+    conll = "Ana NNP I-NP I-PER\nwon VB I-VP O\nCup NNP I-NP I-MISC\n\nnobody NN I-NP O\n"
+    put(
+        tmp_path,
+        conll2003_in_eng__train=conll,
+        conll2003_in_eng__testb=conll,
+        wnut16_in_train="Foo\tB-company\nRo\tB-geo-loc\nHall\tB-facility\n",
+        README__md="words about the files",
+    )
+    for genre in ("bc", "bn", "mz", "nw", "tc", "wb"):
+        put(tmp_path / "ontonotes", **{f"{genre}_in_train__txt": "Ro B-GPE\nMay B-DATE\n\n"})
+    row = {"tokens": ["Foo"], "tags": ["B-ORG"]}
+    put(tmp_path, **{"wnut16_in_dev__jsonl": json.dumps(row)})
+    found = tables("ploner", tmp_path)
+    rows = [
+        row
+        for table in found.values()
+        for row in zip(*(table.columns[name] for name in ("source", "tokens", "tags")), strict=True)
+    ]
+    assert (len(found["train"]), len(found["test"])) == (8, 2)
+    assert sorted(rows) == sorted(
+        [("CoNLL", ["Ana", "won", "Cup"], ["B-PER", "O", "O"])] * 2
+        + [("WNUT", ["Foo", "Ro", "Hall"], ["B-ORG", "B-LOC", "O"]), ("WNUT", ["Foo"], ["B-ORG"])]
+        + [(f"On{g}", ["Ro", "May"], ["B-LOC", "O"]) for g in ("BC", "BN", "MZ", "NW", "TC", "WB")]
+    )
+    put(tmp_path, other__txt=SENTENCE)
+    with pytest.raises(InputError, match=r"Which source of PLONER is other\.txt\?"):
+        tables("ploner", tmp_path)
+
+
+# Questions.
+
+
+def squad(*ids, start=0):
+    answers = [{"text": "Ana", "answer_start": start}, {"text": "Ana won", "answer_start": 0}]
+    qas = [{"id": id_, "question": "Who won?", "answers": answers} for id_ in ids]
+    return {"version": "1.1", "data": [{"paragraphs": [{"context": "Ana won.", "qas": qas}]}]}
+
+
+QUESTION = {
+    "question": ["Who won?"],
+    "context": ["Ana won."],
+    "answers": [["Ana", "Ana won"]],
+    "answer_starts": [[0, 0]],
+}
+
+
+def test_squad(tmp_path):
+    put(
+        tmp_path,
+        **{
+            "train-v1__1__json": json.dumps(squad("1")),
+            "dev-v1__1__json__gz": json.dumps(squad("2")),
+        },
+    )
+    found = tables("squad", tmp_path)
+    assert columns(found["train"]) == {"id": ["1"], **QUESTION}
+    assert columns(found["test"]) == {"id": ["2"], **QUESTION}
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (
+            json.dumps(squad("1", "2", "1")),
+            r"Row 3 of .*train-v1\.1\.json has the id '1', .* row 1",
+        ),
+        (json.dumps({"data": [{}]}), r"Question or line 1 of .* has no field 'paragraphs'"),
+        (json.dumps([1]), r"train-v1\.1\.json is malformed"),
+        ("{", r"train-v1\.1\.json is not a JSON file"),
+        (json.dumps(squad("1", start="x")), r"Row 1 of .*for its answers"),
+    ],
+)
+def test_bad_squad(tmp_path, content, match):
+    names = {"train-v1__1__json": content, "dev-v1__1__json": json.dumps(squad("1"))}
+    put(tmp_path, **names)
+    with pytest.raises(InputError, match=match):
+        tables("squad", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"answers": {"text": ["Ana", "Ana won"], "answer_start": [0, 0]}},
+        {"answers": [{"text": "Ana", "answer_start": 0}, {"text": "Ana won", "answer_start": 0}]},
+        {"answers": ["Ana", "Ana won"], "answer_starts": [0, 0]},
+        {
+            "answers": {
+                "text": ["Ana", "Ana won"],
+                "char_spans": [{"start": [0], "end": [2]}, {"start": [0], "end": [6]}],
+            }
+        },
+    ],
+)
+def test_shapes_of_answers(tmp_path, answers):
+    row = json.dumps({"question": "Who won?", "context": "Ana won.", **answers})
+    put(tmp_path, train__jsonl=row, dev__jsonl=row)
+    assert columns(tables("squad", tmp_path)["train"]) == {"id": ["1"], **QUESTION}
+    row = {"question": "Who?", "context": "Ana.", "answer": "Ana", "answer_start": 0}
+    put(tmp_path, train__jsonl=json.dumps(row))
+    assert tables("squad", tmp_path)["train"].columns["answers"] == [["Ana"]]
+
+
+def mrqa(name, n):
+    spans = [[0, 2], [8, 10]]
+    qa = {"question": "Who won?", "detected_answers": [{"text": "Ana", "char_spans": spans}]}
+    rows = [{"context": "Ana won Ana", "qas": [{"qid": f"{name}{i}", **qa}]} for i in range(n)]
+    header = {"header": {"dataset": name, "split": "train"}}
+    return "\n".join(map(json.dumps, [header, *rows]))
+
+
+def test_mrqa(tmp_path):
+    put(
+        tmp_path,
+        train_in_SQuAD__jsonl__gz=mrqa("SQuAD", 4),
+        train_in_NewsQA__jsonl=mrqa("NewsQA", 9),
+    )
+    put(tmp_path, dev_in_SQuAD__jsonl=mrqa("SQuAD", 4))
+    found = tables("mrqa", tmp_path)
+    assert [len(found[part]) for part in ("train", "test")] == [7, 1]
+    sources = [name for table in found.values() for name in table.columns["source"]]
+    assert sorted(sources) == ["NewsQA"] * 4 + ["SQuAD"] * 4  # an equal share
+    assert found["test"].columns["answers"] == [["Ana", "Ana"]]
+    assert found["test"].columns["answer_starts"] == [[0, 8]]
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ('{"context": "x"}', r"line 3 of .*SQuAD\.jsonl has no field 'qas'"),
+        ("{", r"Line 3 of .*SQuAD\.jsonl is not JSON"),
+    ],
+)
+def test_bad_mrqa(tmp_path, line, match):
+    put(tmp_path, SQuAD__jsonl=f"{mrqa('SQuAD', 1)}\n{line}")
+    with pytest.raises(InputError, match=match):
+        tables("mrqa", tmp_path)
+
+
+def test_a_file_that_is_cut_short(tmp_path):
+    put(tmp_path, SQuAD__jsonl__gz=mrqa("SQuAD", 99))
+    path = tmp_path / "SQuAD.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"SQuAD\.jsonl\.gz could not be read after line \d+: EOF"):
+        tables("mrqa", tmp_path)
+
+
+# Texts.
+
+SAID = 'The <e1>cat</e1> said "hello" to a <e2>dog</e2>.'
+RELATION = f'1\t"{SAID}"\r\nMessage-Topic(e1,e2)\r\nComment:\r\n\r\n'
+
+
+def test_semeval(tmp_path):
+    put(tmp_path, training_in_TRAIN_FILE__TXT=RELATION * 2, testing_in_TEST_FILE_FULL__TXT=RELATION)
+    put(tmp_path, testing_in_TEST_FILE__TXT='1\t"unlabelled"\n')
+    found = tables("semeval2010_task8", tmp_path)
+    assert len(found["train"]) == 2
+    assert columns(found["test"]) == {
+        "text": [SAID],
+        "label": ["Message-Topic(e1,e2)"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("train", "match"),
+    [
+        (
+            RELATION + '2\t"A."\n3\t"B."\n',
+            r"Line 6 of .*TRAIN_FILE\.TXT .*in place of the relation",
+        ),
+        (RELATION + "Other\n", r"Line 5 of .*in place of a numbered sentence"),
+        (RELATION + '2\t"A."\n', r"TRAIN_FILE\.TXT ends before the relation"),
+    ],
+)
+def test_bad_semeval(tmp_path, train, match):
+    put(tmp_path, TRAIN_FILE__TXT=train, TEST_FILE_FULL__TXT=RELATION)
+    with pytest.raises(InputError, match=match):
+        tables("semeval2010_task8", tmp_path)
+
+
+def test_20newsgroups_folders(tmp_path):
+    for split, names in (("train", ("b", "a")), ("test", ("a",))):
+        for name in names:
+            put(tmp_path / f"20news-bydate-{split}", **{f"{name}_in_10{name}": b"From: \xe9\n"})
+    found = tables("20newsgroups", tmp_path)
+    assert columns(found["train"]) == {"text": ["From: é\n"] * 2, "label": ["a", "b"]}
+    assert len(found["test"]) == 1
+
+
+# Users and images: the formats themselves are tested beside their readers.
+
+
+def test_users(tmp_path):
+    content = {"u1": {"tokens": ["one two", "two"]}, "u2": {"tokens": ["three"]}}
+    put(tmp_path, train__json=json.dumps(content), test__json=json.dumps(content))
+    found = tables("stack_overflow", tmp_path)
+    assert columns(found["test"]) == {
+        "text": ["one two", "two", "three"],
+        "client": ["u1", "u1", "u2"],
+    }
+
+
+def test_writers(tmp_path):
+    user = {"x": [[0.0] * 783 + [1.0]], "y": [36]}
+    content = {"users": ["w"], "num_samples": [1], "user_data": {"w": user}}
+    put(tmp_path, train_in_a__json=json.dumps(content), test_in_a__json=json.dumps(content))
+    table = tables("emnist", tmp_path)["train"]
+    assert table.columns["label"] == ["a"]
+    assert table.columns["client"] == ["w"]
+    assert table.columns["image"][0][-1, -1] == 255
+
+
+@pytest.mark.parametrize(("name", "label"), [("cifar10", "cat"), ("cifar100", "beaver")])
+def test_cifar(tmp_path, name, label):
+    number = {"cifar10": b"\3", "cifar100": b"\0\4"}[name]
+    row = number + bytes(3072)
+    batches = [f"data_batch_{i}.bin" for i in range(1, 6)] if name == "cifar10" else ["train.bin"]
+    for batch in [*batches, "test_batch.bin" if name == "cifar10" else "test.bin"]:
+        (tmp_path / batch).write_bytes(row)
+    table = tables(name, tmp_path)["test"]
+    assert table.columns["label"] == [label]
+    assert table.columns["image"][0].shape == (32, 32, 3)
+
+
+def test_fashion_mnist(tmp_path):
+    for split in ("train", "t10k"):
+        images = struct.pack(">4i", 0x803, 1, 28, 28) + bytes(784)
+        put(tmp_path, **{f"{split}-images-idx3-ubyte__gz": images})
+        put(tmp_path, **{f"{split}-labels-idx1-ubyte__gz": struct.pack(">2i", 0x801, 1) + b"\x09"})
+    table = tables("fashion_mnist", tmp_path)["test"]
+    assert table.columns["label"] == ["Ankle boot"]
+    np.testing.assert_array_equal(table.columns["image"][0], np.zeros((28, 28), np.uint8))
+
+
+def test_images_in_tables(tmp_path):
+    for split in ("train", "test"):
+        features = datasets.Features(
+            {"img": datasets.Image(), "label": datasets.ClassLabel(names=["x", "y"])}
+        )
+        image = np.full((4, 4, 3), 7, np.uint8)
+        rows = datasets.Dataset.from_dict({"img": [image], "label": [1]}, features=features)
+        rows.to_parquet(tmp_path / f"{split}.parquet")
+    entry, found = load_tables(str(tmp_path))
+    assert entry.task == "image_classification"
+    assert found["train"].label_names == ("x", "y")
+    assert found["train"].columns["image"][0].tolist() == image.tolist()

@@ -1,0 +1,69 @@
+"""Texts to blocks of tokens."""
+
+import numpy as np
+import pytest
+import tiny_tokenizers
+
+from fedjax_peft.data.language import encode_language
+from fedjax_peft.data.table import Table
+from fedjax_peft.errors import InputError
+
+
+def encode(texts, tokenizer=None, max_length=8):
+    tokenizer = tokenizer or tiny_tokenizers.gpt2()
+    table = Table("the file", {"text": texts})
+    return encode_language(table, (), tokenizer, max_length=max_length, name="x")
+
+
+@pytest.mark.parametrize("make", [tiny_tokenizers.gpt2, tiny_tokenizers.roberta])
+def test_blocks_put_together_are_the_text_and_its_end(make):
+    tokenizer = make()
+    texts = [*tiny_tokenizers.TEXTS, "", "x", "שלום عالم 🙂🏽\x00\x07"]
+    data = encode(texts, tokenizer)
+    ids, mask, unit = data.columns["input_ids"], data.columns["attention_mask"], data.meta["unit"]
+    for number, text in enumerate(texts):
+        tokens = ids[unit == number][mask[unit == number]]
+        assert tokens[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(tokens[:-1]) == text
+        full = mask[unit == number].all(axis=1)
+        assert full[:-1].all()  # only the last is padded
+    assert np.all(np.diff(mask.astype(int), axis=1) <= 0)
+    assert np.all(np.diff(unit) >= 0)
+    assert (data.task, ids.dtype, mask.dtype) == ("next_token", np.int32, np.bool_)
+
+
+def test_padding_is_the_end_of_text_where_there_is_no_other():
+    data = encode(["", "x"], max_length=4)
+    assert data.columns["attention_mask"].sum(axis=1).tolist() == [1, 2]
+    assert data.columns["input_ids"][0].tolist() == [0, 0, 0, 0]
+    more = encode(["", "x", "x"], max_length=4)
+    assert more.columns["attention_mask"].sum(axis=1).tolist() == [1, 2, 2]
+    other = encode(["", "x"], tiny_tokenizers.roberta(), max_length=4)
+    assert other.columns["input_ids"][0].tolist() == [2, 1, 1, 1]
+
+
+def test_a_text_as_long_as_a_block_needs_another_for_its_end():
+    tokens = tiny_tokenizers.gpt2()(tiny_tokenizers.TEXTS[0])["input_ids"]
+    data = encode(tiny_tokenizers.TEXTS[:1], max_length=len(tokens))
+    assert data.columns["attention_mask"].sum(axis=1).tolist() == [len(tokens), 1]
+
+
+def test_a_very_long_text_and_a_lone_surrogate():
+    data = encode(["red " * 25_000, "a\ud800b"], max_length=256)
+    assert np.sum(data.meta["unit"] == 0) > 100
+    assert data.meta["unit"][-1] == 1
+
+
+def test_no_texts():
+    assert encode([]).columns["input_ids"].shape == (0, 8)
+
+
+def test_what_cannot_be_used_is_named():
+    with pytest.raises(InputError, match="no token for the end of a text"):
+        encode(["x"], tiny_tokenizers.bert())
+    with pytest.raises(InputError, match="Row 2 of the file has None"):
+        encode(["x", None])
+    with pytest.raises(InputError, match="max_length is 1"):
+        encode(["x"], max_length=1)
+    with pytest.raises(InputError, match="not a fast tokenizer"):
+        encode(["x"], object())

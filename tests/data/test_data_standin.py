@@ -1,0 +1,96 @@
+"""Stand-ins: of the kind of the data set they stand for, and made of nothing but a seed."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from fedjax_peft.data import DATASETS, load_dataset
+from fedjax_peft.data.sources import load_tables
+from fedjax_peft.testing import write_tiny_checkpoint
+
+NAMES = [name for name, entry in DATASETS.items() if not entry.parts]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+    return AutoTokenizer.from_pretrained(folder, eos_token="[SEP]")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stand_in_is_of_its_kind(tokenizer, name):
+    entry = DATASETS[name]
+    data = load_dataset(name, tokenizer=tokenizer, source="tiny")
+    assert {part: len(x) >= n for (part, x), n in zip(data.items(), (120, 40), strict=True)} == {
+        "train": True,
+        "test": True,
+    }
+    for part in data.values():
+        assert part.task == entry.task
+        assert part.name == name
+        for key, values in entry.keys.items():
+            assert len(set(part.meta[key])) == (len(values) or 30)
+        if "input_ids" in part.columns:
+            assert part.columns["input_ids"].shape[1] == 24
+            unknown = tokenizer.unk_token_id
+            assert not np.any(part.columns["input_ids"] == unknown)
+        if "labels" in part.columns:
+            names = entry.label_names or part.label_names
+            assert part.label_names == names
+            labels = part.labels
+            assert set(labels[labels >= 0]) == set(range(len(names)))
+        if entry.shape:
+            channels = (*entry.shape, 1)[2]
+            assert part.columns["pixel_values"].shape[1:] == (channels, *entry.shape[:2])
+
+
+@pytest.mark.parametrize("name", ["mnli", "wnut17", "squad", "shakespeare", "emnist"])
+def test_rows_follow_from_the_seed(name):
+    def rows(seed, part="train"):
+        table = load_tables(name, source="tiny", seed=seed)[1][part]
+        return {column: np.array(values).tolist() for column, values in table.columns.items()}
+
+    assert rows(0) == rows(0)
+    assert rows(0) != rows(1)
+    assert rows(0) != rows(0, "test")
+
+
+def test_every_kind_can_be_learned():
+    tables = {name: load_tables(name, source="tiny")[1] for name in ("rte", "wnut17", "squad")}
+    seen = {}
+    for table in tables["rte"].values():  # the first word tells the class
+        for text, label in zip(table.columns["text"], table.columns["label"], strict=True):
+            assert seen.setdefault(text.split()[0], label) == label
+    seen = {}
+    for table in tables["wnut17"].values():
+        for words, tags in zip(table.columns["tokens"], table.columns["tags"], strict=True):
+            for word, tag in zip(words, tags, strict=True):
+                assert seen.setdefault(word, tag) == tag
+    columns = tables["squad"]["test"].columns
+    for question, context, (answer,), (start,) in zip(
+        *(columns[name] for name in ("question", "context", "answers", "answer_starts")),
+        strict=True,
+    ):
+        words = context.split()
+        assert words[words.index(question) + 1] == answer
+        assert context[start:].split()[0] == answer
+
+
+def test_words_and_pictures_do_not_change_with_the_seed():
+    follows = {}
+    pictures = {}
+    for seed in range(2):
+        for text in load_tables("shakespeare", source="tiny", seed=seed)[1]["train"].columns[
+            "text"
+        ]:
+            words = text.split()
+            for a, b in pairwise(words):
+                assert follows.setdefault(a, b) == b
+        columns = load_tables("cifar10", source="tiny", seed=seed)[1]["train"].columns
+        for image, label in zip(columns["image"], columns["label"], strict=True):
+            bright = (image >= 128).tobytes()
+            assert pictures.setdefault(label, bright) == bright
+    assert len(follows) == 59
+    assert len(set(pictures.values())) == 10

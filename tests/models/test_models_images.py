@@ -1,0 +1,112 @@
+"""Stored images become a model's input as Hugging Face's processor makes it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import ViTImageProcessorPil
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hf import random_model
+from fedjax_peft.models.images import prepare
+
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": [16, 24],
+    "patch_size": 4,
+}
+CNN = {"model_type": "cnn", "image_size": 16, "hidden_size": 20}
+SIZES = [(224, 224), (56, 20), (13, 9), (32, 28)]
+"""Of images of 32x28: larger, one side smaller, smaller, and the same."""
+
+
+def stored(channels=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (3, channels, 32, 28), dtype=np.uint8)
+
+
+def logits(model, pixels):
+    apply = jax.jit(lambda x: model.apply(model.frozen, model.trainable, x, None, False))
+    return np.asarray(apply({"pixel_values": pixels}).logits)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_interpolation_is_that_of_torch(size):
+    pixels = stored()
+    got = prepare(jnp.asarray(pixels), channels=3, size=size)
+    expected = torch.nn.functional.interpolate(
+        torch.tensor(pixels / np.float32(255)), size=size, mode="bilinear", antialias=True
+    )
+    assert got.shape == (3, 3, *size)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, 2 * expected.numpy() - 1, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_it_is_hugging_faces_processor(size):
+    """Which rounds to whole numbers after each of the two directions: 1 of 255 at most."""
+    pixels = stored()
+    processor = ViTImageProcessorPil(size={"height": size[0], "width": size[1]})
+    images = [Image.fromarray(x.transpose(1, 2, 0)) for x in pixels]
+    expected = processor(images, return_tensors="np")["pixel_values"]
+    got = prepare(jnp.asarray(pixels), channels=3, size=size)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2 / 255)
+
+
+def test_grey_images_are_the_same_in_all_channels():
+    grey = stored(channels=1)
+    got = prepare(jnp.asarray(grey), channels=3, size=(40, 40))
+    colour = prepare(jnp.asarray(np.repeat(grey, 3, axis=1)), channels=3, size=(40, 40))
+    np.testing.assert_array_equal(got, colour)
+    assert prepare(jnp.asarray(grey), channels=1, size=(40, 40)).shape == (3, 1, 40, 40)
+
+
+def test_scaling():
+    pixels = jnp.asarray([[[[0, 51, 255]]]], jnp.uint8)
+    got = prepare(pixels, channels=1, size=(1, 3))
+    np.testing.assert_allclose(got.ravel(), [-1, -0.6, 1], rtol=0, atol=1e-6)
+    got = prepare(pixels, channels=1, size=(1, 3), mean=0.2, std=0.4)
+    np.testing.assert_allclose(got.ravel(), [-0.5, 0, 2], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("config", [VIT, CNN], ids=["vit", "cnn"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_models_take_stored_images_of_any_size(config, channels):
+    model = random_model(config, head=classification(3))
+    pixels = stored(channels)
+    size = (16, 24) if config is VIT else (16, 16)
+    prepared = prepare(jnp.asarray(pixels), channels=3, size=size)
+    got = logits(model, pixels)
+    assert got.shape == (3, 3)
+    np.testing.assert_allclose(got, logits(model, prepared), rtol=0, atol=1e-6)
+    assert np.abs(got - logits(model, stored(channels, seed=1))).max() > 1e-3
+
+
+def test_floats_stay_as_they_are():
+    """The ViT takes them in other sizes than its config's."""
+    pixels = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 8, 8)), jnp.bfloat16)
+    assert prepare(pixels, channels=3, size=(16, 24)) is pixels
+    model = random_model(VIT, head=classification(3))
+    assert logits(model, pixels).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "channels", "named"),
+    [
+        ((2, 2, 8, 8), np.uint8, 3, ["uint8 [2, 2, 8, 8]", "[batch, 1 or 3, height, width]"]),
+        ((2, 8, 8), np.uint8, 3, ["uint8 [2, 8, 8]"]),
+        ((2, 3, 8, 8), np.int32, 3, ["int32 [2, 3, 8, 8]", "floats"]),
+        ((2, 3, 8, 8), np.uint8, 1, ["uint8 [2, 3, 8, 8]", "[batch, 1, height, width]"]),
+    ],
+)
+def test_images_that_do_not_fit(shape, dtype, channels, named):
+    with pytest.raises(InputError) as caught:
+        prepare(jnp.zeros(shape, dtype), channels=channels, size=(8, 8))
+    assert all(part in str(caught.value) for part in named), caught.value

@@ -1,0 +1,71 @@
+"""The next token: which are targets, and perplexity."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_peft import tasks
+from fedjax_peft.typing import Outputs
+
+IDS = jnp.array([[3, 1, 4, 0], [2, 0, 0, 0], [1, 1, 5, 2]])
+REAL = jnp.array([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]], bool)
+LOGITS = jnp.array(np.random.default_rng(0).normal(size=(3, 4, 6)), jnp.float32)
+TARGETS = [(0, 1), (0, 2), (0, 3), (2, 1), (2, 2)]  # row, position of the target
+
+
+def outputs(logits=LOGITS):
+    return Outputs(logits, logits)
+
+
+def expected(pairs):
+    logs = np.asarray(jax.nn.log_softmax(LOGITS))
+    said = [(logs[row, at - 1], int(IDS[row, at])) for row, at in pairs]
+    return -sum(log[token] for log, token in said), sum(
+        log.argmax() == token for log, token in said
+    )
+
+
+def test_targets_are_the_real_tokens_after_the_first():
+    batch = {"input_ids": IDS, "attention_mask": REAL}
+    metrics = tasks.next_token().metrics(outputs(), batch)
+    loss, right = expected(TARGETS)
+    np.testing.assert_allclose(metrics["loss"], (loss, 5), rtol=1e-6)
+    np.testing.assert_allclose(metrics["accuracy"], (right, 5))
+    np.testing.assert_allclose(tasks.next_token().loss(outputs(), batch), (loss, 5), rtol=1e-6)
+
+
+def test_the_true_next_token_is_right():
+    logits = 9.0 * jax.nn.one_hot(jnp.roll(IDS, -1, axis=1), 6)
+    batch = {"input_ids": IDS, "attention_mask": REAL}
+    assert [float(x) for x in tasks.next_token().metrics(outputs(logits), batch)["accuracy"]] == [
+        5,
+        5,
+    ]
+
+
+def test_masked_rows_bring_nothing_not_even_nan():
+    mask = jnp.array([True, True, False])
+    batch = {"input_ids": IDS, "attention_mask": REAL, "mask": mask}
+    loss, right = expected(TARGETS[:3])
+    metrics = tasks.next_token().metrics(outputs(LOGITS.at[2].set(jnp.nan)), batch)
+    np.testing.assert_allclose(metrics["loss"], (loss, 3), rtol=1e-6)
+    np.testing.assert_allclose(metrics["accuracy"], (right, 3))
+    gradient = jax.grad(lambda x: tasks.next_token().loss(outputs(x), batch)[0])(LOGITS)
+    assert np.isfinite(gradient).all()
+    assert not np.any(gradient[2])
+
+
+def test_texts_of_one_token_have_no_target():
+    batch = {"input_ids": IDS[1:2], "attention_mask": REAL[1:2]}
+    metrics = tasks.next_token().metrics(outputs(LOGITS[1:2]), batch)
+    assert {name: [float(x) for x in pair] for name, pair in metrics.items()} == {
+        "loss": [0, 0],
+        "accuracy": [0, 0],
+    }
+
+
+def test_perplexity():
+    score = tasks.next_token().score
+    assert score({"loss": np.log(7.0)}, {}, None) == {"perplexity": pytest.approx(7)}
+    assert score({"loss": 1e4}, {}, None) == {"perplexity": np.inf}
