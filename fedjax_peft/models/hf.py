@@ -613,4 +613,11 @@ def _tokenizer(directory: Path) -> Any:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"The tokenizer in {directory} cannot be read: {reason} It needs a tokenizer.json, or"
+            " the files of its vocabulary with the config.json of its model."
+        ) from error

@@ -275,7 +275,7 @@ def simulate(
         ),
         mesh,
     )
-    task = task or tasks.classification()
+    task = task or tasks.for_data(clients.data)
     key = stream(seed, "clients")
     owned = {} if client_ranks is None else rank_masks(model, client_ranks, len(clients))
     owned = replicate(owned, mesh)

@@ -117,7 +117,7 @@ def test_comments_of_reddit(tmp_path):
 
 
 def test_pixels(tmp_path):
-    columns = read(tmp_path, leaf({"w1": ((PIXELS / 255).tolist(), [61, 4])}))
+    columns = read(tmp_path, leaf({"w1": (np.round(PIXELS / 255, 6).tolist(), [61, 4])}))
     images = np.stack(columns["image"])
     assert images.dtype == np.uint8
     np.testing.assert_array_equal(images, PIXELS.reshape(2, 16, 16))

@@ -43,7 +43,7 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(read_bytes(path))
-    except ValueError as error:  # of the encoding too
+    except (ValueError, RecursionError) as error:  # of the encoding too; nested without end
         raise InputError(f"{path} is not a JSON file: {error}.") from error
 
 
