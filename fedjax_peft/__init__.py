@@ -23,6 +23,8 @@ _PUBLIC = {
     "Dataset": "data.dataset",
     "load_dataset": "data.sources",
     "combine": "data.combine",
+    "embed": "run.predict",
+    "heterogeneity": "data",
     "partition": "data",
     "tasks": "",
     "aggregators": "",
@@ -47,7 +49,9 @@ __all__ = [
     "bind",
     "combine",
     "count",
+    "embed",
     "heads",
+    "heterogeneity",
     "load_dataset",
     "load_model",
     "load_tokenizer",
@@ -65,7 +69,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from fedjax_peft import aggregators, algorithms, peft, tasks, testing, tree, typing
-    from fedjax_peft.data import partition
+    from fedjax_peft.data import heterogeneity, partition
     from fedjax_peft.data.combine import combine
     from fedjax_peft.data.dataset import Clients, Dataset
     from fedjax_peft.data.sources import load_dataset
@@ -77,6 +81,7 @@ if TYPE_CHECKING:
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.run.cost import TimeModel
     from fedjax_peft.run.loop import Run, simulate
+    from fedjax_peft.run.predict import embed
 
 
 def __getattr__(name: str) -> Any:

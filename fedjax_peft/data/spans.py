@@ -25,7 +25,7 @@ class Question(NamedTuple):
     id: str
     context: str
     answers: tuple[str, ...]
-    """The gold answers; a reader is trained on the first."""
+    """The gold answers, if they are known; a reader is trained on the first."""
 
 
 def encode_spans(
@@ -44,7 +44,8 @@ def encode_spans(
     tokens, and at most half of the room; the rest of it is cut off.
 
     Args:
-      table: columns ``id``, ``question``, ``context``, ``answers``, ``answer_starts``.
+      table: columns ``id``, ``question``, ``context``, ``answers``, ``answer_starts``; the last two
+        may be missing, of questions to be answered. All positions are 0 then.
       names: not used: there are no classes.
       tokenizer: a fast tokenizer of ``transformers``.
       max_length: tokens per window, the question and special tokens included.
@@ -121,9 +122,14 @@ def span_text(data: Dataset, row: int, start: int, end: int) -> str:
 
 def _questions(table: Table) -> tuple[tuple[Question, ...], np.ndarray]:
     """Returns the questions, checked, and where the first answers are: characters ``[n, 2]``."""
+    ids = require(table, "id", (str, int), "an id")
+    contexts = require(table, "context", str, "a context")
+    if "answers" not in table.columns:
+        asked = tuple(Question(str(i), text, ()) for i, text in zip(ids, contexts, strict=True))
+        return asked, np.zeros((len(asked), 2), np.int32)
     columns = [
-        require(table, "id", (str, int), "an id"),
-        require(table, "context", str, "a context"),
+        ids,
+        contexts,
         require(table, "answers", (list, tuple), "a list of answers"),
         require(table, "answer_starts", (list, tuple), "a list of character numbers"),
     ]

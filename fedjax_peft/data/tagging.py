@@ -44,7 +44,8 @@ def encode_tags(
       ``input_ids`` int32, ``attention_mask`` bool, ``labels`` int32 (``IGNORE`` at every token
       but a word's first) and perhaps ``token_type_ids`` int32, each ``[n, max_length]``; meta
       ``tag_set`` and ``type_set``, where there is a source ``source_tag_set`` and
-      ``source_type_set``, and ``unit``, each ``[n]``; references: the tags of each sentence, those
+      ``source_type_set``, and ``unit``, each ``[n]``, and ``word`` int32 ``[n, max_length]``, which
+      word a token is the first of, or -1; references: the tags of each sentence, those
       of words that are cut off too.
 
     Raises:
@@ -59,11 +60,11 @@ def encode_tags(
     words = [[clean(word) for word in row] for row in words]
     key = ["tags", fingerprint(tokenizer), padding_token(tokenizer), max_length, *words]
     columns = cached(key, lambda: _encode(tokenizer, words, max_length))
-    first = columns.pop("first")
-    columns["labels"] = np.full(first.shape, IGNORE, np.int32)
-    for label, at, of_words in zip(columns["labels"], first, ids, strict=True):
+    word = columns.pop("word")
+    columns["labels"] = np.full(word.shape, IGNORE, np.int32)
+    for label, at, of_words in zip(columns["labels"], word, ids, strict=True):
         label[at >= 0] = of_words[at[at >= 0]]
-    meta = {"unit": np.arange(len(words), dtype=np.int32)}
+    meta = {"unit": np.arange(len(words), dtype=np.int32), "word": word}
     sets = {
         "tag_set": [tag_set(row, order) for row in tags],
         "type_set": [type_set(row) for row in tags],
@@ -147,7 +148,7 @@ def _tag_ids(table: Table, tags: list[list[str]], names: Sequence[str]) -> list[
 
 
 def _encode(tokenizer: Any, words: list[list[str]], max_length: int) -> dict[str, np.ndarray]:
-    """Returns token columns, and ``first``: whose first token it is, the word's number or -1."""
+    """Returns token columns, and ``word``: whose first token it is, the word's number or -1."""
     backend = tokenizer.backend_tokenizer
     parts = [_columns(tokenizer, [], max_length)]
     for rows in batches(words):
@@ -166,4 +167,4 @@ def _columns(tokenizer: Any, encodings: Sequence[Any], max_length: int) -> dict[
         words = np.array([-1 if word is None else word for word in encoding.word_ids], np.int32)
         found, at = np.unique(words, return_index=True)
         first[row, at] = found  # of the special tokens it is -1
-    return {**columns, "first": first}
+    return {**columns, "word": first}

@@ -18,7 +18,7 @@ from fedjax_peft.files import replace_file
 
 __all__ = ["batches", "cached", "check_tokenizer", "clean", "fingerprint", "tokenize"]
 
-_FORMAT = 2
+_FORMAT = 3
 """Part of every cache key; changes when the columns or how they are made change."""
 _BATCH = 1024
 """Texts per call of the tokenizer: fills all cores."""

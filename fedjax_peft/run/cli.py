@@ -95,7 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--out", type=Path, required=True, metavar="DIR")
 
-    predict = command(_predict, 'label {"text": ...} lines with a run\'s global model')
+    predict = command(
+        _predict,
+        'put {"text": ...}, {"tokens": [...]} or {"question": ..., "context": ...} lines, as the'
+        " run's task is, to its global model",
+    )
     predict.add_argument("run", type=Path, metavar="RUN")
     predict.add_argument("--input", type=Path, required=True, metavar="FILE.jsonl")
     predict.add_argument("--output", type=Path, required=True, metavar="FILE.jsonl")
@@ -237,17 +241,17 @@ def _export(options: argparse.Namespace) -> None:
 
 def _predict(options: argparse.Namespace) -> None:
     _prepare_jax()
+    from fedjax_peft.run import config as configs
     from fedjax_peft.run import predict as predicting
+    from fedjax_peft.run import record
 
-    texts, pairs = predicting.read_inputs(options.input)
+    task = configs.task_of(record.read_config(options.run))
+    rows = predicting.read_inputs(options.input, task)
     model, params, config = predicting.load_trained(options.run)
     length = config["data"].get("max_length", 128)
-    logits = predicting.predict(model, params, texts, pairs, max_length=length)
-    lines = (
-        json.dumps({"label": model.labels[int(row.argmax())], "logits": [float(x) for x in row]})
-        for row in logits
-    )
-    replace_file(options.output, "".join(f"{line}\n" for line in lines).encode())
+    answers = predicting.answer(model, params, rows, task=task, max_length=length)
+    lines = "".join(f"{json.dumps(line)}\n" for line in answers)
+    replace_file(options.output, lines.encode())
 
 
 def _partition(options: argparse.Namespace) -> None:

@@ -52,6 +52,7 @@ __all__ = [
     "resolve",
     "run",
     "systems",
+    "task_of",
 ]
 
 Config = dict[str, Any]
@@ -265,7 +266,8 @@ def run(
     client_test = None
     if config["client_test"]:
         by = config["partition"].get("by", "client")
-        client_test = partition.natural(test, by=by, names=clients.names)
+        # Somebody may have nothing to be tested on.
+        client_test = partition.natural(test, by=by, names=clients.names, min_size=0)
     if config["client_holdout"] is not None:
         clients, client_test = clients.holdout(config["client_holdout"], seed=config["seed"])
     options = {name: config[name] for name in _fields(loop.simulate)}
@@ -339,6 +341,12 @@ def build_model(config: Config, labels: Sequence[str]) -> Model:
         model = _seeded(hf.random_model, config, options, shape, head=head)
         model = model.replace(name=name, tokenizer=_tokenizer(config))
     return attach(model, build_method(config), seed=config["seed"])
+
+
+def task_of(config: Config) -> str:
+    """Returns the task that a run's model has a head for."""
+    head = config.get("model", {}).get("head") or "classification"
+    return next((task for task, its in _HEADS.items() if its == head), "classification")
 
 
 def build_method(config: Config) -> Method:

@@ -16,7 +16,7 @@ from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.tasks.common import cross_entropy, real_rows, total
 from fedjax_peft.typing import Batch, Metrics, Outputs, Task
 
-__all__ = ["exact_match", "normalized", "overlap_f1", "question_answering"]
+__all__ = ["answers", "exact_match", "normalized", "overlap_f1", "question_answering"]
 
 _HEADLINES = {"squad": "f1", "fednlp_raw": "raw_f1"}
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -104,7 +104,7 @@ def _score(
             " 'offsets'), so there are no answers to score. fedjax_peft.load_dataset makes it."
         )
     best, raw = [], []
-    for unit, answer in _answers(max_answer_length, predictions, data).items():
+    for unit, answer in answers(predictions, data, max_answer_length).items():
         golds = data.references[unit].answers
         pairs = [(exact_match(answer, gold), overlap_f1(answer, gold)) for gold in golds]
         best.append(np.max(pairs, axis=0))
@@ -114,16 +114,24 @@ def _score(
     return {name: float(score) for name, score in zip(names, scores, strict=True)}
 
 
-def _answers(max_answer_length: int, predictions: Mapping[str, Any], data: Any) -> dict[int, str]:
-    """Returns the answer to each question, by its number; empty where no window has a span."""
+def answers(
+    predictions: Mapping[str, Any], data: Any, max_answer_length: int = 30
+) -> dict[int, str]:
+    """Returns the answer to each question, by its number; empty where no window has a span.
+
+    Args:
+      predictions: what :func:`question_answering` predicts of each window, ``[windows, n_best]``.
+      data: the windows, made by :func:`fedjax_peft.data.spans.encode_spans`.
+      max_answer_length: tokens of an answer, at most.
+    """
     scores, starts, ends = _best_spans(max_answer_length, predictions)
-    answers: dict[int, str] = {}
+    best: dict[int, str] = {}
     for row in np.argsort(-scores, kind="stable"):  # windows without a span, -inf, come last
         unit = int(data.meta["unit"][row])
-        if unit not in answers:
+        if unit not in best:
             has_span = scores[row] > -np.inf
-            answers[unit] = span_text(data, row, starts[row], ends[row]) if has_span else ""
-    return answers
+            best[unit] = span_text(data, row, starts[row], ends[row]) if has_span else ""
+    return best
 
 
 def _best_spans(
