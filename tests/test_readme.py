@@ -55,3 +55,12 @@ def test_python_example(tmp_path, monkeypatch):
     exec(short, names)
     assert len(names["run"].metrics) == 2
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.assets
+def test_data_sets_of_the_papers(capsys):
+    """Tagging, on the stand-in of WNUT 2017."""
+    names: dict = {}
+    exec(code_block('by="tag_set"'), names)
+    assert "fedavg: 3 rounds, test f1 0." in capsys.readouterr().out
+    assert names["run"].metrics[-1]["test_precision"] >= 0

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def load_dataset(
     seed: int = 0,
     train_examples: int | None = None,
     test_examples: int | None = None,
-    split: str = "6:2:2",
+    split: Literal["6:2:2", "fedpetuning"] | None = None,
     doc_stride: int | None = None,
     clusters: int | None = None,
 ) -> dict[str, Dataset]:
@@ -72,7 +72,8 @@ def load_dataset(
       train_examples: size of a random subset, drawn before tokenisation; None takes all. Of
         ``glue_silo`` at most so many of each task.
       test_examples: same for ``test``.
-      split: how ``glue_silo`` is split, see :func:`fedjax_peft.data.silo.divide`.
+      split: how ``glue_silo`` is split, by default 6:2:2; see
+        :func:`fedjax_peft.data.silo.divide`.
       doc_stride: tokens that neighbouring windows of a context share, see
         :func:`fedjax_peft.data.spans.encode_spans`.
       clusters: adds a key ``cluster`` to ``train``: the group of each text (of the question and its
@@ -91,13 +92,17 @@ def load_dataset(
     usual = TINY_LENGTH if source == "tiny" else entry.settings.max_length
     length = usual if max_length is None else max_length
     if entry.parts:
-        return _silo(name, tokenizer, length, source, seed, sizes, split)
+        _refuse(name, doc_stride=doc_stride, clusters=clusters)
+        return _silo(name, tokenizer, length, source, seed, sizes, split or "6:2:2")
+    _refuse(name, split=split)
     entry, tables = load_tables(name, source=source, seed=seed)
     names = entry.label_names or class_names(entry.task, tables["train"])
     if "label" in COLUMNS[entry.task]:
         for table in tables.values():
             label_ids(table, names)  # of all rows, so that an error does not depend on the subset
     options = {"stride": doc_stride} if entry.task == "question_answering" else {}
+    if not options:
+        _refuse(name, doc_stride=doc_stride)
     result = {}
     for part, table in tables.items():
         table = _subset(table, sizes[part], part, seed)
@@ -107,6 +112,13 @@ def load_dataset(
         if clusters is not None and part == "train":
             result[part] = _clustered(result[part], table, clusters, seed)
     return result
+
+
+def _refuse(name: str, **options: Any) -> None:
+    """Raises InputError for an option that is given although it means nothing to a data set."""
+    for option, value in options.items():
+        if value is not None:
+            raise InputError(f"{option} = {value!r} means nothing to the data set {name!r}.")
 
 
 def load_tables(

@@ -101,3 +101,18 @@ def test_a_folder_for_each_task(tmp_path, tokenizer, monkeypatch):
 def test_unknown_rule(tokenizer):
     with pytest.raises(InputError, match=r"no split 'fedpetunning'.*Did you mean 'fedpetuning'"):
         load_dataset("glue_silo", tokenizer=tokenizer, source="tiny", split="fedpetunning")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("glue_silo", {"clusters": 3}),
+        ("glue_silo", {"doc_stride": 8}),
+        ("rte", {"split": "fedpetuning"}),
+        ("rte", {"doc_stride": 8}),
+    ],
+)
+def test_options_of_other_data_sets_are_refused(name, options):
+    (option,) = options
+    with pytest.raises(InputError, match=f"{option} = .* means nothing to the data set '{name}'"):
+        load_dataset(name, source="tiny", **options)
