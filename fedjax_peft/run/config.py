@@ -90,6 +90,8 @@ class _Extra(NamedTuple):
     client_test: bool = False
     """Evaluate every client's model on its own examples of the test split; for clients that are
     there by nature (``partition.natural``)."""
+    global_test: bool = True
+    """Evaluate on the whole test split."""
 
 
 _Leaf = int | float | str | bool
@@ -275,7 +277,7 @@ def run(
         build_model(config, train.label_names),
         build_algorithm(config),
         clients,
-        test=test,
+        test=test if config["global_test"] else None,
         client_test=client_test,
         time_model=TimeModel.preset(**config["time"]),
         out=out,

@@ -22,8 +22,10 @@ def progress(title: str, rounds: int) -> Iterator[Callable[[Row], None]]:
         if row.get("train_loss") is not None:
             parts.append(f"loss {row['train_loss']:.3f}")
         name = row.get("headline")
-        if row.get(f"test_{name}") is not None:
-            parts.append(f"{name} {row[f'test_{name}']:.3f}")
+        for metric, whose in ((f"test_{name}", name), (f"client_{name}_mean", f"clients' {name}")):
+            if row.get(metric) is not None:
+                parts.append(f"{whose} {row[metric]:.3f}")
+                break
         parts.append(f"{sent / 1e6:.1f} MB")
         if row.get("dropped"):
             parts.append(f"dropped {row['dropped']}")

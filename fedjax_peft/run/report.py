@@ -286,6 +286,7 @@ def _columns(runs: Sequence[RunRecord]) -> list[Column]:
     spread = ["" if std is None else f" ± {_percent(std)}" for std in get("client_std")]
     score = _word(plots.common(get("headline"), "score"))
     short = {"accuracy": "acc."}.get(score, score)
+    tested = any(final is not None for final in get("final_score"))
     one, total = _scale(plots.byte_unit, upload), _scale(plots.byte_unit, up + down)
     clock, wall_clock = _scale(plots.time_unit, simulated), _scale(plots.time_unit, wall)
     columns = [
@@ -299,7 +300,14 @@ def _columns(runs: Sequence[RunRecord]) -> list[Column]:
             short=f"Best {short}\n% (round)",
             notes=best_rounds,
         ),
-        _column("Clients’ mean (%)", get("client_mean"), _percent, max, notes=spread),
+        _column(
+            "Clients’ mean (%)",
+            get("client_mean"),
+            _percent,
+            max,
+            short="" if tested else f"Clients’\n{short} %",
+            notes=spread,
+        ),
         _column("Worst client (%)", get("client_worst"), _percent, max),
         _column("Trained parameters", get("trained"), "{:,}".format),
         _column(f"Client upload a round ({one.unit})", upload, one.text, min),

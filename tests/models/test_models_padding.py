@@ -1,0 +1,84 @@
+"""A model in training says the same of a text however far it is padded, dropout and all.
+
+The engine relies on it: it runs a step at the shortest of a few padded lengths.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_peft.models.heads import causal_lm, classification
+from fedjax_peft.models.hf import random_model
+from fedjax_peft.peft import houlsby, lora, prefix_tuning, prompt_tuning
+from fedjax_peft.peft.base import attach
+
+BERT = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 40,
+    "hidden_dropout_prob": 0.3,
+    "attention_probs_dropout_prob": 0.3,
+    "initializer_range": 0.3,
+}
+SHAPES = {
+    "bert": BERT,
+    "roberta": BERT,
+    "deberta-v2": BERT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    "distilbert": {
+        "vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24,
+        "max_position_embeddings": 40, "dropout": 0.3, "attention_dropout": 0.3,
+        "seq_classif_dropout": 0.3, "initializer_range": 0.3,
+    },
+    "gpt2": {
+        "vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40,
+        "attn_pdrop": 0.3, "resid_pdrop": 0.3, "embd_pdrop": 0.3, "initializer_range": 0.3,
+        "pad_token_id": 1,
+    },
+    "lstm": {"vocab_size": 40, "embedding_size": 8, "hidden_size": 16, "dropout": 0.3},
+}  # fmt: skip
+LENGTHS = np.array([7, 2, 9, 1])
+
+
+def batch(length):
+    """The same texts, padded with token 1."""
+    mask = np.arange(length)[None] < LENGTHS[:, None]
+    tokens = np.random.default_rng(0).integers(5, 40, (len(LENGTHS), LENGTHS.max()))
+    ids = np.full(mask.shape, 1, np.int32)
+    ids[:, : LENGTHS.max()][mask[:, : LENGTHS.max()]] = tokens[mask[:, : LENGTHS.max()]]
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        *[(family, lora(rank=2, dropout=0.3)) for family in SHAPES if family != "lstm"],
+        ("lstm", None),
+        ("bert", houlsby(size=4)),
+        ("bert", prefix_tuning(tokens=3)),
+        ("roberta", prompt_tuning(tokens=3)),
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+def test_padding_changes_nothing_in_training(family, method):
+    head = causal_lm() if family == "lstm" else classification(3)
+    model = random_model({"model_type": family, **SHAPES[family]}, head=head)
+    if method is not None:
+        model = attach(model, method)
+    rng = np.random.default_rng(1)  # LoRA's B and the like are not zero
+    trainable = {n: x + 0.1 * rng.normal(size=x.shape) for n, x in model.trainable.items()}
+    trainable = {n: x.astype(np.float32) for n, x in trainable.items()}
+    apply = jax.jit(model.apply, static_argnums=4)
+
+    def run(length, key):
+        outputs = apply(model.frozen, trainable, batch(length), jax.random.key(key), True)
+        real = batch(9)["attention_mask"]
+        logits = outputs.logits[:, :9] * real[..., None] if family == "lstm" else outputs.logits
+        return np.asarray(logits), np.asarray(outputs.hidden[:, :9]) * real[..., None]
+
+    short, long, other = run(9, 0), run(24, 0), run(9, 1)
+    for a, b, c in zip(short, long, other, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+        assert np.abs(a - c).max() > 0.05, "there is dropout"
