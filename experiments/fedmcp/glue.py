@@ -17,7 +17,6 @@ import argparse
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import optax
 
@@ -73,25 +72,6 @@ def load(a: argparse.Namespace, tokenizer) -> tuple[Clients, Clients]:
     return train, test
 
 
-def accuracies(run: fp.Run, test: Clients) -> list[float]:
-    """Returns every client's accuracy in per cent, by its own model on its own examples."""
-    model, task = run.model, fp.tasks.classification()
-    frozen = run.trained.frozen
-
-    @jax.jit
-    def measure(params, batch):
-        return task.metrics(model.apply(frozen, params, batch, None, False), batch)["accuracy"]
-
-    result = []
-    for client, rows in enumerate(test.indices):
-        params, right = run.client_params(client), 0.0
-        for start in range(0, len(rows), 64):
-            batch = test.data.take(rows[start : start + 64]).columns
-            right += float(measure(params, batch)[0])
-        result.append(100 * right / len(rows))
-    return result
-
-
 def main() -> None:
     """Runs the methods and writes the table after each."""
     parser = argparse.ArgumentParser(
@@ -128,13 +108,16 @@ def main() -> None:
             batch_size=a.batch,
             epochs=epochs,
             seed=a.seed,
+            client_test=test,
+            eval_every=a.rounds,
+            diagnostics=["clients"],
             on_round=lambda row: print(row["round"], row.get("train_accuracy"), flush=True),
         )
         backbone = plain.counts()["frozen"]
         shared = tree.assign_roles(model.kinds, algorithm.roles)["shared"]
         sent = tree.size(tree.select(model.trainable, shared)) / backbone
         took = np.median([row["time"]["train_s"] for row in run.metrics[1:]])
-        scores = accuracies(run, test)
+        scores = [100 * x for x in run.metrics[-1]["client_tests"]["accuracy"]]
         scores = [*scores, float(np.mean(scores))]
         there = PAPER.get(name, ("", "", ""))
         cells = [f"{x:.2f}" for x in scores]

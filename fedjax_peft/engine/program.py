@@ -120,6 +120,8 @@ class Program:
 class Measured(NamedTuple):
     """What an :class:`Evaluator` returns."""
 
+    clients: list[int]
+    """Whose model every member is."""
     sums: dict[str, tuple[np.ndarray, np.ndarray]]
     """Metric -> (sums, counts), one of each for every member."""
     examples: list[np.ndarray]
@@ -181,7 +183,7 @@ class Evaluator:
             order = np.argsort(rows, kind="stable")
             examples.append(rows[order])
             predictions.append({name: x[place][order] for name, x in said.items()})
-        return Measured(sums, examples, predictions)
+        return Measured(self._plan.client.tolist(), sums, examples, predictions)
 
     @property
     def compile_seconds(self) -> float:

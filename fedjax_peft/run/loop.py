@@ -36,7 +36,8 @@ __all__ = ["Run", "choose_lanes", "simulate"]
 
 Lanes = int | Literal["auto"]
 Diagnostic = Literal["clients", "variation", "spectrum", "cka"]
-"""What to measure on request. ``clients``: every client's training loss, accuracy and update norm.
+"""What to measure on request. ``clients``: every client's training loss, accuracy and update norm,
+and what its model reaches on its ``client_test``.
 ``variation``: how the global LoRA factors change in magnitude and direction from round to round
 (FeDeRA, Eq 11-14). ``spectrum``: the singular values of their product. ``cka``: how alike the test
 examples look through the global and the private adapter (dual adapters)."""
@@ -341,6 +342,7 @@ def simulate(
         "time": time_model._asdict(),
         "seed": seed,
     }
+    each = "clients" in diagnostics
     with Record.open(out, resume, about, on_round) as record:
         saved = None
         if record.checkpoints:
@@ -350,7 +352,7 @@ def simulate(
         if saved is None:
             done = 0
             began = time.perf_counter()
-            row = {"round": 0, **_evaluate(evaluations, server, store)}
+            row = {"round": 0, **_evaluate(evaluations, server, store, each=each)}
             row |= {"bytes_up": 0, "bytes_down": 0, "simulated_seconds": 0.0}
             row["parameters"] = model.counts()
             row["roles"] = {
@@ -395,7 +397,7 @@ def simulate(
                 row = {"round": number, "clients": [], "dropped": [], "steps": 0}
                 row["lanes"] = lanes
             else:
-                row = _row(number, plan, result, each="clients" in diagnostics)
+                row = _row(number, plan, result, each=each)
                 share = schedule.padding_share(plan)
                 row |= {} if share is None else {"padding_share": share}
                 server, store = result.server, result.private
@@ -414,7 +416,7 @@ def simulate(
                 ahead = prepare(min(number + 1, rounds))
             if number % eval_every == 0 or number == rounds:
                 began = time.perf_counter()
-                row |= _evaluate(evaluations, server, store)
+                row |= _evaluate(evaluations, server, store, each=each)
                 spent["eval_s"] = time.perf_counter() - began
             record.add({**row, "time": spent})
             if record.checkpoints and (number % checkpoint_every == 0 or number == rounds):
@@ -449,8 +451,13 @@ _LOWER = ("loss", "perplexity", "lost_entities")
 """Metrics of which less is better."""
 
 
-def _evaluate(evaluations: Mapping[str, _Evaluation], server: PyTree, store: PyTree) -> Row:
-    """Returns the metrics of the test sets (joint) and of the clients' own (spread)."""
+def _evaluate(
+    evaluations: Mapping[str, _Evaluation], server: PyTree, store: PyTree, *, each: bool
+) -> Row:
+    """Returns the metrics of the test sets (joint) and of the clients' own (spread).
+
+    With ``each`` also those of every client.
+    """
     row: Row = {}
     for name, (evaluator, task, data, personal) in evaluations.items():
         row["headline"] = task.headline
@@ -460,9 +467,9 @@ def _evaluate(evaluations: Mapping[str, _Evaluation], server: PyTree, store: PyT
         members = [  # who has something to measure: a text of one token has no next one
             m for m in range(len(measured.examples)) if any(n[m] for _, n in measured.sums.values())
         ]
-        each = [_figures(measured, member, task, data) for member in members]
-        for metric in each[0] if each else ():
-            values = np.array([figures[metric] for figures in each], np.float64)
+        figures = [_figures(measured, member, task, data) for member in members]
+        for metric in figures[0] if figures else ():
+            values = np.array([one[metric] for one in figures], np.float64)
             if name != "client":
                 pair = measured.sums.get(metric)  # a mean over examples is one over all of them
                 joint = values.mean() if pair is None else pair[0].sum() / pair[1].sum()
@@ -471,6 +478,11 @@ def _evaluate(evaluations: Mapping[str, _Evaluation], server: PyTree, store: PyT
             worst = values.max() if metric in _LOWER else values.min()
             spread = {"mean": values.mean(), "std": values.std(), "worst": worst}
             row |= {f"client_{metric}_{kind}": _number(x) for kind, x in spread.items()}
+        if name == "client" and each:
+            names = figures[0] if figures else ()
+            row["client_tests"] = {"client": [measured.clients[m] for m in members]} | {
+                metric: [_number(one[metric]) for one in figures] for metric in names
+            }
     return row
 
 
@@ -484,7 +496,7 @@ def _joined(measured: Measured) -> Measured:
         n: (total.sum(keepdims=True), count.sum(keepdims=True))
         for n, (total, count) in measured.sums.items()
     }
-    return Measured(sums, [rows[order]], [said])
+    return Measured(measured.clients[:1], sums, [rows[order]], [said])
 
 
 def _figures(measured: Measured, member: int, task: Task, data: Dataset) -> dict[str, float]:

@@ -107,3 +107,17 @@ def test_global_and_private_adapters_are_compared_on_the_test_set():
 def test_what_cannot_be_measured_is_said_at_once(wanted, message):
     with pytest.raises(InputError, match=message):
         run(diagnostics=[wanted])
+
+
+def test_what_every_client_reaches_on_its_own_test():
+    held = toy.clients([3, 0, 2, 5], seed=1)
+    result = run(client_test=held, diagnostics=["clients"])
+    for row in result.metrics:
+        tests = row["client_tests"]
+        assert tests["client"] == [0, 2, 3]
+        for metric, values in tests.items():
+            if metric != "client":
+                assert len(values) == 3
+                assert row[f"client_{metric}_mean"] == pytest.approx(np.mean(values))
+    assert {"accuracy", "loss", "macro_f1"} < tests.keys()
+    assert "client_tests" not in run(client_test=held).metrics[-1]
