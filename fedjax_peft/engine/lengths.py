@@ -15,7 +15,7 @@ __all__ = ["Lengths", "token_columns"]
 
 _UNIT = 8
 """Padded lengths are multiples of it."""
-_GAIN = 0.1
+_GAIN = 0.05
 """A further length must save this share of the tokens: it costs a compilation of the step."""
 
 
