@@ -101,7 +101,9 @@ def test_damaged_idx(tmp_path, file, content, named):
     assert all(part in str(caught.value) for part in named), caught.value
 
 
-@pytest.mark.parametrize("content", [gzip.compress(idx(images(5, 4, 4)), mtime=0)[:-20], b"not gzip"])
+@pytest.mark.parametrize(
+    "content", [gzip.compress(idx(images(5, 4, 4)), mtime=0)[:-20], b"not gzip"]
+)
 def test_damaged_gzip(tmp_path, content):
     write_idx(tmp_path, {"train": (images(5, 4, 4), [0] * 5)}, packed=True)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(content)
