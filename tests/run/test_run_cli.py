@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedjax_peft import algorithms, assets, testing
+from fedjax_peft.data import DATASETS
 from fedjax_peft.run import cli
 
 CONFIG = """
@@ -181,6 +182,11 @@ def test_list_and_assets(capsys):
     for name in algorithms.__all__:
         (line,) = [x for x in printed.splitlines() if x.split()[:1] == [name] and "  " in x][:1]
         assert len(line) > 30
+    for name, source in DATASETS.items():  # each with what is needed to get it
+        _, own = printed.split(f"\n  {name} ", 1)
+        assert own.lstrip().startswith(source.description)
+        wanted = [source.hub, source.download, *source.parts]
+        assert all(text in own[:900] for text in wanted if text), name
     assert cli.main(["assets"]) == 0
     assert "not fetched" in capsys.readouterr().out
 
