@@ -51,27 +51,27 @@ def encode_images(
     labels = label_ids(table, names)
     images = [
         decode(value, f"The image in row {row} of {table.origin}")
-        for row, value in enumerate(table.columns["image"], 1)
+        for row, value in table.numbered(table.columns["image"])
     ]
-    columns = {"pixel_values": _stacked(table.origin, images), "labels": labels}
+    columns = {"pixel_values": _stacked(table, images), "labels": labels}
     return Dataset(columns, tuple(names), name, "image_classification")
 
 
-def _stacked(origin: str, images: list[np.ndarray]) -> np.ndarray:
+def _stacked(table: Table, images: list[np.ndarray]) -> np.ndarray:
     """Returns images with channels first; a grey one among others has the same in all three."""
     if not images:
-        raise InputError(f"{origin} has no images.")
+        raise InputError(f"{table.origin} has no images.")
     height, width = images[0].shape[:2]
     channels = max(1 if image.ndim == 2 else 3 for image in images)
     pixels = np.empty((len(images), channels, height, width), np.uint8)
-    for row, image in enumerate(images):
+    for place, (row, image) in zip(pixels, table.numbered(images), strict=True):
         if image.shape[:2] != (height, width):
             raise InputError(
-                f"The image in row {row + 1} of {origin} has {image.shape[0]}x{image.shape[1]}"
+                f"The image in row {row} of {table.origin} has {image.shape[0]}x{image.shape[1]}"
                 f" pixels (height x width), but the first has {height}x{width}: bring them to one"
                 " size."
             )
-        pixels[row] = image if image.ndim == 2 else image.transpose(2, 0, 1)
+        place[:] = image if image.ndim == 2 else image.transpose(2, 0, 1)
     return pixels
 
 

@@ -35,7 +35,9 @@ def divide(task: str, tables: Mapping[str, Table], rule: str, seed: int) -> dict
     train, test = tables["train"], tables["test"]
     if rule == "6:2:2":
         columns = {name: [*x, *test.columns[name]] for name, x in train.columns.items()}
-        both = _stratified(Table(train.origin, columns, train.label_names), task, seed)
+        origin = f"{train.origin} or {test.origin}"
+        numbers = [*train.row_numbers, *test.row_numbers]
+        both = _stratified(Table(origin, columns, train.label_names, numbers), task, seed)
         both = both.take(range(len(both))[:_BOTH])
         n = len(both)
         cuts = {"train": (0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1)}

@@ -24,7 +24,7 @@ from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.images import decode
 from fedjax_peft.data.formats.squad import canonical
 from fedjax_peft.data.standin import TINY_LENGTH, tiny_tables
-from fedjax_peft.data.table import Table, label_ids
+from fedjax_peft.data.table import Table, label_ids, require
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.random import host_rng
 
@@ -97,9 +97,11 @@ def load_dataset(
     _refuse(name, split=split)
     entry, tables = load_tables(name, source=source, seed=seed)
     names = entry.label_names or class_names(entry.task, tables["train"])
-    if "label" in COLUMNS[entry.task]:
-        for table in tables.values():
-            label_ids(table, names)  # of all rows, so that an error does not depend on the subset
+    for table in tables.values():  # all rows, so that an error does not depend on the subset
+        if "label" in COLUMNS[entry.task]:
+            label_ids(table, names)
+        for column in {"text", "text_pair"} & {*COLUMNS[entry.task]} & {*table.columns}:
+            require(table, column, str, "a text")
     options = {"stride": doc_stride} if entry.task == "question_answering" else {}
     if not options:
         _refuse(name, doc_stride=doc_stride)
@@ -255,7 +257,8 @@ def _renamed(table: Table, entry: Source) -> Table:
         for name, values in table.columns.items()
         if name in new or name not in ours
     }
-    return Table(table.origin, columns, entry.label_names or table.label_names)
+    names = entry.label_names or table.label_names
+    return replace(table, columns=columns, label_names=names)
 
 
 def _task(table: Table) -> str:
@@ -281,9 +284,9 @@ def _prepared(table: Table, entry: Source) -> Table:
     if entry.task == "image_classification" and "image" in columns:
         columns["image"] = [
             decode(image, f"The image in row {row} of {table.origin}")
-            for row, image in enumerate(columns["image"], 1)
+            for row, image in table.numbered(columns["image"])
         ]
-    table = Table(table.origin, columns, table.label_names)
+    table = replace(table, columns=columns)
     return canonical(table) if entry.task == "question_answering" else table
 
 

@@ -134,7 +134,7 @@ def _questions(table: Table) -> tuple[tuple[Question, ...], np.ndarray]:
         require(table, "answer_starts", (list, tuple), "a list of character numbers"),
     ]
     questions, spans = [], []
-    for row, (id_, context, answers, starts) in enumerate(zip(*columns, strict=True), 1):
+    for row, id_, context, answers, starts in table.numbered(*columns):
         if not answers or len(answers) != len(starts):
             raise InputError(
                 f"Row {row} of {table.origin} has {len(answers)} answers and {len(starts)} places"

@@ -1,7 +1,8 @@
 """One split of a data set before tokenisation, and the checks that every split passes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,8 @@ from fedjax_peft.errors import InputError, nearest
 __all__ = ["Table", "label_ids", "label_names", "require"]
 
 
-class Table(NamedTuple):
+@dataclass(frozen=True)
+class Table:
     """Rows as columns of Python values, under names that do not depend on the source.
 
     ========================  =================================================================
@@ -33,6 +35,8 @@ class Table(NamedTuple):
     columns: Mapping[str, Sequence[Any]]
     label_names: tuple[str, ...] | None = None
     """All class (or tag) names in their order, where the source says so."""
+    numbers: Sequence[int] | None = None
+    """The rows' numbers in the origin, for messages; None: from 1 on."""
 
     def __len__(self) -> int:
         """Returns the number of rows."""
@@ -42,8 +46,17 @@ class Table(NamedTuple):
         """Returns some of the rows, in the given order."""
         rows = list(rows)
         columns = {name: [column[i] for i in rows] for name, column in self.columns.items()}
-        # Not _replace, which looks at the length of the tuple.
-        return Table(self.origin, columns, self.label_names)
+        mine = self.row_numbers
+        return replace(self, columns=columns, numbers=[mine[i] for i in rows])
+
+    @property
+    def row_numbers(self) -> Sequence[int]:
+        """The number of each row in the origin, from 1: what messages name it by."""
+        return range(1, len(self) + 1) if self.numbers is None else self.numbers
+
+    def numbered(self, *columns: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+        """Yields (row number, values of the given columns) for each row."""
+        return zip(self.row_numbers, *columns, strict=True)
 
 
 def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -> Sequence[Any]:
@@ -63,7 +76,7 @@ def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -
             f"{table.origin} has no column {name!r}, only: {', '.join(table.columns)}."
             f" {nearest(name, table.columns)}"
         )
-    for row, value in enumerate(table.columns[name], 1):
+    for row, value in table.numbered(table.columns[name]):
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InputError(
                 f"Row {row} of {table.origin} has {_short(value)} in place of {what} in the column"
@@ -110,7 +123,7 @@ def _flat(table: Table, column: str, function: Callable[[int, Any], Any]) -> lis
         raise InputError(
             f"{table.origin} has no column {column!r}, only: {', '.join(table.columns)}."
         )
-    return [function(row, value) for row, value in enumerate(table.columns[column], 1)]
+    return [function(row, value) for row, value in table.numbered(table.columns[column])]
 
 
 def _label_name(table: Table, row: int, value: Any) -> str:

@@ -118,7 +118,7 @@ def _rows(table: Table) -> tuple[list[list[str]], list[list[str]]]:
     """Returns the words and the tags of every sentence, checked."""
     words = require(table, "tokens", (list, tuple), "a list of words")
     tags = require(table, "tags", (list, tuple), "a list of tags")
-    for row, (some, their) in enumerate(zip(words, tags, strict=True), 1):
+    for row, some, their in table.numbered(words, tags):
         if len(some) != len(their):
             raise InputError(
                 f"Row {row} of {table.origin} has {len(some)} words but {len(their)} tags."
@@ -137,7 +137,7 @@ def _rows(table: Table) -> tuple[list[list[str]], list[list[str]]]:
 def _tag_ids(table: Table, tags: list[list[str]], names: Sequence[str]) -> list[np.ndarray]:
     """Returns the tags of every sentence as indices into ``names``, int32 ``[words]`` each."""
     ids = {name: i for i, name in enumerate(names)}
-    for row, some in enumerate(tags, 1):
+    for row, some in table.numbered(tags):
         for tag in some:
             if tag not in ids:
                 raise InputError(

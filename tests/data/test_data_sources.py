@@ -406,3 +406,20 @@ def test_20newsgroups(tokenizer):
     small = load("20newsgroups", tokenizer, train_examples=100, test_examples=50)
     assert (len(small["train"]), len(small["test"])) == (100, 50)
     assert small["train"].label_names == names
+
+
+@pytest.mark.parametrize("size", [3, 55, None])
+def test_a_bad_row_is_named_by_its_number_whatever_the_subset(tmp_path, tokenizer, size):
+    rows = [("one", "x")] * 60
+    rows[49] = (None, "x")
+    write(tmp_path, train__jsonl=jsonl(rows), test__jsonl=jsonl(rows[:3]))
+    with pytest.raises(InputError, match=r"Row 50 of .*train\.jsonl has None"):
+        load(tmp_path, tokenizer, train_examples=size)
+
+
+def test_a_bad_row_of_a_file_that_is_split_keeps_its_number(tmp_path, tokenizer):
+    rows = [{"tokens": ["one"], "tags": ["O"]} for _ in range(60)]
+    rows[49]["tags"] = ["O", "O"]
+    write(tmp_path, all__jsonl="".join(f"{json.dumps(row)}\n" for row in rows).encode())
+    with pytest.raises(InputError, match=r"Row 50 of .*all\.jsonl has 1 words but 2 tags"):
+        load(tmp_path, tokenizer)

@@ -1,5 +1,7 @@
 """Tagged words: labels at first tokens, keys to partition by, and rows that are refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tiny_tokenizers
@@ -120,7 +122,7 @@ def test_keys_to_partition_by():
 
 def test_names_are_the_sources_or_both_tags_of_every_type():
     assert tag_names(table([(["a"], ["I-PER"]), (["b"], ["B-LOC"])])) == NAMES
-    assert tag_names(table()._replace(label_names=("B-LOC", "O"))) == ("B-LOC", "O")
+    assert tag_names(replace(table(), label_names=("B-LOC", "O"))) == ("B-LOC", "O")
 
 
 def test_the_cache_is_of_the_same_words_whatever_their_tags():

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def canonical(table: Table) -> Table:
     starts = columns.pop("answer_start", columns.pop("answer_starts", [None] * len(table)))
     contexts = columns.get("context", [""] * len(table))
     found = []
-    for row, given in enumerate(zip(columns.pop(name), starts, contexts, strict=True), 1):
+    for row, *given in table.numbered(columns.pop(name), starts, contexts):
         try:
             found.append(_columns(_spans(*given)))
         except (KeyError, TypeError, ValueError) as error:
@@ -112,13 +113,13 @@ def canonical(table: Table) -> Table:
     columns["answers"], columns["answer_starts"] = map(list, zip(*found, strict=True))
     columns.setdefault("id", [str(row) for row in range(1, len(table) + 1)])
     seen: dict[Any, int] = {}
-    for row, key in enumerate(columns["id"], 1):
+    for row, key in table.numbered(columns["id"]):
         if seen.setdefault(key, row) != row:
             raise InputError(
                 f"Row {row} of {table.origin} has the id {key!r}, which row {seen[key]} has too:"
                 " every question needs its own."
             )
-    return Table(table.origin, columns, table.label_names)
+    return replace(table, columns=columns)
 
 
 def _spans(value: Any, start: Any, context: str) -> list[tuple[str, int]]:
