@@ -257,9 +257,11 @@ def embed(
     For :func:`fedjax_peft.data.cluster.kmeans`, whose ``embed`` it can be.
 
     Raises:
-      InputError: a model without a tokenizer.
+      InputError: a model without a tokenizer, or no texts.
     """
     _check_tokenizer(model)
+    if not len(texts):
+        raise InputError("There is no text to embed.")
     columns = tokenize(model.tokenizer, texts, max_length=max_length)
 
     def pooled(outputs: Outputs, batch: Batch) -> dict[str, Any]:
@@ -300,21 +302,16 @@ def answer(
       InputError: a model without a tokenizer, or a row that cannot be read.
     """
     _check_tokenizer(model)
-    columns = {key: [row[key] for row in rows] for key in INPUTS[task] if rows and key in rows[0]}
+    if not rows:
+        return []
+    columns = {key: [row[key] for row in rows] for key in INPUTS[task] if key in rows[0]}
     if task == "classification":
-        logits = predict(
-            model,
-            params,
-            columns.get("text", []),
-            columns.get("text_pair"),
-            max_length=max_length,
-            batch_size=batch_size,
-        )
+        texts, pairs = columns["text"], columns.get("text_pair")
+        sizes = {"max_length": max_length, "batch_size": batch_size}
+        logits = predict(model, params, texts, pairs, **sizes)
         return [
             {"label": model.labels[int(row.argmax())], "logits": row.tolist()} for row in logits
         ]
-    if not rows:
-        return []
     outside = model.labels[0]
     if task == "tagging":
         columns["tags"] = [[outside] * len(words) for words in columns["tokens"]]
@@ -357,7 +354,7 @@ def _over_batches(
     parts = []
     for start in range(0, n, batch_size):
         batch = {name: column[start : start + batch_size] for name, column in columns.items()}
-        missing = start + batch_size - n if start + batch_size > n else 0
+        missing = max(start + batch_size - n, 0)
         padded = {
             name: np.pad(c, ((0, missing), *[(0, 0)] * (c.ndim - 1)), mode="edge")
             for name, c in batch.items()

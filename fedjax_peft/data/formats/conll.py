@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_peft.data.formats import tabular
-from fedjax_peft.data.formats.files import find, lines
+from fedjax_peft.data.formats.files import lines, read_splits
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.errors import InputError
 
@@ -33,9 +33,7 @@ cities) is what CoNLL calls a location; its facilities, and WNUT's, are not."""
 
 def read_conll(folder: Path) -> dict[str, Table] | None:
     """Returns the splits of a folder of such files (WNUT's and CoNLL-2003's names), or None."""
-    found = {split: find(folder, *patterns) for split, patterns in _FILES.items()}
-    tables = {split: read_conll_file(path) for split, path in found.items() if path is not None}
-    return tables or None
+    return read_splits(folder, _FILES, read_conll_file)
 
 
 def read_conll_file(path: Path) -> Table:

@@ -1,16 +1,16 @@
-"""Text files line by line, packed or not: what goes wrong names the file."""
+"""Files, packed or not, whole or line by line: what goes wrong names the file."""
 
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_peft.data.formats.raw import read_bytes
+from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 
-__all__ = ["find", "lines", "read_json", "stem"]
+__all__ = ["find", "lines", "read_bytes", "read_json", "read_splits", "stem"]
 
 _UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
 
@@ -33,6 +33,21 @@ def lines(path: Path, encoding: str = "utf-8-sig") -> Iterator[tuple[int, str]]:
         raise InputError(
             f"{path} could not be read after line {number}: {type(error).__name__}: {error}."
         ) from error
+
+
+def read_bytes(path: Path, size: int = -1) -> bytes:
+    """Returns the first ``size`` bytes of a file, or all; unpacked if its name ends in ``.gz``.
+
+    Raises:
+      InputError: a file that is missing, cut short or damaged.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as file:
+            return file.read(size)
+    except _UNREADABLE as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} could not be read: {reason}.") from error
 
 
 def read_json(path: Path) -> Any:
@@ -72,3 +87,20 @@ def find(folder: Path, *patterns: str) -> Path | None:
         if found:
             return found[0]
     return None
+
+
+def read_splits(
+    folder: Path, patterns: Mapping[str, Sequence[str]], read: Callable[[Path], Table]
+) -> dict[str, Table] | None:
+    """Returns the splits whose files are there, None if there are none.
+
+    Args:
+      folder: where to look.
+      patterns: split -> patterns of its file, see :func:`find`.
+      read: reads a file.
+
+    Raises:
+      InputError: several files for one split, or one that cannot be read.
+    """
+    found = {split: find(folder, *names) for split, names in patterns.items()}
+    return {split: read(path) for split, path in found.items() if path is not None} or None

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_peft.data.formats.files import read_json
-from fedjax_peft.data.formats.raw import read_bytes
+from fedjax_peft.data.formats.files import read_bytes, read_json
 from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 

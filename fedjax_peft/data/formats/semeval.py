@@ -3,18 +3,18 @@
 import re
 from pathlib import Path
 
-from fedjax_peft.data.formats.files import find, lines
+from fedjax_peft.data.formats.files import lines, read_splits
 from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 
 __all__ = ["read_semeval"]
 
+_FILES = {"train": ("TRAIN_FILE.TXT",), "test": ("TEST_FILE_FULL.TXT",)}
+
 
 def read_semeval(folder: Path) -> dict[str, Table] | None:
     """Returns train and test: ``TRAIN_FILE.TXT``, ``TEST_FILE_FULL.TXT``; None if not there."""
-    found = {"train": find(folder, "TRAIN_FILE.TXT"), "test": find(folder, "TEST_FILE_FULL.TXT")}
-    tables = {split: _read(path) for split, path in found.items() if path is not None}
-    return tables or None
+    return read_splits(folder, _FILES, _read)
 
 
 def _read(path: Path) -> Table:

@@ -6,20 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedjax_peft.data.formats.files import find, lines, read_json
+from fedjax_peft.data.formats.files import lines, read_json, read_splits
 from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 
 __all__ = ["canonical", "read_mrqa", "read_squad"]
 
+_FILES = {"train": ("train-v*.json",), "validation": ("dev-v*.json",)}
 _COLUMNS = ("id", "question", "context", "answers", "answer_starts")
 
 
 def read_squad(folder: Path) -> dict[str, Table] | None:
     """Returns train and validation of SQuAD's own files, ``train-v1.1.json``, ``dev-v1.1.json``."""
-    found = {"train": find(folder, "train-v*.json"), "validation": find(folder, "dev-v*.json")}
-    tables = {split: _squad_file(path) for split, path in found.items() if path is not None}
-    return tables or None
+    return read_splits(folder, _FILES, _squad_file)
 
 
 def _squad_file(path: Path) -> Table:
