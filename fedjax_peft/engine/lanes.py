@@ -3,9 +3,21 @@
 A throughput knob: results do not change but for float32 rounding.
 """
 
+import time
 from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
 
-__all__ = ["best_lanes", "cpu_lanes"]
+import jax
+import numpy as np
+
+from fedjax_peft.engine.program import Program
+from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.errors import InputError
+from fedjax_peft.typing import Params, PyTree
+
+__all__ = ["Lanes", "best_lanes", "check_lanes", "choose_lanes", "cpu_lanes"]
+
+Lanes: TypeAlias = int | Literal["auto"]
 
 SMALL_MODEL = 2_000_000
 """Backbone weights in matrix products below which a CPU gains from several lanes: dispatch, not
@@ -42,3 +54,51 @@ def best_lanes(
         if lanes == most:
             return best
         lanes = min(2 * lanes, most)
+
+
+def check_lanes(lanes: Lanes, mesh: Any) -> None:
+    if mesh is not None and lanes != "auto" and lanes % mesh.size:
+        raise InputError(f"lanes = {lanes} is not a multiple of {mesh.size} devices.")
+
+
+def choose_lanes(
+    lanes: Lanes,
+    schedule: Schedule,
+    rounds: int,
+    start: Callable[[], tuple[PyTree, PyTree]],
+    program: Callable[[Schedule], Program],
+    mesh: Any,
+    weights: Params,
+) -> int:
+    """Returns the number of lanes, a multiple of the devices; ``weights`` are all of the model."""
+    devices = 1 if mesh is None else mesh.size
+    most = -(-schedule.capacity // devices) * devices
+    if lanes != "auto":
+        check_lanes(lanes, mesh)
+        return min(lanes, most)
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        kernels = sum(x.size for name, x in weights.items() if name.endswith("kernel"))
+        return -(-cpu_lanes(kernels, schedule.capacity) // devices) * devices
+    # Sampling may leave the first rounds without work.
+    trial = next((n for n in range(1, rounds + 1) if any(schedule.lengths(n))), 1)
+    limit = int(0.9 * (device.memory_stats() or {}).get("bytes_limit", 16 << 30))
+
+    def measure(lanes: int) -> tuple[float, int]:
+        fitted = schedule.for_lanes(lanes)
+        plan = fitted.plan(trial, lanes, fitted.time_steps(rounds, lanes))
+        plan = plan._replace(steps=np.minimum(plan.steps, np.int32(4)))
+        live = int((plan.slot[: int(plan.steps)] < schedule.capacity).sum())
+        run = program(fitted)
+        run.compile(*start(), plan)
+        if run.peak_bytes > limit:
+            return 0.0, run.peak_bytes
+        seconds = []
+        for _ in range(3):
+            server, store = jax.block_until_ready(start())
+            began = time.perf_counter()
+            jax.block_until_ready(run(server, store, plan, 1))
+            seconds.append(time.perf_counter() - began)
+        return live / min(seconds), run.peak_bytes  # the first is a warm-up
+
+    return best_lanes(measure, schedule.capacity, limit, devices)

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from fedjax_peft import algorithms, tasks, tree
+from fedjax_peft.engine.lanes import choose_lanes
 from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.sharding import lane_mesh, replicate
@@ -17,7 +18,6 @@ from fedjax_peft.models.hf import random_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.random import host_rng, stream
-from fedjax_peft.run.loop import choose_lanes
 from fedjax_peft.run.record import device_name
 
 __all__ = ["Bench", "bench"]

@@ -19,6 +19,7 @@ from fedjax_peft.files import replace_file
 __all__ = [
     "Row",
     "append_metrics",
+    "finite",
     "number",
     "read_metrics",
     "rounds_to",
@@ -90,6 +91,11 @@ def number(row: Mapping[str, Any], key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def finite(value: Any) -> float | None:
+    """Returns a float, None (JSON's null) if it is not finite."""
+    return float(value) if math.isfinite(value) else None
 
 
 def series(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:

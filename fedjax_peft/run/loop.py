@@ -1,12 +1,10 @@
 """``simulate``: rounds of a federated algorithm, with evaluation, records and resume."""
 
-import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,32 +13,32 @@ import numpy as np
 from fedjax_peft import tasks, tree
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.diagnosis import adapters_cka, diagnosis
-from fedjax_peft.engine.lanes import best_lanes, cpu_lanes
+from fedjax_peft.engine.lanes import Lanes, check_lanes, choose_lanes
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.program import Evaluator, Measured, Program, Setup
+from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.round import RoundResult
 from fedjax_peft.engine.schedule import Sampling, Schedule
 from fedjax_peft.engine.sharding import lane_mesh, replicate
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
-from fedjax_peft.modes import mode
 from fedjax_peft.peft.ranks import rank_masks
-from fedjax_peft.random import host_rng, stream
-from fedjax_peft.run.cost import Costs, Ledger, TimeModel, is_number
+from fedjax_peft.random import stream
+from fedjax_peft.run.checks import (
+    Diagnostic,
+    check_data,
+    check_faults,
+    check_method,
+    check_settings,
+    clients_a_round,
+)
+from fedjax_peft.run.cost import Costs, Ledger, TimeModel
+from fedjax_peft.run.evaluation import evaluate, evaluations
 from fedjax_peft.run.history import Row, headline
 from fedjax_peft.run.record import Record
 from fedjax_peft.typing import Algorithm, Params, PyTree, Task
 
-__all__ = ["Run", "choose_lanes", "simulate"]
-
-Lanes = int | Literal["auto"]
-Diagnostic = Literal["clients", "variation", "spectrum", "cka"]
-"""What to measure on request. ``clients``: every client's training loss, accuracy and update norm,
-and what its model reaches on its ``client_test``.
-``variation``: how the global LoRA factors change in magnitude and direction from round to round
-(FeDeRA, Eq 11-14). ``spectrum``: the singular values of their product. ``cka``: how alike the test
-examples look through the global and the private adapter (dual adapters)."""
+__all__ = ["Run", "simulate"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,37 +216,19 @@ def simulate(
         "test_clients": test_clients,
         "checkpoint_every": checkpoint_every,
     }
-    _check(clients, counts, seed, nonfinite)
-    if not isinstance(length_buckets, int) or length_buckets < 0:
-        raise InputError(f"length_buckets = {length_buckets!r} must be a whole number from 0 up.")
-    _check_data(model, clients, test, client_test)
-    if (
-        model.method is not None
-        and model.method.start_shapes_frozen
-        and algorithm.aggregator.name in ("fra", "flexlora", "fra_ffa")
-    ):
-        warnings.warn(
-            "FRA truncates the whole product of the factors, and after an SVD start most of that"
-            " is the pretrained weight's principal part: small updates outside of its directions"
-            " are lost. Watch aggregation_error, or aggregate by the mean.",
-            stacklevel=2,
-        )
-    algorithm.check(model.kinds, len(clients))
-    for wanted in diagnostics:
-        if wanted not in get_args(Diagnostic):
-            known = get_args(Diagnostic)
-            raise InputError(f"There is no diagnostic {wanted!r}. {nearest(wanted, known)}")
-    if "cka" in diagnostics:
-        mode(model.trainable, "global")  # says what is missing
+    from_zero = {"seed": seed, "length_buckets": length_buckets}
+    check_settings(counts, from_zero, nonfinite, diagnostics)
+    check_data(model, clients, test, client_test)
+    check_method(model, algorithm, len(clients), client_ranks, diagnostics)
     names = tree.assign_roles(model.kinds, algorithm.roles)
     time_model = time_model or TimeModel()
-    _check_faults(failure_rate, deadline, time_model)
-    per_round = _per_round(clients, clients_per_round, sampling)
+    check_faults(failure_rate, deadline, time_model)
+    per_round = clients_a_round(clients, clients_per_round, sampling)
     work = (clients.indices, per_round, batch_size, epochs, local_steps, seed)
     tokens = Lengths.of(clients.data.columns, length_buckets)
     schedule = Schedule(*work, sampling, failure_rate, tokens=tokens).for_rounds(rounds)
     mesh = lane_mesh(devices)
-    _check_lanes(lanes, mesh)
+    check_lanes(lanes, mesh)
 
     def start() -> tuple[PyTree, PyTree]:
         shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
@@ -262,12 +242,6 @@ def simulate(
     # What the aggregator cannot combine is said now, before there is a run directory.
     jax.eval_shape(lambda s: algorithm.aggregator.zero(algorithm.server.unchanged(s), 1), server)
     jax.eval_shape(lambda s: algorithm.server.shifted(s, model.frozen), server)
-    if client_ranks is not None and algorithm.aggregator.unowned == "refused":
-        raise InputError(
-            f"The aggregator {algorithm.aggregator.name!r} of {algorithm.name!r} cannot combine"
-            " clients of different LoRA ranks: leave client_ranks out, or use one that can, such"
-            " as flora, flexlora or hetlora."
-        )
     frozen, fixed, columns = replicate(
         (
             model.compute_frozen(),
@@ -297,37 +271,18 @@ def simulate(
     def program(schedule: Schedule) -> Program:
         return Program(setup, columns, padded=schedule.padded)
 
-    personal = algorithm.personal or bool(names["private"])
-    everyone = setup._replace(owned=None)  # the global model is nobody's own
-    evaluations: dict[str, _Evaluation] = {}
-
-    def evaluate_on(name: str, data: Dataset, members: list, *, personal: bool) -> None:
-        held = columns if data is clients.data else replicate(dict(data.columns), mesh)
-        evaluator = Evaluator(
-            setup if personal else everyone,
-            held,
-            members=members,
-            batch_size=eval_batch_size,
-            personal=personal,
-            tokens=Lengths.of(data.columns, length_buckets),
-        )
-        evaluations[name] = _Evaluation(evaluator, task, data, personal)
-
-    if test is not None:
-        rows = np.arange(len(test), dtype=np.int32)
-        if personal:
-            order = host_rng(seed, "test clients").permutation(len(clients))
-            chosen = sorted(order[:test_clients].tolist())
-            evaluate_on("test", test, [(c, rows) for c in chosen], personal=True)
-        if not names["private"]:
-            # One model for all, here in the guise of client 0: the devices share the examples.
-            parts = np.array_split(rows, 1 if mesh is None else mesh.size)
-            name = "global_test" if personal else "test"
-            evaluate_on(name, test, [(0, part) for part in parts], personal=False)
-    if client_test is not None:
-        owners = [(c, rows) for c, rows in enumerate(client_test.indices) if len(rows)]
-        evaluate_on("client", client_test.data, owners, personal=True)
-
+    tested = evaluations(
+        setup,
+        clients.data,
+        columns,
+        test=test,
+        client_test=client_test,
+        private=bool(names["private"]),
+        test_clients=test_clients,
+        batch_size=eval_batch_size,
+        length_buckets=length_buckets,
+        seed=seed,
+    )
     about = config or {
         "algorithm": algorithm.name,
         "rounds": rounds,
@@ -352,7 +307,7 @@ def simulate(
         if saved is None:
             done = 0
             began = time.perf_counter()
-            row = {"round": 0, **_evaluate(evaluations, server, store, each=each)}
+            row = {"round": 0, **evaluate(tested, server, store, each=each)}
             row |= {"bytes_up": 0, "bytes_down": 0, "simulated_seconds": 0.0}
             row["parameters"] = model.counts()
             row["roles"] = {
@@ -416,7 +371,7 @@ def simulate(
                 ahead = prepare(min(number + 1, rounds))
             if number % eval_every == 0 or number == rounds:
                 began = time.perf_counter()
-                row |= _evaluate(evaluations, server, store, each=each)
+                row |= evaluate(tested, server, store, each=each)
                 spent["eval_s"] = time.perf_counter() - began
             record.add({**row, "time": spent})
             if record.checkpoints and (number % checkpoint_every == 0 or number == rounds):
@@ -438,79 +393,6 @@ def _learned(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
     return {**_global(model, algorithm, server), **frozen}
 
 
-class _Evaluation(NamedTuple):
-    """Something that is evaluated: on what, and whether each member has a model of its own."""
-
-    evaluator: Evaluator
-    task: Task
-    data: Dataset
-    personal: bool
-
-
-_LOWER = ("loss", "perplexity", "lost_entities")
-"""Metrics of which less is better."""
-
-
-def _evaluate(
-    evaluations: Mapping[str, _Evaluation], server: PyTree, store: PyTree, *, each: bool
-) -> Row:
-    """Returns the metrics of the test sets (joint) and of the clients' own (spread).
-
-    With ``each`` also those of every client.
-    """
-    row: Row = {}
-    for name, (evaluator, task, data, personal) in evaluations.items():
-        row["headline"] = task.headline
-        measured = evaluator(server, store)
-        if not personal:  # the members are parts of one
-            measured = _joined(measured)
-        members = [  # who has something to measure: a text of one token has no next one
-            m for m in range(len(measured.examples)) if any(n[m] for _, n in measured.sums.values())
-        ]
-        figures = [_figures(measured, member, task, data) for member in members]
-        for metric in figures[0] if figures else ():
-            values = np.array([one[metric] for one in figures], np.float64)
-            if name != "client":
-                pair = measured.sums.get(metric)  # a mean over examples is one over all of them
-                joint = values.mean() if pair is None else pair[0].sum() / pair[1].sum()
-                row[f"{name}_{metric}"] = _number(joint)
-                continue
-            worst = values.max() if metric in _LOWER else values.min()
-            spread = {"mean": values.mean(), "std": values.std(), "worst": worst}
-            row |= {f"client_{metric}_{kind}": _number(x) for kind, x in spread.items()}
-        if name == "client" and each:
-            names = figures[0] if figures else ()
-            row["client_tests"] = {"client": [measured.clients[m] for m in members]} | {
-                metric: [_number(one[metric]) for one in figures] for metric in names
-            }
-    return row
-
-
-def _joined(measured: Measured) -> Measured:
-    """Returns the measurements of several members as those of one."""
-    rows = np.concatenate(measured.examples)
-    order = np.argsort(rows, kind="stable")
-    names = measured.predictions[0]
-    said = {n: np.concatenate([p[n] for p in measured.predictions])[order] for n in names}
-    sums = {
-        n: (total.sum(keepdims=True), count.sum(keepdims=True))
-        for n, (total, count) in measured.sums.items()
-    }
-    return Measured(measured.clients[:1], sums, [rows[order]], [said])
-
-
-def _figures(measured: Measured, member: int, task: Task, data: Dataset) -> dict[str, float]:
-    """Returns all metrics of one member: means over its examples, and the task's score."""
-    means = {
-        name: float(total[member] / count[member]) if count[member] else math.nan
-        for name, (total, count) in measured.sums.items()
-    }
-    if task.score is None:
-        return means
-    own = data.take(measured.examples[member])
-    return means | task.score(means, measured.predictions[member], own)
-
-
 def _row(number: int, plan: Plan, result: RoundResult, *, each: bool) -> Row:
     """Returns the metrics of a round, with ``each`` those of every client; waits for the device."""
     sums, finite, norms, aggregation = jax.device_get(
@@ -519,9 +401,7 @@ def _row(number: int, plan: Plan, result: RoundResult, *, each: bool) -> Row:
     row: Row = {"round": number}
     for name, (total, count) in sums.items():
         good = finite & (count > 0)
-        row[f"train_{name}"] = (
-            _number(total[good].sum() / count[good].sum()) if good.any() else None
-        )
+        row[f"train_{name}"] = finite(total[good].sum() / count[good].sum()) if good.any() else None
     took_part = plan.client >= 0
     row["clients"] = plan.client[took_part].tolist()
     row["dropped"] = plan.client[took_part & ~finite].tolist()
@@ -530,24 +410,24 @@ def _row(number: int, plan: Plan, result: RoundResult, *, each: bool) -> Row:
     row["slot_utilisation"] = plan.slot_utilisation
     row["padded_utilisation"] = plan.padded_utilisation
     good = took_part & finite
-    row["update_norm"] = _number(norms[good].mean()) if good.any() else None
+    row["update_norm"] = finite(norms[good].mean()) if good.any() else None
     if each:
         per_client = {n: (s / np.maximum(c, 1))[took_part] for n, (s, c) in sums.items()}
         per_client["update_norm"] = norms[took_part]
-        row["per_client"] = {n: [_number(x) for x in v] for n, v in per_client.items()}
+        row["per_client"] = {n: [finite(x) for x in v] for n, v in per_client.items()}
         for name, values in per_client.items():
             heard = values[finite[took_part]]
             if len(heard):
                 worst = heard.min() if name == "accuracy" else heard.max()
-                row[f"train_{name}_std"] = _number(heard.std())
-                row[f"train_{name}_worst"] = _number(worst)
+                row[f"train_{name}_std"] = finite(heard.std())
+                row[f"train_{name}_worst"] = finite(worst)
     layers: dict[str, dict[str, float | None]] = {}
     for name, value in aggregation.items():
         kind, _, path = name.partition("/")
         if path:
-            layers.setdefault(kind, {})[path] = _number(value)
+            layers.setdefault(kind, {})[path] = finite(value)
         else:
-            row[name] = _number(value)
+            row[name] = finite(value)
     unsent = _unsent(result.moving)
     return row | ({"layers": layers} if layers else {}) | ({"unsent": unsent} if unsent else {})
 
@@ -555,134 +435,3 @@ def _row(number: int, plan: Plan, result: RoundResult, *, each: bool) -> Row:
 def _unsent(moving: Mapping[str, jax.Array]) -> list[str]:
     """Returns the leaves that are not sent in a round."""
     return sorted(name for name, moves in jax.device_get(moving).items() if not moves)
-
-
-def _check_lanes(lanes: Lanes, mesh: Any) -> None:
-    if mesh is not None and lanes != "auto" and lanes % mesh.size:
-        raise InputError(f"lanes = {lanes} is not a multiple of {mesh.size} devices.")
-
-
-def choose_lanes(
-    lanes: Lanes,
-    schedule: Schedule,
-    rounds: int,
-    start: Callable[[], tuple[PyTree, PyTree]],
-    program: Callable[[Schedule], Program],
-    mesh: Any,
-    weights: Params,
-) -> int:
-    """Returns the number of lanes, a multiple of the devices; ``weights`` are all of the model."""
-    devices = 1 if mesh is None else mesh.size
-    most = -(-schedule.capacity // devices) * devices
-    if lanes != "auto":
-        _check_lanes(lanes, mesh)
-        return min(lanes, most)
-    device = jax.devices()[0]
-    if device.platform == "cpu":
-        kernels = sum(x.size for name, x in weights.items() if name.endswith("kernel"))
-        return -(-cpu_lanes(kernels, schedule.capacity) // devices) * devices
-    # Sampling may leave the first rounds without work.
-    trial = next((n for n in range(1, rounds + 1) if any(schedule.lengths(n))), 1)
-    limit = int(0.9 * (device.memory_stats() or {}).get("bytes_limit", 16 << 30))
-
-    def measure(lanes: int) -> tuple[float, int]:
-        fitted = schedule.for_lanes(lanes)
-        plan = fitted.plan(trial, lanes, fitted.time_steps(rounds, lanes))
-        plan = plan._replace(steps=np.minimum(plan.steps, np.int32(4)))
-        live = int((plan.slot[: int(plan.steps)] < schedule.capacity).sum())
-        run = program(fitted)
-        run.compile(*start(), plan)
-        if run.peak_bytes > limit:
-            return 0.0, run.peak_bytes
-        seconds = []
-        for _ in range(3):
-            server, store = jax.block_until_ready(start())
-            began = time.perf_counter()
-            jax.block_until_ready(run(server, store, plan, 1))
-            seconds.append(time.perf_counter() - began)
-        return live / min(seconds), run.peak_bytes  # the first is a warm-up
-
-    return best_lanes(measure, schedule.capacity, limit, devices)
-
-
-def _number(value: Any) -> float | None:
-    """Returns a float, None (JSON's null) if it is not finite."""
-    return float(value) if math.isfinite(value) else None
-
-
-def _check(clients: Clients, counts: Mapping[str, int], seed: int, nonfinite: str) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} = {value!r} must be a positive whole number.")
-    if not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed = {seed!r} must be a whole number from 0 up.")
-    if nonfinite not in ("drop", "raise"):
-        raise InputError(f"nonfinite = {nonfinite!r} is neither 'drop' nor 'raise'.")
-
-
-def _per_round(clients: Clients, given: int | None, sampling: Sampling) -> int:
-    """Returns the clients of a round; all of them where no number is given."""
-    if sampling not in get_args(Sampling):
-        advice = nearest(str(sampling), get_args(Sampling))
-        raise InputError(f"There is no sampling {sampling!r}. {advice}")
-    if given is None:
-        if sampling in ("size", "poisson", "round_robin"):
-            raise InputError(f"sampling = {sampling!r} needs clients_per_round.")
-        return len(clients)
-    if given > len(clients):
-        raise InputError(
-            f"clients_per_round = {given} is more than the {len(clients)} clients there are."
-        )
-    if sampling == "all" and given != len(clients):
-        raise InputError(
-            f"sampling = 'all' takes all {len(clients)} clients into every round, but"
-            f" clients_per_round = {given}: leave it out, or choose another sampling."
-        )
-    willing = int(np.count_nonzero(clients.sizes))
-    if sampling == "size" and given > willing:
-        raise InputError(
-            f"sampling = 'size' draws clients that have examples, which are {willing}:"
-            f" clients_per_round = {given} is more."
-        )
-    return given
-
-
-def _check_faults(failure_rate: float, deadline: float | None, time_model: TimeModel) -> None:
-    time_model.check()
-    if not is_number(failure_rate) or not 0 <= failure_rate < 1:
-        raise InputError(f"failure_rate = {failure_rate!r} must be a number from 0 to below 1.")
-    if deadline is None:
-        return
-    if not is_number(deadline) or deadline <= 0:
-        raise InputError(f"deadline = {deadline!r} must be a positive number of seconds, or None.")
-    if time_model.seconds_per_step == "measured":
-        raise InputError(
-            "A deadline needs a time model that tells beforehand who will be late: give"
-            " seconds_per_step as a number, not 'measured'."
-        )
-
-
-def _check_data(
-    model: Model, clients: Clients, test: Dataset | None, client_test: Clients | None
-) -> None:
-    if not clients.sizes.any():
-        raise InputError("No client has an example to train on.")
-    if test is not None and not len(test):
-        raise InputError("The test data have no examples.")
-    if client_test is not None:
-        if len(client_test) != len(clients):
-            raise InputError(
-                f"client_test is of {len(client_test)} clients, but there are {len(clients)}."
-            )
-        if not client_test.sizes.any():
-            raise InputError("client_test gives no client an example to be tested on.")
-    tested = None if client_test is None else client_test.data
-    for name, data in {"training": clients.data, "test": test, "client_test": tested}.items():
-        if data is None or "labels" not in data.columns or not model.labels:
-            continue
-        highest = int(data.labels.max(initial=0))
-        if highest >= len(model.labels):
-            raise InputError(
-                f"The {name} data have the label {highest}, but the model's head has"
-                f" {len(model.labels)} classes (0 to {len(model.labels) - 1})."
-            )

@@ -13,6 +13,7 @@ from jax import monitoring
 from fedjax_peft.aggregators import fra
 from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.data import Clients, Dataset, partition
+from fedjax_peft.engine.lanes import choose_lanes
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
@@ -21,7 +22,7 @@ from fedjax_peft.models.hf import random_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.random import host_rng
-from fedjax_peft.run.loop import choose_lanes, simulate
+from fedjax_peft.run.loop import simulate
 from fedjax_peft.testing import TINY_BERT, tiny_dataset, tiny_model
 
 SIZES = (7, 4, 12, 1, 9, 16, 3, 0, 5, 10, 2)

@@ -1,0 +1,153 @@
+"""What ``simulate`` asks of its arguments, before anything is allocated or written."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+
+from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.engine.schedule import Sampling
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models.base import Model
+from fedjax_peft.modes import mode
+from fedjax_peft.run.cost import TimeModel, is_number
+from fedjax_peft.typing import Algorithm
+
+__all__ = [
+    "Diagnostic",
+    "check_data",
+    "check_faults",
+    "check_method",
+    "check_settings",
+    "clients_a_round",
+]
+
+
+Diagnostic = Literal["clients", "variation", "spectrum", "cka"]
+"""What to measure on request. ``clients``: every client's training loss, accuracy and update norm,
+and what its model reaches on its ``client_test``.
+``variation``: how the global LoRA factors change in magnitude and direction from round to round
+(FeDeRA, Eq 11-14). ``spectrum``: the singular values of their product. ``cka``: how alike the test
+examples look through the global and the private adapter (dual adapters)."""
+
+
+def check_settings(
+    positive: Mapping[str, int],
+    from_zero: Mapping[str, int],
+    nonfinite: str,
+    diagnostics: Sequence[str],
+) -> None:
+    """Raises InputError for a number that is not whole or too small, or a word there is not."""
+    for name, value in positive.items():
+        if not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} = {value!r} must be a positive whole number.")
+    for name, value in from_zero.items():
+        if not isinstance(value, int) or value < 0:
+            raise InputError(f"{name} = {value!r} must be a whole number from 0 up.")
+    if nonfinite not in ("drop", "raise"):
+        raise InputError(f"nonfinite = {nonfinite!r} is neither 'drop' nor 'raise'.")
+    for wanted in diagnostics:
+        if wanted not in get_args(Diagnostic):
+            known = get_args(Diagnostic)
+            raise InputError(f"There is no diagnostic {wanted!r}. {nearest(wanted, known)}")
+
+
+def check_method(
+    model: Model,
+    algorithm: Algorithm,
+    clients: int,
+    client_ranks: Sequence[int] | None,
+    diagnostics: Sequence[str],
+) -> None:
+    """Raises InputError where model and algorithm do not fit; warns where they hardly do."""
+    if (
+        model.method is not None
+        and model.method.start_shapes_frozen
+        and algorithm.aggregator.name in ("fra", "flexlora", "fra_ffa")
+    ):
+        warnings.warn(
+            "FRA truncates the whole product of the factors, and after an SVD start most of that"
+            " is the pretrained weight's principal part: small updates outside of its directions"
+            " are lost. Watch aggregation_error, or aggregate by the mean.",
+            stacklevel=3,
+        )
+    algorithm.check(model.kinds, clients)
+    if client_ranks is not None and algorithm.aggregator.unowned == "refused":
+        raise InputError(
+            f"The aggregator {algorithm.aggregator.name!r} of {algorithm.name!r} cannot combine"
+            " clients of different LoRA ranks: leave client_ranks out, or use one that can, such"
+            " as flora, flexlora or hetlora."
+        )
+    if "cka" in diagnostics:
+        mode(model.trainable, "global")  # says what is missing
+
+
+def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> int:
+    """Returns the clients of a round; all of them where no number is given."""
+    if sampling not in get_args(Sampling):
+        advice = nearest(str(sampling), get_args(Sampling))
+        raise InputError(f"There is no sampling {sampling!r}. {advice}")
+    if given is None:
+        if sampling in ("size", "poisson", "round_robin"):
+            raise InputError(f"sampling = {sampling!r} needs clients_per_round.")
+        return len(clients)
+    if given > len(clients):
+        raise InputError(
+            f"clients_per_round = {given} is more than the {len(clients)} clients there are."
+        )
+    if sampling == "all" and given != len(clients):
+        raise InputError(
+            f"sampling = 'all' takes all {len(clients)} clients into every round, but"
+            f" clients_per_round = {given}: leave it out, or choose another sampling."
+        )
+    willing = int(np.count_nonzero(clients.sizes))
+    if sampling == "size" and given > willing:
+        raise InputError(
+            f"sampling = 'size' draws clients that have examples, which are {willing}:"
+            f" clients_per_round = {given} is more."
+        )
+    return given
+
+
+def check_faults(failure_rate: float, deadline: float | None, time_model: TimeModel) -> None:
+    """Raises InputError for chances and deadlines that cannot be."""
+    time_model.check()
+    if not is_number(failure_rate) or not 0 <= failure_rate < 1:
+        raise InputError(f"failure_rate = {failure_rate!r} must be a number from 0 to below 1.")
+    if deadline is None:
+        return
+    if not is_number(deadline) or deadline <= 0:
+        raise InputError(f"deadline = {deadline!r} must be a positive number of seconds, or None.")
+    if time_model.seconds_per_step == "measured":
+        raise InputError(
+            "A deadline needs a time model that tells beforehand who will be late: give"
+            " seconds_per_step as a number, not 'measured'."
+        )
+
+
+def check_data(
+    model: Model, clients: Clients, test: Dataset | None, client_test: Clients | None
+) -> None:
+    """Raises InputError for data that are not there, or do not fit the clients or the head."""
+    if not clients.sizes.any():
+        raise InputError("No client has an example to train on.")
+    if test is not None and not len(test):
+        raise InputError("The test data have no examples.")
+    if client_test is not None:
+        if len(client_test) != len(clients):
+            raise InputError(
+                f"client_test is of {len(client_test)} clients, but there are {len(clients)}."
+            )
+        if not client_test.sizes.any():
+            raise InputError("client_test gives no client an example to be tested on.")
+    tested = None if client_test is None else client_test.data
+    for name, data in {"training": clients.data, "test": test, "client_test": tested}.items():
+        if data is None or "labels" not in data.columns or not model.labels:
+            continue
+        highest = int(data.labels.max(initial=0))
+        if highest >= len(model.labels):
+            raise InputError(
+                f"The {name} data have the label {highest}, but the model's head has"
+                f" {len(model.labels)} classes (0 to {len(model.labels) - 1})."
+            )

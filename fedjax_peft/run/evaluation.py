@@ -1,0 +1,153 @@
+"""What a run is evaluated on, and the figures that come of it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.engine.lengths import Lengths
+from fedjax_peft.engine.program import Evaluator, Measured, Setup
+from fedjax_peft.engine.sharding import replicate
+from fedjax_peft.random import host_rng
+from fedjax_peft.run.history import Row, finite
+from fedjax_peft.typing import PyTree, Task
+
+__all__ = ["Evaluation", "evaluate", "evaluations"]
+
+
+class Evaluation(NamedTuple):
+    """Something that is evaluated: on what, and whether each member has a model of its own."""
+
+    evaluator: Evaluator
+    task: Task
+    data: Dataset
+    personal: bool
+
+
+def evaluations(
+    setup: Setup,
+    train: Dataset,
+    columns: Mapping[str, Any],
+    *,
+    test: Dataset | None,
+    client_test: Clients | None,
+    private: bool,
+    test_clients: int,
+    batch_size: int,
+    length_buckets: int,
+    seed: int,
+) -> dict[str, Evaluation]:
+    """Returns what is evaluated, by the name that its metrics get.
+
+    ``test`` is the model that the test set is put to: the mean over some clients' own models where
+    they have such, and then ``global_test`` is the one that all share, if there is one. ``client``
+    is every client's model on its own examples.
+
+    Args:
+      setup: of the run.
+      train: the training data, whose columns are on the device already.
+      columns: those.
+      test: examples for the whole federation.
+      client_test: examples of every client.
+      private: whether clients keep leaves to themselves, so that no model is all the federation's.
+      test_clients: of how many clients the models are put to ``test``.
+      batch_size: examples in a step.
+      length_buckets: as for ``simulate``.
+      seed: chooses the ``test_clients``.
+    """
+    mesh, everyone = setup.mesh, setup._replace(owned=None)  # the global model is nobody's own
+    found: dict[str, Evaluation] = {}
+
+    def add(name: str, data: Dataset, members: list, *, personal: bool) -> None:
+        evaluator = Evaluator(
+            setup if personal else everyone,
+            columns if data is train else replicate(dict(data.columns), mesh),
+            members=members,
+            batch_size=batch_size,
+            personal=personal,
+            tokens=Lengths.of(data.columns, length_buckets),
+        )
+        found[name] = Evaluation(evaluator, setup.task, data, personal)
+
+    personal = setup.algorithm.personal or private
+    if test is not None:
+        rows = np.arange(len(test), dtype=np.int32)
+        if personal:
+            order = host_rng(seed, "test clients").permutation(setup.clients)
+            chosen = sorted(order[:test_clients].tolist())
+            add("test", test, [(c, rows) for c in chosen], personal=True)
+        if not private:
+            # One model for all, here in the guise of client 0: the devices share the examples.
+            parts = np.array_split(rows, 1 if mesh is None else mesh.size)
+            name = "global_test" if personal else "test"
+            add(name, test, [(0, part) for part in parts], personal=False)
+    if client_test is not None:
+        owners = [(c, rows) for c, rows in enumerate(client_test.indices) if len(rows)]
+        add("client", client_test.data, owners, personal=True)
+    return found
+
+
+_LOWER = ("loss", "perplexity", "lost_entities")
+"""Metrics of which less is better."""
+
+
+def evaluate(
+    evaluations: Mapping[str, Evaluation], server: PyTree, store: PyTree, *, each: bool
+) -> Row:
+    """Returns the metrics of the test sets (joint) and of the clients' own (spread).
+
+    With ``each`` also those of every client.
+    """
+    row: Row = {}
+    for name, (evaluator, task, data, personal) in evaluations.items():
+        row["headline"] = task.headline
+        measured = evaluator(server, store)
+        if not personal:  # the members are parts of one
+            measured = _joined(measured)
+        members = [  # who has something to measure: a text of one token has no next one
+            m for m in range(len(measured.examples)) if any(n[m] for _, n in measured.sums.values())
+        ]
+        figures = [_figures(measured, member, task, data) for member in members]
+        for metric in figures[0] if figures else ():
+            values = np.array([one[metric] for one in figures], np.float64)
+            if name != "client":
+                pair = measured.sums.get(metric)  # a mean over examples is one over all of them
+                joint = values.mean() if pair is None else pair[0].sum() / pair[1].sum()
+                row[f"{name}_{metric}"] = finite(joint)
+                continue
+            worst = values.max() if metric in _LOWER else values.min()
+            spread = {"mean": values.mean(), "std": values.std(), "worst": worst}
+            row |= {f"client_{metric}_{kind}": finite(x) for kind, x in spread.items()}
+        if name == "client" and each:
+            names = figures[0] if figures else ()
+            row["client_tests"] = {"client": [measured.clients[m] for m in members]} | {
+                metric: [finite(one[metric]) for one in figures] for metric in names
+            }
+    return row
+
+
+def _joined(measured: Measured) -> Measured:
+    """Returns the measurements of several members as those of one."""
+    rows = np.concatenate(measured.examples)
+    order = np.argsort(rows, kind="stable")
+    names = measured.predictions[0]
+    said = {n: np.concatenate([p[n] for p in measured.predictions])[order] for n in names}
+    sums = {
+        n: (total.sum(keepdims=True), count.sum(keepdims=True))
+        for n, (total, count) in measured.sums.items()
+    }
+    return Measured(measured.clients[:1], sums, [rows[order]], [said])
+
+
+def _figures(measured: Measured, member: int, task: Task, data: Dataset) -> dict[str, float]:
+    """Returns all metrics of one member: means over its examples, and the task's score."""
+    means = {
+        name: float(total[member] / count[member]) if count[member] else math.nan
+        for name, (total, count) in measured.sums.items()
+    }
+    if task.score is None:
+        return means
+    own = data.take(measured.examples[member])
+    return means | task.score(means, measured.predictions[member], own)
