@@ -11,7 +11,7 @@ from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.program import Evaluator, Measured, Setup
 from fedjax_peft.engine.sharding import replicate
 from fedjax_peft.random import host_rng
-from fedjax_peft.run.history import Row, finite
+from fedjax_peft.run.history import Row, finite_or_none
 from fedjax_peft.typing import PyTree, Task
 
 __all__ = ["Evaluation", "evaluate", "evaluations"]
@@ -115,15 +115,15 @@ def evaluate(
             if name != "client":
                 pair = measured.sums.get(metric)  # a mean over examples is one over all of them
                 joint = values.mean() if pair is None else pair[0].sum() / pair[1].sum()
-                row[f"{name}_{metric}"] = finite(joint)
+                row[f"{name}_{metric}"] = finite_or_none(joint)
                 continue
             worst = values.max() if metric in _LOWER else values.min()
             spread = {"mean": values.mean(), "std": values.std(), "worst": worst}
-            row |= {f"client_{metric}_{kind}": finite(x) for kind, x in spread.items()}
+            row |= {f"client_{metric}_{kind}": finite_or_none(x) for kind, x in spread.items()}
         if name == "client" and each:
             names = figures[0] if figures else ()
             row["client_tests"] = {"client": [measured.clients[m] for m in members]} | {
-                metric: [finite(one[metric]) for one in figures] for metric in names
+                metric: [finite_or_none(one[metric]) for one in figures] for metric in names
             }
     return row
 

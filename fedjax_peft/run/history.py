@@ -19,7 +19,7 @@ from fedjax_peft.files import replace_file
 __all__ = [
     "Row",
     "append_metrics",
-    "finite",
+    "finite_or_none",
     "number",
     "read_metrics",
     "rounds_to",
@@ -93,7 +93,7 @@ def number(row: Mapping[str, Any], key: str) -> float | None:
     return float(value)
 
 
-def finite(value: Any) -> float | None:
+def finite_or_none(value: Any) -> float | None:
     """Returns a float, None (JSON's null) if it is not finite."""
     return float(value) if math.isfinite(value) else None
 

@@ -34,7 +34,7 @@ from fedjax_peft.run.checks import (
 )
 from fedjax_peft.run.cost import Costs, Ledger, TimeModel
 from fedjax_peft.run.evaluation import evaluate, evaluations
-from fedjax_peft.run.history import Row, headline
+from fedjax_peft.run.history import Row, finite_or_none, headline
 from fedjax_peft.run.record import Record
 from fedjax_peft.typing import Algorithm, Params, PyTree, Task
 
@@ -401,7 +401,9 @@ def _row(number: int, plan: Plan, result: RoundResult, *, each: bool) -> Row:
     row: Row = {"round": number}
     for name, (total, count) in sums.items():
         good = finite & (count > 0)
-        row[f"train_{name}"] = finite(total[good].sum() / count[good].sum()) if good.any() else None
+        row[f"train_{name}"] = (
+            finite_or_none(total[good].sum() / count[good].sum()) if good.any() else None
+        )
     took_part = plan.client >= 0
     row["clients"] = plan.client[took_part].tolist()
     row["dropped"] = plan.client[took_part & ~finite].tolist()
@@ -410,24 +412,24 @@ def _row(number: int, plan: Plan, result: RoundResult, *, each: bool) -> Row:
     row["slot_utilisation"] = plan.slot_utilisation
     row["padded_utilisation"] = plan.padded_utilisation
     good = took_part & finite
-    row["update_norm"] = finite(norms[good].mean()) if good.any() else None
+    row["update_norm"] = finite_or_none(norms[good].mean()) if good.any() else None
     if each:
         per_client = {n: (s / np.maximum(c, 1))[took_part] for n, (s, c) in sums.items()}
         per_client["update_norm"] = norms[took_part]
-        row["per_client"] = {n: [finite(x) for x in v] for n, v in per_client.items()}
+        row["per_client"] = {n: [finite_or_none(x) for x in v] for n, v in per_client.items()}
         for name, values in per_client.items():
             heard = values[finite[took_part]]
             if len(heard):
                 worst = heard.min() if name == "accuracy" else heard.max()
-                row[f"train_{name}_std"] = finite(heard.std())
-                row[f"train_{name}_worst"] = finite(worst)
+                row[f"train_{name}_std"] = finite_or_none(heard.std())
+                row[f"train_{name}_worst"] = finite_or_none(worst)
     layers: dict[str, dict[str, float | None]] = {}
     for name, value in aggregation.items():
         kind, _, path = name.partition("/")
         if path:
-            layers.setdefault(kind, {})[path] = finite(value)
+            layers.setdefault(kind, {})[path] = finite_or_none(value)
         else:
-            row[name] = finite(value)
+            row[name] = finite_or_none(value)
     unsent = _unsent(result.moving)
     return row | ({"layers": layers} if layers else {}) | ({"unsent": unsent} if unsent else {})
 
