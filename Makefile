@@ -9,7 +9,7 @@ demo: $(VENV)/.base
 	$(BIN)/fedjax-peft demo
 
 test: $(VENV)/.test lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

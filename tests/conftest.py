@@ -1,12 +1,28 @@
-"""Strict numerics for the whole suite: what a user could trip over fails here first."""
+"""What holds for every test: strict numerics, caches of its own, programs that do not pile up."""
 
+import atexit
 import gc
+import os
+import shutil
+import tempfile
 
 import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_legacy_prng_key", "error")
+
+COMPILED = tempfile.mkdtemp(prefix="fedjax_peft-compiled-")
+"""Where compiled programs are kept: most of the time goes into them, and many tests have the same.
+A directory for each worker, for JAX does not write these files atomically."""
+atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+for name, value in {
+    "jax_compilation_cache_dir": COMPILED,
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}.items():
+    jax.config.update(name, value)
+    os.environ[name.upper()] = str(value)  # for the processes that tests start
 
 
 @pytest.fixture(autouse=True)
@@ -17,12 +33,15 @@ def _private_cache(tmp_path_factory, monkeypatch, request):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _release_programs():
-    """Frees what a file compiled.
+def _release_programs(request):
+    """Frees what a file compiled, and what it keeps in ``functools`` caches.
 
-    Each compiled program holds some memory maps, and Linux allows a process 65,530 of them: the
-    whole suite needs more, and XLA then dies of a segmentation fault.
+    Each compiled program holds hundreds of memory maps, and Linux allows a process 65,530 of them:
+    the whole suite needs more, and XLA then dies of a segmentation fault.
     """
     yield
+    for value in vars(request.module).values():
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
     jax.clear_caches()
     gc.collect()

@@ -3,12 +3,9 @@
 It has all that the engine can meet: frozen, fixed, adapter and head leaves, and dropout.
 """
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.compilation_cache import compilation_cache
 
 from fedjax_peft import tree
 from fedjax_peft.data import Clients, Dataset
@@ -145,25 +142,3 @@ class Engine:
     def run(self, cohort, number=1, state=None):
         """Returns the result of one round, on the host."""
         return jax.device_get(self.program(*(state or self.start()), self.plan(cohort), number))
-
-
-CACHE = {
-    "jax_compilation_cache_dir": None,
-    "jax_persistent_cache_min_compile_time_secs": 0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
-
-
-@contextlib.contextmanager
-def compile_once(directory):
-    """Lets repeated runs of one program share its compilation, which is most of their time."""
-    before = {name: getattr(jax.config, name) for name in CACHE}
-    try:
-        for name, value in {**CACHE, "jax_compilation_cache_dir": str(directory)}.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()

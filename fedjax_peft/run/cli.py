@@ -351,10 +351,15 @@ def _first_lines(module: Any) -> dict[str, str]:
 
 
 def _prepare_jax(*, cache: bool = True) -> None:
-    """Sets up the process: compiled programs are kept, so that a second start is quick."""
+    """Sets up the process: compiled programs are kept, so that a second start is quick.
+
+    A place that the user has chosen (``JAX_COMPILATION_CACHE_DIR``) is respected.
+    """
     import jax
 
-    if cache:
+    if not cache:
+        jax.config.update("jax_enable_compilation_cache", False)
+    elif "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(assets.cache_dir() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
 

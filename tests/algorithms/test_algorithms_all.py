@@ -62,6 +62,12 @@ def dual_model():
     return model.replace(apply=apply, trainable=trainable, kinds=kinds)
 
 
+@pytest.fixture(scope="module", params=NAMES)
+def name(request):
+    """Of the algorithm. The module's scope keeps its tests together: few programs live at once."""
+    return request.param
+
+
 def make(name):
     """Returns the algorithm of a name with its model and federation."""
     factory = OTHERS.get(name) or getattr(algorithms, name)
@@ -70,7 +76,7 @@ def make(name):
     return algorithm, model, POOLED if name == "centralised" else FEDERATION
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2)
 def rig(name, lanes=3):
     algorithm, model, federation = make(name)
     algorithm.check(model.kinds, len(federation))
@@ -78,7 +84,7 @@ def rig(name, lanes=3):
     return toy.Engine(algorithm, federation, per_round=per_round, lanes=lanes, bound=model)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2)
 def rounds(name, lanes=3):
     """Returns the results of three rounds, by one executable: other shapes it would refuse."""
     engine, state, results = rig(name, lanes), rig(name, lanes).start(), []
@@ -94,7 +100,6 @@ def leaf_names(shapes):
     return {str(path[-1].key) for path, _ in paths if isinstance(path[-1], jax.tree_util.DictKey)}
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_rounds_run_without_recompilation_and_stay_finite(name):
     for result in rounds(name):
         assert result.finite.all()
@@ -103,7 +108,6 @@ def test_rounds_run_without_recompilation_and_stay_finite(name):
         assert {"loss", "accuracy"} <= set(result.sums)
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_training_reaches_the_model_that_predicts(name):
     algorithm = rig(name).algorithm
     server, private = rounds(name)[-1][:2]
@@ -115,7 +119,6 @@ def test_training_reaches_the_model_that_predicts(name):
     assert moved or any(np.any(x) for x in shift.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_the_global_and_the_clients_own_models_can_be_measured(name):
     algorithm, model, federation = make(name)
     names = tree.assign_roles(model.kinds, algorithm.roles)
@@ -133,14 +136,12 @@ def test_the_global_and_the_clients_own_models_can_be_measured(name):
         assert set(sums) == {"loss", "accuracy"}
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_the_number_of_lanes_does_not_matter(name):
     one, three = rounds(name, 1)[-1], rounds(name, 3)[-1]
     for a, b in zip(jax.tree.leaves(one[:2]), jax.tree.leaves(three[:2]), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_private_leaves_are_never_sent_and_fixed_ones_are_nobodys_state(name):
     algorithm, model, _ = make(name)
     names = tree.assign_roles(model.kinds, algorithm.roles)
@@ -153,7 +154,6 @@ def test_private_leaves_are_never_sent_and_fixed_ones_are_nobodys_state(name):
     assert not leaf_names(rig(name).private) & set(names["fixed"])
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_a_round_that_nobody_takes_part_in_changes_nothing(name):
     engine = rig(name)
     first = engine.run(engine.schedule.cohort(1), 1)
@@ -162,7 +162,7 @@ def test_a_round_that_nobody_takes_part_in_changes_nothing(name):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "centralised"])
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "centralised"], indirect=True)
 def test_only_those_who_take_part_change_what_they_keep(name):
     engine = rig(name)
     clients, weights, work = engine.schedule.cohort(1)
@@ -175,7 +175,7 @@ def test_only_those_who_take_part_change_what_they_keep(name):
 MEAN_TYPE = ("fedprox", "fednova", "fedyogi", "flora", "fedex", "rolora", "ffa")
 
 
-@pytest.mark.parametrize("name", MEAN_TYPE)
+@pytest.mark.parametrize("name", MEAN_TYPE, indirect=True)
 def test_memory_does_not_grow_with_the_cohort(name):
     model, needed = toy.lora_model(width=256), []
     algorithm = getattr(algorithms, name)(optax.sgd(0.1))

@@ -44,12 +44,6 @@ DECAY = optax.adamw(RATE, weight_decay=0.3)
 MODEL = toy.lora_model()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-    with toy.compile_once(tmp_path_factory.mktemp("compiled")):
-        yield
-
-
 # ------------------------------------------------------------------------------ the slow reference
 
 

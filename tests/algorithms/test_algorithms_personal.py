@@ -516,13 +516,6 @@ def test_centralised_training_goes_on_from_round_to_round():
 # --------------------------------------------------------------------------- whole runs, on disk
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-    """Shares compilations between the runs of this file."""
-    with toy.compile_once(tmp_path_factory.mktemp("compiled")):
-        yield
-
-
 def run(algorithm, *, model=None, **options):
     defaults = {"rounds": 4, "clients_per_round": 3, "batch_size": BATCH, "lanes": 3}
     options = {"checkpoint_every": 2, **defaults, **options}

@@ -305,6 +305,24 @@ def test_help_is_quick_to_load():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("chosen", [None, "elsewhere"])
+def test_compiled_programs_are_kept_where_the_user_says(tmp_path, monkeypatch, chosen):
+    """By default beside the other things that are fetched or made once."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    if chosen:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / chosen))
+    code = (
+        "import sys, jax; from fedjax_peft.run import cli; cli.main(sys.argv[1:]);"
+        "print(jax.config.jax_compilation_cache_dir)"
+    )
+    config = tmp_path / "config.toml"
+    config.write_text('[data]\nname = "sst2"\nsource = "nowhere"\n')
+    command = [sys.executable, "-c", code, "partition", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    expected = tmp_path / chosen if chosen else assets.cache_dir() / "xla"
+    assert done.stdout.splitlines()[-1:] == [str(expected)], done.stderr
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_experiment_configs_are_valid(path):
     """Every committed config resolves."""

@@ -18,12 +18,6 @@ ADAMW = optax.adamw(0.05, weight_decay=0.3)
 SIZES = [9, 4, 13, 6]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-    with toy.compile_once(tmp_path_factory.mktemp("compiled")):
-        yield
-
-
 def run(ranks, algorithm=None, *, model=None, rounds=2, **options):
     return simulate(
         model or toy.model(dropout=0),

@@ -33,13 +33,6 @@ TOY_ADAPTER = A + B
 SVD = Method("lora", {}, lambda *_: None, start_shapes_frozen=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-    """Compiles every program once for all tests of this file."""
-    with toy.compile_once(tmp_path_factory.mktemp("compiled")):
-        yield
-
-
 def ledger(algorithm, model=None, *, clients=4, ranks=None):
     model = model or toy.model()
     names = tree.assign_roles(model.kinds, algorithm.roles)

@@ -67,13 +67,6 @@ def run(out, *, rounds=ROUNDS, model=None, **options):
     )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-    """Shares one compilation between all runs of this file, its processes included."""
-    with toy.compile_once(tmp_path_factory.mktemp("compiled")):
-        yield
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """Returns the run that nothing interrupted."""
@@ -118,7 +111,6 @@ def killed(out, how, at=0):
     """Runs in a process of its own until that is dead."""
     path = os.pathsep.join([str(TESTS), str(TESTS / "run")])
     env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    env |= {name.upper(): str(getattr(jax.config, name)) for name in toy.CACHE}
     command = [sys.executable, "-c", CHILD, str(out), how, str(at)]
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as child:
         if how == "slowly":
