@@ -46,10 +46,12 @@ def test_python_example(tmp_path, monkeypatch):
     """The ten lines on the demo's assets, for one round."""
     monkeypatch.chdir(tmp_path)
     code = code_block("run.export")
-    short = code.replace("rounds=10", "rounds=1").replace(
-        "clients_per_round=10", "clients_per_round=2"
+    short = (
+        code.replace("rounds=10", "rounds=1")
+        .replace("=500", "=64")
+        .replace("clients_per_round=10", "clients_per_round=2")
     )
-    short = short.replace("max_length=64", "max_length=16, test_examples=64")
+    short = short.replace("max_length=64", "max_length=16")
     assert short.count("rounds=1,") == 1
     names: dict = {}
     exec(short, names)

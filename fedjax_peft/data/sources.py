@@ -87,10 +87,16 @@ def load_dataset(
       InputError: an unknown name, data that cannot be reached (and how to get them), unreadable
         files, or rows that cannot be used (named).
     """
+    name, source = os.fspath(name), os.fspath(source)
     entry = _entry(name, source)
     sizes = {"train": train_examples, "test": test_examples}
     usual = TINY_LENGTH if source == "tiny" else entry.settings.max_length
     length = usual if max_length is None else max_length
+    numbers = {"max_length": length, "doc_stride": doc_stride, "clusters": clusters}
+    numbers |= {f"{part}_examples": size for part, size in sizes.items()}
+    for option, value in numbers.items():
+        if value is not None and not isinstance(value, (int, np.integer)):
+            raise InputError(f"{option} = {value!r} must be a whole number.")
     if entry.parts:
         _refuse(name, doc_stride=doc_stride, clusters=clusters)
         return _silo(name, tokenizer, length, source, seed, sizes, split or "6:2:2")
@@ -131,10 +137,12 @@ def load_tables(
     A directory's entry is made up from its columns. Arguments and errors are those of
     :func:`load_dataset`.
     """
+    name, source = os.fspath(name), os.fspath(source)
     entry = _entry(name, source)
     tables = {part: _renamed(x, entry) for part, x in _read(name, entry, source, seed).items()}
     if name not in DATASETS:
         entry = entry._replace(task=_task(next(iter(tables.values()))))
+    _check_columns(tables, entry)
     if "all" in tables and entry.share is not None:
         tables["all"] = _equal_shares(tables["all"], entry.share, seed)
     tables = {part: _prepared(table, entry) for part, table in tables.items()}
@@ -142,14 +150,14 @@ def load_tables(
 
 
 def _entry(name: str, source: str) -> Source:
-    if source not in _KNOWN and not Path(source).is_dir():
+    if source not in _KNOWN and not os.path.isdir(source):
         raise InputError(
             f"There is no source {source!r}: it is neither a directory nor one of"
             f" {', '.join(_KNOWN)}. {nearest(source, _KNOWN)}"
         )
     if name in DATASETS:
         return DATASETS[name]
-    if not Path(name).is_dir():
+    if not os.path.isdir(name):
         raise InputError(
             f"{name!r} is neither a named data set nor a directory. {nearest(name, DATASETS)}"
         )
@@ -274,6 +282,30 @@ def _task(table: Table) -> str:
     return "next_token" if "text" in names and not labelled else "classification"
 
 
+def _check_columns(tables: Mapping[str, Table], entry: Source) -> None:
+    """Raises InputError for a split that has no rows, or lacks the second texts of others.
+
+    A pair's second text is the one column that may be missing: whoever has misspelt it, or has it
+    in one split only, would train on something else without a word.
+    """
+    for table in tables.values():
+        if not table.columns or not len(table):
+            raise InputError(f"{table.origin} has no rows.")
+    if entry.task != "classification":
+        return
+    names = [name for name, ours in entry.columns.items() if ours == "text_pair"]
+    paired = any("text_pair" in table.columns for table in tables.values())
+    for table in tables.values():
+        further = {*table.columns} - {*COLUMNS["classification"]}
+        close = difflib.get_close_matches("text_pair", further, n=1, cutoff=0.8)
+        if "text_pair" not in table.columns and (names or paired or close):
+            name = names[0] if names else "text_pair"
+            raise InputError(
+                f"{table.origin} has no column {name!r}, the second text of a pair, only:"
+                f" {', '.join(table.columns)}. {nearest(name, further)}"
+            )
+
+
 def _prepared(table: Table, entry: Source) -> Table:
     """Returns a table with labels by name, images as arrays, and answers as lists."""
     # At once: one by one is a hundred times slower from a table of ``datasets``.
@@ -295,7 +327,8 @@ def _named(value: Any, names: Sequence[str]) -> Any:
     if isinstance(value, list):
         return [_named(x, names) for x in value]
     number = str(value)
-    known = number.isascii() and number.isdecimal() and int(number) < len(names)
+    short = number.isascii() and number.isdecimal() and len(number) < 10
+    known = short and int(number) < len(names)
     return names[int(number)] if known else value
 
 
@@ -316,6 +349,12 @@ def _split(table: Table, seed: int) -> dict[str, Table]:
         held = {row for own in rows.values() for row in own[len(own) - len(own) // _HELD_OUT :]}
     else:
         held = set(host_rng(seed, "split").permutation(n)[: n // _HELD_OUT].tolist())
+    if not held:
+        whose = "each client's rows" if "client" in table.columns else "its rows"
+        raise InputError(
+            f"{table.origin} has {n} rows and no test split: a fifth of {whose} is held out for"
+            f" one, which takes at least {_HELD_OUT}."
+        )
     return {
         "train": table.take(row for row in range(n) if row not in held),
         "test": table.take(sorted(held)),
@@ -324,7 +363,7 @@ def _split(table: Table, seed: int) -> dict[str, Table]:
 
 def _equal_shares(table: Table, share: int, seed: int) -> Table:
     """Returns as many rows of each source, drawn at random: those of the smallest, or ``share``."""
-    sources = np.array(table.columns["source"][:])
+    sources = np.array(require(table, "source", (int, str), "a name or a number")[:])
     names, counts = np.unique(sources, return_counts=True)
     kept = []
     for name in names:
@@ -385,7 +424,10 @@ def _silo(
         entry, tables = load_tables(part, source=place, seed=seed)
         names = entry.label_names or ()
         for split, table in silo.divide(part, tables, rule, seed).items():
-            table = table.take(range(len(table))[: sizes.get(split)])
+            size = sizes.get(split)
+            if size is not None and size < 1:
+                raise InputError(f"{split}_examples is {size}: take at least 1 of each task.")
+            table = table.take(range(len(table))[:size])
             data = encode(entry.task, table, names, tokenizer, max_length=length, name=part)
             result.setdefault(split, {})[part] = data
     return {split: combine(parts).data for split, parts in result.items()}

@@ -71,12 +71,7 @@ def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -
     Raises:
       InputError: no such column, or another value (its row is named, from 1).
     """
-    if name not in table.columns:
-        raise InputError(
-            f"{table.origin} has no column {name!r}, only: {', '.join(table.columns)}."
-            f" {nearest(name, table.columns)}"
-        )
-    for row, value in table.numbered(table.columns[name]):
+    for row, value in table.numbered(_column(table, name)):
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InputError(
                 f"Row {row} of {table.origin} has {_short(value)} in place of {what} in the column"
@@ -93,7 +88,7 @@ def label_names(table: Table, column: str = "label") -> tuple[str, ...]:
     if table.label_names is not None:
         return table.label_names
     names = set(_flat(table, column, lambda row, value: _label_name(table, row, value)))
-    if all(name.removeprefix("-").isdecimal() for name in names):
+    if all(name.removeprefix("-").isdecimal() and len(name) < 20 for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
@@ -110,8 +105,8 @@ def label_ids(table: Table, names: Sequence[str], column: str = "label") -> np.n
         name = _label_name(table, row, value)
         if name not in ids:
             raise InputError(
-                f"Row {row} of {table.origin} has the label {name!r}, which the training split"
-                f" does not have. {nearest(name, ids)}"
+                f"Row {row} of {table.origin} has the label {name!r}, which is none of the"
+                f" classes. {nearest(name, ids)}"
             )
         return ids[name]
 
@@ -119,11 +114,16 @@ def label_ids(table: Table, names: Sequence[str], column: str = "label") -> np.n
 
 
 def _flat(table: Table, column: str, function: Callable[[int, Any], Any]) -> list[Any]:
-    if column not in table.columns:
+    return [function(row, value) for row, value in table.numbered(_column(table, column))]
+
+
+def _column(table: Table, name: str) -> Sequence[Any]:
+    if name not in table.columns:
         raise InputError(
-            f"{table.origin} has no column {column!r}, only: {', '.join(table.columns)}."
+            f"{table.origin} has no column {name!r}, only: {', '.join(table.columns)}."
+            f" {nearest(name, table.columns)}"
         )
-    return [function(row, value) for row, value in table.numbered(table.columns[column])]
+    return table.columns[name]
 
 
 def _label_name(table: Table, row: int, value: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_peft.data.dataset import IGNORE, Dataset
+from fedjax_peft.data.formats.conll import iob2
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import joined, model_columns, padding_token
@@ -50,7 +51,7 @@ def encode_tags(
 
     Raises:
       InputError: a tokenizer or length that cannot be used, or a row (named from 1) with tags that
-        are not IOB2, are none of the names, or are not as many as its words.
+        are not in IOB form, are none of the names, or are not as many as its words.
     """
     if order not in _ORDERS:
         raise InputError(f"There is no order {order!r} of tags. {nearest(order, _ORDERS)}")
@@ -81,7 +82,7 @@ def tag_names(table: Table) -> tuple[str, ...]:
     """Returns the tags as the source orders them, or O and then B- and I- of every type.
 
     Raises:
-      InputError: a row (named from 1) with tags that are not IOB2.
+      InputError: a row (named from 1) with tags that are not in IOB form.
     """
     if table.label_names is not None:
         return table.label_names
@@ -115,7 +116,7 @@ def type_set(tags: Iterable[str]) -> str:
 
 
 def _rows(table: Table) -> tuple[list[list[str]], list[list[str]]]:
-    """Returns the words and the tags of every sentence, checked."""
+    """Returns the words and the IOB2 tags of every sentence, checked; IOB1 may be given."""
     words = require(table, "tokens", (list, tuple), "a list of words")
     tags = require(table, "tags", (list, tuple), "a list of tags")
     for row, some, their in table.numbered(words, tags):
@@ -131,7 +132,7 @@ def _rows(table: Table) -> tuple[list[list[str]], list[list[str]]]:
                     f"Row {row} of {table.origin} has the tag {tag!r} at the word {word!r}. Tags"
                     " are O, B-type or I-type (IOB2)."
                 )
-    return [list(row) for row in words], [list(row) for row in tags]
+    return [list(row) for row in words], [iob2(row) for row in tags]
 
 
 def _tag_ids(table: Table, tags: list[list[str]], names: Sequence[str]) -> list[np.ndarray]:
@@ -141,8 +142,8 @@ def _tag_ids(table: Table, tags: list[list[str]], names: Sequence[str]) -> list[
         for tag in some:
             if tag not in ids:
                 raise InputError(
-                    f"Row {row} of {table.origin} has the tag {tag!r}, which the training split"
-                    f" does not have. {nearest(tag, ids)}"
+                    f"Row {row} of {table.origin} has the tag {tag!r}, which is none of the"
+                    f" tags. {nearest(tag, ids)}"
                 )
     return [np.array([ids[tag] for tag in row], np.int32) for row in tags]
 

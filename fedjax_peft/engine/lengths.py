@@ -31,7 +31,8 @@ class Lengths(NamedTuple):
     """How long every example is, and which padded lengths a program is compiled for."""
 
     examples: np.ndarray
-    """int32 ``[examples]``: tokens up to the last real one."""
+    """int32 ``[examples]``: tokens up to the last real one. An example without any counts as full:
+    attention has nothing to leave out there, and averages over all of its padding."""
     full: int
     """Tokens of an example as it lies on the device."""
     most: int
@@ -52,7 +53,7 @@ class Lengths(NamedTuple):
         mask = np.asarray(columns["attention_mask"], bool)
         full = mask.shape[1]
         last = full - np.argmax(mask[:, ::-1], axis=1)
-        examples = np.where(mask.any(axis=1), last, 0).astype(np.int32)
+        examples = np.where(mask.any(axis=1), last, full).astype(np.int32)
         return cls(examples, full, most, (full,))
 
     def fitted(self, group: int) -> "Lengths":

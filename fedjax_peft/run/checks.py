@@ -12,7 +12,7 @@ from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import Model
 from fedjax_peft.modes import mode
 from fedjax_peft.run.cost import TimeModel, is_number
-from fedjax_peft.typing import Algorithm
+from fedjax_peft.typing import Algorithm, Task
 
 __all__ = [
     "Diagnostic",
@@ -127,9 +127,16 @@ def check_faults(failure_rate: float, deadline: float | None, time_model: TimeMo
 
 
 def check_data(
-    model: Model, clients: Clients, test: Dataset | None, client_test: Clients | None
+    model: Model,
+    clients: Clients,
+    test: Dataset | None,
+    client_test: Clients | None,
+    task: Task | None,
 ) -> None:
-    """Raises InputError for data that are not there, or do not fit the clients or the head."""
+    """Raises InputError for data that are not there, or do not fit the clients, head or task.
+
+    A ``task`` of the user's own may want anything of the data; None is what they are for.
+    """
     if not clients.sizes.any():
         raise InputError("No client has an example to train on.")
     if test is not None and not len(test):
@@ -143,7 +150,19 @@ def check_data(
             raise InputError("client_test gives no client an example to be tested on.")
     tested = None if client_test is None else client_test.data
     for name, data in {"training": clients.data, "test": test, "client_test": tested}.items():
-        if data is None or "labels" not in data.columns or not model.labels:
+        if data is None:
+            continue
+        labelled = task is None and data.task in ("classification", "tagging")
+        if labelled and "labels" not in data.columns:
+            raise InputError(f"The {name} data are for {data.task}, but have no column 'labels'.")
+        if task is None and data.task == "question_answering":
+            unknown = next((q.id for q in data.references if not q.answers), None)
+            if unknown is not None:
+                raise InputError(
+                    f"The {name} data have questions without a known answer, such as the one with"
+                    f" the id {unknown!r}."
+                )
+        if "labels" not in data.columns or not model.labels:
             continue
         highest = int(data.labels.max(initial=0))
         if highest >= len(model.labels):

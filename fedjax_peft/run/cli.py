@@ -191,7 +191,7 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
     done = []
     for name, config in todo.items():
         title = config["name"] or name or path.stem
-        with progress(title, config["rounds"]) as on_round:
+        with progress(title, config["rounds"], out / name / "metrics.jsonl") as on_round:
             configs.run(config, out=out / name, resume=options.resume, on_round=on_round)
         done.append(report.load_run(out / name))
     Console().print(report.table(done))

@@ -218,7 +218,7 @@ def simulate(
     }
     from_zero = {"seed": seed, "length_buckets": length_buckets}
     check_settings(counts, from_zero, nonfinite, diagnostics)
-    check_data(model, clients, test, client_test)
+    check_data(model, clients, test, client_test, task)
     check_method(model, algorithm, len(clients), client_ranks, diagnostics)
     names = tree.assign_roles(model.kinds, algorithm.roles)
     time_model = time_model or TimeModel()

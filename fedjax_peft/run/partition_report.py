@@ -21,6 +21,7 @@ from fedjax_peft.run import plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -47,6 +48,8 @@ TABLE_CLASSES, TABLE_CLIENTS = 20, 6
 """Largest classes and first clients of the table; 80 columns hold them."""
 COLORED, BARS = 20, 300
 """Classes with a colour of their own, and clients with a bar: as many as eyes tell apart."""
+NAMED = 30
+"""Clients whose names stand below their bars; more would touch."""
 
 
 class PartitionReport(NamedTuple):
@@ -181,7 +184,8 @@ def size_table(report: PartitionReport) -> Table:
     sizes = report.sizes
     unowned = report.examples - int(sizes.sum())
     nobody = f", {unowned:,} of them nobody's" if unowned else ""
-    rows = {
+    rows = {"Partition": report.title} if report.title else {}
+    rows |= {
         "Clients": f"{len(sizes):,}",
         "Examples": f"{report.examples:,}{nobody}",
         "Of a client": f"{sizes.min():,} to {sizes.max():,}, mean {sizes.mean():,.1f}",
@@ -211,6 +215,9 @@ def class_table(report: PartitionReport) -> Table:
         out.add_row(Text(_short(name, 24)), f"{column.sum():,}", *cells)
     sizes = [f"{n:,}" for n in report.sizes[: len(shown)]]
     out.add_row("Total", f"{report.sizes.sum():,}", *sizes, style="bold")
+    if more := len(report.sizes) - len(shown):
+        out.caption = f"{more:,} further clients are in partition.json."
+        out.caption_justify = "left"
     return out
 
 
@@ -245,6 +252,9 @@ def heat_map(report: PartitionReport) -> "Figure":
     few = _number(len(report.compared), len(report.sizes))
     ax.set_xlabel(f"Clients by their mean distance{few}", labelpad=6, **plots.lettering())
     ax.set_ylabel("Clients", labelpad=6, **plots.lettering())
+    names = [_short(report.names[client], 7) for client in report.compared[order]]
+    _name(ax.xaxis, names)
+    _name(ax.yaxis, names, turned=False)
     bar = fig.colorbar(image, ax=ax, fraction=0.046, pad=0.03)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelsize=8.5, labelcolor=plots.MUTED)
@@ -259,6 +269,8 @@ def composition(report: PartitionReport) -> "Figure":
     Clients are sorted by their largest class, so that equal ones stand together; of very many, the
     figure shows some, evenly along this order.
     """
+    from matplotlib.ticker import MaxNLocator
+
     names, counts = _largest(report, COLORED)
     sizes = counts.sum(axis=1)
     order = np.lexsort((-counts.max(axis=1) / np.maximum(1, sizes), counts.argmax(axis=1)))
@@ -270,6 +282,7 @@ def composition(report: PartitionReport) -> "Figure":
         _dress(ax)
     _steps(above, [sizes], [plots.MUTED])
     above.set_ylim(0, None)
+    above.yaxis.set_major_locator(MaxNLocator(integer=True))
     above.set_ylabel("Examples", labelpad=6, **plots.lettering())
     _title(above, report.title)
     shares = 100 * counts / np.maximum(1, sizes)[:, None]
@@ -279,8 +292,17 @@ def composition(report: PartitionReport) -> "Figure":
     below.set_ylabel(f"{report.by.capitalize()} (%)", labelpad=6, **plots.lettering())
     few = _number(len(sizes), len(report.sizes))
     below.set_xlabel(f"Clients by their largest class{few}", labelpad=6, **plots.lettering())
+    _name(below.xaxis, [_short(report.names[client], 7) for client in order[every]])
     _legend(fig, names, colors)
     return fig
+
+
+def _name(axis: "Axis", clients: Sequence[str], *, turned: bool = True) -> None:
+    """Writes the name of each client where it stands; of many, none: a place is no number."""
+    named = clients if len(clients) <= NAMED else ()
+    axis.set_ticks(range(len(named)), [plots.one_line(name) for name in named])
+    if turned and any(len(name) > 3 for name in named):
+        axis.set_tick_params(rotation=90)
 
 
 def _legend(fig: "Figure", names: Sequence[str], colors: Sequence[str]) -> None:
@@ -299,8 +321,6 @@ def _legend(fig: "Figure", names: Sequence[str], colors: Sequence[str]) -> None:
 
 def _steps(ax: "Axes", layers: Any, colors: Sequence[str]) -> None:
     """Stacks layers ``[layers][clients]`` as bars of width 1, with gaps where there is room."""
-    from matplotlib.ticker import MaxNLocator
-
     edges = np.arange(len(layers[0]) + 1) - 0.5
     top = np.zeros(len(layers[0]))
     for layer, color in zip(layers, colors, strict=True):
@@ -310,7 +330,6 @@ def _steps(ax: "Axes", layers: Any, colors: Sequence[str]) -> None:
         ax.fill_between(edges, low, high, step="post", color=color, linewidth=0)
     if len(layers[0]) <= 150:
         ax.vlines(edges, 0, 1, plots.PAPER, linewidth=0.8, transform=ax.get_xaxis_transform())
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _dress(ax: "Axes") -> None:

@@ -2,20 +2,28 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedjax_peft.run.history import Row
+from fedjax_peft.run.history import Row, read_metrics
 
 __all__ = ["progress"]
 
 
 @contextmanager
-def progress(title: str, rounds: int) -> Iterator[Callable[[Row], None]]:
-    """Yields the function to call with every row of metrics."""
+def progress(title: str, rounds: int, metrics: Path) -> Iterator[Callable[[Row], None]]:
+    """Yields the function to call with every row; ``metrics`` has those before a resume."""
     console = Console()
-    sent = 0
+    sent: int | None = None
+
+    def count(row: Row) -> None:
+        nonlocal sent
+        if sent is None:
+            earlier = read_metrics(metrics) if metrics.exists() else []
+            sent = sum(_bytes(other) for other in earlier if other["round"] < row["round"])
+        sent += _bytes(row)
 
     def text(row: Row) -> str:
         parts = []
@@ -26,7 +34,7 @@ def progress(title: str, rounds: int) -> Iterator[Callable[[Row], None]]:
             if row.get(metric) is not None:
                 parts.append(f"{whose} {row[metric]:.3f}")
                 break
-        parts.append(f"{sent / 1e6:.1f} MB")
+        parts.append(f"{(sent or 0) / 1e6:.1f} MB")
         if row.get("dropped"):
             parts.append(f"dropped {row['dropped']}")
         return "  ".join(parts)
@@ -34,8 +42,7 @@ def progress(title: str, rounds: int) -> Iterator[Callable[[Row], None]]:
     if not console.is_terminal:
 
         def line(row: Row) -> None:
-            nonlocal sent
-            sent += row["bytes_up"] + row["bytes_down"]
+            count(row)
             print(f"{title}  round {row['round']}/{rounds}  {text(row)}", flush=True)
 
         yield line
@@ -53,8 +60,11 @@ def progress(title: str, rounds: int) -> Iterator[Callable[[Row], None]]:
         task = bar.add_task(title, total=rounds, state="compiling")
 
         def update(row: Row) -> None:
-            nonlocal sent
-            sent += row["bytes_up"] + row["bytes_down"]
+            count(row)
             bar.update(task, completed=row["round"], state=text(row))
 
         yield update
+
+
+def _bytes(row: Row) -> int:
+    return row.get("bytes_up", 0) + row.get("bytes_down", 0)

@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 import pytest
 
-from fedjax_peft.data.sources import load_tables
+from fedjax_peft.data.sources import load_dataset, load_tables
 from fedjax_peft.errors import InputError
 
 
@@ -122,7 +122,8 @@ def test_glue_oddities(tmp_path):
     header = "sentence1\tsentence2\tgold_label\n"
     dev = f"{header}A.\tB.\t-\nA.\tB.\tneutral\n"
     put(tmp_path / "mnli", train__tsv=f"{header}A.\tB.\tneutral\n", dev_matched__tsv=dev)
-    assert len(tables("mnli", tmp_path / "mnli")["test"]) == 1
+    test = tables("mnli", tmp_path / "mnli")["test"]
+    assert list(test.row_numbers) == [3]  # the file's lines
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,8 @@ def test_glue_oddities(tmp_path):
         (f"{PAIR}0\tA.\tB.\n", r"Line 2 of .*train\.tsv has 3 fields instead of 4"),
         ("nonsense\n", r"train\.tsv does not start with the column names"),
         ("", r"train\.tsv does not start"),
-        (b"index\tsentence1\tlabel\n0\t\xff\tentailment\n", r"train\.tsv .*after line \d.*Unicode"),
+        (b"index\tsentence1\tlabel\n0\t\xff\tneutral\n", r"Line 2 of .*train\.tsv is not UTF-8"),
+        ("sentence1\tlabel\tlabel\nA.\t0\t1\n", r"train\.tsv has two columns 'label'"),
     ],
 )
 def test_bad_glue(tmp_path, train, match):
@@ -160,6 +162,59 @@ def test_tables_of_either_name(tmp_path, ours, label):
         **{"text": ["A?"], "text_pair": ["B."], "label": ["not_entailment"]},
         "idx": [3],
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("train__csv", "label,text\n\n0,hello,\n", r"Row 1 of .*train\.csv has 3 fields, .* has 2"),
+        ("train__csv__gz", "text,label,label\na,0,1\n", r"train\.csv\.gz has two columns 'label'"),
+        ("train__csv", f"{'x' * 200_000},label\na,0\n", r"train\.csv could not be read: .*larger"),
+        (
+            "train__csv",
+            b"text,label\ncaf\xe9,0\n",
+            r"train\.csv could not be read: it is not UTF-8",
+        ),
+        (
+            "train__jsonl",
+            b'{"text": "caf\xe9", "label": 0}',
+            r"train\.jsonl .* read: it is not UTF-8",
+        ),
+        ("train__jsonl", "", r"train\.jsonl could not be read: it has no rows"),
+        ("train__jsonl__gz", "", r"train\.jsonl\.gz could not be read: it has no rows"),
+    ],
+    ids=["long row", "twins", "long name", "csv latin-1", "json latin-1", "empty", "empty gz"],
+)
+def test_bad_tables(tmp_path, name, content, match):
+    put(tmp_path, test__jsonl='{"text": "a", "label": 0}', **{name: content})
+    with pytest.raises(InputError, match=match):
+        load_tables(str(tmp_path))
+
+
+def test_texts_of_csv_may_be_long(tmp_path):
+    text = "x" * 200_000
+    put(tmp_path, train__csv=f"text,label\n{text},0\n", test__csv="text,label\na,0\n")
+    assert load_tables(str(tmp_path))[1]["train"].columns["text"] == [text]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
+def test_parts_under_the_hubs_names(tmp_path, ending):
+    for i, part in enumerate(
+        ["train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"]
+    ):
+        rows = datasets.Dataset.from_dict({"text": [f"{i}a", f"{i}b"], "label": ["x", "y"]})
+        write = {"parquet": rows.to_parquet, "jsonl": rows.to_json, "csv": rows.to_csv}[ending]
+        write(tmp_path / f"{part}.{ending}")
+    found = load_tables(str(tmp_path))[1]
+    assert found["train"].columns["text"] == ["0a", "0b", "1a", "1b"]
+    assert found["test"].columns["text"] == ["2a", "2b"]
+    path = tmp_path / f"train-00000-of-00002.{ending}"
+    path.rename(tmp_path / f"train.{ending}")
+    with pytest.raises(InputError, match="several files for one split"):
+        load_tables(str(tmp_path))
+    (tmp_path / f"train.{ending}").unlink()
+    with pytest.raises(InputError, match=r"train-00000-of-00002\..* is missing: .* has 2 parts"):
+        load_tables(str(tmp_path))
 
 
 def test_one_file_is_split_at_random(tmp_path):
@@ -253,6 +308,30 @@ def test_ploner(tmp_path):
         tables("ploner", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("tags", "match"),
+    [
+        ([1], r"Row 1 of .*a\.jsonl has the tag 1: it must be O"),
+        ([None], r"Row 1 of .*a\.jsonl has the tag None"),
+        (["PER"], r"Row 1 of .*a\.jsonl has the tag 'PER'"),
+        (["O", "O"], r"Row 1 of .*a\.jsonl has 1 words, but 2 tags"),
+        (None, r"Row 1 of .*a\.jsonl has None in place of a list of tags"),
+    ],
+    ids=["number", "null", "no IOB", "too many", "none"],
+)
+def test_bad_ploner(tmp_path, tags, match):
+    put(tmp_path, conll2003_in_a__jsonl=json.dumps({"tokens": ["a"], "tags": tags}))
+    with pytest.raises(InputError, match=match):
+        tables("ploner", tmp_path)
+
+
+def test_parts_of_ploner_are_read_once(tmp_path):
+    row = json.dumps({"tokens": ["Ana"], "tags": ["B-PER"]})
+    names = [f"wnut16_in_train-0000{i}-of-00005__jsonl" for i in range(5)]
+    put(tmp_path, **dict.fromkeys(names, row))
+    assert sum(len(table) for table in tables("ploner", tmp_path).values()) == 5
+
+
 # Questions.
 
 
@@ -293,7 +372,17 @@ def test_squad(tmp_path):
         (json.dumps({"data": [{}]}), r"Question or line 1 of .* has no field 'paragraphs'"),
         (json.dumps([1]), r"train-v1\.1\.json is malformed"),
         ("{", r"train-v1\.1\.json is not a JSON file"),
+        ("[" * 100_000, r"train-v1\.1\.json is not a JSON file"),
+        (json.dumps({"data": []}), r"train-v1\.1\.json has no (rows|questions)"),
         (json.dumps(squad("1", start="x")), r"Row 1 of .*for its answers"),
+        (json.dumps(squad("1", start=float("inf"))), r"Row 1 of .*inf is not a whole number"),
+        (json.dumps(squad("1", start=0.9)), r"Row 1 of .*0\.9 is not a whole number"),
+        (json.dumps(squad("1", ["a"])), r"Row 2 of .*has the id .*neither a text nor"),
+        (json.dumps(squad(1, "1")), r"Row 2 of .*has the id '1', which row 1 has too"),
+    ],
+    ids=[
+        *("twice", "no paragraphs", "list", "cut", "deep", "empty", "start", "infinite"),
+        *("between", "id", "id as text"),
     ],
 )
 def test_bad_squad(tmp_path, content, match):
@@ -338,7 +427,7 @@ def test_mrqa(tmp_path):
     put(
         tmp_path,
         train_in_SQuAD__jsonl__gz=mrqa("SQuAD", 4),
-        train_in_NewsQA__jsonl=mrqa("NewsQA", 9),
+        train_in_NewsQA__jsonl=mrqa("NewsQA", 9) + "\n\n",
     )
     put(tmp_path, dev_in_SQuAD__jsonl=mrqa("SQuAD", 4))
     found = tables("mrqa", tmp_path)
@@ -353,8 +442,14 @@ def test_mrqa(tmp_path):
     ("line", "match"),
     [
         ('{"context": "x"}', r"line 3 of .*SQuAD\.jsonl has no field 'qas'"),
-        ("{", r"Line 3 of .*SQuAD\.jsonl is not JSON"),
+        ("{", r"^Line 3 of .*SQuAD\.jsonl is not JSON"),
+        ("[" * 100_000, r"^Line 3 of .*SQuAD\.jsonl is not JSON"),
+        (
+            mrqa("SQuAD", 1).splitlines()[1].replace("[8, 10]", "[11, 13]"),
+            r"line 3 of .*SQuAD\.jsonl .*characters 11 to 13 are not in the context",
+        ),
     ],
+    ids=["field", "cut", "deep", "span"],
 )
 def test_bad_mrqa(tmp_path, line, match):
     put(tmp_path, SQuAD__jsonl=f"{mrqa('SQuAD', 1)}\n{line}")
@@ -446,6 +541,14 @@ def test_cifar(tmp_path, name, label):
     table = tables(name, tmp_path)["test"]
     assert table.columns["label"] == [label]
     assert table.columns["image"][0].shape == (32, 32, 3)
+
+
+def test_cifar10_is_not_cifar100(tmp_path):
+    for batch in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
+        (tmp_path / batch).write_bytes(b"\3" + bytes(3072))
+    put(tmp_path, batches__meta__txt="a b c cat d e f g h i")  # as in its archive
+    with pytest.raises(InputError, match="label 'cat'"):
+        load_dataset("cifar100", source=str(tmp_path))
 
 
 def test_fashion_mnist(tmp_path):

@@ -247,6 +247,13 @@ def test_damaged_npz(tmp_path):
         read_images(tmp_path)
 
 
+def test_npz_that_is_npy(tmp_path):
+    with (tmp_path / "some.npz").open("wb") as file:
+        np.save(file, X)
+    with pytest.raises(InputError, match=r"some\.npz could not be read"):
+        read_images(tmp_path)
+
+
 def test_folders_of_classes(tmp_path):
     x = images(4, 6, 5, 3)
     for i, place in enumerate(["train/owl/a.png", "train/elk/b.PNG", "test/owl/c.png"]):
@@ -259,6 +266,14 @@ def test_folders_of_classes(tmp_path):
     assert_is(splits["test"], x[[2]], ["owl"])
     (tmp_path / "train/owl/z.png").write_bytes(b"GIF89a but not really")
     with pytest.raises(InputError, match=r"owl/z\.png could not be decoded"):
+        read_images(tmp_path)
+    for file in ("train/.cache/a.webp", "train/.cache/a.png", "train/fox/.hidden"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(b"")
+    (tmp_path / "train/owl/z.png").unlink()
+    assert_is(read_images(tmp_path)["train"], x[[1, 0]], ["elk", "owl"])
+    (tmp_path / "train/fox/a.webp").write_bytes(b"")
+    with pytest.raises(InputError, match=r"train/fox has files, but none .* \.png, \.jpg, \.jpeg"):
         read_images(tmp_path)
 
 

@@ -480,3 +480,12 @@ def test_feature_shift_splits_at_random_and_changes_the_images():
     means = [clients.data.columns["pixel_values"][rows].mean() for rows in clients.indices]
     assert means == [100, 80, 60, 40]
     assert np.all(pixels == 100)
+
+
+def test_classes_that_no_unit_has_do_not_count():
+    """A unit's class is that of its first row: here there are two, though the rows have three."""
+    labels = np.array([0, 1, 0, 2, 0, 2], np.int32)
+    data = Dataset({"labels": labels}, tuple("abc"), meta={"unit": np.array([0, 0, 1, 2, 3, 4])})
+    clients = partition.pathological(data, 2, 1)
+    assert [set(labels[rows]) for rows in clients.indices] in ([{0, 1}, {2}], [{2}, {0, 1}])
+    assert sorted(map(len, partition.pathological(data, 2, 2).indices)) in ([2, 4], [3, 3])

@@ -3,6 +3,7 @@
 import copy
 import gzip
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -117,7 +118,9 @@ def test_odd_directory_names_are_no_patterns(tmp_path, tokenizer):
 def test_a_changed_file_is_read_again(tmp_path, tokenizer):
     write(tmp_path, train__csv=as_csv(ROWS), test__csv=as_csv(ROWS))
     load(tmp_path, tokenizer)
+    old = (tmp_path / "test.csv").stat()
     write(tmp_path, test__csv=as_csv(ROWS[2:]))
+    os.utime(tmp_path / "test.csv", ns=(old.st_atime_ns, old.st_mtime_ns))  # as an archive's are
     assert_is_rows(load(tmp_path, tokenizer)["test"], ROWS[2:])
 
 
@@ -281,7 +284,7 @@ GOOD = jsonl([("one", "x")])
         ("train__csv", b"", r"train\.csv could not be read"),
         ("train__csv", b"text,label\n", r"train\.csv could not be read: it has no rows"),
         ("train__csv", b"text,label\na,x\na,b,c\n", r"train\.csv .* fields in line 3"),
-        ("train__csv", b"text,label\n\xff,x\n", r"train\.csv .*UnicodeDecodeError"),
+        ("train__csv", b"text,label\n\xff,x\n", r"train\.csv .*UTF-8"),
         ("train__csv", b"text,label\na,x\nb\n", r"Row 2 of .*train\.csv has the label ''"),
         ("train__csv", b"text,lable\na,x\n", r"no column 'label', only: text, lable"),
         ("train__csv", b"body,label\na,x\n", r"no column 'text', only: body, label"),
@@ -423,3 +426,95 @@ def test_a_bad_row_of_a_file_that_is_split_keeps_its_number(tmp_path, tokenizer)
     write(tmp_path, all__jsonl="".join(f"{json.dumps(row)}\n" for row in rows).encode())
     with pytest.raises(InputError, match=r"Row 50 of .*all\.jsonl has 1 words but 2 tags"):
         load(tmp_path, tokenizer)
+
+
+PAIR = {"sentence1": "one", "sentence2": "two", "label": 1}
+MISSPELT = {"sentence1": "one", "sentence_2": "two", "label": 1}
+
+
+@pytest.mark.parametrize(
+    ("train", "test"), [(MISSPELT, MISSPELT), (PAIR, MISSPELT), (MISSPELT, PAIR)]
+)
+def test_a_pair_is_never_read_as_one_text(tmp_path, tokenizer, train, test):
+    write(tmp_path, train__jsonl=rows(train), validation__jsonl=rows(test))
+    wrong = "validation" if train is PAIR else "train"
+    message = rf"{wrong}\.jsonl has no column 'sentence2', .* Did you mean 'sentence_2'\?"
+    with pytest.raises(InputError, match=message):
+        load("mrpc", tokenizer, source=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "wrong"),
+    [("text_pair", "other", "test"), ("textpair", "textpair", "train")],
+)
+def test_a_directory_s_pairs_are_pairs_in_every_split(tmp_path, tokenizer, train, test, wrong):
+    one = {"text": "one", "label": "x"}
+    write(tmp_path, train__jsonl=rows({**one, train: "two"}))
+    write(tmp_path, test__jsonl=rows({**one, test: "two"}))
+    with pytest.raises(InputError, match=rf"{wrong}\.jsonl has no column 'text_pair'"):
+        load(tmp_path, tokenizer)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_the_silo_takes_at_least_one_row_of_each_task(tokenizer, part, size):
+    with pytest.raises(InputError, match=rf"{part}_examples is {size}: take at least 1"):
+        load("glue_silo", tokenizer, source="tiny", **{f"{part}_examples": size})
+
+
+def test_too_few_rows_to_hold_out_a_test_split(tmp_path, tokenizer):
+    write(tmp_path, all__jsonl=jsonl(ROWS))
+    with pytest.raises(InputError, match=r"all\.jsonl has 4 rows and no test split: .* least 5"):
+        load(tmp_path, tokenizer)
+    few = [{"text": "one", "label": "x", "client": n // 4} for n in range(40)]
+    write(tmp_path, all__jsonl="".join(f"{json.dumps(row)}\n" for row in few).encode())
+    with pytest.raises(InputError, match=r"a fifth of each client's rows"):
+        load(tmp_path, tokenizer)
+
+
+@pytest.mark.parametrize("name", ["wnut17", "sst2"])
+def test_files_without_rows_are_named(tmp_path, tokenizer, name):
+    empty = {"wnut17": ("train.conll", "test.conll", b"\n"), "sst2": ("train.tsv", "dev.tsv", b"")}
+    for path in empty[name][:2]:
+        header = b"sentence\tlabel\n" if name == "sst2" else b""
+        (tmp_path / path).write_bytes(header + empty[name][2])
+    with pytest.raises(InputError, match=r"train\.(conll|tsv).* no "):
+        load(name, tokenizer, source=tmp_path)
+
+
+def test_sources_are_required_where_rows_are_shared_out(tmp_path, tokenizer):
+    row = {"id": "1", "question": "one", "context": "one two", "answers": ["one"]}
+    write(tmp_path, all__jsonl=rows({**row, "answer_starts": [0]}))
+    with pytest.raises(InputError, match=r"all\.jsonl has no column 'source'"):
+        load("mrqa", tokenizer, source=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "option", [{"train_examples": 2.0}, {"test_examples": "2"}, {"clusters": 2.5}]
+)
+def test_numbers_are_whole(tmp_path, tokenizer, option):
+    write(tmp_path, train__jsonl=jsonl(ROWS), test__jsonl=jsonl(ROWS))
+    with pytest.raises(InputError, match=r"must be a whole number"):
+        load(tmp_path, tokenizer, **option)
+
+
+def test_a_directory_may_be_a_path(tmp_path, tokenizer):
+    write(tmp_path, train__jsonl=jsonl(ROWS), test__jsonl=jsonl(ROWS))
+    data = load_dataset(tmp_path, tokenizer=tokenizer, max_length=3)
+    assert_is_rows(data["train"])
+    with pytest.raises(InputError, match=r"is neither a named data set nor a directory"):
+        load_dataset("x" * 5000, tokenizer=tokenizer)
+
+
+def test_endless_digits_are_a_name(tmp_path, tokenizer):
+    write(tmp_path, train__jsonl=jsonl([("one", "9" * 5000), ("two", "1")]), test__jsonl=jsonl([]))
+    write(tmp_path, test__jsonl=jsonl([("one", "1")]))
+    assert load(tmp_path, tokenizer)["test"].labels.tolist() == [0]
+
+
+def test_tags_of_a_table_may_be_iob1_as_those_of_columns(tmp_path, tokenizer):
+    tags = ["I-PER", "I-PER", "B-PER", "I-LOC"]
+    write(tmp_path, train__jsonl=rows({"tokens": ["one", "two", "three", "NA"], "tags": tags}))
+    write(tmp_path, test__jsonl=rows({"tokens": ["one"], "tags": ["B-LOC"]}))
+    data = load_dataset(str(tmp_path), tokenizer=tokenizer, max_length=6)["train"]
+    assert data.references == (("B-PER", "I-PER", "B-PER", "B-LOC"),)

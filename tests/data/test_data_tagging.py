@@ -7,6 +7,7 @@ import pytest
 import tiny_tokenizers
 
 from fedjax_peft.data.dataset import IGNORE
+from fedjax_peft.data.formats.conll import iob2
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.tagging import encode_tags, tag_names, tag_set, type_set
 from fedjax_peft.errors import InputError
@@ -130,7 +131,7 @@ def test_the_cache_is_of_the_same_words_whatever_their_tags():
     first = encode(ROWS[:1], tokenizer)
     words, tags = ROWS[0]
     other = encode([(words, tags[::-1])], tokenizer)
-    assert [NAMES[i] for i in other.labels[0] if i >= 0] == tags[::-1]
+    assert [NAMES[i] for i in other.labels[0] if i >= 0] == iob2(tags[::-1])
     np.testing.assert_array_equal(other.columns["input_ids"], first.columns["input_ids"])
     other = encode([(words[::-1], tags)], tokenizer)
     assert np.any(other.columns["input_ids"] != first.columns["input_ids"])

@@ -83,9 +83,10 @@ def test_tables_are_for_80_columns():
     report = partition_report.inspect(federation(classes=40, clients=30, n=4000))
     lines = printed(partition_report.class_table(report))
     assert lines[1] == "Label Total 0 1 2 3 4 5"
-    assert len(lines) == 2 + partition_report.TABLE_CLASSES + 1
-    assert lines[-2].startswith("21 others 2,100 ")
-    assert lines[-1].startswith("Total 4,000 ")
+    assert len(lines) == 2 + partition_report.TABLE_CLASSES + 2
+    assert lines[-3].startswith("21 others 2,100 ")
+    assert lines[-2].startswith("Total 4,000 ")
+    assert lines[-1] == "24 further clients are in partition.json."
     assert printed(partition_report.size_table(report))[0] == "Clients 30"
 
 
@@ -113,6 +114,16 @@ def test_data_without_classes_have_sizes(tmp_path):
     lines = printed(partition_report.size_table(report))
     assert lines[2] == "Of a client 4 to 5, mean 4.5"
     assert not any(line.startswith("Classes") for line in lines)
+
+
+@pytest.mark.parametrize("clients", [20, 31])
+def test_a_place_in_a_figure_has_its_client_s_name_or_none(clients):
+    report = partition_report.inspect(federation(3, clients, 600), "toy")
+    below = partition_report.composition(report).axes[1]
+    square = partition_report.heat_map(report).axes[0]
+    for axis in (below.xaxis, square.xaxis, square.yaxis):
+        written = [label.get_text() for label in axis.get_ticklabels()]
+        assert sorted(written, key=int) == (list(map(str, range(20))) if clients == 20 else [])
 
 
 @pytest.mark.parametrize(("classes", "clients"), [(3, 4), (20, 100), (22, 1100), (1, 1)])

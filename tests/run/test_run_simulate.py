@@ -13,6 +13,7 @@ from jax import monitoring
 from fedjax_peft.aggregators import fra
 from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.data import Clients, Dataset, partition
+from fedjax_peft.data.spans import Question
 from fedjax_peft.engine.lanes import choose_lanes
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.errors import InputError
@@ -283,6 +284,9 @@ def test_auto_lanes_on_a_cpu_and_no_more_lanes_than_clients():
 
 
 LABELS = ("class 0", "class 1", "class 2", "class 3")
+UNLABELLED = Dataset({"x": np.zeros((2, 5), np.float32)})
+QUESTIONS = (Question("q0", "a b", ("a",)), Question("q1", "a b", ()))
+UNANSWERED = Dataset({"x": np.zeros(2)}, task="question_answering", references=QUESTIONS)
 FOUR = Dataset({"x": np.zeros((2, 5), np.float32), "labels": np.array([0, 3])}, LABELS)
 
 
@@ -305,6 +309,8 @@ FOUR = Dataset({"x": np.zeros((2, 5), np.float32), "labels": np.array([0, 3])}, 
         ({"devices": 99}, r"devices = 99, but there are \d"),
         ({"seed": -1}, r"seed = -1 must be"),
         ({"nonfinite": "ignore"}, r"nonfinite = 'ignore' is neither 'drop' nor 'raise'"),
+        ({"test": UNLABELLED}, r"The test data are for classification, but have no column 'lab"),
+        ({"test": UNANSWERED}, r"questions without a known answer, such as .* id 'q1'"),
         ({"test": FOUR}, r"The test data have the label 3, but .* head has 3 classes \(0 to 2\)"),
         ({"clients": Clients(FOUR, (np.arange(2),) * 11)}, r"The training data have the label 3"),
         ({"client_test": Clients(FOUR, (np.arange(2),) * 11)}, r"The client_test data have the"),

@@ -10,7 +10,7 @@ from fedjax_peft.data.formats.files import lines, read_splits
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.errors import InputError
 
-__all__ = ["PLONER_SOURCES", "read_conll", "read_conll_file", "read_ploner"]
+__all__ = ["PLONER_SOURCES", "iob2", "read_conll", "read_conll_file", "read_ploner"]
 
 _FILES = {
     "train": ("eng.train", "*train*.conll", "train", "train.txt"),
@@ -29,6 +29,9 @@ _PLONER_TYPES = {
 }
 """Entity types of the sources, in lower case; all others are left out. OntoNotes' GPE (countries,
 cities) is what CoNLL calls a location; its facilities, and WNUT's, are not."""
+
+
+_TAG = re.compile(r"O|[BI]-.+")
 
 
 def read_conll(folder: Path) -> dict[str, Table] | None:
@@ -54,7 +57,7 @@ def read_conll_file(path: Path) -> Table:
             continue
         # Not str.split(): words of tweets can hold other kinds of spaces.
         fields = line.split("\t") if "\t" in line else line.strip(" ").split(" ")
-        if len(fields) < 2 or not fields[0] or not re.fullmatch(r"O|[BI]-.+", fields[-1]):
+        if len(fields) < 2 or not fields[0] or not _TAG.fullmatch(fields[-1]):
             raise InputError(
                 f"Line {number} of {path}, {line[:60]!r}, is not a word and its tag: O, or B- or I-"
                 " and the type of an entity."
@@ -63,11 +66,11 @@ def read_conll_file(path: Path) -> Table:
         tags[-1].append(fields[-1])
     full = [i for i, words in enumerate(tokens) if words]
     return Table(
-        str(path), {"tokens": [tokens[i] for i in full], "tags": [_iob2(tags[i]) for i in full]}
+        str(path), {"tokens": [tokens[i] for i in full], "tags": [iob2(tags[i]) for i in full]}
     )
 
 
-def _iob2(tags: Sequence[str]) -> list[str]:
+def iob2(tags: Sequence[str]) -> list[str]:
     """Returns tags of which every entity starts with B-; in CoNLL-2003 only adjacent ones do."""
     result = []
     for before, tag in zip(["O", *tags], tags, strict=False):
@@ -110,9 +113,18 @@ def read_ploner(folder: Path) -> dict[str, Table] | None:
 def _sentences(path: Path) -> Table:
     if not tabular.kind(path):
         return read_conll_file(path)
-    table = tabular.read_file(path)
+    table = tabular.read_file(path, alone=True)
     for column in ("tokens", "tags"):
         require(table, column, list, "a list of words" if column == "tokens" else "a list of tags")
+    for row, words, tags in table.numbered(table.columns["tokens"], table.columns["tags"]):
+        if len(words) != len(tags):
+            raise InputError(f"Row {row} of {path} has {len(words)} words, but {len(tags)} tags.")
+        for tag in tags:
+            if not isinstance(tag, str) or not _TAG.fullmatch(tag):
+                raise InputError(
+                    f"Row {row} of {path} has the tag {tag!r}: it must be O, or B- or I- and the"
+                    " type of an entity."
+                )
     return table
 
 

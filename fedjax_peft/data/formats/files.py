@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,25 +11,29 @@ from typing import Any
 from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 
-__all__ = ["find", "lines", "read_bytes", "read_json", "read_splits", "stem"]
+__all__ = ["find", "lines", "read_bytes", "read_json", "read_splits", "refuse_twins", "stem"]
 
-_UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
+_UNREADABLE = (OSError, EOFError, zlib.error)
 
 
-def lines(path: Path, encoding: str = "utf-8-sig") -> Iterator[tuple[int, str]]:
-    """Yields (line number from 1, line without its end) of a text file; ``.gz`` is unpacked.
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (line number from 1, line without its end) of a file in UTF-8; ``.gz`` is unpacked.
 
     Only a line feed ends a line: tweets have other characters that Python would take for one.
 
     Raises:
-      InputError: a file that cannot be read, is cut short, or is not in this encoding.
+      InputError: a file that cannot be read, is cut short, or is not in UTF-8.
     """
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
-        with opener(path, "rt", encoding=encoding, newline="\n") as file:
+        with opener(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                yield number, line.rstrip("\r\n")
+                # A line at a time, so that the one that is not UTF-8 is known; a BOM may start it.
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, text.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"Line {number} of {path} is not UTF-8: {error}.") from error
     except _UNREADABLE as error:
         raise InputError(
             f"{path} could not be read after line {number}: {type(error).__name__}: {error}."
@@ -56,15 +61,23 @@ def read_json(path: Path) -> Any:
     Raises:
       InputError: a file that cannot be read, or is not JSON.
     """
+    data = read_bytes(path)
     try:
-        return json.loads(read_bytes(path))
+        return json.loads(data)
     except (ValueError, RecursionError) as error:  # of the encoding too; nested without end
         raise InputError(f"{path} is not a JSON file: {error}.") from error
 
 
 def stem(path: Path) -> str:
-    """Returns the name up to its first dot: ``train`` of ``train.jsonl.gz``."""
-    return path.name.split(".")[0]
+    """Returns the name up to its first dot or a part's number: ``train`` of ``train.jsonl.gz``."""
+    return re.sub(r"-\d{5}-of-\d{5}$", "", path.name.split(".")[0])
+
+
+def refuse_twins(path: Path, names: Sequence[str]) -> None:
+    """Raises InputError for a table's file in which two columns have one name."""
+    twin = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twin is not None:
+        raise InputError(f"{path} has two columns {twin!r}: keep one of them.")
 
 
 def find(folder: Path, *patterns: str) -> Path | None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedjax_peft.data.formats.files import lines
+from fedjax_peft.data.formats.files import lines, refuse_twins
 from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 
@@ -39,6 +39,7 @@ def _read(path: Path) -> Table:
     """Returns the rows. Quotes mean nothing in these files."""
     rows = ((number, line.split("\t")) for number, line in lines(path))
     _, header = next(rows, (0, []))
+    refuse_twins(path, [_COLUMNS[name] for name in header if name in _COLUMNS])
     wanted = {_COLUMNS[name]: i for i, name in enumerate(header) if name in _COLUMNS}
     if "label" not in wanted or len(wanted) == 1:
         raise InputError(
@@ -46,6 +47,7 @@ def _read(path: Path) -> Table:
             f" {', '.join(header)[:80]!r}."
         )
     columns: dict[str, list[str]] = {name: [] for name in wanted}
+    numbers = []
     for number, fields in rows:
         if len(fields) < len(header) and "is_duplicate" in header:
             continue  # QQP as it is distributed has a few lines that break off
@@ -55,6 +57,7 @@ def _read(path: Path) -> Table:
             )
         if fields[wanted["label"]] == "-":  # MNLI: the annotators did not agree
             continue
+        numbers.append(number)
         for name, i in wanted.items():
             columns[name].append(fields[i])
-    return Table(str(path), columns)
+    return Table(str(path), columns, numbers=numbers)

@@ -228,7 +228,8 @@ def _read_npz(folder: Path) -> dict[str, Table]:
 
 def _npz(path: Path) -> Mapping[str, np.ndarray]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        # Not np.load(), which also takes the one array of an npy file.
+        with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
             return dict(arrays)
     # What numpy raises for a damaged file, and for a pickle in it.
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
@@ -262,9 +263,20 @@ def _read_class_folders(folder: Path) -> dict[str, Table]:
 
 
 def _class_folders(folder: Path) -> Table | None:
-    paths = [path for path in sorted(folder.glob("*/*")) if path.suffix.lower() in _ENDINGS]
+    files = [
+        path
+        for path in sorted(folder.glob("*/*"))
+        if not path.name.startswith(".") and not path.parent.name.startswith(".")
+    ]
+    paths = [path for path in files if path.suffix.lower() in _ENDINGS]
     if not paths:
         return None
+    unread = sorted({path.parent for path in files} - {path.parent for path in paths})
+    if unread:
+        raise InputError(
+            f"{unread[0]} has files, but none with the ending {', '.join(_ENDINGS)}: its class"
+            " would be missing."
+        )
     images = [decode(read_bytes(path), str(path)) for path in paths]
     return Table(str(folder), {"image": images, "label": [path.parent.name for path in paths]})
 

@@ -143,11 +143,13 @@ def _users(path: Path) -> Iterator[_User]:
 def _leaf_users(path: Path, content: dict[str, Any]) -> Iterator[_User]:
     users, sizes = _list(content, "users", f"{path}"), _list(content, "num_samples", f"{path}")
     data = content["user_data"]
+    if not isinstance(data, dict):
+        raise InputError(f"{path} has in 'user_data' no examples by user.")
     if len(users) != len(sizes):
         raise InputError(f"{path} has {len(users)} users, but num_samples of {len(sizes)}.")
     for name, size in zip(users, sizes, strict=True):
         place = f"{path}: the user {name!r}"
-        if not isinstance(name, str) or not isinstance(data, dict) or name not in data:
+        if not isinstance(name, str) or name not in data:
             raise InputError(f"{place} of 'users' is not in 'user_data'.")
         x, y = _list(data[name], "x", place), _list(data[name], "y", place)
         _check_lengths(place, "x", x, "y", y)

@@ -64,6 +64,8 @@ def read_mrqa(folder: Path) -> dict[str, Table] | None:
                     row = (qa["qid"], qa["question"], context, *_columns(found), source)
                     for column, value in zip(columns.values(), row, strict=True):
                         column.append(value)
+        except InputError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(_misses(str(path), number, error)) from error
     return {"all": Table(str(folder), columns)} if columns["id"] else None
@@ -71,9 +73,11 @@ def read_mrqa(folder: Path) -> dict[str, Table] | None:
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     for number, line in lines(path):
+        if not line.strip():
+            continue
         try:
             yield number, json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # nested without end
             raise InputError(f"Line {number} of {path} is not JSON: {error}.") from error
 
 
@@ -90,7 +94,8 @@ def canonical(table: Table) -> Table:
     without an ``id`` are numbered.
 
     Raises:
-      InputError: no answers, one that is misshapen, or an id that occurs twice (its row is named).
+      InputError: no questions or no answers, an answer that is misshapen, or an id that is, or that
+        occurs twice (the row is named).
     """
     columns = dict(table.columns)
     name = next((name for name in ("answers", "answer") if name in columns), None)
@@ -98,6 +103,8 @@ def canonical(table: Table) -> Table:
         raise InputError(
             f"{table.origin} has no column 'answers', only: {', '.join(table.columns)}."
         )
+    if not len(table):
+        raise InputError(f"{table.origin} has no questions.")
     starts = columns.pop("answer_start", columns.pop("answer_starts", [None] * len(table)))
     contexts = columns.get("context", [""] * len(table))
     found = []
@@ -107,15 +114,21 @@ def canonical(table: Table) -> Table:
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"Row {row} of {table.origin} has {str(given[0])[:60]!r} for its answers: not texts"
-                " and the characters of the context at which they start."
+                f" and the characters of the context at which they start ({error})."
             ) from error
     columns["answers"], columns["answer_starts"] = map(list, zip(*found, strict=True))
     columns.setdefault("id", [str(row) for row in range(1, len(table) + 1)])
-    seen: dict[Any, int] = {}
+    seen: dict[str, int] = {}
     for row, key in table.numbered(columns["id"]):
-        if seen.setdefault(key, row) != row:
+        if not isinstance(key, (str, int)):
             raise InputError(
-                f"Row {row} of {table.origin} has the id {key!r}, which row {seen[key]} has too:"
+                f"Row {row} of {table.origin} has the id {str(key)[:60]!r}: neither a text nor a"
+                " whole number."
+            )
+        other = seen.setdefault(str(key), row)
+        if other != row:
+            raise InputError(
+                f"Row {row} of {table.origin} has the id {key!r}, which row {other} has too:"
                 " every question needs its own."
             )
     return replace(table, columns=columns)
@@ -135,7 +148,10 @@ def _spans(value: Any, start: Any, context: str) -> list[tuple[str, int]]:
             places = answer["char_spans"]
             if isinstance(places, dict):
                 places = zip(places["start"], places["end"], strict=True)
-            found += [_span(context[first : last + 1], first) for first, last in places]
+            for first, last in places:
+                if first < 0 or not context[first : last + 1]:
+                    raise ValueError(f"characters {first} to {last} are not in the context")
+                found.append(_span(context[first : last + 1], first))
         else:
             found.append(_span(answer["text"], answer["answer_start"]))
     return found
@@ -144,6 +160,8 @@ def _spans(value: Any, start: Any, context: str) -> list[tuple[str, int]]:
 def _span(text: Any, start: Any) -> tuple[str, int]:
     if not isinstance(text, str):
         raise TypeError("an answer that is no text")
+    if isinstance(start, float) and not start.is_integer():
+        raise ValueError(f"{start} is not a whole number")
     return text, int(start)
 
 

@@ -4,13 +4,16 @@ import csv
 import glob
 import gzip
 import logging
+import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedjax_peft.assets import cache_dir
-from fedjax_peft.data.formats.files import stem
+from fedjax_peft.data.formats.files import read_bytes, refuse_twins, stem
 from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 
@@ -19,14 +22,14 @@ __all__ = ["cause", "find_splits", "from_datasets", "kind", "load", "read_file"]
 _KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 _LABELS = ("label", "tags", "ner_tags")
 """Columns whose names of classes are those of the data set."""
-_UNREADABLE = (OSError, ValueError, RuntimeError, EOFError)
+_UNREADABLE = (OSError, ValueError, RuntimeError, EOFError, csv.Error)
 """What the readers below ``datasets`` raise for damaged files, before it wraps it."""
 
 
 def find_splits(
     folder: Path, splits: Mapping[str, Sequence[str]], *, whole: Sequence[str] = ("all",)
 ) -> dict[str, Path]:
-    """Returns the file of each split, or of ``all`` rows together.
+    """Returns the file of each split, or of ``all`` rows together; of several parts, the first.
 
     Args:
       folder: where to look.
@@ -34,7 +37,7 @@ def find_splits(
       whole: names of a file that has to be split. A file of a split goes before it.
 
     Raises:
-      InputError: no file for a split, or several.
+      InputError: no file for a split, several, or not all of its parts.
     """
     files: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
@@ -51,13 +54,28 @@ def find_splits(
                 f" {' or '.join(names)} with the ending {', '.join(_KINDS)} (or .json.gz,"
                 f" .jsonl.gz, .csv.gz). It has: {', '.join(sorted(files)) or 'none of these'}."
             )
-        if len(files[name]) > 1:
+        parts = _parts(files[name][0])
+        if not {*files[name]} <= {*parts}:
             raise InputError(
                 f"{folder} has several files for one split:"
                 f" {', '.join(path.name for path in files[name])}. Keep one."
             )
-        found[split] = files[name][0]
+        missing = next((path for path in parts if path not in files[name]), None)
+        if missing is not None:
+            raise InputError(f"{missing} is missing: the split {split!r} has {len(parts)} parts.")
+        found[split] = parts[0]
     return found
+
+
+def _parts(path: Path) -> list[Path]:
+    """Returns the 3 files of ``train-00000-of-00003.parquet``; of most, the one itself."""
+    match = re.search(r"-\d{5}-of-(\d{5})\.", path.name)
+    if match is None:
+        return [path]
+    start, end = path.name[: match.start()], path.name[match.end() :]
+    return [
+        path.with_name(f"{start}-{part:05}-of-{match[1]}.{end}") for part in range(int(match[1]))
+    ]
 
 
 def kind(path: Path) -> str | None:
@@ -67,24 +85,37 @@ def kind(path: Path) -> str | None:
     return None if builder == "parquet" and plain != path else builder
 
 
-def read_file(path: Path) -> Table:
-    """Returns the rows of one file, under the file's own column names.
+def read_file(path: Path, *, alone: bool = False) -> Table:
+    """Returns the rows of one file and of its further parts, under the file's own column names.
+
+    Args:
+      path: as :func:`find_splits` gives it.
+      alone: leaves out the further parts.
 
     Raises:
       InputError: a file that cannot be read.
     """
     import datasets
 
-    builder = kind(path)
+    builder, parts = kind(path), [path] if alone else _parts(path)
+    for part in parts:
+        if not read_bytes(part, 1):
+            raise InputError(f"{part} could not be read: it has no rows.")
     try:
-        with _quiet():
-            rows = load(
+        # A folder of its own: ``datasets`` takes a file of the same name and time for the same.
+        with _quiet(), tempfile.TemporaryDirectory() as own:
+            rows = datasets.load_dataset(
                 builder,
-                data_files=glob.escape(str(path)),
-                split="train",  # the one name that ``datasets`` gives to a single file
-                **(_csv_options(path) if builder == "csv" else {}),
+                data_files=[glob.escape(str(part)) for part in parts],
+                split="train",  # the one name that ``datasets`` gives to files without a split
+                cache_dir=own,
+                **(_csv_options(parts) if builder == "csv" else {}),
             )
-            return from_datasets(rows, str(path))
+            table = from_datasets(rows, str(path))
+            # Read here, where what is not UTF-8 can be told.
+            return replace(table, columns={name: v[:] for name, v in table.columns.items()})
+    except InputError:
+        raise
     except (*_UNREADABLE, datasets.exceptions.DatasetsError) as error:
         empty = "corresponds to no data" in str(error)
         reason = "it has no rows." if empty else cause(error)
@@ -125,7 +156,8 @@ def cause(error: BaseException) -> str:
     """Returns the innermost cause of an error in one line; ``datasets`` wraps it several times."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    encoding = "it is not UTF-8: " if isinstance(error, UnicodeDecodeError) else ""
+    return f"{encoding}{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 @contextmanager
@@ -145,12 +177,30 @@ def _quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _csv_options(path: Path) -> dict[str, Any]:
-    """Returns options that read every field as written: no guessed numbers, no "NA" as missing."""
+def _csv_options(paths: Sequence[Path]) -> dict[str, Any]:
+    """Returns options that read every field as written: no guessed numbers, no "NA" as missing.
+
+    Raises:
+      InputError: two columns of one name, or a first row that is longer than the header.
+    """
     from datasets import Features, Value
 
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-        header = next(csv.reader(file), [])
+    for path in paths:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            # Blank lines are no rows.
+            rows = (row for row in csv.reader(file) if len(row) > 1 or "".join(row).strip())
+            header = next(rows, [])
+            limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than a name
+            try:
+                first = next(rows, [])
+            finally:
+                csv.field_size_limit(limit)
+        refuse_twins(path, header)
+        # The reader would take the first field for a name of the row, and shift the others.
+        if len(first) > len(header):
+            raise InputError(
+                f"Row 1 of {path} has {len(first)} fields, but the header has {len(header)}."
+            )
     features = Features({column: Value("string") for column in header})
     return {"features": features, "keep_default_na": False}

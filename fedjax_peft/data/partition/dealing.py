@@ -49,7 +49,8 @@ class Pool(Generic[DataT]):
     def distinct(self, by: str | None) -> tuple[np.ndarray, tuple[str, ...]]:
         """Returns the class of each unit and the names of those that occur."""
         values, names = keys.distinct(self.data, by)
-        return values[self.first], names
+        occurring, values = np.unique(values[self.first], return_inverse=True)
+        return values, tuple(names[i] for i in occurring)
 
     def clients(
         self, owner: np.ndarray, clients: int, names: tuple[str, ...] = ()
