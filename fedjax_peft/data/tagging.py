@@ -1,14 +1,13 @@
 """Tagged words (named entities) to token columns, one label a word."""
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from fedjax_peft.data.dataset import IGNORE, Dataset
-from fedjax_peft.data.formats.conll import iob2
-from fedjax_peft.data.table import Table, require
+from fedjax_peft.data.iob import sentences
+from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import joined, model_columns, padding_token
 from fedjax_peft.errors import InputError, nearest
@@ -16,7 +15,6 @@ from fedjax_peft.errors import InputError, nearest
 __all__ = ["encode_tags", "tag_names", "tag_set", "type_set"]
 
 _ORDERS = ("sorted", "first_seen")
-_TAG = re.compile("O|[BI]-.+")
 
 
 def encode_tags(
@@ -56,7 +54,7 @@ def encode_tags(
     if order not in _ORDERS:
         raise InputError(f"There is no order {order!r} of tags. {nearest(order, _ORDERS)}")
     check_tokenizer(tokenizer, max_length)
-    words, tags = _rows(table)
+    words, tags = sentences(table)
     ids = _tag_ids(table, tags, names)
     words = [[clean(word) for word in row] for row in words]
     key = ["tags", fingerprint(tokenizer), padding_token(tokenizer), max_length, *words]
@@ -86,7 +84,7 @@ def tag_names(table: Table) -> tuple[str, ...]:
     """
     if table.label_names is not None:
         return table.label_names
-    _, tags = _rows(table)
+    _, tags = sentences(table)
     types = sorted({tag[2:] for row in tags for tag in row if tag != "O"})
     return ("O", *(f"{place}-{kind}" for kind in types for place in "BI"))
 
@@ -113,26 +111,6 @@ def type_set(tags: Iterable[str]) -> str:
     :func:`tag_set` they have more than twice as many.
     """
     return "-".join(sorted({tag[2:] for tag in tags if tag != "O"})) or "O"
-
-
-def _rows(table: Table) -> tuple[list[list[str]], list[list[str]]]:
-    """Returns the words and the IOB2 tags of every sentence, checked; IOB1 may be given."""
-    words = require(table, "tokens", (list, tuple), "a list of words")
-    tags = require(table, "tags", (list, tuple), "a list of tags")
-    for row, some, their in table.numbered(words, tags):
-        if len(some) != len(their):
-            raise InputError(
-                f"Row {row} of {table.origin} has {len(some)} words but {len(their)} tags."
-            )
-        for word, tag in zip(some, their, strict=True):
-            if not isinstance(word, str):
-                raise InputError(f"Row {row} of {table.origin} has {word!r} in place of a word.")
-            if not isinstance(tag, str) or not _TAG.fullmatch(tag):
-                raise InputError(
-                    f"Row {row} of {table.origin} has the tag {tag!r} at the word {word!r}. Tags"
-                    " are O, B-type or I-type (IOB2)."
-                )
-    return [list(row) for row in words], [iob2(row) for row in tags]
 
 
 def _tag_ids(table: Table, tags: list[list[str]], names: Sequence[str]) -> list[np.ndarray]:

@@ -300,7 +300,7 @@ def composition(report: PartitionReport) -> "Figure":
 def _name(axis: "Axis", clients: Sequence[str], *, turned: bool = True) -> None:
     """Writes the name of each client where it stands; of many, none: a place is no number."""
     named = clients if len(clients) <= NAMED else ()
-    axis.set_ticks(range(len(named)), [plots.one_line(name) for name in named])
+    axis.set_ticks(range(len(named)), named)
     if turned and any(len(name) > 3 for name in named):
         axis.set_tick_params(rotation=90)
 

@@ -18,12 +18,13 @@ def progress(title: str, rounds: int, metrics: Path) -> Iterator[Callable[[Row],
     console = Console()
     sent: int | None = None
 
-    def count(row: Row) -> None:
+    def total(row: Row) -> int:
         nonlocal sent
         if sent is None:
             earlier = read_metrics(metrics) if metrics.exists() else []
             sent = sum(_bytes(other) for other in earlier if other["round"] < row["round"])
         sent += _bytes(row)
+        return sent
 
     def text(row: Row) -> str:
         parts = []
@@ -34,7 +35,7 @@ def progress(title: str, rounds: int, metrics: Path) -> Iterator[Callable[[Row],
             if row.get(metric) is not None:
                 parts.append(f"{whose} {row[metric]:.3f}")
                 break
-        parts.append(f"{(sent or 0) / 1e6:.1f} MB")
+        parts.append(f"{total(row) / 1e6:.1f} MB")
         if row.get("dropped"):
             parts.append(f"dropped {row['dropped']}")
         return "  ".join(parts)
@@ -42,7 +43,6 @@ def progress(title: str, rounds: int, metrics: Path) -> Iterator[Callable[[Row],
     if not console.is_terminal:
 
         def line(row: Row) -> None:
-            count(row)
             print(f"{title}  round {row['round']}/{rounds}  {text(row)}", flush=True)
 
         yield line
@@ -60,7 +60,6 @@ def progress(title: str, rounds: int, metrics: Path) -> Iterator[Callable[[Row],
         task = bar.add_task(title, total=rounds, state="compiling")
 
         def update(row: Row) -> None:
-            count(row)
             bar.update(task, completed=row["round"], state=text(row))
 
         yield update

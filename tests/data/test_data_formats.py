@@ -311,10 +311,10 @@ def test_ploner(tmp_path):
 @pytest.mark.parametrize(
     ("tags", "match"),
     [
-        ([1], r"Row 1 of .*a\.jsonl has the tag 1: it must be O"),
+        ([1], r"Row 1 of .*a\.jsonl has the tag 1 at the word 'a'"),
         ([None], r"Row 1 of .*a\.jsonl has the tag None"),
         (["PER"], r"Row 1 of .*a\.jsonl has the tag 'PER'"),
-        (["O", "O"], r"Row 1 of .*a\.jsonl has 1 words, but 2 tags"),
+        (["O", "O"], r"Row 1 of .*a\.jsonl has 1 words but 2 tags"),
         (None, r"Row 1 of .*a\.jsonl has None in place of a list of tags"),
     ],
     ids=["number", "null", "no IOB", "too many", "none"],

@@ -1,16 +1,17 @@
 """Columns of words and tags, a blank line after each sentence; and PLONER, made of such files."""
 
 import re
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.files import lines, read_splits
-from fedjax_peft.data.table import Table, require
+from fedjax_peft.data.iob import TAG, iob2, sentences
+from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 
-__all__ = ["PLONER_SOURCES", "iob2", "read_conll", "read_conll_file", "read_ploner"]
+__all__ = ["PLONER_SOURCES", "read_conll", "read_conll_file", "read_ploner"]
 
 _FILES = {
     "train": ("eng.train", "*train*.conll", "train", "train.txt"),
@@ -29,9 +30,6 @@ _PLONER_TYPES = {
 }
 """Entity types of the sources, in lower case; all others are left out. OntoNotes' GPE (countries,
 cities) is what CoNLL calls a location; its facilities, and WNUT's, are not."""
-
-
-_TAG = re.compile(r"O|[BI]-.+")
 
 
 def read_conll(folder: Path) -> dict[str, Table] | None:
@@ -57,7 +55,7 @@ def read_conll_file(path: Path) -> Table:
             continue
         # Not str.split(): words of tweets can hold other kinds of spaces.
         fields = line.split("\t") if "\t" in line else line.strip(" ").split(" ")
-        if len(fields) < 2 or not fields[0] or not _TAG.fullmatch(fields[-1]):
+        if len(fields) < 2 or not fields[0] or not TAG.fullmatch(fields[-1]):
             raise InputError(
                 f"Line {number} of {path}, {line[:60]!r}, is not a word and its tag: O, or B- or I-"
                 " and the type of an entity."
@@ -68,15 +66,6 @@ def read_conll_file(path: Path) -> Table:
     return Table(
         str(path), {"tokens": [tokens[i] for i in full], "tags": [iob2(tags[i]) for i in full]}
     )
-
-
-def iob2(tags: Sequence[str]) -> list[str]:
-    """Returns tags of which every entity starts with B-; in CoNLL-2003 only adjacent ones do."""
-    result = []
-    for before, tag in zip(["O", *tags], tags, strict=False):
-        starts = tag[0] == "I" and before[1:] != tag[1:]
-        result.append(f"B{tag[1:]}" if starts else tag)
-    return result
 
 
 def read_ploner(folder: Path) -> dict[str, Table] | None:
@@ -114,18 +103,8 @@ def _sentences(path: Path) -> Table:
     if not tabular.kind(path):
         return read_conll_file(path)
     table = tabular.read_file(path, alone=True)
-    for column in ("tokens", "tags"):
-        require(table, column, list, "a list of words" if column == "tokens" else "a list of tags")
-    for row, words, tags in table.numbered(table.columns["tokens"], table.columns["tags"]):
-        if len(words) != len(tags):
-            raise InputError(f"Row {row} of {path} has {len(words)} words, but {len(tags)} tags.")
-        for tag in tags:
-            if not isinstance(tag, str) or not _TAG.fullmatch(tag):
-                raise InputError(
-                    f"Row {row} of {path} has the tag {tag!r}: it must be O, or B- or I- and the"
-                    " type of an entity."
-                )
-    return table
+    words, tags = sentences(table)
+    return replace(table, columns={**table.columns, "tokens": words, "tags": tags})
 
 
 def _source(path: Path) -> str:

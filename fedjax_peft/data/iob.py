@@ -1,0 +1,44 @@
+"""Words with tags in IOB form, checked and brought into one of its two forms."""
+
+import re
+from collections.abc import Sequence
+
+from fedjax_peft.data.table import Table, require
+from fedjax_peft.errors import InputError
+
+__all__ = ["TAG", "iob2", "sentences"]
+
+TAG = re.compile("O|[BI]-.+")
+
+
+def iob2(tags: Sequence[str]) -> list[str]:
+    """Returns tags of which every entity starts with B-; in CoNLL-2003 only adjacent ones do."""
+    result = []
+    for before, tag in zip(["O", *tags], tags, strict=False):
+        starts = tag[0] == "I" and before[1:] != tag[1:]
+        result.append(f"B{tag[1:]}" if starts else tag)
+    return result
+
+
+def sentences(table: Table) -> tuple[list[list[str]], list[list[str]]]:
+    """Returns the words and the IOB2 tags of every sentence, checked; IOB1 may be given.
+
+    Raises:
+      InputError: a row (named from 1) of something else, or of unequally many words and tags.
+    """
+    words = require(table, "tokens", (list, tuple), "a list of words")
+    tags = require(table, "tags", (list, tuple), "a list of tags")
+    for row, some, their in table.numbered(words, tags):
+        if len(some) != len(their):
+            raise InputError(
+                f"Row {row} of {table.origin} has {len(some)} words but {len(their)} tags."
+            )
+        for word, tag in zip(some, their, strict=True):
+            if not isinstance(word, str):
+                raise InputError(f"Row {row} of {table.origin} has {word!r} in place of a word.")
+            if not isinstance(tag, str) or not TAG.fullmatch(tag):
+                raise InputError(
+                    f"Row {row} of {table.origin} has the tag {tag!r} at the word {word!r}. Tags"
+                    " are O, B-type or I-type (IOB2)."
+                )
+    return [list(row) for row in words], [iob2(row) for row in tags]
