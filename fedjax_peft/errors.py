@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+from fedjax_peft.display import paragraph, show
+
 __all__ = ["InputError", "nearest"]
 
 
@@ -10,16 +12,21 @@ class InputError(ValueError):
     """What the user gave cannot be used.
 
     The message is one clear paragraph that names the thing and, where there is one, the nearest
-    right one. The command line prints it without a traceback and exits with code 2.
+    right one. It is made safe to print, and values of thousands of characters are shortened. The
+    command line prints it without a traceback and exits with code 2.
     """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(paragraph(str(message)))
 
 
 def nearest(name: str, known: Iterable[str], *, shown: int = 12) -> str:
     """Returns advice for an unknown ``name``: the closest known ones, or the known ones."""
     known = sorted(set(known))
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    # A comparison takes as long as both names together, and no name of ours is this long.
+    close = difflib.get_close_matches(name[:100], known, n=3, cutoff=0.6)
     if close:
-        return f"Did you mean {' or '.join(map(repr, close))}?"
+        return f"Did you mean {' or '.join(map(show, close))}?"
     if not known:
         return "There are none."
     rest = f" and {len(known) - shown} more" if len(known) > shown else ""

@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedjax_peft import __version__, assets
+from fedjax_peft import __version__, assets, display
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import replace_file
+from fedjax_peft.run import faults
 
 if TYPE_CHECKING:
     from fedjax_peft.data.catalog import Source
@@ -23,7 +24,36 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit code: 0, or 2 for bad input."""
+    """Runs a command and returns the exit code: 0, or 2 for bad input or a fault of the machine.
+
+    Every error of files, encodings and memory ends here, as one paragraph (:mod:`.faults`).
+    """
+    faults.guard_streams()
+    try:
+        try:
+            return _main(arguments)
+        finally:  # of --help too, which ends with SystemExit
+            faults.flush_output()
+    except InputError as error:
+        faults.tell(f"fedjax-peft: {error}")
+        return 2
+    except KeyboardInterrupt:
+        faults.tell("\nfedjax-peft: interrupted")
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone (`| head`)
+        faults.silence_output()
+        return 0
+    except Exception as error:
+        text = faults.explain(error)
+        if text is None:
+            raise
+        faults.tell(f"fedjax-peft: {text}")
+        if faults.is_output_fault():  # Python would report it again at exit
+            faults.silence_output()
+        return 2
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     # argparse takes key=value only in one place of the line; we take it anywhere.
@@ -33,21 +63,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         options.overrides += rest
-    try:
-        options.command(options)
-    except InputError as error:
-        print(f"fedjax-peft: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nfedjax-peft: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output has gone (`| head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    options.command(options)
     return 0
 
 
+class _ArgumentParser(argparse.ArgumentParser):
+    """Shows arguments that it refuses without terminal escapes, and shortened."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(display.paragraph(message))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _ArgumentParser(
         prog="fedjax-peft",
         description="Simulate federated parameter-efficient fine-tuning of transformers.",
     )

@@ -1,0 +1,67 @@
+"""Text of users made safe to print: no control characters, and not too long.
+
+A name, a label or a path may hold terminal escapes, line breaks or lone surrogates, and a value may
+have a million characters. Errors, tables and pages show them through these functions.
+"""
+
+__all__ = ["one_line", "paragraph", "printable", "shorten", "show"]
+
+WORD, MESSAGE = 400, 6000
+"""Most characters of a word, and of a whole message, in :func:`paragraph`."""
+_JOINERS = "\u200c\u200d"
+"""Invisible, but part of the spelling in Persian and in Indian scripts, and of emoji."""
+
+
+def printable(text: str) -> str:
+    r"""Returns text with an escape such as ``\x1b`` for each character that does not print.
+
+    These are control characters, line breaks, lone surrogates, and marks that change the direction
+    of the text. Letters of all scripts and all kinds of spaces stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if _prints(c) else c.encode("unicode_escape").decode() for c in text)
+
+
+def one_line(text: str) -> str:
+    """Returns text on one line: what does not print, and each run of white space, is a space."""
+    return " ".join("".join(c if _prints(c) else " " for c in text).split())
+
+
+def shorten(text: str, limit: int) -> str:
+    """Returns at most about ``limit`` characters of a text: its start, a note, and its end."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit * 3 // 4, limit // 4
+    return f"{text[:head]}[... {len(text) - head - tail:,} characters ...]{text[-tail:]}"
+
+
+def show(value: object, limit: int = 120) -> str:
+    """Returns the ``repr`` of a value, printable and of at most about ``limit`` characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        text = f"a {type(value).__name__} that is too long to write"
+    except RecursionError:
+        text = f"a {type(value).__name__} that is nested too deeply to write"
+    return shorten(printable(text), limit)
+
+
+def paragraph(text: str) -> str:
+    """Returns a message that is safe to print; very long words, and long messages, are shortened.
+
+    Line breaks stay.
+    """
+    lines = text.split("\n")
+    if any(len(word) > WORD for word in text.split()):
+        lines = [" ".join(shorten(word, WORD // 2) for word in line.split(" ")) for line in lines]
+    return shorten("\n".join(map(printable, lines)), MESSAGE)
+
+
+def _prints(character: str) -> bool:
+    return character.isprintable() or character in _JOINERS or _is_space(character)
+
+
+def _is_space(character: str) -> bool:
+    # Line and paragraph separators, and ASCII's separators, are white space too.
+    return character.isspace() and character > "\x9f" and character not in "\u2028\u2029"

@@ -1,0 +1,56 @@
+"""Text of users made safe to print."""
+
+import pytest
+
+from fedjax_peft import display
+from fedjax_peft.errors import InputError, nearest
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+        ("a\nb\tc\r\x85", "a\\nb\\tc\\r\\x85"),
+        ("lone \ud800", "lone \\ud800"),
+        ("\u202egnp.exe", "\\u202egnp.exe"),
+        ("Ølgod, 東京\u3000区, می\u200cخواهم", "Ølgod, 東京\u3000区, می\u200cخواهم"),
+        ("$\\frac{", "$\\frac{"),
+    ],
+)
+def test_what_does_not_print_is_escaped(text, shown):
+    assert display.printable(text) == shown
+    shown.encode()
+
+
+def test_one_line_has_no_breaks_and_no_escapes():
+    assert display.one_line(" a\n\x1b[31m\u2028b \ud800\u202e c ") == "a [31m b c"
+
+
+def test_shortened_text_keeps_both_ends():
+    text = display.shorten("start" + 1000 * "x" + "end", 80)
+    assert len(text) < 120
+    assert text.startswith("start")
+    assert text.endswith("end")
+
+
+def test_show_survives_every_value():
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert "nested too deeply" in display.show(nested)
+    assert "too long to write" in display.show(10**5000)
+    assert display.show("\x1b") == "'\\x1b'"
+    assert len(display.show("x" * 10**6)) < 200
+
+
+def test_an_error_is_safe_to_print_and_of_bounded_length():
+    error = InputError(f"There is no x named '\x1b[2J{'y' * 10_000}'.\nKnown: a.")
+    assert "\x1b" not in str(error)
+    assert len(str(error)) < 1000
+    assert str(error).endswith("\nKnown: a.")
+    assert len(str(InputError(" ".join(["word"] * 10_000)))) < 7000
+    assert str(InputError("Short, and left  as it is.")) == "Short, and left  as it is."
+
+
+def test_the_nearest_name_of_a_very_long_one_is_found_quickly():
+    assert nearest("x" * 10**7, ["fedavg"]) == "Known: fedavg."
