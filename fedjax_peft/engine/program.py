@@ -104,6 +104,11 @@ class Program:
         self.compile_seconds = time.perf_counter() - began
 
     @property
+    def compiled(self) -> bool:
+        """Whether a call can begin without compilation."""
+        return self._compiled is not None
+
+    @property
     def peak_bytes(self) -> int:
         """What the compiled program needs on a device, arguments included."""
         analysis = self._compiled.memory_analysis()
@@ -184,6 +189,16 @@ class Evaluator:
             examples.append(rows[order])
             predictions.append({name: x[place][order] for name, x in said.items()})
         return Measured(self._plan.client.tolist(), sums, examples, predictions)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether a call can begin without compilation."""
+        return self._program.compiled
+
+    @property
+    def examples(self) -> int:
+        """How many examples are evaluated; one counts once for every member that it belongs to."""
+        return int((self._plan.examples >= 0).sum())
 
     @property
     def compile_seconds(self) -> float:

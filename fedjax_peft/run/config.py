@@ -38,6 +38,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.run import loop, optimizers
 from fedjax_peft.run.cost import TimeModel
+from fedjax_peft.run.progress import Phase
 
 __all__ = [
     "NAMESPACES",
@@ -75,7 +76,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "time": TimeModel.preset,
 }
 # Plain arguments of simulate that belong to the command line.
-_NOT_CONFIG = ("out", "resume")
+_NOT_CONFIG = ("out", "resume", "progress")
 
 
 class _Extra(NamedTuple):
@@ -260,8 +261,9 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_phase: Callable[[Phase], None] | None = None,
 ) -> loop.Run:
-    """Runs a resolved config."""
+    """Runs a resolved config; the other arguments are those of ``simulate``."""
     data, clients = federation(config)
     train, test = data["train"], data["test"]
     config = _explicit(config, train)
@@ -284,6 +286,8 @@ def run(
         resume=resume,
         config=config,
         on_round=on_round,
+        on_phase=on_phase,
+        progress=False,
         **options,
     )
 

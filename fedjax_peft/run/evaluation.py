@@ -12,6 +12,7 @@ from fedjax_peft.engine.program import Evaluator, Measured, Setup
 from fedjax_peft.engine.sharding import replicate
 from fedjax_peft.random import host_rng
 from fedjax_peft.run.history import Row, finite_or_none
+from fedjax_peft.run.progress import Phases
 from fedjax_peft.typing import PyTree, Task
 
 __all__ = ["Evaluation", "evaluate", "evaluations"]
@@ -94,15 +95,24 @@ _LOWER = ("loss", "perplexity", "lost_entities")
 
 
 def evaluate(
-    evaluations: Mapping[str, Evaluation], server: PyTree, store: PyTree, *, each: bool
+    evaluations: Mapping[str, Evaluation],
+    server: PyTree,
+    store: PyTree,
+    *,
+    each: bool,
+    phases: Phases | None = None,
 ) -> Row:
     """Returns the metrics of the test sets (joint) and of the clients' own (spread).
 
-    With ``each`` also those of every client.
+    With ``each`` also those of every client. ``phases`` is told how far the evaluation is.
     """
     row: Row = {}
     for name, (evaluator, task, data, personal) in evaluations.items():
         row["headline"] = task.headline
+        if phases is not None:
+            if not evaluator.compiled:
+                phases.send("compiling", program=name)
+            phases.send("evaluating", done=0, total=evaluator.examples, evaluation=name)
         measured = evaluator(server, store)
         if not personal:  # the members are parts of one
             measured = _joined(measured)

@@ -35,7 +35,8 @@ from fedjax_peft.run.checks import (
 from fedjax_peft.run.cost import Costs, Ledger, TimeModel
 from fedjax_peft.run.evaluation import evaluate, evaluations
 from fedjax_peft.run.history import Row, finite_or_none, headline
-from fedjax_peft.run.record import Record
+from fedjax_peft.run.progress import Phase, Phases
+from fedjax_peft.run.record import Record, device_name
 from fedjax_peft.typing import Algorithm, Params, PyTree, Task
 
 __all__ = ["Run", "simulate"]
@@ -152,6 +153,8 @@ def simulate(
     resume: bool = False,
     config: Mapping[str, Any] | None = None,
     on_round: Callable[[Row], None] | None = None,
+    on_phase: Callable[[Phase], None] | None = None,
+    progress: bool | Literal["auto"] = "auto",
 ) -> Run:
     """Runs a federated algorithm and returns what it learned.
 
@@ -199,6 +202,10 @@ def simulate(
       resume: continue the run in ``out`` from its last checkpoint, if it has one.
       config: recorded as the run's ``config.toml``.
       on_round: called with every row of metrics as it is made (row 0 is before training).
+      on_phase: called with a ``Phase`` (``fedjax_peft.run.progress``) at the beginning of whatever
+        takes time: compiling, training a round, evaluating a part of the examples, saving.
+      progress: show these phases on stderr: ``"auto"`` in a terminal or notebook only, True
+        everywhere, False nowhere.
 
     Raises:
       InputError: settings that contradict each other or the data, an ``out`` that holds a run (and
@@ -298,16 +305,32 @@ def simulate(
         "seed": seed,
     }
     each = "clients" in diagnostics
-    with Record.open(out, resume, about, on_round) as record:
+    with (
+        Phases(rounds, on_phase, progress) as phases,
+        Record.open(out, resume, about, phases.apart(on_round)) as record,
+    ):
         saved = None
         if record.checkpoints:
             last = record.rows[-1]["round"] if record.rows else -1
             saved = record.checkpoints.restore((server, store), last)
         record.rewind(saved[0] if saved else None)
+        phases.send(
+            "starting",
+            saved[0] if saved else 0,
+            algorithm=algorithm.name,
+            clients=len(clients),
+            clients_per_round=per_round,
+            parameters=model.counts(),
+            train_examples=int(clients.sizes.sum()),
+            test_examples=0 if test is None else len(test),
+            device=device_name(),
+            out=record.out,
+            resumed_from=saved[0] if saved else None,
+        )
         if saved is None:
             done = 0
             began = time.perf_counter()
-            row = {"round": 0, **evaluate(tested, server, store, each=each)}
+            row = {"round": 0, **evaluate(tested, server, store, each=each, phases=phases)}
             row |= {"bytes_up": 0, "bytes_down": 0, "simulated_seconds": 0.0}
             row["parameters"] = model.counts()
             row["roles"] = {
@@ -342,6 +365,9 @@ def simulate(
         ahead = prepare(min(done + 1, rounds))
         for number in range(done + 1, rounds + 1):
             plan, late = ahead
+            if plan.useful and not run_round.compiled:
+                phases.send("compiling", number, program="round")
+            phases.send("training", number)
             began, compiled = time.perf_counter(), run_round.compile_seconds
             result = run_round(server, store, plan, number) if plan.useful else None
             if deadline is None:
@@ -371,13 +397,16 @@ def simulate(
                 ahead = prepare(min(number + 1, rounds))
             if number % eval_every == 0 or number == rounds:
                 began = time.perf_counter()
-                row |= evaluate(tested, server, store, each=each)
+                row |= evaluate(tested, server, store, each=each, phases=phases)
                 spent["eval_s"] = time.perf_counter() - began
+            phases.took(spent["train_s"] + spent.get("eval_s", 0.0))
             record.add({**row, "time": spent})
             if record.checkpoints and (number % checkpoint_every == 0 or number == rounds):
+                phases.send("saving")
                 record.save_params(_learned(model, algorithm, server), model.labels)
                 # After its row: a resumed run makes the rows after its checkpoint again.
                 record.checkpoints.save(number, (server, store))
+        phases.send("finished", max(done, rounds), stopped=None)
     params = _global(model, algorithm, server)
     return Run(model, algorithm, params, store, server, record.rows, record.out, client_ranks)
 

@@ -1,0 +1,88 @@
+"""Signs of life: the phases that a run sends, and how they are shown in Python."""
+
+import io
+import sys
+
+import optax
+import pytest
+import toy
+
+from fedjax_peft.algorithms import fedavg
+from fedjax_peft.run.loop import simulate
+from fedjax_peft.run.progress import Phase, describe, phase_display
+
+ROUNDS = 4
+
+
+class Terminal(io.StringIO):
+    """A stderr that is a terminal."""
+
+    def isatty(self):
+        """Returns True."""
+        return True
+
+
+def run(**options):
+    return simulate(
+        toy.model(),
+        fedavg(optax.sgd(0.1)),
+        toy.clients([7, 4, 12, 1]),
+        test=toy.dataset(20, seed=3),
+        rounds=ROUNDS,
+        eval_every=2,
+        **options,
+    )
+
+
+def test_a_run_sends_every_phase_before_it_begins(tmp_path):
+    seen = []
+    run(on_phase=seen.append, on_round=lambda row: seen.append(row["round"]), out=tmp_path / "run")
+    order = [p if isinstance(p, int) else p.name for p in seen]
+    assert order[:5] == ["starting", "compiling", "evaluating", 0, "compiling"]
+    assert order[5:8] == ["training", 1, "training"]
+    assert order[-2:] == ["saving", "finished"]
+    phases = [p for p in seen if isinstance(p, Phase)]
+    start = phases[0].details
+    assert (start["clients"], start["clients_per_round"], start["train_examples"]) == (4, 4, 24)
+    assert (start["parameters"], start["out"]) == (toy.model().counts(), tmp_path / "run")
+    assert [p.details["program"] for p in phases if p.name == "compiling"] == ["test", "round"]
+    evaluating = [p for p in phases if p.name == "evaluating"]
+    assert {p.round_index for p in evaluating} == {0, 2, 4}
+    assert {(p.total, p.details["evaluation"]) for p in evaluating} == {(20, "test")}
+    training = [p for p in phases if p.name == "training"]
+    assert [p.round_index for p in training] == [1, 2, 3, 4]
+    assert training[0].seconds_left is None
+    assert all(p.seconds_left > 0 for p in training[1:])
+    assert phases[-1].seconds_left == 0
+
+
+def test_progress_is_silent_where_nobody_looks(monkeypatch, capsys):
+    run()
+    assert capsys.readouterr().err == ""
+    for stream, show, shown in (
+        (io.StringIO(), "auto", False),
+        (io.StringIO(), True, True),
+        (Terminal(), "auto", True),
+        (Terminal(), False, False),
+    ):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert (phase_display(show) is not None) == shown
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_progress_names_the_phases(stream, monkeypatch):
+    screen = stream()
+    monkeypatch.setattr(sys, "stderr", screen)
+    run(progress=True)
+    text = screen.getvalue()
+    for expected in ("compiling (test)", "compiling (round)", "finished"):
+        assert expected in text
+    assert ("\r" in text) == (stream is Terminal)
+
+
+def test_phases_read_as_words():
+    phase = Phase("evaluating", 2, 5, done=8, total=20, details={"evaluation": "test"})
+    assert describe(phase) == "evaluating test 8 of 20"
+    assert describe(Phase("training", 2, 5)) == "training round 2 of 5"
+    stopped = Phase("finished", 2, 5, details={"stopped": "the target is reached"})
+    assert describe(stopped) == "stopped: the target is reached"
