@@ -15,7 +15,7 @@ IGNORE = -100
 """The label of a token that has none, as in ``transformers``."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Examples as columns. Made by :func:`fedjax_peft.data.load_dataset` or by hand.
 
@@ -70,6 +70,13 @@ class Dataset:
         """Returns the number of examples."""
         return len(next(iter(self.columns.values())))
 
+    def __repr__(self) -> str:
+        """Returns the sizes in one line."""
+        shapes = (f"{name} {list(array.shape[1:]) or ''}" for name, array in self.columns.items())
+        classes = f", {len(self.label_names)} classes" if self.label_names else ""
+        columns = ", ".join(shape.strip() for shape in shapes)
+        return f"Dataset({self.name!r}: {len(self)} examples{classes}; {columns})"
+
     @property
     def labels(self) -> np.ndarray:
         """The column ``labels``."""
@@ -90,7 +97,7 @@ DataT = TypeVar("DataT", Dataset, np.ndarray)
 """What can be partitioned: a data set, or a bare array of integer labels ``[examples]``."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Clients(Generic[DataT]):
     """A federated data set: all examples once, and who owns which. Made by a partition function.
 
@@ -125,6 +132,13 @@ class Clients(Generic[DataT]):
     def __len__(self) -> int:
         """Returns the number of clients."""
         return len(self.indices)
+
+    def __repr__(self) -> str:
+        """Returns the sizes in one line."""
+        sizes = self.sizes
+        spread = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes[0]}"
+        name = f" of {self.data.name!r}" if isinstance(self.data, Dataset) else ""
+        return f"Clients({len(self)} with {spread} examples each, {sizes.sum()} in all{name})"
 
     @property
     def sizes(self) -> np.ndarray:

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedjax_peft import assets
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.hub import printed_once
 from fedjax_peft.models import bert, deberta, distilbert, gpt2, heads, roberta, scratch, vit
 from fedjax_peft.models.base import Model, bind
 from fedjax_peft.models.family import Family, Kind
@@ -359,7 +360,8 @@ def _download(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_FILES))
+        with printed_once():
+            return Path(snapshot_download(hub_id, allow_patterns=_FILES))
     except Exception as error:  # many kinds: offline, unknown id, gated
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(

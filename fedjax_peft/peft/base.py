@@ -193,9 +193,14 @@ def find(
     if isinstance(targets, str):
         found = {path: m for path, m in candidates.items() if re.fullmatch(targets, path)}
         if not found:
+            # A name that a list would find is more likely meant than a pattern of full paths.
+            names = _suffixes(candidates)
+            advice = nearest(targets, names)
+            if targets in names:
+                advice = f'For the submodules of that name write targets = ["{targets}"].'
             raise InputError(
-                f"The target pattern {targets!r} matches no submodule that can be adapted."
-                f" {nearest(targets, candidates)}"
+                f"The target {targets!r} is a text, so it is a pattern for whole paths, and it"
+                f" matches no submodule that can be adapted. {advice}"
             )
         return found
     for target in targets:

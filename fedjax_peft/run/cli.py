@@ -1,6 +1,7 @@
 """The command line: ``fedjax-peft``."""
 
 import argparse
+import difflib
 import json
 import math
 import os
@@ -55,12 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options, rest = parser.parse_known_args(words)
     # argparse takes key=value only in one place of the line; we take it anywhere.
     if any(word.startswith("-") or "=" not in word for word in rest) or (
         rest and not hasattr(options, "overrides")
     ):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        advice = _advice(rest, words, options)
+        options.parser.error(f"unrecognized arguments: {' '.join(rest)}{advice}")
     if rest:
         options.overrides += rest
     options.command(options)
@@ -74,6 +77,21 @@ class _ArgumentParser(argparse.ArgumentParser):
         super().error(display.paragraph(message))
 
 
+def _advice(rest: Sequence[str], words: Sequence[str], options: argparse.Namespace) -> str:
+    """Returns how an unknown option is written: another option, or a config key without dashes."""
+    option, equals, value = next((w for w in rest if w.startswith("--")), "").partition("=")
+    known = [name for name in options.parser._option_string_actions if name.startswith("--")]
+    if not option:
+        return ""
+    close = difflib.get_close_matches(option[2:], [name[2:] for name in known], cutoff=0.7)
+    if close or not hasattr(options, "overrides"):
+        return f". {nearest(option, known)}"
+    if not equals:
+        after = words[words.index(option) + 1 :]
+        value = after[0] if after and not after[0].startswith("-") else "VALUE"
+    return f". A config key is written without dashes: {option[2:].replace('-', '_')}={value}"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _ArgumentParser(
         prog="fedjax-peft",
@@ -85,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     def command(function: Callable[[argparse.Namespace], None], text: str) -> Any:
         name = function.__name__.strip("_")
         added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(command=function)
+        added.set_defaults(command=function, parser=added)
         return added
 
     run = command(_run, "run a config file")

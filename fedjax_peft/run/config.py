@@ -16,8 +16,12 @@ what it means in Python.
     [optimizer]                      # name = adamw, adam or sgd
     [time]                           # TimeModel.preset(preset=..., ...)
     [methods.NAME]                   # optional: a run for each, these keys over all the others
+
+A table may be given by its name alone: ``algorithm = "fedprox"`` is ``[algorithm]`` with
+``name = "fedprox"``.
 """
 
+import contextlib
 import copy
 import inspect
 import tomllib
@@ -29,6 +33,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pydantic
+import tomli_w
 
 from fedjax_peft import aggregators, algorithms, peft
 from fedjax_peft.data import Clients, Dataset, partition, sources
@@ -68,6 +73,8 @@ NAMESPACES: dict[str, types.ModuleType] = {
 """Tables whose ``name`` is a public function of a module."""
 
 _DEFAULT_NAMES = {"algorithm": "fedavg", "optimizer": "adamw", "peft": "lora"}
+_NAMED = {"model": "name", "data": "name", "time": "preset"} | dict.fromkeys(NAMESPACES, "name")
+"""Table -> the key that a string in place of the table gives."""
 _OPTIONAL = ("aggregator",)
 """Tables without which the function that wants them takes its own default."""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -161,8 +168,10 @@ def override(raw: Config, text: str) -> Config:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
-    result = copy.deepcopy(raw)
+    result = _expanded(copy.deepcopy(raw))
     *tables, last = key.strip().split(".")
+    if not tables and last in _NAMED and isinstance(parsed, str):
+        return _over(result, {last: parsed})
     node = result
     for table in tables:
         node = node.setdefault(table, {})
@@ -198,6 +207,14 @@ def _split(raw: Config) -> dict[str, Config]:
     return {name: _over(base, {"name": name, **table}) for name, table in tables.items()}
 
 
+def _expanded(raw: Config) -> Config:
+    """Returns the config with a table for each string that gives only a table's name."""
+    return {
+        key: {_NAMED[key]: value} if key in _NAMED and isinstance(value, str) else value
+        for key, value in raw.items()
+    }
+
+
 def systems() -> dict[str, Config]:
     """Returns the settings of every published system by name; ``about`` is a line about it."""
     return load(Path(__file__).with_name("systems.toml"))
@@ -205,6 +222,7 @@ def systems() -> dict[str, Config]:
 
 def _with_system(raw: Config) -> Config:
     """Returns the config over the settings of the system that it names."""
+    raw = _expanded(raw)
     name = raw.get("system")
     if name is None:
         return copy.deepcopy(raw)
@@ -227,7 +245,7 @@ def resolve(raw: Config) -> Config:
     for table in tables:
         given = raw.get(table, {})
         if not isinstance(given, dict):
-            raise InputError(f"[{table}] must be a table, not {given!r}.")
+            raise InputError(f"[{table}] must be a table or a name, not {given!r}.")
         if table in _FUNCTIONS:
             beside = _fields(_BESIDE[table]) if table in _BESIDE else {}
             fields = _fields(_FUNCTIONS[table]) | beside
@@ -447,11 +465,14 @@ def _checked(
     try:
         return schema(**{k: v for k, v in given.items() if k in fields}).model_dump()
     except pydantic.ValidationError as error:
-        raise InputError(_explain(where, error)) from None
+        raise InputError(_explain(table, fields, error)) from None
 
 
-def _explain(where: str, error: pydantic.ValidationError) -> str:
-    """Returns one sentence for each wrong field."""
+def _explain(
+    table: str, fields: Mapping[str, tuple[Any, Any]], error: pydantic.ValidationError
+) -> str:
+    """Returns one sentence for each wrong field, and the right spelling where it can be guessed."""
+    where = f"[{table}] " if table else ""
     wrong: dict[str, tuple[Any, list[str]]] = {}
     for item in error.errors():
         _, reasons = wrong.setdefault(str(item["loc"][0]), (item.get("input"), []))
@@ -464,7 +485,34 @@ def _explain(where: str, error: pydantic.ValidationError) -> str:
             sentences.append(
                 f"The config key {where}{key!r} cannot be {value!r}: {', or '.join(reasons)}."
             )
+            if (meant := _meant(fields[key][0], value)) is not None:
+                literal = tomli_w.dumps({"x": meant})[4:].strip()
+                literal = " ".join(literal.split()).replace("[ ", "[").replace(", ]", "]")
+                shown = f"{table}.{key}" if table else key
+                sentences.append(
+                    f"Write {key} = {literal}, or on the command line '{shown}={literal}'."
+                )
     return " ".join(sentences)
+
+
+def _meant(kind: Any, value: Any) -> Any:
+    """Returns the value of the right type that a wrong one looks like, None if there is none.
+
+    A list where one element is given (``diagnostics=clients``), and a number or a truth value that
+    is not written as in TOML (``.5``, ``True``).
+    """
+    guesses: list[Any] = [[value]]
+    if isinstance(value, str):
+        guesses += [{"true": True, "false": False}.get(value.lower())]
+        for number in (int, float):
+            with contextlib.suppress(ValueError):
+                guesses.append(number(value))
+    check = pydantic.TypeAdapter(kind, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+    for guess in guesses:
+        with contextlib.suppress(pydantic.ValidationError):
+            if guess is not None:
+                return check.validate_python(guess, strict=True)
+    return None
 
 
 def _over(base: Config, over: Config) -> Config:
@@ -472,7 +520,7 @@ def _over(base: Config, over: Config) -> Config:
 
     A table that names another function replaces the whole one: options belong to a function.
     """
-    base = dict(base)
+    base, over = _expanded(base), _expanded(over)
     for table in NAMESPACES:
         old, new = base.get(table), over.get(table)
         if isinstance(old, dict) and isinstance(new, dict):

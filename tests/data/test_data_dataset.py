@@ -106,3 +106,13 @@ def test_holdout_keeps_units_and_names():
 def test_clients_need_a_name_each(data, names):
     with pytest.raises(InputError, match="2 clients need as many names, all different"):
         Clients(data, rows([0], [1]), names)
+
+
+def test_reprs_are_one_short_line(data):
+    """Sizes, no arrays: a notebook prints what a cell ends with."""
+    clients = Clients(data, rows([0, 1], [2, 3], [4, 5]))
+    for shown in (repr(data), repr(clients)):
+        assert "\n" not in shown
+        assert len(shown) < 120
+        assert str(len(data)) in shown
+    assert "3 with" in repr(clients)

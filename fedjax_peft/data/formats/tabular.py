@@ -16,6 +16,7 @@ from fedjax_peft.assets import cache_dir
 from fedjax_peft.data.formats.files import read_bytes, refuse_twins, stem
 from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
+from fedjax_peft.hub import printed_once
 
 __all__ = ["cause", "find_splits", "from_datasets", "kind", "load", "read_file"]
 
@@ -126,7 +127,8 @@ def load(*args: Any, **options: Any) -> Any:
     """Returns ``datasets.load_dataset(...)``, which keeps its files in our cache."""
     import datasets
 
-    return datasets.load_dataset(*args, cache_dir=str(cache_dir() / "datasets"), **options)
+    with printed_once():
+        return datasets.load_dataset(*args, cache_dir=str(cache_dir() / "datasets"), **options)
 
 
 def from_datasets(rows: Any, origin: str) -> Table:

@@ -1,0 +1,8 @@
+"""``python -m fedjax_peft``: the command line."""
+
+import sys
+
+from fedjax_peft.run.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
