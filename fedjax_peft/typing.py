@@ -68,7 +68,9 @@ class Task(NamedTuple):
     """(means of the metrics, predictions ``[examples, ...]`` in numpy, the evaluated
     :class:`fedjax_peft.data.Dataset`) -> further metrics."""
     headline: str = "accuracy"
-    """The metric that tables and curves show; higher is better."""
+    """The metric that tables and curves show."""
+    lower_is_better: tuple[str, ...] = ("loss",)
+    """The metrics of which less is better; of every other metric more is better."""
 
 
 class Problem(NamedTuple):
@@ -254,3 +256,6 @@ class Algorithm(NamedTuple):
     because they do not combine to a leaf of the same size (stacking). Traffic is counted by it."""
     check: Callable[[Mapping[str, str], int], None] = _anything
     """(kinds, clients) -> None; raises InputError for a model or federation that does not fit."""
+    lower_is_better: tuple[str, ...] = ()
+    """The metrics that this algorithm adds to the task's and of which less is better. A task's
+    metric that is measured a second time, such as ``loss_global``, has the task's direction."""

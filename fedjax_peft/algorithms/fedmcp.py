@@ -192,7 +192,8 @@ def fedmcp(
 
     rules, aggregator = dual_roles(head), aggregator or mean()
     algorithm = Algorithm("fedmcp", rules, client, aggregator, replace(), check=check)
-    return algorithm._replace(weights=weights)
+    apart = f"{similarity}_global_private"
+    return algorithm._replace(weights=weights, lower_is_better=(apart,))
 
 
 def _passes(

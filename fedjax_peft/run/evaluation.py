@@ -1,7 +1,7 @@
 """What a run is evaluated on, and the figures that come of it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from fedjax_peft.run.history import Row, finite_or_none
 from fedjax_peft.run.progress import Phases
 from fedjax_peft.typing import PyTree, Task
 
-__all__ = ["Evaluation", "evaluate", "evaluations"]
+__all__ = ["Evaluation", "evaluate", "evaluations", "is_lower_better", "worst"]
 
 
 class Evaluation(NamedTuple):
@@ -90,8 +90,20 @@ def evaluations(
     return found
 
 
-_LOWER = ("loss", "perplexity", "lost_entities")
-"""Metrics of which less is better."""
+def is_lower_better(metric: str, declared: Collection[str]) -> bool:
+    """Returns whether less of a metric is better.
+
+    Args:
+      metric: its name. A metric that is measured a second time has a suffix, such as
+        ``loss_global``, and the direction of the first.
+      declared: ``lower_is_better`` of the task, and of the algorithm where it adds metrics.
+    """
+    return any(metric == name or metric.startswith(f"{name}_") for name in declared)
+
+
+def worst(values: np.ndarray, metric: str, declared: Collection[str]) -> float:
+    """Returns the worst value of a metric; see :func:`is_lower_better` for the arguments."""
+    return float(values.max() if is_lower_better(metric, declared) else values.min())
 
 
 def evaluate(
@@ -100,15 +112,26 @@ def evaluate(
     store: PyTree,
     *,
     each: bool,
+    seen: Collection[int] = (),
     phases: Phases | None = None,
 ) -> Row:
-    """Returns the metrics of the test sets (joint) and of the clients' own (spread).
+    """Returns the metrics of the test sets and of the clients' own tests.
 
-    With ``each`` also those of every client. ``phases`` is told how far the evaluation is.
+    The fields are described in :mod:`fedjax_peft.run.history`.
+
+    Args:
+      evaluations: from :func:`evaluations`.
+      server: the server's state.
+      store: what the clients keep, ``[clients, ...]``.
+      each: also return the metrics of every client, as ``client_tests``.
+      seen: the clients that have trained so far; the others still have their initial models.
+      phases: is told how far the evaluation is.
     """
     row: Row = {}
     for name, (evaluator, task, data, personal) in evaluations.items():
         row["headline"] = task.headline
+        lower = is_lower_better(task.headline, task.lower_is_better)
+        row["headline_better"] = "lower" if lower else "higher"
         if phases is not None:
             if not evaluator.compiled:
                 phases.send("compiling", program=name)
@@ -120,22 +143,57 @@ def evaluate(
             m for m in range(len(measured.examples)) if any(n[m] for _, n in measured.sums.values())
         ]
         figures = [_figures(measured, member, task, data) for member in members]
+        sizes = np.array([_units(data, measured.examples[m]) for m in members], np.float64)
+        clients = [measured.clients[m] for m in members]
+        groups = _groups(clients, seen) if personal else {"": np.ones(len(members), bool)}
+        if personal:
+            row |= {f"{name}_count{suffix}": int(own.sum()) for suffix, own in groups.items()}
+        # Several models see the same test set, but every client has a test of its own.
+        row[f"{name}_examples"] = int(sizes.sum() if name == "client" else sizes.max(initial=0))
         for metric in figures[0] if figures else ():
             values = np.array([one[metric] for one in figures], np.float64)
-            if name != "client":
+            for suffix, own in groups.items():
+                if not own.any():
+                    continue
+                if name == "client":
+                    row |= {
+                        f"client_{metric}_{kind}{suffix}": finite_or_none(x)
+                        for kind, x in _spread(values[own], sizes[own], metric, task).items()
+                    }
+                    continue
                 pair = measured.sums.get(metric)  # a mean over examples is one over all of them
-                joint = values.mean() if pair is None else pair[0].sum() / pair[1].sum()
-                row[f"{name}_{metric}"] = finite_or_none(joint)
-                continue
-            worst = values.max() if metric in _LOWER else values.min()
-            spread = {"mean": values.mean(), "std": values.std(), "worst": worst}
-            row |= {f"client_{metric}_{kind}": finite_or_none(x) for kind, x in spread.items()}
+                total, count = (x[members][own].sum() for x in pair) if pair else (0.0, 0.0)
+                joint = total / count if pair else values[own].mean()
+                row[f"{name}_{metric}{suffix}"] = finite_or_none(joint)
         if name == "client" and each:
             names = figures[0] if figures else ()
-            row["client_tests"] = {"client": [measured.clients[m] for m in members]} | {
+            row["client_tests"] = {"client": clients} | {
                 metric: [finite_or_none(one[metric]) for one in figures] for metric in names
             }
     return row
+
+
+def _groups(clients: Sequence[int], seen: Collection[int]) -> dict[str, np.ndarray]:
+    """Returns which clients are in each group, bool ``[clients]``, by the suffix of its fields."""
+    trained = np.isin(clients, list(seen))
+    return {"": np.ones(len(clients), bool), "_seen": trained, "_unseen": ~trained}
+
+
+def _spread(
+    values: np.ndarray, sizes: np.ndarray, metric: str, task: Task
+) -> dict[str, float | np.floating]:
+    """Returns the figures of one metric over clients, whose tests have ``sizes`` examples."""
+    return {
+        "mean": values.mean(),
+        "weighted": np.average(values, weights=sizes),
+        "std": values.std(),
+        "worst": worst(values, metric, task.lower_is_better),
+    }
+
+
+def _units(data: Dataset, rows: np.ndarray) -> int:
+    """Returns how many examples there are; windows of one question or text count once."""
+    return len(np.unique(data.meta["unit"][rows])) if "unit" in data.meta else len(rows)
 
 
 def _joined(measured: Measured) -> Measured:

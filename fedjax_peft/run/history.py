@@ -4,6 +4,20 @@ A row is a dict with an integer ``round`` (0 = before training); every other fie
 ``bytes_up``, ``bytes_down`` and ``simulated_seconds`` are per round and are accumulated here. Lists
 of client ids: ``clients`` (who sent an upload), of them ``dropped`` (not finite), beside them
 ``failed`` and ``late`` (not heard). ``unsent`` lists leaves that did not move.
+
+An evaluated round has ``headline`` (the metric that the task is judged by), ``headline_better``
+(``higher`` or ``lower``) and, for each metric such as ``accuracy``:
+
+* ``test_accuracy``: of the global model on the test set; where clients have models of their own,
+  the mean over ``test_count`` of these, and ``global_test_accuracy`` is of the shared model.
+  ``test_examples`` is the size of the test set (windows of one question count once).
+* ``client_accuracy_mean``, ``_weighted``, ``_std`` and ``_worst``: over the ``client_count``
+  clients with a test of their own, each with its model. The mean counts all clients the same, and
+  ``_weighted`` counts each by the size of its test; ``client_examples`` is their sum.
+* The same names with ``_seen`` or ``_unseen`` at the end, such as ``client_accuracy_mean_seen``
+  and ``client_count_unseen``: of the clients that have trained (an upload of theirs was aggregated
+  in this round or an earlier one), and of the others, whose private leaves still have their initial
+  values. A group without clients has only its count.
 """
 
 import json
@@ -20,9 +34,12 @@ __all__ = [
     "Row",
     "append_metrics",
     "finite_or_none",
+    "headline",
+    "headline_is_lower_better",
     "number",
     "read_metrics",
     "rounds_to",
+    "seen_clients",
     "series",
     "summary",
     "truncate_metrics",
@@ -164,6 +181,26 @@ def headline(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns the metric that a run's task is judged by, such as ``accuracy`` or ``f1``."""
     found = next((row["headline"] for row in rows if "headline" in row), None)
     return found if isinstance(found, str) else "accuracy"
+
+
+def headline_is_lower_better(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether less of the headline metric is better.
+
+    Rows of earlier versions do not tell; then it is decided by the metric's name.
+    """
+    told = next((row["headline_better"] for row in rows if "headline_better" in row), None)
+    if told is None:
+        return headline(rows) in ("loss", "perplexity", "lost_entities")
+    return told == "lower"
+
+
+def seen_clients(rows: Iterable[Mapping[str, Any]]) -> set[int]:
+    """Returns the clients of which at least one upload was aggregated."""
+    seen: set[int] = set()
+    for row in rows:
+        sent, dropped = (row.get(key) or () for key in ("clients", "dropped"))
+        seen |= set(sent) - set(dropped)
+    return seen
 
 
 def rounds_to(rows: Sequence[Mapping[str, Any]], target: float) -> int | None:

@@ -33,8 +33,8 @@ from fedjax_peft.run.checks import (
     clients_a_round,
 )
 from fedjax_peft.run.cost import Costs, Ledger, TimeModel
-from fedjax_peft.run.evaluation import evaluate, evaluations
-from fedjax_peft.run.history import Row, finite_or_none, headline
+from fedjax_peft.run.evaluation import evaluate, evaluations, worst
+from fedjax_peft.run.history import Row, finite_or_none, headline, seen_clients
 from fedjax_peft.run.progress import Phase, Phases
 from fedjax_peft.run.record import Record, device_name
 from fedjax_peft.typing import Algorithm, Params, PyTree, Task
@@ -305,6 +305,7 @@ def simulate(
         "seed": seed,
     }
     each = "clients" in diagnostics
+    lower = (*task.lower_is_better, *algorithm.lower_is_better, "update_norm")
     with (
         Phases(rounds, on_phase, progress) as phases,
         Record.open(out, resume, about, phases.apart(on_round)) as record,
@@ -378,7 +379,7 @@ def simulate(
                 row = {"round": number, "clients": [], "dropped": [], "steps": 0}
                 row["lanes"] = lanes
             else:
-                row = _row(number, plan, result, each=each)
+                row = _row(number, plan, result, each=each, lower=lower)
                 share = schedule.padding_share(plan)
                 row |= {} if share is None else {"padding_share": share}
                 server, store = result.server, result.private
@@ -397,7 +398,8 @@ def simulate(
                 ahead = prepare(min(number + 1, rounds))
             if number % eval_every == 0 or number == rounds:
                 began = time.perf_counter()
-                row |= evaluate(tested, server, store, each=each, phases=phases)
+                seen = seen_clients([*record.rows, row])
+                row |= evaluate(tested, server, store, each=each, seen=seen, phases=phases)
                 spent["eval_s"] = time.perf_counter() - began
             phases.took(spent["train_s"] + spent.get("eval_s", 0.0))
             record.add({**row, "time": spent})
@@ -422,8 +424,11 @@ def _learned(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
     return {**_global(model, algorithm, server), **frozen}
 
 
-def _row(number: int, plan: Plan, result: RoundResult, *, each: bool) -> Row:
-    """Returns the metrics of a round, with ``each`` those of every client; waits for the device."""
+def _row(number: int, plan: Plan, result: RoundResult, *, each: bool, lower: Sequence[str]) -> Row:
+    """Returns the metrics of a round, with ``each`` those of every client; waits for the device.
+
+    ``lower`` names the metrics of which less is better.
+    """
     sums, finite, norms, aggregation = jax.device_get(
         (result.sums, result.finite, result.norms, result.aggregation)
     )
@@ -449,9 +454,8 @@ def _row(number: int, plan: Plan, result: RoundResult, *, each: bool) -> Row:
         for name, values in per_client.items():
             heard = values[finite[took_part]]
             if len(heard):
-                worst = heard.min() if name == "accuracy" else heard.max()
                 row[f"train_{name}_std"] = finite_or_none(heard.std())
-                row[f"train_{name}_worst"] = finite_or_none(worst)
+                row[f"train_{name}_worst"] = finite_or_none(worst(heard, name, lower))
     layers: dict[str, dict[str, float | None]] = {}
     for name, value in aggregation.items():
         kind, _, path = name.partition("/")

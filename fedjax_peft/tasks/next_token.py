@@ -18,7 +18,7 @@ def next_token() -> Task:
     Every real token but a block's first is predicted from the true ones before it, the end of the
     text too. Loss and accuracy are means over them; the score is ``perplexity``.
     """
-    return Task(_loss, _metrics, score=_score)
+    return Task(_loss, _metrics, score=_score, lower_is_better=("loss", "perplexity"))
 
 
 def _targets(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:

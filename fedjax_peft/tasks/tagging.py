@@ -22,7 +22,8 @@ def tagging() -> Task:
     than the tag before it begins an entity. They are of the words that were not cut off;
     ``lost_entities`` is the share of the gold entities that were.
     """
-    return Task(_loss, _metrics, _predict, _score, headline="f1")
+    lower = ("loss", "lost_entities")
+    return Task(_loss, _metrics, _predict, _score, headline="f1", lower_is_better=lower)
 
 
 def _counted(batch: Batch) -> jax.Array:

@@ -135,7 +135,8 @@ def test_lanes_do_not_change_the_metrics(lanes):
         for row in (a, b):  # what lanes do change
             row.pop("slot_utilisation", None), row.pop("padding_share", None)
         assert a.keys() == b.keys()
-        assert a.pop("headline", None) == b.pop("headline", None)
+        for name in ("headline", "headline_better"):
+            assert a.pop(name, None) == b.pop(name, None)
         for name, value in a.items():
             if name == "layers":
                 value, b[name] = value["aggregation_error"], b[name]["aggregation_error"]
@@ -190,6 +191,11 @@ def test_test_metrics_are_those_of_the_global_model():
     assert last["client_accuracy_std"] == pytest.approx(np.std(values), abs=1e-6)
     assert last["client_accuracy_worst"] == pytest.approx(min(values), abs=1e-6)
     assert last["client_loss_worst"] >= last["client_loss_mean"] > 0
+    sizes = HELD_OUT.sizes[HELD_OUT.sizes > 0]
+    weighted = np.average(values, weights=sizes)
+    assert last["client_accuracy_weighted"] == pytest.approx(weighted, abs=1e-6)
+    assert (last["client_count"], last["client_examples"]) == (len(values), sizes.sum())
+    assert last["test_examples"] == len(TEST)
 
 
 @pytest.mark.parametrize("name", ["private", "local"])
