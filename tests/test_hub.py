@@ -4,6 +4,7 @@ import logging
 import sys
 
 import pytest
+from huggingface_hub.utils import logging as hub_logging
 
 from fedjax_peft import errors
 from fedjax_peft.models import hf
@@ -11,8 +12,8 @@ from fedjax_peft.models import hf
 
 def test_a_warning_of_the_hub_is_printed_once(monkeypatch, capsys):
     """Although absl has given the root logger a handler beside the hub's own."""
-    own, root = logging.StreamHandler(), logging.StreamHandler()
-    logger = logging.getLogger("huggingface_hub")
+    own, root = logging.StreamHandler(sys.stderr), logging.StreamHandler(sys.stderr)
+    logger = hub_logging.get_logger()  # which gives it a handler
     monkeypatch.setattr(logger, "handlers", [own])
     monkeypatch.setattr(logging.getLogger(), "handlers", [root])
 
@@ -21,8 +22,6 @@ def test_a_warning_of_the_hub_is_printed_once(monkeypatch, capsys):
         raise OSError("offline")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    for handler in (own, root):
-        handler.setStream(sys.stderr)
     with pytest.raises(errors.InputError, match="offline"):
         hf.load_tokenizer("someone/model")
     assert capsys.readouterr().err.count("you are not signed in") == 1
