@@ -5,6 +5,7 @@ each is its head: everything is trained, nothing is frozen.
 """
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -132,30 +133,38 @@ class Lstm(NextWord):
     cell = LstmCell
 
 
-CHANNELS = (32, 64, 128)
-
-
 @dataclasses.dataclass(frozen=True)
 class CnnConfig:
     """The fields of ``config.json`` that shape the CNN."""
 
     image_size: int = 32
     num_channels: int = 3
+    """Channels of the image: 1 or 3."""
+    channels: list | tuple = dataclasses.field(default=(32, 64, 128), hash=False)
+    """Output channels of each convolution. FedAdapters (Mathematics 2023, 11, 4479) does not give
+    those of its CNN; the default is our choice."""
     hidden_size: int = 1000
     initializer_range: float | None = None
     """Standard deviation of the initial values; None scales it to each layer's inputs."""
 
     def __post_init__(self) -> None:
-        if not self.pooled:
+        wrong = [n for n in self.channels if type(n) is not int or n < 1]
+        if wrong or not self.channels:
             raise InputError(
-                f"image_size = {self.image_size} is too small for {len(CHANNELS)} poolings that"
-                f" halve it: it must be at least {2 ** len(CHANNELS)}."
+                f"The model config has channels = {list(self.channels)}; it must be a list of"
+                " positive whole numbers, one for each convolution."
+            )
+        if not self.pooled:
+            count = len(self.channels)
+            raise InputError(
+                f"image_size = {self.image_size} is too small for {count} poolings that halve it:"
+                f" it must be at least {2**count}, or channels must be a shorter list."
             )
 
     @property
     def pooled(self) -> int:
         """The side of the image after all poolings."""
-        return self.image_size // 2 ** len(CHANNELS)
+        return self.image_size // 2 ** len(self.channels)
 
 
 class Convolution(nnx.Module):
@@ -199,9 +208,9 @@ class ConvolutionalClassifier(nnx.Module):
 
     def __init__(self, c: CnnConfig, head: Head, dtype: Any):
         self.image = (c.num_channels, c.image_size, c.image_size)
-        channels = zip((c.num_channels, *CHANNELS), CHANNELS, strict=False)
+        channels = itertools.pairwise((c.num_channels, *c.channels))
         self.convolutions = nnx.List([Convolution(*sizes, dtype) for sizes in channels])
-        self.dense = linear(CHANNELS[-1] * c.pooled**2, c.hidden_size, dtype)
+        self.dense = linear(c.channels[-1] * c.pooled**2, c.hidden_size, dtype)
         self.classifier = linear(c.hidden_size, head.classes, jnp.float32)
 
     def __call__(self, batch: Batch) -> Outputs:

@@ -62,14 +62,16 @@ class NextWord(nn.Module):
 
 
 class Images(nn.Module):
-    def __init__(self):
+    def __init__(self, channels=(32, 64, 128)):
         super().__init__()
-        channels = [2, 32, 64, 128]
+        self.layers, side = len(channels), 13 // 2 ** len(channels)
+        channels = [2, *channels]
         blocks = [
             nn.Sequential(nn.Conv2d(a, b, 5, padding="same"), nn.ReLU(), nn.MaxPool2d(2))
             for a, b in itertools.pairwise(channels)
         ]
-        self.features = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(128, 20), nn.ReLU())
+        flat = nn.Linear(channels[-1] * side**2, 20)
+        self.features = nn.Sequential(*blocks, nn.Flatten(), flat, nn.ReLU())
         self.classifier = nn.Linear(20, 3)
 
     def forward(self, pixels):
@@ -78,8 +80,8 @@ class Images(nn.Module):
 
     def leaves(self):
         found = {}
-        modules = {f"convolutions.{i}": self.features[i][0] for i in range(3)}
-        modules |= {"dense": self.features[4], "classifier": self.classifier}
+        modules = {f"convolutions.{i}": self.features[i][0] for i in range(self.layers)}
+        modules |= {"dense": self.features[self.layers + 1], "classifier": self.classifier}
         for name, module in modules.items():
             found |= {f"{name}.kernel": module.weight, f"{name}.bias": module.bias}
         return found
@@ -98,11 +100,13 @@ def batch_of(kind, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("kind", "layers"), [("rnn", 2), ("rnn", 1), ("lstm", 2), ("lstm", 3), ("cnn", None)]
+    ("kind", "layers"),
+    [("rnn", 2), ("rnn", 1), ("lstm", 2), ("lstm", 3), ("cnn", (32, 64, 128)), ("cnn", (3, 5))],
 )
 def test_outputs_and_gradients_are_those_of_torch(kind, layers):
-    reference = randomised(Images() if kind == "cnn" else NextWord(kind, layers))
-    config = CNN if kind == "cnn" else LSTM | {"model_type": kind, "num_layers": layers}
+    reference = randomised(Images(layers) if kind == "cnn" else NextWord(kind, layers))
+    config = CNN if layers == (32, 64, 128) else CNN | {"channels": layers}  # the default
+    config = config if kind == "cnn" else LSTM | {"model_type": kind, "num_layers": layers}
     model = random_model(config, head=HEADS[kind])
     params = {
         name: jnp.asarray(flax_order(name, p.detach().numpy()))
@@ -116,7 +120,7 @@ def test_outputs_and_gradients_are_those_of_torch(kind, layers):
     expected = (logits.detach().numpy(), hidden.detach().numpy())
     outputs = jax.jit(lambda p: model.apply({}, p, batch, None, False))(params)
     for got, x in zip((outputs.logits, outputs.hidden), expected, strict=True):
-        assert 0.2 < np.abs(x).max() < 5
+        assert 0.2 < np.abs(x).max() < 10
         np.testing.assert_allclose(got, x, **EXACT)
 
     weights = np.random.default_rng(1).normal(size=logits.shape).astype(np.float32)
@@ -261,6 +265,14 @@ def test_it_learns(kind):
     ("config", "head", "named"),
     [
         (CNN | {"image_size": 7}, classification(3), ["image_size = 7", "at least 8"]),
+        (CNN | {"channels": []}, classification(3), ["channels = []", "a list of positive"]),
+        (
+            CNN | {"channels": [8, 0]},
+            classification(3),
+            ["channels = [8, 0]", "a list of positive"],
+        ),
+        (CNN | {"channels": 8}, classification(3), ["channels = 8", "list"]),
+        (CNN | {"channels": [8] * 4}, classification(3), ["image_size = 13", "at least 16"]),
         (CNN | {"image_size": [8, 8]}, classification(3), ["image_size = [8, 8]", "int"]),
         (CNN, causal_lm(), ["no causal_lm head for cnn", "classification"]),
         (LSTM, classification(3), ["no classification head for lstm", "causal_lm"]),
