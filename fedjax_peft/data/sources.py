@@ -48,6 +48,7 @@ def load_dataset(
     split: Literal["6:2:2", "fedpetuning"] | None = None,
     doc_stride: int | None = None,
     clusters: int | None = None,
+    order: Literal["sorted", "first_seen"] | None = None,
 ) -> dict[str, Dataset]:
     """Returns the encoded splits ``train`` and ``test`` (and ``validation`` of ``glue_silo``).
 
@@ -78,6 +79,8 @@ def load_dataset(
         :func:`fedjax_peft.data.spans.encode_spans`.
       clusters: adds a key ``cluster`` to ``train``: the group of each text (of the question and its
         answer), by k-means with so many groups.
+      order: of the entity types in the key ``tag_set`` of tagged data, by default ``sorted``; see
+        :func:`fedjax_peft.data.tagging.tag_set`.
 
     Returns:
       Split name -> data set, in the order of the source. Its columns are those of its task's
@@ -98,7 +101,7 @@ def load_dataset(
         if value is not None and not isinstance(value, (int, np.integer)):
             raise InputError(f"{option} = {value!r} must be a whole number.")
     if entry.parts:
-        _refuse(name, doc_stride=doc_stride, clusters=clusters)
+        _refuse(name, doc_stride=doc_stride, clusters=clusters, order=order)
         return _silo(name, tokenizer, length, source, seed, sizes, split or "6:2:2")
     _refuse(name, split=split)
     entry, tables = load_tables(name, source=source, seed=seed)
@@ -108,9 +111,15 @@ def load_dataset(
             label_ids(table, names)
         for column in {"text", "text_pair"} & {*COLUMNS[entry.task]} & {*table.columns}:
             require(table, column, str, "a text")
-    options = {"stride": doc_stride} if entry.task == "question_answering" else {}
-    if not options:
+    options: dict[str, Any] = {}
+    if entry.task == "question_answering":
+        options["stride"] = doc_stride
+    else:
         _refuse(name, doc_stride=doc_stride)
+    if entry.task == "tagging":
+        options["order"] = order or "sorted"
+    else:
+        _refuse(name, order=order)
     result = {}
     for part, table in tables.items():
         table = _subset(table, sizes[part], part, seed)

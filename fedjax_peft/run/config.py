@@ -35,7 +35,7 @@ from typing import Any, Literal, NamedTuple
 import pydantic
 import tomli_w
 
-from fedjax_peft import aggregators, algorithms, peft
+from fedjax_peft import aggregators, algorithms, peft, tasks
 from fedjax_peft.data import Clients, Dataset, partition, sources
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models import heads, hf
@@ -100,6 +100,8 @@ class _Extra(NamedTuple):
     there by nature (``partition.natural``)."""
     global_test: bool = True
     """Evaluate on the whole test split."""
+    metric: Literal["squad", "fednlp_raw"] | None = None
+    """Question answering: whose F1 is the headline, see ``tasks.question_answering``."""
 
 
 _Leaf = int | float | str | bool
@@ -293,12 +295,15 @@ def run(
     if config["client_holdout"] is not None:
         clients, client_test = clients.holdout(config["client_holdout"], seed=config["seed"])
     options = {name: config[name] for name in _fields(loop.simulate)}
+    metric = config["metric"]
+    task = None if metric is None else tasks.for_data(train, metric)
     return loop.simulate(
         build_model(config, train.label_names),
         build_algorithm(config),
         clients,
         test=test if config["global_test"] else None,
         client_test=client_test,
+        task=task,
         time_model=TimeModel.preset(**config["time"]),
         out=out,
         resume=resume,

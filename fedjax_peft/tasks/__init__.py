@@ -1,5 +1,6 @@
 """What is learned: losses and metrics over outputs, labels and masks."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from fedjax_peft.typing import Task
 
 __all__ = ["classification", "for_data", "next_token", "question_answering", "tagging"]
 
-_TASKS: dict[str, Callable[[], Task]] = {
+_TASKS: dict[str, Callable[..., Task]] = {
     "classification": classification,
     "image_classification": classification,
     "tagging": tagging,
@@ -21,15 +22,28 @@ _TASKS: dict[str, Callable[[], Task]] = {
 }
 
 
-def for_data(data: Any) -> Task:
-    """Returns the task of a data set (:class:`fedjax_peft.data.Dataset`), with its defaults.
+def for_data(data: Any, metric: str | None = None) -> Task:
+    """Returns the task of a data set (:class:`fedjax_peft.data.Dataset`).
+
+    Args:
+      data: the data set.
+      metric: whose score is the headline, see :func:`question_answering`; None: the task's default.
 
     Raises:
-      InputError: the data set names an unknown task.
+      InputError: the data set names an unknown task, or its task has no choice of metrics.
     """
     if data.task not in _TASKS:
         raise InputError(
             f"The data set {data.name!r} is for the task {data.task!r}, which there is not."
             f" {nearest(data.task, _TASKS)}"
         )
-    return _TASKS[data.task]()
+    make = _TASKS[data.task]
+    if metric is None:
+        return make()
+    if "metric" not in inspect.signature(make).parameters:
+        chosen = sorted(n for n, f in _TASKS.items() if "metric" in inspect.signature(f).parameters)
+        raise InputError(
+            f"metric = {metric!r} means nothing for the data set {data.name!r}, whose task is"
+            f" {data.task}: only {', '.join(chosen)} has a choice of metrics."
+        )
+    return make(metric=metric)

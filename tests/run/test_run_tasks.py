@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_peft import embed, heads, load_model, load_tokenizer, tasks, testing
 from fedjax_peft.data import DATASETS, load_dataset
-from fedjax_peft.run import cli
+from fedjax_peft.run import cli, config
 from fedjax_peft.run.history import read_metrics
 from fedjax_peft.typing import Outputs
 
@@ -164,6 +164,36 @@ def test_a_task_from_its_files(finished, capsys, name):
     assert 0 <= rows[1]["train_accuracy"] <= 1
     assert ("padding_share" in rows[1]) == (name != "fashion_mnist")
     assert {"f1": "F1", "accuracy": "acc."}[headline] in capsys.readouterr().out
+
+
+def test_a_config_chooses_fednlps_metric(finished, root, capsys):
+    finished("squad")
+    out = root / "runs" / "raw"
+    overrides = ["metric=fednlp_raw", "--out", str(out)]
+    assert cli.main(["run", str(root / "squad.toml"), *overrides]) == 0
+    rows = read_metrics(out / "metrics.jsonl")
+    assert rows[0]["headline"] == "raw_f1"
+    usual = read_metrics(finished("squad") / "metrics.jsonl")
+    assert [row["test_raw_f1"] for row in rows] == [row["test_raw_f1"] for row in usual]
+    finished("sst2")
+    overrides = ["metric=fednlp_raw", "--out", str(root / "never")]
+    assert cli.main(["run", str(root / "sst2.toml"), *overrides]) == 2
+    assert "metric = 'fednlp_raw' means nothing for the data set 'sst2'" in capsys.readouterr().err
+
+
+def test_a_config_chooses_the_order_of_tag_sets(finished, root, capsys):
+    finished("wnut17")
+    finished("sst2")
+    sets = {}
+    for order in ("sorted", "first_seen"):
+        raw = config.override(config.load(root / "wnut17.toml"), f"data.order={order}")
+        data, _ = config.federation(config.resolve(raw))
+        sets[order] = data["train"].meta["tag_set"]
+    assert sorted(sets["sorted"].tolist()) != sorted(sets["first_seen"].tolist())
+    assert len(set(sets["first_seen"])) >= len(set(sets["sorted"]))
+    overrides = ["data.order=first_seen", "--out", str(root / "never")]
+    assert cli.main(["run", str(root / "sst2.toml"), *overrides]) == 2
+    assert "order = 'first_seen' means nothing to the data set 'sst2'" in capsys.readouterr().err
 
 
 def predict(run, tmp_path, rows):
