@@ -141,6 +141,16 @@ class Aggregator(NamedTuple):
     unowned: Literal["received", "zero", "refused"] = "received"
     """What an upload has in the directions that its client does not own (``client_ranks``): what
     came from the server, zeros, or nothing: such clients are refused."""
+    truncates: bool = False
+    """It cuts the average LoRA product to a lower rank, and loses the rest."""
+    refactors: bool = False
+    """It factors the average LoRA product anew, so that A and B have another basis in every round:
+    their entries cannot be compared, mixed or accumulated over rounds. The product can."""
+    refactor: Callable[[Params, Params, Params], Aggregated] | None = None
+    """(products, template, scales) -> the factors of the products, by leaf name.
+
+    ``products`` has module path -> A·B, float32 ``[in, out]``; ``template`` has leaves of the
+    factors' shapes; ``scales`` has module path -> LoRA's s, for the metrics."""
 
 
 class Tally(NamedTuple):
@@ -171,6 +181,8 @@ class ServerUpdate(NamedTuple):
     """server state -> the upload of a client that learned nothing; None: it is the broadcast."""
     shift: Callable[[PyTree], Params] | None = None
     """server state -> what is added to leaves of the frozen tree, by name; None: nothing."""
+    metrics: Callable[[PyTree], dict[str, jax.Array]] | None = None
+    """server state -> float32 scalars about the update that led to it; None: there are none."""
 
     def model(self, state: PyTree) -> Params:
         """Returns the shared leaves of the global model."""
@@ -259,3 +271,7 @@ class Algorithm(NamedTuple):
     lower_is_better: tuple[str, ...] = ()
     """The metrics that this algorithm adds to the task's and of which less is better. A task's
     metric that is measured a second time, such as ``loss_global``, has the task's direction."""
+    needs_fixed_basis: str | None = None
+    """Why the entries of shared leaves must mean the same in every round, and what to use instead,
+    in whole sentences. It is part of the error message for an aggregator that ``refactors``. None:
+    any aggregator fits."""

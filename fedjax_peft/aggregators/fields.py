@@ -10,9 +10,10 @@ __all__ = ["by_field"]
 def by_field(**fields: Aggregator) -> Aggregator:
     """Returns the aggregator of dicts that combines each field by an aggregator of its own.
 
-    It has the name of the first one, and treats directions that a client does not own as that does.
+    Everything else (its name, what it does with directions that a client does not own) is the first
+    one's.
     """
-    first = next(iter(fields.values()))
+    first, *_ = fields.values()
 
     def zero(like: PyTree, slots: int) -> PyTree:
         return {f: a.zero(like[f], slots) for f, a in fields.items()}
@@ -27,4 +28,4 @@ def by_field(**fields: Aggregator) -> Aggregator:
         metrics = {n: x for part in parts.values() for n, x in part.metrics.items()}
         return Aggregated({f: part.update for f, part in parts.items()}, metrics)
 
-    return Aggregator(first.name, zero, add, finish, first.unowned)
+    return first._replace(zero=zero, add=add, finish=finish, refactor=None)

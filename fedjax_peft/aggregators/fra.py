@@ -28,7 +28,7 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.linalg import canonical
 from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
 
-__all__ = ["fra", "truncated_average", "truncating"]
+__all__ = ["fra", "truncated_average", "truncated_products", "truncating"]
 
 DEAD = 1e-6
 """Singular values below this share of the largest are rounding noise in float32."""
@@ -97,9 +97,7 @@ def truncating(name: str, rank: int | None, split: str, error: bool) -> Aggregat
         result = {n: x / by for n, x in acc["sums"].items()}
         found = pairs(like)
         frobenius, largest, norms = {}, {}, {}
-        shapes = {p: (like[a].shape, like[b].shape) for p, (a, b) in found.items()}
-        for shape in sorted(set(shapes.values())):
-            paths = [p for p in found if shapes[p] == shape]
+        for paths in _alike(like):
             a = jnp.stack([acc["factors"][found[p][0]] for p in paths])
             b = jnp.stack([acc["factors"][found[p][1]] for p in paths])
             s = jnp.stack([scale(fixed, p) for p in paths])
@@ -114,7 +112,31 @@ def truncating(name: str, rank: int | None, split: str, error: bool) -> Aggregat
         measured = truncation_metrics(frobenius, largest, norms) if error else {}
         return Aggregated(update, measured)
 
-    return Aggregator(name, zero, add, finish)
+    def refactor(products: Params, like: Params, scales: Params) -> Aggregated:
+        found = pairs(like)
+        factors: Params = {}
+        frobenius, largest, norms = {}, {}, {}
+        for paths in _alike(like):
+            r = like[found[paths[0]][0]].shape[1]
+            stacked = jnp.stack([products[p] for p in paths])
+            s = jnp.stack([scales[p] for p in paths])
+            new_a, new_b, *sizes = truncated_products(stacked, s, r, rank=rank, split=split)
+            for i, path in enumerate(paths):
+                for leaf, x in zip(found[path], (new_a[i], new_b[i]), strict=True):
+                    factors[leaf] = x.astype(like[leaf].dtype)
+                frobenius[path], largest[path], norms[path] = (m[i] for m in sizes)
+        measured = truncation_metrics(frobenius, largest, norms) if error else {}
+        return Aggregated(factors, measured)
+
+    return Aggregator(name, zero, add, finish, truncates=True, refactors=True, refactor=refactor)
+
+
+def _alike(like: Params) -> list[list[str]]:
+    """Returns the module paths of LoRA pairs, those of equal shapes together."""
+    groups: dict[tuple, list[str]] = {}
+    for path, (a, b) in pairs(like).items():
+        groups.setdefault((like[a].shape, like[b].shape), []).append(path)
+    return [groups[shape] for shape in sorted(groups)]
 
 
 def truncated_average(
@@ -174,6 +196,39 @@ def truncated_average(
     # One matrix at a time: concurrent batched LAPACK calls deadlock XLA's small CPU thread pools,
     # and this keeps the dense matrix of the error measure to one at a time.
     return jax.lax.map(one, (a, b, scales))
+
+
+def truncated_products(
+    products: jax.Array,
+    scales: jax.Array,
+    r: int,
+    *,
+    rank: int | None = None,
+    split: str = "balanced",
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns the factors of several matrices of one shape, by a dense SVD.
+
+    Args:
+      products: ``[matrices, in, out]``, A·B without LoRA's scale.
+      scales: LoRA's s, ``[matrices]``.
+      r: the rank of the factors.
+      rank: directions kept, by default r.
+      split: see :func:`fra`.
+
+    Returns:
+      As :func:`truncated_average`; the error and the norm are those of ``s·AB``.
+    """
+    keep = r if rank is None else rank
+
+    def one(arguments: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+        product, s = arguments
+        u, sigma, vt = jnp.linalg.svd(s * product, full_matrices=False)
+        new_a, new_b = _factors(u[:, :r], sigma[:r], vt[:r], s, keep, split)
+        largest = jnp.max(jnp.abs(s * (matmul(new_a, new_b) - product)))
+        tail = jnp.sqrt(jnp.sum(sigma[keep:] ** 2))
+        return new_a, new_b, tail, largest, jnp.sqrt(jnp.sum(sigma**2))
+
+    return jax.lax.map(one, (products, scales))  # one at a time, as in truncated_average
 
 
 def _factors(

@@ -141,6 +141,8 @@ def apfl(
         model=model,
         personal=True,
         weights=weights,
+        needs_fixed_basis="APFL mixes a client's own factors of earlier rounds with the received"
+        " ones, entry by entry. Leave the aggregator out to average A and B.",
     )
 
 

@@ -44,6 +44,12 @@ from fedjax_peft.typing import (
 __all__ = ["ditto"]
 
 
+_BASIS = (
+    "Ditto pulls a client's own factors of earlier rounds towards the received ones, entry by"
+    " entry. Leave the aggregator out to average A and B."
+)
+
+
 class State(NamedTuple):
     """A client during its local steps."""
 
@@ -107,4 +113,5 @@ def ditto(
         model=lambda broadcast, kept: kept["personal"],
         personal=True,
         weights=weights,
+        needs_fixed_basis=_BASIS if lam else None,
     )

@@ -79,8 +79,7 @@ def fedavg(
       head: what becomes of the classification head.
       weights: of clients in the aggregate.
       keep_optimizer: clients keep their optimizer's state from round to round, which suits few
-        clients that are always there. Not for aggregators that factor anew, such as ``fra``: their
-        factors have another basis in every round, and old moments would be about the last one.
+        clients that are always there. Refused over aggregators that factor anew, such as ``fra``.
     """
     algorithm = averaging("fedavg", optimizer, roles(head), aggregator, keep_optimizer)
     return algorithm._replace(weights=weights)
@@ -110,4 +109,12 @@ def averaging(
         return {"model": private, "optimizer": optimizer.init({**shared, **private})}
 
     algorithm = Algorithm(name, rules, bound, aggregator or mean(), replace())
-    return algorithm._replace(keep=keep, model=with_kept) if keep_optimizer else algorithm
+    if not keep_optimizer:
+        return algorithm
+    return algorithm._replace(
+        keep=keep,
+        model=with_kept,
+        needs_fixed_basis="With keep_optimizer = true, a client's optimizer remembers gradients of"
+        " A and B of earlier rounds. Set keep_optimizer = false, or leave the aggregator out to"
+        " average A and B.",
+    )

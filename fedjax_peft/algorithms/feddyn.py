@@ -118,4 +118,6 @@ def feddyn(
         },
         model=with_kept,
         weights="uniform",
+        needs_fixed_basis="FedDyn sums up the changes of A and B over rounds. Use 'fedavg' or"
+        " 'fedprox'.",
     )

@@ -17,25 +17,60 @@ has τ inside, so that these are written out here. β₁ = 0.9 (0 for Adagrad), 
 are the settings that the paper is quoted with. Its box asks for a first v of at least τ², its
 authors' experiments begin with 0, and so does ``start``; m begins with 0 in both.
 
-Adaptive steps are for leaves that stay what they are from round to round. An aggregator that
-factorises LoRA's products anew (FRA, FlexLoRA) gives the factors another basis in every round, for
-which m and v mean nothing: average the factors here.
+These steps are for leaves whose entries mean the same in every round. An aggregator that factors
+LoRA's products anew (FRA, FlexLoRA) gives A and B another basis in every round, for which m and v
+mean nothing, so that it is refused. With ``space="product"`` the server optimizes the products
+instead, and other leaves (a head) as before:
+
+    server:  P ← A B;   Δ ← Σ w_k A_k B_k - P;   P ← server optimizer's step on -Δ
+             (A, B) ← rank-r factors of P, by the aggregator's SVD (FRA's by default)
+
+With ``optax.sgd(1.0)`` this is FRA-LoRA. It is not in a paper: the FRA-LoRA paper only names server
+optimizers as an outlook. P is without LoRA's scale s = α/r, so the step size and τ are in units of
+A B. The server starts each step from what clients received: a truncated remainder is not carried
+over. The step may raise the rank, so the SVD is dense, and optimizer states are dense too: for 24
+matrices of 768 x 768, FedAvgM keeps 57 MB and FedAdam 113 MB.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_peft import tree
+from fedjax_peft.aggregators import fra
+from fedjax_peft.aggregators.lora import pairs, required_pairs
+from fedjax_peft.aggregators.products import PRODUCT, product_changes, with_products
 from fedjax_peft.algorithms.checks import at_least, fraction, positive
 from fedjax_peft.algorithms.common import HeadPolicy, Weights, roles
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.typing import Aggregator, Algorithm, Params, PyTree, ServerUpdate, Tally
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.typing import (
+    Aggregated,
+    Aggregator,
+    Algorithm,
+    Params,
+    PyTree,
+    ServerUpdate,
+    Tally,
+)
 
 __all__ = ["fedadagrad", "fedadam", "fedavgm", "fedopt", "fedyogi"]
+
+
+Space = Literal["factors", "product"]
+"""What the server's optimizer sees of LoRA: ``factors`` A and B, leaf by leaf, or their ``product``
+A·B, which is then factored anew."""
+
+
+_BASIS: str | None = (
+    "A server optimizer that steps on A and B one by one would mix these bases: their product would"
+    " move even where no client has learned anything. Set space = 'product': the optimizer then"
+    " steps on the product A·B, which this aggregator factors anew. Or leave the aggregator out to"
+    " average A and B."
+)
 
 
 class State(NamedTuple):
@@ -45,11 +80,23 @@ class State(NamedTuple):
     optimizer: PyTree
 
 
+class ProductState(NamedTuple):
+    """The server that optimizes products."""
+
+    model: Params
+    """The factors, and the other leaves."""
+    optimizer: PyTree
+    """Of the products, and the other leaves."""
+    metrics: dict[str, jax.Array]
+    """Of the last factorisation."""
+
+
 def fedopt(
     optimizer: optax.GradientTransformation,
     *,
     server: optax.GradientTransformation,
     aggregator: Aggregator | None = None,
+    space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: Weights = "size",
 ) -> Algorithm:
@@ -59,25 +106,81 @@ def fedopt(
       optimizer: the clients' optimizer.
       server: the server's, such as ``optax.sgd(1.0)`` (FedAvg) or ``optax.adam(1e-2)``. Its
         gradient is the received model minus the aggregate.
-      aggregator: how uploads combine; by default their mean.
+      aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
+        products are factored anew; by default as FRA does.
+      space: whether the server steps on LoRA's ``factors`` or on their ``product``.
       head: what becomes of the classification head.
       weights: of clients in the aggregate.
+
+    Raises:
+      InputError: an unknown ``space``, or ``product`` with an aggregator that cannot factor; on
+        use, ``product`` with a model without LoRA pairs, or ``factors`` with an aggregator that
+        factors anew.
     """
+    if space not in get_args(Space):
+        raise InputError(f"space = {space!r} is unknown. {nearest(str(space), get_args(Space))}")
+    combine, moves, reason = aggregator, _on_leaves(server), _BASIS
+    if space == "product":
+        base = aggregator or fra()
+        if base.refactor is None:
+            raise InputError(
+                f"space = 'product' needs an aggregator that can factor a product anew, such as"
+                f" 'fra' or 'flexlora', not {base.name!r}. Leave the aggregator out to use 'fra'."
+            )
+        combine, moves, reason = product_changes(base), _on_products(server, base), None
+    return averaging("fedopt", optimizer, roles(head), combine)._replace(
+        server=moves, weights=weights, needs_fixed_basis=reason
+    )
+
+
+def _on_leaves(optimizer: optax.GradientTransformation) -> ServerUpdate:
+    """Returns the server that optimizes the shared leaves as they are."""
 
     def update(state: State, aggregate: Params, tally: Tally) -> State:
         gradient = jax.tree.map(jnp.subtract, state.model, aggregate)
-        steps, memory = server.update(gradient, state.optimizer, state.model)
+        steps, memory = optimizer.update(gradient, state.optimizer, state.model)
         new = State(optax.apply_updates(state.model, steps), memory)
         # Momentum would carry on where nobody was heard.
         return tree.where(tally.taken > 0, new, state)
 
-    return averaging("fedopt", optimizer, roles(head), aggregator)._replace(
-        server=ServerUpdate(
-            init=lambda shared: State(shared, server.init(shared)),
-            update=update,
-            broadcast=lambda state: state.model,
-        ),
-        weights=weights,
+    return ServerUpdate(
+        init=lambda shared: State(shared, optimizer.init(shared)),
+        update=update,
+        broadcast=lambda state: state.model,
+    )
+
+
+def _on_products(optimizer: optax.GradientTransformation, aggregator: Aggregator) -> ServerUpdate:
+    """Returns the server that optimizes LoRA's products, and the other leaves as they are."""
+
+    def factored(point: Params, model: Params, scales: Params) -> Aggregated:
+        assert aggregator.refactor is not None
+        products = {path: point[path + PRODUCT] for path in pairs(model)}
+        made = aggregator.refactor(products, model, scales)
+        rest = {n: x for n, x in point.items() if n in model}
+        return Aggregated({**rest, **made.update}, made.metrics)
+
+    def init(shared: Params) -> ProductState:
+        found = required_pairs(shared, aggregator.name)
+        point = with_products(shared)
+        ones = dict.fromkeys(found, jnp.ones(()))
+        metrics = jax.eval_shape(factored, point, shared, ones).metrics
+        nothing = {name: jnp.zeros(x.shape, x.dtype) for name, x in metrics.items()}
+        return ProductState(shared, optimizer.init(point), nothing)
+
+    def update(state: ProductState, new: PyTree, tally: Tally) -> ProductState:
+        point = with_products(state.model)
+        gradient = jax.tree.map(jnp.negative, new["change"])
+        steps, memory = optimizer.update(gradient, state.optimizer, point)
+        made = factored(optax.apply_updates(point, steps), state.model, new["scale"])
+        moved = ProductState(made.update, memory, made.metrics)
+        return tree.where(tally.taken > 0, moved, state)
+
+    return ServerUpdate(
+        init=init,
+        update=update,
+        broadcast=lambda state: state.model,
+        metrics=lambda state: state.metrics,
     )
 
 
@@ -88,6 +191,7 @@ def fedavgm(
     momentum: float = 0.9,
     nesterov: bool = False,
     aggregator: Aggregator | None = None,
+    space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: Weights = "size",
 ) -> Algorithm:
@@ -98,7 +202,9 @@ def fedavgm(
       server_learning_rate: η. In the long run the server goes η / (1 - β) times FedAvg's way.
       momentum: β; 0 with η = 1 is FedAvg.
       nesterov: Nesterov's momentum: the step is η (β m + Δ).
-      aggregator: how uploads combine; by default their mean.
+      aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
+        products are factored anew; by default as FRA does.
+      space: whether the server steps on LoRA's ``factors`` or on their ``product``.
       head: what becomes of the classification head.
       weights: of clients in the aggregate.
 
@@ -108,7 +214,9 @@ def fedavgm(
     positive(server_learning_rate=server_learning_rate)
     fraction(momentum=momentum)
     server = optax.sgd(server_learning_rate, momentum=momentum, nesterov=nesterov)
-    algorithm = fedopt(optimizer, server=server, aggregator=aggregator, head=head, weights=weights)
+    algorithm = fedopt(
+        optimizer, server=server, aggregator=aggregator, space=space, head=head, weights=weights
+    )
     return algorithm._replace(name="fedavgm")
 
 
@@ -121,6 +229,7 @@ def fedadam(
     tau: float = 1e-3,
     start: float = 0.0,
     aggregator: Aggregator | None = None,
+    space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: Weights = "size",
 ) -> Algorithm:
@@ -133,7 +242,9 @@ def fedadam(
       b2: β₂, of the mean squared change.
       tau: τ; the smaller, the more adaptive.
       start: the first v.
-      aggregator: how uploads combine; by default their mean.
+      aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
+        products are factored anew; by default as FRA does.
+      space: whether the server steps on LoRA's ``factors`` or on their ``product``.
       head: what becomes of the classification head.
       weights: of clients in the aggregate.
 
@@ -146,7 +257,9 @@ def fedadam(
         return b2 * v + (1 - b2) * square
 
     server = _adaptive(second, server_learning_rate, b1, tau, start)
-    algorithm = fedopt(optimizer, server=server, aggregator=aggregator, head=head, weights=weights)
+    algorithm = fedopt(
+        optimizer, server=server, aggregator=aggregator, space=space, head=head, weights=weights
+    )
     return algorithm._replace(name="fedadam")
 
 
@@ -159,6 +272,7 @@ def fedyogi(
     tau: float = 1e-3,
     start: float = 0.0,
     aggregator: Aggregator | None = None,
+    space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: Weights = "size",
 ) -> Algorithm:
@@ -171,7 +285,9 @@ def fedyogi(
       b2: β₂; v moves by at most (1 - β₂) Δ² in a round.
       tau: τ; the smaller, the more adaptive.
       start: the first v.
-      aggregator: how uploads combine; by default their mean.
+      aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
+        products are factored anew; by default as FRA does.
+      space: whether the server steps on LoRA's ``factors`` or on their ``product``.
       head: what becomes of the classification head.
       weights: of clients in the aggregate.
 
@@ -184,7 +300,9 @@ def fedyogi(
         return v - (1 - b2) * square * jnp.sign(v - square)
 
     server = _adaptive(second, server_learning_rate, b1, tau, start)
-    algorithm = fedopt(optimizer, server=server, aggregator=aggregator, head=head, weights=weights)
+    algorithm = fedopt(
+        optimizer, server=server, aggregator=aggregator, space=space, head=head, weights=weights
+    )
     return algorithm._replace(name="fedyogi")
 
 
@@ -196,6 +314,7 @@ def fedadagrad(
     tau: float = 1e-3,
     start: float = 0.0,
     aggregator: Aggregator | None = None,
+    space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: Weights = "size",
 ) -> Algorithm:
@@ -207,7 +326,9 @@ def fedadagrad(
       b1: β₁, of the mean change.
       tau: τ; the smaller, the more adaptive.
       start: the first v.
-      aggregator: how uploads combine; by default their mean.
+      aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
+        products are factored anew; by default as FRA does.
+      space: whether the server steps on LoRA's ``factors`` or on their ``product``.
       head: what becomes of the classification head.
       weights: of clients in the aggregate.
 
@@ -215,7 +336,9 @@ def fedadagrad(
       InputError: an option out of its range.
     """
     server = _adaptive(jnp.add, server_learning_rate, b1, tau, start)
-    algorithm = fedopt(optimizer, server=server, aggregator=aggregator, head=head, weights=weights)
+    algorithm = fedopt(
+        optimizer, server=server, aggregator=aggregator, space=space, head=head, weights=weights
+    )
     return algorithm._replace(name="fedadagrad")
 
 

@@ -167,7 +167,9 @@ def _aggregator(rank: int | None) -> Aggregator:
         update = {"model": result.update, "switched": like["switched"]}
         return Aggregated(update, result.metrics | {"switched": like["switched"]})
 
-    return Aggregator("fra_ffa", zero, add, finish, before.unowned)
+    return Aggregator(
+        "fra_ffa", zero, add, finish, before.unowned, before.truncates, before.refactors
+    )
 
 
 def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpdate:

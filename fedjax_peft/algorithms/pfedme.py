@@ -41,6 +41,12 @@ from fedjax_peft.typing import (
 __all__ = ["pfedme"]
 
 
+_BASIS = (
+    "With a beta other than 1, pFedMe's server goes part of the way between two pairs of factors."
+    " Set beta = 1, or leave the aggregator out to average A and B."
+)
+
+
 class State(NamedTuple):
     """A client during its local steps."""
 
@@ -125,4 +131,5 @@ def pfedme(
         model=lambda broadcast, kept: kept["personal"],
         personal=True,
         weights=weights,
+        needs_fixed_basis=None if beta == 1 else _BASIS,
     )

@@ -59,6 +59,8 @@ def rolora(
         weights=weights,
         moving=moving,
         check=lora_model("rolora"),
+        needs_fixed_basis="In RoLoRA one factor rests while the other is averaged, and is not sent."
+        " Leave the aggregator out, or use 'fedavg'.",
     )
 
 

@@ -144,6 +144,9 @@ def scaffold(
         keep=lambda shared, private: {"model": private, "control": _zeros(shared)},
         model=lambda broadcast, kept: {**broadcast["model"], **kept["model"]},
         weights=weights,
+        needs_fixed_basis="SCAFFOLD's control variates are gradients of A and B of earlier rounds,"
+        " and its server goes part of the way between two pairs of factors. Leave the aggregator"
+        " out to average A and B, or use 'fedavg' or 'fedprox'.",
     )
 
 

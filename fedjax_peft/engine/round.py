@@ -58,7 +58,7 @@ class RoundResult(NamedTuple):
     moving: dict[str, jax.Array]
     """Leaves that are not sent in every round -> whether they were in this one."""
     aggregation: dict[str, jax.Array]
-    """Metrics of the aggregator and of the diagnosis."""
+    """Metrics of the aggregator, of the server and of the diagnosis."""
     predictions: dict[str, jax.Array]
     """What steps say of every example, ``[time steps, lanes, batch, ...]``; see ``PREDICTIONS``."""
 
@@ -139,6 +139,8 @@ def build_round(
         tally = Tally(number, clients, jnp.sum(taken, dtype=jnp.float32), heard)
         new = server_.update(server, result.update, tally)
         measured = result.metrics
+        if server_.metrics is not None:
+            measured = measured | server_.metrics(new)
         if diagnosis is not None:
             measured = measured | diagnosis(server_.model(server), server_.model(new), fixed)
         rows = jnp.where(plan.client < 0, clients, plan.client)
@@ -377,6 +379,7 @@ def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = No
         update=lambda state, update, tally: state,
         broadcast=algorithm.server.broadcast if personal else algorithm.server.model,
         like=lambda state: {},
+        metrics=None,
     )
     return algorithm._replace(
         client=client, aggregator=nothing, server=keep, moving=lambda broadcast, number: {}

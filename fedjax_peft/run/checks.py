@@ -61,21 +61,25 @@ def check_method(
     diagnostics: Sequence[str],
 ) -> None:
     """Raises InputError where model and algorithm do not fit; warns where they hardly do."""
-    if (
-        model.method is not None
-        and model.method.start_shapes_frozen
-        and algorithm.aggregator.name in ("fra", "flexlora", "fra_ffa")
-    ):
+    aggregator = algorithm.aggregator
+    if aggregator.truncates and model.method is not None and model.method.start_shapes_frozen:
         warnings.warn(
-            "FRA truncates the whole product of the factors, and after an SVD start most of that"
-            " is the pretrained weight's principal part: small updates outside of its directions"
-            " are lost. Watch aggregation_error, or aggregate by the mean.",
+            f"The aggregator {aggregator.name!r} truncates the whole product of the factors. After"
+            " an SVD start, most of that product is the pretrained weight's principal part, so"
+            " small updates outside of its directions are lost. Watch aggregation_error, or"
+            " aggregate by the mean.",
             stacklevel=3,
         )
-    algorithm.check(model.kinds, clients)
-    if client_ranks is not None and algorithm.aggregator.unowned == "refused":
+    if aggregator.refactors and algorithm.needs_fixed_basis is not None:
         raise InputError(
-            f"The aggregator {algorithm.aggregator.name!r} of {algorithm.name!r} cannot combine"
+            f"{algorithm.name!r} cannot be combined with the aggregator {aggregator.name!r}, which"
+            " factors LoRA's products anew: A and B have another basis in every round, and their"
+            f" entries cannot be compared over rounds. {algorithm.needs_fixed_basis}"
+        )
+    algorithm.check(model.kinds, clients)
+    if client_ranks is not None and aggregator.unowned == "refused":
+        raise InputError(
+            f"The aggregator {aggregator.name!r} of {algorithm.name!r} cannot combine"
             " clients of different LoRA ranks: leave client_ranks out, or use one that can, such"
             " as flora, flexlora or hetlora."
         )

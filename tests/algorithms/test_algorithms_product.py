@@ -1,0 +1,300 @@
+"""Server optimizers over aggregators that factor anew: refused on A and B, right on the product.
+
+The reference is a loop in NumPy float64 over dense products, which shares no code with the library.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+import toy
+
+import fedjax_peft as fp
+from fedjax_peft.aggregators import flexlora, fra, hetlora, mean
+from fedjax_peft.algorithms import (
+    apfl,
+    centralised,
+    ditto,
+    fedadam,
+    fedavg,
+    fedavgm,
+    fedopt,
+    fedprox,
+    fedyogi,
+    fra_ffa,
+    moon,
+    pfedme,
+    rolora,
+    scaffold,
+)
+from fedjax_peft.errors import InputError
+from fedjax_peft.run.checks import check_method
+
+SGD = optax.sgd(0.3)
+SCAFFOLD = functools.partial(scaffold, SGD, learning_rate=0.3)
+
+REFUSED = {
+    "fedavgm": lambda a: fedavgm(SGD, aggregator=a),
+    "fedadam": lambda a: fedadam(SGD, aggregator=a),
+    "fedopt": lambda a: fedopt(SGD, server=optax.adam(0.1), aggregator=a),
+    "scaffold": lambda a: SCAFFOLD(aggregator=a),
+    "scaffold, slow server": lambda a: SCAFFOLD(server_learning_rate=0.5, aggregator=a),
+    "feddyn": lambda a: fp.algorithms.feddyn(SGD)._replace(aggregator=a),
+    "apfl": lambda a: apfl(SGD, aggregator=a),
+    "ditto": lambda a: ditto(SGD, aggregator=a),
+    "pfedme": lambda a: pfedme(SGD, beta=0.5, aggregator=a),
+    "rolora": lambda a: rolora(SGD, aggregator=a),
+    "fedavg, kept optimizer": lambda a: fedavg(SGD, keep_optimizer=True, aggregator=a),
+}
+ACCEPTED = {
+    "fedavg": lambda a: fedavg(SGD, aggregator=a),
+    "fedprox": lambda a: fedprox(SGD, aggregator=a),
+    "moon": lambda a: moon(SGD, aggregator=a),
+    "pfedme": lambda a: pfedme(SGD, aggregator=a),
+    "ditto alone": lambda a: ditto(SGD, lam=0.0, aggregator=a),
+    "fedavgm on products": lambda a: fedavgm(SGD, aggregator=a, space="product"),
+}
+
+
+def check(algorithm, model=None):
+    check_method(model or toy.model(), algorithm, 4, None, ())
+
+
+@pytest.mark.parametrize("aggregator", [fra, flexlora])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_compares_factors_over_rounds_is_refused_over_new_factors(name, aggregator):
+    algorithm = REFUSED[name](aggregator())
+    with pytest.raises(InputError) as error:
+        check(algorithm)
+    message = str(error.value)
+    assert f"{algorithm.name!r} cannot be combined with the aggregator" in message
+    assert aggregator.__name__ in message
+    check(REFUSED[name](mean()))
+    check(REFUSED[name](hetlora()))
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_does_not_is_accepted(name):
+    check(ACCEPTED[name](fra()))
+
+
+def test_the_refusal_names_the_alternative_and_comes_before_anything_is_written(tmp_path):
+    algorithm = fedavgm(SGD, aggregator=fra())
+    with pytest.raises(InputError, match="Set space = 'product'"):
+        fp.simulate(toy.model(), algorithm, toy.clients([4]), rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_aggregator_of_ones_own_declares_what_it_does():
+    own = mean()._replace(name="my_svd", refactors=True)
+    with pytest.raises(InputError, match="'my_svd'"):
+        check(fedavgm(SGD, aggregator=own))
+    with pytest.raises(InputError, match="'my_svd'"):  # it cannot factor for others
+        fedavgm(SGD, aggregator=own, space="product")
+    with pytest.raises(InputError, match="not 'mean'"):
+        fedavgm(SGD, aggregator=mean(), space="product")
+    with pytest.raises(InputError, match="product"):
+        fedavgm(SGD, space="products")
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fedavg(SGD, aggregator=fra()),
+        fedavg(SGD, aggregator=flexlora()),
+        fra_ffa(SGD),
+        fedavgm(SGD, space="product"),
+        fedavg(SGD, aggregator=mean()._replace(truncates=True)),
+    ],
+)
+def test_whoever_truncates_warns_after_an_svd_start(algorithm):
+    class Svd:
+        start_shapes_frozen = True
+
+    with pytest.warns(UserWarning, match=r"truncates .* SVD start"):
+        check(algorithm, toy.model().replace(method=Svd()))
+    check(fedavg(SGD), toy.model().replace(method=Svd()))  # warnings are errors
+
+
+# ------------------------------------------------------------------------ against a slow reference
+
+SIZES = (7, 4, 12, 3)
+FEDERATION = toy.clients(SIZES)
+RANK, SCALE = toy.RANK, 1.5
+A, B = "layer.lora_a", "layer.lora_b"
+
+
+def slow(serve, rounds, rate=0.3, split="balanced", rank=RANK):
+    """Returns the server's leaves after FedOpt on the product; ``serve(name, change)`` -> step."""
+    theta = reference.leaves64(toy.model().trainable)
+    frozen = reference.leaves64(toy.model().frozen)
+    for number in range(1, rounds + 1):
+        members, sizes = reference.cohort_of(FEDERATION, number, 3)
+        uploads = []
+        for k in members:
+            leaves = theta
+            for x, y, kept in reference.local_batches(
+                FEDERATION, k, number, batch_size=4, epochs=1
+            ):
+                by = reference.gradients(frozen, leaves, x, y, kept)
+                leaves = {**leaves, **{n: leaves[n] - rate * by[n] for n in toy.SHARED}}
+            uploads.append(leaves)
+        product = theta[A] @ theta[B]
+        average = np.average([u[A] @ u[B] for u in uploads], axis=0, weights=sizes)
+        u, sigma, vt = np.linalg.svd(product + serve("product", average - product))
+        sigma = sigma[:rank]
+        to_a, to_b = {"balanced": (sigma**0.5, sigma**0.5), "B": (sigma**0, sigma)}[split]
+        for n in toy.HEAD:
+            change = np.average([u[n] for u in uploads], axis=0, weights=sizes) - theta[n]
+            theta = {**theta, n: theta[n] + serve(n, change)}
+        a, b = (np.zeros_like(theta[n]) for n in (A, B))
+        a[:, :rank], b[:rank] = u[:, :rank] * to_a, to_b[:, None] * vt[:rank]
+        # Signs are the factors' own affair; the first step of the next round needs the same ones.
+        for j in range(rank):
+            if a[np.argmax(np.abs(a[:, j])), j] < 0:
+                a[:, j], b[j] = -a[:, j], -b[j]
+        if rank < RANK:
+            a[:, rank:] = np.nan  # revived directions, which the reference does not know
+        theta = {**theta, A: a, B: b}
+    return theta
+
+
+def momentum(rate, beta):
+    buffer = {}
+
+    def serve(name, change):
+        buffer[name] = beta * buffer.get(name, 0) + change
+        return rate * buffer[name]
+
+    return serve
+
+
+def adam(rate, b1, b2, tau):
+    m, v = {}, {}
+
+    def serve(name, change):
+        m[name] = b1 * m.get(name, 0) + (1 - b1) * change
+        v[name] = b2 * v.get(name, 0) + (1 - b2) * change**2
+        return rate * m[name] / (np.sqrt(v[name]) + tau)
+
+    return serve
+
+
+def run(algorithm, rounds=3, state=None, federation=FEDERATION):
+    rig = toy.Engine(algorithm, federation, per_round=3, lanes=2)
+    state = state or rig.start()
+    for number in range(1, rounds + 1):
+        result = rig.run(rig.schedule.cohort(number), number, state)
+        state = (result.server, result.private)
+    return rig.algorithm.server.model(result.server), result
+
+
+CASES = {
+    "momentum": (
+        fedavgm(SGD, server_learning_rate=0.6, momentum=0.7, space="product"),
+        lambda: momentum(0.6, 0.7),
+    ),
+    "adam": (
+        fedadam(SGD, server_learning_rate=0.05, b1=0.8, b2=0.9, tau=0.02, space="product"),
+        lambda: adam(0.05, 0.8, 0.9, 0.02),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_product_rounds_equal_the_slow_reference(name):
+    algorithm, serve = CASES[name]
+    model, result = run(algorithm)
+    expected = slow(serve(), 3)
+    for n in toy.SHARED:
+        np.testing.assert_allclose(model[n], expected[n], rtol=0, atol=2e-5)
+    start = toy.model().trainable
+    assert np.abs(model[A] @ model[B] - start[A] @ start[B]).max() > 1e-2
+    # The error that is reported is that of the last truncation, in units of s·AB.
+    assert result.aggregation["aggregation_error"] > 1e-3
+    assert 0.5 < result.aggregation["spectrum_kept"] < 1
+
+
+def test_split_and_rank_are_those_of_the_aggregator():
+    algorithm = fedavgm(SGD, momentum=0.7, aggregator=flexlora(), space="product")
+    model, _ = run(algorithm, 2)
+    expected = slow(momentum(1.0, 0.7), 2, split="B")
+    for n in toy.SHARED:
+        np.testing.assert_allclose(model[n], expected[n], rtol=0, atol=2e-5)
+    one = fedavgm(SGD, momentum=0.7, aggregator=fra(1), space="product")
+    model, _ = run(one, 1)
+    expected = slow(momentum(1.0, 0.7), 1, rank=1)
+    np.testing.assert_allclose(model[A][:, 0], expected[A][:, 0], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(model[B], expected[B], rtol=0, atol=2e-5)
+    assert np.abs(model[A][:, 1]).max() > 0.1, "the other direction can learn"
+
+
+def test_sgd_with_step_1_on_products_is_fra():
+    ours, theirs = (
+        run(fedopt(SGD, server=optax.sgd(1.0), space="product")),
+        run(fedavg(SGD, aggregator=fra())),
+    )
+    for n in toy.SHARED:
+        np.testing.assert_allclose(ours[0][n], theirs[0][n], rtol=0, atol=1e-5)
+    assert set(ours[1].aggregation) == set(theirs[1].aggregation)
+    for n, x in theirs[1].aggregation.items():
+        np.testing.assert_allclose(ours[1].aggregation[n], x, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fedavgm(optax.sgd(0.0), space="product"),
+        fedadam(optax.sgd(0.0), space="product"),
+        fedyogi(optax.sgd(0.0), aggregator=flexlora(), space="product"),
+        fedopt(optax.sgd(0.0), server=optax.adam(0.1), space="product"),
+    ],
+    ids=["fedavgm", "fedadam", "fedyogi", "optax.adam"],
+)
+def test_nothing_learned_moves_nothing(algorithm):
+    model, _ = run(algorithm, 8)
+    start = jax.device_get(toy.model().trainable)
+    product = start[A] @ start[B]
+    np.testing.assert_allclose(model[A] @ model[B], product, rtol=0, atol=5e-6)
+    for n in toy.HEAD:
+        np.testing.assert_array_equal(model[n], start[n])
+
+
+def test_a_model_without_lora_is_refused():
+    with pytest.raises(InputError, match="needs LoRA factors"):
+        fedavgm(SGD, space="product").server.init({"head.kernel": jnp.ones((2, 2))})
+
+
+def test_a_config_reaches_it_and_a_resumed_run_goes_on(tmp_path):
+    from fedjax_peft.run import config
+
+    chosen = config.build_algorithm(
+        config.resolve(
+            {
+                "model": {"name": "x"},
+                "data": {"name": "x"},
+                "rounds": 1,
+                "partition": {"name": "iid", "clients": 2},
+                "algorithm": {"name": "fedavgm", "space": "product", "momentum": 0.7},
+                "aggregator": {"name": "fra", "split": "B"},
+                "optimizer": {"name": "sgd", "learning_rate": 0.3},
+            }
+        )
+    )
+    options = {"clients_per_round": 3, "batch_size": 4, "checkpoint_every": 1}
+    simulate = functools.partial(fp.simulate, toy.model(), chosen, FEDERATION, **options)
+    whole = simulate(rounds=2)
+    simulate(rounds=1, out=tmp_path / "run")
+    again = simulate(rounds=2, out=tmp_path / "run", resume=True)
+    assert jax.tree.all(jax.tree.map(np.array_equal, whole.server, again.server))
+    assert whole.metrics[-1]["aggregation_error"] == again.metrics[-1]["aggregation_error"] > 0
+    expected = slow(momentum(1.0, 0.7), 2, split="B")
+    np.testing.assert_allclose(whole.params[A], expected[A], rtol=0, atol=2e-5)
+
+
+def test_the_baseline_that_keeps_its_optimizer_is_not_concerned():
+    check_method(toy.model(), centralised(SGD), 1, None, ())
