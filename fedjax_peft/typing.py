@@ -159,11 +159,12 @@ class Tally(NamedTuple):
     number: jax.Array
     """The round, int32 from 1."""
     clients: int
-    """How many clients there are in all."""
+    """How many clients can take part: those that have examples."""
     taken: jax.Array
     """How many uploads the aggregate is of, float32; 0 where nobody could be heard."""
     metrics: Metrics
-    """Training metrics of those clients, summed."""
+    """Training metrics of those clients, summed. A client whose value is not finite is left out of
+    that metric, so both sum and count can be 0."""
 
 
 class ServerUpdate(NamedTuple):

@@ -118,6 +118,7 @@ class Engine:
         columns, key = federation.data.columns, stream(0, "clients")
         parts = (bound.apply, classification(), bound.frozen, fixed)
         setup = Setup(algorithm, *parts, key, self.clients)
+        setup = setup._replace(participants=int((federation.sizes > 0).sum()))
         self.program = Program(setup, columns)
 
     def model_at_start(self):
@@ -139,6 +140,16 @@ class Engine:
             batch_size=self.schedule.batch_size,
         )
 
-    def run(self, cohort, number=1, state=None):
-        """Returns the result of one round, on the host."""
-        return jax.device_get(self.program(*(state or self.start()), self.plan(cohort), number))
+    def run(self, cohort, number=1, state=None, columns=None):
+        """Returns the result of one round, on the host.
+
+        With ``columns`` the same program runs on other examples of the same shapes.
+        """
+        arguments = (*(state or self.start()), self.plan(cohort), number)
+        inputs = self.program._inputs
+        if columns is not None:
+            self.program._inputs = (*inputs[:-1], jax.tree.map(jnp.asarray, dict(columns)))
+        try:
+            return jax.device_get(self.program(*arguments))
+        finally:
+            self.program._inputs = inputs

@@ -9,7 +9,8 @@ gradients of the clients' losses sum to zero: at a stationary point of the commo
              g_k ← g_k - α (θ_k - θ)
     server:  h ← h - α/N Σ_S (θ_k - θ);   θ ← (mean over S of θ_k) - h/α
 
-S is the cohort of the round, of N clients. Where the paper minimises exactly, here are local steps.
+S is the cohort of the round, N the number of clients that have examples (a client without any
+never takes part). Where the paper minimises exactly, here are local steps.
 The server keeps s = -h/α, the sum of all that clients have moved by, over N: h enters in no other
 way, and α cancels. All clients count equally: h is the mean of the g_k of all N clients only then,
 so there is no choice of weights or of an aggregator. The regulariser is on shared leaves only.

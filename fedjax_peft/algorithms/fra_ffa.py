@@ -180,7 +180,7 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpd
             "model": shared,
             "switched": jnp.zeros(()),
             "calm": jnp.zeros((), jnp.int32),  # rounds in a row
-            "best": jnp.array(jnp.inf),  # training loss
+            "best": jnp.array(jnp.finfo(jnp.float32).max),  # training loss; finite, as all state
             "orthogonal": jnp.array(False),  # A is FRA's, and no longer the start
         }
 
@@ -191,7 +191,10 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpd
             total, count = tally.metrics["loss"]
             loss = total / jnp.maximum(count, 1.0)
             calm = loss >= best * (1 - tolerance)
-            best = jnp.where(calm, best, loss)
+            # Without a finite loss the round says nothing: it is neither calm nor a new best.
+            known = (count > 0) & jnp.isfinite(loss)
+            best = jnp.where(known & ~calm, loss, best)
+            calm &= known
         elif trigger == "subspace":
             calm = state["orthogonal"] & (_turned(state["model"], model) <= tolerance)
         rounds = jnp.where(calm, state["calm"] + 1, 0)

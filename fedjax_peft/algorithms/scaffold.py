@@ -8,11 +8,12 @@ gradient of everybody and of the client, whose difference is what local steps dr
              c_k⁺ ← c_k - c + (θ - θ_k) / (K η);  upload θ_k and c_k⁺ - c_k;  c_k ← c_k⁺
     server:  θ ← θ + η_g (mean of θ_k - θ);   c ← c + |S|/N · mean of (c_k⁺ - c_k)
 
-S is the cohort of the round, of N clients; K is each client's own number of steps. For SGD with
-step size η, c_k⁺ is the mean of the gradients that the client has met on its way. That is what the
-theory is about; for other optimizers (Adam, momentum, weight decay, a schedule) the correction is
-added to the gradient that they get, and c_k⁺ is computed as it stands, which makes it a scaled
-estimate at best. There is a control variate for shared leaves only: private ones do not drift.
+S is the cohort of the round, N the number of clients that have examples (a client without any
+never takes part); K is each client's own number of steps. For SGD with step size η, c_k⁺ is the
+mean of the gradients that the client has met on its way. That is what the theory is about; for
+other optimizers (Adam, momentum, weight decay, a schedule) the correction is added to the gradient
+that they get, and c_k⁺ is computed as it stands, which makes it a scaled estimate at best. There
+is a control variate for shared leaves only: private ones do not drift.
 
 The paper weights clients equally. Both uploads are averaged by ``weights``: by size, c estimates
 the gradient of the objective weighted by size as far as |S|/N is the cohort's share of examples.

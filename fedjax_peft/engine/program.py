@@ -37,6 +37,8 @@ class Setup(NamedTuple):
     """What to measure of the global model in every round."""
     probe: Probe | None = None
     """What to measure on test examples beside the task's metrics."""
+    participants: int | None = None
+    """How many clients have examples; by default all of them."""
 
 
 class Program:
@@ -65,6 +67,7 @@ class Program:
             split_lanes(mesh),
             None if measures_only else setup.diagnosis,
             padded,
+            setup.participants,
         )
 
         def measure(*arguments: Any) -> RoundResult:

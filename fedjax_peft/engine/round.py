@@ -75,6 +75,7 @@ def build_round(
     constrain: Callable[[Any], Any] | None = None,
     diagnosis: Diagnosis | None = None,
     padded: tuple[int, ...] = (),
+    participants: int | None = None,
 ) -> Callable[..., RoundResult]:
     """Returns the pure function of a round, to be jitted.
 
@@ -86,8 +87,10 @@ def build_round(
       constrain: applied to every tree with a leading lane axis (sharding over devices).
       diagnosis: what else to measure of the global model.
       padded: the padded lengths that ``Plan.bucket`` chooses from; none where there are no tokens.
+      participants: how many clients have examples; by default all of them.
     """
     server_ = algorithm.server
+    participants = clients if participants is None else participants
 
     def round_(
         frozen: Params,
@@ -135,8 +138,8 @@ def build_round(
         )
         result = algorithm.aggregator.finish(carry.acc, like, fixed)
         taken = carry.finite & (plan.weight > 0)
-        heard = jax.tree.map(lambda x: jnp.sum(jnp.where(taken, x, 0.0)), carry.sums)
-        tally = Tally(number, clients, jnp.sum(taken, dtype=jnp.float32), heard)
+        heard = {name: _summed(pair, taken) for name, pair in carry.sums.items()}
+        tally = Tally(number, participants, jnp.sum(taken, dtype=jnp.float32), heard)
         new = server_.update(server, result.update, tally)
         measured = result.metrics
         if server_.metrics is not None:
@@ -156,6 +159,21 @@ def build_round(
         )
 
     return round_
+
+
+def _summed(pair: tuple[jax.Array, jax.Array], taken: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns (sum, count) of a metric over the clients that count.
+
+    A client whose upload is finite can have a metric that is not, such as a loss of infinity. It is
+    left out, because the server would carry that number into all later rounds.
+
+    Args:
+      pair: (sums, counts), each ``[slots]``.
+      taken: bool ``[slots]``: whose uploads the aggregate is of.
+    """
+    good = taken & jnp.isfinite(pair[0])
+    total, count = (jnp.sum(jnp.where(good, x, 0.0)) for x in pair)
+    return total, count
 
 
 class _Carry(NamedTuple):

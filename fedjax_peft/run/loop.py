@@ -273,6 +273,7 @@ def simulate(
         owned,
         diagnosis(diagnostics),
         adapters_cka if "cka" in diagnostics else None,
+        int(np.count_nonzero(clients.sizes)),
     )
 
     def program(schedule: Schedule) -> Program:

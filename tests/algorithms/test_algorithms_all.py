@@ -20,6 +20,7 @@ SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)
 POOLED = toy.clients([33])
 OPTIONS = {"scaffold": {"learning_rate": 0.1}, "fra_ffa": {"at": 1}}
+PLATEAU = {"trigger": "plateau", "patience": 1}
 DUAL = ("fedmatch", "fedmcp")
 OTHERS = {
     "fedopt": functools.partial(algorithms.fedopt, server=optax.adam(0.1)),
@@ -28,6 +29,7 @@ OTHERS = {
     "fedavg_hetlora": functools.partial(algorithms.fedavg, aggregator=aggregators.hetlora()),
     "fedavg_private_head": functools.partial(algorithms.fedavg, head="private"),
     "fedavg_keeps_optimizer": functools.partial(algorithms.fedavg, keep_optimizer=True),
+    "fra_ffa_plateau": functools.partial(algorithms.fra_ffa, **PLATEAU),
 }
 NAMES = sorted([*algorithms.__all__, *OTHERS])
 
@@ -170,6 +172,25 @@ def test_only_those_who_take_part_change_what_they_keep(name):
     start = engine.start()[1]
     for a, b in zip(jax.tree.leaves(result.private), jax.tree.leaves(start), strict=True):
         np.testing.assert_array_equal(a[2:], b[2:])
+
+
+@pytest.mark.parametrize("kind", ["loss", "upload"])
+def test_one_client_of_numbers_that_are_not_finite_leaves_the_server_finite(name, kind):
+    """An infinite input spoils a client's upload. A label that there is not spoils its loss alone:
+    the label's logit is read as NaN, and no gradient flows back to it.
+    """
+    engine, _, federation = rig(name), *make(name)[1:]
+    columns = {n: x.copy() for n, x in federation.data.columns.items()}
+    column, value = {"loss": ("labels", 99), "upload": ("x", np.inf)}[kind]
+    columns[column][federation.indices[0][0]] = value
+    state = engine.start()
+    for number in (1, 2):
+        result = engine.run(engine.schedule.cohort(number), number, state, columns)
+        assert result.finite.tolist() == [kind == "loss"] + [True] * (len(federation) - 1)
+        assert not np.isfinite(result.sums["loss"][0][0])
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.server))
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.private))
+        state = (result.server, result.private)
 
 
 MEAN_TYPE = ("fedprox", "fednova", "fedyogi", "flora", "fedex", "rolora", "ffa")

@@ -25,6 +25,7 @@ from fedjax_peft.algorithms import (
     fedyogi,
     scaffold,
 )
+from fedjax_peft.data import Clients
 from fedjax_peft.engine.plan import Cohort, make_plan
 from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.errors import InputError
@@ -262,41 +263,45 @@ CASES = {
         functools.partial(slow_fedopt, optimizer=SLOW_SGD, serve=adaptive(lambda v, d: v + d**2)),
     ),
 }
-SETTINGS = [(name, 3, 3, "private") for name in CASES] + [
-    (name, 4, 1, "shared") for name in CASES if name.endswith("sgd")
+SETTINGS = [(name, 3, 3, "private", 0) for name in CASES] + [
+    (name, 4, 1, "shared", empty) for name in CASES if name.endswith("sgd") for empty in (0, 4)
 ]
 
 
-@pytest.mark.parametrize(("name", "per_round", "lanes", "head"), SETTINGS)
-def test_rounds_equal_the_slow_reference(name, per_round, lanes, head):
+@pytest.mark.parametrize(("name", "per_round", "lanes", "head", "empty"), SETTINGS)
+def test_rounds_equal_the_slow_reference(name, per_round, lanes, head, empty):
+    """Clients without examples never take part, so ``empty`` of them change nothing."""
     make, slow = CASES[name]
-    rig = toy.Engine(make(head=head), FEDERATION, per_round=per_round, lanes=lanes)
+    nobody = (np.zeros(0, np.int32),) * empty
+    federation = Clients(FEDERATION.data, FEDERATION.indices + nobody)
+    rig = toy.Engine(make(head=head), federation, per_round=per_round + empty, lanes=lanes)
     state = rig.start()
     for number in (1, 2):
         result = rig.run(rig.schedule.cohort(number), number, state)
         state = (result.server, result.private)
     world = Slow(head, per_round)
     extra = slow(world)
-    shared, private = HEADS[head]
+    shared, own = HEADS[head]
     model = rig.algorithm.server.model(result.server)
-    kept = result.private.get("model", result.private)
+    private = tree.take(result.private, np.arange(len(SIZES)))
+    kept = private.get("model", private)
     assert set(model) == set(shared)
-    assert set(kept) == set(private)
+    assert set(kept) == set(own)
     for n in shared:
         np.testing.assert_allclose(model[n], world.theta[n], rtol=0, atol=1e-5)
         assert np.abs(world.theta[n] - rig.shared[n]).max() > 1e-3, "every leaf has moved"
-    for n in private:
-        np.testing.assert_allclose(kept[n], [own[n] for own in world.own], rtol=0, atol=1e-5)
+    for n in own:
+        np.testing.assert_allclose(kept[n], [leaves[n] for leaves in world.own], rtol=0, atol=1e-5)
     if "control" in extra:
         for n in shared:
-            control, own = result.server["control"][n], result.private["control"][n]
+            control, each = result.server["control"][n], private["control"][n]
             np.testing.assert_allclose(control, extra["control"][n], rtol=0, atol=1e-5)
-            np.testing.assert_allclose(own, [c[n] for c in extra["controls"]], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(each, [c[n] for c in extra["controls"]], rtol=0, atol=1e-5)
     if "moved" in extra:
         for n in shared:
-            moved, own = result.server.moved[n], result.private["gradient"][n]
+            moved, each = result.server.moved[n], private["gradient"][n]
             np.testing.assert_allclose(moved, extra["moved"][n], rtol=0, atol=1e-5)
-            np.testing.assert_allclose(own, [g[n] for g in extra["gradients"]], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(each, [g[n] for g in extra["gradients"]], rtol=0, atol=1e-5)
 
 
 # ------------------------------------------------------------------------- against hand calculation
