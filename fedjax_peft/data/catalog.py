@@ -17,7 +17,7 @@ from fedjax_peft.data.formats.semeval import read_semeval
 from fedjax_peft.data.formats.squad import read_mrqa, read_squad
 from fedjax_peft.data.table import Table
 
-__all__ = ["DATASETS", "DIRECTORY", "Reader", "Settings", "Source"]
+__all__ = ["DATASETS", "OWN", "Reader", "Settings", "Source"]
 
 Reader = Callable[[Path], dict[str, Table] | None]
 """folder -> tables by split (``train``, ``validation``, ``test``; ``all``: to be split), or None if
@@ -353,9 +353,9 @@ DATASETS: dict[str, Source] = {
 }
 """The named data sets. Counts are those of the source that ``auto`` takes first."""
 
-DIRECTORY = Source(
-    description="a folder of files",
+OWN = Source(
+    description="a file or folder of the user's own",
     columns={"text": "text", "sentence": "text", "ner_tags": "tags", "img": "image"},
     formats=(read_users, read_images),
 )
-"""What is known of a folder that the user names; its task follows from its columns."""
+"""What is known of a file or folder that the user names; its task follows from its columns."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_peft.assets import cache_dir, fetch
 from fedjax_peft.data import silo
-from fedjax_peft.data.catalog import DATASETS, DIRECTORY, Source
+from fedjax_peft.data.catalog import DATASETS, OWN, Source
 from fedjax_peft.data.combine import combine
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encode import COLUMNS, class_names, encode
@@ -49,13 +49,17 @@ def load_dataset(
     doc_stride: int | None = None,
     clusters: int | None = None,
     order: Literal["sorted", "first_seen"] | None = None,
+    columns: Mapping[str, str] | None = None,
+    test_share: float | None = None,
 ) -> dict[str, Dataset]:
     """Returns the encoded splits ``train`` and ``test`` (and ``validation`` of ``glue_silo``).
 
     Args:
-      name: a key of :data:`DATASETS`, or a directory with one file per split: ``train`` and
-        ``test`` (or else ``validation``), or ``all`` to be split, each ``.jsonl``, ``.json``,
-        ``.csv`` (these three also with ``.gz``) or ``.parquet``; or with images
+      name: a key of :data:`DATASETS`, or a file or directory of your own. A file (``.jsonl``,
+        ``.json``, ``.csv``, these three also with ``.gz``, or ``.parquet``) is split at random into
+        ``train`` and ``test``. A directory has one such file per split: ``train`` and ``test`` (or
+        else ``validation``), or ``all`` (or, with ``test_share``, ``train`` alone), which is split
+        as a single file is; or it has images
         (:func:`fedjax_peft.data.formats.images.read_images`) or examples by user
         (:func:`fedjax_peft.data.formats.leaf.read_users`). Other files in it are not read. What is
         learned from a directory follows from its columns: ``tokens`` and ``tags``; ``context``,
@@ -81,6 +85,11 @@ def load_dataset(
         answer), by k-means with so many groups.
       order: of the entity types in the key ``tag_set`` of tagged data, by default ``sorted``; see
         :func:`fedjax_peft.data.tagging.tag_set`.
+      columns: our column name -> the name in your files, such as ``{"text": "review", "label":
+        "stars"}``. Other columns keep their names.
+      test_share: share of the rows, strictly between 0 and 1, that is held out for ``test`` where
+        there is no test split. It is drawn at random by ``seed``; where rows have a ``client``, it
+        is the end of each client's rows. None: a fifth, for a single file and for ``all``.
 
     Returns:
       Split name -> data set, in the order of the source. Its columns are those of its task's
@@ -102,9 +111,12 @@ def load_dataset(
             raise InputError(f"{option} = {value!r} must be a whole number.")
     if entry.parts:
         _refuse(name, doc_stride=doc_stride, clusters=clusters, order=order)
+        _refuse(name, columns=columns, test_share=test_share)
         return _silo(name, tokenizer, length, source, seed, sizes, split or "6:2:2")
     _refuse(name, split=split)
-    entry, tables = load_tables(name, source=source, seed=seed)
+    entry, tables = load_tables(
+        name, source=source, seed=seed, columns=columns, test_share=test_share
+    )
     names = entry.label_names or class_names(entry.task, tables["train"])
     for table in tables.values():  # all rows, so that an error does not depend on the subset
         if "label" in COLUMNS[entry.task]:
@@ -139,23 +151,38 @@ def _refuse(name: str, **options: Any) -> None:
 
 
 def load_tables(
-    name: str, *, source: str = "auto", seed: int = 0
+    name: str,
+    *,
+    source: str = "auto",
+    seed: int = 0,
+    columns: Mapping[str, str] | None = None,
+    test_share: float | None = None,
 ) -> tuple[Source, dict[str, Table]]:
     """Returns a data set's entry and its raw rows: ``train`` and ``test``, under our column names.
 
-    A directory's entry is made up from its columns. Arguments and errors are those of
-    :func:`load_dataset`.
+    The entry of a file or directory of the user's own follows from its columns. Arguments and
+    errors are those of :func:`load_dataset`.
     """
     name, source = os.fspath(name), os.fspath(source)
+    if test_share is not None and not 0 < test_share < 1:
+        raise InputError(f"test_share = {test_share} must be between 0 and 1, such as 0.2.")
     entry = _entry(name, source)
-    tables = {part: _renamed(x, entry) for part, x in _read(name, entry, source, seed).items()}
+    tables = _read(name, entry, source, seed, test_share)
+    tables = {part: _renamed(_chosen_columns(x, columns), entry) for part, x in tables.items()}
     if name not in DATASETS:
         entry = entry._replace(task=_task(next(iter(tables.values()))))
     _check_columns(tables, entry)
     if "all" in tables and entry.share is not None:
         tables["all"] = _equal_shares(tables["all"], entry.share, seed)
     tables = {part: _prepared(table, entry) for part, table in tables.items()}
-    return entry, _split(tables["all"], seed) if "all" in tables else tables
+    if "all" in tables:
+        return entry, _split(tables["all"], seed, test_share)
+    if test_share is not None:
+        raise InputError(
+            f"test_share = {test_share} is for data without a test split, but {name!r} has one:"
+            f" {tables['test'].origin}. Leave test_share out."
+        )
+    return entry, tables
 
 
 def _entry(name: str, source: str) -> Source:
@@ -166,32 +193,44 @@ def _entry(name: str, source: str) -> Source:
         )
     if name in DATASETS:
         return DATASETS[name]
-    if not os.path.isdir(name):
+    if not os.path.exists(name):
         raise InputError(
-            f"{name!r} is neither a named data set nor a directory. {nearest(name, DATASETS)}"
+            f"{name!r} is neither a named data set nor a file or directory (looked for in"
+            f" {os.getcwd()}). {nearest(name, DATASETS)}"
+        )
+    if not os.path.isdir(name) and tabular.kind(Path(name)) is None:
+        raise InputError(
+            f"The file {name!r} cannot be read as data: its name must end in"
+            f" {', '.join(tabular.ENDINGS)}."
         )
     if source != "auto":
-        raise InputError(f"source={source!r} is for named data sets; {name!r} is a directory.")
-    return DIRECTORY
+        what = "directory" if os.path.isdir(name) else "file"
+        raise InputError(f"source={source!r} is for named data sets; {name!r} is a {what}.")
+    return OWN
 
 
 # Where the rows are.
 
 
-def _read(name: str, entry: Source, source: str, seed: int) -> dict[str, Table]:
+def _read(
+    name: str, entry: Source, source: str, seed: int, share: float | None
+) -> dict[str, Table]:
     """Returns the raw tables by split: ``train`` and ``test``, or ``all``."""
     if source == "tiny":
         return tiny_tables(entry, seed)
     if name not in DATASETS:
-        return _read_folder(Path(name), entry)
+        path = Path(name)
+        if not path.is_dir():
+            return {"all": tabular.read_file(path, alone=True)}
+        return _read_folder(path, entry, share)
     if source not in _KNOWN:
-        return _read_folder(Path(source), entry)
+        return _read_folder(Path(source), entry, share)
     if source == "auto":
         folder = next((folder for folder in _folders(name) if folder.is_dir()), None)
         if folder is None and entry.asset is not None:
             folder = fetch(entry.asset)
         if folder is not None:
-            return _read_folder(folder, entry)
+            return _read_folder(folder, entry, share)
     return _read_hub(name, entry)
 
 
@@ -202,27 +241,32 @@ def _folders(name: str) -> list[Path]:
     return [*mine, cache_dir() / "data" / name]
 
 
-def _read_folder(folder: Path, entry: Source) -> dict[str, Table]:
+def _read_folder(folder: Path, entry: Source, share: float | None) -> dict[str, Table]:
     tests = tuple(dict.fromkeys((entry.test or "test", *_VALIDATION, "test")))
     for reader in entry.formats:
         tables = reader(folder)
         if tables is not None:
-            return _chosen(folder, tables, tests)
+            return _chosen(folder, tables, tests, share)
     # A data set without a test split is split here, whatever its one file is called.
-    whole = ("all", "train") if entry.test is None else ("all",)
+    whole = ("all", "train") if entry.test is None or share is not None else ("all",)
     paths = tabular.find_splits(folder, {"train": ("train",), "test": tests}, whole=whole)
     return {part: tabular.read_file(path) for part, path in paths.items()}
 
 
-def _chosen(folder: Path, tables: Mapping[str, Table], tests: Sequence[str]) -> dict[str, Table]:
+def _chosen(
+    folder: Path, tables: Mapping[str, Table], tests: Sequence[str], share: float | None
+) -> dict[str, Table]:
     """Returns the training and the test split of those that a reader has found."""
     if "all" in tables:
         return {"all": tables["all"]}
     test = next((name for name in tests if name in tables), None)
+    if "train" in tables and test is None and share is not None:
+        return {"all": tables["train"]}
     if "train" not in tables or test is None:
         missing = "test" if "train" in tables else "train"
+        hint = f" {tabular.NO_TEST}" if missing == "test" else ""
         raise InputError(
-            f"{folder} has no file for the split {missing!r}, only for: {', '.join(tables)}."
+            f"{folder} has no file for the split {missing!r}, only for: {', '.join(tables)}.{hint}"
         )
     return {"train": tables["train"], "test": tables[test]}
 
@@ -260,6 +304,23 @@ def _advice(name: str, entry: Source) -> str:
 
 
 # Rows under our names.
+
+
+def _chosen_columns(table: Table, chosen: Mapping[str, str] | None) -> Table:
+    """Returns a table whose columns have the names that the user gives them: ours -> theirs."""
+    if not chosen:
+        return table
+    for ours, theirs in chosen.items():
+        if theirs not in table.columns:
+            raise InputError(
+                f"columns = {{{ours} = {theirs!r}}} names a column that {table.origin} does not"
+                f" have; it has {', '.join(table.columns)}. {nearest(theirs, table.columns)}"
+            )
+    taken = {*chosen, *chosen.values()}
+    others = {name: values for name, values in table.columns.items() if name not in taken}
+    return replace(
+        table, columns={ours: table.columns[name] for ours, name in chosen.items()} | others
+    )
 
 
 def _renamed(table: Table, entry: Source) -> Table:
@@ -302,6 +363,13 @@ def _check_columns(tables: Mapping[str, Table], entry: Source) -> None:
             raise InputError(f"{table.origin} has no rows.")
     if entry.task != "classification":
         return
+    for table in tables.values():
+        if not {"text", "label"} & {*table.columns}:
+            raise InputError(
+                f"{table.origin} has neither a column 'text' nor 'label', only:"
+                f" {', '.join(table.columns)}. Say which columns have the texts and the labels:"
+                ' columns = {text = "...", label = "..."}.'
+            )
     names = [name for name, ours in entry.columns.items() if ours == "text_pair"]
     paired = any("text_pair" in table.columns for table in tables.values())
     for table in tables.values():
@@ -344,25 +412,31 @@ def _named(value: Any, names: Sequence[str]) -> Any:
 # Rows at random.
 
 
-def _split(table: Table, seed: int) -> dict[str, Table]:
-    """Returns four fifths to train on and one to test on.
+def _split(table: Table, seed: int, share: float | None) -> dict[str, Table]:
+    """Returns the rows to train on, and a share of them (by default a fifth) to test on.
 
-    Where rows have clients these are each client's first and last rows, so that a text is not
-    tested on what it overlaps with; else they are drawn at random.
+    Where rows have clients, each client's last rows are held out, so that a text is not tested on
+    what it overlaps with; else they are drawn at random.
     """
     n = len(table)
+
+    def count(rows: int) -> int:
+        return rows // _HELD_OUT if share is None else min(round(share * rows), rows - 1)
+
     if "client" in table.columns:
         rows: dict[Any, list[int]] = {}
         for row, client in enumerate(table.columns["client"]):
             rows.setdefault(client, []).append(row)
-        held = {row for own in rows.values() for row in own[len(own) - len(own) // _HELD_OUT :]}
+        held = {row for own in rows.values() for row in own[len(own) - count(len(own)) :]}
     else:
-        held = set(host_rng(seed, "split").permutation(n)[: n // _HELD_OUT].tolist())
+        held = set(host_rng(seed, "split").permutation(n)[: count(n)].tolist())
     if not held:
         whose = "each client's rows" if "client" in table.columns else "its rows"
+        part = "a fifth" if share is None else f"a share of {share}"
+        needs = f"at least {_HELD_OUT}" if share is None else "more"
         raise InputError(
-            f"{table.origin} has {n} rows and no test split: a fifth of {whose} is held out for"
-            f" one, which takes at least {_HELD_OUT}."
+            f"{table.origin} has {n} rows and no test split: {part} of {whose} is held out for"
+            f" one, which takes {needs}."
         )
     return {
         "train": table.take(row for row in range(n) if row not in held),

@@ -1,5 +1,6 @@
 """One split of a data set before tokenisation, and the checks that every split passes."""
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -119,9 +120,11 @@ def _flat(table: Table, column: str, function: Callable[[int, Any], Any]) -> lis
 
 def _column(table: Table, name: str) -> Sequence[Any]:
     if name not in table.columns:
+        close = difflib.get_close_matches(name, table.columns)
+        advice = f" {nearest(name, table.columns)}" if close else ""
         raise InputError(
-            f"{table.origin} has no column {name!r}, only: {', '.join(table.columns)}."
-            f" {nearest(name, table.columns)}"
+            f"{table.origin} has no column {name!r}, only: {', '.join(table.columns)}.{advice} To"
+            f' use another column for it, name it: columns = {{{name} = "..."}}.'
         )
     return table.columns[name]
 

@@ -18,12 +18,14 @@ what it means in Python.
     [methods.NAME]                   # optional: a run for each, these keys over all the others
 
 A table may be given by its name alone: ``algorithm = "fedprox"`` is ``[algorithm]`` with
-``name = "fedprox"``.
+``name = "fedprox"``. A relative path is looked for beside the config file first, then in the
+working directory.
 """
 
 import contextlib
 import copy
 import inspect
+import os
 import tomllib
 import types
 import typing
@@ -35,7 +37,7 @@ from typing import Any, Literal, NamedTuple
 import pydantic
 import tomli_w
 
-from fedjax_peft import aggregators, algorithms, peft, tasks
+from fedjax_peft import aggregators, algorithms, assets, peft, tasks
 from fedjax_peft.data import Clients, Dataset, partition, sources
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models import heads, hf
@@ -75,6 +77,12 @@ NAMESPACES: dict[str, types.ModuleType] = {
 _DEFAULT_NAMES = {"algorithm": "fedavg", "optimizer": "adamw", "peft": "lora"}
 _NAMED = {"model": "name", "data": "name", "time": "preset"} | dict.fromkeys(NAMESPACES, "name")
 """Table -> the key that a string in place of the table gives."""
+_PATHS = {
+    "model": ("name",),
+    "data": ("name", "source", "tokenizer"),
+    "peft": ("adapter",),
+}
+"""Keys of tables whose values may be paths."""
 _OPTIONAL = ("aggregator",)
 """Tables without which the function that wants them takes its own default."""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -147,18 +155,51 @@ _HEADS = {
 
 
 def load(path: str | Path) -> Config:
-    """Returns a config file as written.
+    """Returns a config file; its relative paths, where they lead from its folder, are absolute.
 
     Raises:
       InputError: no such file, or not TOML.
     """
     path = Path(path)
     try:
-        return tomllib.loads(path.read_text())
+        return _located(tomllib.loads(path.read_text()), path.parent)
     except FileNotFoundError:
         raise InputError(f"There is no config file {str(path)!r}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
         raise InputError(f"The config {str(path)!r} is not a TOML file: {error}.") from None
+
+
+def _located(raw: Config, folder: Path) -> Config:
+    """Returns the config with absolute paths for what lies in ``folder``.
+
+    A run then finds its model and its data from every working directory. What is not there stays as
+    it is: a name, a hub id, or a path from the working directory.
+    """
+    result = _expanded(raw)
+    for table, keys in _PATHS.items():
+        given = result.get(table)
+        if isinstance(given, dict):
+            found = {key: _absolute(given[key], folder) for key in keys if key in given}
+            result[table] = given | found
+    methods = result.get("methods")
+    if isinstance(methods, dict):
+        result["methods"] = {
+            name: _located(one, folder) if isinstance(one, dict) else one
+            for name, one in methods.items()
+        }
+    return result
+
+
+def _absolute(value: Any, folder: Path) -> Any:
+    """Returns an existing file or folder as an absolute path, and anything else as it is."""
+    names = {*sources.DATASETS, *assets.ASSETS, "auto", "hub", "tiny", ""}
+    if not isinstance(value, str) or value in names:
+        return value
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long a name, no such home
+        path = folder.absolute() / Path(value).expanduser()
+        if path.exists():
+            return os.path.normpath(path)
+    return value
 
 
 def override(raw: Config, text: str) -> Config:
@@ -172,14 +213,18 @@ def override(raw: Config, text: str) -> Config:
         parsed = value.strip()
     result = _expanded(copy.deepcopy(raw))
     *tables, last = key.strip().split(".")
+    change: Any = parsed
+    for table in reversed([*tables, last]):
+        change = {table: change}
+    change = _located(change, Path())
     if not tables and last in _NAMED and isinstance(parsed, str):
-        return _over(result, {last: parsed})
+        return _over(result, change)
     node = result
     for table in tables:
-        node = node.setdefault(table, {})
+        node, change = node.setdefault(table, {}), change[table]
         if not isinstance(node, dict):
             raise InputError(f"The override {text!r} treats {table!r} as a table; it is a value.")
-    node[last] = parsed
+    node[last] = change[last]
     return result
 
 

@@ -502,7 +502,7 @@ def test_a_directory_may_be_a_path(tmp_path, tokenizer):
     write(tmp_path, train__jsonl=jsonl(ROWS), test__jsonl=jsonl(ROWS))
     data = load_dataset(tmp_path, tokenizer=tokenizer, max_length=3)
     assert_is_rows(data["train"])
-    with pytest.raises(InputError, match=r"is neither a named data set nor a directory"):
+    with pytest.raises(InputError, match=r"is neither a named data set nor a file or directory"):
         load_dataset("x" * 5000, tokenizer=tokenizer)
 
 

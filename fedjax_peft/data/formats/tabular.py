@@ -18,9 +18,21 @@ from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 from fedjax_peft.hub import printed_once
 
-__all__ = ["cause", "find_splits", "from_datasets", "kind", "load", "read_file"]
+__all__ = [
+    "ENDINGS",
+    "NO_TEST",
+    "cause",
+    "find_splits",
+    "from_datasets",
+    "kind",
+    "load",
+    "read_file",
+]
 
 _KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+ENDINGS = (*_KINDS, ".json.gz", ".jsonl.gz", ".csv.gz")
+"""Endings of the files that can be read."""
+NO_TEST = "To test on a share of the training rows, set test_share = 0.2."
 _LABELS = ("label", "tags", "ner_tags")
 """Columns whose names of classes are those of the data set."""
 _UNREADABLE = (OSError, ValueError, RuntimeError, EOFError, csv.Error)
@@ -50,10 +62,12 @@ def find_splits(
     for split, names in splits.items():
         name = next((name for name in names if name in files), None)
         if name is None:
+            there = ", ".join(sorted(files)) or "none of these"
+            hint = f" {NO_TEST}" if split == "test" and "train" in found else ""
             raise InputError(
                 f"{folder} has no file for the split {split!r}: it needs"
-                f" {' or '.join(names)} with the ending {', '.join(_KINDS)} (or .json.gz,"
-                f" .jsonl.gz, .csv.gz). It has: {', '.join(sorted(files)) or 'none of these'}."
+                f" {' or '.join(names)} with the ending {', '.join(ENDINGS)}. It has:"
+                f" {there}.{hint}"
             )
         parts = _parts(files[name][0])
         if not {*files[name]} <= {*parts}:
