@@ -14,7 +14,7 @@ import fedjax_peft
 
 ROOT = Path(fedjax_peft.__file__).parent
 LAYERS = [
-    {"typing", "errors", "files"},
+    {"typing", "errors", "files", "display"},
     {"tree", "random", "linalg", "assets", "modes", "hub"},
     {"models", "peft", "data", "tasks"},
     {"aggregators", "algorithms"},
