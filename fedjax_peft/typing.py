@@ -108,6 +108,15 @@ class ClientUpdate(NamedTuple):
     """state -> (upload, private)."""
 
 
+class Tuning(NamedTuple):
+    """Local training of every client before the last evaluation; nothing of it is kept."""
+
+    client: Callable[[Problem], ClientUpdate]
+    """Its ``final`` returns ``({}, private)``: nothing is sent."""
+    epochs: int
+    """Passes over a client's examples."""
+
+
 class Aggregated(NamedTuple):
     """What an aggregator gives the server."""
 
@@ -272,6 +281,9 @@ class Algorithm(NamedTuple):
     lower_is_better: tuple[str, ...] = ()
     """The metrics that this algorithm adds to the task's and of which less is better. A task's
     metric that is measured a second time, such as ``loss_global``, has the task's direction."""
+    tuning: Tuning | None = None
+    """How clients adapt to the final broadcast before they are evaluated once more; the figures
+    are named ``tuned_...``. None: they do not."""
     needs_fixed_basis: str | None = None
     """Why the entries of shared leaves must mean the same in every round, and what to use instead,
     in whole sentences. It is part of the error message for an aggregator that ``refactors``. None:

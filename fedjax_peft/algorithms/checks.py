@@ -13,6 +13,7 @@ __all__ = [
     "lora_model",
     "only_head",
     "positive",
+    "whole",
 ]
 
 
@@ -28,6 +29,13 @@ def positive(**options: float) -> None:
     for name, value in options.items():
         if not 0 < value < float("inf"):
             raise InputError(f"{name} = {value!r} must be a positive finite number.")
+
+
+def whole(low: int, **options: int) -> None:
+    """Raises InputError for an option that is no whole number, or is below ``low``."""
+    for name, value in options.items():
+        if not isinstance(value, int) or value < low:
+            raise InputError(f"{name} = {value!r} must be a whole number from {low} up.")
 
 
 def fraction(**options: float) -> None:

@@ -3,24 +3,36 @@
     client:  head_k ← optimizer steps on F_k(body, ·)       the first E_h / (E_h + E_b) of its steps
              body_k ← optimizer steps on F_k(·, head_k)     the others
     server:  body ← Σ w_k body_k;  head_k never leaves the client
+    at the end, with ``tune_epochs``:  head_k ← optimizer steps on F_k(body, ·), then evaluation
 
 Run it with ``epochs = head_epochs + body_epochs``; then these are exactly the epochs of each part.
-For other numbers of steps the head gets the next whole number of them.
+For other numbers of steps the head gets the next whole number of them, and each part gets at least
+one. A client with a single step in a round (``epochs = 1`` and one batch of examples) takes one for
+each part on this batch, the head first.
 
-Both parts have an optimizer state of their own, which rests, moments and all, while the other part
-is trained. The body is the adapters here. The paper averages the bodies without weights in its
-theory, where clients are equally large; ``weights`` has both.
+The default is E_h = E_b = 1, which costs least. As far as its public forks show, the authors' code
+makes 10 epochs for the head and 1 for the body (``epochs = 11``, ``head_epochs = 10``), and trains
+all clients' heads under the final body before the last evaluation, for 10 epochs
+(``tune_epochs = 10``).
+
+Each part has its own optimizer state, which stays as it is while the other part is trained. The
+body is the adapters here. The paper averages the bodies without weights in its theory, where
+clients are equally large; ``weights`` has both.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
+from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import only_head
+from fedjax_peft.algorithms.checks import only_head, whole
 from fedjax_peft.algorithms.common import HeadPolicy, Weights, descend, objective, replace, roles
-from fedjax_peft.errors import InputError
+from fedjax_peft.random import stream
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -31,6 +43,7 @@ from fedjax_peft.typing import (
     Params,
     Problem,
     PyTree,
+    Tuning,
 )
 
 __all__ = ["fedrep"]
@@ -50,6 +63,7 @@ def fedrep(
     *,
     head_epochs: int = 1,
     body_epochs: int = 1,
+    tune_epochs: int = 0,
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "private",
     weights: Weights = "size",
@@ -60,6 +74,9 @@ def fedrep(
       optimizer: the clients' optimizer, for both parts.
       head_epochs: the head's part of a round's local steps, in proportion to ``body_epochs``.
       body_epochs: the adapters' part; run with ``epochs = head_epochs + body_epochs``.
+      tune_epochs: before the last evaluation, every client trains its head for so many epochs under
+        the final adapters, with a fresh optimizer. The scores are recorded as ``tuned_...`` beside
+        those of the heads as they are; nothing else changes. 0 leaves it out.
       aggregator: how adapters combine; by default their mean.
       head: only ``private``, which is what the algorithm is.
       weights: of clients in the aggregate.
@@ -68,35 +85,64 @@ def fedrep(
       InputError: another head policy, or a part without epochs.
     """
     only_head("fedrep", head, "private")
-    for name, epochs in (("head_epochs", head_epochs), ("body_epochs", body_epochs)):
-        if epochs < 1:
-            raise InputError(f"{name} = {epochs} of fedrep must be a positive whole number.")
+    whole(1, head_epochs=head_epochs, body_epochs=body_epochs)
+    whole(0, tune_epochs=tune_epochs)
+
+    def init(broadcast: Params, own: Params, key: Key) -> State:
+        del key
+        return State(broadcast, own, optimizer.init(broadcast), optimizer.init(own))
+
+    def head_step(problem: Problem, state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+        def loss(head: Params) -> tuple[jax.Array, Metrics]:
+            return objective(problem, {**state.body, **head}, batch, key)
+
+        head, opt, metrics = descend(optimizer, loss, state.head, state.head_optimizer)
+        return state._replace(head=head, head_optimizer=opt), metrics
+
+    def body_step(problem: Problem, state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+        def loss(body: Params) -> tuple[jax.Array, Metrics]:
+            return objective(problem, {**body, **state.head}, batch, key)
+
+        body, opt, metrics = descend(optimizer, loss, state.body, state.body_optimizer)
+        return state._replace(body=body, body_optimizer=opt), metrics
 
     def client(problem: Problem) -> ClientUpdate:
-        def init(broadcast: Params, own: Params, key: Key) -> State:
-            del key
-            return State(broadcast, own, optimizer.init(broadcast), optimizer.init(own))
-
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            def head_step(state: State) -> tuple[State, Metrics]:
-                def loss(head: Params) -> tuple[jax.Array, Metrics]:
-                    return objective(problem, {**state.body, **head}, batch, key)
-
-                head, opt, metrics = descend(optimizer, loss, state.head, state.head_optimizer)
-                return state._replace(head=head, head_optimizer=opt), metrics
-
-            def body_step(state: State) -> tuple[State, Metrics]:
-                def loss(body: Params) -> tuple[jax.Array, Metrics]:
-                    return objective(problem, {**body, **state.head}, batch, key)
-
-                body, opt, metrics = descend(optimizer, loss, state.body, state.body_optimizer)
-                return state._replace(body=body, body_optimizer=opt), metrics
-
-            parts = head_epochs + body_epochs
-            on_head = batch["step"] * parts < batch["steps"] * head_epochs
-            return jax.lax.cond(on_head, head_step, body_step, state)
+            here, steps = batch["step"], batch["steps"]
+            # ⌈steps E_h / (E_h + E_b)⌉, but a step is left for the body if there are two.
+            share = -(-steps * head_epochs // (head_epochs + body_epochs))
+            on_head = here < jnp.clip(share, 1, jnp.maximum(steps - 1, 1))
+            single = steps == 1
+            # With one step for both, their dropout masks are independent.
+            for_body = jax.lax.select(single, stream(key, "body"), key)
+            state, of_head = _if(on_head, partial(head_step, problem), state, batch, key)
+            state, of_body = _if(
+                ~on_head | single, partial(body_step, problem), state, batch, for_body
+            )
+            return state, tree.where(on_head, of_head, of_body)
 
         return ClientUpdate(init, step, lambda state: (state.body, state.head))
 
+    def tuning(problem: Problem) -> ClientUpdate:
+        return ClientUpdate(init, partial(head_step, problem), lambda state: ({}, state.head))
+
     algorithm = Algorithm("fedrep", roles(head), client, aggregator or mean(), replace())
-    return algorithm._replace(weights=weights)
+    return algorithm._replace(
+        weights=weights, tuning=Tuning(tuning, tune_epochs) if tune_epochs else None
+    )
+
+
+def _if(
+    due: jax.Array,
+    step: Callable[[State, Batch, Key], tuple[State, Metrics]],
+    state: State,
+    batch: Batch,
+    key: Key,
+) -> tuple[State, Metrics]:
+    """Returns a step's result if it is due, else the state as it is and metrics of 0."""
+
+    def rest(state: State) -> tuple[State, Metrics]:
+        shapes = jax.eval_shape(step, state, batch, key)[1]
+        return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    return jax.lax.cond(due, lambda state: step(state, batch, key), rest, state)

@@ -36,7 +36,15 @@ from fedjax_peft.typing import (
     Task,
 )
 
-__all__ = ["PREDICTIONS", "Diagnosis", "Probe", "RoundResult", "build_round", "evaluation"]
+__all__ = [
+    "PREDICTIONS",
+    "Diagnosis",
+    "Probe",
+    "RoundResult",
+    "build_round",
+    "evaluation",
+    "tuning",
+]
 
 PREDICTIONS = "predictions"
 """Under this name a step's metrics may hold arrays ``[batch, ...]``; they are kept, not summed."""
@@ -387,18 +395,37 @@ def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = No
             final=lambda state: ({}, state[1]),
         )
 
+    return _sending_nothing(algorithm, client, personal=personal)
+
+
+def tuning(algorithm: Algorithm) -> Algorithm:
+    """Returns the algorithm whose clients train as ``algorithm.tuning`` says, and send nothing.
+
+    Its round changes what clients keep, and leaves the server as it is.
+    """
+    assert algorithm.tuning is not None
+    return _sending_nothing(algorithm, algorithm.tuning.client, personal=True)
+
+
+def _sending_nothing(
+    algorithm: Algorithm, client: Callable[[Problem], ClientUpdate], *, personal: bool
+) -> Algorithm:
+    """Returns the algorithm with other clients, whose server stays as it is.
+
+    With ``personal`` clients receive the broadcast, else the leaves of the global model.
+    """
     nothing = Aggregator(
         "none",
         zero=lambda like, slots: {},
         add=lambda acc, uploads, weights, slots, like: acc,
         finish=lambda acc, like, fixed: Aggregated(like, {}),
     )
-    keep = algorithm.server._replace(
+    still = algorithm.server._replace(
         update=lambda state, update, tally: state,
         broadcast=algorithm.server.broadcast if personal else algorithm.server.model,
         like=lambda state: {},
         metrics=None,
     )
     return algorithm._replace(
-        client=client, aggregator=nothing, server=keep, moving=lambda broadcast, number: {}
+        client=client, aggregator=nothing, server=still, moving=lambda broadcast, number: {}
     )

@@ -18,6 +18,8 @@ An evaluated round has ``headline`` (the metric that the task is judged by), ``h
   and ``client_count_unseen``: of the clients that have trained (an upload of theirs was aggregated
   in this round or an earlier one), and of the others, whose private leaves still have their initial
   values. A group without clients has only its count.
+* ``tuned_test_accuracy``, ``tuned_client_accuracy_mean`` and so on, in the last round: of clients'
+  models that were adapted just for this evaluation (FedRep's ``tune_epochs``).
 """
 
 import json

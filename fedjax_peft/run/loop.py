@@ -37,6 +37,7 @@ from fedjax_peft.run.evaluation import evaluate, evaluations, worst
 from fedjax_peft.run.history import Row, finite_or_none, headline, seen_clients
 from fedjax_peft.run.progress import Phase, Phases
 from fedjax_peft.run.record import Record, device_name
+from fedjax_peft.run.tuning import tuned, tuned_figures
 from fedjax_peft.typing import Algorithm, Params, PyTree, Task
 
 __all__ = ["Run", "simulate"]
@@ -402,6 +403,13 @@ def simulate(
                 seen = seen_clients([*record.rows, row])
                 row |= evaluate(tested, server, store, each=each, seen=seen, phases=phases)
                 spent["eval_s"] = time.perf_counter() - began
+            if number == rounds and algorithm.tuning is not None:
+                began = time.perf_counter()
+                own = tuned(setup, columns, schedule, lanes, server, store, number + 1)
+                scores = evaluate(tested, server, own, each=False, phases=phases)
+                row |= tuned_figures(scores)
+                spent["tune_s"] = time.perf_counter() - began
+                del own
             phases.took(spent["train_s"] + spent.get("eval_s", 0.0))
             record.add({**row, "time": spent})
             if record.checkpoints and (number % checkpoint_every == 0 or number == rounds):

@@ -26,6 +26,7 @@ from fedjax_peft.algorithms import (
 )
 from fedjax_peft.algorithms.moon import contrastive
 from fedjax_peft.data import partition
+from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.errors import InputError
 from fedjax_peft.run.loop import simulate
 from fedjax_peft.tasks import classification
@@ -170,6 +171,7 @@ def fedrep_slowly(per_round, optimizer, head, head_epochs, body_epochs):
         one, other = fresh(optimizer), fresh(optimizer)
         batches = list(batches_of(client, number))
         on_head = -(-len(batches) * head_epochs // (head_epochs + body_epochs))
+        on_head = min(on_head, len(batches) - 1)  # EPOCHS = 2: everybody has two steps
         for batch in batches[:on_head]:
             by = gradient_at({**body, **own}, batch)
             own = moved(one, own, of(by, private))
@@ -488,6 +490,111 @@ def test_fedrep_leaves_the_other_part_and_its_moments_alone():
     assert on_head == [True] * 5 + [False] * 2, "2/3 of 7 steps, rounded up"
 
 
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_single_step_of_fedrep_trains_both_parts(lanes):
+    sizes, rate = (4, 3, 1), 0.3  # one batch each
+    few = toy.clients(sizes)
+    algorithm = fedrep(optax.sgd(rate), head_epochs=10, body_epochs=1)
+    bound = toy.model(dropout=0)
+    rig = toy.Engine(algorithm, few, per_round=3, lanes=lanes, epochs=1, bound=bound)
+    result = rig.run(rig.schedule.cohort(1))
+    bodies, heads, losses = [], [], []
+    for client in range(3):
+        (x, labels, kept), *rest = reference.local_batches(few, client, 1, batch_size=4, epochs=1)
+        assert not rest
+        leaves = dict(START)
+        for part in (toy.HEAD, toy.ADAPTER):
+            by = reference.gradients(FROZEN, leaves, x, labels, np.full(kept.shape, 0.8))
+            leaves |= {n: leaves[n] - rate * by[n] for n in part}
+        heads.append(of(leaves, toy.HEAD))
+        bodies.append(of(leaves, toy.ADAPTER))
+        hidden = hidden_of({}, x)
+        logits = hidden @ START["head.kernel"] + START["head.bias"]
+        picked = logits[np.arange(len(x)), labels]
+        losses.append(np.sum(np.log(np.exp(logits).sum(axis=1)) - picked))
+    body = {n: np.average([b[n] for b in bodies], axis=0, weights=sizes) for n in toy.ADAPTER}
+    assert distance(result.server, body) < 1e-5
+    assert distance(result.server, of(START, toy.ADAPTER)) > 1e-3, "shared leaves have moved"
+    assert distance(result.private, jax.tree.map(lambda *x: np.stack(x), *heads)) < 1e-5
+    # The training loss is that of the received model, counted once.
+    np.testing.assert_allclose(result.sums["loss"][0], losses, rtol=1e-5)
+    np.testing.assert_array_equal(result.sums["loss"][1], sizes)
+
+
+def test_a_single_step_of_fedrep_draws_two_dropout_masks():
+    few, bound = toy.clients([4]), toy.model(dropout=0.2)
+    rig = toy.Engine(fedrep(optax.sgd(0.3)), few, per_round=1, lanes=1, epochs=1, bound=bound)
+    leaves, result = dict(START), rig.run(rig.schedule.cohort(1))
+    ((x, labels, kept),) = reference.local_batches(few, 0, 1, batch_size=4, epochs=1)
+    by = reference.gradients(FROZEN, leaves, x, labels, kept)
+    leaves |= {n: leaves[n] - 0.3 * by[n] for n in toy.HEAD}
+    np.testing.assert_allclose(result.private["head.bias"][0], leaves["head.bias"], atol=1e-6)
+    by = reference.gradients(FROZEN, leaves, x, labels, kept)
+    same = leaves["layer.lora_b"] - 0.3 * by["layer.lora_b"]
+    assert np.abs(result.server["layer.lora_b"] - same).max() > 1e-3
+
+
+def test_fedrep_gives_the_body_a_step_whatever_the_proportion():
+    federation = toy.clients([8, 20])  # two and five batches
+    algorithm = fedrep(optax.sgd(0.3), head_epochs=10, body_epochs=1)
+    rig = toy.Engine(algorithm, federation, per_round=2, lanes=1, bound=toy.model(dropout=0))
+    for client, steps in ((0, 2), (1, 5)):
+        cohort = rig.schedule.cohort(1)
+        alone = Cohort(*([x[client]] for x in cohort))
+        result = rig.run(alone)
+        leaves, batches = (
+            dict(START),
+            reference.local_batches(federation, client, 1, batch_size=4, epochs=1),
+        )
+        for i, (x, labels, kept) in enumerate(batches):
+            part = toy.ADAPTER if i == steps - 1 else toy.HEAD
+            by = reference.gradients(FROZEN, leaves, x, labels, np.full(kept.shape, 0.8))
+            leaves |= {n: leaves[n] - 0.3 * by[n] for n in part}
+        assert distance(result.server, of(leaves, toy.ADAPTER)) < 1e-5
+
+
+def test_fedrep_tunes_heads_for_the_last_evaluation_only(tmp_path):
+    """Against the same run without it, and a run of ``local`` on the heads alone."""
+    model, federation = toy.model(dropout=0), toy.clients([9, 6, 12])
+    train, held_out = federation.holdout(0.34)
+    test = toy.dataset(40, seed=3)
+    settings = {"clients_per_round": 2, "batch_size": 4, "test": test, "client_test": held_out}
+    settings |= {"checkpoint_every": 1}
+    run = functools.partial(simulate, model, clients=train, **settings)
+    make = functools.partial(fedrep, optax.sgd(0.3))
+    plain, tuned = run(make(), rounds=2), run(make(tune_epochs=3), rounds=2)
+    assert jax.tree.all(jax.tree.map(np.array_equal, plain.private, tuned.private))
+    assert jax.tree.all(jax.tree.map(np.array_equal, plain.server, tuned.server))
+    scores = {n: x for n, x in tuned.metrics[-1].items() if n.startswith("tuned_")}
+    rest = [{k: v for k, v in row.items() if k not in (*scores, "time")} for row in tuned.metrics]
+    assert rest == [{k: v for k, v in row.items() if k != "time"} for row in plain.metrics]
+    assert {"tuned_test_accuracy", "tuned_test_loss", "tuned_client_accuracy_mean"} <= set(scores)
+    assert not any("count" in n or "examples" in n for n in scores)
+
+    losses = []
+    for client in range(3):
+        leaves = of(START, toy.SHARED) | jax.tree.map(
+            np.float64, tree.take(plain.private, client) | plain.server
+        )
+        for x, labels, kept in reference.local_batches(train, client, 3, batch_size=4, epochs=3):
+            by = reference.gradients(
+                FROZEN, {**START, **leaves}, x, labels, np.full(kept.shape, 0.8)
+            )
+            leaves |= {n: leaves[n] - 0.3 * by[n] for n in toy.HEAD}
+        x, labels = test.columns["x"].astype(float), test.labels
+        logits = hidden_of(leaves, x) @ leaves["head.kernel"] + leaves["head.bias"]
+        picked = logits[np.arange(len(x)), labels]
+        losses.append(np.mean(np.log(np.exp(logits).sum(axis=1)) - picked))
+    assert scores["tuned_test_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert tuned.metrics[-1]["test_loss"] != pytest.approx(np.mean(losses), rel=1e-3)
+
+    # A run that goes on is not changed by having been tuned on the way.
+    run(make(tune_epochs=3), rounds=1, out=tmp_path / "run")
+    again = run(make(tune_epochs=3), rounds=2, out=tmp_path / "run", resume=True)
+    assert jax.tree.all(jax.tree.map(np.array_equal, again.private, tuned.private))
+    assert {n: again.metrics[-1][n] for n in scores} == scores
+
+
 @pytest.mark.parametrize(
     ("train", "trained"), [("all", toy.SHARED), ("head", toy.HEAD), ("adapters", toy.ADAPTER)]
 )
@@ -622,6 +729,8 @@ def test_fedbabu_is_tuned_after_the_run():
         (lambda o: fedrep(o, head="frozen"), "there is 'fedbabu'"),
         (lambda o: fedbabu(o, head="private"), "'fedbabu' must be 'frozen'.* there is 'fedper'"),
         (lambda o: fedrep(o, head_epochs=0), "head_epochs = 0"),
+        (lambda o: fedrep(o, body_epochs=1.5), "body_epochs = 1.5"),
+        (lambda o: fedrep(o, tune_epochs=-1), "tune_epochs = -1"),
         (lambda o: ditto(o, lam=-1), "lam = -1"),
         (lambda o: pfedme(o, inner_steps=0), "inner_steps = 0"),
         (lambda o: pfedme(o, lam=float("nan")), "lam = nan"),
