@@ -1,20 +1,102 @@
-"""Writing files whole or not at all."""
+"""Writing files whole or not at all, with the path in every error."""
 
+import contextlib
+import errno
 import os
+import signal
+import stat
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
-__all__ = ["replace_file"]
+__all__ = ["check_output", "defer_interrupts", "naming", "replace_file"]
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Writes a file so that readers, and a crash, see the old content or the new, never a part."""
-    path = Path(path)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Writes a file so that readers, and a crash, see the old content or the new, never a part.
+
+    A symbolic link is followed. A device or a pipe, such as ``/dev/stdout``, is written to.
+
+    Raises:
+      OSError: with the path.
+    """
+    check_output(path)
+    target = Path(os.path.realpath(path) if os.path.islink(path) else path)
+    with naming(path):
+        if target.exists() and not target.is_file():
+            with target.open("wb") as file:
+                file.write(data)
+            return
+        # A name may have 255 bytes; a character takes up to four.
+        scratch = target.with_name(f".{target.name[:50]}.{os.getpid()}.tmp")
+        try:
+            with scratch.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(target)
+        finally:
+            with contextlib.suppress(OSError):
+                scratch.unlink(missing_ok=True)
+
+
+def check_output(path: str | os.PathLike[str]) -> None:
+    """Raises OSError with the path and the reason if a file cannot be written there.
+
+    For use before long work whose result is to be written. It creates nothing.
+    """
+    with naming(path):
+        try:
+            mode = os.stat(path).st_mode
+        except FileNotFoundError:
+            folder = os.path.dirname(os.path.realpath(path)) or "."
+            if not stat.S_ISDIR(os.stat(folder).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+            checked = folder
+        else:
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            checked = os.fspath(path)
+        if not os.access(checked, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Puts a path into each OSError of the block: a full disk, for one, is reported without it."""
     try:
-        with scratch.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = os.fspath(path), None
+        raise
+
+
+@contextlib.contextmanager
+def defer_interrupts() -> Iterator[None]:
+    """Holds SIGINT (Ctrl-C) back until the end of the block; a second one comes through at once.
+
+    For a write whose interruption in the middle would leave scraps. Only the main thread receives
+    signals; in any other the block runs as it is.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.getsignal(signal.SIGINT)
+    if not callable(previous):  # ignored, left to the system, or not Python's
+        yield
+        return
+    received: list[tuple[int, FrameType | None]] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if received:
+            previous(number, frame)
+        received.append((number, frame))
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield
     finally:
-        scratch.unlink(missing_ok=True)
+        signal.signal(signal.SIGINT, previous)
+        if received:
+            previous(*received[0])

@@ -87,7 +87,7 @@ def write_tiny_checkpoint(directory: str | Path, *, seed: int = 0) -> Path:
     config = {f"{kind}_token": word for kind, word in names.items()}
     config["eos_token"] = "[SEP]"  # GPT-2's way of ending a text
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return directory
 
 
@@ -99,7 +99,7 @@ def write_tiny_texts(
     directory.mkdir(parents=True, exist_ok=True)
     for seed, (split, examples) in enumerate({"train": train, "test": test}.items()):
         data = tiny_dataset(examples, classes=classes, vocab=58, seed=seed)
-        with (directory / f"{split}.jsonl").open("w") as file:
+        with (directory / f"{split}.jsonl").open("w", encoding="utf-8") as file:
             for ids, mask, label in zip(
                 data.columns["input_ids"], data.columns["attention_mask"], data.labels, strict=True
             ):

@@ -290,7 +290,7 @@ def save_checkpoint(
     if architecture:
         about["architectures"] = [architecture]
     text = json.dumps(about, indent=2, sort_keys=True)
-    (directory / "config.json").write_text(text + "\n")
+    (directory / "config.json").write_text(text + "\n", encoding="utf-8")
     # safetensors gives its file to the owner alone.
     (directory / "model.safetensors").chmod((directory / "config.json").stat().st_mode)
 
@@ -331,7 +331,7 @@ def read_json(path: Path) -> dict[str, Any]:
       InputError: no such file, or anything else in it.
     """
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise InputError(f"{path.parent} holds no {path.name}.") from None
     except ValueError as error:

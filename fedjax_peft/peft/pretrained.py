@@ -92,7 +92,7 @@ _Tensors = dict[str, np.ndarray]
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "adapter_config.json"
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         what = f"holds no {path.name}" if directory.is_dir() else "is no directory"
         raise InputError(

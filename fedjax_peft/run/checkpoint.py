@@ -1,12 +1,20 @@
 """Checkpoints of a run: server state, private store, round number. Atomic, by orbax."""
 
+import contextlib
+import errno
+import io
 import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import orbax.checkpoint as ocp
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.files import defer_interrupts
 from fedjax_peft.typing import PyTree
 
 __all__ = ["Checkpoints"]
@@ -32,10 +40,34 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, number: int, state: PyTree) -> None:
-        """Saves the state after round ``number``; returns when it is safely on disk."""
-        if self.latest != number:
-            self._manager.save(number, args=ocp.args.StandardSave(state))
-            self._manager.wait_until_finished()
+        """Saves the state after round ``number``; returns when it is safely on disk.
+
+        Ctrl-C takes effect after the write.
+
+        Raises:
+          InputError: it cannot be written, such as to a full disk; earlier ones are still there.
+        """
+        if self.latest == number:
+            return
+        directory = Path(self._manager.directory)
+        with defer_interrupts():
+            try:
+                _check_room(directory, state)
+                with _quiet():
+                    self._manager.save(number, args=ocp.args.StandardSave(state))
+                    self._manager.wait_until_finished()
+            except Exception as error:  # orbax raises many kinds
+                self._remove_scraps()
+                raise InputError(
+                    f"The checkpoint of round {number} cannot be written to {directory}:"
+                    f" {_reason(error)}. If the disk is full, make room there; then continue the"
+                    " run from its last checkpoint with --resume."
+                ) from error
+
+    def _remove_scraps(self) -> None:
+        """Removes what an unfinished write has left, which takes room and is read by nobody."""
+        for path in Path(self._manager.directory).glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def restore(self, like: PyTree, last: int) -> tuple[int, PyTree] | None:
         """Returns (round, state) of the newest checkpoint that can be read, None if there is none.
@@ -65,8 +97,7 @@ class Checkpoints:
             except InputError:
                 raise
             except Exception as error:  # orbax raises many kinds
-                reason = (str(error).strip() or repr(error)).splitlines()[0].partition(". ")[0]
-                reasons.append(f"round {number}: {reason}")
+                reasons.append(f"round {number}: {_reason(error)}")
                 continue
             for newer in steps[: steps.index(number)]:
                 self._manager.delete(newer)
@@ -92,4 +123,51 @@ class Checkpoints:
 
     def close(self) -> None:
         """Releases orbax's threads."""
-        self._manager.close()
+        with defer_interrupts():
+            self._manager.close()
+
+
+_SYSTEM = re.compile(
+    "|".join(
+        os.strerror(number)
+        for number in (
+            *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS),
+            *(errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENAMETOOLONG, errno.ENOTDIR),
+        )
+    )
+)
+"""What the operating system says, which tensorstore puts behind a page of its own."""
+
+
+def _reason(error: Exception) -> str:
+    """Returns the operating system's words in an error, or else its first sentence."""
+    if found := _SYSTEM.search(str(error)):
+        return found[0]
+    return (str(error).strip() or repr(error)).splitlines()[0].partition(". ")[0]
+
+
+def _check_room(directory: Path, state: PyTree) -> None:
+    """Raises OSError if a disk has no room for a state.
+
+    Orbax would find out in several threads at once, each of which prints a traceback.
+    """
+    size = sum(x.nbytes for x in jax.tree.leaves(state))
+    if shutil.disk_usage(directory).free < size + _OVERHEAD:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
+
+
+_OVERHEAD = 1 << 16
+"""Bytes of names and shapes beside the arrays, about."""
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps back what orbax's threads print when a write fails; its exception says it once."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedjax_peft import __version__, assets, display
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import replace_file
+from fedjax_peft.files import check_output, replace_file
 from fedjax_peft.run import faults
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
             record.remove_run(out / name)
     done = []
     for name, config in todo.items():
-        title = config["name"] or name or path.stem
+        title = display.one_line(config["name"] or name or path.stem)
         with progress(title, config["rounds"], out / name / "metrics.jsonl") as on_round:
             configs.run(config, out=out / name, resume=options.resume, on_round=on_round)
         done.append(report.load_run(out / name))
@@ -291,6 +291,7 @@ def _predict(options: argparse.Namespace) -> None:
     from fedjax_peft.run import predict as predicting
     from fedjax_peft.run import record
 
+    check_output(options.output)  # before all the work whose result goes there
     task = configs.task_of(record.read_config(options.run))
     rows = predicting.read_inputs(options.input, task)
     model, params, config = predicting.load_trained(options.run)
@@ -401,6 +402,7 @@ def _prepare_jax(*, cache: bool = True) -> None:
 
     A place that the user has chosen (``JAX_COMPILATION_CACHE_DIR``) is respected.
     """
+    faults.check_limits()
     import jax
 
     if not cache:

@@ -39,6 +39,7 @@ import tomli_w
 
 from fedjax_peft import aggregators, algorithms, assets, peft, tasks
 from fedjax_peft.data import Clients, Dataset, partition, sources
+from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models import heads, hf
 from fedjax_peft.models.base import Model
@@ -162,10 +163,22 @@ def load(path: str | Path) -> Config:
     """
     path = Path(path)
     try:
+<<<<<<< HEAD
         return _located(tomllib.loads(path.read_text()), path.parent)
+=======
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+>>>>>>> 1f694bb (Write files through links and to devices, stop cleanly on a full disk, and hold Ctrl-C back during a checkpoint)
     except FileNotFoundError:
         raise InputError(f"There is no config file {str(path)!r}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+    except OSError as error:
+        raise InputError(
+            f"The config {str(path)!r} cannot be read as a TOML file: {error.strerror}."
+        ) from None
+    except RecursionError:
+        raise InputError(
+            f"The config {str(path)!r} is not a TOML file: it is nested too deeply."
+        ) from None
+    except ValueError as error:  # not TOML, not UTF-8, or a whole number of too many digits
         raise InputError(f"The config {str(path)!r} is not a TOML file: {error}.") from None
 
 
@@ -206,12 +219,20 @@ def override(raw: Config, text: str) -> Config:
     """Returns the config with one ``dotted.key=value`` applied: a TOML value or a bare word."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise InputError(f"The override {text!r} is not of the form key=value.")
+        raise InputError(f"The override {show(text)} is not of the form key=value.")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
+    except RecursionError:
+        raise InputError(f"The override {show(text)} is nested too deeply.") from None
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
+<<<<<<< HEAD
     result = _expanded(copy.deepcopy(raw))
+=======
+    except ValueError as error:  # a whole number of too many digits, or a date there is not
+        raise InputError(f"The override {show(text)} has no usable value: {error}.") from None
+    result = copy.deepcopy(raw)
+>>>>>>> 1f694bb (Write files through links and to devices, stop cleanly on a full disk, and hold Ctrl-C back during a checkpoint)
     *tables, last = key.strip().split(".")
     change: Any = parsed
     for table in reversed([*tables, last]):
@@ -223,8 +244,15 @@ def override(raw: Config, text: str) -> Config:
     for table in tables:
         node, change = node.setdefault(table, {}), change[table]
         if not isinstance(node, dict):
+<<<<<<< HEAD
             raise InputError(f"The override {text!r} treats {table!r} as a table; it is a value.")
     node[last] = change[last]
+=======
+            raise InputError(
+                f"The override {show(text)} treats {show(table)} as a table; it is a value."
+            )
+    node[last] = parsed
+>>>>>>> 1f694bb (Write files through links and to devices, stop cleanly on a full disk, and hold Ctrl-C back during a checkpoint)
     return result
 
 
@@ -275,7 +303,7 @@ def _with_system(raw: Config) -> Config:
         return copy.deepcopy(raw)
     known = systems()
     if name not in known:
-        raise InputError(f"There is no system {name!r}. {nearest(str(name), known)}")
+        raise InputError(f"There is no system {show(name)}. {nearest(str(name), known)}")
     base = {key: value for key, value in known[name].items() if key != "about"}
     return _over(base, raw)
 
@@ -292,7 +320,11 @@ def resolve(raw: Config) -> Config:
     for table in tables:
         given = raw.get(table, {})
         if not isinstance(given, dict):
+<<<<<<< HEAD
             raise InputError(f"[{table}] must be a table or a name, not {given!r}.")
+=======
+            raise InputError(f"[{table}] must be a table, not {show(given)}.")
+>>>>>>> 1f694bb (Write files through links and to devices, stop cleanly on a full disk, and hold Ctrl-C back during a checkpoint)
         if table in _FUNCTIONS:
             beside = _fields(_BESIDE[table]) if table in _BESIDE else {}
             fields = _fields(_FUNCTIONS[table]) | beside
@@ -464,7 +496,7 @@ def _function(table: str, name: Any) -> Callable[..., Any]:
     if name is None:
         raise InputError(f"[{table}] needs a name. {nearest('', module.__all__)}")
     if name not in module.__all__:
-        raise InputError(f"There is no {table} {name!r}. {nearest(str(name), module.__all__)}")
+        raise InputError(f"There is no {table} {show(name)}. {nearest(str(name), module.__all__)}")
     return getattr(module, name)
 
 
@@ -506,7 +538,7 @@ def _checked(
     for key in given:
         if key not in fields and key not in others:
             known = [*fields, *others]
-            raise InputError(f"Unknown config key {where}{key!r}. {nearest(key, known)}")
+            raise InputError(f"Unknown config key {where}{show(key)}. {nearest(key, known)}")
     schema = pydantic.create_model(
         "schema",
         __config__=pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True),
@@ -533,7 +565,7 @@ def _explain(
             sentences.append(f"The config key {where}{key!r} is missing.")
         else:
             sentences.append(
-                f"The config key {where}{key!r} cannot be {value!r}: {', or '.join(reasons)}."
+                f"The config key {where}{key!r} cannot be {show(value)}: {', or '.join(reasons)}."
             )
             if (meant := _meant(fields[key][0], value)) is not None:
                 literal = tomli_w.dumps({"x": meant})[4:].strip()

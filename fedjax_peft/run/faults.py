@@ -7,8 +7,10 @@ import os
 import sys
 
 from fedjax_peft.display import paragraph, show
+from fedjax_peft.errors import InputError
 
 __all__ = [
+    "check_limits",
     "explain",
     "flush_output",
     "guard_streams",
@@ -32,6 +34,8 @@ _ADVICE = {
     errno.ENAMETOOLONG: "Choose a shorter name",
 }
 """Error number of the operating system -> what helps."""
+_ADDRESS_SPACE = 3_500_000_000
+"""Bytes. With jax 0.10 a run of a tiny model aborts at 3.0e9 and completes at 4.0e9."""
 _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EINVAL)
 """Errors that name no path where a file that is already open cannot be written to."""
 _NO_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "bad_alloc")
@@ -52,6 +56,24 @@ def guard_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def check_limits() -> None:
+    """Raises InputError where the process may have so little address space that JAX would abort.
+
+    XLA ends the process when it can start no thread, without a chance to say so in Python.
+    """
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _ADDRESS_SPACE:
+        raise InputError(
+            f"This process may use {limit / 1e9:.1f} GB of address space (ulimit -v), and JAX needs"
+            f" {_ADDRESS_SPACE / 1e9:.1f} GB, most of which is reserved and never used. Raise the"
+            " limit: ulimit -v unlimited."
+        )
 
 
 def tell(text: str) -> None:
@@ -129,6 +151,8 @@ def _text(error: BaseException) -> str | None:
         return "A file or a value is nested too deeply to be read."
     if isinstance(error, ValueError) and "embedded null" in message:
         return "A path holds the character NUL, which no name of a file may have."
+    if isinstance(error, RuntimeError) and message.startswith("Symlink loop"):
+        return f"{first}: the links lead in a circle."
     if isinstance(error, RuntimeError) and "can't start new thread" in message:
         return "The system allows no further threads (ulimit -u, ulimit -v)."
     if isinstance(error, ImportError):

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import replace_file
+from fedjax_peft.files import naming, replace_file
 
 __all__ = [
     "Row",
@@ -90,7 +90,7 @@ def append_metrics(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None
     path = Path(path)
     if _is_torn(path):
         replace_file(path, _lines(read_metrics(path)))
-    with path.open("ab") as file:
+    with naming(path), path.open("ab") as file:
         file.write(_lines([row]))
         file.flush()
         os.fsync(file.fileno())

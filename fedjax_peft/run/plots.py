@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedjax_peft.display import one_line
 from fedjax_peft.files import replace_file
 from fedjax_peft.run.history import headline, series
 
@@ -121,11 +122,6 @@ def svg(fig: "Figure") -> str:
     return re.sub(
         "|".join(theme), lambda color: f"var(--{theme[color[0]]}, {color[0]})", text
     ).strip()
-
-
-def one_line(text: str) -> str:
-    """Returns text without line breaks and control characters, which could garble a page."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def common(names: Iterable[str], otherwise: str) -> str:

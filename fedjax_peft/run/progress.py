@@ -264,12 +264,12 @@ def progress(title: str, rounds: int, metrics: Path) -> Iterator[Callable[[Row],
         return
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[state]}"),
+        TextColumn("{task.fields[state]}", markup=False),
     )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(title, total=rounds, state="compiling")

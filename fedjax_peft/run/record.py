@@ -1,5 +1,6 @@
 """A run on disk: config, environment, metrics, TensorBoard mirror, checkpoints."""
 
+import contextlib
 import json
 import platform
 import shutil
@@ -21,6 +22,7 @@ from fedjax_peft.files import replace_file
 from fedjax_peft.run import history
 from fedjax_peft.run.checkpoint import Checkpoints
 from fedjax_peft.run.history import Row
+from fedjax_peft.run.tensorboard import EventWriter
 from fedjax_peft.typing import Params
 
 __all__ = [
@@ -45,7 +47,7 @@ class Record:
         self.out = out
         self._on_round = on_round
         self.checkpoints: Checkpoints | None = None
-        self._tensorboard: Any = None
+        self._tensorboard: EventWriter | None = None
 
     @classmethod
     def open(
@@ -104,19 +106,18 @@ class Record:
         metrics = self.out / "metrics.jsonl"
         if metrics.exists():
             history.truncate_metrics(metrics, last)
-        from tensorboardX import SummaryWriter
-
-        # purge_step makes TensorBoard forget the later points that an interrupted run had written.
-        self._tensorboard = SummaryWriter(str(self.out / "tensorboard"), purge_step=last + 1)
+        self._tensorboard = EventWriter(self.out / "tensorboard", first_step=last + 1)
 
     def add(self, row: Row) -> None:
         """Records the row of a round."""
         self.rows.append(row)
         if self.out is not None:
+            assert self._tensorboard is not None
             history.append_metrics(self.out / "metrics.jsonl", row)
             for name, value in row.items():
                 if isinstance(value, int | float) and name != "round":
                     self._tensorboard.add_scalar(name, value, row["round"])
+            self._tensorboard.flush()
         if self._on_round is not None:
             self._on_round(row)
 
@@ -128,11 +129,12 @@ class Record:
         replace_file(self.out / _PARAMS, safetensors.numpy.save(arrays, metadata))
 
     def close(self) -> None:
-        """Flushes and closes what is open."""
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-        if self.checkpoints is not None:
-            self.checkpoints.close()
+        """Flushes and closes what is open, the checkpoints even if the other files cannot be."""
+        with contextlib.ExitStack() as stack:
+            if self.checkpoints is not None:
+                stack.callback(self.checkpoints.close)
+            if self._tensorboard is not None:
+                stack.callback(self._tensorboard.close)
 
 
 def environment() -> dict[str, Any]:
@@ -153,8 +155,11 @@ def device_name() -> str:
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Writes a config as TOML (which has no null: such keys are left out)."""
-    replace_file(path, tomli_w.dumps(_without_none(config)).encode())
+    """Writes a config as TOML (which has no null: such keys are left out).
+
+    A lone surrogate, which no file in UTF-8 can hold, becomes a question mark.
+    """
+    replace_file(path, tomli_w.dumps(_without_none(config)).encode(errors="replace"))
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -165,10 +170,10 @@ def read_config(directory: Path) -> dict[str, Any]:
     """
     path = directory / "config.toml"
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise InputError(f"{directory} is not a run directory: it has no config.toml.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
         raise InputError(f"{path} is not valid TOML: {error}.") from None
 
 
@@ -200,9 +205,21 @@ def remove_run(out: Path) -> None:
     """
     if not out.exists():
         return
+    if not out.is_dir():
+        raise InputError(
+            f"{out} is a file, and a run is a directory: choose another one with --out."
+        )
     if any(out.iterdir()) and not (out / "config.toml").exists():
         raise InputError(f"{out} is not a run directory, so --overwrite does not remove it.")
-    shutil.rmtree(out)
+    # The config last: what an interruption leaves is still known to be a run.
+    for path in sorted(out.iterdir(), key=lambda path: path.name == "config.toml"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if not out.is_symlink():  # a link stays, and so does the directory that it leads to
+        with contextlib.suppress(OSError):  # such as a mounted disk
+            out.rmdir()
 
 
 def _without_none(value: Any) -> Any:

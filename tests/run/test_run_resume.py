@@ -1,5 +1,6 @@
 """Interrupted runs: whatever kills them, and whenever, they continue to the same numbers."""
 
+import errno
 import json
 import os
 import random
@@ -13,11 +14,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 import toy
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.errors import InputError
+from fedjax_peft.run import checkpoint, history, record
 from fedjax_peft.run.history import read_metrics
 from fedjax_peft.run.loop import simulate
 
@@ -270,3 +273,67 @@ def test_records_are_those_of_the_whole_run(straight):
     assert [{**r, "time": 0} for r in read_metrics(straight.out / "metrics.jsonl")] == [
         {**r, "time": 0} for r in straight.metrics
     ]
+
+
+@pytest.mark.parametrize("how", ["no room", "in orbax", "in the metrics"])
+def test_a_full_disk_stops_the_run_cleanly_and_it_resumes(how, straight, tmp_path, monkeypatch):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fails(*_, **__):
+        raise full
+
+    def fill(row):
+        if row["round"] != 4:
+            return
+        if how == "no room":
+            monkeypatch.setattr(checkpoint, "_check_room", fails)
+        elif how == "in orbax":
+            monkeypatch.setattr(ocp.CheckpointManager, "save", fails)
+        else:
+            monkeypatch.setattr(history.os, "fsync", fails)
+
+    with pytest.raises((InputError, OSError), match="No space left") as caught:
+        run(tmp_path / "run", on_round=fill)
+    assert str(tmp_path / "run") in str(caught.value)
+    monkeypatch.undo()
+    again = run(tmp_path / "run", resume=True)
+    assert_same(again, straight)
+    assert not list((tmp_path / "run").rglob("*.orbax-checkpoint-tmp*"))
+
+
+def test_ctrl_c_during_a_checkpoint_waits_for_its_end(tmp_path, monkeypatch, capfd):
+    save = ocp.CheckpointManager.save
+
+    def interrupted(self, *args, **options):
+        save(self, *args, **options)  # it goes on in the background
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", interrupted)
+    store = checkpoint.Checkpoints(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        store.save(3, {"a": jax.numpy.ones(4)})
+    monkeypatch.undo()
+    assert store.latest == 3
+    _, state = store.restore({"a": jax.numpy.zeros(4)}, last=3)
+    assert state["a"].tolist() == [1, 1, 1, 1]
+    store.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_overwrite_follows_a_link_and_leaves_it(copy, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(copy)
+    record.remove_run(link)
+    assert link.is_symlink()
+    assert copy.is_dir()
+    assert not list(copy.iterdir())
+    run(link, rounds=1)
+    assert (copy / "metrics.jsonl").is_file()
+    record.remove_run(copy)
+    assert not copy.exists()
+
+
+def test_overwrite_refuses_a_file(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="is a file"):
+        record.remove_run(tmp_path / "file")

@@ -1,0 +1,57 @@
+"""A run's numbers as a TensorBoard event file."""
+
+import time
+from pathlib import Path
+
+from fedjax_peft.files import naming
+
+__all__ = ["EventWriter"]
+
+
+class EventWriter:
+    """Writes scalars to a new event file, in the caller's thread.
+
+    ``tensorboardX.SummaryWriter`` writes in a thread of its own. When a disk is full that thread
+    dies, and the run waits for it forever.
+    """
+
+    def __init__(self, folder: Path, first_step: int):
+        """Opens a file in ``folder``; TensorBoard hides what others in it have from ``first_step``.
+
+        An interrupted run may have written later points than those that it is resumed from.
+
+        Raises:
+          OSError: the folder or the file cannot be written.
+        """
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        self._folder = folder
+        with naming(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writer = EventsWriter(str(folder / "events"))
+            self._writer.write_event(Event(step=first_step, file_version="brain.Event:2"))
+            start = SessionLog(status=SessionLog.START)
+            self._writer.write_event(Event(step=first_step, session_log=start))
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        """Adds one number."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        event = Event(wall_time=time.time(), step=step, summary=scalar(name, value))
+        with naming(self._folder):
+            self._writer.write_event(event)
+
+    def flush(self) -> None:
+        """Returns when all numbers are on disk."""
+        with naming(self._folder):
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Flushes and closes the file."""
+        with naming(self._folder):
+            try:
+                self._writer.flush()
+            finally:  # EventsWriter.close leaves the file open when the flush fails
+                self._writer._py_recordio_writer.close()
