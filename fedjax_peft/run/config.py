@@ -163,11 +163,7 @@ def load(path: str | Path) -> Config:
     """
     path = Path(path)
     try:
-<<<<<<< HEAD
-        return _located(tomllib.loads(path.read_text()), path.parent)
-=======
-        return tomllib.loads(path.read_text(encoding="utf-8"))
->>>>>>> 1f694bb (Write files through links and to devices, stop cleanly on a full disk, and hold Ctrl-C back during a checkpoint)
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"There is no config file {str(path)!r}.") from None
     except OSError as error:
@@ -180,6 +176,7 @@ def load(path: str | Path) -> Config:
         ) from None
     except ValueError as error:  # not TOML, not UTF-8, or a whole number of too many digits
         raise InputError(f"The config {str(path)!r} is not a TOML file: {error}.") from None
+    return _located(raw, path.parent)
 
 
 def _located(raw: Config, folder: Path) -> Config:
@@ -226,13 +223,9 @@ def override(raw: Config, text: str) -> Config:
         raise InputError(f"The override {show(text)} is nested too deeply.") from None
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
-<<<<<<< HEAD
-    result = _expanded(copy.deepcopy(raw))
-=======
     except ValueError as error:  # a whole number of too many digits, or a date there is not
         raise InputError(f"The override {show(text)} has no usable value: {error}.") from None
-    result = copy.deepcopy(raw)
->>>>>>> 1f694bb (Write files through links and to devices, stop cleanly on a full disk, and hold Ctrl-C back during a checkpoint)
+    result = _expanded(copy.deepcopy(raw))
     *tables, last = key.strip().split(".")
     change: Any = parsed
     for table in reversed([*tables, last]):
@@ -244,15 +237,10 @@ def override(raw: Config, text: str) -> Config:
     for table in tables:
         node, change = node.setdefault(table, {}), change[table]
         if not isinstance(node, dict):
-<<<<<<< HEAD
-            raise InputError(f"The override {text!r} treats {table!r} as a table; it is a value.")
-    node[last] = change[last]
-=======
             raise InputError(
                 f"The override {show(text)} treats {show(table)} as a table; it is a value."
             )
-    node[last] = parsed
->>>>>>> 1f694bb (Write files through links and to devices, stop cleanly on a full disk, and hold Ctrl-C back during a checkpoint)
+    node[last] = change[last]
     return result
 
 
@@ -320,11 +308,7 @@ def resolve(raw: Config) -> Config:
     for table in tables:
         given = raw.get(table, {})
         if not isinstance(given, dict):
-<<<<<<< HEAD
-            raise InputError(f"[{table}] must be a table or a name, not {given!r}.")
-=======
-            raise InputError(f"[{table}] must be a table, not {show(given)}.")
->>>>>>> 1f694bb (Write files through links and to devices, stop cleanly on a full disk, and hold Ctrl-C back during a checkpoint)
+            raise InputError(f"[{table}] must be a table or a name, not {show(given)}.")
         if table in _FUNCTIONS:
             beside = _fields(_BESIDE[table]) if table in _BESIDE else {}
             fields = _fields(_FUNCTIONS[table]) | beside
