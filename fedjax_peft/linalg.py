@@ -1,11 +1,12 @@
 """Linear algebra shared by initialisation and aggregation."""
 
+import math
 import os
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["canonical"]
+__all__ = ["FRESH", "canonical", "dead_directions"]
 
 # XLA's LAPACK on a CPU is scipy's OpenBLAS, whose threads wait for each other at every small
 # product: on an idle machine they gain nothing here, on a busy one a 0.3 s decomposition was seen
@@ -22,3 +23,19 @@ def canonical(u: jax.Array, s: jax.Array, vt: jax.Array) -> tuple[jax.Array, jax
     largest = jnp.take_along_axis(u, jnp.argmax(jnp.abs(u), axis=0)[None], axis=0)[0]
     sign = jnp.where(largest < 0, -1.0, 1.0).astype(u.dtype)
     return u * sign[None], s, vt * sign[:, None]
+
+
+FRESH = 1 / math.sqrt(3)
+"""Length of a column of A in a Kaiming start: uniform numbers in ±1/sqrt(in)."""
+
+_ROUNDING = 1e-6
+"""Singular values below this share of the largest are rounding noise in float32."""
+
+
+def dead_directions(s: jax.Array) -> jax.Array:
+    """Returns which singular values ``[n]``, in descending order, count as zero, bool ``[n]``.
+
+    A direction whose A and B are both zero gets no gradient, so it never trains. Its B should be
+    zero, which keeps the product, and its A a unit vector times :data:`FRESH`.
+    """
+    return (s <= _ROUNDING * s[0]) | (s == 0)

@@ -10,7 +10,6 @@ The target is ``ΔW̄ = Σ w_k s A_k B_k`` (flax orientation). With balanced wei
 (The paper's ½·concat on both factors would halve the update; its sums keep one term too many.)
 """
 
-import math
 from typing import Literal
 
 import jax
@@ -25,13 +24,10 @@ from fedjax_peft.aggregators.lora import (
     truncation_metrics,
 )
 from fedjax_peft.errors import InputError
-from fedjax_peft.linalg import canonical
+from fedjax_peft.linalg import FRESH, canonical, dead_directions
 from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
 
 __all__ = ["fra", "truncated_average", "truncated_products", "truncating"]
-
-DEAD = 1e-6
-"""Singular values below this share of the largest are rounding noise in float32."""
 
 
 def fra(
@@ -241,13 +237,13 @@ def _factors(
     """
     u, sigma, vt = canonical(u, sigma, vt)
     index = jnp.arange(sigma.shape[0])
-    dead = (index >= keep) | (sigma <= DEAD * sigma[0]) | (sigma == 0)
+    dead = (index >= keep) | dead_directions(sigma)
     value = jnp.where(dead, 0.0, sigma / s)
     to_a, to_b = {
         "balanced": (jnp.sqrt(value), jnp.sqrt(value)),
         "A": (value, jnp.ones_like(value)),
         "B": (jnp.ones_like(value), value),
     }[split]
-    a = u * jnp.where(dead, 1 / math.sqrt(3), to_a)[None]
+    a = u * jnp.where(dead, FRESH, to_a)[None]
     b = jnp.where(dead, 0.0, to_b)[:, None] * vt
     return a, b

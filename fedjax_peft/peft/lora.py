@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.linalg import canonical
+from fedjax_peft.linalg import FRESH, canonical, dead_directions
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.models.layers import Dropout, FusedLinear
 from fedjax_peft.peft.base import Adapted, Defaults, Method, Targets, find, replace_module
@@ -287,7 +287,9 @@ def principal_factors(
 
     ``A = U_r sqrt(S_r / s)``, ``B = sqrt(S_r / s) V_rᵀ``, residual ``W - s·AB``: FeDeRA Eq 6-10
     with corrected indices; dividing by s makes the start exact for any alpha. Signs are canonical,
-    so that the start is the same on every backend.
+    so that the start is the same on every backend. A direction whose singular value is zero gets
+    B = 0 and an A of the length of a Kaiming start, so that it can train; the residual keeps what
+    there is of it.
     """
     factors, residuals = {}, {}
     alike = {name: (k.shape, ranks[name], scales[name]) for name, k in kernels.items()}
@@ -306,8 +308,10 @@ def _principal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, 
     def one(kernel: jax.Array) -> tuple[jax.Array, ...]:
         u, s, vt = jnp.linalg.svd(kernel, full_matrices=False)
         u, s, vt = canonical(u[:, :rank], s[:rank], vt[:rank])
+        dead = dead_directions(s)
         root = jnp.sqrt(s / scale)
-        a, b = u * root[None], root[:, None] * vt
+        a = u * jnp.where(dead, FRESH, root)[None]
+        b = jnp.where(dead, 0.0, root)[:, None] * vt
         return a, b, kernel - scale * jnp.matmul(a, b, precision="highest")
 
     # One matrix at a time: concurrent batched LAPACK calls deadlock XLA's small CPU thread pools.

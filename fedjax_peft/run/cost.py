@@ -116,8 +116,10 @@ class Ledger:
       the broadcast, or no longer the initial one;
     * later the leaves of the broadcast that the server has changed since it was last there;
     * of leaves that the server passes on one by one (``Algorithm.forwards``) the uploads of every
-      round since then, from which it makes the broadcast's itself; or the broadcast's and the
-      matrices to which all that adds up (``ServerUpdate.shift``), where they are smaller.
+      round since then (at its first round: of all rounds), from which it computes the broadcast's
+      leaves itself; or those leaves and the matrices to which all uploads add up
+      (``ServerUpdate.shift``), where that is smaller. Before anything is passed on it fetches the
+      initial leaves.
 
     Of a LoRA leaf a client moves the share that it owns.
     """
@@ -159,14 +161,17 @@ class Ledger:
     def down(self, client: int) -> int:
         """Returns the bytes that a client fetches at the start of its next round."""
         broadcast = self._of_client[client][1]
-        since = self._last.get(client, 0)
+        since = self._last.get(client, 0)  # 0 at its first round
         passed_on = sum(size for number, size in self._passed_on.items() if number >= since)
+        start = 0
         if not since:
-            start = (size for name, size in self._start.items() if self._changed.get(name, 1))
-            return sum(broadcast.values()) + sum(start) + int(min(passed_on, self._dense))
+            start = sum(size for name, size in self._start.items() if self._changed.get(name, 1))
         changed = {n: size for n, size in broadcast.items() if self._changed[n] >= since}
-        made = sum(size for name, size in changed.items() if name in self._forwarded)
-        return sum(changed.values()) - made + int(min(passed_on, self._dense + made))
+        # What the client makes itself from the uploads that are passed on: not the initial leaves.
+        made = sum(
+            n for name, n in changed.items() if name in self._forwarded and self._changed[name]
+        )
+        return start + sum(changed.values()) - made + int(min(passed_on, self._dense + made))
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Notes a round: who was there, whose uploads were taken, and what did not move."""

@@ -189,6 +189,25 @@ def test_svd_start_holds_the_largest_directions_with_canonical_signs(shape):
     assert (np.take_along_axis(a, np.abs(a).argmax(axis=0)[None], axis=0) > 0).all()
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_svd_start_of_a_matrix_of_lower_rank_can_train_in_all_directions(rank):
+    rng = np.random.default_rng(0)
+    kernel = jnp.asarray(rng.normal(size=(12, rank)) @ rng.normal(size=(rank, 7)), jnp.float32)
+    factors, residuals = principal_factors({"k": kernel}, {"k": 4}, {"k": 2.0})
+    a, b = factors["k"]
+    np.testing.assert_allclose(residuals["k"] + 2.0 * a @ b, kernel, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(b[rank:], 0)
+    np.testing.assert_allclose(np.linalg.norm(a[:, rank:], axis=0), 1 / np.sqrt(3), rtol=1e-5)
+    x, y = (jnp.asarray(rng.normal(size=(5, n)), jnp.float32) for n in (12, 7))
+
+    def loss(a, b):
+        return jnp.mean((x @ (residuals["k"] + 2.0 * a @ b) - y) ** 2)
+
+    of_a, of_b = jax.grad(loss, argnums=(0, 1))(a, b)
+    moves = np.abs(of_a).max(axis=0) + np.abs(of_b).max(axis=1)
+    assert moves.min() > 1e-3, "every direction has a gradient"
+
+
 # ------------------------------------------------------------------------------ what is trained
 
 

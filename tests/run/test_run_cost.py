@@ -134,7 +134,7 @@ def test_what_the_server_passes_on_one_by_one():
         a[0] + stack,
         a[1] + stack,
         a[0] + stack,
-        start[1] + stack,
+        a[1] + stack,  # the first time for client 3: it makes its B too, from all stacks
     ]
     one.record({"round": 2, "clients": [0], "dropped": []})
     assert one.down(0) == a[0] + b[0], "only the round since"
@@ -145,7 +145,7 @@ def test_what_the_server_passes_on_one_by_one():
     # Meanwhile the matrix, and what it is added to, are less than all the factors.
     assert stack + 5 * b[0] > dense + b[1]
     assert one.down(1) == a[1] + b[1] + dense
-    assert one.down(3) == start[1] + dense
+    assert one.down(3) == a[1] + b[1] + dense
     assert one.down(2) == a[0] + 2 * b[0]
     one.record({"round": 5, "clients": [0], "dropped": [], "unsent": ["layer.lora_b"]})
     assert one.down(0) == a[0], "neither sent nor passed on"
@@ -157,6 +157,17 @@ def test_stacks_cost_the_factors_of_the_whole_cohort(name):
     one = ledger(getattr(algorithms, name)(SGD), model)
     one.record({"round": 1, "clients": [0, 1, 2], "dropped": []})
     assert (one.up(0), one.down(0)) == (ADAPTER + HEAD, 3 * ADAPTER + HEAD)
+
+
+@pytest.mark.parametrize("name", ["flora", "fedex"])
+def test_a_newcomer_makes_the_adapter_from_the_stacks(name):
+    model = attach(tiny_model(), lora(rank=2), seed=0)
+    one = ledger(getattr(algorithms, name)(SGD), model)
+    assert one.down(3) == ADAPTER + HEAD, "the initial one: there is no stack yet"
+    one.record({"round": 1, "clients": [0, 1], "dropped": []})
+    assert one.down(3) == one.down(0) == 2 * ADAPTER + HEAD
+    one.record({"round": 2, "clients": [0, 1], "dropped": []})
+    assert (one.down(0), one.down(3)) == (2 * ADAPTER + HEAD, 4 * ADAPTER + HEAD)
 
 
 def run(algorithm, *, svd=False, rounds=6, **options):
