@@ -1,8 +1,10 @@
 """What was learned, in the file formats of others: Hugging Face PEFT, AdapterHub, transformers.
 
-An export appears whole or not at all: it is made in a directory beside its own and then renamed.
+An export appears whole or not at all: it is written beside its target and then renamed. Another
+export is replaced only on request.
 """
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +19,7 @@ from fedjax_peft.peft.base import merge
 from fedjax_peft.peft.hfpeft import write_peft
 from fedjax_peft.typing import Params
 
-__all__ = ["FORMATS", "Format", "export", "export_clients"]
+__all__ = ["FORMATS", "Format", "client_directory", "export", "export_clients"]
 
 Format = Literal["peft", "adapterhub", "merged"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -39,21 +41,24 @@ def export(
     *,
     format: Format = "peft",
     base_model: str | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Writes what was trained, the head included; returns the directory.
 
     Args:
       model: what was trained; its ``trainable`` holds the initial values.
       params: the trained leaves, such as ``Run.params``.
-      directory: new, empty, or with an earlier export of the same files, which is replaced.
+      directory: new, empty, or with an export of exactly the same content.
       format: one of ``FORMATS``.
       base_model: recorded as an adapter's base model; by default where the model came from.
+      overwrite: also replace an export of other content in the directory, if it has the same file
+        names.
 
     Raises:
       InputError: a method that the format cannot hold, a model that is not of a Hugging Face
         family, leaves of another model, or a directory that holds anything else.
     """
-    with _staged(directory, format) as scratch:
+    with _staged(directory, format, overwrite) as scratch:
         _writer(model, format, base_model)(params, scratch)
     return Path(directory)
 
@@ -65,6 +70,7 @@ def export_clients(
     *,
     format: Format = "peft",
     base_model: str | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Writes an export for each client, ``client_0000`` and so on; returns the directory.
 
@@ -74,17 +80,23 @@ def export_clients(
       directory: as for :func:`export`.
       format: as for :func:`export`.
       base_model: as for :func:`export`.
+      overwrite: as for :func:`export`.
 
     Raises:
       InputError: as :func:`export`.
     """
-    with _staged(directory, format) as scratch:
+    with _staged(directory, format, overwrite) as scratch:
         write = _writer(model, format, base_model)
         for client, params in clients:
-            own = scratch / f"client_{client:04d}"
+            own = client_directory(scratch, client)
             own.mkdir()
             write(params, own)
     return Path(directory)
+
+
+def client_directory(directory: Path, client: int) -> Path:
+    """Returns where :func:`export_clients` writes the export of a client."""
+    return directory / f"client_{client:04d}"
 
 
 def _writer(model: Model, format: Format, base_model: str | None) -> Callable[[Params, Path], None]:
@@ -149,7 +161,7 @@ def _check_params(model: Model, params: Params) -> None:
 
 
 @contextmanager
-def _staged(directory: str | Path, format: str) -> Iterator[Path]:
+def _staged(directory: str | Path, format: str, overwrite: bool) -> Iterator[Path]:
     """Yields an empty directory that becomes ``directory`` if the block succeeds."""
     if format not in FORMATS:
         raise InputError(f"The export format {format!r} is unknown. {nearest(format, FORMATS)}")
@@ -167,23 +179,32 @@ def _staged(directory: str | Path, format: str) -> Iterator[Path]:
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
         target.parent.mkdir(parents=True, exist_ok=True)
-        _replace(target, scratch)
+        _replace(target, scratch, overwrite)
     except OSError as error:
         raise InputError(f"The export cannot be written to {directory}: {error}.") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _replace(target: Path, scratch: Path) -> None:
-    """Puts ``scratch`` in the place of ``target``, which may hold nothing but the same names."""
+def _replace(target: Path, scratch: Path, overwrite: bool) -> None:
+    """Renames ``scratch`` to ``target``, which may hold nothing but files of the same names.
+
+    Without ``overwrite`` these must have the same content too.
+    """
     if not target.exists():
         os.replace(scratch, target)
         return
     new = {path.name for path in scratch.iterdir()}
-    if strange := sorted({path.name for path in target.iterdir()} - new):
+    there = {path.name for path in target.iterdir()}
+    if strange := sorted(there - new):
         raise InputError(
             f"{target} holds {strange[0]!r}, which this export would not replace"
             f" ({len(strange)} such in all): choose another directory, or empty that one."
+        )
+    if there and not overwrite and _contents(target) != _contents(scratch):
+        raise InputError(
+            f"{target} already holds another export. Choose another directory, or replace that"
+            " export with --overwrite (in Python: overwrite=True)."
         )
     old = scratch.with_suffix(".old")
     os.replace(target, old)
@@ -193,3 +214,13 @@ def _replace(target: Path, scratch: Path) -> None:
         os.replace(old, target)
         raise
     shutil.rmtree(old)
+
+
+def _contents(directory: Path) -> dict[Path, str]:
+    """Returns a hash of every file in a directory, by its relative path."""
+    found = {}
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                found[path.relative_to(directory)] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found

@@ -1,7 +1,9 @@
 """Adapters in Hugging Face PEFT's file format, for ``PeftModel.from_pretrained``.
 
 ``adapter_config.json`` and ``adapter_model.safetensors``. An adapter fits the original checkpoint,
-whatever the start was.
+whatever the start was. ``labels.json`` beside them has ``id2label`` and ``label2id`` of the head:
+PEFT's config has no field for the names of classes, and with a ``config.json`` transformers would
+take the directory for a whole model.
 """
 
 import json
@@ -19,7 +21,10 @@ from fedjax_peft.peft.base import submodule
 from fedjax_peft.peft.lora import by_pattern, scaling
 from fedjax_peft.typing import Params
 
-__all__ = ["write_peft"]
+__all__ = ["LABELS", "write_peft"]
+
+LABELS = "labels.json"
+"""The file with the names of the classes; a model without such names has none."""
 
 _Content = tuple[dict[str, np.ndarray], dict[str, Any]]
 """(tensors by torch name, config fields)."""
@@ -47,7 +52,7 @@ def write_peft(
       model: with ``lora``, ``dora``, ``ia3`` or ``prompt_tuning`` attached; its ``trainable`` holds
         the initial values.
       params: the trained leaves.
-      directory: where the two files go.
+      directory: where the files go.
       architecture: ``hf.class_name`` of the model.
       base_model: recorded as the base model's hub id or path; by default where it came from.
     """
@@ -68,8 +73,16 @@ def write_peft(
     }
     tensors = {n: np.ascontiguousarray(x) for n, x in whole.items()}
     replace_file(directory / "adapter_model.safetensors", save(tensors, metadata={"format": "pt"}))
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    replace_file(directory / "adapter_config.json", text.encode())
+    _write_json(directory / "adapter_config.json", config)
+    if model.labels:
+        names = dict(enumerate(model.labels))
+        labels = {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+        _write_json(directory / LABELS, labels)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, indent=2, sort_keys=True) + "\n"
+    replace_file(path, text.encode())
 
 
 def _family(model: Model) -> Any:

@@ -17,6 +17,7 @@ from fedjax_peft.run import faults
 
 if TYPE_CHECKING:
     from fedjax_peft.data.catalog import Source
+    from fedjax_peft.run.predict import TrainedModels
     from fedjax_peft.run.report import RunRecord
 
 __all__ = ["main"]
@@ -136,19 +137,21 @@ def _parser() -> argparse.ArgumentParser:
         default="peft",
         help="for Hugging Face PEFT (default), for adapters, or a plain checkpoint",
     )
-    export.add_argument(
-        "--clients", metavar="0,3,7", help="the clients' own models instead, or all of them: all"
-    )
+    _add_client_options(export, "an export of each of these clients (or of all) in a folder")
     export.add_argument("--out", type=Path, required=True, metavar="DIR")
+    export.add_argument("--overwrite", action="store_true", help="replace another export in DIR")
 
     predict = command(
         _predict,
-        'put {"text": ...}, {"tokens": [...]} or {"question": ..., "context": ...} lines, as the'
-        " run's task is, to its global model",
+        'predict for lines such as {"text": ...}, {"tokens": [...]} or {"question": ...,'
+        ' "context": ...}, as the run\'s task needs them',
     )
     predict.add_argument("run", type=Path, metavar="RUN")
     predict.add_argument("--input", type=Path, required=True, metavar="FILE.jsonl")
-    predict.add_argument("--output", type=Path, required=True, metavar="FILE.jsonl")
+    predict.add_argument(
+        "--output", type=Path, required=True, metavar="FILE.jsonl", help="with --clients a folder"
+    )
+    _add_client_options(predict, "a file for each of these clients (or for all) in a folder")
 
     shares = command(_partition, "show how a config shares out its data, without training")
     shares.add_argument("config", type=Path, metavar="CONFIG.toml")
@@ -180,6 +183,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="replaces a config key")
+
+
+def _add_client_options(parser: argparse.ArgumentParser, several: str) -> None:
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
+        "--client", type=int, metavar="N", help="use this client's model, not the global one"
+    )
+    chosen.add_argument("--clients", metavar="0,3,7|all", help=several)
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -260,29 +271,20 @@ def _report(options: argparse.Namespace) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     _prepare_jax()
-    from fedjax_peft import tree
     from fedjax_peft.peft import export as exporting
-    from fedjax_peft.run import config as configs
-    from fedjax_peft.run import predict as predicting
+    from fedjax_peft.peft.loading import describe
 
+    models = _models(options)
+    how = {"format": options.format, "overwrite": options.overwrite}
     if options.clients is None:
-        model, params, config = predicting.load_trained(options.run)
-        algorithm = configs.build_algorithm(configs.resolve(config))
-        predicting.check_format(options.format, moved=algorithm.server.shift is not None)
-        print(exporting.export(model, params, options.out, format=options.format))
-        if private := tree.assign_roles(model.kinds, algorithm.roles)["private"]:
-            print(
-                f"fedjax-peft: {len(private)} of {len(params)} leaves are private to the clients"
-                " in this run; here they have their initial values (--clients exports the"
-                " clients' own)",
-                file=sys.stderr,
-            )
-        return
-    run = predicting.load_clients(options.run)
-    predicting.check_format(options.format, moved=run.algorithm.server.shift is not None)
-    chosen = predicting.read_clients(options.clients, run.private)
-    clients = ((c, run.client_params(c)) for c in chosen)
-    print(exporting.export_clients(run.model, clients, options.out, format=options.format))
+        params = models.params(options.client)
+        first = out = exporting.export(models.model, params, options.out, **how)
+    else:
+        clients = ((c, models.params(c)) for c in models.chosen)
+        out = exporting.export_clients(models.model, clients, options.out, **how)
+        first = exporting.client_directory(out, models.chosen[0])
+    print(f"{out}\n{describe(models.model, first, options.format)}")
+    _print_note(models)
 
 
 def _predict(options: argparse.Namespace) -> None:
@@ -294,11 +296,35 @@ def _predict(options: argparse.Namespace) -> None:
     check_output(options.output)  # before all the work whose result goes there
     task = configs.task_of(record.read_config(options.run))
     rows = predicting.read_inputs(options.input, task)
-    model, params, config = predicting.load_trained(options.run)
-    length = config["data"].get("max_length", 128)
-    answers = predicting.answer(model, params, rows, task=task, max_length=length)
-    lines = "".join(f"{json.dumps(line)}\n" for line in answers)
-    replace_file(options.output, lines.encode())
+    models = _models(options)
+    length = models.config["data"].get("max_length", 128)
+    wanted: list[int | None] = [*models.chosen] or [None]
+    for client in wanted:
+        params = models.params(client)
+        answers = predicting.answer(models.model, params, rows, task=task, max_length=length)
+        lines = "".join(f"{json.dumps(line)}\n" for line in answers)
+        output = options.output
+        if options.clients is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            output = output / f"client_{client:04d}.jsonl"
+        replace_file(output, lines.encode())
+    _print_note(models)
+
+
+def _models(options: argparse.Namespace) -> "TrainedModels":
+    """Returns the models of a run that the options choose."""
+    from fedjax_peft.run import predict as predicting
+
+    clients = options.clients if options.client is None else [options.client]
+    models = predicting.load_models(options.run, clients)
+    if hasattr(options, "format"):
+        predicting.check_format(options.format, moved=models.algorithm.server.shift is not None)
+    return models
+
+
+def _print_note(models: "TrainedModels") -> None:
+    if models.note:
+        print(f"fedjax-peft: {models.note}", file=sys.stderr)
 
 
 def _partition(options: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """``simulate``: rounds of a federated algorithm, with evaluation, records and resume."""
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,8 @@ class Run:
     out: Path | None = None
     client_ranks: Sequence[int] | None = None
     """As given to :func:`simulate`."""
+    max_length: int | None = None
+    """Tokens that a text was cut and padded to; None if the data are no texts."""
 
     @property
     def trained(self) -> Model:
@@ -87,33 +90,72 @@ class Run:
         *,
         format: Literal["peft", "adapterhub", "merged"] = "peft",
         client: int | None = None,
+        overwrite: bool = False,
     ) -> Path:
-        """Writes the global model's adapter and head; see :func:`fedjax_peft.peft.export.export`.
+        """Writes an adapter and its head; see :func:`fedjax_peft.peft.export.export`.
 
         Args:
-          directory: new, empty, or with an earlier export.
+          directory: new, empty, or with an export of exactly the same content.
           format: ``peft`` (Hugging Face PEFT), ``adapterhub``, or ``merged``: a plain checkpoint.
-          client: write this client's own model instead, of a run that keeps something private.
+          client: whose model, in a run that keeps something private; by default the global model.
+          overwrite: also replace an export of other content in the directory.
 
         Raises:
-          InputError: a method that the format cannot hold, no such client, or nothing private.
+          InputError: a method that the format cannot hold; no such client; no ``client`` although
+            some leaves are private, or a ``client`` although none are; or a directory that holds
+            anything else.
         """
         from fedjax_peft.peft.export import export
-        from fedjax_peft.run.predict import check_clients, check_format
+        from fedjax_peft.run.predict import check_format
 
         check_format(format, moved=self.algorithm.server.shift is not None)
-        params = self.params
-        if client is not None:
-            check_clients([client], self.private)
-            params = self.client_params(client)
+        params = self._params_of(client)
         model = self.model.replace(frozen=self.trained.frozen)
-        return export(model, params, directory, format=format)
+        return export(model, params, directory, format=format, overwrite=overwrite)
 
-    def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> np.ndarray:
-        """Returns the global model's logits ``[texts, classes]``."""
+    def predict(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        client: int | None = None,
+    ) -> np.ndarray:
+        """Returns the logits of texts, ``[texts, classes]``.
+
+        Texts are cut and padded as in the run.
+
+        Args:
+          texts: n of them.
+          pairs: n second texts, for a task on pairs.
+          client: whose model predicts, in a run that keeps something private; by default the
+            global model.
+
+        Raises:
+          InputError: a model without a tokenizer; no such client; or no ``client`` although some
+            leaves are private, or a ``client`` although none are.
+        """
         from fedjax_peft.run.predict import predict
 
-        return predict(self.trained, self.params, texts, pairs)
+        length = {} if self.max_length is None else {"max_length": self.max_length}
+        return predict(self.trained, self._params_of(client), texts, pairs, **length)
+
+    def _params_of(self, client: int | None) -> Params:
+        """Returns the trainable leaves of a client's model, or of the global one."""
+        from fedjax_peft.run.predict import check_clients, check_global, untrained_note
+
+        if client is None:
+            advice = f"Choose a client's model: client=0 to client={self._clients - 1}."
+            check_global(self.model, self.algorithm, advice)
+            return self.params
+        check_clients([client], self.private)
+        if note := untrained_note([client], seen_clients(self.metrics)):
+            warnings.warn(note[0].upper() + note[1:], stacklevel=3)
+        return self.client_params(client)
+
+    @property
+    def _clients(self) -> int:
+        """How many clients keep something."""
+        return next((len(x) for x in jax.tree.leaves(self.private)), 0)
 
     def __repr__(self) -> str:
         judged = headline(self.metrics)
@@ -419,7 +461,23 @@ def simulate(
                 record.checkpoints.save(number, (server, store))
         phases.send("finished", max(done, rounds), stopped=None)
     params = _global(model, algorithm, server)
-    return Run(model, algorithm, params, store, server, record.rows, record.out, client_ranks)
+    return Run(
+        model,
+        algorithm,
+        params,
+        store,
+        server,
+        record.rows,
+        record.out,
+        client_ranks,
+        _text_length(clients.data),
+    )
+
+
+def _text_length(data: Dataset) -> int | None:
+    """Returns the tokens that texts are padded to, None for other data."""
+    ids = data.columns.get("input_ids")
+    return None if ids is None else int(ids.shape[1])
 
 
 def _global(model: Model, algorithm: Algorithm, server: PyTree) -> Params:

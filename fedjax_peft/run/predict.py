@@ -3,7 +3,7 @@
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,23 +21,27 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import of_client
 from fedjax_peft.run import config as configs
-from fedjax_peft.run import record
+from fedjax_peft.run import history, record
 from fedjax_peft.tasks.question_answering import answers
 from fedjax_peft.typing import Algorithm, Batch, Outputs, Params, PyTree
 
 __all__ = [
     "INPUTS",
     "ClientModels",
+    "TrainedModels",
     "answer",
     "check_clients",
     "check_format",
+    "check_global",
     "client_leaves",
     "embed",
     "load_clients",
+    "load_models",
     "load_trained",
     "predict",
     "read_clients",
     "read_inputs",
+    "untrained_note",
 ]
 
 
@@ -81,6 +85,8 @@ class ClientModels(NamedTuple):
     private: PyTree
     """What the clients keep, ``[clients, ...]``."""
     client_ranks: Sequence[int] | None = None
+    seen: Collection[int] = ()
+    """The clients that have trained; the others have their initial models."""
 
     def client_params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model, as ``Run.client_params`` does."""
@@ -134,10 +140,87 @@ def load_clients(directory: str | Path) -> ClientModels:
     shared, private = (tree.select(model.trainable, names[role]) for role in ("shared", "private"))
     kept = jax.eval_shape(algorithm.keep, shared, private)
     check_clients([], kept)
-    server, stacked = _restore(
+    number, (server, stacked) = _restore(
         Path(directory) / "checkpoints", jax.eval_shape(algorithm.server.init, shared), kept
     )
-    return ClientModels(model, algorithm, params, server, stacked, config.get("client_ranks"))
+    rows = history.read_metrics(Path(directory) / "metrics.jsonl")
+    seen = history.seen_clients(row for row in rows if row["round"] <= number)
+    return ClientModels(model, algorithm, params, server, stacked, config.get("client_ranks"), seen)
+
+
+class TrainedModels(NamedTuple):
+    """The models of a run on disk that somebody has chosen."""
+
+    model: Model
+    algorithm: Algorithm
+    config: dict[str, Any]
+    chosen: list[int]
+    """The numbers of the clients; none if the global model was chosen."""
+    params: Callable[[int | None], Params]
+    """One of the clients, or None -> the trainable leaves of its model, or of the global one."""
+    note: str | None = None
+    """Which of the chosen clients never trained, if any."""
+
+
+def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> TrainedModels:
+    """Returns models of a run directory.
+
+    Args:
+      directory: of the run.
+      clients: whose models: numbers, or text for :func:`read_clients`; None is the global model.
+
+    Raises:
+      InputError: as :func:`load_trained`, :func:`load_clients` and :func:`check_global`.
+    """
+    if clients is None:
+        model, params, config = load_trained(directory)
+        algorithm = configs.build_algorithm(configs.resolve(config))
+        advice = "Choose a client's model, such as --client 0, or --clients all for all of them."
+        check_global(model, algorithm, advice)
+        return TrainedModels(model, algorithm, config, [], lambda _: params)
+    run = load_clients(directory)
+    if isinstance(clients, str):
+        chosen = read_clients(clients, run.private)
+    else:
+        check_clients(clients, run.private)
+        chosen = [*clients]
+    note = untrained_note(chosen, run.seen)
+    config = record.read_config(Path(directory))
+
+    def params_of(client: int | None) -> Params:
+        return run.params if client is None else run.client_params(client)
+
+    return TrainedModels(run.model, run.algorithm, config, chosen, params_of, note)
+
+
+def check_global(model: Model, algorithm: Algorithm, advice: str) -> None:
+    """Raises InputError if some leaves are private, so that no model is all the federation's.
+
+    Args:
+      model: what was trained.
+      algorithm: what was run.
+      advice: how to choose a client's model.
+    """
+    private = tree.assign_roles(model.kinds, algorithm.roles)["private"]
+    if private:
+        raise InputError(
+            f"In this run {len(private)} of the {len(model.kinds)} trainable leaves are private to"
+            f" the clients, such as {sorted(private)[0]!r}. The global model has only the initial"
+            f" values of these, so it is not what was trained. {advice}"
+        )
+
+
+def untrained_note(clients: Iterable[int], seen: Collection[int]) -> str | None:
+    """Returns a sentence about the clients that never trained, or None if there are none."""
+    never = [client for client in clients if client not in seen]
+    if not never:
+        return None
+    shown = ", ".join(map(str, never[:8])) + (f" and {len(never) - 8} more" if never[8:] else "")
+    one = len(never) == 1
+    return (
+        f"{'client' if one else 'clients'} {shown} never trained in this run:"
+        f" what {'it keeps' if one else 'they keep'} private still has its initial values."
+    )
 
 
 def check_clients(clients: Sequence[int], private: PyTree) -> None:
@@ -150,8 +233,8 @@ def check_clients(clients: Sequence[int], private: PyTree) -> None:
     leaves = jax.tree.leaves(private)
     if not leaves:
         raise InputError(
-            "This run keeps nothing private to its clients: they all have the global model, which"
-            " is what an export that names no client writes."
+            "This run keeps nothing private to its clients: they all have the global model. Leave"
+            " the client out."
         )
     for client in clients:
         n = leaves[0].shape[0]
@@ -177,8 +260,8 @@ def read_clients(text: str, private: PyTree) -> list[int]:
     return clients
 
 
-def _restore(directory: Path, server: PyTree, private: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns the server's state and what the clients keep, ``[clients, ...]``.
+def _restore(directory: Path, server: PyTree, private: PyTree) -> tuple[int, tuple[PyTree, PyTree]]:
+    """Returns the round, the server's state and what the clients keep, ``[clients, ...]``.
 
     How many clients there are is read off the checkpoint, and nothing on disk is changed.
 
@@ -206,7 +289,7 @@ def _restore(directory: Path, server: PyTree, private: PyTree) -> tuple[PyTree, 
                     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
                     (server, stacked),
                 )
-                return manager.restore(number, args=ocp.args.StandardRestore(like))
+                return number, manager.restore(number, args=ocp.args.StandardRestore(like))
             except Exception as error:  # orbax raises many kinds
                 reasons.append(f"round {number}: {(str(error) or repr(error)).splitlines()[0]}")
     why = "; ".join(reasons) or "there is none"

@@ -264,7 +264,7 @@ def contents(directory):
 def test_same_parameters_give_the_same_bytes(model, tmp_path):
     adapted = attach(model, peft.lora(4, init="svd"))
     one, other = (export(adapted, trained(adapted), tmp_path / n) for n in "ab")
-    names = ["adapter_config.json", "adapter_model.safetensors"]
+    names = ["adapter_config.json", "adapter_model.safetensors", "labels.json"]
     assert sorted(p.name for p in one.iterdir()) == names
     for name in names:
         assert (one / name).read_bytes() == (other / name).read_bytes()
@@ -289,7 +289,7 @@ def test_interrupted_export_leaves_the_old_one(model, format, allowed, tmp_path,
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(KeyboardInterrupt):
-        export(adapted, trained(adapted, seed=2), tmp_path / "a", format=format)
+        export(adapted, trained(adapted, seed=2), tmp_path / "a", format=format, overwrite=True)
     assert contents(tmp_path) == before
 
 
@@ -299,14 +299,19 @@ def test_a_directory_of_something_else_is_left_alone(model, tmp_path):
     export(adapted, trained(adapted), tmp_path / "a")
     before = contents(tmp_path)
     with pytest.raises(InputError, match=r"holds 'adapter_config.json', which this export would"):
-        export(adapted, trained(adapted), tmp_path / "a", format="merged")
+        export(adapted, trained(adapted), tmp_path / "a", format="merged", overwrite=True)
     assert contents(tmp_path) == before
     with pytest.raises(InputError, match="is a file"):
         export(adapted, trained(adapted), tmp_path / "a" / "adapter_config.json")
     with pytest.raises(InputError, match="cannot be written"):
         export(adapted, trained(adapted), tmp_path / "a" / "adapter_config.json" / "b")
     assert contents(tmp_path) == before
-    export(adapted, trained(adapted, seed=2), tmp_path / "a")
+    # Another adapter is replaced on request only; the same one may be written again.
+    export(adapted, trained(adapted), tmp_path / "a")
+    with pytest.raises(InputError, match=r"already holds another export.*--overwrite"):
+        export(adapted, trained(adapted, seed=2), tmp_path / "a")
+    assert contents(tmp_path) == before
+    export(adapted, trained(adapted, seed=2), tmp_path / "a", overwrite=True)
     assert contents(tmp_path).keys() == before.keys()
     assert contents(tmp_path) != before
 

@@ -158,6 +158,7 @@ def test_export(finished, tmp_path):
     assert {p.name for p in (tmp_path / "a").iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
+        "labels.json",
     }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import textwrap
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +14,13 @@ from safetensors.numpy import load_file
 from test_run_cli import CONFIG, fails
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from fedjax_peft import algorithms, attach, lora, testing
+from fedjax_peft import algorithms, attach, heads, load_tokenizer, lora, partition, testing
 from fedjax_peft.errors import InputError
+from fedjax_peft.models.hf import random_model
+from fedjax_peft.peft.export import export
+from fedjax_peft.peft.loading import describe
 from fedjax_peft.run import cli
-from fedjax_peft.run.loop import Run
+from fedjax_peft.run.loop import Run, simulate
 from fedjax_peft.run.predict import load_clients, load_trained, predict
 
 EXACT = {"rtol": 0, "atol": 1e-5}
@@ -74,6 +78,17 @@ def peft_logits(project, adapter):
     return torch_logits(PeftModel.from_pretrained(model, adapter), base)
 
 
+def loaded_by(printed):
+    """Returns the logits of the model that the printed lines load, and checks its labels."""
+    names = {}
+    code = printed.partition("Load it in Python:\n")[2]
+    exec(textwrap.dedent(code), names)
+    model = names["model"]
+    assert model.config.id2label == {i: f"class {i}" for i in range(CLASSES)}
+    base = names["base"].config._name_or_path if "base" in names else model.config._name_or_path
+    return torch_logits(model, base)
+
+
 def files(directory):
     return {p.relative_to(directory) for p in directory.rglob("*") if p.is_file()}
 
@@ -84,18 +99,24 @@ def files(directory):
 def test_peft(project, finished, tmp_path, capsys):
     out = tmp_path / "a"
     assert cli.main(["export", str(finished), "--out", str(out)]) == 0
-    assert capsys.readouterr() == (f"{out}\n", "")
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith(f"{out}\nLoRA of rank 2.\nLoad it in Python:\n")
+    np.testing.assert_allclose(loaded_by(printed.out), peft_logits(project, out), **EXACT)
     model, params, _ = load_trained(finished)
     expected = logits(model, params)
     np.testing.assert_allclose(peft_logits(project, out), expected, **EXACT)
 
 
-def test_merged(finished, tmp_path):
+def test_merged(finished, tmp_path, capsys):
     out = tmp_path / "a"
     assert cli.main(["export", str(finished), "--format", "merged", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{out}\nLoad it in Python:\n")
     model, params, _ = load_trained(finished)
     reference = AutoModelForSequenceClassification.from_pretrained(out)
     np.testing.assert_allclose(torch_logits(reference, out), logits(model, params), **EXACT)
+    np.testing.assert_array_equal(loaded_by(printed), torch_logits(reference, out))
     assert reference.config.id2label == {i: f"class {i}" for i in range(CLASSES)}
 
 
@@ -141,8 +162,13 @@ def test_adapterhub_with_a_shared_part(project, tmp_path, capsys):
     arguments = ["export", str(out), "--clients", "all", "--out", str(tmp_path / "a")]
     assert "Use 'adapterhub'" in fails(capsys, *arguments)
     assert not any(tmp_path.iterdir())
+    capsys.readouterr()
     assert cli.main([*arguments, "--format", "adapterhub"]) == 0
     (taken,) = (row["clients"] for row in rows(out)[1:])
+    never = ", ".join(str(c) for c in range(6) if c not in taken)
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"fedjax-peft: clients {never} never trained in this run")
+    assert "adapters.init(model)" in printed.out
     adapters, heads = (
         {(tmp_path / "a" / f"client_{c:04d}" / name).read_bytes() for c in taken}
         for name in ("adapter.safetensors", "model_head.safetensors")
@@ -150,9 +176,74 @@ def test_adapterhub_with_a_shared_part(project, tmp_path, capsys):
     assert (len(adapters), len(heads)) == (1, len(taken))
 
 
-def test_export_without_clients_tells_what_it_leaves_out(alone, tmp_path, capsys):
-    assert cli.main(["export", str(alone), "--out", str(tmp_path / "a")]) == 0
-    assert "are private to the clients" in capsys.readouterr().err
+def test_another_adapter_is_not_replaced_without_overwrite(finished, alone, tmp_path, capsys):
+    arguments = ["export", str(alone), "--client", "0", "--out", str(tmp_path / "a")]
+    assert cli.main(["export", str(finished), "--out", str(tmp_path / "a")]) == 0
+    assert cli.main(["export", str(finished), "--out", str(tmp_path / "a")]) == 0, "the same again"
+    before = {p: p.read_bytes() for p in (tmp_path / "a").iterdir()}
+    capsys.readouterr()
+    assert "already holds another export" in fails(capsys, *arguments)
+    assert {p: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
+    assert cli.main([*arguments, "--overwrite"]) == 0
+    assert {p: p.read_bytes() for p in (tmp_path / "a").iterdir()} != before
+
+
+def test_the_rank_of_an_svd_start_is_explained(tmp_path):
+    model = attach(testing.tiny_model(), lora(2, init="svd"))
+    said = describe(model, export(model, model.trainable, tmp_path / "a"), "peft")
+    assert said.startswith("LoRA of rank 4, trained with rank 2: the trained factors started from")
+
+
+# ------------------------------------------------------------------- the model of which client
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+@pytest.mark.parametrize("command", ["export", "predict"])
+def test_a_global_model_without_what_is_private_is_refused(alone, texts, tmp_path, capsys, command):
+    where = ["--out", str(tmp_path / "a")]
+    if command == "predict":
+        where = ["--input", str(texts), "--output", str(tmp_path / "a")]
+    error = fails(capsys, command, str(alone), *where)
+    assert "leaves are private to the clients, such as" in error
+    assert "--client 0, or --clients all" in error
+    assert not (tmp_path / "a").exists()
+
+
+def test_predictions_of_clients(alone, texts, tmp_path, capsys):
+    run = load_clients(alone)
+    arguments = ["predict", str(alone), "--input", str(texts), "--output"]
+    assert cli.main([*arguments, str(tmp_path / "all"), "--clients", "all"]) == 0
+    for client in range(6):
+        path = tmp_path / "all" / f"client_{client:04d}.jsonl"
+        got = [json.loads(line)["logits"] for line in path.read_text().splitlines()]
+        np.testing.assert_allclose(got, logits(run.model, run.client_params(client)), **EXACT)
+    trained = min(run.seen)
+    capsys.readouterr()
+    assert cli.main([*arguments, str(tmp_path / "one"), "--client", str(trained)]) == 0
+    assert capsys.readouterr().err == ""
+    same = tmp_path / "all" / f"client_{trained:04d}.jsonl"
+    assert (tmp_path / "one").read_bytes() == same.read_bytes()
+    assert "no client 9" in fails(capsys, *arguments, str(tmp_path / "b"), "--client", "9")
+
+
+def test_client_of_a_run_that_shares_everything(finished, texts, tmp_path, capsys):
+    arguments = ["predict", str(finished), "--input", str(texts), "--output", str(tmp_path / "a")]
+    assert "keeps nothing private" in fails(capsys, *arguments, "--client", "0")
+
+
+def test_one_client_in_its_own_directory(project, alone, tmp_path):
+    client = min(load_clients(alone).seen)
+    arguments = ["export", str(alone), "--client", str(client), "--out", str(tmp_path / "a")]
+    assert cli.main(arguments) == 0
+    run = load_clients(alone)
+    expected = logits(run.model, run.client_params(client))
+    np.testing.assert_allclose(peft_logits(project, tmp_path / "a"), expected, **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -205,19 +296,46 @@ def empty(directory):
 def test_in_python(tmp_path):
     model = attach(testing.tiny_model(), lora(2))
     private = {name: jnp.stack([x, x + 1, x + 2]) for name, x in model.trainable.items()}
-    run = Run(model, algorithms.local(optax.adamw(1e-2)), model.trainable, private, {}, [])
+    metrics = [{"round": 0}, {"round": 1, "clients": [0, 2], "dropped": []}]
+    run = Run(model, algorithms.local(optax.adamw(1e-2)), model.trainable, private, {}, metrics)
     for client in (0, 2):
         out = run.export(tmp_path / str(client), client=client)
         stored = load_file(out / "adapter_model.safetensors")["base_model.model.classifier.weight"]
         np.testing.assert_array_equal(stored, model.trainable["classifier.kernel"].T + client)
     with pytest.raises(InputError, match="no client 3"):
         run.export(tmp_path / "x", client=3)
+    with pytest.raises(InputError, match=r"are private to the clients.*client=0 to client=2"):
+        run.export(tmp_path / "x")
+    with pytest.warns(UserWarning, match="Client 1 never trained"):
+        run.export(tmp_path / "1", client=1)
     run = Run(model, algorithms.fedavg(optax.adamw(1e-2)), model.trainable, {}, model.trainable, [])
     with pytest.raises(InputError, match="nothing private"):
         run.export(tmp_path / "x", client=0)
     with pytest.raises(InputError, match="'pfet' is unknown"):
         run.export(tmp_path / "x", format="pfet")
     assert run.export(tmp_path / "x", format="merged").joinpath("model.safetensors").exists()
+
+
+def test_predictions_in_python_are_of_the_run_s_own_length_and_client(tmp_path):
+    """The model has 32 positions; a text is cut where it was cut in training."""
+    config = {**testing.TINY_BERT, "num_hidden_layers": 1, "max_position_embeddings": 32}
+    model = random_model(config, head=heads.classification(CLASSES))
+    testing.write_tiny_checkpoint(tmp_path)
+    model = attach(model.replace(tokenizer=load_tokenizer(str(tmp_path))), lora(2))
+    clients = partition.iid(testing.tiny_dataset(16, length=8), clients=2, seed=0)
+    algorithm = algorithms.fedavg(optax.adamw(1e-2), head="private")
+    run = simulate(model, algorithm, clients, rounds=1, clients_per_round=1, batch_size=8)
+    (seen,) = run.metrics[1]["clients"]
+    long = [*TEXTS, " ".join(["w9"] * 200)]
+    got = run.predict(long, client=seen)
+    expected = predict(run.trained, run.client_params(seen), long, max_length=8)
+    np.testing.assert_allclose(got, expected, **EXACT)
+    assert run.max_length == 8
+    with pytest.raises(InputError, match="are private to the clients"):
+        run.predict(long)
+    with pytest.warns(UserWarning, match=f"Client {1 - seen} never trained"):
+        other = run.predict(long, client=1 - seen)
+    assert np.abs(other - got).max() > 1e-6
 
 
 # ------------------------------------------------------------------------------------- the way back

@@ -1,0 +1,84 @@
+"""How others load an export: the lines to type, and what may surprise a reader of its files."""
+
+import json
+from pathlib import Path
+
+from fedjax_peft.models.base import Model
+from fedjax_peft.models.hf import class_name, origin
+from fedjax_peft.peft.export import Format
+from fedjax_peft.peft.hfpeft import LABELS
+
+__all__ = ["describe", "snippet"]
+
+_AUTO = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForImageClassification",
+)
+"""Ends of the names of Hugging Face's classes that ``AutoModel...`` shares."""
+
+
+def describe(model: Model, directory: str | Path, format: Format) -> str:
+    """Returns what an export is: its path, its rank and why, and the lines that load it.
+
+    Args:
+      model: what was exported.
+      directory: of one export; of several clients' exports, one of them.
+      format: of the export.
+    """
+    lines = [*_notes(model, Path(directory), format), "Load it in Python:", ""]
+    lines += [f"    {line}" if line else "" for line in snippet(model, directory, format)]
+    return "\n".join(lines)
+
+
+def snippet(model: Model, directory: str | Path, format: Format) -> list[str]:
+    """Returns the lines of Python that load an export of a model."""
+    auto, here, base = _auto_class(model), str(directory), origin(model)
+    if format == "merged":
+        return [f"from transformers import {auto}", f"model = {auto}.from_pretrained({here!r})"]
+    if format == "adapterhub":
+        return [
+            "import adapters",
+            f"from transformers import {auto}",
+            f"model = {auto}.from_pretrained({base!r}, num_labels={len(model.labels) or None})",
+            "adapters.init(model)",
+            f"model.load_adapter({here!r}, set_active=True)",
+        ]
+    named = bool(model.labels)
+    labels = f"json.loads(Path({str(Path(here) / LABELS)!r}).read_text())"
+    return [
+        *(["import json", "from pathlib import Path"] if named else []),
+        "from peft import PeftModel",
+        f"from transformers import {auto}",
+        *([f"labels = {labels}['id2label']"] if named else []),
+        *(["id2label = {int(i): name for i, name in labels.items()}"] if named else []),
+        *(["label2id = {name: i for i, name in id2label.items()}"] if named else []),
+        f"base = {auto}.from_pretrained("
+        f"{base!r}{', id2label=id2label, label2id=label2id' if named else ''})",
+        f"model = PeftModel.from_pretrained(base, {here!r})",
+    ]
+
+
+def _auto_class(model: Model) -> str:
+    name = class_name(model)
+    found = next((end for end in _AUTO if name.endswith(end)), None)
+    return f"AutoModel{found}" if found else "AutoModelForCausalLM"
+
+
+def _notes(model: Model, directory: Path, format: Format) -> list[str]:
+    """Returns sentences on the rank in the file, where it is a low-rank adapter."""
+    if format != "peft" or model.method is None or model.method.name not in ("lora", "dora"):
+        return []
+    rank = json.loads((directory / "adapter_config.json").read_text())["r"]
+    trained = model.method.options["rank"]
+    reasons = []
+    if model.method.options["parts"] is not None:
+        reasons.append("the updates of the parts of a fused projection are joined into one")
+    if model.method.start_shapes_frozen:
+        reasons.append(
+            "the trained factors started from an SVD of the weights, and as many directions again"
+            " take that start away, so that the adapter fits the original checkpoint"
+        )
+    why = f", trained with rank {trained}: {'; '.join(reasons)}" if reasons else ""
+    return [f"LoRA of rank {rank}{why}."]
