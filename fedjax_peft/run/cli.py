@@ -1,6 +1,7 @@
 """The command line: ``fedjax-peft``."""
 
 import argparse
+import contextlib
 import difflib
 import json
 import math
@@ -195,6 +196,18 @@ def _add_client_options(parser: argparse.ArgumentParser, several: str) -> None:
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/<config's name>")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="show the complete config and what a round costs, and stop before training",
+    )
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument(
+        "-q", "--quiet", action="store_true", help="show nothing but the final table"
+    )
+    amount.add_argument(
+        "-v", "--verbose", action="store_true", help="show every phase and how long it took"
+    )
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue an interrupted run")
     existing.add_argument("--overwrite", action="store_true", help="replace an existing run")
@@ -213,6 +226,8 @@ def _demo(options: argparse.Namespace) -> None:
     out = options.out or Path("runs/demo")
     config = Path(__file__).with_name("demo.toml")
     records = _run_file(config, options, default_out=out)
+    if options.dry_run:
+        return
     from fedjax_peft.run import report
 
     page = report.write_report(records, out)
@@ -230,8 +245,7 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
     from rich.console import Console
 
     from fedjax_peft.run import config as configs
-    from fedjax_peft.run import record, report
-    from fedjax_peft.run.progress import progress
+    from fedjax_peft.run import console, record, report
 
     out = options.out or default_out
     # All are checked before the first one runs.
@@ -242,14 +256,33 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
             raise InputError(f"{path} has no [methods.{name}]. {nearest(name, raw)}")
     raw = {name: one for name, one in raw.items() if name in only or not only}
     todo = {name: configs.resolve(one) for name, one in raw.items()}
+    titles = {name: config["name"] or name or path.stem for name, config in todo.items()}
+    if options.dry_run:
+        for name, config in todo.items():
+            print(*map(display.printable, record.config_text(config).split("\n")), sep="\n")
+            show = console.dry_run(titles[name], configs.about(config), print)
+            with contextlib.suppress(console.DryRun):
+                configs.run(config, on_phase=show)
+        return []
     if options.overwrite:
         for name in todo:
             record.remove_run(out / name)
     done = []
     for name, config in todo.items():
-        title = display.one_line(config["name"] or name or path.stem)
-        with progress(title, config["rounds"], out / name / "metrics.jsonl") as on_round:
-            configs.run(config, out=out / name, resume=options.resume, on_round=on_round)
+        with console.screen(
+            titles[name],
+            configs.about(config),
+            config["rounds"],
+            out / name / "metrics.jsonl",
+            verbosity=options.verbose - options.quiet,
+        ) as screen:
+            configs.run(
+                config,
+                out=out / name,
+                resume=options.resume,
+                on_round=screen.on_round,
+                on_phase=screen.on_phase,
+            )
         done.append(report.load_run(out / name))
     Console().print(report.table(done))
     return done

@@ -46,10 +46,11 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.run import loop, optimizers
 from fedjax_peft.run.cost import TimeModel
-from fedjax_peft.run.progress import Phase
+from fedjax_peft.run.progress import Phase, PhaseName
 
 __all__ = [
     "NAMESPACES",
+    "about",
     "build_algorithm",
     "build_method",
     "build_model",
@@ -345,6 +346,12 @@ def run(
     on_phase: Callable[[Phase], None] | None = None,
 ) -> loop.Run:
     """Runs a resolved config; the other arguments are those of ``simulate``."""
+
+    def begin(name: PhaseName) -> None:
+        if on_phase is not None:
+            on_phase(Phase(name, 0, config["rounds"]))
+
+    begin("reading")
     data, clients = federation(config)
     train, test = data["train"], data["test"]
     config = _explicit(config, train)
@@ -358,6 +365,7 @@ def run(
     options = {name: config[name] for name in _fields(loop.simulate)}
     metric = config["metric"]
     task = None if metric is None else tasks.for_data(train, metric)
+    begin("loading")
     return loop.simulate(
         build_model(config, train.label_names),
         build_algorithm(config),
@@ -373,6 +381,17 @@ def run(
         on_phase=on_phase,
         progress=False,
         **options,
+    )
+
+
+def about(config: Config) -> str:
+    """Returns what a resolved config runs, in a few words."""
+    names = {table: config[table].get("name") for table in NAMESPACES}
+    combined = f" with {names['aggregator']}" if names["aggregator"] else ""
+    model, data = (Path(config[table]["name"]).name for table in ("model", "data"))
+    return (
+        f"{names['algorithm']}{combined} over {names['peft']} on {model},"
+        f" {data} by {names['partition']}"
     )
 
 

@@ -34,6 +34,7 @@ from fedjax_peft.run.checks import (
     clients_a_round,
 )
 from fedjax_peft.run.cost import Costs, Ledger, TimeModel
+from fedjax_peft.run.estimate import estimate
 from fedjax_peft.run.evaluation import evaluate, evaluations, worst
 from fedjax_peft.run.history import Row, finite_or_none, headline, seen_clients
 from fedjax_peft.run.progress import Phase, Phases
@@ -368,6 +369,17 @@ def simulate(
             parameters=model.counts(),
             train_examples=int(clients.sizes.sum()),
             test_examples=0 if test is None else len(test),
+            evaluations={name: one.evaluator.examples for name, one in tested.items()},
+            eval_every=eval_every,
+            estimate=estimate(
+                schedule,
+                algorithm,
+                Ledger(model, algorithm, server, len(clients), client_ranks),
+                server,
+                frozen=frozen,
+                store=store,
+                columns=columns,
+            ),
             device=device_name(),
             out=record.out,
             resumed_from=saved[0] if saved else None,

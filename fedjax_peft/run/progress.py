@@ -2,25 +2,23 @@
 
 ``simulate`` calls ``on_phase`` with a :class:`Phase` at the beginning of whatever takes time. A
 display is a function of these events: :func:`phase_display` makes the one of Python and notebooks,
-:func:`progress` the one of the command line.
+:mod:`fedjax_peft.run.console` has the one of the command line.
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from fedjax_peft.run.history import Row
 
-from fedjax_peft.run.history import Row, read_metrics
+__all__ = ["Display", "Phase", "PhaseName", "Phases", "describe", "phase_display"]
 
-__all__ = ["Display", "Phase", "PhaseName", "Phases", "describe", "phase_display", "progress"]
-
-PhaseName = Literal["starting", "compiling", "training", "evaluating", "saving", "finished"]
+PhaseName = Literal[
+    "reading", "loading", "starting", "compiling", "training", "evaluating", "saving", "finished"
+]
 
 
 class Phase(NamedTuple):
@@ -32,8 +30,9 @@ class Phase(NamedTuple):
     """
 
     name: PhaseName
-    """``starting`` comes once, before the first program is compiled, and ``finished`` once, at the
-    end. A run that an exception ends sends no ``finished``."""
+    """``reading`` (and tokenizing the data) and ``loading`` (the model) come from a config only,
+    before ``simulate`` is called. ``starting`` comes once, before the first program is compiled,
+    and ``finished`` once, at the end. A run that an exception ends sends no ``finished``."""
     round_index: int
     """The communication round, from 1; 0 is the evaluation before training."""
     rounds: int
@@ -47,10 +46,11 @@ class Phase(NamedTuple):
     a round is over."""
     details: Mapping[str, Any] = MappingProxyType({})
     """``starting``: ``algorithm``, ``clients``, ``clients_per_round``, ``parameters`` (by kind),
-    ``train_examples``, ``test_examples``, ``device``, ``out`` and ``resumed_from`` (a round, or
-    None). ``compiling``: ``program``, "round" or the name of an evaluation ("test", "global_test",
-    "client"). ``evaluating``: ``evaluation``, that name. ``finished``: ``stopped``, why the run
-    ended before its last round, or None."""
+    ``train_examples``, ``test_examples``, ``evaluations`` (name -> examples, one counted once for
+    every model), ``eval_every``, ``estimate`` (an :class:`fedjax_peft.run.estimate.Estimate`),
+    ``device``, ``out`` and ``resumed_from`` (a round, or None). ``compiling``: ``program``, "round"
+    or the name of an evaluation ("test", "global_test", "client"). ``evaluating``: ``evaluation``,
+    that name. ``finished``: ``stopped``, why the run ended before its last round, or None."""
 
 
 class Display(Protocol):
@@ -145,6 +145,10 @@ def phase_display(show: bool | Literal["auto"]) -> Display | None:
 
 def describe(phase: Phase) -> str:
     """Returns a phase in a few words, such as ``evaluating test 128 of 400``."""
+    if phase.name == "reading":
+        return "reading and tokenizing the data"
+    if phase.name == "loading":
+        return "loading the model"
     if phase.name == "compiling":
         program = phase.details.get("program", "round")
         return f"compiling ({program})"
@@ -225,60 +229,3 @@ def _left(phase: Phase) -> str:
         return ""
     minutes, seconds = divmod(round(phase.seconds_left), 60)
     return f", {minutes} min {seconds:02} s left" if minutes else f", {seconds} s left"
-
-
-@contextmanager
-def progress(title: str, rounds: int, metrics: Path) -> Iterator[Callable[[Row], None]]:
-    """Yields the function to call with every row; ``metrics`` has those before a resume."""
-    console = Console()
-    sent: int | None = None
-
-    def total(row: Row) -> int:
-        nonlocal sent
-        if sent is None:
-            earlier = read_metrics(metrics) if metrics.exists() else []
-            sent = sum(_bytes(other) for other in earlier if other["round"] < row["round"])
-        sent += _bytes(row)
-        return sent
-
-    def text(row: Row) -> str:
-        parts = []
-        if row.get("train_loss") is not None:
-            parts.append(f"loss {row['train_loss']:.3f}")
-        name = row.get("headline")
-        for metric, whose in ((f"test_{name}", name), (f"client_{name}_mean", f"clients' {name}")):
-            if row.get(metric) is not None:
-                parts.append(f"{whose} {row[metric]:.3f}")
-                break
-        parts.append(f"{total(row) / 1e6:.1f} MB")
-        if row.get("dropped"):
-            parts.append(f"dropped {row['dropped']}")
-        return "  ".join(parts)
-
-    if not console.is_terminal:
-
-        def line(row: Row) -> None:
-            print(f"{title}  round {row['round']}/{rounds}  {text(row)}", flush=True)
-
-        yield line
-        return
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[state]}", markup=False),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(title, total=rounds, state="compiling")
-
-        def update(row: Row) -> None:
-            bar.update(task, completed=row["round"], state=text(row))
-
-        yield update
-
-
-def _bytes(row: Row) -> int:
-    return row.get("bytes_up", 0) + row.get("bytes_down", 0)

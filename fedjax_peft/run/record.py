@@ -27,6 +27,7 @@ from fedjax_peft.typing import Params
 
 __all__ = [
     "Record",
+    "config_text",
     "device_name",
     "environment",
     "read_config",
@@ -155,11 +156,16 @@ def device_name() -> str:
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Writes a config as TOML (which has no null: such keys are left out).
+    """Writes a config as TOML.
 
     A lone surrogate, which no file in UTF-8 can hold, becomes a question mark.
     """
-    replace_file(path, tomli_w.dumps(_without_none(config)).encode(errors="replace"))
+    replace_file(path, config_text(config).encode(errors="replace"))
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """Returns a config as TOML, which has no null: keys whose value is None are left out."""
+    return tomli_w.dumps(_without_none(config))
 
 
 def read_config(directory: Path) -> dict[str, Any]:

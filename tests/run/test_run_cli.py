@@ -12,8 +12,6 @@ from safetensors.numpy import load_file
 from fedjax_peft import algorithms, assets, testing
 from fedjax_peft.data import DATASETS
 from fedjax_peft.run import cli
-from fedjax_peft.run.history import append_metrics
-from fedjax_peft.run.progress import progress
 
 CONFIG = """
 rounds = 2
@@ -306,17 +304,6 @@ def test_help_is_quick_to_load():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_progress_counts_what_was_sent_before_a_resume(tmp_path, capsys):
-    """Rows after the one that a run goes on from do not count: they are made again."""
-    row = {"bytes_up": 1_000_000, "bytes_down": 500_000}
-    for number in range(4):
-        append_metrics(tmp_path / "metrics.jsonl", {"round": number, **row})
-    with progress("mine", 3, tmp_path / "metrics.jsonl") as on_round:
-        on_round({"round": 2, **row})
-        on_round({"round": 3, **row})
-    assert capsys.readouterr().out == "mine  round 2/3  4.5 MB\nmine  round 3/3  6.0 MB\n"
 
 
 @pytest.mark.parametrize("chosen", [None, "elsewhere"])
