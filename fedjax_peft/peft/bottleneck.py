@@ -204,16 +204,11 @@ def bottleneck(
 ) -> Method:
     """Adapters in residual slots, in the general form of which Houlsby's and Pfeiffer's are cases.
 
+    Further arguments are those of :func:`houlsby`.
+
     Args:
-      reduction_factor: as in :func:`houlsby`; ``size``, ``targets``, ``activation``, ``init`` and
-        ``scaling`` too.
-      size: see ``reduction_factor``.
-      targets: see ``reduction_factor``.
       places: the residual slots to adapt: ``attention``, ``feed_forward`` or both.
       after_norm: read LN(x + h) in the place of h.
-      activation: see ``reduction_factor``.
-      init: see ``reduction_factor``.
-      scaling: see ``reduction_factor``.
 
     Raises:
       InputError: as :func:`houlsby`, or an unknown place.

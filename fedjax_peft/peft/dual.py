@@ -57,7 +57,8 @@ def dual(
         Activation and start are independent of it.
       targets: other places; see :func:`fedjax_peft.peft.bottleneck.houlsby`.
       activation: by its Hugging Face name.
-      init: see :func:`fedjax_peft.peft.bottleneck.houlsby`. The two start at different values.
+      init: ``bert``, ``houlsby``, ``mam_adapter`` or ``opendelta``, as for
+        :func:`fedjax_peft.peft.bottleneck.houlsby`. The two start at different values.
       scaling: a factor on both.
 
     Raises:

@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_RUN_HELP = """\
+a config is a TOML file; every key of it can be replaced on the command line:
+  fedjax-peft run my.toml rounds=20 peft.rank=8 algorithm=fedprox --out runs/mine
+
+to write a config, and to find its keys:
+  fedjax-peft init mine                a commented config for your own data, ready to run
+  fedjax-peft list                     what can be named: models, data sets, algorithms ...
+  fedjax-peft list algorithm ditto     what an algorithm is, and its keys
+  fedjax-peft list keys rate           all keys that have to do with "rate"
+  fedjax-peft run --explain peft.rank  what one key means, its type and its default
+"""
+
 # Everything heavy is imported inside the commands: --help and list should answer at once.
 
 
@@ -79,6 +91,22 @@ class _ArgumentParser(argparse.ArgumentParser):
         super().error(display.paragraph(message))
 
 
+class _Explain(argparse.Action):
+    """Answers ``--explain KEY`` at once, as ``--help`` does, so that no config is needed."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        from fedjax_peft.run.explain import explain
+
+        print(explain(values))
+        parser.exit()
+
+
 def _advice(rest: Sequence[str], words: Sequence[str], options: argparse.Namespace) -> str:
     """Returns how an unknown option is written: another option, or a config key without dashes."""
     option, equals, value = next((w for w in rest if w.startswith("--")), "").partition("=")
@@ -109,7 +137,15 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     run = command(_run, "run a config file")
+    run.epilog = _RUN_HELP
+    run.formatter_class = argparse.RawDescriptionHelpFormatter
     run.add_argument("config", type=Path, metavar="CONFIG.toml")
+    run.add_argument(
+        "--explain",
+        action=_Explain,
+        metavar="KEY",
+        help="say what a config key means, and stop: peft.rank, rank, algorithm",
+    )
     run.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="only this [methods.NAME]"
     )
@@ -178,7 +214,15 @@ def _parser() -> argparse.ArgumentParser:
     fetch = command(_assets, "list or fetch the demo's model and data")
     fetch.add_argument("name", nargs="?", metavar="NAME")
 
-    command(_list, "list models, methods, algorithms, aggregators, data sets and partitions")
+    names = command(_list, "list what a config can name, and what it means")
+    names.add_argument(
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="models, backbones, data, partitions, peft, algorithms, aggregators, optimizers,"
+        " systems or keys, and perhaps a name (list algorithm ditto) or a part of one (list keys"
+        " rate); or any part of a name or description",
+    )
     return parser
 
 
@@ -415,6 +459,7 @@ def _list(options: argparse.Namespace) -> None:
     from fedjax_peft.data.sources import DATASETS
     from fedjax_peft.models import hf
     from fedjax_peft.run import config as configs
+    from fedjax_peft.run.listing import listing
 
     sections = {
         "models": {
@@ -431,14 +476,7 @@ def _list(options: argparse.Namespace) -> None:
         **{table: _first_lines(module) for table, module in configs.NAMESPACES.items()},
         "systems (system = ...)": {n: one["about"] for n, one in configs.systems().items()},
     }
-    for title, entries in sections.items():
-        print(title)
-        width = max(map(len, entries))
-        for name, text in entries.items():
-            first, *others = text.split("\n")
-            print(f"  {name:{width}}  {first}")
-            for line in others:
-                print(f"  {'':{width}}  {line}")
+    print(listing(sections, options.words))
 
 
 def _data_lines(source: "Source") -> str:

@@ -50,7 +50,9 @@ from fedjax_peft.run.progress import Phase, PhaseName
 
 __all__ = [
     "NAMESPACES",
+    "Key",
     "about",
+    "all_keys",
     "build_algorithm",
     "build_method",
     "build_model",
@@ -521,6 +523,40 @@ def _fields(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
             ... if default is parameter.empty else default,
         )
     return fields
+
+
+class Key(NamedTuple):
+    """A key that a config may have."""
+
+    table: str
+    """Its table; empty for a key at the top level."""
+    name: str
+    owner: Callable[..., Any]
+    """The function that takes it as an argument, or the class that documents it as a field."""
+    kind: Any
+    """Its type."""
+    default: Any
+    """``...`` if it must be given."""
+
+    @property
+    def dotted(self) -> str:
+        """The key as the command line takes it, such as ``peft.rank``."""
+        return f"{self.table}.{self.name}" if self.table else self.name
+
+
+def all_keys() -> list[Key]:
+    """Returns every key of a config; those of a table with a ``name`` once for each function."""
+    owners: list[tuple[str, Callable[..., Any]]] = [("", loop.simulate), ("", _Extra)]
+    for table, function in _FUNCTIONS.items():
+        owners += [(table, function)]
+        owners += [(table, _BESIDE[table])] if table in _BESIDE else []
+    for table, module in NAMESPACES.items():
+        owners += [(table, getattr(module, name)) for name in module.__all__]
+    return [
+        Key(table, name, owner, kind, default)
+        for table, owner in owners
+        for name, (kind, default) in _fields(owner).items()
+    ]
 
 
 def _is_plain(kind: Any) -> bool:

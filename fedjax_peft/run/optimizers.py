@@ -14,7 +14,16 @@ def adamw(
     eps: float = 1e-8,
     clip_norm: float | None = None,
 ) -> optax.GradientTransformation:
-    """AdamW (decoupled weight decay); ``clip_norm`` clips the global gradient norm."""
+    """AdamW: Adam with decoupled weight decay.
+
+    Args:
+      learning_rate: the step size.
+      weight_decay: in every step, weights shrink by ``learning_rate * weight_decay`` of themselves.
+      b1: decay rate of the mean of the gradients.
+      b2: decay rate of the mean of the squared gradients.
+      eps: added to the denominator, so that it is not zero.
+      clip_norm: gradients whose global norm is larger are scaled down to it; None: never.
+    """
     return _clipped(
         optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay), clip_norm
     )
@@ -28,7 +37,7 @@ def adam(
     eps: float = 1e-8,
     clip_norm: float | None = None,
 ) -> optax.GradientTransformation:
-    """Adam; ``clip_norm`` clips the global gradient norm."""
+    """Adam. The arguments are those of :func:`adamw`."""
     return _clipped(optax.adam(learning_rate, b1=b1, b2=b2, eps=eps), clip_norm)
 
 
@@ -39,7 +48,12 @@ def sgd(
     nesterov: bool = False,
     clip_norm: float | None = None,
 ) -> optax.GradientTransformation:
-    """SGD, plain or with momentum; ``clip_norm`` clips the global gradient norm."""
+    """SGD, plain or with momentum. Further arguments are those of :func:`adamw`.
+
+    Args:
+      momentum: decay rate of the sum of earlier gradients; None or 0: plain SGD.
+      nesterov: use Nesterov's form of the momentum.
+    """
     return _clipped(optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov), clip_norm)
 
 

@@ -55,7 +55,8 @@ def dirichlet(
       alpha: concentration, positive; towards infinity every client has the prior.
       by: a key of ``data.meta`` whose values take the place of labels, such as ``"tag_set"`` or
         ``"cluster"``; None: the labels.
-      mode: see above.
+      mode: ``client_prior`` (every client draws its label shares; equal sizes) or ``class_wise``
+        (every label draws its client shares; unequal sizes), see above.
       fednlp_exact: sizes as in FedNLP: all clients have ``examples // clients`` and the last one
         also the remainder. Only for ``client_prior``.
       min_size: least number of examples of a client.
