@@ -14,9 +14,14 @@ moving the client and (the paper's Section 4)
 
     ‖a_k‖₁ = (τ_k - ρ (1 - ρ^τ_k) / (1 - ρ)) / (1 - ρ)
 
+``‖a_k‖₁`` is measured, not computed from options: beside the client's leaves the same optimizer
+moves numbers whose gradient is always 1. How far such a number has come, in units of its first
+step, is the sum of a, for momentum, Nesterov's momentum and schedules alike, each leaf by itself.
+For optimizers that are not linear in the gradient there is no such a; the measure then says how far
+a constant gradient moves the client. For Adam that is the number of its steps.
+
 The paper leaves τ_eff open; this choice, that of its authors' code, makes FedNova equal FedAvg
-where all clients make the same number of steps. Other optimizers (Adam) have no such a; with
-``momentum = 0`` the direction is the client's mean step.
+where all clients make the same number of steps.
 """
 
 from typing import NamedTuple
@@ -27,7 +32,6 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
-from fedjax_peft.algorithms.checks import fraction
 from fedjax_peft.algorithms.common import HeadPolicy, Local, Weights, begin, roles, train
 from fedjax_peft.typing import (
     Algorithm,
@@ -45,50 +49,60 @@ from fedjax_peft.typing import (
 __all__ = ["fednova"]
 
 
+class Gauge(NamedTuple):
+    """What measures the weight of a client's gradients."""
+
+    numbers: Params
+    """One for each leaf; their gradient is 1."""
+    optimizer: PyTree
+    first: jax.Array
+    """The first steps of the shared leaves' numbers, ``[leaves]``."""
+    length: jax.Array
+    """``‖a_k‖₁`` so far, in units of ``first``, ``[leaves]``."""
+
+
 class State(NamedTuple):
     """A client during its local steps."""
 
     local: Local
     received: Params
-    steps: jax.Array
+    gauge: Gauge
 
 
 def fednova(
     optimizer: optax.GradientTransformation,
     *,
-    momentum: float = 0.0,
     head: HeadPolicy = "shared",
     weights: Weights = "size",
 ) -> Algorithm:
     """Normalised averaging: clients with more local steps do not count for more (FedNova).
 
     Args:
-      optimizer: the clients' optimizer.
-      momentum: the optimizer's own, if it is SGD with momentum (not Nesterov's).
+      optimizer: the clients' optimizer: SGD, with or without momentum or a schedule. Others work
+        too, but are not in the paper.
       head: what becomes of the classification head.
       weights: p_k.
-
-    Raises:
-      InputError: a momentum that is not from 0 to below 1.
     """
-    fraction(momentum=momentum)
 
     def client(problem: Problem) -> ClientUpdate:
         def init(broadcast: Params, private: Params, key: Key) -> State:
             del key
             local = begin(optimizer, broadcast, private)
-            return State(local, broadcast, jnp.zeros((), jnp.int32))
+            return State(local, broadcast, _start(optimizer, broadcast, private))
 
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
             local, metrics = train(optimizer, problem, state.local, batch, key)
-            return state._replace(local=local, steps=state.steps + 1), metrics
+            gauge = _measure(optimizer, state.gauge, state.received, batch["step"] == 0)
+            return State(local, state.received, gauge), metrics
 
         def final(state: State) -> tuple[PyTree, Params]:
-            steps = jnp.maximum(state.steps, 1).astype(jnp.float32)
-            length = (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
-            direction = jax.tree.map(
-                lambda end, start: (end - start) / length, state.local.shared, state.received
-            )
+            length = state.gauge.length
+            # Of a leaf that the optimizer does not move, the direction is 0.
+            by = jnp.where(length == 0, 1.0, length)
+            direction = {
+                n: (state.local.shared[n] - start) / by[i]
+                for i, (n, start) in enumerate(sorted(state.received.items()))
+            }
             return {"direction": direction, "work": {"length": length}}, state.local.private
 
         return ClientUpdate(init, step, final)
@@ -96,7 +110,10 @@ def fednova(
     def update(state: Params, new: PyTree, tally: Tally) -> Params:
         del tally
         effective = new["work"]["length"]
-        return jax.tree.map(lambda x, d: x + effective * d, state, new["direction"])
+        return {
+            n: x + effective[i] * new["direction"][n]
+            for i, (n, x) in enumerate(sorted(state.items()))
+        }
 
     server = ServerUpdate(
         init=lambda shared: shared,
@@ -104,7 +121,7 @@ def fednova(
         broadcast=lambda state: state,
         like=lambda state: {
             "direction": jax.tree.map(jnp.zeros_like, state),
-            "work": {"length": jnp.zeros(())},
+            "work": {"length": jnp.zeros(len(state))},
         },
     )
     return Algorithm(
@@ -115,3 +132,23 @@ def fednova(
         server,
         weights=weights,
     )
+
+
+def _start(optimizer: optax.GradientTransformation, shared: Params, private: Params) -> Gauge:
+    # With as many axes as the leaves: an optimizer may treat vectors and matrices differently.
+    numbers = {n: jnp.zeros((1,) * x.ndim) for n, x in {**shared, **private}.items()}
+    nothing = jnp.zeros(len(shared))
+    return Gauge(numbers, optimizer.init(numbers), nothing, nothing)
+
+
+def _measure(
+    optimizer: optax.GradientTransformation, gauge: Gauge, shared: Params, begins: jax.Array
+) -> Gauge:
+    """Returns the gauge after a step."""
+    ones = jax.tree.map(jnp.ones_like, gauge.numbers)
+    steps, state = optimizer.update(ones, gauge.optimizer, gauge.numbers)
+    made = jnp.stack([jnp.reshape(steps[n], ()) for n in sorted(shared)])
+    first = jnp.where(begins, made, gauge.first)
+    # A schedule may begin with 0, for all clients: any other unit does.
+    length = gauge.length + made / jnp.where(first == 0, 1.0, first)
+    return Gauge(optax.apply_updates(gauge.numbers, steps), state, first, length)

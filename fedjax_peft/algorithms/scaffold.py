@@ -21,16 +21,20 @@ the gradient of the objective weighted by size as far as |S|/N is the cohort's s
 
 import math
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.algorithms.checks import positive
 from fedjax_peft.algorithms.common import HeadPolicy, Local, Weights, adding, begin, roles, train
+from fedjax_peft.algorithms.probe import sgd_rate
+from fedjax_peft.errors import InputError
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -71,8 +75,8 @@ def scaffold(
 ) -> Algorithm:
     """Control variates correct the drift of clients' local steps (SCAFFOLD).
 
-    It warns of an optimizer that is not SGD with ``learning_rate``, as far as two steps on a single
-    number can tell; a schedule may pass unnoticed.
+    Before a run the optimizer is tried on a few gradients: SGD of another step size is refused, and
+    any other optimizer (momentum, a schedule, clipping, weight decay, Adam) is warned of.
 
     Args:
       optimizer: the clients' optimizer, ``sgd(learning_rate)``.
@@ -83,16 +87,15 @@ def scaffold(
       weights: of clients in the aggregate.
 
     Raises:
-      InputError: a learning rate that is not positive.
+      InputError: a learning rate that is not positive; on use, one that is not the optimizer's.
     """
     positive(learning_rate=learning_rate, server_learning_rate=server_learning_rate)
-    if not _is_sgd(optimizer, learning_rate):
-        warnings.warn(
-            f"SCAFFOLD's control variates are right for SGD with step size learning_rate ="
-            f" {learning_rate}. This optimizer takes other steps, so they are estimates of"
-            " another scale than the gradients that they are added to.",
-            stacklevel=2,
-        )
+    rules = roles(head)
+
+    def check(kinds: Mapping[str, str], clients: int) -> None:
+        del clients
+        names = tree.assign_roles(kinds, rules)
+        _check_steps(optimizer, learning_rate, [*names["shared"], *names["private"]])
 
     def client(problem: Problem) -> ClientUpdate:
         def init(broadcast: PyTree, kept: PyTree, key: Key) -> State:
@@ -138,13 +141,14 @@ def scaffold(
     )
     return Algorithm(
         "scaffold",
-        roles(head),
+        rules,
         client,
         by_field(model=aggregator or mean(), control=mean(error=False)),
         server,
         keep=lambda shared, private: {"model": private, "control": _zeros(shared)},
         model=lambda broadcast, kept: {**broadcast["model"], **kept["model"]},
         weights=weights,
+        check=check,
         needs_fixed_basis="SCAFFOLD's control variates are gradients of A and B of earlier rounds,"
         " and its server goes part of the way between two pairs of factors. Leave the aggregator"
         " out to average A and B, or use 'fedavg' or 'fedprox'.",
@@ -155,15 +159,21 @@ def _zeros(params: Params) -> Params:
     return jax.tree.map(jnp.zeros_like, params)
 
 
-def _is_sgd(optimizer: optax.GradientTransformation, learning_rate: float) -> bool:
-    """Returns whether two steps on a single number are those of plain SGD."""
-    params = {"x": jnp.ones(())}
-    try:
-        state = optimizer.init(params)
-        for gradient in (1e-3, 2e-3):
-            steps, state = optimizer.update({"x": jnp.asarray(gradient)}, state, params)
-            if not math.isclose(steps["x"], -learning_rate * gradient, rel_tol=1e-4):
-                return False
-    except Exception:  # an optimizer for certain leaves only: it cannot be tried on another
-        return True
-    return True
+def _check_steps(
+    optimizer: optax.GradientTransformation, learning_rate: float, names: Sequence[str]
+) -> None:
+    """Warns of an optimizer other than SGD; raises InputError for SGD of another step size."""
+    rate = sgd_rate(optimizer, names)
+    if rate is None:
+        warnings.warn(
+            f"SCAFFOLD's control variates are right for SGD with step size learning_rate ="
+            f" {learning_rate}. This optimizer takes other steps, so they are estimates of"
+            " another scale than the gradients that they are added to.",
+            stacklevel=2,
+        )
+    elif rate and not math.isclose(rate, learning_rate, rel_tol=1e-3):
+        raise InputError(
+            f"The clients' optimizer is SGD with step size {rate:.6g}, but learning_rate ="
+            f" {learning_rate!r} of scaffold: the control variates would be wrong by that factor."
+            " Give both the same value."
+        )
