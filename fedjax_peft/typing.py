@@ -38,6 +38,9 @@ class Outputs(NamedTuple):
     reads is not computed in a compiled function."""
     second: jax.Array | None = None
     """Logits of the second classifier, where there is one (FedMCP's, on the global adapter)."""
+    last: jax.Array | None = None
+    """int32 ``[batch]``: the position in ``hidden`` of each text's last real token, if the model is
+    causal: no other token has seen the whole text. None: the first token has, as in BERT."""
 
 
 class ApplyFn(Protocol):

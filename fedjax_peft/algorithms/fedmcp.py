@@ -46,7 +46,13 @@ from fedjax_peft.algorithms.common import (
     replace,
     train_on,
 )
-from fedjax_peft.algorithms.representation import SIMILARITIES, Pooling, Similarity, pool
+from fedjax_peft.algorithms.representation import (
+    SIMILARITIES,
+    Pooling,
+    Similarity,
+    check_pooling,
+    pool,
+)
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.modes import Mode, mode
 from fedjax_peft.random import stream
@@ -94,7 +100,8 @@ def fedmcp(
         pass out, and a plain classification head then does.
       mu: μ, weight of the contrastive loss; 0 leaves its passes out.
       similarity: of representations: ``cka`` as in the paper, ``cka_debiased`` or ``cosine``.
-      pooling: representation of an example: the mean over its tokens, or its first token.
+      pooling: representation of an example: the ``mean`` over its tokens, or ``cls``, its first
+        token (the last real one in a causal model).
       private_rep: the private representation: with the private adapter alone, or with both, which
         saves a pass.
       stop_grad_global_in_private_term: the similarity to the private representation moves the
@@ -108,9 +115,9 @@ def fedmcp(
     """
     fraction(gamma=gamma)
     at_least(0.0, mu=mu)
+    check_pooling(pooling)
     choices: dict[str, tuple[str, Collection[str]]] = {
         "similarity": (similarity, SIMILARITIES),
-        "pooling": (pooling, ("mean", "cls")),
         "private_rep": (private_rep, ("private_only", "dual")),
     }
     for option, (value, known) in choices.items():

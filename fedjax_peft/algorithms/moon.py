@@ -35,7 +35,7 @@ from fedjax_peft.algorithms.common import (
     train_on,
     with_kept,
 )
-from fedjax_peft.algorithms.representation import Pooling, cosines, pool
+from fedjax_peft.algorithms.representation import Pooling, check_pooling, cosines, pool
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -77,14 +77,16 @@ def moon(
       optimizer: the clients' optimizer.
       mu: μ, weight of the contrastive loss; 0 is FedAvg.
       temperature: τ of the contrastive loss.
-      pooling: representation of an example: the mean over its tokens, or its first token.
+      pooling: representation of an example: the ``mean`` over its tokens, or ``cls``, its first
+        token (the last real one in a causal model).
       aggregator: how uploads combine; by default their mean.
       head: what becomes of the classification head.
       weights: of clients in the aggregate.
 
     Raises:
-      InputError: a negative ``mu``, or a temperature that is not positive.
+      InputError: a negative ``mu``, a temperature that is not positive, or an unknown pooling.
     """
+    check_pooling(pooling)
     at_least(0.0, mu=mu)
     positive(temperature=temperature)
 

@@ -24,12 +24,14 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.typing import Batch, Outputs
 
 __all__ = [
     "SIMILARITIES",
     "Pooling",
     "Similarity",
+    "check_pooling",
     "cka",
     "cka_debiased",
     "cosine",
@@ -38,7 +40,9 @@ __all__ = [
 ]
 
 Pooling = Literal["mean", "cls"]
-"""``mean``: of the last hidden states of a text's tokens, padding left out. ``cls``: the first."""
+"""``mean``: of the last hidden states of a text's tokens, padding left out. ``cls``: that of the
+token that stands for the whole text: the first one, or the last real one of a causal model (GPT-2,
+RNN, LSTM), whose first token sees nothing of the text."""
 
 Similarity = Literal["cka", "cka_debiased", "cosine"]
 """Names of :data:`SIMILARITIES`."""
@@ -47,6 +51,12 @@ _SPREAD = 1e-12
 """Squared distances from the mean over squared lengths: below it, they are rounding errors."""
 _LEAST = 1e-10
 """Of a sum of squares whose scale is 1: below it, they are rounding errors."""
+
+
+def check_pooling(how: str) -> None:
+    """Raises InputError for a pooling that there is not."""
+    if how not in get_args(Pooling):
+        raise InputError(f"pooling = {how!r} is unknown. {nearest(str(how), get_args(Pooling))}")
 
 
 def pool(outputs: Outputs, batch: Batch, how: Pooling) -> jax.Array:
@@ -59,7 +69,9 @@ def pool(outputs: Outputs, batch: Batch, how: Pooling) -> jax.Array:
     """
     hidden = outputs.hidden.astype(jnp.float32)
     if how == "cls":
-        return hidden[:, 0]
+        if outputs.last is None:
+            return hidden[:, 0]
+        return jnp.take_along_axis(hidden, outputs.last[:, None, None], axis=1)[:, 0]
     if "attention_mask" not in batch:
         return jnp.mean(hidden, axis=1)
     real = batch["attention_mask"].astype(jnp.float32)[..., None]

@@ -171,10 +171,10 @@ class GPT2Model(nnx.Module):
         states = [x]
         for block in body:
             states.append(block(states[-1], mask))
-        token = prompt + self.last_token(ids, real)
-        first = self.ln_f(last(states[-1], mask, token))[:, 0]
+        token = self.last_token(ids, real)
+        first = self.ln_f(last(states[-1], mask, prompt + token))[:, 0]
         states.append(self.ln_f(last(states[-1], mask)))
-        return Encoded(tuple(x[:, prompt:] for x in states), first)
+        return Encoded(tuple(x[:, prompt:] for x in states), first, token)
 
     def last_token(self, ids: Array, real: Array) -> Array:
         """Returns the index of every row's rightmost token that is no padding, ``[batch]``.
@@ -212,7 +212,7 @@ class GPT2LMHeadModel(nnx.Module):
     def __call__(self, batch: Batch) -> Outputs:
         x = self.transformer(batch)
         logits = self.transformer.wte.attend(x.hidden)
-        return Outputs(logits, x.hidden, x.states)
+        return Outputs(logits, x.hidden, x.states, last=x.last)
 
 
 def _tokens(c: GPT2Config, head: Head, dtype: Any) -> nnx.Module:

@@ -132,7 +132,7 @@ class SequenceClassifier(nnx.Module):
     def __call__(self, batch: Batch) -> Outputs:
         x = getattr(self, self.backbone_name)(batch)
         second = self.second_classifier(x.first) if hasattr(self, "second_classifier") else None
-        return Outputs(self.logits(x.first), x.hidden, x.states, second)
+        return Outputs(self.logits(x.first), x.hidden, x.states, second, x.last)
 
 
 class TokenClassifier(nnx.Module):
@@ -146,7 +146,7 @@ class TokenClassifier(nnx.Module):
 
     def __call__(self, batch: Batch) -> Outputs:
         x = getattr(self, self.backbone_name)(batch)
-        return Outputs(self.classifier(self.dropout(x.hidden)), x.hidden, x.states)
+        return Outputs(self.classifier(self.dropout(x.hidden)), x.hidden, x.states, last=x.last)
 
 
 class SpanClassifier(nnx.Module):
@@ -160,4 +160,4 @@ class SpanClassifier(nnx.Module):
 
     def __call__(self, batch: Batch) -> Outputs:
         x: Any = getattr(self, self.backbone_name)(batch)
-        return Outputs(self.qa_outputs(self.dropout(x.hidden)), x.hidden, x.states)
+        return Outputs(self.qa_outputs(self.dropout(x.hidden)), x.hidden, x.states, last=x.last)

@@ -222,7 +222,10 @@ class Encoded(NamedTuple):
     states: tuple[jax.Array, ...]
     """Hidden states ``[batch, length, width]`` of the embeddings and of every layer."""
     first: jax.Array
-    """The last hidden state of the first token, ``[batch, width]``: a prompt's if there is one."""
+    """The last hidden state of the token that a classifier reads, ``[batch, width]``: the first one
+    (a prompt's if there is one), or in a causal model the last real one."""
+    last: jax.Array | None = None
+    """See :class:`fedjax_peft.typing.Outputs`."""
 
     @property
     def hidden(self) -> jax.Array:

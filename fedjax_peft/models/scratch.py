@@ -119,10 +119,13 @@ class NextWord(nnx.Module):
 
     def __call__(self, batch: Batch) -> Outputs:
         first, *others = self.layers
-        x = first(self.embedding(jnp.asarray(batch["input_ids"])))
+        ids = jnp.asarray(batch["input_ids"])
+        x = first(self.embedding(ids))
         for drop, layer in zip(self.dropouts, others, strict=True):
             x = layer(drop(x))
-        return Outputs(self.lm_head(x), x)
+        real = batch.get("attention_mask", jnp.ones_like(ids)).astype(bool)
+        last = jnp.max(jnp.where(real, jnp.arange(ids.shape[1])[None], 0), axis=1)
+        return Outputs(self.lm_head(x), x, last=last)
 
 
 class Rnn(NextWord):

@@ -238,6 +238,8 @@ class Encoded(NamedTuple):
     """The last of them after the final layer norm."""
     first: Array
     """The class token's ``hidden``, ``[batch, width]``."""
+    last: Array | None = None
+    """Not a causal model."""
 
 
 class ViTModel(nnx.Module):

@@ -233,6 +233,7 @@ CASES = {
         "private_rep": "dual",
         "gamma": 0.0,
     },
+    "dual": {"mu": 1.0, "similarity": "cosine", "private_rep": "dual"},
     "no contrast": {"mu": 0.0},
 }
 
@@ -268,6 +269,7 @@ def two_rounds(algorithm, *, lanes, per_round=3, bound=None):
         ("strong", 3, 2, "size"),
         ("cosine", 3, 3, "uniform"),
         ("debiased", 1, 2, "uniform"),
+        ("dual", 1, 2, "uniform"),
         ("no contrast", 3, 3, "uniform"),
     ],
 )
@@ -636,3 +638,158 @@ def test_other_tasks_classes_count_for_nothing():
     )
     assert here == there
     assert here[0] > task.metrics(Outputs(logits, logits), batch)["accuracy"][0] == 0
+
+
+# ------------------------------------------------------------ a real encoder, one adapter at a time
+
+
+def encoder_batch():
+    """Returns the model with both adapters, the one with a single adapter, and a batch."""
+    config = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    plain = random_model({**TINY_BERT, **config}, head=heads.two_classifiers(3))
+    # Adapters of one size: what they add is as large as what they read.
+    both, one = (attach(plain, make(size=2)) for make in (peft.dual, peft.opendelta))
+    rng = np.random.default_rng(1)
+    leaves = {
+        n: x if "classifier" in n else jnp.asarray(rng.normal(0, 0.3, x.shape), x.dtype)
+        for n, x in both.trainable.items()
+    }
+    data = tiny_dataset(6, classes=3)
+    batch = {n: jnp.asarray(x) for n, x in data.columns.items()}
+    batch["mask"] = jnp.arange(6) < 5
+    return both.replace(trainable=leaves), one, batch
+
+
+def alone(leaves, which):
+    """Returns the leaves of the model with a single adapter that has one of the two's values."""
+    other = {"global": "private", "private": "global"}[which]
+    return {
+        n.replace(f".{which}_adapter.", "."): x
+        for n, x in leaves.items()
+        if f".{other}_adapter." not in n
+    }
+
+
+def real_loss(leaves, received, both, one, batch, o):
+    """Returns Eq 8 with a pass of a single-adapter model wherever the paper runs one adapter."""
+    real = np.flatnonzero(np.asarray(batch["mask"]))
+    labels = batch["labels"][real]
+
+    def of(model, leaves):
+        return model.apply(model.frozen, leaves, batch, None, False)
+
+    def entropy(logits):
+        return -jnp.mean(jax.nn.log_softmax(logits[real])[jnp.arange(len(real)), labels])
+
+    def rep(outputs):
+        if o["pooling"] == "cls":
+            return outputs.hidden[real, 0]
+        tokens = batch["attention_mask"][real].astype(jnp.float32)
+        total = jnp.sum(outputs.hidden[real] * tokens[..., None], axis=1)
+        return total / jnp.sum(tokens, axis=1, keepdims=True)
+
+    dual, ours = of(both, leaves), of(one, alone(leaves, "global"))
+    average = of(one, alone(received, "global"))
+    private = dual if o["private_rep"] == "dual" else of(one, alone(leaves, "private"))
+    similar = DEFINED[o["similarity"]]
+    contrast = similar(rep(ours), rep(private))
+    contrast -= similar(rep(ours), jax.lax.stop_gradient(rep(average)))
+    return 0.7 * entropy(dual.logits) + 0.3 * entropy(ours.second) + 2.0 * contrast
+
+
+@pytest.mark.parametrize(
+    ("private_rep", "pooling", "similarity"),
+    [("private_only", "mean", "cka"), ("dual", "cls", "cosine"), ("private_only", "cls", "cosine")],
+)
+def test_passes_of_a_real_encoder_are_those_of_models_with_one_adapter(
+    private_rep, pooling, similarity
+):
+    both, one, batch = encoder_batch()
+    o = {"private_rep": private_rep, "pooling": pooling, "similarity": similarity}
+    algorithm = fedmcp(optax.sgd(0.5), gamma=0.3, mu=2.0, **o)
+    roles = tree.assign_roles(both.kinds, algorithm.roles)
+    shared, private = (tree.select(both.trainable, roles[r]) for r in ("shared", "private"))
+
+    def apply(leaves, batch, key, train):
+        return both.apply(both.frozen, leaves, batch, key, train)
+
+    @jax.jit
+    def two_steps(batch):
+        update = algorithm.client(Problem(apply, classification(), {}, jnp.int32(1)))
+        key = jax.random.key(0)
+        state = update.init(shared, private, key)
+        for _ in range(2):  # in the second the global adapter is no longer the received one
+            state, _ = update.step(state, batch, key)
+        return update.final(state)
+
+    uploaded, kept = two_steps(batch)
+    leaves = received = both.trainable
+    derive = jax.jit(jax.grad(lambda leaves: real_loss(leaves, received, both, one, batch, o)))
+    for _ in range(2):
+        leaves = jax.tree.map(lambda x, g: x - 0.5 * g, leaves, derive(leaves))
+    for n, x in {**uploaded, **kept}.items():
+        np.testing.assert_allclose(x, leaves[n], rtol=0, atol=2e-5)
+        assert np.abs(leaves[n] - received[n]).max() > 1e-4, n
+
+
+# --------------------------------------------------------------------------------- causal models
+
+
+CAUSAL = {
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": 64,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 32,
+        "initializer_range": 0.3,
+        "resid_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+    },
+    "rnn": {"model_type": "rnn", "vocab_size": 64, "embedding_size": 8, "hidden_size": 16},
+}
+HEADS_OF = {
+    "classification": lambda: heads.classification(3),
+    "causal_lm": heads.causal_lm,
+    "token_classification": lambda: heads.token_classification(("O", "B-X")),
+    "question_answering": heads.question_answering,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "head"), [*(("gpt2", head) for head in HEADS_OF), ("rnn", "causal_lm")]
+)
+def test_the_first_token_of_a_causal_model_stands_for_nothing(family, head):
+    bound = random_model(CAUSAL[family], head=HEADS_OF[head]())
+    data = tiny_dataset(8, classes=3)
+    batch = {n: data.columns[n] for n in ("input_ids", "attention_mask")}
+    outputs = bound.apply(bound.frozen, bound.trainable, batch, None, False)
+    hidden, real = np.asarray(outputs.hidden), np.asarray(batch["attention_mask"])
+    np.testing.assert_array_equal(hidden[:, 0], np.repeat(hidden[:1, 0], 8, axis=0))
+    got = pool(outputs, batch, "cls")
+    expected = [h[np.flatnonzero(m)[-1]] for h, m in zip(hidden, real, strict=True)]
+    np.testing.assert_array_equal(got, expected)
+    assert len({tuple(x) for x in np.asarray(got).tolist()}) == 8, "texts differ"
+    without = {"input_ids": batch["input_ids"]}
+    if family == "rnn":  # without a mask all positions count
+        outputs = bound.apply(bound.frozen, bound.trainable, without, None, False)
+        np.testing.assert_array_equal(pool(outputs, without, "cls"), hidden[:, -1])
+
+
+def test_prompts_do_not_shift_the_last_token():
+    bound = attach(random_model(CAUSAL["gpt2"], head=heads.classification(3)), peft.prompt_tuning(4))
+    data = tiny_dataset(8, classes=3)
+    batch = {n: data.columns[n] for n in ("input_ids", "attention_mask")}
+    outputs = bound.apply(bound.frozen, bound.trainable, batch, None, False)
+    assert outputs.hidden.shape[1] == batch["input_ids"].shape[1]
+    np.testing.assert_array_equal(outputs.last, batch["attention_mask"].sum(axis=1) - 1)
+
+
+def test_an_unknown_pooling_is_refused():
+    from fedjax_peft.algorithms import moon
+
+    for make in (fedmcp, moon):
+        with pytest.raises(InputError, match=r"pooling = 'last'.*mean"):
+            make(optax.sgd(0.1), pooling="last")
