@@ -18,6 +18,7 @@ __all__ = [
     "all_finite",
     "assign_roles",
     "broadcast",
+    "distance",
     "nbytes",
     "put",
     "select",
@@ -69,6 +70,12 @@ def all_finite(tree: PyTree, axis: int | None = None) -> jax.Array:
         if jnp.issubdtype(x.dtype, jnp.inexact)
     ]
     return jnp.all(jnp.stack(flags), axis=0) if flags else jnp.array(True)
+
+
+def distance(x: PyTree, y: PyTree) -> jax.Array:
+    """Returns the Euclidean length of ``x - y`` over all leaves together, a float32 scalar."""
+    squares = jax.tree.map(lambda a, b: jnp.sum((a - b).astype(jnp.float32) ** 2), x, y)
+    return jnp.sqrt(sum(jax.tree.leaves(squares), jnp.zeros(())))
 
 
 def size(tree: PyTree) -> int:

@@ -192,6 +192,10 @@ class ServerUpdate(NamedTuple):
     """server state -> shared leaves of the global model; None: they are the broadcast."""
     like: Callable[[PyTree], PyTree] | None = None
     """server state -> the upload of a client that learned nothing; None: it is the broadcast."""
+    update_norm: Callable[[PyTree, PyTree, Params], jax.Array] | None = None
+    """(one upload, ``like``, fixed leaves) -> length of the change of the model that the upload
+    means, a float32 scalar, 0 for ``like``; None: the length of ``upload - like``. The entries that
+    a client does not own (``client_ranks``) are those of ``like`` here."""
     shift: Callable[[PyTree], Params] | None = None
     """server state -> what is added to leaves of the frozen tree, by name; None: nothing."""
     metrics: Callable[[PyTree], dict[str, jax.Array]] | None = None

@@ -13,6 +13,7 @@ from fedjax_peft.engine.plan import make_plan
 from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.models.base import Model
+from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.random import stream
 from fedjax_peft.tasks import classification
 from fedjax_peft.typing import Outputs
@@ -104,7 +105,9 @@ def poisoned(federation: Clients, *which: int) -> Clients:
 class Engine:
     """The round program of an algorithm on the toy problem, as ``simulate`` uses it."""
 
-    def __init__(self, algorithm, federation, *, per_round, lanes, epochs=1, bound=None):
+    def __init__(
+        self, algorithm, federation, *, per_round, lanes, epochs=1, bound=None, ranks=None
+    ):
         bound = bound or model()
         names = tree.assign_roles(bound.kinds, algorithm.roles)
         self.shared = tree.select(bound.trainable, names["shared"])
@@ -119,6 +122,8 @@ class Engine:
         parts = (bound.apply, classification(), bound.frozen, fixed)
         setup = Setup(algorithm, *parts, key, self.clients)
         setup = setup._replace(participants=int((federation.sizes > 0).sum()))
+        if ranks is not None:
+            setup = setup._replace(owned=rank_masks(bound, ranks, self.clients))
         self.program = Program(setup, columns)
 
     def model_at_start(self):

@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.algorithms.common import HeadPolicy, Local, Weights, begin, roles, train
@@ -115,6 +116,12 @@ def fednova(
             for i, (n, x) in enumerate(sorted(state.items()))
         }
 
+    def update_norm(upload: PyTree, like: PyTree, fixed: Params) -> jax.Array:
+        # A direction is per step: times the client's own work it is θ_k - θ.
+        del fixed
+        moved = tree.distance(upload["direction"], like["direction"])
+        return upload["work"]["length"] * moved
+
     server = ServerUpdate(
         init=lambda shared: shared,
         update=update,
@@ -123,6 +130,7 @@ def fednova(
             "direction": jax.tree.map(jnp.zeros_like, state),
             "work": {"length": jnp.zeros(len(state))},
         },
+        update_norm=update_norm,
     )
     return Algorithm(
         "fednova",

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import tree
+from fedjax_peft.aggregators.hetlora import product_norms
 from fedjax_peft.aggregators.lora import (
     empty_products,
     exact_metrics,
@@ -77,7 +78,7 @@ def flora(
         roles(head),
         bound,
         _stacking(),
-        fold(),
+        fold()._replace(update_norm=_update_norm),
         weights=weights,
         forwards=r"\.lora_[ab]$",
         check=lora_model("flora", alone=True),
@@ -94,6 +95,23 @@ def _restarted(broadcast: Params, key: Key) -> Params:
         )
         new[a] = jnp.where(jnp.any(broadcast[b] != 0), broadcast[a], fresh)
     return new
+
+
+def _update_norm(upload: Params, like: Params, fixed: Params) -> jax.Array:
+    """Returns the length of the change of the products ``s·AB`` and of all other leaves.
+
+    The factors themselves say little: every client's A is random and different.
+    """
+    found = pairs(like)
+    factors = {name for pair in found.values() for name in pair}
+    rest = [name for name in like if name not in factors]
+    squares = tree.distance(tree.select(upload, rest), tree.select(like, rest)) ** 2
+    for path, (a, b) in found.items():
+        # A_k B_k - A B = A_k (B_k - B) + (A_k - A) B: exactly 0 where nothing was learned.
+        left = jnp.concatenate([upload[a], upload[a] - like[a]], axis=1)
+        right = jnp.concatenate([upload[b] - like[b], like[b]], axis=0)
+        squares += (scale(fixed, path) * product_norms(left[None], right[None])[0]) ** 2
+    return jnp.sqrt(squares)
 
 
 def _stacking() -> Aggregator:

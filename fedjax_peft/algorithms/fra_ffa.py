@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import tree
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.aggregators.lora import matmul, pairs, scale, truncation_metrics
 from fedjax_peft.algorithms.checks import lora_model
@@ -215,7 +216,13 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpd
     def broadcast(state: PyTree) -> PyTree:
         return {"model": state["model"], "switched": state["switched"]}
 
-    return ServerUpdate(init, update, broadcast, params=lambda state: state["model"])
+    return ServerUpdate(
+        init,
+        update,
+        broadcast,
+        params=lambda state: state["model"],
+        update_norm=lambda upload, like, fixed: tree.distance(upload["model"], like["model"]),
+    )
 
 
 def _orthonormal(model: Params) -> Params:

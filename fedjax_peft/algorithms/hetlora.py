@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import aggregators
+from fedjax_peft import aggregators, tree
 from fedjax_peft.aggregators.lora import pairs
 from fedjax_peft.algorithms.checks import at_least, lora_model
 from fedjax_peft.algorithms.common import (
@@ -91,7 +91,7 @@ def hetlora(
             roles(head),
             lambda problem: _client(optimizer, problem, share, penalty),
             combine,
-            replace(),
+            replace()._replace(update_norm=_update_norm),
             keep=_full_ranks,
             model=lambda broadcast, kept: {**_cut(broadcast, kept["ranks"]), **kept["model"]},
         )
@@ -136,6 +136,21 @@ def _client(
         return _cut(state.local.shared, ranks), {"model": state.local.private, "ranks": ranks}
 
     return ClientUpdate(init, step, final)
+
+
+def _update_norm(upload: Params, like: Params, fixed: Params) -> jax.Array:
+    """Returns the length of what an upload changed in the directions that it holds.
+
+    Both factors of a direction beyond the client's rank are zero, which does not mean that the
+    client moved it there.
+    """
+    del fixed
+    model = dict(like)
+    for a, b in pairs(like).values():
+        held = jnp.any(upload[a] != 0, axis=0) | jnp.any(upload[b] != 0, axis=1)
+        model[a] = jnp.where(held[None], like[a], 0)
+        model[b] = jnp.where(held[:, None], like[b], 0)
+    return tree.distance(upload, model)
 
 
 def _full_ranks(shared: Params, private: Params) -> PyTree:

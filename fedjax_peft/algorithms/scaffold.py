@@ -138,6 +138,7 @@ def scaffold(
         broadcast=lambda state: state,
         params=lambda state: state["model"],
         like=lambda state: {"model": state["model"], "control": _zeros(state["model"])},
+        update_norm=lambda upload, like, fixed: tree.distance(upload["model"], like["model"]),
     )
     return Algorithm(
         "scaffold",

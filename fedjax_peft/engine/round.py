@@ -61,8 +61,7 @@ class RoundResult(NamedTuple):
     finite: jax.Array
     """bool ``[slots]``: False for a client whose upload was not finite and was dropped."""
     norms: jax.Array
-    """float32 ``[slots]``: length of what a client's upload changed (of its part ``model``, if it
-    has one)."""
+    """float32 ``[slots]``: length of the change of the model that a client's upload means."""
     moving: dict[str, jax.Array]
     """Leaves that are not sent in every round -> whether they were in this one."""
     aggregation: dict[str, jax.Array]
@@ -135,6 +134,7 @@ def build_round(
             algorithm.aggregator,
             broadcast,
             like,
+            partial(server_.update_norm or _distance, like=like, fixed=fixed),
             tree.take(store, plan.client),
             tree.take(owned, plan.client),
             columns,
@@ -199,6 +199,7 @@ def _run_clients(
     aggregator: Aggregator,
     broadcast: PyTree,
     like: PyTree,
+    update_norm: Callable[[PyTree], jax.Array],
     private: PyTree,
     owned: Params,
     columns: Params,
@@ -285,16 +286,18 @@ def _run_clients(
         mine = tree.take(owned, slot)
         uploads, own = over_lanes(lambda mine, s: update(mine).final(s))(mine, state)
         received = tree.broadcast(like, 1)
-        if aggregator.unowned == "zero":
-            received = jax.tree.map(jnp.zeros_like, received)
         uploads = _as_received(mine, uploads, received)
+        # With the slots, because an upload may be empty and lanes are mapped by an array's axis.
+        lengths = over_lanes(lambda u, _: update_norm(u))(uploads, slot)
+        if aggregator.unowned == "zero":
+            uploads = _as_received(mine, uploads, jax.tree.map(jnp.zeros_like, received))
         own = _as_received(mine, own, tree.take(private, slot))
         good = tree.all_finite((uploads, own), axis=0)
         taken = last & good
         weights = jnp.where(taken, jnp.take(plan.weight, slot, mode="clip"), 0.0)
         uploads = tree.where(taken, uploads, jax.tree.map(jnp.zeros_like, uploads))
         where = jnp.where(taken, slot, slots)
-        norms = norms.at[where].set(_distances(uploads, like), mode="drop")
+        norms = norms.at[where].set(lengths, mode="drop")
         acc = aggregator.add(acc, uploads, weights, where, like)
         finite = finite.at[jnp.where(last, slot, slots)].set(good, mode="drop")
         return acc, tree.put(kept, where, own), finite, norms
@@ -347,17 +350,10 @@ def _lane_map(lanes: int) -> Callable[[Callable], Callable]:
     return one
 
 
-def _distances(uploads: PyTree, like: PyTree) -> jax.Array:
-    """Returns the length ``[lanes]`` of the difference of stacked uploads from one."""
-
-    def square(x: jax.Array, y: jax.Array) -> jax.Array:
-        difference = (x - y[None]).astype(jnp.float32)
-        return jnp.sum(difference**2, axis=tuple(range(1, x.ndim)))
-
-    if isinstance(like, dict) and "model" in like:
-        uploads, like = uploads["model"], like["model"]
-    parts = jax.tree.leaves(jax.tree.map(square, uploads, like))
-    return jnp.sqrt(sum(parts)) if parts else jnp.zeros(())
+def _distance(upload: PyTree, like: PyTree, fixed: Params) -> jax.Array:
+    """Returns the length of what an upload of leaves changed (``ServerUpdate.update_norm``)."""
+    del fixed
+    return tree.distance(upload, like)
 
 
 Probe = Callable[[Problem, Params, Batch], Metrics]
@@ -421,6 +417,7 @@ def _sending_nothing(
         finish=lambda acc, like, fixed: Aggregated(like, {}),
     )
     still = algorithm.server._replace(
+        update_norm=None,
         update=lambda state, update, tally: state,
         broadcast=algorithm.server.broadcast if personal else algorithm.server.model,
         like=lambda state: {},

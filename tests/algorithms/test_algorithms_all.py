@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference
 import toy
 
 from fedjax_peft import aggregators, algorithms, tree
@@ -30,6 +31,7 @@ OTHERS = {
     "fedavg_private_head": functools.partial(algorithms.fedavg, head="private"),
     "fedavg_keeps_optimizer": functools.partial(algorithms.fedavg, keep_optimizer=True),
     "fra_ffa_plateau": functools.partial(algorithms.fra_ffa, **PLATEAU),
+    "hetlora_prunes": functools.partial(algorithms.hetlora, prune=0.5),
 }
 NAMES = sorted([*algorithms.__all__, *OTHERS])
 
@@ -70,10 +72,10 @@ def name(request):
     return request.param
 
 
-def make(name):
+def make(name, rate=0.1):
     """Returns the algorithm of a name with its model and federation."""
     factory = OTHERS.get(name) or getattr(algorithms, name)
-    algorithm = factory(optax.sgd(0.1), **OPTIONS.get(name, {}))
+    algorithm = factory(optax.sgd(rate), **OPTIONS.get(name, {}))
     model = dual_model() if name in DUAL else toy.lora_model()
     return algorithm, model, POOLED if name == "centralised" else FEDERATION
 
@@ -191,6 +193,66 @@ def test_one_client_of_numbers_that_are_not_finite_leaves_the_server_finite(name
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.server))
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.private))
         state = (result.server, result.private)
+
+
+# ---------------------------------------------------------------------------- the norm of updates
+
+RANKED = ("fedavg", "fedavg_flexlora", "fedavg_hetlora", "flora", "fra_ffa", "hetlora", "scaffold")
+"""Tried with clients of unequal ranks too."""
+
+
+@pytest.mark.filterwarnings("ignore:SCAFFOLD")
+def test_clients_that_learn_nothing_have_an_update_norm_of_zero(name):
+    algorithm, model, federation = make(name, rate=0.0)
+    ranks = [1, 2] if name in RANKED else None
+    engine = toy.Engine(
+        algorithm, federation, per_round=len(federation), lanes=3, bound=model, ranks=ranks
+    )
+    state = engine.start()
+    for number in (1, 2):
+        result = engine.run(engine.schedule.cohort(number), number, state)
+        np.testing.assert_array_equal(result.norms, 0)
+        state = (result.server, result.private)
+
+
+def trained_by_hand(client):
+    """Returns a client's leaves after plain SGD in round 1, in float64."""
+    model = toy.model()
+    frozen, leaves = reference.leaves64(model.frozen), reference.leaves64(model.trainable)
+    for x, labels, kept in reference.local_batches(FEDERATION, client, 1, batch_size=4, epochs=1):
+        by = reference.gradients(frozen, leaves, x, labels, kept)
+        leaves = {**leaves, **{n: leaves[n] - 0.1 * by[n] for n in toy.SHARED}}
+    return leaves
+
+
+LIKE_FEDAVG = ("fedavg", "fedavg_fra", "fednova", "fedex", "flora", "fra_ffa", "scaffold", "ditto")
+"""Clients do plain local training in the first round, whatever they send."""
+
+
+@pytest.mark.parametrize("name", LIKE_FEDAVG, indirect=True)
+def test_the_update_norm_is_the_length_of_the_change_of_the_model(name):
+    start, expected = reference.leaves64(toy.model().trainable), []
+
+    def product(leaves):
+        return leaves["layer.lora_scale"][0] * leaves["layer.lora_a"] @ leaves["layer.lora_b"]
+
+    for client in range(len(SIZES)):
+        leaves = trained_by_hand(client)
+        changes = [leaves[n] - start[n] for n in toy.SHARED]
+        if name == "flora":  # its factors only count as products
+            changes = [leaves[n] - start[n] for n in toy.HEAD] + [product(leaves) - product(start)]
+        expected.append(np.sqrt(sum((x**2).sum() for x in changes)))
+    np.testing.assert_allclose(rounds(name)[0].norms, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["hetlora_prunes"], indirect=True)
+def test_directions_that_hetlora_has_pruned_do_not_count_in_the_update_norm(name):
+    algorithm, model, federation = make(name, rate=0.0)
+    engine = toy.Engine(algorithm, federation, per_round=len(federation), lanes=3, bound=model)
+    server, store = engine.start()
+    store["ranks"] = jax.tree.map(jnp.ones_like, store["ranks"])
+    result = engine.run(engine.schedule.cohort(1), 1, (server, store))
+    np.testing.assert_array_equal(result.norms, 0)
 
 
 MEAN_TYPE = ("fedprox", "fednova", "fedyogi", "flora", "fedex", "rolora", "ffa")
