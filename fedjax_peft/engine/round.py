@@ -134,7 +134,7 @@ def build_round(
             algorithm.aggregator,
             broadcast,
             like,
-            partial(server_.update_norm or _distance, like=like, fixed=fixed),
+            lambda upload: (server_.update_norm or _distance)(upload, like, fixed),
             tree.take(store, plan.client),
             tree.take(owned, plan.client),
             columns,
