@@ -1,5 +1,6 @@
 """What to measure on request: drift and spectrum of the global LoRA factors, CKA of adapters."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -16,7 +17,11 @@ __all__ = ["adapters_cka", "diagnosis", "spectrum", "variation"]
 
 def diagnosis(which: Sequence[str]) -> Diagnosis | None:
     """Returns the measures of the global model that ``which`` names, as one; None for none."""
+    return _measures(tuple(sorted(set(which))))
 
+
+@functools.cache  # the same function every time, so that its program is recognised
+def _measures(which: tuple[str, ...]) -> Diagnosis | None:
     def measure(before: Params, after: Params, fixed: Params) -> dict[str, jax.Array]:
         moved = variation(before, after) if "variation" in which else {}
         return moved | (spectrum(after, fixed) if "spectrum" in which else {})

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_peft.engine.lengths import Lengths
 
-__all__ = ["Cohort", "Plan", "batches", "make_plan", "pack", "steps_of"]
+__all__ = ["Cohort", "Plan", "batches", "make_plan", "most_slots", "pack", "steps_of", "window"]
 
 
 class Plan(NamedTuple):
@@ -163,4 +163,46 @@ def make_plan(
     client[:n] = np.where(length[:n] > 0, cohort.client, -1)
     weight[:n] = np.where(length[:n] > 0, cohort.weight, 0)
     bucket = np.zeros(time_steps, np.int32) if tokens is None else tokens.bucket(examples)
+    return Plan(np.array(used, np.int32), slot, local, examples, client, weight, length, bucket)
+
+
+def most_slots(plan: Plan, steps: int) -> int:
+    """Returns the most slots that run in any ``steps`` consecutive time steps of the plan."""
+    used = int(plan.steps)
+    slot = plan.slot[:used]
+    live = slot < len(plan.client)
+    before = np.pad(slot[:-1], ((1, 0), (0, 0)), constant_values=-1)
+    begun = np.cumsum((live & (slot != before)).sum(axis=1))  # slots that have begun up to t
+    last = np.minimum(np.arange(used) + steps, used) - 1
+    return max(int((begun[last] - begun + live.sum(axis=1)).max(initial=0)), 1)
+
+
+def window(plan: Plan, start: int, steps: int, *, time_steps: int, slots: int) -> Plan:
+    """Returns a part of a plan as a plan, for work that keeps nothing from step to step.
+
+    Args:
+      plan: the whole; its clients only measure.
+      start: the first time step of the part.
+      steps: how many there are at most.
+      time_steps: the part's capacity T.
+      slots: its capacity S, at least :func:`most_slots`.
+    """
+    rows = slice(start, min(start + steps, int(plan.steps)))
+    used, lanes = rows.stop - rows.start, plan.lanes
+    live = plan.slot[rows] < len(plan.client)
+    chosen = np.unique(plan.slot[rows][live])
+    slot = np.full((time_steps, lanes), slots, np.int32)
+    slot[:used][live] = np.searchsorted(chosen, plan.slot[rows][live])
+    # Every client begins anew in its first step of the part.
+    first = np.full(len(plan.client), np.iinfo(np.int32).max, np.int32)
+    np.minimum.at(first, plan.slot[rows][live], plan.local[rows][live])
+    local = np.zeros((time_steps, lanes), np.int32)
+    local[:used][live] = plan.local[rows][live] - first[plan.slot[rows][live]]
+    examples = np.full((time_steps, *plan.examples.shape[1:]), -1, np.int32)
+    examples[:used] = plan.examples[rows]
+    client, weight = np.full(slots, -1, np.int32), np.zeros(slots, np.float32)
+    client[: len(chosen)], weight[: len(chosen)] = plan.client[chosen], plan.weight[chosen]
+    length = np.bincount(slot[slot < slots], minlength=slots).astype(np.int32)
+    bucket = np.zeros(time_steps, np.int32)
+    bucket[:used] = plan.bucket[rows]
     return Plan(np.array(used, np.int32), slot, local, examples, client, weight, length, bucket)

@@ -1,19 +1,21 @@
 """Rounds as compiled programs: compile once, donate, evaluate with the same machinery."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_peft.engine.lengths import Lengths
-from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan
-from fedjax_peft.engine.round import Diagnosis, Probe, RoundResult, build_round, evaluation
+from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, most_slots, window
+from fedjax_peft.engine.round import Diagnosis, Probe, RoundResult, build_round, evaluation, tuning
 from fedjax_peft.engine.sharding import replicate, replicated, split_lanes
 from fedjax_peft.typing import Algorithm, ApplyFn, Key, Params, PyTree, Task
 
-__all__ = ["Evaluator", "Measured", "Program", "Setup"]
+__all__ = ["Evaluator", "Measured", "Program", "Setup", "Work"]
 
 
 class Setup(NamedTuple):
@@ -41,8 +43,17 @@ class Setup(NamedTuple):
     """How many clients have examples; by default all of them."""
 
 
+Work = Literal["training", "tuning", "personal", "global"]
+"""What the clients of a program do: train, tune what they keep, or measure their own models or the
+global one."""
+
+
 class Program:
-    """A round program, compiled at its first call and never again.
+    """A round program, compiled once for a model, an algorithm and the shapes of its arguments.
+
+    Weights, data, seed and round are arguments of the program. It is kept beside ``setup.apply``
+    and reused by later programs that differ in these only; it goes when the model goes. As under
+    ``jax.jit``, the functions of algorithm, model and task must be pure.
 
     The server state and the private store that it is called with are given up (donated).
     """
@@ -52,37 +63,16 @@ class Program:
         setup: Setup,
         columns: Mapping[str, np.ndarray],
         *,
-        measures_only: bool = False,
+        work: Work = "training",
         padded: tuple[int, ...] = (),
     ):
-        """``padded`` are the padded lengths of the plans that it will run. With ``measures_only``
-        the state is kept, not donated, and the result is without it.
+        """``padded`` are the padded lengths of the plans that it will run.
+
+        A program that measures keeps the state (it is not donated), and its result is without it.
         """
-        mesh = setup.mesh
-        round_ = build_round(
-            setup.algorithm,
-            setup.apply,
-            setup.task,
-            setup.clients,
-            split_lanes(mesh),
-            None if measures_only else setup.diagnosis,
-            padded,
-            setup.participants,
-        )
-
-        def measure(*arguments: Any) -> RoundResult:
-            return round_(*arguments)._replace(server=(), private=())
-
-        self._function = jax.jit(
-            measure if measures_only else round_,
-            donate_argnums=() if measures_only else (4, 5),
-            # As the next round's inputs are, whatever the compiler would prefer.
-            out_shardings=replicated(mesh),
-        )
-        self._mesh = mesh
+        self._setup, self._work, self._padded = setup, work, padded
         inputs = (setup.frozen, setup.fixed, setup.owned or {}, dict(columns))
-        self._inputs = replicate(inputs, mesh)
-        self._key = setup.key
+        self._inputs = replicate(inputs, setup.mesh)
         self._compiled: Any = None
         self.compile_seconds = 0.0
 
@@ -94,22 +84,74 @@ class Program:
         return self._compiled(*arguments)
 
     def compile(self, server: PyTree, store: PyTree, plan: Plan) -> None:
-        """Compiles for arguments of these shapes, and runs nothing."""
+        """Makes the program ready for arguments of these shapes, and runs nothing."""
         self._compile(self._arguments(server, store, plan, 0))
 
+    def known(self, server: PyTree, store: PyTree, plan: Plan) -> bool:
+        """Returns whether a call with arguments of these shapes begins without compilation."""
+        if self._compiled is not None:
+            return True
+        key = self._key(self._arguments(server, store, plan, 0))
+        return key in _programs_of(self._setup.apply)
+
     def _arguments(self, server: PyTree, store: PyTree, plan: Plan, number: int) -> tuple:
-        plan, index = replicate((plan, np.int32(number)), self._mesh)
-        return (*self._inputs, server, store, plan, self._key, index)
+        plan, index = replicate((plan, np.int32(number)), self._setup.mesh)
+        return (*self._inputs, server, store, plan, self._setup.key, index)
+
+    def _key(self, arguments: tuple) -> Hashable:
+        """Returns all that the compiled program depends on."""
+        s = self._setup
+        who = (s.clients, s.participants if self._work == "training" else None)
+        static = (s.algorithm, s.apply, s.task, *who, s.mesh, s.diagnosis, s.probe)
+        leaves, structure = jax.tree.flatten(arguments)
+        shapes = tuple((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
+        settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
+        key = (static, self._work, self._padded, structure, shapes, settings)
+        try:
+            hash(key)
+        except TypeError:  # a part that cannot be hashed cannot be recognised later
+            return object()
+        return key
 
     def _compile(self, arguments: tuple) -> None:
-        began = time.perf_counter()
-        self._compiled = self._function.lower(*arguments).compile()
-        self.compile_seconds = time.perf_counter() - began
+        programs, key = _programs_of(self._setup.apply), self._key(arguments)
+        kept = programs.pop(key, None)
+        if kept is None:
+            began = time.perf_counter()
+            kept = self._function().lower(*arguments).compile()
+            self.compile_seconds += time.perf_counter() - began
+        self._compiled = programs[key] = kept  # the newest is last
+        while len(programs) > _MOST:
+            programs.popitem(last=False)
 
-    @property
-    def compiled(self) -> bool:
-        """Whether a call can begin without compilation."""
-        return self._compiled is not None
+    def _function(self) -> Any:
+        setup, mesh = self._setup, self._setup.mesh
+        algorithm, measures = setup.algorithm, self._work in ("personal", "global")
+        if self._work == "tuning":
+            algorithm = tuning(algorithm)
+        elif measures:
+            personal = self._work == "personal"
+            algorithm = evaluation(algorithm, personal=personal, probe=setup.probe)
+        round_ = build_round(
+            algorithm,
+            setup.apply,
+            setup.task,
+            setup.clients,
+            split_lanes(mesh),
+            setup.diagnosis if self._work == "training" else None,
+            self._padded,
+            setup.participants,
+        )
+
+        def measure(*arguments: Any) -> RoundResult:
+            return round_(*arguments)._replace(server=(), private=())
+
+        return jax.jit(
+            measure if measures else round_,
+            donate_argnums=() if measures else (4, 5),
+            # As the next round's inputs are, whatever the compiler would prefer.
+            out_shardings=replicated(mesh),
+        )
 
     @property
     def peak_bytes(self) -> int:
@@ -125,6 +167,30 @@ class Program:
         )
 
 
+_MOST = 16
+"""Compiled programs that are kept for a model: each holds memory and, on a CPU, memory maps."""
+_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+    "jax_debug_nans",
+)
+"""Settings of JAX that change what a function compiles to."""
+
+
+def _programs_of(apply: ApplyFn) -> OrderedDict[Hashable, Any]:
+    """Returns the programs that were compiled for a model, the newest last.
+
+    They are an attribute of its ``apply``, so that they are released with the model.
+    """
+    try:
+        return vars(apply).setdefault("_programs", OrderedDict())
+    except (TypeError, AttributeError):  # an object without attributes: nothing is kept
+        return OrderedDict()
+
+
 class Measured(NamedTuple):
     """What an :class:`Evaluator` returns."""
 
@@ -136,6 +202,12 @@ class Measured(NamedTuple):
     """Every member's examples, int32 ``[n]``, ascending."""
     predictions: list[dict[str, np.ndarray]]
     """What every member's model says of these, ``[n, ...]``; empty if the task has no score."""
+
+
+_PARTS = 8
+"""Into about how many parts an evaluation of many quick steps is cut."""
+_PART_SECONDS = 2.0
+"""How long a part should take at most, where its steps are slow."""
 
 
 class Evaluator:
@@ -172,31 +244,74 @@ class Evaluator:
             batch_size=batch_size,
             tokens=tokens,
         )
-        measured = evaluation(setup.algorithm, personal=personal, probe=setup.probe)
-        measuring = setup._replace(algorithm=measured)
+        steps = int(self._plan.steps)
+        # A part is a call of the program. The parts are for signs of life: metrics are added up
+        # step by step whatever the parts are.
+        self._capacity = max(-(-steps // _PARTS), min(steps, _PARTS))
+        self._slots = most_slots(self._plan, self._capacity)
+        self._part_steps = 1
         padded = () if tokens is None else tokens.padded
-        self._program = Program(measuring, columns, measures_only=True, padded=padded)
+        work: Work = "personal" if personal else "global"
+        self._program = Program(setup, columns, work=work, padded=padded)
 
-    def __call__(self, server: PyTree, store: PyTree) -> Measured:
+    def __call__(
+        self, server: PyTree, store: PyTree, on_part: Callable[[int], None] = lambda done: None
+    ) -> Measured:
         """Returns metrics and predictions.
 
-        ``store`` is what the clients keep; the global model does without it: ``()``.
+        Args:
+          server: the server's state.
+          store: what the clients keep; the global model does without it: ``()``.
+          on_part: called after every part with the number of examples that are done.
         """
-        result = self._program(server, store, self._plan, 0)
-        sums, said = jax.device_get((result.sums, result.predictions))
-        examples, predictions = [], []
-        for member in range(len(self._plan.client)):
-            place = (self._plan.slot == member)[..., None] & (self._plan.examples >= 0)
-            rows = self._plan.examples[place]
-            order = np.argsort(rows, kind="stable")
-            examples.append(rows[order])
-            predictions.append({name: x[place][order] for name, x in said.items()})
-        return Measured(self._plan.client.tolist(), sums, examples, predictions)
+        plan, parts, start = self._plan, [], 0
+        before = self._program.compile_seconds
+        while start < int(plan.steps):
+            part = self._part(start)
+            began = time.perf_counter()
+            result = self._program(server, store, part, 0)
+            steps = int(part.steps)
+            said, structure = jax.tree.flatten(jax.device_get(result.predictions))
+            parts.append(jax.tree.unflatten(structure, [x[:steps] for x in said]))
+            compiled, before = self._program.compile_seconds - before, self._program.compile_seconds
+            seconds = (time.perf_counter() - began - compiled) / steps
+            self._part_steps = max(1, min(int(_PART_SECONDS / max(seconds, 1e-9)), self._capacity))
+            start += steps
+            on_part(int((plan.examples[:start] >= 0).sum()))
+        found = jax.tree.map(lambda *xs: np.concatenate(xs).reshape(-1, *xs[0].shape[2:]), *parts)
+        return self._by_member(found["metrics"], found["said"])
 
-    @property
-    def compiled(self) -> bool:
-        """Whether a call can begin without compilation."""
-        return self._program.compiled
+    def _part(self, start: int) -> Plan:
+        return window(
+            self._plan, start, self._part_steps, time_steps=self._capacity, slots=self._slots
+        )
+
+    def _by_member(self, metrics: Mapping[str, Any], said: Mapping[str, np.ndarray]) -> Measured:
+        """Returns the measurements of every step, ``[steps * lanes, ...]``, by member."""
+        plan, used = self._plan, int(self._plan.steps)
+        slot = plan.slot[:used].reshape(-1)
+        batch = plan.examples[:used].reshape(-1, plan.examples.shape[-1])
+        steps = np.argsort(slot, kind="stable")
+        ends = np.searchsorted(slot[steps], np.arange(len(plan.client) + 1))
+        examples, predictions = [], []
+        for first, last in pairwise(ends):
+            own = steps[first:last]
+            real = batch[own] >= 0
+            order = np.argsort(batch[own][real], kind="stable")
+            examples.append(batch[own][real][order])
+            predictions.append({name: x[own][real][order] for name, x in said.items()})
+
+        def total(x: np.ndarray) -> np.ndarray:
+            sums = np.zeros(len(plan.client) + 1, np.float32)
+            np.add.at(sums, slot, x)  # in the order of the steps, as a device would add them
+            return sums[:-1]
+
+        sums = {name: (total(x), total(n)) for name, (x, n) in metrics.items()}
+        return Measured(plan.client.tolist(), sums, examples, predictions)
+
+    def known(self, server: PyTree, store: PyTree) -> bool:
+        """Returns whether a call begins without compilation."""
+        return self._program.known(server, store, self._part(0))
 
     @property
     def examples(self) -> int:

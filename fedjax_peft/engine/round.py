@@ -363,8 +363,8 @@ Probe = Callable[[Problem, Params, Batch], Metrics]
 def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = None) -> Algorithm:
     """Returns the algorithm whose clients only measure.
 
-    Its round leaves the server and what clients keep as they are; ``sums`` has the metrics and
-    ``predictions`` what the task's score is made from.
+    Its round leaves the server and what clients keep as they are. ``predictions`` has the metrics
+    of every step (``metrics``) and what the task's score is made from (``said``).
 
     Args:
       algorithm: what has been trained.
@@ -381,9 +381,9 @@ def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = No
             metrics: dict[str, Any] = dict(problem.task.metrics(outputs, batch))
             if probe is not None:
                 metrics |= probe(problem, leaves, batch)
-            if problem.task.predict is not None:
-                metrics[PREDICTIONS] = problem.task.predict(outputs, batch)
-            return state, metrics
+            predict = problem.task.predict
+            said = {} if predict is None else predict(outputs, batch)
+            return state, {PREDICTIONS: {"metrics": metrics, "said": said}}
 
         return ClientUpdate(
             init=lambda broadcast, private, key: (broadcast, private),

@@ -133,7 +133,11 @@ class Schedule(NamedTuple):
         return Cohort(members, [float(len(self.indices[c])) for c in members], work)
 
     def time_steps(self, rounds: int, lanes: int) -> int:
-        """Returns the longest plan of all rounds: the capacity with which nothing recompiles.
+        """Returns the capacity of a plan for all rounds, so that nothing recompiles.
+
+        It is a power of two, for the largest cohort that could be drawn: another seed, or more
+        rounds, then need the same program. Where such a plan is large (4 MB), the capacity is for
+        the largest of the rounds' cohorts.
 
         Leaving clients out makes no plan longer (:func:`fedjax_peft.engine.plan.pack`: with fewer
         jobs no lane, counted from the least busy, has more to do).
@@ -143,7 +147,12 @@ class Schedule(NamedTuple):
             lengths = self.lengths(number)
             loads = (sum(lengths[j] for j in queue) for queue in pack(lengths, lanes))
             longest = max(longest, *loads)
-        return longest
+        most = sorted(map(self.steps, range(len(self.indices))))[-self.capacity :]
+        # No lane has more: every job goes onto the shortest one.
+        largest = sum(most) // lanes + most[-1]
+        if largest * lanes * self.batch_size > 1 << 20:
+            largest = longest
+        return 1 << (largest - 1).bit_length()
 
     def plan(self, number: int, lanes: int, time_steps: int, without: Collection[int] = ()) -> Plan:
         """Returns the plan of a round without some of its clients."""

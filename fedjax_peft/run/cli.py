@@ -495,18 +495,16 @@ def _first_lines(module: Any) -> dict[str, str]:
 
 
 def _prepare_jax(*, cache: bool = True) -> None:
-    """Sets up the process: compiled programs are kept, so that a second start is quick.
-
-    A place that the user has chosen (``JAX_COMPILATION_CACHE_DIR``) is respected.
-    """
+    """Sets up the process: compiled programs are kept, so that a second start is quick."""
     faults.check_limits()
     import jax
 
-    if not cache:
+    from fedjax_peft.engine.compilation import use_compilation_cache
+
+    if cache:
+        use_compilation_cache()
+    else:
         jax.config.update("jax_enable_compilation_cache", False)
-    elif "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(assets.cache_dir() / "xla"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
 
 
 if __name__ == "__main__":

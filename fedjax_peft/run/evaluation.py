@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,11 +133,14 @@ def evaluate(
         row["headline"] = task.headline
         lower = is_lower_better(task.headline, task.lower_is_better)
         row["headline_better"] = "lower" if lower else "higher"
-        if phases is not None:
-            if not evaluator.compiled:
+        if phases is None:
+            measured = evaluator(server, store)
+        else:
+            if not evaluator.known(server, store):
                 phases.send("compiling", program=name)
-            phases.send("evaluating", done=0, total=evaluator.examples, evaluation=name)
-        measured = evaluator(server, store)
+            on_part = partial(phases.evaluating, name, evaluator.examples)
+            on_part(0)
+            measured = evaluator(server, store, on_part)
         if not personal:  # the members are parts of one
             measured = _joined(measured)
         members = [  # who has something to measure: a text of one token has no next one

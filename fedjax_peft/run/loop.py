@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_peft import tasks, tree
 from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.diagnosis import adapters_cka, diagnosis
 from fedjax_peft.engine.lanes import Lanes, check_lanes, choose_lanes
 from fedjax_peft.engine.lengths import Lengths
@@ -255,6 +256,7 @@ def simulate(
       InputError: settings that contradict each other or the data, an ``out`` that holds a run (and
         not ``resume``), or with ``nonfinite="raise"`` an upload that is not finite.
     """
+    use_compilation_cache()
     counts = {
         "rounds": rounds,
         "clients_per_round": 1 if clients_per_round is None else clients_per_round,
@@ -409,20 +411,23 @@ def simulate(
             ledger.record(earlier)
         slowness = time_model.slowness(len(clients), seed)
         costs = Costs(ledger, time_model, slowness, deadline)
-        unsent = jax.jit(lambda s, n: algorithm.moving(algorithm.server.broadcast(s), n))
+
+        def unsent(number: int) -> list[str]:
+            """Returns the leaves that clients do not send in a round."""
+            return _unsent(algorithm.moving(algorithm.server.broadcast(server), jnp.int32(number)))
 
         def prepare(number: int) -> tuple[Plan, list[int]]:
             """Returns a round's plan, and the clients that it is without because they are late."""
             late: list[int] = []
             if deadline is not None:
                 steps = {c: n for c in schedule.present(number) if (n := schedule.steps(c))}
-                late = costs.late(steps, _unsent(unsent(server, number)))
+                late = costs.late(steps, unsent(number))
             return schedule.plan(number, lanes, time_steps, late), late
 
         ahead = prepare(min(done + 1, rounds))
         for number in range(done + 1, rounds + 1):
             plan, late = ahead
-            if plan.useful and not run_round.compiled:
+            if plan.useful and not run_round.known(server, store, plan):
                 phases.send("compiling", number, program="round")
             phases.send("training", number)
             began, compiled = time.perf_counter(), run_round.compile_seconds

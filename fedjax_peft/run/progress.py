@@ -112,6 +112,10 @@ class Phases:
         for listener in self._listeners:
             listener(phase)
 
+    def evaluating(self, evaluation: str, total: int, done: int) -> None:
+        """Sends how many of the ``total`` examples of an evaluation are done."""
+        self.send("evaluating", done=done, total=total, evaluation=evaluation)
+
     def took(self, seconds: float) -> None:
         """Notes how long a round took, without compilation."""
         self._seconds.append(seconds)

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.engine.program import Program, Setup
-from fedjax_peft.engine.round import tuning
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.run.history import Row
 from fedjax_peft.typing import PyTree
@@ -44,11 +43,7 @@ def tuned(
         sampling="all",
         failure_rate=0.0,
     )
-    program = Program(
-        setup._replace(algorithm=tuning(setup.algorithm), diagnosis=None),
-        columns,
-        padded=everyone.padded,
-    )
+    program = Program(setup, columns, work="tuning", padded=everyone.padded)
     plan = everyone.plan(round_index, lanes, everyone.time_steps(1, lanes))
     server, store = jax.tree.map(jnp.copy, (server, store))
     return program(server, store, plan, round_index).private

@@ -136,8 +136,8 @@ def test_the_global_and_the_clients_own_models_can_be_measured(name):
         round_ = build_round(measuring, model.apply, classification(), len(federation))
         inputs = (fixed, {}, dict(federation.data.columns), server, store if personal else ())
         key = stream(0, "clients")
-        sums = jax.eval_shape(round_, model.frozen, *inputs, plan, key, number).sums
-        assert set(sums) == {"loss", "accuracy"}
+        said = jax.eval_shape(round_, model.frozen, *inputs, plan, key, number).predictions
+        assert set(said["metrics"]) == {"loss", "accuracy"}
 
 
 def test_the_number_of_lanes_does_not_matter(name):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_peft.data import partition
-from fedjax_peft.engine.plan import Cohort, batches, make_plan, pack, steps_of
+from fedjax_peft.engine.plan import Cohort, batches, make_plan, most_slots, pack, steps_of, window
 from fedjax_peft.engine.schedule import Schedule
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=9)
@@ -123,7 +123,43 @@ def test_plans_keep_their_shape_from_round_to_round():
     forms = {tuple((a.shape, a.dtype) for a in plan) for plan in plans}
     assert len(forms) == 1
     assert len({int(p.steps) for p in plans}) > 1
-    assert max(int(p.steps) for p in plans) == capacity
+    assert max(int(p.steps) for p in plans) <= capacity
+
+
+def test_the_capacity_of_a_plan_is_that_of_other_seeds_and_more_rounds():
+    indices = owners([40, 1, 0, 17, 3, 25, 8])
+    schedules = [Schedule(indices, 3, 4, 2, None, seed) for seed in range(20)]
+    assert {s.time_steps(rounds, 2) for s in schedules for rounds in (1, 20)} == {64}
+    # A huge client that is not drawn costs nothing.
+    rare = Schedule(owners([1 << 20, *[4] * 50]), 2, 4, 1, None, 0)
+    assert rare.time_steps(1, 1) == 2
+
+
+@pytest.mark.parametrize(("lanes", "steps"), [(1, 1), (1, 4), (3, 2), (3, 50)])
+def test_windows_are_the_plan_in_parts(lanes, steps):
+    """Every part runs the same examples of the same clients, and begins each client anew."""
+    work = [batches(rows, 4) for rows in owners([9, 30, 1, 17, 4])]
+    whole = make_plan(
+        Cohort([7, 3, 9, 1, 0], [1.0] * 5, work), lanes, time_steps=40, slots=5, batch_size=4
+    )
+    slots = most_slots(whole, steps)
+    seen = []
+    for start in range(0, int(whole.steps), steps):
+        part = window(whole, start, steps, time_steps=steps, slots=slots)
+        assert (part.slot.shape, part.client.shape) == ((steps, lanes), (slots,))
+        for t in range(int(part.steps)):
+            for lane in range(lanes):
+                slot, before = part.slot[t, lane], whole.slot[start + t, lane]
+                assert (slot < slots) == (before < 5)
+                if slot < slots:
+                    assert part.client[slot] == whole.client[before]
+                    earlier = part.slot[:t, lane] == slot
+                    assert part.local[t, lane] == earlier.sum()
+                np.testing.assert_array_equal(
+                    part.examples[t, lane], whole.examples[start + t, lane]
+                )
+        seen += part.examples[part.examples >= 0].tolist()
+    assert sorted(seen) == sorted(np.concatenate([w[w >= 0] for w in work]).tolist())
 
 
 def test_the_plan_reports_its_utilisation():

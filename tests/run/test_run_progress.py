@@ -1,6 +1,7 @@
 """Signs of life: the phases that a run sends, and how they are shown in Python."""
 
 import io
+import itertools
 import sys
 
 import optax
@@ -30,6 +31,7 @@ def run(**options):
         test=toy.dataset(20, seed=3),
         rounds=ROUNDS,
         eval_every=2,
+        eval_batch_size=4,
         **options,
     )
 
@@ -38,6 +40,7 @@ def test_a_run_sends_every_phase_before_it_begins(tmp_path):
     seen = []
     run(on_phase=seen.append, on_round=lambda row: seen.append(row["round"]), out=tmp_path / "run")
     order = [p if isinstance(p, int) else p.name for p in seen]
+    order = [kind for kind, _ in itertools.groupby(order)]
     assert order[:5] == ["starting", "compiling", "evaluating", 0, "compiling"]
     assert order[5:8] == ["training", 1, "training"]
     assert order[-2:] == ["saving", "finished"]
@@ -49,6 +52,9 @@ def test_a_run_sends_every_phase_before_it_begins(tmp_path):
     evaluating = [p for p in phases if p.name == "evaluating"]
     assert {p.round_index for p in evaluating} == {0, 2, 4}
     assert {(p.total, p.details["evaluation"]) for p in evaluating} == {(20, "test")}
+    done = [p.done for p in evaluating if p.round_index == 0]
+    assert done == sorted(set(done))
+    assert (done[0], done[-1], len(done) > 2) == (0, 20, True)
     training = [p for p in phases if p.name == "training"]
     assert [p.round_index for p in training] == [1, 2, 3, 4]
     assert training[0].seconds_left is None
