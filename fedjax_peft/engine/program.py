@@ -251,8 +251,8 @@ class Evaluator:
         self._slots = most_slots(self._plan, self._capacity)
         self._part_steps = 1
         padded = () if tokens is None else tokens.padded
-        work: Work = "personal" if personal else "global"
-        self._program = Program(setup, columns, work=work, padded=padded)
+        own: Work = "personal" if personal else "global"
+        self._program = Program(setup, columns, work=own, padded=padded)
 
     def __call__(
         self, server: PyTree, store: PyTree, on_part: Callable[[int], None] = lambda done: None
