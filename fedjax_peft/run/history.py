@@ -56,11 +56,11 @@ _AXES = {"bytes": ("bytes_up", "bytes_down"), "simulated_seconds": ("simulated_s
 def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
     """Returns the rows of a ``metrics.jsonl``, in order of rounds.
 
-    A last line that does not parse was torn by a crash and is ignored; of a round that was written
-    twice the later row counts; NaN and infinities read as ``None``.
+    A last line that does not parse was torn by a crash and is ignored; NaN and infinities read as
+    ``None``.
 
     Raises:
-        InputError: if there is no such file, or an earlier line is not a row.
+        InputError: if there is no such file, an earlier line is not a row, or a round occurs twice.
     """
     path = Path(path)
     try:
@@ -77,6 +77,11 @@ def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
             if n == len(lines):
                 break
             raise InputError(f"{path}, line {n} is not a row of metrics: {error}.") from error
+        if row["round"] in rows:
+            raise InputError(
+                f"{path}, line {n}: round {row['round']} occurs a second time. Two processes have"
+                " run in this directory and mixed their rows, so it holds no result: run again."
+            )
         rows[row["round"]] = row
     return [rows[r] for r in sorted(rows)]
 

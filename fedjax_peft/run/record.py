@@ -19,9 +19,10 @@ from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
-from fedjax_peft.run import history
+from fedjax_peft.run import history, lock
 from fedjax_peft.run.checkpoint import Checkpoints
 from fedjax_peft.run.history import Row
+from fedjax_peft.run.lock import RunLock
 from fedjax_peft.run.tensorboard import EventWriter
 from fedjax_peft.typing import Params
 
@@ -48,6 +49,7 @@ class Record:
         self.out = out
         self._on_round = on_round
         self.checkpoints: Checkpoints | None = None
+        self._lock: RunLock | None = None
         self._tensorboard: EventWriter | None = None
 
     @classmethod
@@ -61,8 +63,8 @@ class Record:
         """Opens a run directory; ``config`` is written only to a new one.
 
         Raises:
-          InputError: a directory that holds a run, without ``resume``; or ``resume`` with a config
-            that differs (more ``rounds`` may be asked for).
+          InputError: a directory that holds a run, without ``resume``; ``resume`` with a config
+            that differs (more ``rounds`` may be asked for); or another process runs in it.
         """
         if out is None:
             if resume:
@@ -70,6 +72,25 @@ class Record:
             return cls(None, on_round)
         out = Path(out)
         config_file = out / "config.toml"
+        holds = out.exists() and (
+            not out.is_dir() or any(f.name != lock.NAME for f in out.iterdir())
+        )
+        if holds and not config_file.exists() and not resume:
+            raise InputError(f"{out} exists and is no run: choose another directory with --out.")
+        out.mkdir(parents=True, exist_ok=True)
+        record = cls(out, on_round)
+        record._lock = RunLock.take(out)
+        try:
+            record._begin(resume, config)
+        except BaseException:
+            record.close()
+            raise
+        return record
+
+    def _begin(self, resume: bool, config: Mapping[str, Any]) -> None:
+        """Writes what a run begins with, or reads what it has come to."""
+        assert self.out is not None
+        out, config_file = self.out, self.out / "config.toml"
         if config_file.exists():
             if not resume:
                 raise InputError(
@@ -77,18 +98,13 @@ class Record:
                     " --overwrite, or choose another directory with --out."
                 )
             _check_same(config_file, config)
-        elif out.exists() and (not out.is_dir() or any(out.iterdir())) and not resume:
-            raise InputError(f"{out} exists and is no run: choose another directory with --out.")
-        out.mkdir(parents=True, exist_ok=True)
         replace_file(
             out / "environment.json", (json.dumps(environment(), indent=2) + "\n").encode()
         )
         write_config(config_file, config)
-        record = cls(out, on_round)
-        record.checkpoints = Checkpoints(out / "checkpoints")
+        self.checkpoints = Checkpoints(out / "checkpoints")
         if (out / "metrics.jsonl").exists():
-            record.rows = history.read_metrics(out / "metrics.jsonl")
-        return record
+            self.rows = history.read_metrics(out / "metrics.jsonl")
 
     def __enter__(self) -> Self:
         """Returns the record; it is closed at the end of the block."""
@@ -132,6 +148,8 @@ class Record:
     def close(self) -> None:
         """Flushes and closes what is open, the checkpoints even if the other files cannot be."""
         with contextlib.ExitStack() as stack:
+            if self._lock is not None:
+                stack.callback(self._lock.release)
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
             if self._tensorboard is not None:
@@ -207,7 +225,7 @@ def remove_run(out: Path) -> None:
     """Removes a run directory, and nothing that is not one.
 
     Raises:
-      InputError: a directory that is not a run.
+      InputError: a directory that is not a run, or in which a process runs.
     """
     if not out.exists():
         return
@@ -217,12 +235,13 @@ def remove_run(out: Path) -> None:
         )
     if any(out.iterdir()) and not (out / "config.toml").exists():
         raise InputError(f"{out} is not a run directory, so --overwrite does not remove it.")
-    # The config last: what an interruption leaves is still known to be a run.
-    for path in sorted(out.iterdir(), key=lambda path: path.name == "config.toml"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    with RunLock.take(out):
+        # The config last: what an interruption leaves is still known to be a run.
+        for path in sorted(out.iterdir(), key=lambda path: path.name == "config.toml"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != lock.NAME:
+                path.unlink()
     if not out.is_symlink():  # a link stays, and so does the directory that it leads to
         with contextlib.suppress(OSError):  # such as a mounted disk
             out.rmdir()

@@ -82,10 +82,10 @@ def test_a_missing_file_is_an_input_error(tmp_path):
         read_metrics(tmp_path / "metrics.jsonl")
 
 
-def test_literal_nan_reads_as_none_and_the_later_of_two_rows_counts(tmp_path):
+def test_literal_nan_reads_as_none_and_rows_are_sorted_by_round(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"round": 1, "loss": NaN}\n{"round": 0}\n{"round": 0, "again": 1}\n')
-    assert read_metrics(path) == [{"round": 0, "again": 1}, {"round": 1, "loss": None}]
+    path.write_text('{"round": 1, "loss": NaN}\n{"round": 0}\n')
+    assert read_metrics(path) == [{"round": 0}, {"round": 1, "loss": None}]
 
 
 def test_truncation_keeps_the_rounds_up_to_the_last_and_leaves_no_scratch_file(tmp_path):
