@@ -45,6 +45,9 @@ class Family(NamedTuple):
     """Config fields that change the maths and are not implemented: name -> the value we have."""
     saved: tuple[tuple[str, str], ...] = ()
     """Substitutions that bring our names to those that checkpoints are written with."""
+    unused: Callable[[Any], int] = lambda config: 0
+    """config -> bytes of what the torch checkpoint of the bare model holds and the model here does
+    not: a pooler, or causal masks."""
 
 
 def check_heads(config: Any, width: str, heads: str) -> None:

@@ -262,4 +262,6 @@ FAMILY = Family(
     },
     # reorder_and_upcast_attn only says to compute scores in float32, as is done here anyway.
     refused={"scale_attn_weights": True, "add_cross_attention": False},
+    # A causal mask of every layer: a buffer of booleans.
+    unused=lambda c: c.n_layer * c.n_positions**2,
 )

@@ -44,6 +44,7 @@ __all__ = [
     "read_json",
     "save_checkpoint",
     "source_name",
+    "unused_bytes",
 ]
 
 
@@ -191,6 +192,18 @@ def default_targets(config: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
     """Returns what each PEFT method adapts in a model by default (nothing in a foreign one)."""
     family = FAMILIES.get(config.get("model_type", ""))
     return family.targets if family else {}
+
+
+def unused_bytes(config: Mapping[str, Any]) -> int:
+    """Returns the bytes of a torch checkpoint that the model here has no use for.
+
+    Those are poolers in float32, and GPT-2's causal masks, one byte an entry. A model that is none
+    of the families has none.
+    """
+    if config.get("model_type") not in FAMILIES:
+        return 0
+    family, parsed = parse_config(config)
+    return family.unused(parsed)
 
 
 def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[Family, Any]:

@@ -325,4 +325,5 @@ FAMILY = Family(
         (r"\.mlp\.fc1\.", ".intermediate.dense."),
         (r"\.mlp\.fc2\.", ".output.dense."),
     ),
+    unused=lambda c: 4 * (c.hidden_size + 1) * c.hidden_size,  # the pooler's kernel and bias
 )

@@ -19,6 +19,7 @@ __all__ = [
     "Defaults",
     "Method",
     "Targets",
+    "abstract_model",
     "attach",
     "attach_module",
     "count",
@@ -106,6 +107,21 @@ def count(
     Raises:
       InputError: as loading and attaching would.
     """
+    model = abstract_model(config, method, head=head)
+    return model.nbytes() if in_bytes else model.counts()
+
+
+def abstract_model(config: Mapping[str, Any], method: Method | None = None, *, head: Head) -> Model:
+    """Returns the model of a ``config.json`` with shapes instead of arrays: nothing is allocated.
+
+    Args:
+      config: such as ``{"model_type": "roberta", ...}``.
+      method: what to attach; without one only the head is trained.
+      head: what to predict.
+
+    Raises:
+      InputError: as loading and attaching would.
+    """
     build, paths = module_builder(config, head)
     bound: list[Model] = []
 
@@ -115,8 +131,7 @@ def count(
         return bound[0].frozen, bound[0].trainable
 
     frozen, trainable = jax.eval_shape(make)
-    model = bound[0].replace(frozen=frozen, trainable=trainable)
-    return model.nbytes() if in_bytes else model.counts()
+    return bound[0].replace(frozen=frozen, trainable=trainable)
 
 
 def merge(model: Model, params: Params | None = None) -> Model:

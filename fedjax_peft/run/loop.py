@@ -34,7 +34,7 @@ from fedjax_peft.run.checks import (
     check_settings,
     clients_a_round,
 )
-from fedjax_peft.run.cost import Costs, Ledger, TimeModel
+from fedjax_peft.run.cost import Costs, Ledger, TimeModel, preload_bytes, start_seconds
 from fedjax_peft.run.estimate import estimate
 from fedjax_peft.run.evaluation import evaluate, evaluations, worst
 from fedjax_peft.run.history import Row, finite_or_none, headline, seen_clients
@@ -390,7 +390,8 @@ def simulate(
             done = 0
             began = time.perf_counter()
             row = {"round": 0, **evaluate(tested, server, store, each=each, phases=phases)}
-            row |= {"bytes_up": 0, "bytes_down": 0, "simulated_seconds": 0.0}
+            row |= {"bytes_up": 0, "bytes_down": 0}
+            row["simulated_seconds"] = start_seconds(time_model, model)
             row["parameters"] = model.counts()
             row["roles"] = {
                 role: tree.size(tree.select(model.trainable, leaves))
@@ -410,7 +411,8 @@ def simulate(
         for earlier in record.rows:
             ledger.record(earlier)
         slowness = time_model.slowness(len(clients), seed)
-        costs = Costs(ledger, time_model, slowness, deadline)
+        preload = preload_bytes(time_model, model)
+        costs = Costs(ledger, time_model, slowness, deadline, preload)
 
         def unsent(number: int) -> list[str]:
             """Returns the leaves that clients do not send in a round."""

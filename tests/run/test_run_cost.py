@@ -9,15 +9,13 @@ import optax
 import pytest
 import toy
 
-from fedjax_peft import algorithms, peft, tree
+from fedjax_peft import algorithms, tree
 from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.errors import InputError
-from fedjax_peft.models import heads
-from fedjax_peft.models.base import Model
-from fedjax_peft.peft.base import Method, attach, count
+from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.run import config
-from fedjax_peft.run.cost import Costs, Ledger, TimeModel
+from fedjax_peft.run.cost import Costs, Ledger, TimeModel, forecast
 from fedjax_peft.run.loop import simulate
 from fedjax_peft.testing import tiny_model
 from fedjax_peft.typing import Roles
@@ -252,12 +250,109 @@ def test_the_time_model_by_hand():
 
 
 def test_presets():
-    assert TimeModel.preset() == TimeModel.preset("federa") == TimeModel()
+    assert TimeModel.preset() == TimeModel.preset("default") == TimeModel()
     paper = TimeModel.preset("fedadapters")
-    assert paper.round_seconds(0, 10_000_000, 20_000_000) == pytest.approx(3.0)
+    assert paper.round_seconds(0, 10 * 2**20, 20 * 2**20) == pytest.approx(3.0), "MiB"
+    assert paper.clients_seconds({}, {0: 2**20, 1: 2**20}, {0: 0, 1: 0}, [1, 1])[1] == 0.2
+    assert paper.preload
     assert TimeModel.preset("fedadapters", spread=0.5, latency=0.0) == paper._replace(spread=0.5)
+    federa = TimeModel.preset("federa", device="orin_full")
+    assert federa.round_seconds(8, 408_576, 408_576) == pytest.approx(4.59 + 0.96)
+    assert federa.transfer_seconds(1, 1) == 0.96, "no less than the smallest that was measured"
+    assert federa.transfer_seconds(0, 0) == 0
+    own = TimeModel.preset("federa", bandwidth_up="8 kbit/s", bandwidth_down=16e3, latency=0.25)
+    assert own == TimeModel(0.5, 8e3, 16e3, 0.25, svd_seconds=8.62), "a link of one's own"
+    both = TimeModel.preset("federa", device="orin_full", seconds_per_step="measured")
+    assert both.seconds_per_step == "measured"
+    for preset in ("default", "federa", "fedadapters"):
+        TimeModel.preset(preset).check()
     with pytest.raises(InputError, match=r"no time model 'fedadapter'. Did you mean 'fedadapters'"):
         TimeModel.preset("fedadapter")
+    with pytest.raises(InputError, match=r"no device 'orin'. Did you mean 'orin_"):
+        TimeModel.preset("federa", device="orin")
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("25 Mbit/s", 25e6),
+        ("10 MB/s", 80e6),
+        ("10 MiB/s", 83_886_080),
+        ("1.5GiB/s", 1.5 * 8 * 2**30),
+        ("2 kB/s", 16e3),
+        ("3 bit/s", 3),
+    ],
+)
+def test_rates_have_units(text, rate):
+    assert TimeModel.preset(bandwidth_up=text).bandwidth_up == rate
+
+
+@pytest.mark.parametrize("text", ["10", "10 MB", "10 Mb/s", "MB/s", "1.2.3 MB/s", "-3 MB/s"])
+def test_rates_that_cannot_be_read(text):
+    with pytest.raises(InputError, match=r"bandwidth_down = .* is no rate.*'10 MiB/s'"):
+        TimeModel.preset(bandwidth_down=text)
+
+
+STEPS, UP, DOWN = {0: 3, 1: 1}, {0: 1000, 1: 3000}, {0: 2000, 1: 2000, 2: 4000}
+
+
+def test_topologies_by_hand():
+    """Links of 1000 bytes a second up and 2000 down; client 2 downloads only."""
+    own = TimeModel(2.0, 8e3, 16e3, 0.25)
+    slowness = [1.0, 2.0, 1.0]
+    seconds = own.clients_seconds(STEPS, UP, DOWN, slowness)
+    assert seconds == {0: 6 + 1 + 1 + 0.5, 1: 4 + 3 + 1 + 0.5, 2: 2 + 0.5}
+    serial = own._replace(topology="serial").clients_seconds(STEPS, UP, DOWN, slowness)
+    transfers = 2.5 + 4.5 + 2.5
+    assert serial == {0: 6 + transfers, 1: 4 + transfers, 2: transfers}
+    # 4000 bytes up and 8000 down through a server of 2000 bytes a second: 2 s up, 4 s down.
+    shared = own._replace(topology="shared", server_bandwidth=16e3)
+    seconds = shared.clients_seconds(STEPS, UP, DOWN, slowness)
+    assert seconds == {0: 6 + 2 + 4 + 0.5, 1: 4 + 3 + 4 + 0.5, 2: 4 + 0.5}
+    wide = shared._replace(server_bandwidth=1e12)
+    parallel = own.clients_seconds(STEPS, UP, DOWN, slowness)
+    assert wide.clients_seconds(STEPS, UP, DOWN, slowness) == pytest.approx(parallel)
+    for time in (own, shared, own._replace(topology="serial")):
+        assert time.round_seconds(1, 0, 0) == 2, "no bytes, no latency"
+        assert time.clients_seconds({}, {}, {}, slowness) == {}
+
+
+def test_measured_transfers_lie_on_straight_lines():
+    time = TimeModel(0.0, transfers=((100.0, 1.0), (300.0, 2.0), (400.0, 4.0)))
+    pairs = {50: 1, 100: 1, 200: 1.5, 300: 2, 350: 3, 400: 4, 500: 6}
+    assert {size: time.transfer_seconds(size, size) for size in pairs} == pairs
+    assert time.transfer_seconds(100, 300) == 1.5, "the mean of both ways"
+    assert TimeModel(transfers=((100.0, 1.0),)).transfer_seconds(900, 900) == 1
+
+
+def test_rows_use_topology_preload_and_the_svd(tmp_path):
+    plain = TimeModel(2.0, 8e3, 16e3, 0.25)
+    serial = plain._replace(topology="serial")
+    for model in (plain, serial):
+        for row in run(fedavg(SGD), rounds=2, time_model=model).metrics[1:]:
+            each = (TOY_ADAPTER + TOY_HEAD) * (8 / 8e3 + 8 / 16e3) + 0.5
+            steps = max(-(-[9, 4, 0, 1, 13, 5, 6, 2][c] // 4) for c in row["clients"])
+            transfers = each * (len(row["clients"]) if model == serial else 1)
+            assert row["simulated_seconds"] == pytest.approx(2 * steps + transfers)
+    usual = byte_rows(run(fedavg(SGD), svd=True))
+    first = plain._replace(preload=True, svd_seconds=7.0)
+    out = tmp_path / "run"
+    run(fedavg(SGD), svd=True, rounds=3, time_model=first, out=out)
+    result = run(fedavg(SGD), svd=True, time_model=first, out=out, resume=True)
+    frozen = sum(x.nbytes for x in result.model.frozen.values())
+    seen = set()
+    for row, (up, down) in zip(result.metrics, usual, strict=True):
+        new = set(row.get("clients", ())) - seen
+        seen |= new
+        assert (row["bytes_up"], row["bytes_down"]) == (up, down + frozen * len(new))
+    assert result.metrics[0]["simulated_seconds"] == 7
+    random = run(fedavg(SGD), rounds=1, time_model=first)
+    assert random.metrics[0]["simulated_seconds"] == 0, "a random start has no SVD"
+    whole = {"clients": 8, "clients_per_round": 3, "rounds": 2, "steps": 2, "time_model": plain}
+    costs = forecast(random.model, fedavg(SGD), **whole)
+    each = TOY_ADAPTER + TOY_HEAD
+    assert costs[:2] == (2 * 3 * each, 2 * 3 * each)
+    assert costs.seconds == pytest.approx(2 * (4 + 0.5 + each * (8 / 8e3 + 8 / 16e3)))
 
 
 def test_a_config_gives_a_preset_and_what_differs_from_it():
@@ -269,7 +364,12 @@ def test_a_config_gives_a_preset_and_what_differs_from_it():
     }
     time = {"preset": "fedadapters", "seconds_per_step": "measured"}
     resolved = config.resolve({"rounds": 1, **tables, "time": time})
-    expected = TimeModel("measured", 80e6, 80e6, 0.0)
+    rate = 10.0 * 8 * 2**20
+    expected = TimeModel("measured", rate, rate, 0.0, topology="serial", preload=True)
+    assert TimeModel.preset(**resolved["time"]) == expected
+    time = {"bandwidth_up": "10 MB/s", "topology": "shared", "server_bandwidth": "1 Gbit/s"}
+    resolved = config.resolve({"rounds": 1, **tables, "time": time})
+    expected = TimeModel(bandwidth_up=80e6, topology="shared", server_bandwidth=1e9)
     assert TimeModel.preset(**resolved["time"]) == expected
     assert resolved["sampling"] == "uniform"
     with pytest.raises(InputError, match=r"\[time\] 'preset' cannot be 'fedadapter'"):
@@ -350,117 +450,19 @@ def test_who_is_late_and_how_long_the_server_waits():
         ({"bandwidth_down": math.inf}, "bandwidth_down = inf .* must be a positive number"),
         ({"latency": math.nan}, "latency = nan .* must be a number from 0 up"),
         ({"spread": -0.5}, "spread = -0.5 .* must be a number from 0 up"),
+        ({"svd_seconds": -1}, "svd_seconds = -1 .* must be a number from 0 up"),
+        ({"topology": "series"}, "no topology 'series'. Did you mean 'serial'"),
+        ({"topology": "shared"}, "server_bandwidth is what the topology 'shared' needs"),
+        ({"server_bandwidth": 1e6}, "server_bandwidth is what the topology 'shared' needs"),
+        ({"topology": "shared", "server_bandwidth": 0}, "server_bandwidth = 0 .* positive"),
+        (
+            {"topology": "shared", "server_bandwidth": 1e6, "transfers": ((1.0, 1.0),)},
+            "Measured transfers say nothing of a link that clients share",
+        ),
+        ({"transfers": ((2.0, 1.0), (1.0, 2.0))}, "pairs of bytes and seconds"),
+        ({"transfers": ((1.0, 0.0),)}, "both positive and increasing"),
     ],
 )
 def test_a_time_model_that_cannot_be(fields, message):
     with pytest.raises(InputError, match=message):
         run(fedavg(SGD), time_model=TimeModel(**fields))
-
-
-# ----------------------------------------------- FedAdapters (Mathematics 2023, 11, 4479), Eq 1, 2
-
-GPT2 = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
-VIT = {
-    "model_type": "vit",
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "image_size": 224,
-    "patch_size": 16,
-}
-LSTM = {"model_type": "lstm", "vocab_size": 54_175}
-MIB = 2**20
-CLIENTS = 9
-
-
-def counted(config, method=None, *, head=None, part="adapter"):
-    """Returns mebibytes by our counters."""
-    head = head or heads.causal_lm()
-    return count(config, method, head=head, in_bytes=True)[part] / MIB
-
-
-def cut(size, digits=2):
-    """Returns a size as the paper prints it: cut, not rounded."""
-    return math.floor(size * 10**digits) / 10**digits
-
-
-def gpt2():
-    """Its sizes hold an adapter and twelve causal masks; traffic is computed without decimals."""
-    lora_, masks = peft.lora(8), 12.0
-    return cut(counted(GPT2, lora_, part="frozen") + counted(GPT2, lora_) + masks, 0)
-
-
-def vit():
-    head, pooler = heads.classification(100), (768 * 768 + 768) * 4 / MIB
-    parts = (counted(VIT, peft.lora(8), head=head, part=p) for p in ("frozen", "adapter", "head"))
-    return cut(sum(parts) + pooler, 0)
-
-
-def lstm():
-    return round(counted(LSTM, part="head"), 2)
-
-
-def cnn():
-    return 18.36  # its channels are not told
-
-
-def transfers(rounds):
-    """Returns how often an upload or a broadcast moves when all take part: bytes over a size."""
-    leaf = jax.ShapeDtypeStruct((294_912,), jnp.float32)
-    model = Model(None, {}, {"all": leaf}, {"all": "adapter"}, None)
-    algorithm = fedavg(SGD, head="frozen")._replace(roles=Roles(shared=("",)))
-    one = Ledger(model, algorithm, {"all": leaf}, CLIENTS)
-    costs = Costs(one, TimeModel(), [1.0] * CLIENTS, None)
-    total = 0
-    for number in range(1, rounds + 1):
-        row = {"round": number, "clients": list(range(CLIENTS)), "dropped": []}
-        cost = costs.charge(row, {}, 0.0)
-        total += cost["bytes_up"] + cost["bytes_down"]
-    return total / (4 * 294_912)
-
-
-def clock(megabytes):
-    """Returns hours, minutes and seconds of sending at 10 MB a second, one client at a time."""
-    size = round(megabytes * 1_000_000)
-    seconds = TimeModel.preset("fedadapters").round_seconds(0, size, 0)
-    return int(seconds // 3600), int(seconds % 3600 // 60), int(seconds % 60)
-
-
-@pytest.mark.parametrize(
-    ("size", "rounds", "megabytes", "hours", "minutes"),
-    [(gpt2, 30, 262_980, 7, 18), (lstm, 30, 130_610, 3, 37), (vit, 50, 297_000, 8, 15)],
-)
-def test_traffic_of_whole_models(size, rounds, megabytes, hours, minutes):
-    total = transfers(rounds) * size()
-    assert round(total) == megabytes
-    assert clock(total)[:2] == (hours, minutes)
-
-
-def test_traffic_of_the_cnn():
-    total = transfers(50) * cnn()
-    assert round(total) == 16_524
-    assert clock(total) == (0, 27, 32)
-
-
-def test_sizes_that_the_paper_does_not_print():
-    head = heads.classification(100)
-    parts = [counted(VIT, peft.lora(8), head=head, part=part) for part in ("frozen", "head")]
-    assert (round(sum(parts), 2), round(parts[1], 3)) == (327.59, 0.293), "without the pooler"
-
-
-@pytest.mark.parametrize(
-    ("whole", "config", "rounds", "megabytes", "minutes", "seconds"),
-    [(gpt2, GPT2, 30, 4_977.7, 8, 17), (vit, VIT, 50, 3_967.9, 6, 36)],
-)
-def test_traffic_of_lora(whole, config, rounds, megabytes, minutes, seconds):
-    head = heads.classification(100) if config is VIT else heads.causal_lm()
-    adapter = cut(counted(config, peft.lora(8), head=head))
-    assert adapter == 1.12
-    # At first a client gets the pretrained model with its adapter, in the place of the adapter.
-    total = transfers(rounds) * adapter + CLIENTS * (whole() - adapter)
-    assert cut(total, 1) == megabytes
-    assert clock(total) == (0, minutes, seconds)
-    if config is GPT2:
-        saved = [1 - total / (transfers(rounds) * whole()), 1 - adapter / whole()]
-        assert [round(100 * share, 1) for share in saved] == [98.1, 99.8]
