@@ -6,7 +6,7 @@ One entry says all there is to say about a data set; :mod:`fedjax_peft.data.sour
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_peft.data.formats.conll import PLONER_SOURCES, read_conll, read_ploner
 from fedjax_peft.data.formats.folders import read_orange, read_text_folders
@@ -25,15 +25,19 @@ the folder is in another format."""
 
 
 class Settings(NamedTuple):
-    """What a paper trains with."""
+    """A paper's federation of a data set; ``partition = "paper"`` in a config takes it."""
 
     max_length: int = 128
-    """Tokens per example."""
-    clients: int | None = None
+    """Tokens per example, the default of ``load_dataset``; ours where the paper gives none."""
+    paper: str | None = None
+    """Where the settings come from; None: no paper here has a federation of this data set."""
+    partition: Mapping[str, Any] | None = None
+    """A config's table ``[partition]``."""
     clients_per_round: int | None = None
-    alpha: float | None = None
-    """Of the Dirichlet partition; None: clients are given by nature, or by the paper's table."""
     rounds: int | None = None
+    """The largest number of rounds that the paper reports."""
+    options: Mapping[str, Any] = {}
+    """Options of ``load_dataset`` that the partition needs."""
 
 
 class Source(NamedTuple):
@@ -86,7 +90,7 @@ def _glue(config: str, description: str, labels: tuple[str, ...], **columns: str
             f" the parquet files of {config} from huggingface.co/datasets/nyu-mll/glue, named after"
             " their splits"
         ),
-        settings=_PAPERS.get(config, Settings(128, 6, 6, None, 25)),
+        settings=_PAPERS.get(config, Settings()),
     )
 
 
@@ -95,9 +99,41 @@ _GLUE_FILES = {
     "mrpc": "train.tsv and dev.tsv, or msr_paraphrase_train.txt and msr_paraphrase_test.txt",
     "mnli": "train.tsv and dev_matched.tsv",
 }
+
+
+def _federa(
+    max_length: int,
+    clients: int,
+    clients_per_round: int,
+    alpha: float,
+    rounds: int,
+    by: str | None = None,
+    **options: Any,
+) -> Settings:
+    """Returns a row of FeDeRA's Table 1, whose partition is FedNLP's (its appendix A.2, A.3)."""
+    partition = {"name": "dirichlet", "clients": clients, "alpha": alpha, "mode": "client_prior"}
+    partition |= {} if by is None else {"by": by}
+    return Settings(
+        max_length, "FeDeRA, Table 1", partition, clients_per_round, rounds, options=options
+    )
+
+
+def _fra(shares: list[list[float]]) -> Settings:
+    """Returns FRA-LoRA's label skew of two clients; it does not give the length."""
+    partition = {"name": "label_share", "shares": shares}
+    return Settings(128, "FRA-LoRA, label skew", partition, 2, 30)
+
+
+def _fedadapters(max_length: int, rounds: int) -> Settings:
+    """Returns FedAdapters' nine natural clients; it does not give the length."""
+    return Settings(
+        max_length, "FedAdapters, Table 1", {"name": "natural", "clients": 9}, 9, rounds
+    )
+
+
 _PAPERS = {
-    "sst2": Settings(128, 2, 2, None, 30),  # FRA-LoRA, by its table of label shares
-    "mnli": Settings(128, 2, 2, None, 30),
+    "sst2": _fra([[0.9, 0.1], [0.1, 0.9]]),
+    "mnli": _fra([[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]),
 }
 
 _RELATIONS = (
@@ -146,7 +182,7 @@ DATASETS: dict[str, Source] = {
             "20news-bydate.tar.gz from qwone.com/~jason/20Newsgroups (its folders"
             " 20news-bydate-train and 20news-bydate-test)"
         ),
-        settings=Settings(256, 100, 10, 0.1, 1000),
+        settings=_federa(256, 100, 10, 0.1, 1000),
     ),
     "semeval2010_task8": Source(
         description="SemEval-2010 task 8, 19 relations of two nouns: 8,000 train, 2,717 test",
@@ -158,7 +194,7 @@ DATASETS: dict[str, Source] = {
             "SemEval2010_task8_all_data.zip of the task's organisers (TRAIN_FILE.TXT and"
             " TEST_FILE_FULL.TXT)"
         ),
-        settings=Settings(64, 100, 10, 1.0, 1000),
+        settings=_federa(64, 100, 10, 1.0, 1000),
     ),
     "mrpc": _glue(
         "mrpc",
@@ -206,7 +242,9 @@ DATASETS: dict[str, Source] = {
     "glue_silo": Source(
         description="six GLUE tasks, one for each client, of MRPC's size (FedMCP)",
         parts=("rte", "mrpc", "sst2", "qnli", "qqp", "mnli"),
-        settings=Settings(128, 6, 6, None, 25),
+        settings=Settings(
+            128, "FedMCP, experimental settings", {"name": "natural", "by": "task"}, 6, 25
+        ),
     ),
     "wnut17": Source(
         description="WNUT 2017, rare entities in posts: 6 types, 3,394 train, 1,287 test",
@@ -220,7 +258,7 @@ DATASETS: dict[str, Source] = {
             "wnut17train.conll, emerging.dev.conll and emerging.test.annotated from"
             " github.com/leondz/emerging_entities_17"
         ),
-        settings=Settings(64, 30, 5, 0.1, 500),
+        settings=_federa(64, 30, 5, 0.1, 500, by="type_set"),
     ),
     "ploner": Source(
         description="PLONER, persons, places and organisations in eight sources of sentences",
@@ -235,7 +273,7 @@ DATASETS: dict[str, Source] = {
             " data/annotated/wnut16) and OntoNotes 5 (LDC2013T19) as words and tags in columns, in"
             " folders conll2003, wnut16, and bc, bn, mz, nw, tc, wb for the genres of OntoNotes"
         ),
-        settings=Settings(64, 100, 10, 0.01, 150),
+        settings=_federa(64, 100, 10, 0.01, 150, by="source_type_set"),
     ),
     "squad": Source(
         description="SQuAD 1.1, answers in a context: 87,599 train, 10,570 validation (test here)",
@@ -244,7 +282,7 @@ DATASETS: dict[str, Source] = {
         test="validation",
         formats=(read_squad,),
         download="train-v1.1.json and dev-v1.1.json from rajpurkar.github.io/SQuAD-explorer",
-        settings=Settings(384, 300, 15, 0.1, 100),
+        settings=_federa(384, 300, 15, 0.1, 100, by="cluster", clusters=30),
     ),
     "mrqa": Source(
         description="MRQA 2019, questions from six sources, an equal share of each",
@@ -259,7 +297,7 @@ DATASETS: dict[str, Source] = {
             "the six training files, SQuAD.jsonl.gz to NaturalQuestionsShort.jsonl.gz, linked in"
             " github.com/mrqa/MRQA-Shared-Task-2019"
         ),
-        settings=Settings(512, 300, 15, 0.01, 200),
+        settings=_federa(512, 300, 15, 0.01, 200, by="source"),
     ),
     "stack_overflow": Source(
         description="Stack Overflow by user, next token",
@@ -271,7 +309,7 @@ DATASETS: dict[str, Source] = {
             "the users you want of TensorFlow Federated's stackoverflow, as train.json and"
             ' test.json: {"user": {"tokens": ["a sentence", ...]}, ...}'
         ),
-        settings=Settings(64, 9, 9, None, 30),
+        settings=_fedadapters(64, 30),
     ),
     "shakespeare": Source(
         description="Shakespeare's plays by role, next token",
@@ -287,7 +325,7 @@ DATASETS: dict[str, Source] = {
             ' TensorFlow Federated\'s as train.json and test.json: {"role": {"snippets": ["a'
             ' speech", ...]}, ...}'
         ),
-        settings=Settings(128, 9, 9, None, 30),
+        settings=_fedadapters(128, 30),
     ),
     "emnist": Source(
         description="EMNIST by writer, handwritten characters: 62 classes",
@@ -304,7 +342,7 @@ DATASETS: dict[str, Source] = {
             " writers EMNIST's gzip.zip from nist.gov/itl/products-and-services/emnist-dataset (the"
             " byclass files)"
         ),
-        settings=Settings(clients=9, clients_per_round=9, rounds=50),
+        settings=_fedadapters(128, 50),
     ),
     "cifar100": Source(
         description="CIFAR-100, photographs: 100 classes, 50,000 train, 10,000 test",
@@ -315,7 +353,7 @@ DATASETS: dict[str, Source] = {
         shape=(32, 32, 3),
         formats=(read_users, read_images),
         download="cifar-100-binary.tar.gz from cs.toronto.edu/~kriz/cifar.html",
-        settings=Settings(clients=9, clients_per_round=9, rounds=50),
+        settings=_fedadapters(128, 50),
     ),
     "cifar10": Source(
         description="CIFAR-10, photographs: 10 classes, 50,000 train, 10,000 test",

@@ -227,7 +227,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="replaces a config key")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="replaces a config key; key= takes it out"
+    )
 
 
 def _add_client_options(parser: argparse.ArgumentParser, several: str) -> None:
@@ -289,7 +291,7 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
     from rich.console import Console
 
     from fedjax_peft.run import config as configs
-    from fedjax_peft.run import console, record, report
+    from fedjax_peft.run import console, presets, record, report
 
     out = options.out or default_out
     # All are checked before the first one runs.
@@ -301,6 +303,10 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
     raw = {name: one for name, one in raw.items() if name in only or not only}
     todo = {name: configs.resolve(one) for name, one in raw.items()}
     titles = {name: config["name"] or name or path.stem for name, config in todo.items()}
+    if options.quiet <= options.verbose:
+        for name, config in todo.items():
+            for line in presets.notices(raw[name], config):
+                print(display.one_line(f"fedjax-peft: {titles[name]}: {line}"), file=sys.stderr)
     if options.dry_run:
         for name, config in todo.items():
             print(*map(display.printable, record.config_text(config).split("\n")), sep="\n")
@@ -459,6 +465,7 @@ def _list(options: argparse.Namespace) -> None:
     from fedjax_peft.data.sources import DATASETS
     from fedjax_peft.models import hf
     from fedjax_peft.run import config as configs
+    from fedjax_peft.run import presets
     from fedjax_peft.run.listing import listing
 
     sections = {
@@ -474,7 +481,7 @@ def _list(options: argparse.Namespace) -> None:
             "(a directory)": "of json, csv or parquet files, images, or LEAF's json by user",
         },
         **{table: _first_lines(module) for table, module in configs.NAMESPACES.items()},
-        "systems (system = ...)": {n: one["about"] for n, one in configs.systems().items()},
+        "systems (system = ...), and what each leaves to you": presets.lines(),
     }
     print(listing(sections, options.words))
 
@@ -482,11 +489,26 @@ def _list(options: argparse.Namespace) -> None:
 def _data_lines(source: "Source") -> str:
     """Returns what a data set is, and what is needed to get it."""
     if source.parts:
-        return f"{source.description}\nthe data sets {', '.join(source.parts)}"
+        ways = [f"the data sets {', '.join(source.parts)}"]
+        return "\n".join([source.description, *ways, *_paper_line(source)])
     ways = ["from PyPI"] if source.asset else []
     ways += [f"from the hub, {source.hub}"] if source.hub else []
     ways += [f"by hand: {source.download}"]
-    return "\n".join([source.description, *ways])
+    return "\n".join([source.description, *ways, *_paper_line(source)])
+
+
+def _paper_line(source: "Source") -> list[str]:
+    """Returns a line about what ``partition = "paper"`` is for a data set, or none."""
+    settings = source.settings
+    if settings.partition is None:
+        return []
+    options = {k: v for k, v in settings.partition.items() if k != "name"}
+    said = ", ".join(f"{key} = {value}" for key, value in options.items())
+    return [
+        f'partition = "paper": {settings.partition["name"]} ({said}),'
+        f" {settings.clients_per_round} clients a round, {settings.rounds} rounds"
+        f" ({settings.paper})"
+    ]
 
 
 def _first_lines(module: Any) -> dict[str, str]:

@@ -5,11 +5,11 @@ config calls, so a new algorithm is configurable as soon as it exists, and a key
 what it means in Python.
 
     rounds = 20                      # top level: arguments of simulate()
-    system = "federa"                # optional: a published system's tables, under the ones here
+    system = "federa/fedlr"          # optional: a published system's tables, under the ones here
     [model]                          # load_model(name, dtype=..., ...), the kind of its head, or
                                      # the config.json of a model from scratch
     [data]                           # load_dataset(name, max_length=..., ...), and its tokenizer
-    [partition]                      # name = a function of data.partition
+    [partition]                      # name = a function of data.partition; or "paper", see presets
     [peft]                           # name = a function of peft
     [algorithm]                      # name = a function of algorithms
     [aggregator]                     # name = a function of aggregators
@@ -44,7 +44,7 @@ from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models import heads, hf
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import Method, attach
-from fedjax_peft.run import loop, optimizers
+from fedjax_peft.run import loop, optimizers, presets
 from fedjax_peft.run.cost import TimeModel
 from fedjax_peft.run.progress import Phase, PhaseName
 
@@ -63,7 +63,6 @@ __all__ = [
     "override",
     "resolve",
     "run",
-    "systems",
     "task_of",
 ]
 
@@ -105,6 +104,8 @@ class _Extra(NamedTuple):
     """What tables and plots call the run."""
     system: str | None = None
     """The published system, see systems.toml, whose settings the config starts from."""
+    system_changes: Mapping[str, str] | None = None
+    """Written by the program: which of the system's settings the run replaced, "16 -> 8"."""
     client_holdout: float | None = None
     """Share of every client's examples that is kept out of training to evaluate its model on."""
     client_test: bool = False
@@ -216,10 +217,16 @@ def _absolute(value: Any, folder: Path) -> Any:
 
 
 def override(raw: Config, text: str) -> Config:
-    """Returns the config with one ``dotted.key=value`` applied: a TOML value or a bare word."""
+    """Returns the config with one ``dotted.key=value`` applied: a TOML value or a bare word.
+
+    ``dotted.key=`` takes a key or table out of the config, so that the value of its system, or the
+    default, comes back.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"The override {show(text)} is not of the form key=value.")
+    if not value.strip():
+        return presets.unset(raw, key.strip())[0]
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except RecursionError:
@@ -251,8 +258,12 @@ def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
     """Returns the configs of a file: one per ``[methods.NAME]``, or the file itself as ``""``.
 
     Overrides ``key=value`` come last: they reach every method, and replace what its table says. To
-    reach one method only, name its table: ``methods.NAME.key=value``.
+    reach one method only, name its table: ``methods.NAME.key=value``. ``key=`` takes a key out.
+
+    Raises:
+      InputError: an override that is not of this form, or that takes out a key that is not there.
     """
+    check_unset(raw, overrides)
     for text in overrides:
         if text.startswith("methods."):
             raw = override(raw, text)
@@ -261,6 +272,21 @@ def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
         if not text.startswith("methods."):
             result = {name: override(one, text) for name, one in result.items()}
     return result
+
+
+def check_unset(raw: Config, overrides: Sequence[str]) -> None:
+    """Raises InputError for an override ``key=`` whose key no method of the config has."""
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or value.strip() or not key.strip():
+            continue
+        known = {"": raw} if key.startswith("methods.") else _split(raw)
+        if not any(presets.unset(one, key.strip())[1] for one in known.values()):
+            keys = {name for one in known.values() for name in presets.flatten(one)}
+            raise InputError(
+                f"The override {show(text)} takes {show(key.strip())} out of the config, which does"
+                f" not have it. {nearest(key.strip(), keys)}"
+            )
 
 
 def _split(raw: Config) -> dict[str, Config]:
@@ -281,31 +307,23 @@ def _expanded(raw: Config) -> Config:
     }
 
 
-def systems() -> dict[str, Config]:
-    """Returns the settings of every published system by name; ``about`` is a line about it."""
-    return load(Path(__file__).with_name("systems.toml"))
-
-
-def _with_system(raw: Config) -> Config:
-    """Returns the config over the settings of the system that it names."""
-    raw = _expanded(raw)
-    name = raw.get("system")
-    if name is None:
-        return copy.deepcopy(raw)
-    known = systems()
-    if name not in known:
-        raise InputError(f"There is no system {show(name)}. {nearest(str(name), known)}")
-    base = {key: value for key, value in known[name].items() if key != "about"}
-    return _over(base, raw)
-
-
 def resolve(raw: Config) -> Config:
     """Returns the complete config: every key checked, every default filled in.
 
     Raises:
       InputError: an unknown key or name, or a value of the wrong type (the closest is named).
     """
-    raw = _with_system(raw)
+    expanded = presets.expand(_expanded(raw), _over)
+    try:
+        result = _resolved(expanded)
+    except InputError as error:
+        raise InputError(f"{error}{presets.missing_advice(raw, str(error))}") from None
+    result["system_changes"] = presets.changes(result) or None
+    return result
+
+
+def _resolved(raw: Config) -> Config:
+    """Returns the complete config of one whose system has been expanded."""
     tables = [*_FUNCTIONS, *NAMESPACES]
     result = _checked("", _fields(loop.simulate) | _fields(_Extra), raw, tables)
     for table in tables:

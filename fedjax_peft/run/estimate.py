@@ -41,6 +41,7 @@ def estimate(
     frozen: PyTree,
     store: PyTree,
     columns: PyTree,
+    preload: int = 0,
 ) -> Estimate:
     """Returns the costs of a run that has not begun.
 
@@ -52,6 +53,7 @@ def estimate(
       frozen: the weights that nobody trains, as clients compute with them.
       store: what clients keep, ``[clients, ...]``.
       columns: the training data.
+      preload: bytes that a client downloads before its first round.
     """
     moving = algorithm.moving(algorithm.server.broadcast(server), jnp.int32(1))
     unsent = [name for name, moves in jax.device_get(moving).items() if not moves]
@@ -61,6 +63,6 @@ def estimate(
         clients=len(clients),
         steps=sum(schedule.steps(client) for client in clients),
         bytes_up=sum(ledger.up(client, unsent) for client in clients),
-        bytes_down=sum(ledger.down(client) for client in clients),
+        bytes_down=sum(ledger.down(client) + preload for client in clients),
         memory={name: tree.nbytes(part) for name, part in memory.items()},
     )

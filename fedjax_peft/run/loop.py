@@ -381,6 +381,7 @@ def simulate(
                 frozen=frozen,
                 store=store,
                 columns=columns,
+                preload=preload_bytes(time_model, model),
             ),
             device=device_name(),
             out=record.out,

@@ -35,7 +35,7 @@ def test_a_name_stands_for_its_table():
 def test_a_name_stands_for_its_table_in_a_file():
     """At the top level and in a method's table, over a system too."""
     raw = {**BASE, "algorithm": "fedprox", "peft": "dora", "aggregator": "mean"}
-    raw["methods"] = {"a": {"algorithm": "ditto"}, "b": {"system": "ffa_lora", "peft": "lora"}}
+    raw["methods"] = {"a": {"algorithm": "ditto"}, "b": {"system": "fra_lora/ffa", "peft": "lora"}}
     a, b = (config.resolve(one) for one in config.methods(raw).values())
     assert a["algorithm"]["name"] == "ditto"
     assert a["peft"]["name"] == "dora"
