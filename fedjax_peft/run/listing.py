@@ -18,8 +18,8 @@ def listing(sections: Sections, words: Sequence[str]) -> str:
     Args:
       sections: all there is.
       words: nothing, for all; a section (``algorithms``); a section and a name, for its arguments
-        (``algorithm ditto``), or and a part of a name or description; ``keys`` and perhaps a part
-        of a key; or any word, for what contains it.
+        (``algorithm ditto``) or settings (``system federa``); a section and a part of a name or
+        description; ``keys`` and perhaps a part of a key; or any word, for what contains it.
 
     Raises:
       InputError: nothing has this name or contains this word; the nearest is named.
@@ -39,10 +39,12 @@ def listing(sections: Sections, words: Sequence[str]) -> str:
     if not rest:
         return _text(chosen)
     if rest in next(iter(chosen.values())):
-        from fedjax_peft.run import config, explain
+        from fedjax_peft.run import config, explain, presets
 
         if section in config.NAMESPACES:
             return explain.explain_function(section, rest)
+        if section == "system":
+            return presets.describe(rest)
     return _containing(chosen, rest, [])
 
 

@@ -19,6 +19,7 @@ from fedjax_peft.errors import InputError, nearest
 __all__ = [
     "System",
     "changes",
+    "describe",
     "expand",
     "flatten",
     "lines",
@@ -74,6 +75,15 @@ def lines() -> dict[str, str]:
     return {
         name: f"{one.about}\nleft to you: {', '.join(one.left)}" for name, one in systems().items()
     }
+
+
+def describe(name: str) -> str:
+    """Returns all that a preset sets and leaves, a line each (``fedjax-peft list system NAME``)."""
+    system = systems()[name]
+    said = [f"{key} = {_written(value)}" for key, value in flatten(system.settings).items()]
+    left = [f"{key}: {why}" for key, why in system.left.items()]
+    lines = [f"{name}: {system.about}", system.paper, "sets", *(f"  {x}" for x in said)]
+    return "\n".join([*lines, "leaves to you", *(f"  {x}" for x in left)])
 
 
 def expand(raw: Config, over: Merge) -> Config:

@@ -433,6 +433,15 @@ def test_data_without_a_papers_clients(name):
         configs.resolve(raw)
 
 
+def test_list_shows_all_of_a_preset(capsys):
+    assert cli.main(["list", "system", "federa/fedlr"]) == 0
+    shown = capsys.readouterr().out
+    assert "peft.rank = 32" in shown
+    assert "  optimizer.learning_rate: chosen by model and data set" in shown
+    assert "arXiv:2404.18848" in shown
+    assert "fedmcp" not in shown
+
+
 def test_list_shows_presets_what_they_leave_and_federations(capsys):
     assert cli.main(["list"]) == 0
     shown = capsys.readouterr().out
