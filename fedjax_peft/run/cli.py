@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -152,6 +153,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_overrides(run)
     _add_run_options(run)
 
+    new = command(_init, "write a commented config for your own data, ready to run")
+    new.add_argument("directory", type=Path, metavar="DIR")
+    new.add_argument(
+        "--data", type=Path, metavar="FILE", help="your table; without it, a small sample is made"
+    )
+    new.add_argument("--text", metavar="COLUMN", help="of the texts; by default it is guessed")
+    new.add_argument("--label", metavar="COLUMN", help="of the labels; by default it is guessed")
+
     demo = command(_demo, "compare three methods on real data; a few minutes on two CPU cores")
     _add_overrides(demo)
     _add_run_options(demo)
@@ -264,6 +273,19 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     _run_file(options.config, options, default_out=Path("runs") / options.config.stem)
+
+
+def _init(options: argparse.Namespace) -> None:
+    from fedjax_peft.run.init import write_project
+
+    project = write_project(
+        options.directory, data=options.data, text=options.text, label=options.label
+    )
+    print(*project.files, sep="\n")
+    print(display.one_line(f"Texts are in {project.text!r}, labels in {project.label!r}."))
+    config = options.directory / "config.toml"
+    out = Path("runs") / options.directory.absolute().name
+    print(f"Next: fedjax-peft run {shlex.quote(str(config))} --out {shlex.quote(str(out))}")
 
 
 def _demo(options: argparse.Namespace) -> None:
