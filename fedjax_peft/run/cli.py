@@ -310,7 +310,6 @@ def _demo(options: argparse.Namespace) -> None:
 def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> list["RunRecord"]:
     """Runs every method of a config file and prints the table."""
     _prepare_jax()
-    from rich.console import Console
 
     from fedjax_peft.run import config as configs
     from fedjax_peft.run import console, presets, record, report
@@ -356,7 +355,7 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
                 on_phase=screen.on_phase,
             )
         done.append(report.load_run(out / name))
-    Console().print(report.table(done))
+    _print_table(done)
     return done
 
 
@@ -366,12 +365,26 @@ def _report(options: argparse.Namespace) -> None:
     from fedjax_peft.run import report
 
     runs = [run for path in options.runs for run in report.load_runs(path)]
-    Console().print(report.table(runs))
+    _print_table(runs)
     common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
     page = report.write_report(runs, options.out or common, target=options.target)
     if options.target is not None:
-        Console().print("", report.target_table(runs, options.target), sep="\n")
+        console = Console()
+        targets = report.target_table(runs, options.target, console.width)
+        console.print("", targets, sep="\n")
     print(page)
+
+
+def _print_table(runs: "list[RunRecord]") -> None:
+    """Prints the comparison of runs, and what their scores say."""
+    from rich.console import Console
+
+    from fedjax_peft.run import report
+
+    console = Console()
+    console.print(report.table(runs, console.width))
+    if len(runs) > 1:
+        console.print("", report.conclusion(runs), sep="\n", markup=False, highlight=False)
 
 
 def _export(options: argparse.Namespace) -> None:

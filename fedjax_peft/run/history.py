@@ -156,13 +156,15 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ``bytes_down``, ``simulated_seconds`` and ``wall_seconds`` (totals; wall time adds up all
         entries of a row's ``time``), ``client_rounds`` (how many times a client took part),
         ``dropped`` (uploads), ``slot_utilisation``, ``aggregation_error`` and
-        ``aggregation_error_relative`` (means over rounds), the last ``client_mean``,
-        ``client_std`` and ``client_worst`` of the headline metric, and the ``trained`` parameters
-        (shared and private ones).
+        ``aggregation_error_relative`` (means over rounds), the ``trained`` parameters (shared and
+        private ones), ``test_examples``, and of the last evaluation of clients ``client_count``,
+        ``client_mean``, ``client_weighted``, ``client_std`` and ``client_worst`` of the headline
+        metric, the first three also of the clients ``_seen`` and ``_unseen`` (see the top).
     """
     metric = headline(rows)
     rounds, scores = series(rows, "round", f"test_{metric}")
-    best = max(range(len(rounds)), key=scores.__getitem__, default=None)
+    better = min if headline_is_lower_better(rows) else max
+    best = better(range(len(rounds)), key=scores.__getitem__, default=None)
     return {
         "rounds": rows[-1]["round"] if rows else None,
         "headline": metric,
@@ -176,12 +178,29 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "client_rounds": _count(rows, "clients"),
         "dropped": _count(rows, "dropped"),
         **{key: _mean(_column(rows, key)) for key in _MEANS},
-        **{
-            f"client_{kind}": next(reversed(_column(rows, f"client_{metric}_{kind}")), None)
-            for kind in ("mean", "std", "worst")
-        },
+        "test_examples": _last(rows, "test_examples"),
+        **_of_clients(rows, metric),
         "trained": _trained(rows),
     }
+
+
+def _of_clients(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float | None]:
+    """Returns the figures of the last evaluation of the clients' models."""
+    start = f"client_{metric}_"
+    tested = [row for row in rows if any(key.startswith(start) for key in row)][-1:]
+    fields = {f"client_{kind}": f"client_{metric}_{kind}" for kind in ("std", "worst")}
+    for group in ("", "_seen", "_unseen"):
+        fields[f"client_count{group}"] = f"client_count{group}"
+        fields |= {
+            f"client_{kind}{group}": f"client_{metric}_{kind}{group}"
+            for kind in ("mean", "weighted")
+        }
+    return {name: _last(tested, field) for name, field in fields.items()}
+
+
+def _last(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Returns the last value of a field."""
+    return next(reversed(_column(rows, key)), None)
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -211,13 +230,16 @@ def seen_clients(rows: Iterable[Mapping[str, Any]]) -> set[int]:
 
 
 def rounds_to(rows: Sequence[Mapping[str, Any]], target: float) -> int | None:
-    """Returns the first round whose headline metric is at or above ``target``, or ``None``.
+    """Returns the first round whose headline metric has reached ``target``, or ``None``.
 
+    That is at or above it, or at or below it where less is better. Round 0 is before training.
     Metrics are rounded to float32: 19 of 25 reach 0.76, although that is 0.7599999905 there.
     """
     rounds, values = series(rows, "round", f"test_{headline(rows)}")
-    enough = target - 1e-6
-    return next((int(r) for r, v in zip(rounds, values, strict=True) if v >= enough), None)
+    sign = -1 if headline_is_lower_better(rows) else 1
+    enough = sign * target - 1e-6 * max(1.0, abs(target))
+    reached = (int(r) for r, v in zip(rounds, values, strict=True) if sign * v >= enough)
+    return next(reached, None)
 
 
 def _trained(rows: Sequence[Mapping[str, Any]]) -> int | None:

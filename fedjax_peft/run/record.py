@@ -23,7 +23,7 @@ from fedjax_peft.run import history, lock
 from fedjax_peft.run.checkpoint import Checkpoints
 from fedjax_peft.run.history import Row
 from fedjax_peft.run.lock import RunLock
-from fedjax_peft.run.tensorboard import EventWriter
+from fedjax_peft.run.tensorboard import EventWriter, tag
 from fedjax_peft.typing import Params
 
 __all__ = [
@@ -133,7 +133,7 @@ class Record:
             history.append_metrics(self.out / "metrics.jsonl", row)
             for name, value in row.items():
                 if isinstance(value, int | float) and name != "round":
-                    self._tensorboard.add_scalar(name, value, row["round"])
+                    self._tensorboard.add_scalar(tag(name), value, row["round"])
             self._tensorboard.flush()
         if self._on_round is not None:
             self._on_round(row)

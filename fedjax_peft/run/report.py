@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import re
 import tomllib
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -20,22 +22,35 @@ from fedjax_peft.run import plots
 from fedjax_peft.run.history import (
     Row,
     headline,
+    headline_is_lower_better,
     read_metrics,
     rounds_to,
     series,
     summary,
 )
+from fedjax_peft.run.separation import LEVEL
+from fedjax_peft.run.verdict import SEED, Judgement, flatten, judge, verdict, word
 
-__all__ = ["RunRecord", "load_run", "load_runs", "table", "target_table", "write_report"]
+__all__ = [
+    "RunRecord",
+    "conclusion",
+    "load_run",
+    "load_runs",
+    "table",
+    "target_table",
+    "write_report",
+]
 
 MISSING = "-"
+NAME_WIDTH = 16
+"""Characters that the name of a run has in a terminal's table; a longer one is folded."""
 TARGETS = (90, 95, 99)
 """Percent of the target (by default the best final accuracy) that its table asks for, as in
 FeDeRA's Table 5."""
 FIGURES = (
-    ("round", "vs_round.png", "communication rounds"),
-    ("bytes", "vs_bytes.png", "what all clients together sent and received"),
-    ("simulated_seconds", "vs_time.png", "simulated time"),
+    ("round", "vs_round.svg", "communication rounds"),
+    ("bytes", "vs_bytes.svg", "what all clients together sent and received"),
+    ("simulated_seconds", "vs_time.svg", "simulated time"),
 )
 """X axis, end of the file's name (the metric comes first), and what the axis is in words."""
 
@@ -84,43 +99,80 @@ def load_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
     return [load_run(run) for run in inside or [path]]
 
 
-def table(runs: Sequence[RunRecord]) -> Table:
-    """Returns the comparison for a terminal of 80 columns or more."""
-    out = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    out.add_column("\nRun", overflow="fold")
-    columns = [column for column in _columns(runs) if column.short]
-    for column in columns:
-        out.add_column(column.short, justify="right", no_wrap=True)
-    for i, run in enumerate(_distinct(runs)):
-        cells = (Text(c.cells[i], style="bold green" if i in c.best else "") for c in columns)
-        out.add_row(Text(run.name), *cells)
-    return out
+def table(runs: Sequence[RunRecord], width: int = 80) -> Table:
+    """Returns the comparison for a terminal of so many columns.
+
+    Names of runs keep their place. Where the terminal is too narrow, the last columns are left
+    out, which the caption says.
+    """
+    runs = _distinct(runs)
+    columns = [column for column in _columns(runs, judge(runs)) if column.short]
+    return _terminal_table("\nRun", runs, columns, [c.short for c in columns], width, gap=2)
 
 
-def target_table(runs: Sequence[RunRecord], target: float) -> Table:
+def conclusion(runs: Sequence[RunRecord]) -> str:
+    """Returns what the scores of the runs say, in a sentence or two."""
+    runs = _distinct(runs)
+    return verdict(runs, judge(runs))
+
+
+def target_table(runs: Sequence[RunRecord], target: float, width: int = 80) -> Table:
     """Returns what it took each run to come to 90, 95 and 99 percent of a test score.
 
     Raises:
-        InputError: if the target is not above 0 and at most 1.
+        InputError: if the target cannot be a value of the score.
     """
-    out = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    out.add_column(f"To {_share(target)}\nRun", overflow="fold")
+    runs = _distinct(runs)
     targets = _targets(runs, target)
-    for one in targets:
-        for i, column in enumerate(one.columns):
-            above = "" if i else f"{one.share} %"
-            out.add_column(f"{above}\n{column.title}", justify="right", no_wrap=True)
     columns = [column for one in targets for column in one.columns]
-    for i, run in enumerate(_distinct(runs)):
-        cells = (Text(c.cells[i], style="bold green" if i in c.best else "") for c in columns)
+    heads = [
+        f"{'' if i else f'{one.share} %'}\n{column.title}"
+        for one in targets
+        for i, column in enumerate(one.columns)
+    ]
+    head = f"To {_scores(runs)(target)}\nRun"
+    return _terminal_table(head, runs, columns, heads, width, gap=1)
+
+
+def _terminal_table(
+    head: str,
+    runs: Sequence[RunRecord],
+    columns: Sequence["Column"],
+    heads: Sequence[str],
+    width: int,
+    *,
+    gap: int,
+) -> Table:
+    """Returns a table whose first column has the names of the runs, ``gap`` between columns."""
+
+    def wide(texts: Iterable[str]) -> int:
+        return max(cell_len(line) for text in texts for line in text.split("\n"))
+
+    widths = [wide([title, *c.cells]) + gap for title, c in zip(heads, columns, strict=True)]
+    name = min(wide([head, *(run.name for run in runs)]), NAME_WIDTH) + gap
+    shown = len(columns)
+    while shown and name + sum(widths[:shown]) > width + gap:
+        shown -= 1
+    out = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    out.add_column(head, overflow="fold", min_width=name - gap)
+    for title in heads[:shown]:
+        out.add_column(title, justify="right", no_wrap=True)
+    for i, run in enumerate(runs):
+        cells = (Text(c.cells[i], "bold green" if i in c.best else "") for c in columns[:shown])
         out.add_row(Text(run.name), *cells)
+    if left := len(columns) - shown:
+        out.caption = f"{left} more column{'' if left == 1 else 's'}: widen the terminal."
+        out.caption_justify = "left"
     return out
 
 
 def write_report(
     runs: Sequence[RunRecord], out_dir: str | os.PathLike[str], *, target: float | None = None
 ) -> Path:
-    """Writes ``report.html``, which needs no other file, and its three figures as PNG.
+    """Writes ``report.html``, which needs no other file, and its three figures as SVG.
+
+    A run is called the best, and its score is set in bold, only where the standard errors of the
+    test set and of the seeds separate it from all others (:mod:`fedjax_peft.run.separation`).
 
     Args:
         runs: One or more, in the order of the table's rows.
@@ -131,8 +183,8 @@ def write_report(
         The path of ``report.html``.
 
     Raises:
-        InputError: if there are no runs, ``out_dir`` cannot be made, or the target is not above 0
-            and at most 1.
+        InputError: if there are no runs, ``out_dir`` cannot be made, or the target cannot be a
+            value of the score.
     """
     if not runs:
         raise InputError("A report needs at least one run.")
@@ -144,21 +196,32 @@ def write_report(
     except OSError as error:
         raise InputError(f"The report cannot be written to {out}: {error.strerror}.") from error
     figures = []
-    judged = plots.common((headline(run.rows) for run in runs), "score")
+    score = plots.common((headline(run.rows) for run in runs), "score")
+    curves = {run.name: run.rows for run in runs}
     for x, file, against in FIGURES:
-        figure = plots.curves({run.name: run.rows for run in runs}, x)
-        plots.save(figure, out / f"{judged}_{file}")
-        figures.append({"svg": Markup(plots.svg(figure)), "against": against})
+        figure = plots.curves(curves, x)
+        plots.save(figure, out / f"{score}_{file}")
+        wide = plots.svg(figure, f"{x}-")
+        narrow = plots.svg(plots.curves(curves, x, narrow=True), f"{x}-narrow-")
+        figures.append({"wide": Markup(wide), "narrow": Markup(narrow), "against": against})
+    text, judged = _scores(runs), judge(runs)
+    finals = (summary(run.rows)["final_score"] for run in runs)
     page = _template().render(
         runs=[run.name for run in runs],
-        lead=_lead(runs),
-        warnings=_warnings(runs),
-        columns=_columns(runs),
+        lead=verdict(runs, judged),
+        warnings=_warnings(runs, judged),
+        columns=_columns(runs, judged),
+        judged=judged,
+        level=f"{100 * (1 - LEVEL):g}",
         figures=figures,
-        score=_word(judged),
-        finals=[f"{run.name} {_share(summary(run.rows)['final_score'])}" for run in runs],
+        score=word(score),
+        finals=[
+            f"{run.name} {MISSING if final is None else text(final)}"
+            for run, final in zip(runs, finals, strict=True)
+        ],
+        coincident=_coincident(runs),
         targets=targets,
-        goal="best" if target is None else f"target {_share(target)}",
+        goal="best" if target is None else f"target {text(target)}",
         config=_compare([run.config for run in runs]),
         environment=_compare([run.environment for run in runs]),
     )
@@ -214,16 +277,18 @@ def _runs_in(path: Path) -> list[Path]:
 
 
 def _distinct(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Returns the runs under unique names: namesakes show the part of their paths that differs.
+    """Returns the runs under unique names: namesakes also show where their paths differ.
 
     What still has the same name, such as one run given twice, is numbered.
     """
     paths = [run.path.resolve() for run in runs]
     names: list[str] = []
     for run, path in zip(runs, paths, strict=True):
-        namesakes = [p for other, p in zip(runs, paths, strict=True) if other.name == run.name]
+        namesakes = {p for other, p in zip(runs, paths, strict=True) if other.name == run.name}
         part = os.path.relpath(path, os.path.commonpath(namesakes))
-        name = run.name if part == "." else plots.one_line(part)
+        if len({p.name for p in namesakes}) == 1:
+            part = os.path.dirname(part) or part  # the last component does not tell them apart
+        name = run.name if part == "." else f"{run.name} ({plots.one_line(part)})"
         tries = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
         names.append(next(name for name in tries if name not in names))
     return [run._replace(name=name) for run, name in zip(runs, names, strict=True)]
@@ -241,33 +306,48 @@ class Column(NamedTuple):
     cells: list[str]
     best: set[int]
     """The rows with the best value; empty where none is better than the others."""
+    of_clients: bool = False
+    """Whether it is about the clients' own tests, which have a table of their own on the page."""
 
 
 def _column(
     title: str,
     values: Sequence[float | None],
     text: Callable[[float], str],
-    better: Callable[[Iterable[float]], float] | None = None,
+    best: Callable[[Iterable[float]], float] | set[int] | None = None,
     *,
     short: str = "",
     notes: Sequence[str] | None = None,
+    of_clients: bool = False,
 ) -> Column:
-    """Returns a column; ``notes`` follow the values, ``better`` is ``max`` or ``min``."""
+    """Returns a column.
+
+    Args:
+        title: its heading.
+        values: one for each run.
+        text: prints a value.
+        best: the rows to mark; or ``max`` or ``min``, for exact values without any error.
+        short: the heading in a terminal.
+        notes: what follows each value.
+        of_clients: whether it is about the clients' own tests.
+    """
     notes = notes or [""] * len(values)
     cells = [
         MISSING if value is None else text(value) + note
         for value, note in zip(values, notes, strict=True)
     ]
+    if not callable(best):
+        return Column(title, short, cells, best or set(), of_clients)
     known = [value for value in values if value is not None]
     marked = set()
-    if better and len(set(map(text, known))) > 1:
+    if len(set(map(text, known))) > 1:
         # By what is printed, so that of two equal cells not only one is marked.
-        best = text(better(known))
-        marked = {i for i, v in enumerate(values) if v is not None and text(v) == best}
-    return Column(title, short, cells, marked)
+        first = text(best(known))
+        marked = {i for i, v in enumerate(values) if v is not None and text(v) == first}
+    return Column(title, short, cells, marked, of_clients)
 
 
-def _columns(runs: Sequence[RunRecord]) -> list[Column]:
+def _columns(runs: Sequence[RunRecord], judged: Judgement | None) -> list[Column]:
     """Returns the columns of the comparison, each in one unit, without those no run can fill."""
     facts = [summary(run.rows) for run in runs]
 
@@ -283,33 +363,57 @@ def _columns(runs: Sequence[RunRecord]) -> list[Column]:
     ]
     simulated, wall = get("simulated_seconds"), get("wall_seconds")
     best_rounds = [f" ({best})" for best in get("best_round")]
-    spread = ["" if std is None else f" ± {_percent(std)}" for std in get("client_std")]
-    score = _word(plots.common(get("headline"), "score"))
+    score = word(plots.common(get("headline"), "score"))
     short = {"accuracy": "acc."}.get(score, score)
+    share = all(map(plots.is_share, get("headline")))
+    text = _percent if share else "{:.4g}".format
+    unit, sign = (" (%)", " %") if share else ("", "")
     tested = any(final is not None for final in get("final_score"))
+    best = judged.best if judged else set()
+    spread = ["" if std is None else f" ± {text(std)}" for std in get("client_std")]
+    counts = {group: get(f"client_count_{group}") for group in ("seen", "unseen")}
+    told = any(counts["unseen"])  # or all clients have trained
+    by_group = [
+        _column(
+            f"{group.capitalize()} clients’ mean{unit}, clients",
+            get(f"client_mean_{group}") if told else [None] * len(runs),
+            text,
+            notes=[f" ({MISSING if n is None else round(n)})" for n in counts[group]],
+            of_clients=True,
+        )
+        for group in ("seen", "unseen")
+    ]
     one, total = _scale(plots.byte_unit, upload), _scale(plots.byte_unit, up + down)
     clock, wall_clock = _scale(plots.time_unit, simulated), _scale(plots.time_unit, wall)
     columns = [
         _column("Rounds", get("rounds"), str, short="\nRounds"),
-        _column(f"Final {score} (%)", get("final_score"), _percent, max, short=f"Final\n{short} %"),
         _column(
-            f"Best {score} (%), round",
+            f"Final {score}{unit}",
+            get("final_score"),
+            text,
+            best if tested else None,
+            short=f"Final\n{short}{sign}",
+        ),
+        _column(
+            f"Best {score}{unit}, round",
             get("best_score"),
-            _percent,
-            max,
-            short=f"Best {short}\n% (round)",
+            text,
+            short=f"Best {short}\n{sign.strip()} (round)".replace("\n (", "\n("),
             notes=best_rounds,
         ),
         _column(
-            "Clients’ mean (%)",
+            f"Clients’ mean{unit}",
             get("client_mean"),
-            _percent,
-            max,
-            short="" if tested else f"Clients’\n{short} %",
+            text,
+            None if tested else best,
+            short="" if tested else f"Clients’\n{short}{sign}",
             notes=spread,
+            of_clients=True,
         ),
-        _column("Worst client (%)", get("client_worst"), _percent, max),
-        _column("Trained parameters", get("trained"), "{:,}".format),
+        _column(f"Weighted by test size{unit}", get("client_weighted"), text, of_clients=True),
+        *by_group,
+        _column(f"Worst client{unit}", get("client_worst"), text, of_clients=True),
+        _column("Trained parameters", get("trained"), "{:,.0f}".format),
         _column(f"Client upload a round ({one.unit})", upload, one.text, min),
         _column(
             f"Total up / down ({total.unit})",
@@ -337,8 +441,18 @@ def _error_column(relative: Sequence[float | None], absolute: Sequence[float | N
     """Returns the aggregation error, relative if any run tells it: it compares better."""
     title = "Mean aggregation error"
     if any(value is not None for value in relative):
-        return _column(f"{title} (%)", relative, _percent, min, short="Agg.\nerr. %")
-    return _column(title, absolute, "{:.2g}".format, min, short="Agg.\nerror")
+        return _column(f"{title} (%)", relative, _percent, short="Agg.\nerr. %")
+    return _column(title, absolute, "{:.2g}".format, short="Agg.\nerror")
+
+
+def _coincident(runs: Sequence[RunRecord]) -> list[str]:
+    """Returns the names of runs whose curves over rounds are the same, one text for each group."""
+    found: dict[Any, list[str]] = {}
+    for run in runs:
+        points = series(run.rows, "round", f"test_{headline(run.rows)}")
+        if points[0]:
+            found.setdefault(tuple(map(tuple, points)), []).append(run.name)
+    return [" and ".join([", ".join(n[:-1]), n[-1]]) for n in found.values() if len(n) > 1]
 
 
 class _Scale(NamedTuple):
@@ -350,31 +464,17 @@ class _Scale(NamedTuple):
 
 def _scale(choose: Callable[[float], plots.Unit], values: Iterable[float | None]) -> _Scale:
     unit = choose(max((value for value in values if value is not None), default=0.0))
-    return _Scale(unit.symbol, lambda n: MISSING if n is None else _digits(n / unit.size))
-
-
-def _digits(value: float) -> str:
-    """Returns a number with about three significant digits, without an exponent."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    if value >= 10:
-        return f"{value:.1f}"
-    if value >= 0.1:
-        return f"{value:.2f}"
-    return "0" if value == 0 else f"{value:.3f}" if value >= 0.001 else "<0.001"
+    return _Scale(unit.symbol, lambda n: MISSING if n is None else plots.digits(n / unit.size))
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def _word(metric: str) -> str:
-    """Returns a metric's name in a sentence."""
-    return {"f1": "F1"}.get(metric, metric.replace("_", " "))
-
-
-def _share(share: float | None) -> str:
-    return MISSING if share is None else f"{_percent(share)} %"
+def _scores(runs: Sequence[RunRecord]) -> Callable[[float], str]:
+    """Returns what prints a score of these runs with its unit."""
+    share = all(plots.is_share(headline(run.rows)) for run in runs)
+    return (lambda value: f"{_percent(value)} %") if share else "{:.4g}".format
 
 
 class Target(NamedTuple):
@@ -385,35 +485,46 @@ class Target(NamedTuple):
     columns: list[Column]
 
 
+UNTRAINED = "untrained"
+"""A cell: the model was there before any training, at no cost."""
+
+
 def _targets(runs: Sequence[RunRecord], target: float | None) -> list[Target]:
     """Returns rounds, bytes and simulated time to each of the ``TARGETS``.
 
-    Without a target it is the best final accuracy; there is none before a run was tested after
-    training.
+    Without a target it is the best final score; there is none before a run was tested after
+    training. Where less is better, a model is at 90 percent of the target at target / 0.9.
     """
+    lower = all(headline_is_lower_better(run.rows) for run in runs)
+    share = all(plots.is_share(headline(run.rows)) for run in runs)
     if target is None:
         facts = [summary(run.rows) for run in runs]
-        target = max((f["final_score"] for f in facts if f["final_round"]), default=None)
+        finals = (f["final_score"] for f in facts if f["final_round"])
+        target = (min if lower else max)(finals, default=None)
         if target is None:
             return []
-    elif not 0 < target <= 1:
+    elif share and not 0 < target <= 1:
         raise InputError(f"The target {target:g} must be a share, such as 0.8 for 80 %.")
+    elif not 0 < target < math.inf:
+        raise InputError(f"The target {target:g} must be above 0.")
     sizes = [_spent(run, "bytes") for run in runs]
     times = [_spent(run, "simulated_seconds") for run in runs]
     size = _scale(plots.byte_unit, (n for spent in sizes for n in spent.values()))
     clock = _scale(plots.time_unit, (n for spent in times for n in spent.values()))
     out = []
-    for share in TARGETS:
-        part = share * target / 100
+    for percent in TARGETS:
+        part = target * 100 / percent if lower else percent * target / 100
         rounds = [rounds_to(run.rows, part) for run in runs]
-        at_bytes = [spent.get(r) for spent, r in zip(sizes, rounds, strict=True)]
-        at_time = [spent.get(r) for spent, r in zip(times, rounds, strict=True)]
+        # A start that is good enough cost nothing, which is no merit of the run.
+        after = [r or None for r in rounds]
+        at_bytes = [spent.get(r) for spent, r in zip(sizes, after, strict=True)]
+        at_time = [spent.get(r) for spent, r in zip(times, after, strict=True)]
         columns = [
-            _column("Round", rounds, str, min),
-            _column(size.unit, at_bytes, size.text, min),
-            _column(clock.unit, at_time, clock.text, min),
+            _column("Round", rounds, lambda r: str(r) if r else UNTRAINED),
+            _column(size.unit, at_bytes, size.text),
+            _column(clock.unit, at_time, clock.text),
         ]
-        out.append(Target(share, _share(part), columns))
+        out.append(Target(percent, _scores(runs)(part), columns))
     return out
 
 
@@ -421,38 +532,6 @@ def _spent(run: RunRecord, x: str) -> dict[int | None, float]:
     """Returns round -> what was spent up to and with it."""
     spent, rounds = series(run.rows, x, "round")
     return {int(r): n for r, n in zip(rounds, spent, strict=True)}
-
-
-def _lead(runs: Sequence[RunRecord]) -> str:
-    """Returns the result in one sentence."""
-    score = _word(plots.common((headline(run.rows) for run in runs), "score"))
-    finals = {i: summary(run.rows)["final_score"] for i, run in enumerate(runs)}
-    finals = {i: final for i, final in finals.items() if final is not None}
-    if not finals:
-        return f"No test {score} has been recorded yet."
-    best = max(finals, key=finals.__getitem__)
-    who = "Final" if len(runs) == 1 else f"{runs[best].name} has the best final"
-    return f"{who} test {score}: {_share(finals[best])} {_after(runs[best])}."
-
-
-def _after(run: RunRecord) -> str:
-    """Returns what a run had spent when it was last tested, in words."""
-
-    def spent(x: str) -> float:
-        xs, _ = series(run.rows, x, f"test_{headline(run.rows)}")
-        return xs[-1] if xs else 0.0
-
-    rounds = int(spent("round"))
-    if rounds == 0:
-        return "before training"
-    words = [f"{rounds} round{'' if rounds == 1 else 's'}"]
-    if moved := spent("bytes"):
-        size = _scale(plots.byte_unit, [moved])
-        words.append(f"{size.text(moved)} {size.unit} of communication")
-    if seconds := spent("simulated_seconds"):
-        clock = _scale(plots.time_unit, [seconds])
-        words.append(f"{clock.text(seconds)} {clock.unit} of simulated time")
-    return "after " + " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 # Configs and environments.
@@ -468,7 +547,7 @@ class Comparison(NamedTuple):
 
 def _compare(settings: Sequence[Mapping[str, Any]]) -> Comparison:
     """Returns what differs and what does not."""
-    flat = [dict(_flatten(one)) for one in settings]
+    flat = [dict(flatten(one)) for one in settings]
     out = Comparison([], [])
     for key in dict.fromkeys(itertools.chain(*flat)):
         values = [one.get(key, MISSING) for one in flat]
@@ -479,20 +558,8 @@ def _compare(settings: Sequence[Mapping[str, Any]]) -> Comparison:
     return out
 
 
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Yields dotted key and printed value."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, str):
-            yield f"{prefix}{key}", value
-        else:
-            yield f"{prefix}{key}", json.dumps(value, ensure_ascii=False, default=str)
-
-
 # Warnings.
 
-_SEED = re.compile(r"(^|\.|_)seed$")
 _TEST_SET = re.compile(r"(^|\.|_)(test|dataset)($|\.|_)|^data(\.(name|path|source|split|subset))?$")
 _AWAY = {
     "dropped": "not finite and left out",
@@ -503,8 +570,9 @@ _AWAY = {
 _ROUNDS = re.compile(r"(^|\.)rounds$")
 
 
-def _warnings(runs: Sequence[RunRecord]) -> list[str]:
+def _warnings(runs: Sequence[RunRecord], judged: Judgement | None) -> list[str]:
     """Returns what a reader must know before comparing the numbers."""
+    grouped = judged is not None and any(len(rows) > 1 for rows in judged.members.values())
     out = []
     for run in runs:
         out += [f"{run.name}: {fact}" for fact in _troubles(run)]
@@ -513,7 +581,9 @@ def _warnings(runs: Sequence[RunRecord]) -> list[str]:
         out.append(f"The runs have different lengths: {lengths[0]} to {lengths[-1]} rounds.")
     for key, values in _compare([run.config for run in runs]).differing:
         told = f"{key} is {', '.join(dict.fromkeys(values))}"
-        if _SEED.search(key):
+        if SEED.search(key):
+            if grouped:  # the comparison says what the seeds are for
+                continue
             out.append(f"The runs differ in their seed, so a part is chance: {told}.")
         elif _TEST_SET.search(key):
             out.append(f"The runs may have different test sets: {told}.")
@@ -539,7 +609,7 @@ def _troubles(run: RunRecord) -> Iterable[str]:
     for key in dict.fromkeys(key for row in run.rows for key in row):
         if nulls := [row["round"] for row in run.rows if key in row and row[key] is None]:
             yield f"{key} was not finite in {_listed('round', nulls)}."
-    planned = {value for key, value in _flatten(run.config) if _ROUNDS.search(key)}
+    planned = {value for key, value in flatten(run.config) if _ROUNDS.search(key)}
     done = str(run.rows[-1]["round"] if run.rows else 0)
     if len(planned) == 1 and done not in planned:
         yield f"unfinished or cut short, it has {done} of {planned.pop()} rounds."

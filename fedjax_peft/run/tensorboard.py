@@ -5,7 +5,19 @@ from pathlib import Path
 
 from fedjax_peft.files import naming
 
-__all__ = ["EventWriter"]
+__all__ = ["EventWriter", "tag"]
+
+_PREFIXES = ("global_test", "test", "client", "train")
+_GROUPS = {
+    "bytes_up": "comm",
+    "bytes_down": "comm",
+    "simulated_seconds": "time",
+    "steps": "engine",
+    "lanes": "engine",
+    "slot_utilisation": "engine",
+    "padded_utilisation": "engine",
+    "padding_share": "engine",
+}
 
 
 class EventWriter:
@@ -55,3 +67,15 @@ class EventWriter:
                 self._writer.flush()
             finally:  # EventsWriter.close leaves the file open when the flush fails
                 self._writer._py_recordio_writer.close()
+
+
+def tag(field: str) -> str:
+    """Returns the tag of a row's field, such as ``test/accuracy`` or ``comm/bytes_up``.
+
+    What is neither an evaluation nor a cost is about the update: ``update/update_norm``,
+    ``update/aggregation_error``.
+    """
+    for prefix in _PREFIXES:
+        if field.startswith(f"{prefix}_"):
+            return f"{prefix}/{field.removeprefix(f'{prefix}_')}"
+    return f"{_GROUPS.get(field, 'update')}/{field}"

@@ -114,7 +114,7 @@ def test_report(finished, capsys):
     assert cli.main(["report", str(finished)]) == 0
     assert "run" in capsys.readouterr().out
     assert (finished / "report.html").read_text().startswith("<!")
-    assert (finished / "accuracy_vs_round.png").read_bytes().startswith(b"\x89PNG")
+    assert (finished / "accuracy_vs_round.svg").read_text().startswith("<?xml")
 
 
 def test_predict_keeps_order_and_agrees_with_the_run(finished, tmp_path):

@@ -1,6 +1,7 @@
 """Figures hold what they should, and their labels stay apart."""
 
 import io
+import re
 import subprocess
 import sys
 from itertools import combinations
@@ -8,7 +9,7 @@ from itertools import combinations
 import pytest
 
 from fedjax_peft.errors import InputError
-from fedjax_peft.run.plots import PALETTE, byte_unit, curves, one_line, save, svg, time_unit
+from fedjax_peft.run.plots import PALETTE, byte_unit, curves, one_line, save, styles, svg, time_unit
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -32,6 +33,11 @@ def drawn(fig):
     ax = fig.axes[0]
     lines = [line for line in ax.lines if line.get_transform() == ax.transData]
     return [line.get_xydata().tolist() for line in lines if line.get_linestyle() != "None"]
+
+
+def look(line):
+    """Returns a line's colour and its pattern of dashes."""
+    return line.get_color(), str(line._dash_pattern)
 
 
 def texts(fig):
@@ -99,11 +105,79 @@ def test_labels_of_twelve_long_names_do_not_overlap_or_leave_the_figure(spread):
     assert len(set(texts(fig))) == 12  # shortened in the middle
 
 
+def swatch(names, name):
+    """Returns how the curve of a name looks beside the other names."""
+    ax = curves({n: rows() for n in names}, "round").axes[0]
+    swatches = [line for line in ax.lines if line.get_transform() == ax.transAxes]
+    return look(swatches[names.index(name)])
+
+
+def test_a_run_looks_the_same_in_every_report():
+    names = ["fedlr", "federa", "fra"]
+    assert len(set(styles(names).values())) == 3
+    for name in names:
+        assert swatch(names, name) == swatch(names[::-1], name) == swatch([name], name)
+    # A name that wants the colour of another one gives way, whatever their order.
+    twin = next(f"x{i}" for i in range(99) if styles([f"x{i}"])[f"x{i}"] == styles(["fra"])["fra"])
+    assert styles(["fra", twin]) == styles([twin, "fra"])
+    assert len(set(styles(["fra", twin]).values())) == 2
+
+
+def test_a_print_in_grey_tells_runs_apart():
+    names = [f"run {i}" for i in range(6)]
+    assert len({swatch(names, name)[1] for name in names}) == 6
+
+
+def test_coincident_curves_can_all_be_seen():
+    fig = curves(
+        {"fedlr": rows(), "other": rows(top=0.5), "fra": rows(), "federa": rows()}, "round"
+    )
+    ax = fig.axes[0]
+    lines = [li for li in ax.lines if li.get_transform() == ax.transData]
+    lines = [line for line in lines if line.get_linestyle() != "None"]
+    same = [line for line in lines if line.get_ydata()[-1] == pytest.approx(80)]
+    widths = [line.get_linewidth() for line in same]  # in the order of drawing
+    assert len(set(widths)) == 3
+    assert widths == sorted(widths, reverse=True)
+    assert min(line.get_linewidth() for line in lines) == widths[-1]
+
+
+def test_less_is_better_is_said():
+    less = [{**row, "headline": "perplexity", "headline_better": "lower"} for row in rows()]
+    less = [{**row, "test_perplexity": 90.0 / (1 + row["round"])} for row in less]
+    assert curves({"a": less}, "round").axes[0].get_ylabel() == "Test perplexity, lower is better"
+
+
+@pytest.mark.parametrize("name", ["a", "_a", "$x$"])
+def test_a_narrow_figure_names_its_curves_below(name):
+    fig = curves({name: rows(), "b": [{"round": 0}]}, "round", narrow=True)
+    fig.savefig(io.BytesIO(), format="png")
+    (legend,) = fig.legends
+    assert [text.get_text() for text in legend.get_texts()] == [name, "b (no points)"]
+    assert fig.get_figwidth() < 4
+    assert fig.axes[0].get_window_extent().y0 > legend.get_window_extent().y1
+
+
+def test_figures_are_the_same_bytes_when_repeated(tmp_path):
+    for name in ("a.svg", "b.svg"):
+        save(curves({"a": rows(), "b": rows(top=0.5)}, "round"), tmp_path / name)
+    text = (tmp_path / "a.svg").read_text()
+    assert text == (tmp_path / "b.svg").read_text()
+    assert "<dc:date>" not in text
+    assert "var(--" not in text, "programs other than browsers read the file too"
+    one, other = (svg(curves({"a": rows()}, "round"), prefix) for prefix in ("x-", "y-"))
+    assert one != other
+    assert one.replace("x-", "") == other.replace("y-", "")
+    found = [set(re.findall(r'\bid="([^"]*)"', text)) for text in (one, other)]
+    assert found[0]
+    assert not found[0] & found[1]
+
+
 def test_twelve_runs_look_different():
     fig = curves({str(i): rows() for i in range(12)}, "round")
     ax = fig.axes[0]
     swatches = [line for line in ax.lines if line.get_transform() == ax.transAxes]
-    assert len({(line.get_color(), str(line.get_linestyle())) for line in swatches}) == 12
+    assert len({look(line) for line in swatches}) == 12
 
 
 @pytest.mark.parametrize("name", ["$x$", "a\nb", "<script>", "漢字 😀", "\x1b[31m", "%s", ""])
@@ -130,9 +204,10 @@ def test_a_notebook_can_show_a_figure():
 
 def test_svg_is_one_element_whose_colours_a_page_can_set():
     text = svg(curves({"a": rows()}, "round"))
+    color = styles(["a"])["a"]
     assert text.startswith("<svg")
     assert text.endswith("</svg>")
-    assert f"var(--run-0, {PALETTE[0]})" in text
+    assert f"var(--run-{color}, {PALETTE[color]})" in text
     assert "var(--paper, #ffffff)" in text
     assert "<!--" not in text
 
