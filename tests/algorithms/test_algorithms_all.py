@@ -1,6 +1,7 @@
 """What every algorithm must hold, whatever its paper says: a new one is tested by being listed."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.round import build_round, evaluation
 from fedjax_peft.random import stream
 from fedjax_peft.tasks import classification
-from fedjax_peft.typing import Outputs
+from fedjax_peft.typing import Aggregated, Outputs, Tally
 
 SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)
@@ -253,6 +254,49 @@ def test_directions_that_hetlora_has_pruned_do_not_count_in_the_update_norm(name
     store["ranks"] = jax.tree.map(jnp.ones_like, store["ranks"])
     result = engine.run(engine.schedule.cohort(1), 1, (server, store))
     np.testing.assert_array_equal(result.norms, 0)
+
+
+def own_aggregator():
+    """Returns the mean, with a metric of its own and every leaf moved by 1."""
+    mean = aggregators.mean(error=False)
+
+    def finish(acc, like, fixed):
+        update = mean.finish(acc, like, fixed).update
+        return Aggregated({n: x + 1 for n, x in update.items()}, {"mine": jnp.ones(())})
+
+    return mean._replace(name="mine", finish=finish)
+
+
+TAKES_AGGREGATOR = [
+    n
+    for n in algorithms.__all__
+    if "aggregator" in inspect.signature(getattr(algorithms, n)).parameters
+]
+
+
+@pytest.mark.parametrize("name", TAKES_AGGREGATOR)
+def test_the_given_aggregator_is_the_one_that_is_used(name):
+    factory, options = getattr(algorithms, name), OPTIONS.get(name, {})
+    algorithm = factory(optax.sgd(0.1), aggregator=own_aggregator(), **options)
+    model = dual_model() if name in DUAL else toy.lora_model()
+    assert algorithm.aggregator.name == "mine"
+    engine = toy.Engine(algorithm, FEDERATION, per_round=5, lanes=1, bound=model)
+    names = tree.assign_roles(model.kinds, algorithm.roles)
+    fixed = tree.select(model.trainable, names["fixed"])
+    columns = {n: jnp.asarray(x) for n, x in FEDERATION.data.columns.items()}
+    round_ = build_round(algorithm, model.apply, classification(), len(FEDERATION))
+    inputs = (fixed, {}, columns, *engine.start(), engine.plan(engine.schedule.cohort(1)))
+    shapes = jax.eval_shape(round_, model.frozen, *inputs, stream(0, "clients"), jnp.int32(1))
+    assert "mine" in shapes.aggregation
+    # Its update is what the server gets.
+    state = algorithm.server.init(engine.shared)
+    like = algorithm.server.unchanged(state)
+    finish = algorithm.aggregator.finish
+    update = finish(algorithm.aggregator.zero(like, 1), like, fixed).update
+    tally = Tally(jnp.int32(1), 5, jnp.float32(5), {})
+    new = algorithm.server.model(algorithm.server.update(state, update, tally))
+    for n, x in algorithm.server.model(state).items():
+        assert np.abs(new[n] - x).min() > 1e-3
 
 
 MEAN_TYPE = ("fedprox", "fednova", "fedyogi", "flora", "fedex", "rolora", "ffa")

@@ -779,9 +779,8 @@ def test_the_first_token_of_a_causal_model_stands_for_nothing(family, head):
 
 
 def test_prompts_do_not_shift_the_last_token():
-    bound = attach(
-        random_model(CAUSAL["gpt2"], head=heads.classification(3)), peft.prompt_tuning(4)
-    )
+    plain = random_model(CAUSAL["gpt2"], head=heads.classification(3))
+    bound = attach(plain, peft.prompt_tuning(4))
     data = tiny_dataset(8, classes=3)
     batch = {n: data.columns[n] for n in ("input_ids", "attention_mask")}
     outputs = bound.apply(bound.frozen, bound.trainable, batch, None, False)

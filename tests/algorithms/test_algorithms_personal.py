@@ -490,6 +490,64 @@ def test_fedrep_leaves_the_other_part_and_its_moments_alone():
     assert on_head == [True] * 5 + [False] * 2, "2/3 of 7 steps, rounded up"
 
 
+@pytest.mark.parametrize("head", ["shared", "private"])
+@pytest.mark.parametrize("make", [ditto, pfedme])
+def test_clients_predict_with_their_personal_models(make, head):
+    algorithm = make(optax.sgd(0.3), head=head)
+    result = played(algorithm, lanes=1, per_round=3, rounds=1)
+    received = algorithm.server.broadcast(result.server)
+    (client, *_), _ = reference.cohort_of(FEDERATION, 1, 3)
+    kept = tree.take(result.private, client)
+    leaves = algorithm.model(received, kept)
+    assert set(leaves) == set(toy.SHARED)
+    for n in toy.SHARED:
+        np.testing.assert_array_equal(leaves[n], kept["personal"][n])
+    for n, x in received.items():
+        assert np.abs(leaves[n] - x).max() > 1e-4
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_moon_compares_what_pooling_says(pooling):
+    """One step on texts of three tokens: the term is computed by hand from the hidden states."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 3, 4)).astype(np.float32)
+    tokens = np.arange(3)[None] < np.array([3, 1, 2, 3, 2])[:, None]
+    leaves = {"adapter.w": rng.normal(size=(4, 6)), "head.w": rng.normal(size=(6, 3))}
+    previous = rng.normal(size=(4, 6))
+    leaves = {n: jnp.asarray(w, jnp.float32) for n, w in leaves.items()}
+
+    def apply(params, batch, key, train):
+        hidden = jnp.tanh(batch["x"] @ params["adapter.w"]) * (1.5 if train else 1.0)
+        return Outputs(hidden[:, 0] @ params["head.w"], hidden)
+
+    def pooled(w, factor=1.0):
+        hidden = np.tanh(x.astype(float) @ np.asarray(w, float)) * factor
+        if pooling == "cls":
+            return hidden[:, 0]
+        return np.sum(hidden * tokens[..., None], axis=1) / tokens.sum(axis=1)[:, None]
+
+    def similarity(a, b):
+        return np.sum(a * b, axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+
+    algorithm = moon(optax.sgd(0.1), temperature=0.3, pooling=pooling)
+    update = algorithm.client(Problem(apply, classification(), {}, jnp.int32(1)))
+    kept = {"model": {}, "previous": {**leaves, "adapter.w": jnp.asarray(previous, jnp.float32)}}
+    state = update.init(leaves, kept, None)
+    # A step has been made, so that the local model is no longer the received one.
+    moved = {**leaves, "adapter.w": leaves["adapter.w"] + 0.3}
+    state = state._replace(local=state.local._replace(shared=moved))
+    batch = {"x": x, "attention_mask": tokens, "labels": np.array([0, 1, 2, 0, 1])}
+    batch["mask"] = np.arange(5) < 4
+    _, metrics = update.step(state, jax.tree.map(jnp.asarray, batch), jax.random.key(0))
+    z = pooled(moved["adapter.w"], 1.5)
+    near = np.exp(similarity(z, pooled(leaves["adapter.w"])) / 0.3)
+    far = np.exp(similarity(z, pooled(previous)) / 0.3)
+    expected = -np.log(near / (near + far))[:4]
+    total, count = metrics["contrastive"]
+    assert count == 4
+    np.testing.assert_allclose(total, expected.sum(), rtol=1e-5)
+
+
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_a_single_step_of_fedrep_trains_both_parts(lanes):
     sizes, rate = (4, 3, 1), 0.3  # one batch each
