@@ -53,8 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         faults.tell(f"fedjax-peft: {error}")
         return 2
-    except KeyboardInterrupt:
-        faults.tell("\nfedjax-peft: interrupted")
+    except KeyboardInterrupt as interrupt:
+        advice = f". {interrupt}" if str(interrupt) else ""
+        faults.tell(f"\nfedjax-peft: interrupted{advice}")
         return 130
     except BrokenPipeError:  # the reader of our output has gone (`| head`)
         faults.silence_output()
@@ -161,6 +162,14 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("--text", metavar="COLUMN", help="of the texts; by default it is guessed")
     new.add_argument("--label", metavar="COLUMN", help="of the labels; by default it is guessed")
 
+    resume = command(_resume, "continue an interrupted run")
+    resume.add_argument("run", type=Path, metavar="RUN", help="or the folder of several methods")
+    resume.add_argument(
+        "overrides", nargs="*", metavar="rounds=N", help="more rounds than the run was to have"
+    )
+    _add_verbosity(resume)
+    resume.set_defaults(resume=True, overwrite=False, dry_run=False)
+
     demo = command(_demo, "compare three methods on real data; a few minutes on two CPU cores")
     _add_overrides(demo)
     _add_run_options(demo)
@@ -249,13 +258,7 @@ def _add_client_options(parser: argparse.ArgumentParser, several: str) -> None:
     chosen.add_argument("--clients", metavar="0,3,7|all", help=several)
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/<config's name>")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="show the complete config and what a round costs, and stop before training",
-    )
+def _add_verbosity(parser: argparse.ArgumentParser) -> None:
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument(
         "-q", "--quiet", action="store_true", help="show nothing but the final table"
@@ -263,6 +266,16 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     amount.add_argument(
         "-v", "--verbose", action="store_true", help="show every phase and how long it took"
     )
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/<config's name>")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="show the complete config and what a round costs, and stop before training",
+    )
+    _add_verbosity(parser)
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue an interrupted run")
     existing.add_argument("--overwrite", action="store_true", help="replace an existing run")
@@ -272,7 +285,29 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    _run_file(options.config, options, default_out=Path("runs") / options.config.stem)
+    path, out = options.config, Path("runs") / options.config.stem
+    if options.resume and path.name == "config.toml" and (path.parent / "metrics.jsonl").exists():
+        out = path.parent  # the config of a run: continue that run, where it is
+    _run_file(path, options, default_out=out)
+
+
+def _resume(options: argparse.Namespace) -> None:
+    from fedjax_peft.run import config as configs
+    from fedjax_peft.run import resuming
+
+    stored = resuming.stored_configs(options.run)
+    todo = configs.methods({"methods": stored}, options.overrides)
+    # A name that only stands for the folder is not a part of the config.
+    todo = {name: {**one, "name": stored[name].get("name")} for name, one in todo.items()}
+    resolved = {name: configs.resolve(one) for name, one in todo.items()}
+    if all(resuming.is_finished(options.run / n, one["rounds"]) for n, one in resolved.items()):
+        rounds = max(one["rounds"] for one in resolved.values())
+        print(
+            f"There is nothing left to resume: {options.run} has made all of its {rounds} rounds."
+            f" For more of them: {resuming.command(options.run)} rounds={2 * rounds}"
+        )
+        return
+    _run_all(resolved, options, options.run, options.run.resolve().name)
 
 
 def _init(options: argparse.Namespace) -> None:
@@ -309,10 +344,8 @@ def _demo(options: argparse.Namespace) -> None:
 
 def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> list["RunRecord"]:
     """Runs every method of a config file and prints the table."""
-    _prepare_jax()
-
     from fedjax_peft.run import config as configs
-    from fedjax_peft.run import console, presets, record, report
+    from fedjax_peft.run import presets, resuming
 
     out = options.out or default_out
     # All are checked before the first one runs.
@@ -323,11 +356,32 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
             raise InputError(f"{path} has no [methods.{name}]. {nearest(name, raw)}")
     raw = {name: one for name, one in raw.items() if name in only or not only}
     todo = {name: configs.resolve(one) for name, one in raw.items()}
-    titles = {name: config["name"] or name or path.stem for name, config in todo.items()}
     if options.quiet <= options.verbose:
         for name, config in todo.items():
+            title = config["name"] or name or path.stem
             for line in presets.notices(raw[name], config):
-                print(display.one_line(f"fedjax-peft: {titles[name]}: {line}"), file=sys.stderr)
+                print(display.one_line(f"fedjax-peft: {title}: {line}"), file=sys.stderr)
+    if options.resume and not options.dry_run:
+        resuming.check_resumable(out, todo)
+    return _run_all(todo, options, out, path.stem)
+
+
+def _run_all(
+    todo: dict[str, dict[str, Any]], options: argparse.Namespace, out: Path, title: str
+) -> list["RunRecord"]:
+    """Runs resolved configs by name, prints the table and returns the records.
+
+    Args:
+      todo: the configs; the directory of each is ``out`` / name.
+      options: of ``run``.
+      out: where they go.
+      title: what a run without a name is called.
+    """
+    _prepare_jax()
+    from fedjax_peft.run import config as configs
+    from fedjax_peft.run import console, record, resuming
+
+    titles = {name: config["name"] or name or title for name, config in todo.items()}
     if options.dry_run:
         for name, config in todo.items():
             print(*map(display.printable, record.config_text(config).split("\n")), sep="\n")
@@ -338,6 +392,24 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
     if options.overwrite:
         for name in todo:
             record.remove_run(out / name)
+    resuming.note_methods(out, todo)
+    try:
+        return _run_each(todo, titles, options, out)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"Continue with: {resuming.command(out)}") from None
+
+
+def _run_each(
+    todo: dict[str, dict[str, Any]],
+    titles: dict[str, str],
+    options: argparse.Namespace,
+    out: Path,
+) -> list["RunRecord"]:
+    from rich.console import Console
+
+    from fedjax_peft.run import config as configs
+    from fedjax_peft.run import console, report
+
     done = []
     for name, config in todo.items():
         with console.screen(

@@ -94,8 +94,8 @@ class Record:
         if config_file.exists():
             if not resume:
                 raise InputError(
-                    f"{out} already holds a run: continue it with --resume, replace it with"
-                    " --overwrite, or choose another directory with --out."
+                    f"{out} already holds a run: continue it with --resume (in Python resume=True),"
+                    " replace it with --overwrite, or choose another directory with --out."
                 )
             _check_same(config_file, config)
         replace_file(
