@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -112,6 +113,7 @@ def bench(
     dtype: Literal["float32", "bfloat16"] = "float32",
     lanes: int | Literal["auto"] = "auto",
     repeats: int = 5,
+    on_phase: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Returns the speed of the local-update engine: medians over ``repeats`` rounds.
 
@@ -130,13 +132,18 @@ def bench(
       dtype: compute dtype.
       lanes: clients side by side.
       repeats: timed rounds.
+      on_phase: called with what begins, in words.
     """
     shape = dict(locals())
-    shape.pop("repeats")
+    del shape["repeats"], shape["on_phase"]
+    on_phase("compiling a round, and running it once")
     run = Bench(**shape)
-    seconds = statistics.median(run.round() for _ in range(repeats))
+    seconds = []
+    for number in range(repeats):
+        on_phase(f"timing round {number + 1} of {repeats}")
+        seconds.append(run.round())
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", run.program.peak_bytes)
-    rate = run.plan.useful / seconds
+    rate = run.plan.useful / statistics.median(seconds)
     return {
         "client_steps_per_s": rate,
         "compile_s": run.program.compile_seconds,

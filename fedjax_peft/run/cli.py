@@ -545,11 +545,14 @@ def _bench(options: argparse.Namespace) -> None:
     _prepare_jax(cache=False)  # or compile_s would tell the time of a look-up
     from fedjax_peft.run import bench as benching
     from fedjax_peft.run import config as configs
+    from fedjax_peft.run import console
 
     given: dict[str, Any] = {}
     for text in options.overrides:
         given = configs.override(given, text)
-    result = benching.bench(**configs.check_arguments(benching.bench, given))
+    chosen = configs.check_arguments(benching.bench, given)
+    with console.signs_of_life("bench") as begin:
+        result = benching.bench(**chosen, on_phase=begin)
     if options.json:
         print(json.dumps(result))
         return

@@ -267,11 +267,31 @@ def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
     for text in overrides:
         if text.startswith("methods."):
             raw = override(raw, text)
-    result = _split(raw)
+    written = result = _split(raw)
     for text in overrides:
         if not text.startswith("methods."):
             result = {name: override(one, text) for name, one in result.items()}
-    return result
+    return {name: _relabelled(written[name], one) for name, one in result.items()}
+
+
+def _relabelled(before: Config, after: Config) -> Config:
+    """Returns a config whose name says which other method the command line has put into it.
+
+    Without this, ``--only fedlr algorithm=ditto`` would be called "fedlr" in tables and plots.
+    """
+    if "name" not in before or after.get("name") != before["name"]:
+        return after
+
+    def named(config: Config, key: str) -> Any:
+        value = _expanded(config).get(key)
+        return value.get("name") if isinstance(value, dict) else value
+
+    keys = ("system", "algorithm", "peft", "aggregator")
+    changed = [key for key in keys if named(after, key) not in (None, named(before, key))]
+    if not changed:
+        return after
+    news = ", ".join(f"{key}={named(after, key)}" for key in changed)
+    return {**after, "name": f"{before['name']} ({news})"}
 
 
 def check_unset(raw: Config, overrides: Sequence[str]) -> None:

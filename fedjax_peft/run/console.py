@@ -3,12 +3,13 @@
 In a terminal a bar is redrawn; elsewhere there are plain lines, and at least one every few seconds.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,7 +20,7 @@ from fedjax_peft.run.estimate import Estimate
 from fedjax_peft.run.history import Row, read_metrics
 from fedjax_peft.run.progress import Phase, describe
 
-__all__ = ["DryRun", "Screen", "banner", "dry_run", "screen"]
+__all__ = ["DryRun", "Screen", "banner", "dry_run", "screen", "signs_of_life"]
 
 SECONDS = 5.0
 """The longest silence of a run whose output is no terminal."""
@@ -134,6 +135,54 @@ class _Describe:
         return text
 
 
+class _Watch:
+    """Prints lines, and what is being done whenever nothing has been printed for a while."""
+
+    def __init__(self, title: str, file: TextIO):
+        self._title, self._file = title, file
+        self._lock = threading.Lock()
+        self._printed = self._began = time.monotonic()
+        self._doing = ""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._repeat, daemon=True)
+        self._thread.start()
+
+    def begin(self, doing: str, *, silence: float = 0.0) -> None:
+        """Notes what begins, and prints it if nothing was printed for ``silence`` seconds."""
+        now = time.monotonic()
+        self._doing, self._began = doing, now
+        if now - self._printed >= silence:
+            self.print(f"{self._title}  {doing}")
+
+    def print(self, text: str) -> None:
+        with self._lock:
+            self._printed = time.monotonic()
+            print(text, file=self._file, flush=True)
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _repeat(self) -> None:
+        while not self._over.wait(SECONDS / 10):
+            now = time.monotonic()
+            if self._doing and now - self._printed >= SECONDS:
+                try:
+                    self.print(f"{self._title}  {self._doing}, {now - self._began:.0f} s")
+                except (OSError, ValueError):  # the main thread will meet it too, and tell it
+                    return
+
+
+@contextmanager
+def signs_of_life(title: str) -> Iterator[Callable[[str], None]]:
+    """Yields a function that prints to stderr what begins, and repeats it while it lasts."""
+    watch = _Watch(title, sys.stderr)
+    try:
+        yield watch.begin
+    finally:
+        watch.close()
+
+
 class _Lines:
     """Plain lines: one a round, one for a phase that lasts, and one whenever it is quiet."""
 
@@ -141,49 +190,25 @@ class _Lines:
         self, title: str, about: str, rounds: int, text: Callable[[Row], str], *, verbose: bool
     ):
         self._title, self._about, self._rounds, self._text = title, about, rounds, text
-        self._verbose = verbose
-        self._lock = threading.Lock()
-        self._printed = self._began = time.monotonic()
+        self._silence = 1.0 if verbose else SECONDS
         self._describe = _Describe()
-        self._doing = ""
-        self._over = threading.Event()
-        self._watch = threading.Thread(target=self._repeat, daemon=True)
-        self._watch.start()
+        self._watch = _Watch(title, sys.stdout)
 
     def on_phase(self, phase: Phase) -> None:
         if phase.name == "finished":
             return
-        now = time.monotonic()
-        self._doing = self._describe(phase)
-        self._began = now
+        doing = self._describe(phase)
         if phase.name == "starting":
-            self._print(banner(self._title, self._about, phase))
-        elif phase.name in ("reading", "loading", "compiling") or now - self._printed >= (
-            1.0 if self._verbose else SECONDS
-        ):
-            self._print(f"{self._title}  {self._doing}")
+            self._watch.print(banner(self._title, self._about, phase))
+            return
+        always = phase.name in ("reading", "loading", "compiling")
+        self._watch.begin(doing, silence=0.0 if always else self._silence)
 
     def on_round(self, row: Row) -> None:
-        self._print(f"{self._title}  round {row['round']}/{self._rounds}  {self._text(row)}")
+        self._watch.print(f"{self._title}  round {row['round']}/{self._rounds}  {self._text(row)}")
 
     def close(self) -> None:
-        self._over.set()
-        self._watch.join()
-
-    def _print(self, text: str) -> None:
-        with self._lock:
-            self._printed = time.monotonic()
-            print(text, flush=True)
-
-    def _repeat(self) -> None:
-        """Says what is still being done, whenever nothing has been printed for a while."""
-        while not self._over.wait(SECONDS / 10):
-            now = time.monotonic()
-            if self._doing and now - self._printed >= SECONDS:
-                try:
-                    self._print(f"{self._title}  {self._doing}, {now - self._began:.0f} s")
-                except (OSError, ValueError):  # the main thread will meet it too, and tell it
-                    return
+        self._watch.close()
 
 
 class _Bar:

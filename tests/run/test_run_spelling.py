@@ -101,3 +101,21 @@ def test_the_package_is_a_command(monkeypatch, capsys):
         runpy.run_module("fedjax_peft", run_name="__main__")
     assert exit_.value.code == 0
     assert capsys.readouterr().out.startswith("fedjax_peft ")
+
+
+@pytest.mark.parametrize(
+    ("override", "name"),
+    [
+        ("algorithm=ditto", "FedLR (algorithm=ditto)"),
+        ("algorithm.name=ditto", "FedLR (algorithm=ditto)"),
+        ("system=fra_lora/ffa", "FedLR (system=fra_lora/ffa)"),
+        ("peft={name='dora', rank=4}", "FedLR (peft=dora)"),
+        ("peft.rank=4", "FedLR"),
+        ("peft=lora", "FedLR"),
+        ("name=mine", "mine"),
+    ],
+)
+def test_a_method_that_was_replaced_keeps_no_wrong_name(override, name):
+    """A table or plot must not call another method by the name of a [methods.NAME]."""
+    raw = {**BASE, "algorithm": "fedavg", "peft": "lora", "methods": {"a": {"name": "FedLR"}}}
+    assert config.methods(raw, [override])["a"]["name"] == name
