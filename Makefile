@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint mutants clean
 
 demo: $(VENV)/.base
 	$(BIN)/fedjax-peft demo
@@ -27,6 +27,10 @@ $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $@ $(VENV)/.base
+
+# Small faults in algorithms and aggregators, which the tests must notice; about 20 minutes.
+mutants: $(VENV)/.test
+	nice $(BIN)/python tests/mutants.py
 
 clean:
 	rm -rf $(VENV) runs

@@ -119,8 +119,9 @@ def fednova(
     def update_norm(upload: PyTree, like: PyTree, fixed: Params) -> jax.Array:
         # A direction is per step: times the client's own work it is θ_k - θ.
         del fixed
-        moved = tree.distance(upload["direction"], like["direction"])
-        return upload["work"]["length"] * moved
+        lengths, direction = upload["work"]["length"], upload["direction"]
+        moved = {n: lengths[i] * x for i, (n, x) in enumerate(sorted(direction.items()))}
+        return tree.distance(moved, like["direction"])
 
     server = ServerUpdate(
         init=lambda shared: shared,

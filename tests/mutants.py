@@ -1,0 +1,395 @@
+"""A mutation run: small faults are put into the algorithms, and the tests must notice each.
+
+    make mutants                                  # the named ones and a sample, about 20 minutes
+    python tests/mutants.py --list                # all, a line each
+    python tests/mutants.py --only fedrep         # those of files whose name contains a text
+    python tests/mutants.py --sample 0            # only the named ones
+
+Each mutant is one change of one file of ``fedjax_peft/algorithms`` or ``fedjax_peft/aggregators``,
+made in a temporary copy of the repository and run against the tests that are about that file. The
+general tools (mutmut, cosmic-ray) run a whole suite for every mutant, which here takes minutes of
+compilation; this one chooses tests by file and shares a compilation cache.
+
+Survivors are printed as a diff and make the exit code 1, except for those in ``EQUIVALENT``, which
+change nothing that could be seen.
+"""
+
+import argparse
+import ast
+import copy
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("algorithms", "aggregators")
+
+PERSONAL = "tests/algorithms/test_algorithms_personal.py"
+OPTIMISATION = "tests/algorithms/test_algorithms_optimisation.py"
+PRODUCT = "tests/algorithms/test_algorithms_product.py"
+LORA = "tests/algorithms/test_algorithms_lora.py"
+MCP = "tests/algorithms/test_algorithms_fedmcp.py"
+ALL = "tests/algorithms/test_algorithms_all.py"
+MEANS = "tests/aggregators"
+
+TESTS: dict[str, tuple[list[str], str]] = {
+    "algorithms/apfl": ([PERSONAL, ALL], "apfl"),
+    "algorithms/centralised": ([PERSONAL, ALL], "centralised or baseline or kept"),
+    "algorithms/checks": ([OPTIMISATION, PERSONAL, LORA, MCP], "range or refus or head or model"),
+    "algorithms/common": ([OPTIMISATION, PERSONAL], "slow_reference and partial or fedprox"),
+    "algorithms/ditto": ([PERSONAL, ALL], "ditto or personal_models"),
+    "algorithms/fedavg": ([PERSONAL, PRODUCT, "tests/engine/test_engine_round.py"], ""),
+    "algorithms/fedbabu": ([PERSONAL, ALL], "fedbabu or head"),
+    "algorithms/feddyn": ([OPTIMISATION, ALL], "feddyn or optimum"),
+    "algorithms/fedex": ([LORA, ALL], "fedex or exact"),
+    "algorithms/fedmatch": ([MCP, ALL], "fedmatch"),
+    "algorithms/fedmcp": ([MCP], ""),
+    "algorithms/fednova": ([OPTIMISATION, ALL], "fednova"),
+    "algorithms/fedopt": (
+        [OPTIMISATION, PRODUCT],
+        "fedavgm or fedadam or fedyogi or fedadagrad or fedopt or product or range or hand",
+    ),
+    "algorithms/fedper": ([PERSONAL, ALL], "fedper or head"),
+    "algorithms/fedprox": ([OPTIMISATION, ALL], "fedprox"),
+    "algorithms/fedrep": ([PERSONAL, ALL], "fedrep or range"),
+    "algorithms/fedsa": ([LORA, ALL], "fedsa"),
+    "algorithms/ffa": ([LORA, ALL], "ffa and not fra"),
+    "algorithms/flora": ([LORA, ALL], "flora or exact"),
+    "algorithms/fra_ffa": ([LORA, ALL], "fra_ffa or switch or trigger or range"),
+    "algorithms/hetlora": ([LORA, ALL], "hetlora or rank or prun or range"),
+    "algorithms/local": ([PERSONAL, ALL], "local or baseline or alone or kept"),
+    "algorithms/moon": ([PERSONAL, ALL], "moon or range or contrast"),
+    "algorithms/pfedme": ([PERSONAL, ALL], "pfedme or personal_models or range"),
+    "algorithms/probe": ([OPTIMISATION], "scaffold"),
+    "algorithms/representation": ([MCP], "similar or pooling or cka or nothing or causal or known"),
+    "algorithms/rolora": ([LORA, ALL], "rolora"),
+    "algorithms/scaffold": ([OPTIMISATION, ALL], "scaffold or optimum or range"),
+    "aggregators/fields": ([OPTIMISATION, PRODUCT], "scaffold"),
+    "aggregators/flexlora": ([MEANS, PRODUCT], "flex or split"),
+    "aggregators/fra": ([MEANS, PRODUCT], ""),
+    "aggregators/hetlora": ([MEANS, ALL], "het"),
+    "aggregators/lora": ([MEANS], ""),
+    "aggregators/mean": ([MEANS, "tests/engine/test_engine_round.py"], ""),
+    "aggregators/products": ([PRODUCT], "slow or sgd or nothing or split or without"),
+}
+"""File -> its test files, and pytest's ``-k``."""
+
+
+class Mutant(NamedTuple):
+    """One changed file."""
+
+    file: str
+    """Such as ``algorithms/fedrep``."""
+    what: str
+    """Line number and change."""
+    source: str
+
+
+NAMED = [
+    # Options that an audit found to have no test.
+    (
+        "algorithms/moon",
+        "pool(problem.apply(params, batch, None, False), batch, pooling)",
+        'pool(problem.apply(params, batch, None, False), batch, "mean")',
+    ),
+    ("algorithms/moon", "pool(outputs, batch, pooling)", 'pool(outputs, batch, "mean")'),
+    ("algorithms/fedopt", "nesterov=nesterov", "nesterov=False"),
+    (
+        "algorithms/pfedme",
+        'model=lambda broadcast, kept: kept["personal"]',
+        'model=lambda broadcast, kept: {**kept["personal"], **broadcast}',
+    ),
+    (
+        "algorithms/fedmcp",
+        'passes["private" if private_rep == "private_only" else "dual"]',
+        'passes["private" if private_rep == "private_only" else "global"]',
+    ),
+    *[
+        (f"algorithms/{name}", "aggregator or mean()", "mean()")
+        for name in ("scaffold", "fedprox", "moon", "ditto", "pfedme", "apfl", "fedrep")
+    ],
+    # What a server optimizer over new factors must be told and do.
+    ("algorithms/fedopt", "needs_fixed_basis=reason", "needs_fixed_basis=None"),
+    ("aggregators/fra", "refactors=True", "refactors=False"),
+    ("aggregators/fra", "truncates=True", "truncates=False"),
+    (
+        "aggregators/products",
+        "weighted_product(changes[a], uploads[b], weights)",
+        "weighted_product(changes[a], changes[b], weights)",
+    ),
+    # A step for each part of FedRep; the last real token; gradients' weights.
+    ("algorithms/fedrep", "~on_head | single", "~on_head"),
+    ("algorithms/representation", "if outputs.last is None:", "if True:"),
+    ("algorithms/fednova", "made / jnp.where(first == 0, 1.0, first)", "1.0"),
+]
+"""(file, what it has, what stands there instead)."""
+
+EQUIVALENT: dict[tuple[str, str], str] = {}
+"""(file, part of ``what``) -> why no test can tell."""
+
+
+# ------------------------------------------------------------------------------- making mutants
+
+
+SWAPS: dict[type, type] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
+SKIPPED_CALLS = {"InputError", "warn"}
+"""Messages are tested by what they name, not word by word."""
+
+
+def changes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields what may stand in a node's place."""
+
+    def with_(**fields: object) -> ast.AST:
+        new = copy.copy(node)
+        for name, value in fields.items():
+            setattr(new, name, value)
+        return new
+
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in SWAPS:
+            yield with_(ops=[SWAPS[type(op)]()])
+        case ast.BinOp(op=op) if type(op) in SWAPS:
+            yield with_(op=SWAPS[type(op)]())
+        case ast.UnaryOp(op=ast.USub() | ast.Not() | ast.Invert(), operand=inner):
+            yield inner
+        case ast.BoolOp(op=ast.Or(), values=[_, second]):
+            yield second
+        case ast.BoolOp(op=op):
+            yield with_(op=SWAPS[type(op)]())
+        case ast.IfExp(body=body, orelse=other):
+            yield body
+            yield other
+        case ast.Constant(value=bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(value=int() | float()):
+            yield ast.Constant(node.value + 1)
+        case ast.Call(func=ast.Attribute(attr="where" | "select"), args=[_, first, second]):
+            yield first
+            yield second
+        case ast.Call(func=ast.Attribute(attr="stop_gradient"), args=[inner]):
+            yield inner
+        case ast.Dict(keys=[None, None], values=[first, second]):
+            yield with_(values=[second, first])
+
+
+def functions_of(tree: ast.Module) -> list[ast.FunctionDef]:
+    """Returns the public functions, whose options must all be used."""
+    return [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"]
+
+
+def mutants_of(file: str) -> list[Mutant]:
+    """Returns all mutants of a file."""
+    source = (ROOT / "fedjax_peft" / f"{file}.py").read_text()
+    lines = source.splitlines(keepends=True)
+    tree = ast.parse(source)
+    found = []
+
+    def replaced(node: ast.AST, new: str) -> str:
+        offsets = [0]
+        for line in lines:
+            offsets.append(offsets[-1] + len(line.encode()))
+        start = offsets[node.lineno - 1] + node.col_offset
+        end = offsets[node.end_lineno - 1] + node.end_col_offset
+        raw = source.encode()
+        return (raw[:start] + new.encode() + raw[end:]).decode()
+
+    def visit(node: ast.AST, inside: bool) -> None:
+        if isinstance(node, ast.Call):
+            called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if called in SKIPPED_CALLS:
+                return
+        if inside and isinstance(node, ast.expr):
+            for new in changes(node):
+                text = f"({ast.unparse(new)})"
+                what = f"line {node.lineno}: {ast.unparse(node)} -> {ast.unparse(new)}"
+                found.append(Mutant(file, what, replaced(node, text)))
+        for name, field in ast.iter_fields(node):
+            if name in ("decorator_list", "returns", "annotation"):
+                continue
+            if isinstance(node, ast.arguments):
+                continue  # a default is not a fault
+            for child in field if isinstance(field, list) else [field]:
+                if isinstance(child, ast.AST):
+                    visit(child, inside or isinstance(node, ast.FunctionDef))
+
+    visit(tree, False)
+    for function in functions_of(tree):
+        first = function.body[1] if ast.get_docstring(function) else function.body[0]
+        for argument, default in zip(
+            function.args.kwonlyargs, function.args.kw_defaults, strict=True
+        ):
+            if default is None:
+                continue
+            at = first.lineno - 1
+            line = f"    {argument.arg} = {ast.unparse(default)}\n"
+            what = f"line {function.lineno}: {function.name} ignores its option {argument.arg}"
+            found.append(Mutant(file, what, "".join([*lines[:at], line, *lines[at:]])))
+    return found
+
+
+def named() -> list[Mutant]:
+    """Returns the mutants of ``NAMED``.
+
+    Raises:
+      SystemExit: the code has moved on, and a mutant does not apply any more.
+    """
+    found = []
+    for file, old, new in NAMED:
+        source = (ROOT / "fedjax_peft" / f"{file}.py").read_text()
+        if old not in source:
+            raise SystemExit(f"{file}: the named mutant {old!r} does not apply: adapt it.")
+        found.append(Mutant(file, f"named: {old} -> {new}", source.replace(old, new)))
+    return found
+
+
+# ------------------------------------------------------------------------------ running mutants
+
+
+def prepared(directory: Path) -> Path:
+    """Returns a copy of the repository whose tests keep compiled programs from run to run."""
+    copy_ = directory / "copy"
+    ignore = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, copy_, ignore=ignore)
+    conftest = copy_ / "tests" / "conftest.py"
+    lines = [
+        f"COMPILED = {str(directory / 'compiled')!r}" if line.startswith("COMPILED = ") else line
+        for line in conftest.read_text().splitlines()
+        if not line.startswith("atexit.register(")
+    ]
+    conftest.write_text("\n".join([*lines, ""]))
+    return copy_
+
+
+def passes(copy_: Path, file: str, limit: float) -> bool | None:
+    """Returns whether the tests of a file pass, None if they take longer than ``limit`` seconds."""
+    paths, chosen = TESTS[file]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    command += [*paths, *(["-k", chosen] if chosen else [])]
+    environment = {**os.environ, "PYTHONPATH": str(copy_), "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        command,
+        cwd=copy_,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        code = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+    if code not in (0, 1):  # a collection error is a killed mutant, no tests at all are a mistake
+        assert code != 5, f"{file}: -k {chosen!r} chooses no test"
+    return code == 0
+
+
+def sample(mutants: list[Mutant], size: int, seed: int) -> list[Mutant]:
+    """Returns some of the mutants, spread evenly over the files."""
+    rng = random.Random(seed)
+    by_file: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        by_file.setdefault(mutant.file, []).append(mutant)
+    for some in by_file.values():
+        rng.shuffle(some)
+    rounds = max(map(len, by_file.values()), default=0)
+    files = rng.sample(sorted(by_file), len(by_file))
+    turns = [by_file[f][i] for i in range(rounds) for f in files if i < len(by_file[f])]
+    return turns[:size]
+
+
+def main() -> int:
+    """Runs mutants and returns 1 if one survived that no reason is given for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="files whose name contains this")
+    parser.add_argument("--sample", type=int, default=40, help="how many beside the named ones")
+    parser.add_argument("--all", action="store_true", help="every mutant: takes hours")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--budget", type=float, default=1200, help="seconds after which it stops")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for one mutant")
+    parser.add_argument(
+        "--no-baseline",
+        dest="baseline",
+        action="store_false",
+        help="trust that the tests pass without a mutant",
+    )
+    parser.add_argument("--list", action="store_true", help="print the mutants, run nothing")
+    a = parser.parse_args()
+    files = sorted(
+        f"{folder}/{path.stem}"
+        for folder in FOLDERS
+        for path in (ROOT / "fedjax_peft" / folder).glob("*.py")
+        if path.stem != "__init__"
+    )
+    assert set(files) == set(TESTS), f"TESTS must name these files: {set(files) ^ set(TESTS)}"
+    files = [f for f in files if a.only in f]
+    made = [m for file in files for m in mutants_of(file)]
+    chosen = made if a.all else sample(made, a.sample, a.seed)
+    chosen = [m for m in named() if m.file in files] + chosen
+    print(f"{len(made)} mutants in {len(files)} files; {len(chosen)} are run", flush=True)
+    if a.list:
+        for mutant in chosen:
+            print(f"{mutant.file}: {mutant.what}")
+        return 0
+    survivors, killed, late, began = [], 0, 0, time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
+        copy_, sound = prepared(Path(directory)), set()
+        for n, mutant in enumerate(chosen, 1):
+            if time.perf_counter() - began > a.budget:
+                print(f"The budget is spent after {n - 1} mutants.")
+                break
+            target = copy_ / "fedjax_peft" / f"{mutant.file}.py"
+            original = target.read_text()
+            if a.baseline and mutant.file not in sound:
+                assert passes(copy_, mutant.file, 3 * a.limit), f"{mutant.file} fails unchanged"
+                sound.add(mutant.file)
+            target.write_text(mutant.source)
+            started = time.perf_counter()
+            passed = passes(copy_, mutant.file, a.limit)
+            target.write_text(original)
+            reasons = [
+                why
+                for (file, part), why in EQUIVALENT.items()
+                if file == mutant.file and part in mutant.what
+            ]
+            state = {True: "SURVIVED", False: "killed", None: "too slow"}[passed]
+            if passed and reasons:
+                state = f"equivalent ({reasons[0]})"
+            elif passed:
+                survivors.append(mutant)
+            killed += passed is False
+            late += passed is None
+            seconds = time.perf_counter() - started
+            print(f"{n:4} {seconds:5.0f} s  {state:9} {mutant.file}: {mutant.what}", flush=True)
+    print(f"{killed} killed, {late} too slow, {len(survivors)} survived")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
