@@ -181,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
         "--target",
         type=float,
         metavar="0.8",
-        help="also what it took to reach 90, 95 and 99 %% of this test accuracy",
+        help="also what it took to reach 90, 95 and 99 %% of this test score",
     )
 
     export = command(_export, "write a run's adapter and head, or the merged model")

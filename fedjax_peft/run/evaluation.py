@@ -169,6 +169,8 @@ def evaluate(
                 total, count = (x[members][own].sum() for x in pair) if pair else (0.0, 0.0)
                 joint = total / count if pair else values[own].mean()
                 row[f"{name}_{metric}{suffix}"] = finite_or_none(joint)
+            if personal and name != "client":
+                row[f"{name}_{metric}_std"] = finite_or_none(values.std())
         if name == "client" and each:
             names = figures[0] if figures else ()
             row["client_tests"] = {"client": clients} | {

@@ -9,7 +9,8 @@ An evaluated round has ``headline`` (the metric that the task is judged by), ``h
 (``higher`` or ``lower``) and, for each metric such as ``accuracy``:
 
 * ``test_accuracy``: of the global model on the test set; where clients have models of their own,
-  the mean over ``test_count`` of these, and ``global_test_accuracy`` is of the shared model.
+  the mean over ``test_count`` of these, ``test_accuracy_std`` is their standard deviation, and
+  ``global_test_accuracy`` is of the shared model.
   ``test_examples`` is the size of the test set (windows of one question count once).
 * ``client_accuracy_mean``, ``_weighted``, ``_std`` and ``_worst``: over the ``client_count``
   clients with a test of their own, each with its model. The mean counts all clients the same, and
@@ -157,9 +158,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         entries of a row's ``time``), ``client_rounds`` (how many times a client took part),
         ``dropped`` (uploads), ``slot_utilisation``, ``aggregation_error`` and
         ``aggregation_error_relative`` (means over rounds), the ``trained`` parameters (shared and
-        private ones), ``test_examples``, and of the last evaluation of clients ``client_count``,
-        ``client_mean``, ``client_weighted``, ``client_std`` and ``client_worst`` of the headline
-        metric, the first three also of the clients ``_seen`` and ``_unseen`` (see the top).
+        private ones), ``test_examples``, of personal models ``test_count`` and ``test_std`` of the
+        headline metric, and of the last evaluation of clients ``client_count``, ``client_mean``,
+        ``client_weighted``, ``client_std`` and ``client_worst`` of the headline metric, the first
+        three also of the clients ``_seen`` and ``_unseen`` (see the top).
     """
     metric = headline(rows)
     rounds, scores = series(rows, "round", f"test_{metric}")
@@ -179,6 +181,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "dropped": _count(rows, "dropped"),
         **{key: _mean(_column(rows, key)) for key in _MEANS},
         "test_examples": _last(rows, "test_examples"),
+        "test_count": _last(rows, "test_count"),
+        "test_std": _last(rows, f"test_{metric}_std"),
         **_of_clients(rows, metric),
         "trained": _trained(rows),
     }

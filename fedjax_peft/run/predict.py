@@ -202,9 +202,10 @@ def check_global(model: Model, algorithm: Algorithm, advice: str) -> None:
       advice: how to choose a client's model.
     """
     private = tree.assign_roles(model.kinds, algorithm.roles)["private"]
+    trained = sum(kind != "fixed" for kind in model.kinds.values())
     if private:
         raise InputError(
-            f"In this run {len(private)} of the {len(model.kinds)} trainable leaves are private to"
+            f"In this run {len(private)} of the {trained} trained leaves are private to"
             f" the clients, such as {sorted(private)[0]!r}. The global model has only the initial"
             f" values of these, so it is not what was trained. {advice}"
         )

@@ -5,7 +5,8 @@ Two sources of chance are known here:
 * The test set is a sample. The accuracy p on n examples has the standard error sqrt(p (1 - p) / n)
   (binomial). Of a difference of two accuracies the variances are added, as if the two runs had been
   tested on different examples. Both have seen the same ones, so this is cautious. A mean over K
-  clients' own tests has the standard error of the clients, their standard deviation / sqrt(K).
+  clients' models has the standard error of the clients, their standard deviation / sqrt(K), by
+  Student's t; on a common test set the two variances are added.
 * Training is random. Of runs that differ in their seeds only, the score is the mean. Two such
   groups with at least two seeds in common are compared seed by seed: the differences have a mean
   and, by Student's t, an interval.
@@ -20,7 +21,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["Comparison", "Group", "Measurement", "Ranking", "rank"]
+__all__ = ["LEVEL", "Comparison", "Group", "Measurement", "Ranking", "binomial", "rank"]
 
 LEVEL = 0.05
 """The chance of any false separation in a comparison of several groups."""
@@ -141,8 +142,9 @@ def _compare(best: Group, other: Group, level: float, obstacle: str | None) -> C
     if len(variances) == len(tested):
         # All seeds have the same test set, whose chance does not shrink with their number.
         error = math.sqrt(2 * statistics.fmean(variances))
-        squares.append((_critical(level, min(one.freedom for one in tested)) * error) ** 2)
-        parts.append("test set")
+        freedom = min(one.freedom for one in tested)
+        squares.append((_critical(level, freedom) * error) ** 2)
+        parts.append("test set" if math.isinf(freedom) else "tests and clients")
     if len(shared) > 1:
         apart = [a.by_seed[seed].value - b.by_seed[seed].value for seed in shared]
         error = statistics.stdev(apart) / math.sqrt(len(apart))

@@ -149,7 +149,14 @@ def _on_test(run: "RunRecord", fact: Mapping[str, Any]) -> Measurement | None:
     examples = fact["test_examples"] or _asked(run.config)
     if not examples or fact["headline"] not in _SHARES_OF_EXAMPLES or not 0 <= value <= 1:
         return Measurement(value)
-    return Measurement(value, separation.binomial(value, int(examples)))
+    variance = separation.binomial(value, int(examples))
+    deviation, count = fact["test_std"], fact["test_count"]
+    if deviation is None or not count:
+        return Measurement(value, variance)
+    if count < 2:
+        return Measurement(value)
+    # The mean over some clients' models: these clients are a sample too.
+    return Measurement(value, variance + deviation**2 / (count - 1), count - 1)
 
 
 def _on_clients(run: "RunRecord", fact: Mapping[str, Any]) -> Measurement | None:

@@ -119,6 +119,7 @@ def test_personal_models_on_the_test_set_are_told_apart_too(personal):
     both = counts[1] * last["test_accuracy_seen"] + counts[2] * last["test_accuracy_unseen"]
     assert last["test_accuracy"] == pytest.approx(both / 4, abs=1e-6)
     assert last["test_examples"] == len(TEST)
+    assert 0 < last["test_accuracy_std"] < 0.5
 
 
 def test_the_seen_clients_survive_a_resume(personal):

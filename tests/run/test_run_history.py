@@ -146,6 +146,8 @@ def test_summary():
         "aggregation_error": None,
         "aggregation_error_relative": 0.2,
         "test_examples": None,
+        "test_count": None,
+        "test_std": None,
         "client_count": None,
         "client_count_seen": None,
         "client_count_unseen": None,
