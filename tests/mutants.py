@@ -54,7 +54,7 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "algorithms/fedmcp": ([MCP], ""),
     "algorithms/fednova": ([OPTIMISATION, ALL], "fednova"),
     "algorithms/fedopt": (
-        [OPTIMISATION, PRODUCT],
+        [ALL, OPTIMISATION, PRODUCT],
         "fedavgm or fedadam or fedyogi or fedadagrad or fedopt or product or range or hand",
     ),
     "algorithms/fedper": ([PERSONAL, ALL], "fedper or head"),

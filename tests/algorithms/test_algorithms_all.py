@@ -12,8 +12,10 @@ import reference
 import toy
 
 from fedjax_peft import aggregators, algorithms, tree
+from fedjax_peft.aggregators.products import with_products
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.round import build_round, evaluation
+from fedjax_peft.errors import InputError
 from fedjax_peft.random import stream
 from fedjax_peft.tasks import classification
 from fedjax_peft.typing import Aggregated, Outputs, Tally
@@ -297,6 +299,82 @@ def test_the_given_aggregator_is_the_one_that_is_used(name):
     new = algorithm.server.model(algorithm.server.update(state, update, tally))
     for n, x in algorithm.server.model(state).items():
         assert np.abs(new[n] - x).min() > 1e-3
+
+
+def taking(option):
+    """Returns the names of algorithms that have an option."""
+    every = [*algorithms.__all__, "fedopt"]
+    return [n for n in every if option in inspect.signature(getattr(algorithms, n)).parameters]
+
+
+def made(name, **options):
+    """Returns an algorithm and the model that it is for."""
+    more = {"server": optax.sgd(0.5)} if name == "fedopt" else {}
+    factory = getattr(algorithms, name)
+    algorithm = factory(optax.sgd(0.1), **OPTIONS.get(name, {}), **more, **options)
+    return algorithm, dual_model() if name in DUAL else toy.lora_model()
+
+
+@pytest.mark.parametrize("name", taking("weights"))
+def test_the_given_weights_are_used(name):
+    assert {w: made(name, weights=w)[0].weights for w in ("size", "uniform")} == {
+        "size": "size",
+        "uniform": "uniform",
+    }
+
+
+ONE_HEAD = {"fedbabu": "frozen", "fedper": "private", "fedrep": "private"}
+"""Algorithms that are another one with any other head."""
+
+
+@pytest.mark.parametrize("policy", ["shared", "private", "frozen"])
+@pytest.mark.parametrize("name", taking("head"))
+def test_the_given_head_policy_decides_on_the_heads_role(name, policy):
+    if name in ONE_HEAD and policy != ONE_HEAD[name]:
+        with pytest.raises(InputError, match=f"must be '{ONE_HEAD[name]}'"):
+            made(name, head=policy)
+        return
+    algorithm, model = made(name, head=policy)
+    roles = tree.assign_roles(model.kinds, algorithm.roles)
+    heads = [n for n, kind in model.kinds.items() if kind == "head"]
+    assert set(heads) <= set(roles["fixed" if policy == "frozen" else policy])
+
+
+SERVER_OPTIONS = [
+    (name, option, value)
+    for name in ("fedavgm", "fedadam", "fedyogi", "fedadagrad")
+    for option, value in {
+        "server_learning_rate": 0.02,
+        "momentum": 0.3,
+        "nesterov": True,
+        "b1": 0.3,
+        "b2": 0.3,
+        "tau": 0.5,
+        "start": 0.5,
+        "space": "product",
+    }.items()
+    if name in taking(option)
+]
+
+
+@pytest.mark.parametrize(("name", "option", "value"), SERVER_OPTIONS)
+def test_every_option_of_a_server_optimizer_changes_its_second_step(name, option, value):
+    start = {n: toy.model().trainable[n] for n in toy.SHARED}
+
+    def second(**options):
+        algorithm, _ = made(name, **options)
+        state = algorithm.server.init(start)
+        for move in (0.1, -0.2):
+            new = {n: x + move for n, x in algorithm.server.model(state).items()}
+            if "space" in options:
+                like = {n: jnp.zeros_like(x) for n, x in with_products(new).items()}
+                new = {"change": like, "scale": {"layer": jnp.ones(())}}
+            tally = Tally(jnp.int32(1), 5, jnp.float32(5), {})
+            state = algorithm.server.update(state, new, tally)
+        return algorithm.server.model(state)
+
+    plain, other = second(), second(**{option: value})
+    assert np.abs(plain["layer.lora_a"] - other["layer.lora_a"]).max() > 1e-5
 
 
 MEAN_TYPE = ("fedprox", "fednova", "fedyogi", "flora", "fedex", "rolora", "ffa")
