@@ -31,6 +31,7 @@ _PUBLIC = {
     "algorithms": "",
     "Run": "run.loop",
     "simulate": "run.loop",
+    "early_stop": "run.stopping",
     "TimeModel": "run.cost",
     "testing": "",
     "tree": "",
@@ -49,6 +50,7 @@ __all__ = [
     "bind",
     "combine",
     "count",
+    "early_stop",
     "embed",
     "heads",
     "heterogeneity",
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from fedjax_peft.run.cost import TimeModel
     from fedjax_peft.run.loop import Run, simulate
     from fedjax_peft.run.predict import embed
+    from fedjax_peft.run.stopping import early_stop
 
 
 def __getattr__(name: str) -> Any:

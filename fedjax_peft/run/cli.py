@@ -292,6 +292,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _resume(options: argparse.Namespace) -> None:
+    _prepare_jax()
     from fedjax_peft.run import config as configs
     from fedjax_peft.run import resuming
 
@@ -344,6 +345,7 @@ def _demo(options: argparse.Namespace) -> None:
 
 def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> list["RunRecord"]:
     """Runs every method of a config file and prints the table."""
+    _prepare_jax()
     from fedjax_peft.run import config as configs
     from fedjax_peft.run import presets, resuming
 
@@ -377,7 +379,6 @@ def _run_all(
       out: where they go.
       title: what a run without a name is called.
     """
-    _prepare_jax()
     from fedjax_peft.run import config as configs
     from fedjax_peft.run import console, record, resuming
 
@@ -405,7 +406,6 @@ def _run_each(
     options: argparse.Namespace,
     out: Path,
 ) -> list["RunRecord"]:
-    from rich.console import Console
 
     from fedjax_peft.run import config as configs
     from fedjax_peft.run import console, report

@@ -15,11 +15,16 @@ what it means in Python.
     [aggregator]                     # name = a function of aggregators
     [optimizer]                      # name = adamw, adam or sgd
     [time]                           # TimeModel.preset(preset=..., ...)
+    [stop]                           # optional: early_stop(target=..., patience=..., ...)
     [methods.NAME]                   # optional: a run for each, these keys over all the others
 
 A table may be given by its name alone: ``algorithm = "fedprox"`` is ``[algorithm]`` with
 ``name = "fedprox"``. A relative path is looked for beside the config file first, then in the
 working directory.
+
+In the place of a function's name, ``module:function`` or ``file.py:function`` takes one of your
+own, from the config's folder or from what Python can import: ``[aggregator] name = "my:median"``.
+Such a config runs the code of that file.
 """
 
 import contextlib
@@ -44,9 +49,10 @@ from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models import heads, hf
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import Method, attach
-from fedjax_peft.run import loop, optimizers, presets
+from fedjax_peft.run import loop, optimizers, plugins, presets
 from fedjax_peft.run.cost import TimeModel
 from fedjax_peft.run.progress import Phase, PhaseName
+from fedjax_peft.run.stopping import early_stop
 
 __all__ = [
     "NAMESPACES",
@@ -86,12 +92,13 @@ _PATHS = {
     "peft": ("adapter",),
 }
 """Keys of tables whose values may be paths."""
-_OPTIONAL = ("aggregator",)
+_OPTIONAL = ("aggregator", "stop")
 """Tables without which the function that wants them takes its own default."""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "model": hf.load_model,
     "data": sources.load_dataset,
     "time": TimeModel.preset,
+    "stop": early_stop,
 }
 # Plain arguments of simulate that belong to the command line.
 _NOT_CONFIG = ("out", "resume", "progress")
@@ -195,6 +202,10 @@ def _located(raw: Config, folder: Path) -> Config:
         if isinstance(given, dict):
             found = {key: _absolute(given[key], folder) for key in keys if key in given}
             result[table] = given | found
+    for table in NAMESPACES:
+        given = result.get(table)
+        if isinstance(given, dict) and plugins.is_own(given.get("name")):
+            result[table] = given | {"name": plugins.located(given["name"], folder)}
     methods = result.get("methods")
     if isinstance(methods, dict):
         result["methods"] = {
@@ -350,15 +361,15 @@ def _resolved(raw: Config) -> Config:
         given = raw.get(table, {})
         if not isinstance(given, dict):
             raise InputError(f"[{table}] must be a table or a name, not {show(given)}.")
+        if table in _OPTIONAL and not given:
+            result[table] = {}
+            continue
         if table in _FUNCTIONS:
             beside = _fields(_BESIDE[table]) if table in _BESIDE else {}
             fields = _fields(_FUNCTIONS[table]) | beside
             result[table] = _checked(table, fields, given)
             continue
         name = given.get("name", _DEFAULT_NAMES.get(table))
-        if table in _OPTIONAL and not given:
-            result[table] = {}
-            continue
         function = _function(table, name)
         options = {k: v for k, v in given.items() if k != "name"}
         result[table] = {"name": name, **_checked(table, _fields(function), options)}
@@ -414,6 +425,7 @@ def run(
         client_test=client_test,
         task=task,
         time_model=TimeModel.preset(**config["time"]),
+        stop=early_stop(**config["stop"]) if config["stop"] else None,
         out=out,
         resume=resume,
         config=config,
@@ -538,6 +550,8 @@ def _function(table: str, name: Any) -> Callable[..., Any]:
     module = NAMESPACES[table]
     if name is None:
         raise InputError(f"[{table}] needs a name. {nearest('', module.__all__)}")
+    if plugins.is_own(name):
+        return plugins.load_function(table, name)
     if name not in module.__all__:
         raise InputError(f"There is no {table} {show(name)}. {nearest(str(name), module.__all__)}")
     return getattr(module, name)
@@ -551,7 +565,8 @@ def _fields(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     hints = typing.get_type_hints(function.__new__ if isinstance(function, type) else function)
     fields = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        kind, default = hints[name], parameter.default
+        default = parameter.default
+        kind = hints.get(name, _unannotated(name, default))
         if not _is_plain(kind) or name in _NOT_CONFIG:
             continue
         if name == "seed" and function is not loop.simulate:
@@ -561,6 +576,18 @@ def _fields(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
             ... if default is parameter.empty else default,
         )
     return fields
+
+
+def _unannotated(name: str, default: Any) -> Any:
+    """Returns the type of an argument that a user's function does not annotate.
+
+    Without a default it is a number, a string or a flag, unless it has the name of an object.
+    """
+    if name in ("optimizer", "aggregator", "data", "dataset", "train"):
+        return object
+    if default is None or default is inspect.Parameter.empty:
+        return int | float | str | bool | None
+    return int | float if type(default) is float else type(default)
 
 
 class Key(NamedTuple):

@@ -25,6 +25,7 @@ _TABLES = {
     "model": "the pretrained model, and its head",
     "data": "the data set, and its tokenizer",
     "time": "the model of simulated seconds",
+    "stop": "when to end a run before its last round; without this table never",
     "partition": "how the training examples are shared out among clients",
     "peft": "what is trained: the PEFT method",
     "algorithm": "the federated algorithm",

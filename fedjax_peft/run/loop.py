@@ -40,6 +40,7 @@ from fedjax_peft.run.evaluation import evaluate, evaluations, worst
 from fedjax_peft.run.history import Row, finite_or_none, headline, seen_clients
 from fedjax_peft.run.progress import Phase, Phases
 from fedjax_peft.run.record import Record, device_name
+from fedjax_peft.run.stopping import Stop
 from fedjax_peft.run.tuning import tuned, tuned_figures
 from fedjax_peft.typing import Algorithm, Params, PyTree, Task
 
@@ -197,7 +198,8 @@ def simulate(
     checkpoint_every: int = 10,
     resume: bool = False,
     config: Mapping[str, Any] | None = None,
-    on_round: Callable[[Row], None] | None = None,
+    on_round: Callable[[Row], bool | None] | None = None,
+    stop: Stop | None = None,
     on_phase: Callable[[Phase], None] | None = None,
     progress: bool | Literal["auto"] = "auto",
 ) -> Run:
@@ -246,7 +248,12 @@ def simulate(
       checkpoint_every: rounds between checkpoints; the last round always has one.
       resume: continue the run in ``out`` from its last checkpoint, if it has one.
       config: recorded as the run's ``config.toml``.
-      on_round: called with every row of metrics as it is made (row 0 is before training).
+      on_round: called with every row of metrics as it is made (row 0 is before training). If it
+        returns True the run ends after this round: its row gains the final evaluation and the
+        field ``stopped``, and a checkpoint is written. A resume goes on from there.
+      stop: ends the run in the same way, such as ``early_stop(target=0.8, patience=5)``: a function
+        of all rows so far that returns whether, or a sentence why, to stop. It reads nothing but
+        the rows, so a resumed run stops where one that was not interrupted does.
       on_phase: called with a ``Phase`` (``fedjax_peft.run.progress``) at the beginning of whatever
         takes time: compiling, training a round, evaluating a part of the examples, saving.
       progress: show these phases on stderr: ``"auto"`` in a terminal or notebook only, True
@@ -398,9 +405,13 @@ def simulate(
                 role: tree.size(tree.select(model.trainable, leaves))
                 for role, leaves in names.items()
             }
-            record.add({**row, "time": {"eval_s": time.perf_counter() - began}})
+            row["time"] = {"eval_s": time.perf_counter() - began}
+            stopped = _asked(record.add(row))
+            if stopped:
+                record.amend({**row, "stopped": stopped})
         else:
             done, (server, store) = saved
+            stopped = _reason(stop, record.rows)
         if lanes == "auto":  # it may choose otherwise on another day
             lanes = record.rows[-1].get("lanes", lanes)
         weights = {**model.frozen, **model.trainable}
@@ -427,8 +438,36 @@ def simulate(
                 late = costs.late(steps, unsent(number))
             return schedule.plan(number, lanes, time_steps, late), late
 
+        def measure(row: Row, number: int, *, last: bool) -> Row:
+            """Returns the scores that a round's row lacks, with the seconds (``time``) it took."""
+            scores: Row = {}
+            spent = dict(row["time"])
+            if "eval_s" not in spent and (last or number % eval_every == 0):
+                began = time.perf_counter()
+                seen = seen_clients([*record.rows[:number], row])
+                scores |= evaluate(tested, server, store, each=each, seen=seen, phases=phases)
+                spent["eval_s"] = time.perf_counter() - began
+            if last and algorithm.tuning is not None:
+                began = time.perf_counter()
+                own = tuned(setup, columns, schedule, lanes, server, store, number + 1)
+                scores |= tuned_figures(evaluate(tested, server, own, each=False, phases=phases))
+                spent["tune_s"] = time.perf_counter() - began
+            return {**scores, "time": spent}
+
+        def keep(number: int) -> None:
+            """Writes a checkpoint, where there is a run directory."""
+            if record.checkpoints:
+                phases.send("saving")
+                record.save_params(_learned(model, algorithm, server), model.labels)
+                # After its row: a resumed run makes the rows after its checkpoint again.
+                record.checkpoints.save(number, (server, store))
+
+        number = done
+        if stopped and saved is None:
+            keep(number)
         ahead = prepare(min(done + 1, rounds))
-        for number in range(done + 1, rounds + 1):
+        while number < rounds and not stopped:
+            number += 1
             plan, late = ahead
             if plan.useful and not run_round.known(server, store, plan):
                 phases.send("compiling", number, program="round")
@@ -460,26 +499,19 @@ def simulate(
             row |= costs.charge(row, plan.client_steps, spent["train_s"])
             if deadline is not None:
                 ahead = prepare(min(number + 1, rounds))
-            if number % eval_every == 0 or number == rounds:
-                began = time.perf_counter()
-                seen = seen_clients([*record.rows, row])
-                row |= evaluate(tested, server, store, each=each, seen=seen, phases=phases)
-                spent["eval_s"] = time.perf_counter() - began
-            if number == rounds and algorithm.tuning is not None:
-                began = time.perf_counter()
-                own = tuned(setup, columns, schedule, lanes, server, store, number + 1)
-                scores = evaluate(tested, server, own, each=False, phases=phases)
-                row |= tuned_figures(scores)
-                spent["tune_s"] = time.perf_counter() - began
-                del own
-            phases.took(spent["train_s"] + spent.get("eval_s", 0.0))
-            record.add({**row, "time": spent})
-            if record.checkpoints and (number % checkpoint_every == 0 or number == rounds):
-                phases.send("saving")
-                record.save_params(_learned(model, algorithm, server), model.labels)
-                # After its row: a resumed run makes the rows after its checkpoint again.
-                record.checkpoints.save(number, (server, store))
-        phases.send("finished", max(done, rounds), stopped=None)
+            row["time"] = spent
+            row |= measure(row, number, last=number == rounds)
+            stopped = _reason(stop, [*record.rows, row]) if number < rounds else None
+            if stopped:
+                row |= {**measure(row, number, last=True), "stopped": stopped}
+            phases.took(spent["train_s"] + row["time"].get("eval_s", 0.0))
+            asked = _asked(record.add(row))
+            if asked and not stopped and number < rounds:
+                stopped = asked
+                record.amend({**row, **measure(row, number, last=True), "stopped": stopped})
+            if stopped or number % checkpoint_every == 0 or number == rounds:
+                keep(number)
+        phases.send("finished", number, stopped=stopped)
     params = _global(model, algorithm, server)
     return Run(
         model,
@@ -492,6 +524,20 @@ def simulate(
         client_ranks,
         _text_length(clients.data),
     )
+
+
+def _reason(stop: Stop | None, rows: Sequence[Row]) -> str | None:
+    """Returns why the rule ends the run after these rows, None if it does not."""
+    answer = None if stop is None else stop(rows)
+    if not answer:
+        return None
+    return answer if isinstance(answer, str) else "the stop rule was met"
+
+
+def _asked(answer: Any) -> str | None:
+    """Returns why ``on_round`` ends the run, None if it does not."""
+    asked = isinstance(answer, bool | np.bool_) and bool(answer)
+    return "on_round returned True" if asked else None
 
 
 def _text_length(data: Dataset) -> int | None:

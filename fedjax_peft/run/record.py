@@ -44,7 +44,7 @@ _PACKAGES = ("fedjax_peft", "jax", "jaxlib", "flax", "optax", "transformers", "n
 class Record:
     """Where rows of metrics go: memory, and a run directory if there is one."""
 
-    def __init__(self, out: Path | None, on_round: Callable[[Row], None] | None):
+    def __init__(self, out: Path | None, on_round: Callable[[Row], Any] | None):
         self.rows: list[Row] = []
         self.out = out
         self._on_round = on_round
@@ -58,7 +58,7 @@ class Record:
         out: str | Path | None,
         resume: bool,
         config: Mapping[str, Any],
-        on_round: Callable[[Row], None] | None = None,
+        on_round: Callable[[Row], Any] | None = None,
     ) -> "Record":
         """Opens a run directory; ``config`` is written only to a new one.
 
@@ -125,8 +125,8 @@ class Record:
             history.truncate_metrics(metrics, last)
         self._tensorboard = EventWriter(self.out / "tensorboard", first_step=last + 1)
 
-    def add(self, row: Row) -> None:
-        """Records the row of a round."""
+    def add(self, row: Row) -> Any:
+        """Records the row of a round; returns what ``on_round`` says."""
         self.rows.append(row)
         if self.out is not None:
             assert self._tensorboard is not None
@@ -135,8 +135,17 @@ class Record:
                 if isinstance(value, int | float) and name != "round":
                     self._tensorboard.add_scalar(tag(name), value, row["round"])
             self._tensorboard.flush()
-        if self._on_round is not None:
-            self._on_round(row)
+        return None if self._on_round is None else self._on_round(row)
+
+    def amend(self, row: Row) -> None:
+        """Replaces the last row, which has gained fields; nobody is called."""
+        before = self.rows.pop()
+        assert before["round"] == row["round"]
+        if self.out is not None:
+            history.truncate_metrics(self.out / "metrics.jsonl", row["round"] - 1)
+        on_round, self._on_round = self._on_round, None
+        self.add({**row})
+        self._on_round = on_round
 
     def save_params(self, params: Params, labels: Sequence[str]) -> None:
         """Writes the global model's trainable leaves, so that others can read them plainly."""
@@ -261,6 +270,8 @@ def _check_same(path: Path, config: Mapping[str, Any]) -> None:
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
     if "rounds" in changed and now.get("rounds", 0) > before.get("rounds", 0):
         changed.remove("rounds")
+    # A stop rule says when to end, as rounds do; it may be another one.
+    changed = [key for key in changed if key.partition(".")[0] != "stop"]
     if changed:
         was = "; ".join(f"{k} was {before.get(k)!r}, is {now.get(k)!r}" for k in changed)
         raise InputError(
