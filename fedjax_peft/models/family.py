@@ -45,6 +45,8 @@ class Family(NamedTuple):
     """Config fields that change the maths and are not implemented: name -> the value we have."""
     saved: tuple[tuple[str, str], ...] = ()
     """Substitutions that bring our names to those that checkpoints are written with."""
+    strict: bool = False
+    """Whether a config field that is not known is an error; else it is ignored."""
     unused: Callable[[Any], int] = lambda config: 0
     """config -> bytes of what the torch checkpoint of the bare model holds and the model here does
     not: a pooler, or causal masks."""

@@ -67,6 +67,12 @@ _OTHER_HEADS = (
 )
 """Heads that a checkpoint may hold beside, or instead of, the one that is asked for."""
 
+_ABOUT = {
+    *("model_type", "architectures", "id2label", "label2id", "num_labels", "dtype", "torch_dtype"),
+    *("transformers_version", "_name_or_path"),
+}
+"""Fields of ``config.json`` that do not shape a model."""
+
 _MODELS = [name for name, asset in assets.ASSETS.items() if asset.kind == "model"]
 _FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "*.txt", "*.json"]
 
@@ -227,6 +233,12 @@ def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[
             )
     fields = {f.name: f for f in dataclasses.fields(family.config)}
     known = {name: f.type for name, f in fields.items()}
+    unknown = [field for field in raw if field not in known and field not in _ABOUT]
+    if family.strict and unknown:
+        raise InputError(
+            f"The model config has {unknown[0]} = {raw[unknown[0]]!r}, which {kind} does not know."
+            f" {nearest(unknown[0], known)}"
+        )
     given = {k: v for k, v in raw.items() if k in known}
     for field, value in given.items():
         expected = typing.get_args(known[field]) or (known[field],)

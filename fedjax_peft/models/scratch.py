@@ -252,6 +252,7 @@ def _family(name: str, config: type, kinds: dict[str, Kind]) -> Family:
         ignored=(),
         targets={},
         refused={},
+        strict=True,
     )
 
 

@@ -87,7 +87,7 @@ def describe(name: str) -> str:
 
 
 def expand(raw: Config, over: Merge) -> Config:
-    """Returns a config with its system's and its data set's settings under its own keys.
+    """Returns a config with its system's settings, and below these its data set's, under its own.
 
     Args:
       raw: as written, every table a table.
@@ -103,7 +103,7 @@ def expand(raw: Config, over: Merge) -> Config:
         found = _federation(data.get("name") if isinstance(data, dict) else None)
         raw["partition"] = {**found["partition"], **raw["partition"]}
         raw["partition"]["name"] = found["partition"]["name"]
-        base = over(base, found)
+        base = over(found, base)
     return over(base, raw)
 
 
@@ -185,7 +185,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _system(name: Any) -> System:
     known = systems()
-    if name in known:
+    if isinstance(name, str) and name in known:
         return known[name]
     renamed = _file()["renamed"]
     if isinstance(name, str) and name in renamed:
@@ -206,7 +206,7 @@ def _system(name: Any) -> System:
 def _federation(data: Any) -> Config:
     """Returns the part of a config that a paper's federation of a data set is."""
     known = {name: one.settings for name, one in DATASETS.items() if one.settings.partition}
-    if data not in known:
+    if not isinstance(data, str) or data not in known:
         raise InputError(
             f"partition = 'paper' takes the clients that a paper gives a named data set; there are"
             f" none for {show(data)}. {nearest(str(data), known)}"

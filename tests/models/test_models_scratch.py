@@ -273,6 +273,8 @@ def test_it_learns(kind):
         ),
         (CNN | {"channels": 8}, classification(3), ["channels = 8", "list"]),
         (CNN | {"channels": [8] * 4}, classification(3), ["image_size = 13", "at least 16"]),
+        (CNN | {"chanels": [8]}, classification(3), ["chanels = [8]", "mean 'channels'"]),
+        (LSTM | {"hidden": 8}, causal_lm(), ["hidden = 8", "'hidden_size'"]),
         (CNN | {"image_size": [8, 8]}, classification(3), ["image_size = [8, 8]", "int"]),
         (CNN, causal_lm(), ["no causal_lm head for cnn", "classification"]),
         (LSTM, classification(3), ["no classification head for lstm", "causal_lm"]),

@@ -8,6 +8,7 @@ leaves to the user, and a mutated file must not compare equal.
 import copy
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.peft.base import count
 from fedjax_peft.run import cli, presets, record
 from fedjax_peft.run import config as configs
+from fedjax_peft.run.cost import TimeModel
 
 REST = {
     "rounds": 1,
@@ -424,6 +426,62 @@ def test_the_command_line_takes_the_papers_clients():
     config = configs.resolve({**config, "system": "federa"})
     assert (config["rounds"], config["clients_per_round"]) == (500, 5)
     assert config["partition"]["by"] == "type_set"
+
+
+def test_a_systems_rounds_go_before_another_papers():
+    raw = {k: v for k, v in REST.items() if k not in ("rounds", "clients_per_round")}
+    raw |= {"system": "fedsa", "data": {"name": "mnli"}, "partition": "paper"}
+    config = configs.resolve(raw)
+    assert (config["rounds"], config["clients_per_round"]) == (1000, 2)
+    assert set(config["system_changes"]) == {"optimizer.learning_rate"}
+
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+GRID = {
+    "federa": {"peft.rank": 32, "peft.init": "svd", "optimizer.weight_decay": 0.0},
+    "fra_lora": {"peft.rank": 16, "model.dropout": 0.2, "aggregator.name": "fra"},
+    "ffa_lora": {"peft.rank": 16, "model.dropout": 0.2, "algorithm.name": "ffa"},
+    "fra_ffa": {"peft.rank": 16, "model.dropout": 0.2, "algorithm.at": 3},
+    "fedadapters_pfeiffer": {"peft.reduction_factor": 16, "time.bandwidth_up": 80e6},
+    "fedadapters_houlsby": {"peft.reduction_factor": 16, "time.bandwidth_up": 80e6},
+    "fedadapters_lora": {"peft.rank": 8, "peft.parts": None, "time.bandwidth_up": 80e6},
+    "fedmcp": {"peft.size": 16, "algorithm.gamma": 0.5, "algorithm.mu": 0.05},
+    "fedmatch": {"peft.size": 16, "algorithm.name": "fedmatch"},
+    "fedlr": {"peft.rank": 16},
+    "fedap": {"peft.size": 16},
+    "flexlora": {"peft.rank": 8, "client_ranks": [2, 4, 8]},
+    "hetlora": {"peft.rank": 8, "client_ranks": [2, 4, 8], "algorithm.prune": None},
+    "fedsa": {"peft.rank": 8, "peft.alpha": 16, "peft.dropout": 0.05},
+}
+"""Of the committed table of experiments/algorithms, whose configs started from older presets."""
+
+
+def test_the_committed_results_are_still_of_their_settings():
+    methods = configs.methods(configs.load(EXPERIMENTS / "algorithms" / "20news.toml"))
+    everywhere = {
+        "rounds": 4,
+        "clients_per_round": 8,
+        "batch_size": 16,
+        "local_steps": 4,
+        "sampling": "uniform",
+        "partition.clients": 20,
+        "optimizer.name": "adamw",
+        "optimizer.learning_rate": 8e-3,
+        "time.preset": "default",
+    }
+    for name, expected in GRID.items():
+        config = configs.resolve(methods[name])
+        found = presets.flatten(config)
+        expected = everywhere | expected
+        assert {key: found.get(key) for key in expected} == expected, name
+        time = TimeModel.preset(**config["time"])
+        assert (time.seconds_per_step, time.topology, time.transfers) == (0.5, "parallel", ())
+
+
+@pytest.mark.parametrize("system", [["federa"], 3, {"name": "federa"}])
+def test_a_system_that_is_no_name(system):
+    with pytest.raises(InputError, match="There is no system"):
+        configs.resolve({**REST, "system": system})
 
 
 @pytest.mark.parametrize("name", ["mrpc", "wnut", "a/folder", None])
