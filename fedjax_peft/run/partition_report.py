@@ -289,7 +289,9 @@ def composition(report: PartitionReport) -> "Figure":
     colors = _colors(len(names), rest=len(names) < len(report.classes))
     _steps(below, shares.T, colors)
     below.set(ylim=(0, 100), xlim=(-0.5, len(sizes) - 0.5))
-    below.set_ylabel(f"{report.by.capitalize()} (%)", labelpad=6, **plots.lettering())
+    below.set_ylabel(
+        f"{plots.one_line(report.by).capitalize()} (%)", labelpad=6, **plots.lettering()
+    )
     few = _number(len(sizes), len(report.sizes))
     below.set_xlabel(f"Clients by their largest class{few}", labelpad=6, **plots.lettering())
     _name(below.xaxis, [_short(report.names[client], 7) for client in order[every]])
@@ -316,7 +318,7 @@ def _legend(fig: "Figure", names: Sequence[str], colors: Sequence[str]) -> None:
         patches, shown, loc="outside right center", frameon=False, prop=font, handlelength=1.0
     )
     for text in legend.get_texts():
-        text.set(parse_math=False, color=plots.INK)
+        text.set_color(plots.INK)
 
 
 def _steps(ax: "Axes", layers: Any, colors: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "common",
     "curves",
     "digits",
+    "drawable",
     "figure_class",
     "is_share",
     "lettering",
@@ -211,9 +212,20 @@ def common(names: Iterable[str], otherwise: str) -> str:
 @functools.cache
 def figure_class() -> "type[Figure]":
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
     class Curves(Figure):
-        """A figure that a notebook shows although pyplot was never imported."""
+        """A figure that a notebook shows although pyplot was never imported.
+
+        All of its texts are drawn as they are: no dollar sign of a name starts a formula, and what
+        the font lacks is an empty square.
+        """
+
+        def draw(self, renderer: Any) -> None:
+            for text in self.findobj(Text):
+                text.set_parse_math(False)
+                text.set_text(drawable(text.get_text()))
+            super().draw(renderer)
 
         def _repr_png_(self) -> bytes:
             return _render(self, "png")
@@ -254,8 +266,7 @@ def _is_log(ax: "Axes") -> bool:
 
 
 def lettering(size: float = 9, color: str = INK) -> dict[str, Any]:
-    # A name may hold a dollar sign, which must not start a formula.
-    return {"family": FONT, "fontsize": size, "color": color, "parse_math": False}
+    return {"family": FONT, "fontsize": size, "color": color}
 
 
 def _dress(ax: "Axes") -> None:
@@ -410,12 +421,21 @@ def _push(ys: Sequence[float], gap: float) -> list[float]:
     return out
 
 
-def _short(name: str) -> str:
-    """Returns a name that fits beside a curve and that the font can show."""
+def drawable(text: str) -> str:
+    """Returns text with a square for each character that the font of the figures lacks."""
+    if text.isascii() and text.isprintable():
+        return text
     from matplotlib.font_manager import findfont, get_font
 
     font = get_font(findfont(FONT))
-    name = "".join(c if font.get_char_index(ord(c)) else "\N{WHITE SQUARE}" for c in one_line(name))
+    return "".join(
+        c if c == "\n" or font.get_char_index(ord(c)) else "\N{WHITE SQUARE}" for c in text
+    )
+
+
+def _short(name: str) -> str:
+    """Returns a name that fits beside a curve."""
+    name = one_line(name)
     if len(name) <= NAME_LENGTH:
         return name
     keep = (NAME_LENGTH - 1) / 2  # both ends: runs of a sweep often differ in the last characters

@@ -1,0 +1,42 @@
+"""How much memory a setting needs, before it is taken."""
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from fedjax_peft.errors import InputError
+
+__all__ = ["available", "require"]
+
+
+def available() -> int | None:
+    """Returns the bytes of main memory that this process can still take; None if unknown."""
+    found = []
+    with contextlib.suppress(OSError, ValueError):
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        if match := re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE):
+            found.append(1024 * int(match[1]))
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=None)
+
+
+def require(size: float, what: str, advice: str) -> None:
+    """Raises InputError if something needs more memory than there is.
+
+    Args:
+      size: bytes, a lower bound: whatever needs more than it will fail later.
+      what: the setting with its value, as the subject of a sentence.
+      advice: what helps, as a sentence.
+    """
+    free = available()
+    if free is not None and size > free:
+        raise InputError(
+            f"{what} needs at least {_gigabytes(size)} of memory, and {_gigabytes(free)} are"
+            f" available. {advice}"
+        )
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB" if size < 1e15 else f"{size / 1e9:.1e} GB"
