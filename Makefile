@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint mutants clean
+.PHONY: demo test fuzz lint mutants clean
 
 demo: $(VENV)/.base
 	$(BIN)/fedjax-peft demo
 
 test: $(VENV)/.test lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+# New hostile inputs for every fuzzer, some hours of them with FUZZ_EXAMPLES=100000.
+fuzz: $(VENV)/.test
+	FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-2000} $(BIN)/python -m pytest tests/fuzz --timeout 0
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

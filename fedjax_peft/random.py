@@ -10,6 +10,8 @@ import zlib
 import jax
 import numpy as np
 
+from fedjax_peft.display import show
+from fedjax_peft.errors import InputError
 from fedjax_peft.typing import Key
 
 __all__ = ["client_key", "host_rng", "stream"]
@@ -20,6 +22,12 @@ def _tag(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
+def _checked(seed: int) -> int:
+    if not 0 <= seed < 2**63:
+        raise InputError(f"The seed {show(seed)} must be from 0 to 2^63 - 1.")
+    return seed
+
+
 def stream(seed: int | Key, *names: str) -> Key:
     """Returns the key of a named stream, such as ``stream(0, "init", "encoder.layer.0.lora_a")``.
 
@@ -27,7 +35,7 @@ def stream(seed: int | Key, *names: str) -> Key:
       seed: the seed of the run, or a key to descend from.
       *names: the purposes, from general to special.
     """
-    key = jax.random.key(seed) if isinstance(seed, int) else seed
+    key = jax.random.key(_checked(seed)) if isinstance(seed, int) else seed
     for name in names:
         key = jax.random.fold_in(key, _tag(name))
     return key
@@ -41,5 +49,5 @@ def client_key(key: Key, round_: jax.Array | int, client: jax.Array | int) -> Ke
 def host_rng(seed: int, name: str, *indices: int) -> np.random.Generator:
     """Returns the host-side generator of a stream, such as ``host_rng(0, "cohort", round)``."""
     return np.random.Generator(
-        np.random.PCG64(np.random.SeedSequence([seed, _tag(name), *map(int, indices)]))
+        np.random.PCG64(np.random.SeedSequence([_checked(seed), _tag(name), *map(int, indices)]))
     )

@@ -154,7 +154,7 @@ def _encode(
     shape = (len(texts), max_length)
     require(
         9 * len(texts) * max_length,
-        f"The tokens of {len(texts):,} texts with max_length = {max_length}",
+        f"Tokenizing {len(texts):,} texts with max_length = {max_length}",
         "Choose a smaller max_length.",
     )
     columns = {

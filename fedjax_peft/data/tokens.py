@@ -36,7 +36,7 @@ def model_columns(
     shape = (len(encodings), max_length)
     require(
         9 * len(encodings) * max_length,
-        f"The tokens of {len(encodings):,} examples with max_length = {max_length}",
+        f"Tokenizing {len(encodings):,} examples with max_length = {max_length}",
         "Choose a smaller max_length.",
     )
     columns = {

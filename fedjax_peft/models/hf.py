@@ -22,6 +22,7 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 
 from fedjax_peft import assets
+from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.hub import printed_once
 from fedjax_peft.linalg import is_finite
@@ -223,9 +224,9 @@ def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[
         changes the maths in a way that is not implemented.
     """
     kind = raw.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise InputError(
-            f"The model type {kind!r} is not supported. {nearest(str(kind), FAMILIES)}"
+            f"The model type {show(kind)} is not supported. {nearest(str(kind), FAMILIES)}"
         )
     family = FAMILIES[kind]
     for field, ours in family.refused.items():
@@ -247,7 +248,7 @@ def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[
         expected = typing.get_args(known[field]) or (known[field],)
         if not isinstance(value, expected + ((int,) if float in expected else ())):
             raise InputError(
-                f"The model config has {field} = {value!r}; it must be of type"
+                f"The model config has {field} = {show(value)}; it must be of type"
                 f" {' or '.join(t.__name__ for t in expected)}."
             )
         least = fields[field].metadata.get("least", 0 if field == "pad_token_id" else 1)
@@ -255,12 +256,20 @@ def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[
             raise InputError(
                 f"The model config has {field} = {value}; it must be at least {least}."
             )
+        if type(value) is int and value > (most := _LAYERS if "layer" in field else 2**31 - 1):
+            raise InputError(
+                f"The model config has {field} = {show(value)}; it must be at most {most:,}."
+            )
     if dropout is not None:
         if not 0 <= dropout < 1:
             raise InputError(f"dropout = {dropout} is not in [0, 1).")
         rates = [field for field in known if "dropout" in field or field.endswith("pdrop")]
         given |= dict.fromkeys(rates, dropout)
     return family, family.config(**given)
+
+
+_LAYERS = 1000
+"""Most layers of a model: each one is built in Python, before anything knows its size."""
 
 
 def initialise(shapes: Mapping[str, tuple[int, ...]], std: float | None, seed: int) -> Params:

@@ -256,6 +256,11 @@ def _slices(
     if parts is None:
         return {path: kernel}
     known = getattr(site, "parts", ())
+    if not parts:
+        raise InputError(
+            "parts = [] names no part, so nothing would be trained: leave it out to adapt the whole"
+            " projection."
+        )
     for part in parts:
         if part not in known:
             raise InputError(

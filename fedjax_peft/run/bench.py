@@ -10,10 +10,13 @@ import numpy as np
 import optax
 
 from fedjax_peft import algorithms, tasks, tree
+from fedjax_peft.display import show
 from fedjax_peft.engine.lanes import choose_lanes
 from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.sharding import lane_mesh, replicate
+from fedjax_peft.errors import InputError
+from fedjax_peft.memory import require
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hf import random_model
 from fedjax_peft.peft.base import attach
@@ -59,6 +62,7 @@ class Bench:
         names = tree.assign_roles(model.kinds, algorithm.roles)
         rng = host_rng(0, "bench")
         n = clients * steps * batch
+        require(9 * n * length, f"A benchmark on {n:,} examples", "Choose smaller sizes.")
         columns = {
             "input_ids": rng.integers(0, vocab, (n, length)).astype(np.int32),
             "attention_mask": np.ones((n, length), bool),
@@ -136,6 +140,9 @@ def bench(
     """
     shape = dict(locals())
     del shape["repeats"], shape["on_phase"]
+    for name, value in {**shape, "repeats": repeats}.items():
+        if type(value) is int and not 1 <= value < 2**31:
+            raise InputError(f"{name} = {show(value)} must be from 1 to {2**31 - 1:,}.")
     on_phase("compiling a round, and running it once")
     run = Bench(**shape)
     seconds = []

@@ -1,6 +1,10 @@
 """The client optimizers that a config file can name; Python code passes any optax optimizer."""
 
+import math
+
 import optax
+
+from fedjax_peft.errors import InputError
 
 __all__ = ["adam", "adamw", "sgd"]
 
@@ -24,6 +28,7 @@ def adamw(
       eps: added to the denominator, so that it is not zero.
       clip_norm: gradients whose global norm is larger are scaled down to it; None: never.
     """
+    _check(learning_rate, clip_norm)
     return _clipped(
         optax.adamw(learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay), clip_norm
     )
@@ -38,6 +43,7 @@ def adam(
     clip_norm: float | None = None,
 ) -> optax.GradientTransformation:
     """Adam. The arguments are those of :func:`adamw`."""
+    _check(learning_rate, clip_norm)
     return _clipped(optax.adam(learning_rate, b1=b1, b2=b2, eps=eps), clip_norm)
 
 
@@ -54,7 +60,14 @@ def sgd(
       momentum: decay rate of the sum of earlier gradients; None or 0: plain SGD.
       nesterov: use Nesterov's form of the momentum.
     """
+    _check(learning_rate, clip_norm)
     return _clipped(optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov), clip_norm)
+
+
+def _check(learning_rate: float, clip_norm: float | None) -> None:
+    for name, value in {"learning_rate": learning_rate, "clip_norm": clip_norm}.items():
+        if value is not None and not 0 <= value < math.inf:
+            raise InputError(f"{name} = {value} must be a finite number from 0 up.")
 
 
 def _clipped(

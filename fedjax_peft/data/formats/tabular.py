@@ -35,8 +35,6 @@ ENDINGS = (*_KINDS, ".json.gz", ".jsonl.gz", ".csv.gz")
 NO_TEST = "To test on a share of the training rows, set test_share = 0.2."
 _LABELS = ("label", "tags", "ner_tags")
 """Columns whose names of classes are those of the data set."""
-_UNREADABLE = (OSError, ValueError, RuntimeError, EOFError, csv.Error)
-"""What the readers below ``datasets`` raise for damaged files, before it wraps it."""
 
 
 def find_splits(
@@ -131,7 +129,9 @@ def read_file(path: Path, *, alone: bool = False) -> Table:
             return replace(table, columns={name: v[:] for name, v in table.columns.items()})
     except InputError:
         raise
-    except (*_UNREADABLE, datasets.exceptions.DatasetsError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # the readers below ``datasets`` raise many kinds for damaged files
         empty = "corresponds to no data" in str(error)
         reason = "it has no rows." if empty else cause(error)
         raise InputError(f"{path} could not be read: {reason}") from error

@@ -1,0 +1,60 @@
+"""Model directories: a damaged file is refused, and nothing that is not finite is loaded."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from fuzzing import damaged, damaged_json, dumped, fuzz, refused_or_fine
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_peft.data.text import tokenize
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hf import load_model, load_tokenizer
+from fedjax_peft.testing import write_tiny_checkpoint
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory):
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("intact"))
+
+
+@pytest.fixture(scope="module")
+def copy(intact, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("copy") / "model"
+    shutil.copytree(intact, folder)
+    return folder
+
+
+def load(intact, folder, name, content):
+    """Loads a model of which one file has another content, as far as that takes."""
+    (folder / name).write_bytes(content)
+    try:
+        with refused_or_fine():
+            if name.startswith("tokenizer"):
+                tokenizer = load_tokenizer(folder)
+                tokenize(tokenizer, ["w1 w2", ""], max_length=8)
+                return
+            model = load_model(folder, head=classification(3))
+            for leaf in jax.tree.leaves(model.frozen):
+                assert np.isfinite(leaf).all()
+    finally:
+        shutil.copy(intact / name, folder / name)
+
+
+@fuzz(40)
+@given(data=st.data(), name=st.sampled_from(FILES))
+def test_a_damaged_file(intact, copy, data, name):
+    content = data.draw(damaged((intact / name).read_bytes()))
+    load(intact, copy, name, content)
+
+
+@fuzz(60)
+@given(data=st.data(), name=st.sampled_from([f for f in FILES if f.endswith("json")]))
+def test_hostile_values(intact, copy, data, name):
+    content = data.draw(damaged_json(json.loads((intact / name).read_text())))
+    load(intact, copy, name, dumped(content))
