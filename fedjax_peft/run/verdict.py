@@ -1,5 +1,6 @@
 """What a report may say about the scores of runs: their ranking, and it in one sentence."""
 
+import itertools
 import json
 import math
 import re
@@ -201,7 +202,9 @@ def _groups(runs: Sequence["RunRecord"], tested: Sequence[int]) -> dict[str, lis
     names: dict[str, list[int]] = {}
     for rows, own in zip(members, given, strict=True):
         shared = len(rows) > 1 and len(own) == 1 and sum(own == other for other in given) == 1
-        names[min(own) if shared else runs[rows[0]].name] = rows
+        name = min(own) if shared else runs[rows[0]].name
+        tries = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
+        names[next(name for name in tries if name not in names)] = rows
     return names
 
 

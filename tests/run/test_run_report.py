@@ -13,6 +13,7 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.run import report
 from fedjax_peft.run.cli import main
 from fedjax_peft.run.history import rounds_to
+from fedjax_peft.run.verdict import judge
 
 VOID = {"meta", "br", "img", "path", "use", "rect"}
 
@@ -245,6 +246,23 @@ def test_seeds_are_compared_in_pairs(tmp_path):
     assert row[1:4] == ["6.0 points", "± 2.2 points", "test set and 3 seeds, paired"]
     assert row[-1] == "separated"
     assert text.count("(best)") == 1, "single runs of several seeds are not marked"
+
+
+def test_a_group_of_seeds_and_a_namesake_of_other_settings(tmp_path):
+    group = [*seeded(tmp_path / "a", scores=[0.5, 0.52], name="fedlr")]
+    (other,) = seeded(tmp_path / "b", scores=[0.1], name="fedlr")
+    path = other / "config.toml"
+    path.write_text(path.read_text().replace("rounds", "batch_size = 3\nrounds"))
+    judged = judge(report._distinct(load(*group, other)))
+    assert sorted(map(len, judged.members.values())) == [1, 2]
+    assert len(judged.ranking.groups) == 2
+
+
+def test_one_run_given_twice_is_compared_with_nothing(tmp_path):
+    (path,) = seeded(tmp_path, scores=[0.5], name="fedlr")
+    text = page(load(path, path), tmp_path)
+    assert "Final test accuracy: 50.0 %" in text
+    assert "What separates the runs" not in text
 
 
 def test_seeds_that_disagree_separate_nothing(tmp_path):
