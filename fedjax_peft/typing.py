@@ -31,8 +31,9 @@ class Outputs(NamedTuple):
 
     logits: jax.Array
     """float32 ``[batch, classes]`` (or ``[batch, length, classes]`` for token tasks)."""
-    hidden: jax.Array
-    """Last hidden states ``[batch, length, width]``, for losses that compare representations."""
+    hidden: jax.Array | None = None
+    """Last hidden states ``[batch, length, width]``, for losses that compare representations; None
+    where the model does not return them."""
     states: tuple[jax.Array, ...] = ()
     """Hidden states of the embeddings and of every layer, where the model tells them. What nobody
     reads is not computed in a compiled function."""

@@ -1,13 +1,19 @@
 """What algorithms ask of their options and of the model, in a paragraph for what does not fit."""
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from fedjax_peft.aggregators.lora import pairs
 from fedjax_peft.algorithms.common import HeadPolicy
+from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
+from fedjax_peft.typing import Aggregator
 
 __all__ = [
     "at_least",
+    "checked",
     "dual_adapters",
     "fraction",
     "lora_model",
@@ -43,6 +49,60 @@ def fraction(**options: float) -> None:
     for name, value in options.items():
         if not 0 <= value < 1:
             raise InputError(f"{name} = {value!r} must be a number from 0 to below 1.")
+
+
+def checked(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an algorithm's factory that refuses optimizers and aggregators which are none.
+
+    Without the check they would fail deep inside a compilation.
+    """
+    signature = inspect.signature(factory)
+
+    @functools.wraps(factory)
+    def make(*arguments: Any, **options: Any) -> Any:
+        try:
+            given = signature.bind_partial(*arguments, **options).arguments
+        except TypeError:
+            given = {}  # the call itself says what is wrong
+        for name in ("optimizer", "server"):
+            if name in given:
+                _check_optimizer(factory.__name__, name, given[name])
+        if given.get("aggregator") is not None:
+            _check_aggregator(factory.__name__, given["aggregator"])
+        return factory(*arguments, **options)
+
+    return make
+
+
+def _check_optimizer(algorithm: str, argument: str, value: Any) -> None:
+    if callable(getattr(value, "init", None)) and callable(getattr(value, "update", None)):
+        return
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        advice = f"Give one with this learning rate, such as optax.adamw({value!r})."
+    elif isinstance(value, str):
+        advice = f"Give the object and not its name, such as optax.{value}(1e-3)."
+    elif callable(value):
+        advice = f"Call it: {getattr(value, '__name__', 'the function')}(1e-3)."
+    else:
+        advice = "Give one such as optax.adamw(1e-3)."
+    raise InputError(
+        f"The argument {argument!r} of {algorithm!r} is {show(value)}, and no optax optimizer."
+        f" {advice}"
+    )
+
+
+def _check_aggregator(algorithm: str, value: Any) -> None:
+    if isinstance(value, Aggregator):
+        return
+    if isinstance(value, str):
+        advice = f"Give the object and not its name: fp.aggregators.{value}()."
+    elif callable(value):
+        advice = f"Call it: {getattr(value, '__name__', 'the function')}()."
+    else:
+        advice = "Give one such as fp.aggregators.mean()."
+    raise InputError(
+        f"The argument 'aggregator' of {algorithm!r} is {show(value)}, and no aggregator. {advice}"
+    )
 
 
 def only_head(algorithm: str, given: HeadPolicy, wanted: HeadPolicy) -> None:

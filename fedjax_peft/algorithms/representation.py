@@ -67,6 +67,12 @@ def pool(outputs: Outputs, batch: Batch, how: Pooling) -> jax.Array:
       batch: its input; where it has no ``attention_mask`` all positions count (images).
       how: see :data:`Pooling`.
     """
+    if outputs.hidden is None:
+        raise InputError(
+            "This model returns logits only, and this compares representations: let its __call__"
+            " (or the forward of fp.bind) return fp.typing.Outputs(logits, hidden), with the last"
+            " hidden states [batch, length, width]."
+        )
     hidden = outputs.hidden.astype(jnp.float32)
     if how == "cls":
         if outputs.last is None:

@@ -118,7 +118,9 @@ def bind(
       module: any NNX module. Its dropout may be ``nnx.Dropout`` or ours: random state of any kind
         is set from the step's key.
       head: paths of the submodules that are trained whole, such as ``("classifier",)``.
-      forward: ``(module, batch) -> Outputs``; by default ``module(batch)``.
+      forward: ``(module, batch) -> Outputs``; by default ``module(batch)``. A batch is a mapping of
+        columns. Plain logits are accepted in the place of ``Outputs``; algorithms and measures that
+        compare representations need ``Outputs`` with the hidden states.
       **info: other fields of :class:`Model`.
 
     Raises:
@@ -159,9 +161,23 @@ def bind(
         state = nnx.from_flat_state({path: arrays[name] for name, path in paths.items()})
         random = rng if key is None else _seed(rng, key)
         fresh = nnx.merge(train_def if train else eval_def, state, random)
-        return fresh(batch) if forward is None else forward(fresh, batch)
+        return _outputs(fresh(batch) if forward is None else forward(fresh, batch))
 
     return Model(apply, values[1], values[0], kinds, graph, head, forward=forward, **info)
+
+
+def _outputs(returned: Any) -> Outputs:
+    """Returns what a module returned as outputs; plain logits are accepted."""
+    if isinstance(returned, Outputs):
+        return returned
+    if isinstance(returned, jax.Array) and returned.ndim >= 2:
+        return Outputs(returned)
+    shape = f" of shape {returned.shape}" if isinstance(returned, jax.Array) else ""
+    raise InputError(
+        f"The model returned a value of the type {type(returned).__name__}{shape}. It must return"
+        " logits [batch, classes], or fp.typing.Outputs(logits, hidden): change its __call__, or"
+        " give fp.bind a forward=lambda module, batch: ... that makes them."
+    )
 
 
 def _kind(variable: nnx.Variable) -> str:

@@ -2,10 +2,11 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from fedjax_peft import algorithms
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.display import show
 from fedjax_peft.engine.schedule import Sampling
@@ -22,6 +23,7 @@ __all__ = [
     "check_faults",
     "check_memory",
     "check_method",
+    "check_objects",
     "check_settings",
     "clients_a_round",
 ]
@@ -39,6 +41,47 @@ _ZERO = "a whole number from 0 up"
 _MOST = {"rounds": 1_000_000, "seed": 2**63 - 1}
 """Largest values of settings that may not go up to those of int32: the cohort of each round is
 drawn before the first one starts."""
+
+
+def check_objects(
+    model: Any, algorithm: Any, clients: Any, test: Any, client_test: Any, task: Any, stop: Any
+) -> None:
+    """Raises InputError for an argument of ``simulate`` that is another kind of thing."""
+    if not isinstance(model, Model):
+        advice = (
+            f"Load it: fp.load_model({model!r}, head=...)."
+            if isinstance(model, str)
+            else 'Bind an NNX module of your own: fp.bind(module, head=("classifier",)).'
+        )
+        raise _other_kind("model", model, "fp.Model", advice)
+    if not isinstance(algorithm, Algorithm):
+        if isinstance(algorithm, str) and algorithm in algorithms.__all__:
+            advice = f"Make it: fp.algorithms.{algorithm}(optax.adamw(1e-3))."
+        elif isinstance(algorithm, str):
+            advice = nearest(algorithm, algorithms.__all__)
+        elif callable(algorithm):
+            advice = f"Call it: {getattr(algorithm, '__name__', 'it')}(optax.adamw(1e-3))."
+        else:
+            advice = "Make one, such as fp.algorithms.fedavg(optax.adamw(1e-3))."
+        raise _other_kind("algorithm", algorithm, "fp.typing.Algorithm", advice)
+    for name, value, optional in (("clients", clients, False), ("client_test", client_test, True)):
+        if not (isinstance(value, Clients) or (optional and value is None)):
+            advice = "Share a data set out: fp.partition.iid(data, clients=10)."
+            raise _other_kind(name, value, "fp.Clients", advice)
+    if test is not None and not isinstance(test, Dataset):
+        advice = "Of a dict of splits give one: test=data['test']."
+        raise _other_kind("test", test, "fp.Dataset", advice)
+    if task is not None and not isinstance(task, Task):
+        raise _other_kind("task", task, "fp.typing.Task", "fp.tasks has functions that return one.")
+    if stop is not None and not callable(stop):
+        advice = "Make one: fp.early_stop(target=0.8, patience=5)."
+        raise _other_kind("stop", stop, "function of the rows", advice)
+
+
+def _other_kind(argument: str, value: Any, wanted: str, advice: str) -> InputError:
+    # Not its repr, which may be long: a data set's, a module's.
+    given = show(value) if isinstance(value, str) else f"of the type {type(value).__name__}"
+    return InputError(f"The argument {argument!r} is {given}, and must be a {wanted}. {advice}")
 
 
 def check_settings(
@@ -114,6 +157,8 @@ def check_method(
     diagnostics: Sequence[str],
 ) -> None:
     """Raises InputError where model and algorithm do not fit; warns where they hardly do."""
+    if "adapter" not in model.kinds.values() and model.method is None:
+        _check_unattached(model)
     aggregator = algorithm.aggregator
     if aggregator.truncates and model.method is not None and model.method.start_shapes_frozen:
         warnings.warn(
@@ -138,6 +183,21 @@ def check_method(
         )
     if "cka" in diagnostics:
         mode(model.trainable, "global")  # says what is missing
+
+
+def _check_unattached(model: Model) -> None:
+    """Warns of a model to which no PEFT method was attached; without a head it cannot train."""
+    advice = (
+        "Attach a PEFT method: model = fp.attach(model, fp.lora(rank=8)). To train the head alone,"
+        " or everything, say so with fp.peft.head_only() or fp.peft.full()."
+    )
+    if not model.trainable:
+        raise InputError(f"The model has no parameters to train. {advice}")
+    warnings.warn(
+        "The model has 0 adapter parameters: only its head, of"
+        f" {model.counts()['head']:,} parameters, is trained. {advice}",
+        stacklevel=4,
+    )
 
 
 def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> int:

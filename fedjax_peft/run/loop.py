@@ -32,6 +32,7 @@ from fedjax_peft.run.checks import (
     check_faults,
     check_memory,
     check_method,
+    check_objects,
     check_settings,
     clients_a_round,
 )
@@ -265,6 +266,7 @@ def simulate(
         not ``resume``), or with ``nonfinite="raise"`` an upload that is not finite.
     """
     use_compilation_cache()
+    check_objects(model, algorithm, clients, test, client_test, task, stop)
     counts = {
         "rounds": rounds,
         "clients_per_round": 1 if clients_per_round is None else clients_per_round,
