@@ -198,7 +198,12 @@ class ServerUpdate(NamedTuple):
     means, a float32 scalar, 0 for ``like``; None: the length of ``upload - like``. The entries that
     a client does not own (``client_ranks``) are those of ``like`` here."""
     shift: Callable[[PyTree], Params] | None = None
-    """server state -> what is added to leaves of the frozen tree, by name; None: nothing."""
+    """server state -> what is added to leaves of the frozen tree, by name, float32; None: nothing.
+    """
+    measure: Callable[[PyTree, Params, Params, Params], dict[str, jax.Array]] | None = None
+    """(aggregated update, weights before, weights after, fixed leaves) -> metrics of the
+    aggregation, in the place of the aggregator's of the same name. Weights are the leaves that
+    ``shift`` names, as clients compute with them, in float32. None: nothing."""
     metrics: Callable[[PyTree], dict[str, jax.Array]] | None = None
     """server state -> float32 scalars about the update that led to it; None: there are none."""
 
@@ -211,7 +216,10 @@ class ServerUpdate(NamedTuple):
         return (self.like or self.broadcast)(state)
 
     def shifted(self, state: PyTree, frozen: Params) -> Params:
-        """Returns the frozen tree with what the server has added to it, in its own dtypes.
+        """Returns the frozen tree with what the server has added to it.
+
+        These sums are float32, also where the frozen leaf is of a narrower dtype: most of what was
+        added would be rounded away in that.
 
         Raises:
           InputError: it adds to a leaf that there is not, or is of another shape.
@@ -224,7 +232,7 @@ class ServerUpdate(NamedTuple):
                     f" has no frozen {name!r} of shape {x.shape} to add to. LoRA on parts of a"
                     " fused projection cannot be folded: attach it without parts."
                 )
-        return {n: (x + shift[n]).astype(x.dtype) if n in shift else x for n, x in frozen.items()}
+        return {n: x + shift[n] if n in shift else x for n, x in frozen.items()}
 
 
 class Roles(NamedTuple):

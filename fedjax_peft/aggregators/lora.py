@@ -14,7 +14,6 @@ from fedjax_peft.typing import Params
 __all__ = [
     "empty_products",
     "error_metrics",
-    "exact_metrics",
     "matmul",
     "pairs",
     "required_pairs",
@@ -86,16 +85,6 @@ def error_metrics(
     largest = {p: jnp.max(jnp.abs(e)) for p, e in errors.items()}
     norms = {p: jnp.sqrt(jnp.sum(x**2)) for p, x in exact.items()}
     return summarise(frobenius, largest, norms)
-
-
-def exact_metrics(norms: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the metrics of an aggregation that is exact by its algebra.
-
-    Args:
-      norms: module path -> Frobenius norm of the exact average.
-    """
-    nothing = {p: jnp.zeros(()) for p in norms}
-    return summarise(nothing, nothing, norms)
 
 
 def truncation_metrics(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft.aggregators.lora import empty_products
+from fedjax_peft.aggregators.lora import empty_products, error_metrics, matmul, pairs, scale
 from fedjax_peft.typing import (
     Batch,
     Key,
@@ -207,9 +207,16 @@ def holding(
 def fold() -> ServerUpdate:
     """Returns the server that adds a part of the aggregate to the frozen weights.
 
-    The aggregate is ``{"model": shared leaves, "fold": module path -> [in, out]}``. What has been
-    folded in is kept in float32, and added to the kernels of the modules that LoRA wraps.
+    The aggregate is ``{"model": shared leaves, "fold": module path -> [in, out]}``: W + s·AB is the
+    exact average once ``fold`` is added to W. What has been folded in is kept in float32, and added
+    to the kernels of the modules that LoRA wraps.
+
+    The algebra is exact, so the aggregation error is what rounding leaves: it is measured on the
+    kernels that clients compute with.
     """
+
+    def kernel(path: str) -> str:
+        return f"{path}.base.kernel"
 
     def start(shared: Params) -> PyTree:
         return {"model": shared, "fold": empty_products(shared)}
@@ -218,9 +225,18 @@ def fold() -> ServerUpdate:
         del tally
         return {"model": new["model"], "fold": jax.tree.map(jnp.add, state["fold"], new["fold"])}
 
+    def measure(new: PyTree, before: Params, after: Params, fixed: Params) -> dict[str, jax.Array]:
+        model, errors, exact = new["model"], {}, {}
+        for path, (a, b) in pairs(model).items():
+            folded, name = new["fold"][path], kernel(path)
+            exact[path] = folded + scale(fixed, path) * matmul(model[a], model[b])
+            errors[path] = after[name] - before[name] - folded
+        return error_metrics(errors, exact)
+
     return ServerUpdate(
         init=start,
         update=update,
         broadcast=lambda state: state["model"],
-        shift=lambda state: {f"{path}.base.kernel": x for path, x in state["fold"].items()},
+        shift=lambda state: {kernel(path): x for path, x in state["fold"].items()},
+        measure=measure,
     )

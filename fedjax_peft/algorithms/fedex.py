@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.aggregators.lora import exact_metrics, required_pairs
+from fedjax_peft.aggregators.lora import required_pairs
 from fedjax_peft.aggregators.mean import product_errors
 from fedjax_peft.algorithms.checks import lora_model
 from fedjax_peft.algorithms.common import HeadPolicy, Weights, fold, roles
@@ -65,11 +65,10 @@ def _with_residual() -> Aggregator:
 
     def finish(acc: PyTree, like: Params, fixed: Params) -> Aggregated:
         averaged = inner.finish(acc, like, fixed)
-        errors, exact = product_errors(acc, averaged.update, like, fixed)
+        errors, _ = product_errors(acc, averaged.update, like, fixed)
         metrics = {
             "residual": averaged.metrics["aggregation_error"],
             "residual_relative": averaged.metrics["aggregation_error_relative"],
-            **exact_metrics({path: jnp.linalg.norm(x) for path, x in exact.items()}),
         }
         residuals = jax.tree.map(jnp.negative, errors)
         return Aggregated({"model": averaged.update, "fold": residuals}, metrics)

@@ -24,7 +24,6 @@ from fedjax_peft import tree
 from fedjax_peft.aggregators.hetlora import product_norms
 from fedjax_peft.aggregators.lora import (
     empty_products,
-    exact_metrics,
     pairs,
     required_pairs,
     scale,
@@ -150,7 +149,6 @@ def _stacking() -> Aggregator:
         folded = {p: scale(fixed, p) * x / by for p, x in acc["products"].items()}
         for a, b in pairs(like).values():
             new[a], new[b] = like[a], jnp.where(some, 0, like[b])
-        metrics = exact_metrics({p: jnp.linalg.norm(x) for p, x in folded.items()})
-        return Aggregated({"model": new, "fold": folded}, metrics)
+        return Aggregated({"model": new, "fold": folded}, {})
 
     return Aggregator("flora", zero, add, finish, unowned="zero")

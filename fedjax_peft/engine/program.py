@@ -41,6 +41,8 @@ class Setup(NamedTuple):
     """What to measure on test examples beside the task's metrics."""
     participants: int | None = None
     """How many clients have examples; by default all of them."""
+    dtype: Any = np.float32
+    """In which ``apply`` computes."""
 
 
 Work = Literal["training", "tuning", "personal", "global"]
@@ -102,7 +104,7 @@ class Program:
         """Returns all that the compiled program depends on."""
         s = self._setup
         who = (s.clients, s.participants if self._work == "training" else None)
-        static = (s.algorithm, s.apply, s.task, *who, s.mesh, s.diagnosis, s.probe)
+        static = (s.algorithm, s.apply, s.task, *who, s.mesh, s.diagnosis, s.probe, s.dtype)
         leaves, structure = jax.tree.flatten(arguments)
         shapes = tuple((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
         settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
@@ -141,6 +143,7 @@ class Program:
             setup.diagnosis if self._work == "training" else None,
             self._padded,
             setup.participants,
+            setup.dtype,
         )
 
         def measure(*arguments: Any) -> RoundResult:

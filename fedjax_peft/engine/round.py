@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from fedjax_peft import tree
 from fedjax_peft.engine.lengths import token_columns
 from fedjax_peft.engine.plan import Plan
+from fedjax_peft.precision import effective
 from fedjax_peft.random import client_key
 from fedjax_peft.typing import (
     Aggregated,
@@ -83,6 +84,7 @@ def build_round(
     diagnosis: Diagnosis | None = None,
     padded: tuple[int, ...] = (),
     participants: int | None = None,
+    dtype: Any = jnp.float32,
 ) -> Callable[..., RoundResult]:
     """Returns the pure function of a round, to be jitted.
 
@@ -95,6 +97,7 @@ def build_round(
       diagnosis: what else to measure of the global model.
       padded: the padded lengths that ``Plan.bucket`` chooses from; none where there are no tokens.
       participants: how many clients have examples; by default all of them.
+      dtype: in which ``apply`` computes.
     """
     server_ = algorithm.server
     participants = clients if participants is None else participants
@@ -150,6 +153,13 @@ def build_round(
         tally = Tally(number, participants, jnp.sum(taken, dtype=jnp.float32), heard)
         new = server_.update(server, result.update, tally)
         measured = result.metrics
+        if server_.shift is not None and server_.measure is not None:
+            names = server_.shift(server)
+            before, after = (
+                {n: effective(weights[n].astype(jnp.float32), dtype) for n in names}
+                for weights in (base, server_.shifted(new, frozen))
+            )
+            measured = measured | server_.measure(result.update, before, after, fixed)
         if server_.metrics is not None:
             measured = measured | server_.metrics(new)
         if diagnosis is not None:
@@ -418,6 +428,7 @@ def _sending_nothing(
     )
     still = algorithm.server._replace(
         update_norm=None,
+        measure=None,
         update=lambda state, update, tally: state,
         broadcast=algorithm.server.broadcast if personal else algorithm.server.model,
         like=lambda state: {},

@@ -56,6 +56,9 @@ class Model:
     forward: Callable[[Any, Batch], Outputs] | None = None
     method: Any = None
     """The PEFT method that was attached, or None."""
+    wide: frozenset[str] = frozenset()
+    """Frozen leaves that a run holds in float32 whatever the compute dtype: something was added to
+    them that is too small for it. LoRA's layers compute with all of it."""
 
     def module(self) -> nnx.Module:
         """Returns a fresh NNX module with these arrays."""
@@ -85,9 +88,21 @@ class Model:
     def compute_frozen(self) -> Params:
         """Returns the frozen tree as a run holds it: matrices in the compute dtype."""
         return {
-            name: x.astype(self.dtype) if x.ndim > 1 and x.dtype == jnp.float32 else x
+            name: x.astype(self.dtype)
+            if x.ndim > 1 and x.dtype == jnp.float32 and name not in self.wide
+            else x
             for name, x in self.frozen.items()
         }
+
+    def shifted(self, changes: Params) -> "Model":
+        """Returns the model with float32 arrays added to frozen leaves, by name.
+
+        The sums are those that a run computes with: the leaf as the run holds it, rounded to the
+        compute dtype, plus the change, which is not rounded.
+        """
+        held = tree.select(self.compute_frozen(), changes)
+        moved = {name: x.astype(jnp.float32) + changes[name] for name, x in held.items()}
+        return self.replace(frozen={**self.frozen, **moved}, wide=self.wide | set(moved))
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n:,} {kind}" for kind, n in self.counts().items())

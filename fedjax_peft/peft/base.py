@@ -137,6 +137,9 @@ def abstract_model(config: Mapping[str, Any], method: Method | None = None, *, h
 def merge(model: Model, params: Params | None = None) -> Model:
     """Returns a plain model in which everything that was trained is part of the weights.
 
+    The weights are float32. A plain model that computes in bfloat16 rounds them, and with that most
+    of a change that is below 0.2 % of its weight.
+
     Args:
       model: with a method attached.
       params: the trained leaves, such as ``Run.params``; by default the model's own.

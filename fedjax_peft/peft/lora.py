@@ -18,6 +18,7 @@ from fedjax_peft.linalg import FRESH, canonical, dead_directions
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.models.layers import Dropout, FusedLinear
 from fedjax_peft.peft.base import Adapted, Defaults, Method, Targets, find, replace_module
+from fedjax_peft.precision import is_wider, split
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Key
 
@@ -50,6 +51,24 @@ class LowRank(nnx.Module):
         return jnp.matmul(self.lora_a[...], b, precision="highest")
 
 
+def frozen_output(base: nnx.Linear, x: jax.Array) -> jax.Array:
+    """Returns the output of a frozen layer for ``x`` ``[..., in]``.
+
+    A kernel that is wider than the compute dtype is used in full, as a sum of two narrow ones. An
+    algorithm that adds to frozen weights (FLoRA, FedEx-LoRA) gives such kernels; a plain layer
+    would round most of what was added away.
+    """
+    kernel, dtype = base.kernel[...], base.dtype
+    if dtype is None or not is_wider(kernel, dtype):
+        return base(x)
+    # One product with twice as many inputs: the two parts are added before the output is rounded.
+    x = x.astype(dtype)
+    y = jnp.concatenate([x, x], axis=-1) @ jnp.concatenate(split(kernel, dtype))
+    if base.bias is None:
+        return y
+    return y + jnp.broadcast_to(base.bias[...].astype(dtype), y.shape)
+
+
 class LoRALinear(LowRank, Adapted):
     """A linear layer and its low-rank update. ``base`` is frozen."""
 
@@ -59,7 +78,7 @@ class LoRALinear(LowRank, Adapted):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the layer's output for ``x`` ``[..., in]``."""
-        y = self.base(x)
+        y = frozen_output(self.base, x)
         return y + self.update(x, y.dtype)
 
     def merged(self) -> nnx.Module:

@@ -71,8 +71,7 @@ class Run:
     @property
     def trained(self) -> Model:
         """The global model as it is now, to go on from: its leaves start where this run ended."""
-        frozen = self.algorithm.server.shifted(self.server, self.model.frozen)
-        return self.model.replace(frozen=frozen, trainable=self.params)
+        return _shifted(self.model, self.algorithm, self.server).replace(trainable=self.params)
 
     def client_params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model."""
@@ -340,6 +339,7 @@ def simulate(
         diagnosis(diagnostics),
         adapters_cka if "cka" in diagnostics else None,
         int(np.count_nonzero(clients.sizes)),
+        model.dtype,
     )
 
     def program(schedule: Schedule) -> Program:
@@ -563,11 +563,17 @@ def _global(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
     return {**model.trainable, **algorithm.server.model(server)}
 
 
+def _shifted(model: Model, algorithm: Algorithm, server: PyTree) -> Model:
+    """Returns the model with what the server has added to its frozen leaves."""
+    shift = algorithm.server.shift
+    return model if shift is None else model.shifted(shift(server))
+
+
 def _learned(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
     """Returns the global leaves, and those of the frozen tree that the server has moved."""
-    moved = {} if algorithm.server.shift is None else algorithm.server.shift(server)
-    frozen = algorithm.server.shifted(server, tree.select(model.frozen, moved))
-    return {**_global(model, algorithm, server), **frozen}
+    frozen = _shifted(model, algorithm, server).frozen
+    moved = [name for name, x in frozen.items() if x is not model.frozen[name]]
+    return {**_global(model, algorithm, server), **tree.select(frozen, moved)}
 
 
 def _row(number: int, plan: Plan, result: RoundResult, *, each: bool, lower: Sequence[str]) -> Row:

@@ -70,7 +70,8 @@ def load_trained(directory: str | Path) -> tuple[Model, Params, dict[str, Any]]:
             raise InputError(
                 f"The trained leaves in {directory} do not fit the model of its config."
             )
-    return model.replace(frozen={**model.frozen, **moved}), params, config
+    frozen = {**model.frozen, **moved}
+    return model.replace(frozen=frozen, wide=frozenset(moved)), params, config
 
 
 class ClientModels(NamedTuple):

@@ -260,7 +260,8 @@ EXACT = ("ffa", "rolora", "flora", "fedex")
 def test_exact_methods_report_no_error(method):
     for result in fast(method)[0]:
         for name in ("", "_relative", "_max", "/layer"):
-            assert result.aggregation[f"aggregation_error{name}"] < 1e-7
+            # FLoRA and FedEx measure it on sums with the kernel, in float32.
+            assert result.aggregation[f"aggregation_error{name}"] < 1e-6
 
 
 def test_fedex_reports_what_it_folds():
