@@ -10,7 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["check_output", "defer_interrupts", "naming", "replace_file"]
+__all__ = ["check_output", "defer_interrupts", "naming", "read_text", "replace_file"]
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Returns the text of a file in UTF-8; a pipe or a terminal will do.
+
+    Raises:
+      OSError: no such file, or a device such as ``/dev/zero``, which never ends.
+      UnicodeDecodeError: not UTF-8.
+    """
+    with naming(path), open(path, encoding="utf-8") as file:
+        if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.isatty():
+            raise OSError(errno.EINVAL, "It is a device, not a file")
+        return file.read()
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:

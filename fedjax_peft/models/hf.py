@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from fedjax_peft import assets
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.files import read_text
 from fedjax_peft.hub import printed_once
 from fedjax_peft.linalg import is_finite
 from fedjax_peft.memory import require
@@ -370,7 +371,7 @@ def read_json(path: Path) -> dict[str, Any]:
       InputError: no such file, or anything else in it.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except OSError:
         raise InputError(f"{path.parent} holds no {path.name}.") from None
     except ValueError as error:

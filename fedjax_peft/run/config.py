@@ -46,6 +46,7 @@ from fedjax_peft import aggregators, algorithms, assets, peft, tasks
 from fedjax_peft.data import Clients, Dataset, partition, sources
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.files import read_text
 from fedjax_peft.models import heads, hf
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import Method, attach
@@ -174,7 +175,7 @@ def load(path: str | Path) -> Config:
     """
     path = Path(path)
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise InputError(f"There is no config file {str(path)!r}.") from None
     except OSError as error:

@@ -28,6 +28,7 @@ _ADVICE = {
     errno.EACCES: "Choose another path, or change its permissions",
     errno.EPERM: "Choose another path, or change its permissions",
     errno.EROFS: "Choose another path",
+    errno.EEXIST: "Choose another path: a file or a link of this name is in the way",
     errno.ENOTDIR: "A part of the path is a file, not a folder",
     errno.EISDIR: "It is a folder, and a file is needed",
     errno.ELOOP: "Symbolic links on the path lead in a circle",

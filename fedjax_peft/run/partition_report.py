@@ -301,7 +301,7 @@ def composition(report: PartitionReport) -> "Figure":
 
 def _name(axis: "Axis", clients: Sequence[str], *, turned: bool = True) -> None:
     """Writes the name of each client where it stands; of many, none: a place is no number."""
-    named = clients if len(clients) <= NAMED else ()
+    named = [plots.drawable(name) for name in clients] if len(clients) <= NAMED else []
     axis.set_ticks(range(len(named)), named)
     if turned and any(len(name) > 3 for name in named):
         axis.set_tick_params(rotation=90)

@@ -18,6 +18,7 @@ from fedjax_peft.data.encode import encode
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import tokenize
 from fedjax_peft.errors import InputError
+from fedjax_peft.files import read_text
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import of_client
 from fedjax_peft.run import config as configs
@@ -463,7 +464,7 @@ def read_inputs(path: str | Path, task: str) -> list[dict[str, Any]]:
         )
     rows: list[dict[str, Any]] = []
     try:
-        content = Path(path).read_text(encoding="utf-8")
+        content = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The input {str(path)!r} cannot be read: {error}.") from None
     # split, not splitlines: JSON strings may hold other line separators raw.

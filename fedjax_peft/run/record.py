@@ -18,7 +18,7 @@ import tomli_w
 from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.errors import InputError
-from fedjax_peft.files import replace_file
+from fedjax_peft.files import read_text, replace_file
 from fedjax_peft.run import history, lock
 from fedjax_peft.run.checkpoint import Checkpoints
 from fedjax_peft.run.history import Row
@@ -203,7 +203,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """
     path = directory / "config.toml"
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except OSError:
         raise InputError(f"{directory} is not a run directory: it has no config.toml.") from None
     except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8

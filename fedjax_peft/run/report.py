@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import replace_file
+from fedjax_peft.files import read_text, replace_file
 from fedjax_peft.run import plots
 from fedjax_peft.run.history import (
     Row,
@@ -248,7 +248,7 @@ def _load(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = parse(path.read_text(encoding="utf-8"))
+        content = parse(read_text(path))
     except (OSError, ValueError) as error:  # both parsers raise ValueErrors
         raise InputError(f"{path} cannot be read: {error}.") from error
     if not isinstance(content, dict):

@@ -290,6 +290,26 @@ def test_overwrite_removes_only_runs(project, tmp_path, capsys):
     assert (tmp_path / "precious.txt").read_text() == "keep"
 
 
+def test_outputs_that_cannot_be_written_are_named_before_the_work(finished, tmp_path, capsys):
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "w1"}')
+    (tmp_path / "file").write_text("")
+    for place in (
+        tmp_path,
+        tmp_path / "file" / "x",
+        tmp_path / "none" / "x",
+        tmp_path / ("x" * 300),
+    ):
+        error = fails(
+            capsys, "predict", str(finished), "--input", str(source), "--output", str(place)
+        )
+        assert str(place)[:60] in error
+    error = fails(capsys, "report", str(finished), "--out", str(tmp_path / "file"))
+    assert "cannot be written" in error
+    for endless in ("/dev/zero", "/dev/full"):
+        assert "is a device" in fails(capsys, "run", endless)
+
+
 def test_reports_and_predictions_need_a_run(tmp_path, capsys):
     """A folder that is no run is named."""
     assert str(tmp_path) in fails(capsys, "report", str(tmp_path))

@@ -77,6 +77,32 @@ def test_a_damaged_earlier_line_is_named(tmp_path, line):
         read_metrics(path)
 
 
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ('"clients": 3', "'clients' is 3"),
+        ('"dropped": [[1]]', "'dropped'"),
+        ('"late": {"a": 1}', "'late'"),
+        ('"headline": "a/b"', "'headline' is 'a/b'"),
+        ('"headline": ["x"]', "'headline'"),
+        ('"headline_better": 1', "'headline_better'"),
+        ('"time": [1]', "'time'"),
+        ('"roles": {"shared": "x"}', "'roles'"),
+        ('"test_accuracy": "high"', "'test_accuracy' is 'high'"),
+        ('"bytes_up": [1]', "'bytes_up'"),
+        (f'"anything": [{10**400}]', "beyond 64 bits"),
+        ('"x": ' + "[" * 100_000, ""),
+        ('"round": -1', "'round' is -1"),
+        (f'"round": {2**40}', "'round'"),
+    ],
+)
+def test_a_row_that_was_edited_is_refused_with_its_line_and_field(tmp_path, field, words):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"round": 0}}\n{{"round": 1, {field}}}\n')
+    with pytest.raises(InputError, match=rf"metrics.jsonl, line 2 is not a row.*{words}"):
+        read_metrics(path)
+
+
 def test_a_missing_file_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         read_metrics(tmp_path / "metrics.jsonl")

@@ -1,5 +1,6 @@
 """The report of a partition says what its clients have, and the figures show it."""
 
+import io
 import json
 import math
 
@@ -161,6 +162,20 @@ def test_configs_that_share_data_alike_are_reported_once():
     assert partition_report.classes_key(other) is None
     by = {**one, "partition": {"name": "iid", "by": "cluster"}}
     assert partition_report.classes_key(by) == "cluster"
+
+
+@pytest.mark.parametrize("name", ["$\\frac{$", "$$$", "\x1b[2J", "[/red]", "東京\u202e", "a\nb"])
+def test_names_of_users_are_drawn_as_they_are(name, tmp_path):
+    labels = np.arange(40, dtype=np.int32) % 2
+    data = Dataset({"labels": labels}, (name, f"{name}!"), "toy", meta={name: labels})
+    parts = (np.arange(20), np.arange(20, 40))
+    report = partition_report.inspect(Clients(data, parts, (name, f"{name}?")), name)
+    assert len(partition_report.write(report, tmp_path)) == 3
+    text = io.StringIO()
+    for table in (partition_report.size_table(report), partition_report.class_table(report)):
+        Console(file=text, width=80).print(table)
+    assert "\x1b" not in text.getvalue()
+    assert "\u202e" not in text.getvalue()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
