@@ -329,6 +329,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="files whose name contains this")
     parser.add_argument("--sample", type=int, default=40, help="how many beside the named ones")
+    parser.add_argument("--no-named", action="store_true", help="leave the named ones out")
     parser.add_argument("--all", action="store_true", help="every mutant: takes hours")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--budget", type=float, default=1200, help="seconds after which it stops")
@@ -351,7 +352,8 @@ def main() -> int:
     files = [f for f in files if a.only in f]
     made = [m for file in files for m in mutants_of(file)]
     chosen = made if a.all else sample(made, a.sample, a.seed)
-    chosen = [m for m in named() if m.file in files] + chosen
+    if not a.no_named:
+        chosen = [m for m in named() if m.file in files] + chosen
     print(f"{len(made)} mutants in {len(files)} files; {len(chosen)} are run", flush=True)
     if a.list:
         for mutant in chosen:

@@ -26,6 +26,8 @@ POOLED = toy.clients([33])
 OPTIONS = {"scaffold": {"learning_rate": 0.1}, "fra_ffa": {"at": 1}}
 PLATEAU = {"trigger": "plateau", "patience": 1}
 DUAL = ("fedmatch", "fedmcp")
+ALONE = ("centralised", "local")
+"""Nothing is sent, or there are no others."""
 OTHERS = {
     "fedopt": functools.partial(algorithms.fedopt, server=optax.adam(0.1)),
     "fedavg_fra": functools.partial(algorithms.fedavg, aggregator=aggregators.fra()),
@@ -33,6 +35,7 @@ OTHERS = {
     "fedavg_hetlora": functools.partial(algorithms.fedavg, aggregator=aggregators.hetlora()),
     "fedavg_private_head": functools.partial(algorithms.fedavg, head="private"),
     "fedavg_keeps_optimizer": functools.partial(algorithms.fedavg, keep_optimizer=True),
+    "fedavgm_product": functools.partial(algorithms.fedavgm, space="product"),
     "fra_ffa_plateau": functools.partial(algorithms.fra_ffa, **PLATEAU),
     "hetlora_prunes": functools.partial(algorithms.hetlora, prune=0.5),
 }
@@ -167,6 +170,21 @@ def test_a_round_that_nobody_takes_part_in_changes_nothing(name):
     again = engine.run(Cohort([], [], []), 2, jax.tree.map(jnp.asarray, first[:2]))
     for a, b in zip(jax.tree.leaves(first[:2]), jax.tree.leaves(again[:2]), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ALONE], indirect=True)
+def test_a_single_client_with_a_single_example_moves_the_server(name):
+    """The least that there can be: a total weight of 1, and one upload."""
+    engine = rig(name)
+    cohort = engine.schedule.cohort(1)
+    place = SIZES.index(1)
+    result = engine.run(Cohort(*([x[place]] for x in cohort)), 1)
+    start = engine.algorithm.server.model(engine.start()[0])
+    new = engine.algorithm.server.model(result.server)
+    shift = engine.algorithm.server.shift
+    moved = [np.abs(new[n] - x).max() for n, x in start.items()]
+    moved += [] if shift is None else [np.abs(x).max() for x in shift(result.server).values()]
+    assert max(moved) > 1e-4
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "centralised"], indirect=True)
