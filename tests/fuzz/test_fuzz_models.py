@@ -53,7 +53,7 @@ def test_a_damaged_file(intact, copy, data, name):
     load(intact, copy, name, content)
 
 
-@fuzz(60)
+@fuzz(40)
 @given(data=st.data(), name=st.sampled_from([f for f in FILES if f.endswith("json")]))
 def test_hostile_values(intact, copy, data, name):
     content = data.draw(damaged_json(json.loads((intact / name).read_text())))

@@ -91,7 +91,7 @@ def test_hostile_environment(place, content):
     show(place, environment_json=dumped(content))
 
 
-@fuzz(6)
+@fuzz(4)
 @given(data=st.data())
 def test_hostile_pages(place, data):
     rows = data.draw(damaged_json(ROWS))

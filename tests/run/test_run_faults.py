@@ -67,7 +67,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch):
 
 def test_refused_arguments_are_shown_without_escapes(capsys):
     with pytest.raises(SystemExit):
-        cli.main(["list", "\x1b[2J" + "x" * 10_000])
+        cli.main(["assets", "a", "\x1b[2J" + "x" * 10_000])
     told = capsys.readouterr().err
     assert "\x1b" not in told
     assert len(told) < 2000
