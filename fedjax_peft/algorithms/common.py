@@ -209,7 +209,8 @@ def fold() -> ServerUpdate:
 
     The aggregate is ``{"model": shared leaves, "fold": module path -> [in, out]}``: W + s·AB is the
     exact average once ``fold`` is added to W. What has been folded in is kept in float32, and added
-    to the kernels of the modules that LoRA wraps.
+    to the kernels of the modules that LoRA wraps; these compute with the float32 sum also in a
+    narrower dtype (:mod:`fedjax_peft.precision`).
 
     The algebra is exact, so the aggregation error is what rounding leaves: it is measured on the
     kernels that clients compute with.

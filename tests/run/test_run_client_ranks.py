@@ -10,6 +10,7 @@ from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.errors import InputError
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
+from fedjax_peft.peft.selective import head_only
 from fedjax_peft.run.loop import simulate
 from fedjax_peft.testing import tiny_model
 
@@ -127,6 +128,6 @@ def test_ranks_that_do_not_fit(ranks, message):
 
 def test_models_that_have_no_ranks():
     with pytest.raises(InputError, match="needs a model with LoRA"):
-        run([1] * 4, model=tiny_model(3))  # its head alone is trained
+        run([1] * 4, model=attach(tiny_model(3), head_only()))
     with pytest.raises(InputError, match="SVD start"):
         run([1] * 4, model=attach(tiny_model(3), lora(2, init="svd")))
