@@ -15,7 +15,7 @@ import fedjax_peft
 ROOT = Path(fedjax_peft.__file__).parent
 LAYERS = [
     {"typing", "errors", "files", "display"},
-    {"tree", "random", "linalg", "precision", "assets", "modes", "hub"},
+    {"tree", "random", "linalg", "memory", "precision", "assets", "modes", "hub"},
     {"models", "peft", "data", "tasks"},
     {"aggregators", "algorithms"},
     {"engine"},
