@@ -1,9 +1,16 @@
 """What the README shows runs as it stands there."""
 
 import re
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from fedjax_peft import assets, testing
+from fedjax_peft.data import sources
+from fedjax_peft.run import cli
 
 ROOT = Path(__file__).parents[1]
 
@@ -66,3 +73,51 @@ def test_data_sets_of_the_papers(capsys):
     exec(code_block('by="tag_set"'), names)
     assert "fedavg: 3 rounds, test f1 0." in capsys.readouterr().out
     assert names["run"].metrics[-1]["test_precision"] >= 0
+
+
+SMALL = {
+    "run": ["rounds=1", "local_steps=1", "batch_size=4", "data.max_length=8", "lanes=1"],
+    "bench": ["layers=1", "hidden=8", "heads=2", "ffn=8", "vocab=9", "length=4", "batch=2"],
+}
+"""What makes a command quick; the rest of it stays as the README has it."""
+
+
+def commands() -> list[str]:
+    """Returns the lines of the README's shell blocks, but for those of ``make``."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line]
+    return [line for line in lines if not line.startswith("make ")]
+
+
+@pytest.mark.timeout(1200)
+def test_commands_in_order(tmp_path, monkeypatch, capfd):
+    """From top to bottom in one folder, as a newcomer types them; on a tiny model and tiny data.
+
+    No directory is written twice, and none is read that no command has made.
+    """
+    tiny = {
+        "minilm-l6": testing.write_tiny_checkpoint(tmp_path / "assets" / "model"),
+        "20newsgroups": testing.write_tiny_texts(tmp_path / "assets" / "news", train=400, test=500),
+    }
+    for module in (assets, sources):
+        monkeypatch.setattr(module, "fetch", tiny.__getitem__)
+    place = tmp_path / "clone"
+    shutil.copytree(ROOT / "experiments", place / "experiments")
+    monkeypatch.chdir(place)
+    assert len(commands()) > 20
+    for line in commands():
+        program, *words = shlex.split(line, comments=True)
+        if program != "fedjax-peft":
+            subprocess.run(line, shell=True, check=True)
+            continue
+        small = [] if "--explain" in words else SMALL.get(words[0], [])
+        try:
+            code = cli.main([*words, *small])
+        except SystemExit as exit_:  # of --explain
+            code = exit_.code
+        assert code == 0, f"{line}: {capfd.readouterr().err}"
+    made = {str(path.relative_to(place)) for path in place.glob("*/*")}
+    assert {"runs/mine", "runs/fra", "runs/compared", "adapters/mine"} <= made
+    assert len((place / "labels.jsonl").read_text().splitlines()) == 1
+    names = [path.name for path in (place / "adapters" / "personal").iterdir()]
+    assert len(names) == 10, "one for each client"

@@ -232,6 +232,10 @@ def _parser() -> argparse.ArgumentParser:
     fetch = command(_assets, "list or fetch the demo's model and data")
     fetch.add_argument("name", nargs="?", metavar="NAME")
 
+    shell = command(_completion, "print a script for your shell, which then completes with Tab")
+    shell.add_argument("shell", choices=["bash", "zsh", "tcsh"])
+    shell.epilog = "bash: eval \"$(fedjax-peft completion bash)\" in ~/.bashrc"
+
     names = command(_list, "list what a config can name, and what it means")
     names.add_argument(
         "words",
@@ -594,6 +598,12 @@ def _list(options: argparse.Namespace) -> None:
         "systems (system = ...), and what each leaves to you": presets.lines(),
     }
     print(listing(sections, options.words))
+
+
+def _completion(options: argparse.Namespace) -> None:
+    from fedjax_peft.run.completion import script
+
+    print(script(_parser(), options.shell))
 
 
 def _data_lines(source: "Source") -> str:
