@@ -66,13 +66,13 @@ def test_python_example(tmp_path, monkeypatch):
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
-@pytest.mark.assets
-def test_data_sets_of_the_papers(capsys):
-    """Tagging, on the stand-in of WNUT 2017."""
+def test_data_sets_of_the_papers(tmp_path, monkeypatch, capsys):
+    """Tagging, on the stand-in of WNUT 2017: it learns something."""
+    monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(code_block('by="tag_set"'), names)
-    assert "fedavg: 3 rounds, test f1 0." in capsys.readouterr().out
-    assert names["run"].metrics[-1]["test_precision"] >= 0
+    assert "fedavg: 20 rounds, test f1 0." in capsys.readouterr().out
+    assert names["run"].metrics[-1]["test_f1"] > 0.5
 
 
 SMALL = {

@@ -234,7 +234,7 @@ def _parser() -> argparse.ArgumentParser:
 
     shell = command(_completion, "print a script for your shell, which then completes with Tab")
     shell.add_argument("shell", choices=["bash", "zsh", "tcsh"])
-    shell.epilog = "bash: eval \"$(fedjax-peft completion bash)\" in ~/.bashrc"
+    shell.epilog = 'bash: eval "$(fedjax-peft completion bash)" in ~/.bashrc'
 
     names = command(_list, "list what a config can name, and what it means")
     names.add_argument(
