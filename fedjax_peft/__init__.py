@@ -11,6 +11,7 @@ _PUBLIC = {
     "Model": "models.base",
     "bind": "models.base",
     "load_model": "models.hf",
+    "load_run": "run.loading",
     "load_tokenizer": "models.hf",
     "random_model": "models.hf",
     "heads": "models",
@@ -56,6 +57,7 @@ __all__ = [
     "heterogeneity",
     "load_dataset",
     "load_model",
+    "load_run",
     "load_tokenizer",
     "lora",
     "merge",
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from fedjax_peft.peft.base import attach, count, merge
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.run.cost import TimeModel
+    from fedjax_peft.run.loading import load_run
     from fedjax_peft.run.loop import Run, simulate
     from fedjax_peft.run.predict import embed
     from fedjax_peft.run.stopping import early_stop

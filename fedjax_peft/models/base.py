@@ -59,6 +59,9 @@ class Model:
     wide: frozenset[str] = frozenset()
     """Frozen leaves that a run holds in float32 whatever the compute dtype: something was added to
     them that is too small for it. LoRA's layers compute with all of it."""
+    recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """How ``load_model`` or ``random_model`` made it, so that a run on disk can make it again;
+    empty for a bound module and for merged weights."""
 
     def module(self) -> nnx.Module:
         """Returns a fresh NNX module with these arrays."""

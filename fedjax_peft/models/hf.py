@@ -128,6 +128,15 @@ def load_model(
         tokenizer=_tokenizer(directory),
         labels=head.labels,
         dtype=jnp.dtype(dtype),
+        recipe={
+            "made_by": "load_model",
+            "name": str(Path(name).resolve() if Path(name).is_dir() else name),
+            "head": head.kind,
+            "dtype": str(dtype),
+            "dropout": dropout,
+            "source": source,
+            "seed": seed,
+        },
     )
 
 
@@ -163,6 +172,14 @@ def random_model(
         config=dict(config),
         labels=head.labels,
         dtype=jnp.dtype(dtype),
+        recipe={
+            "made_by": "random_model",
+            "config": dict(config),
+            "head": head.kind,
+            "dtype": str(dtype),
+            "dropout": dropout,
+            "seed": seed,
+        },
     )
 
 

@@ -172,6 +172,7 @@ def _rebound(module: nnx.Module, model: Model, method: Method | None) -> Model:
         labels=model.labels,
         dtype=model.dtype,
         method=method,
+        recipe={} if method is None else model.recipe,  # merged weights are others
     )
 
 

@@ -483,19 +483,17 @@ def _export(options: argparse.Namespace) -> None:
 
 def _predict(options: argparse.Namespace) -> None:
     _prepare_jax()
-    from fedjax_peft.run import config as configs
+    from fedjax_peft.run import loading, record
     from fedjax_peft.run import predict as predicting
-    from fedjax_peft.run import record
 
     check_output(options.output)  # before all the work whose result goes there
-    task = configs.task_of(record.read_config(options.run))
+    task, length = loading.inputs_of(options.run, record.read_config(options.run))
     rows = predicting.read_inputs(options.input, task)
     models = _models(options)
-    length = models.config["data"].get("max_length", 128)
     wanted: list[int | None] = [*models.chosen] or [None]
     for client in wanted:
         params = models.params(client)
-        answers = predicting.answer(models.model, params, rows, task=task, max_length=length)
+        answers = predicting.answer(models.model, params, rows, task=task, max_length=length or 128)
         lines = "".join(f"{json.dumps(line)}\n" for line in answers)
         output = options.output
         if options.clients is not None:

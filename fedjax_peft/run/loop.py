@@ -41,6 +41,7 @@ from fedjax_peft.run.estimate import estimate
 from fedjax_peft.run.evaluation import evaluate, evaluations, worst
 from fedjax_peft.run.history import Row, finite_or_none, headline, seen_clients
 from fedjax_peft.run.progress import Phase, Phases
+from fedjax_peft.run.recipe import save_recipe
 from fedjax_peft.run.record import Record, device_name
 from fedjax_peft.run.stopping import Stop
 from fedjax_peft.run.tuning import tuned, tuned_figures
@@ -377,6 +378,8 @@ def simulate(
         Phases(rounds, on_phase, progress) as phases,
         Record.open(out, resume, about, phases.apart(on_round)) as record,
     ):
+        if record.out is not None and config is None:
+            save_recipe(record.out, model, _text_length(clients.data))
         saved = None
         if record.checkpoints:
             last = record.rows[-1]["round"] if record.rows else -1

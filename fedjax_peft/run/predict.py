@@ -21,8 +21,7 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.files import read_text
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import of_client
-from fedjax_peft.run import config as configs
-from fedjax_peft.run import history, record
+from fedjax_peft.run import history, loading, record
 from fedjax_peft.tasks.question_answering import answers
 from fedjax_peft.typing import Algorithm, Batch, Outputs, Params, PyTree
 
@@ -42,6 +41,7 @@ __all__ = [
     "predict",
     "read_clients",
     "read_inputs",
+    "restore_checkpoint",
     "untrained_note",
 ]
 
@@ -50,18 +50,13 @@ def load_trained(directory: str | Path) -> tuple[Model, Params, dict[str, Any]]:
     """Returns the model of a run directory, its trained global leaves, and the run's config.
 
     Raises:
-      InputError: no run, one without a checkpoint yet, or one made in Python (its config does not
-        say how to make the model again; use ``Run.export`` and ``Run.predict`` there).
+      InputError: no run, one without a checkpoint yet, or one made in Python whose model cannot be
+        made again.
     """
     directory = Path(directory)
     config = record.read_config(directory)
-    if "model" not in config:
-        raise InputError(
-            f"{directory} was made by fp.simulate in Python, so its config does not say how to"
-            " make the model again: use run.export() and run.predict() there."
-        )
     learned, labels = record.read_params(directory)
-    model = configs.build_model(configs.resolve(config), labels)
+    model = loading.base_model(directory, config, labels)
     # Some algorithms move frozen weights too.
     moved = {name: value for name, value in learned.items() if name in model.frozen}
     params = {name: value for name, value in learned.items() if name not in moved}
@@ -137,14 +132,11 @@ def load_clients(directory: str | Path) -> ClientModels:
         cannot be read.
     """
     model, params, config = load_trained(directory)
-    algorithm = configs.build_algorithm(configs.resolve(config))
+    algorithm = loading.algorithm_of(Path(directory), config, model)
     names = tree.assign_roles(model.kinds, algorithm.roles)
     shared, private = (tree.select(model.trainable, names[role]) for role in ("shared", "private"))
-    kept = jax.eval_shape(algorithm.keep, shared, private)
-    check_clients([], kept)
-    number, (server, stacked) = _restore(
-        Path(directory) / "checkpoints", jax.eval_shape(algorithm.server.init, shared), kept
-    )
+    check_clients([], jax.eval_shape(algorithm.keep, shared, private))
+    number, server, stacked = loading.restore(Path(directory), model, algorithm)
     rows = history.read_metrics(Path(directory) / "metrics.jsonl")
     seen = history.seen_clients(row for row in rows if row["round"] <= number)
     return ClientModels(model, algorithm, params, server, stacked, config.get("client_ranks"), seen)
@@ -176,7 +168,7 @@ def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> T
     """
     if clients is None:
         model, params, config = load_trained(directory)
-        algorithm = configs.build_algorithm(configs.resolve(config))
+        algorithm = loading.algorithm_of(Path(directory), config, model)
         advice = "Choose a client's model, such as --client 0, or --clients all for all of them."
         check_global(model, algorithm, advice)
         return TrainedModels(model, algorithm, config, [], lambda _: params)
@@ -263,7 +255,9 @@ def read_clients(text: str, private: PyTree) -> list[int]:
     return clients
 
 
-def _restore(directory: Path, server: PyTree, private: PyTree) -> tuple[int, tuple[PyTree, PyTree]]:
+def restore_checkpoint(
+    directory: Path, server: PyTree, private: PyTree
+) -> tuple[int, tuple[PyTree, PyTree]]:
     """Returns the round, the server's state and what the clients keep, ``[clients, ...]``.
 
     How many clients there are is read off the checkpoint, and nothing on disk is changed.
@@ -286,7 +280,7 @@ def _restore(directory: Path, server: PyTree, private: PyTree) -> tuple[int, tup
         for number in sorted(manager.all_steps(), reverse=True):
             try:
                 _, stored = manager.item_metadata(number).tree
-                clients = jax.tree.leaves(stored)[0].shape[0]
+                clients = next((x.shape[0] for x in jax.tree.leaves(stored)), 0)
                 stacked = jax.eval_shape(functools.partial(tree.broadcast, n=clients), private)
                 like = jax.tree.map(
                     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),

@@ -265,6 +265,7 @@ def test_records_are_those_of_the_whole_run(straight):
         "config.toml",
         "environment.json",
         "metrics.jsonl",
+        "model.json",
         "params.safetensors",
         "tensorboard",
     }

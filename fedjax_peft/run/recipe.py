@@ -1,0 +1,156 @@
+"""What a run that was made in Python keeps of its model, so that the model can be made again.
+
+``model.json`` beside the metrics says how ``load_model`` or ``random_model`` made the model and
+which method was attached. The base weights are not copied: their sums are noted, and compared when
+the model is made again. A run of a config file needs none of this, for its config says the same.
+"""
+
+import inspect
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_peft import peft
+from fedjax_peft.errors import InputError
+from fedjax_peft.files import replace_file
+from fedjax_peft.models import heads, hf
+from fedjax_peft.models.base import Model
+from fedjax_peft.peft.base import Method, attach
+from fedjax_peft.typing import Params
+
+__all__ = ["NAME", "load_recipe", "make_model", "save_recipe"]
+
+NAME = "model.json"
+_ADVICE = "Give the model: fp.load_run(directory, model=...)."
+
+
+def save_recipe(directory: Path, model: Model, max_length: int | None) -> None:
+    """Writes how to make a model again, or why that cannot be known.
+
+    Args:
+      directory: of the run.
+      model: as given to ``simulate``.
+      max_length: tokens of a text; None if the data are no texts.
+    """
+    reason, method = "", None
+    if not model.recipe:
+        reason = "it is a module of your own, or was changed after loading, and only code makes it"
+    elif model.method is not None:
+        method = {"name": model.method.name, "options": _plain(model.method.options)}
+        if _method(method) is None:
+            reason = f"its method {model.method.name!r} is of your own, and only code makes it"
+    about = {
+        "reason": reason,
+        "model": _plain(model.recipe),
+        "labels": list(model.labels),
+        "method": method,
+        "max_length": max_length,
+        "frozen": {} if reason else _sums(model.frozen),
+    }
+    replace_file(directory / NAME, (json.dumps(about, indent=1) + "\n").encode())
+
+
+def load_recipe(directory: Path) -> dict[str, Any]:
+    """Returns what :func:`save_recipe` has written.
+
+    Raises:
+      InputError: there is none, or it is damaged.
+    """
+    path = directory / NAME
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{directory} was made by fp.simulate in Python, and has no {NAME} that says how to"
+            f" make its model again. {_ADVICE}"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: {error}.") from None
+    keys = {"reason", "model", "labels", "method", "max_length", "frozen"}
+    if not isinstance(about, dict) or not keys <= about.keys():
+        raise InputError(f"{path} is damaged: it needs the fields {', '.join(sorted(keys))}.")
+    return about
+
+
+def make_model(directory: Path) -> Model:
+    """Returns the model of a run that was made in Python, with the values that it started from.
+
+    Raises:
+      InputError: as :func:`load_recipe`; the model is the user's own; or the base model's weights
+        are others than in the run.
+    """
+    about = load_recipe(directory)
+    if about["reason"]:
+        raise InputError(
+            f"The model of {directory} cannot be made again from what the run keeps:"
+            f" {about['reason']}. {_ADVICE}"
+        )
+    try:
+        options = dict(about["model"])
+        made_by, kind = options.pop("made_by"), options.pop("head")
+        head = getattr(heads, kind)
+        labels = () if kind in ("question_answering", "causal_lm") else (tuple(about["labels"]),)
+        make: Any = {"load_model": hf.load_model, "random_model": hf.random_model}[made_by]
+        model: Model = make(**options, head=head(*labels))
+        if about["method"] is not None:
+            method = _method(about["method"])
+            assert method is not None
+            model = attach(model, method)
+    except (KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise InputError(f"{directory / NAME} is damaged: {error!r}.") from None
+    changed = _difference(_sums(model.frozen), about["frozen"])
+    if changed:
+        raise InputError(
+            f"The base weights of {model.name!r} are not those that the run in {directory} began"
+            f" with ({changed!r} differs): they were changed after loading, or the checkpoint is"
+            f" another one now. {_ADVICE}"
+        )
+    return model
+
+
+def _method(about: Mapping[str, Any]) -> Method | None:
+    """Returns the library's method with these options, None if there is none."""
+    factory = getattr(peft, about["name"], None) if about["name"] in peft.__all__ else None
+    if factory is None:
+        return None
+    # Some options are part of the function, such as the places of Houlsby's adapters.
+    taken = inspect.signature(factory).parameters
+    method = factory(**{k: v for k, v in about["options"].items() if k in taken})
+    return method if _plain(method.options) == about["options"] else None
+
+
+def _plain(value: Any) -> Any:
+    """Returns what JSON can hold."""
+    return json.loads(json.dumps(value, default=_listed))
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Sequence | set | frozenset) else str(value)
+
+
+def _sums(leaves: Params) -> dict[str, list[float]]:
+    """Returns leaf name -> (sum, sum of squares): enough to notice other weights."""
+    found = {}
+    for name, value in leaves.items():
+        x = np.asarray(value, np.float32).ravel()
+        found[name] = [float(x.sum(dtype=np.float64)), float(np.dot(x, x))]
+    return found
+
+
+def _difference(now: Mapping[str, Sequence[float]], then: Mapping[str, Any]) -> str | None:
+    """Returns the first leaf that differs by more than an SVD does from machine to machine."""
+    for name in sorted({*now, *then}):
+        if name not in now or name not in then:
+            return name
+        (total, square), (total_then, square_then) = now[name], then[name]
+        # The sum of n numbers near zero says little: it is compared by their length.
+        scale = 1e-3 * math.sqrt(max(square, square_then)) + 1e-12
+        if abs(total - total_then) > scale * 10 or abs(square - square_then) > 1e-3 * square:
+            return name
+    return None
