@@ -74,7 +74,11 @@ def all_finite(tree: PyTree, axis: int | None = None) -> jax.Array:
 
 def distance(x: PyTree, y: PyTree) -> jax.Array:
     """Returns the Euclidean length of ``x - y`` over all leaves together, a float32 scalar."""
-    squares = jax.tree.map(lambda a, b: jnp.sum((a - b).astype(jnp.float32) ** 2), x, y)
+
+    def square(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.sum((a.astype(jnp.float32) - b.astype(jnp.float32)) ** 2)
+
+    squares = jax.tree.map(square, x, y)
     return jnp.sqrt(sum(jax.tree.leaves(squares), jnp.zeros(())))
 
 

@@ -56,6 +56,14 @@ def test_weighted_sum_is_float32_whatever_comes_in():
     assert got["a"].dtype == jnp.float32
 
 
+def test_distance_is_joint_and_float32():
+    x = {"a": jnp.array([3.0, 1.0], jnp.bfloat16), "b": {"c": jnp.array([[1.0]])}}
+    y = {"a": jnp.array([0.0, 1.0], jnp.bfloat16), "b": {"c": jnp.array([[5.0]])}}
+    assert tree.distance(x, y) == 5
+    assert tree.distance(x, y).dtype == jnp.float32
+    assert tree.distance({}, {}) == 0
+
+
 def test_all_finite_as_a_whole_and_by_row():
     bad = {"a": STACKED["a"].at[1, 0].set(jnp.inf), "n": jnp.array([jnp.nan, 0, 0])}
     assert bool(tree.all_finite(STACKED))

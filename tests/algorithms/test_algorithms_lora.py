@@ -356,6 +356,13 @@ def test_a_loss_that_stays_as_it_is_brings_the_switch():
         assert switched(watched(algorithm, orthogonal(*[0.1] * 6), losses)) == expected
 
 
+def test_a_round_without_a_finite_loss_neither_brings_the_switch_nor_is_the_best():
+    algorithm = fra_ffa(ADAM, trigger="plateau", patience=1)
+    states = watched(algorithm, orthogonal(*[0.1] * 5), [1.0, np.nan, np.inf, 0.5, 0.5])
+    assert switched(states) == [0, 0, 0, 0, 1]
+    np.testing.assert_allclose([state["best"] for state in states], [1, 1, 1, 0.5, 0.5])
+
+
 def test_the_loss_is_the_cohorts():
     rig = engine(fra_ffa(optax.sgd(0.1), trigger="plateau"), epochs=1)
     (result,) = rounds_of(rig, {1: (0, 2)})
