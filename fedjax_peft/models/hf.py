@@ -391,7 +391,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(read_text(path))
     except OSError:
         raise InputError(f"{path.parent} holds no {path.name}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a JSON object.")

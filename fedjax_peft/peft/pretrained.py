@@ -100,7 +100,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
             f"There is no adapter in {str(directory)!r}: it {what}. An adapter on the hub must be"
             " fetched first (hf download ID --local-dir DIR)."
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(config, dict):
         raise InputError(f"{path} must hold a JSON object.")

@@ -104,7 +104,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Returns the content of a lock, {} if it is gone or damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -468,7 +468,7 @@ def read_inputs(path: str | Path, task: str) -> list[dict[str, Any]]:
         where = f"{path}, line {number}"
         try:
             item = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{where} is not JSON: {error}.") from None
         row = {}
         for field, kind in INPUTS[task].items():

@@ -233,7 +233,7 @@ def read_params(directory: Path) -> tuple[Params, tuple[str, ...]]:
         with safe_open(path, framework="flax") as file:
             names = json.loads(file.metadata()["labels"])
             return {key: file.get_tensor(key) for key in file.keys()}, tuple(names)  # noqa: SIM118
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}.") from None
 
 

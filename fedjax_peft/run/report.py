@@ -249,7 +249,7 @@ def _load(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
         return {}
     try:
         content = parse(read_text(path))
-    except (OSError, ValueError) as error:  # both parsers raise ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # of both parsers
         raise InputError(f"{path} cannot be read: {error}.") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} cannot be read: it must hold names and values.")

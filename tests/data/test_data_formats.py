@@ -9,6 +9,7 @@ import datasets
 import numpy as np
 import pytest
 
+from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.sources import load_dataset, load_tables
 from fedjax_peft.errors import InputError
 
@@ -573,3 +574,13 @@ def test_images_in_tables(tmp_path):
     assert entry.task == "image_classification"
     assert found["train"].label_names == ("x", "y")
     assert found["train"].columns["image"][0].tolist() == image.tolist()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json"])
+def test_json_that_is_nested_without_end_is_refused(tmp_path, ending):
+    path = tmp_path / f"train.{ending}"
+    path.write_bytes(b'{"a":' * 30_000)
+    with pytest.raises(InputError, match="nested too deeply"):
+        tabular.read_file(path)
+    path.write_text(json.dumps({"text": "[{" * 3000 + '" \\ ['}) + "\n")  # of a text, they are fine
+    assert len(tabular.read_file(path)) == 1

@@ -126,7 +126,7 @@ def damaged_json(draw, content):
             case "rename" if isinstance(holder, dict):
                 holder[draw(st.sampled_from(STRINGS))] = holder.pop(key)
             case _:
-                holder[key] = draw(st.sampled_from(VALUES))
+                holder[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
     return document
 
 

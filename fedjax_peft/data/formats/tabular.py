@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedjax_peft.assets import cache_dir
 from fedjax_peft.data.formats.files import read_bytes, refuse_twins, stem
 from fedjax_peft.data.table import Table
@@ -114,6 +116,8 @@ def read_file(path: Path, *, alone: bool = False) -> Table:
     for part in parts:
         if not read_bytes(part, 1):
             raise InputError(f"{part} could not be read: it has no rows.")
+        if builder == "json" and _is_deep(part):
+            raise InputError(f"{part} could not be read: it is nested too deeply.")
     try:
         # A folder of its own: ``datasets`` takes a file of the same name and time for the same.
         with _quiet(), tempfile.TemporaryDirectory() as own:
@@ -135,6 +139,32 @@ def read_file(path: Path, *, alone: bool = False) -> Table:
         empty = "corresponds to no data" in str(error)
         reason = "it has no rows." if empty else cause(error)
         raise InputError(f"{path} could not be read: {reason}") from error
+
+
+_DEPTH = 200
+"""Most lists and objects inside each other. The reader below ``datasets`` calls itself for each
+level and, some thousands deep, ends the process with a segmentation fault."""
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def _is_deep(path: Path) -> bool:
+    """Returns whether a file of JSON is nested more deeply than can be read."""
+    content = read_bytes(path)
+    # Brackets in texts only make it look deeper, so most files need no look at their strings.
+    return _depth(content) > _DEPTH and _depth(_STRING.sub(b"", content)) > _DEPTH
+
+
+def _depth(content: bytes) -> int:
+    """Returns how many brackets are open at most."""
+    steps = np.zeros(256, np.int8)
+    steps[list(b"[{")], steps[list(b"]}")] = 1, -1
+    depth = deepest = 0
+    for start in range(0, len(content), 1 << 20):
+        part = np.frombuffer(content[start : start + (1 << 20)], np.uint8)
+        open_here = np.cumsum(steps[part], dtype=np.int32)
+        deepest = max(deepest, depth + int(open_here.max()))
+        depth += int(open_here[-1])
+    return deepest
 
 
 def load(*args: Any, **options: Any) -> Any:
