@@ -89,7 +89,7 @@ def commands() -> list[str]:
     return [line for line in lines if not line.startswith("make ")]
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_commands_in_order(tmp_path, monkeypatch, capfd):
     """From top to bottom in one folder, as a newcomer types them; on a tiny model and tiny data.
 
