@@ -301,3 +301,24 @@ def test_flexlora_cannot_keep_more_than_the_adapter_has():
         flexlora(3).zero(problem(SHAPES[0], 0)[2], 3)
     with pytest.raises(InputError, match="'flexlora' must be at least 1, not 0"):
         flexlora(0)
+
+
+@pytest.mark.parametrize("make", [fra, flexlora, hetlora])
+def test_without_error_there_are_no_metrics_and_the_update_is_the_same(make):
+    uploads, weights, like, fixed = problem(SHAPES[1], 0)
+    measured = aggregate(make(), uploads, weights, like, fixed)
+    plain = aggregate(make(error=False), uploads, weights, like, fixed)
+    assert measured.metrics
+    assert plain.metrics == {}
+    for name, x in plain.update.items():
+        np.testing.assert_allclose(x, measured.update[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("aggregator", [FRA, FLEX], ids=["fra", "flexlora"])
+def test_products_of_zero_keep_no_spectrum_and_have_no_error(aggregator):
+    uploads, weights, like, fixed = problem(SHAPES[1], 0)
+    uploads = {**uploads, B: np.zeros_like(uploads[B])}
+    update, metrics = aggregate(aggregator, uploads, weights, like, fixed)
+    assert not np.any(update[B])
+    assert metrics["spectrum_kept"] == 0
+    assert metrics["aggregation_error"] == metrics["aggregation_error_relative"] == 0
