@@ -165,7 +165,9 @@ def test_bench_prints_one_json_object(capsys):
     shape = ["layers=1", "hidden=16", "heads=2", "ffn=16", "vocab=32", "length=4", "batch=2"]
     more = ["clients=3", "steps=2", "rank=2", "lanes=2", "repeats=1"]
     assert cli.main(["bench", *shape, *more, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    assert "bench  timing round 1 of 1\n" in captured.err, "a sign of life, beside the result"
+    result = json.loads(captured.out)
     assert result.keys() >= {
         *("client_steps_per_s", "compile_s", "lanes", "slot_utilisation"),
         *("peak_memory_mb", "device"),
