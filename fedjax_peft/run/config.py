@@ -374,6 +374,8 @@ def _resolved(raw: Config) -> Config:
         function = _function(table, name)
         options = {k: v for k, v in given.items() if k != "name"}
         result[table] = {"name": name, **_checked(table, _fields(function), options)}
+    if result["stop"]:
+        early_stop(**result["stop"])  # says what cannot be
     return result
 
 

@@ -4,7 +4,7 @@ import functools
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -52,9 +52,13 @@ def question_answering(
         raise InputError(
             f"n_best={n_best} and max_answer_length={max_answer_length} must be at least 1."
         )
-    predict = functools.partial(_predict, n_best)
-    score = functools.partial(_score, max_answer_length)
+    predict, score = _bound(_predict, n_best), _bound(_score, max_answer_length)
     return Task(_loss, _metrics, predict, score, _HEADLINES[metric])
+
+
+@functools.cache  # the same function every time, so that its program is recognised
+def _bound(function: Callable[..., Any], first: Any) -> Callable[..., Any]:
+    return functools.partial(function, first)
 
 
 def _ends(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -14,6 +14,7 @@ import optax
 import pytest
 import toy
 
+from fedjax_peft import tasks
 from fedjax_peft.algorithms import ditto, fedavg
 from fedjax_peft.engine import program
 from fedjax_peft.run.loop import simulate
@@ -113,6 +114,13 @@ def test_programs_go_with_their_model_and_their_number_is_bounded(monkeypatch):
     gc.collect()
     assert gone() is None
     assert frozen() is None
+
+
+@pytest.mark.parametrize("name", sorted(set(tasks.__all__) - {"for_data"}))
+def test_a_task_is_the_same_every_time(name):
+    """Else its programs would not be recognised."""
+    make = getattr(tasks, name)
+    assert make() == make()
 
 
 CHILD = """

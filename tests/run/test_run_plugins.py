@@ -109,3 +109,5 @@ def test_arguments_of_own_functions_are_checked(folder):
             configs.resolve(wrong)
     with pytest.raises(InputError, match=r"\[stop\] 'targett'.*Did you mean 'target'"):
         configs.resolve({**raw, "stop": {"targett": 1}})
+    with pytest.raises(InputError, match="patience = 0 must be"):
+        configs.resolve({**raw, "stop": {"patience": 0}})
