@@ -196,6 +196,8 @@ class _Lines:
 
     def on_phase(self, phase: Phase) -> None:
         if phase.name == "finished":
+            if phase.details.get("stopped"):
+                self._watch.print(_stopped(self._title, phase))
             return
         doing = self._describe(phase)
         if phase.name == "starting":
@@ -209,6 +211,10 @@ class _Lines:
 
     def close(self) -> None:
         self._watch.close()
+
+
+def _stopped(title: str, phase: Phase) -> str:
+    return f"{title}  stopped after round {phase.round_index}: {phase.details['stopped']}"
 
 
 class _Bar:
@@ -252,6 +258,8 @@ class _Bar:
             )
             self._progress.start()
             return
+        if phase.details.get("stopped"):
+            self._console.print(_stopped(self._title, phase))
         left = phase.seconds_left
         state = self._describe(phase) if phase.name != "finished" else ""
         if left is not None and state:

@@ -3,6 +3,7 @@
 import io
 import itertools
 import sys
+import types
 
 import optax
 import pytest
@@ -92,3 +93,24 @@ def test_phases_read_as_words():
     assert describe(Phase("training", 2, 5)) == "training round 2 of 5"
     stopped = Phase("finished", 2, 5, details={"stopped": "the target is reached"})
     assert describe(stopped) == "stopped: the target is reached"
+
+
+def test_a_notebook_is_shown_progress_though_its_stderr_is_no_terminal(monkeypatch):
+    def shell(**fields):
+        return types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(**fields))
+
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setitem(sys.modules, "IPython", shell())  # of a terminal
+    assert phase_display("auto") is None
+    monkeypatch.setitem(sys.modules, "IPython", shell(kernel=object()))
+    display = phase_display("auto")
+    display(Phase("starting", 0, 3, details={"algorithm": "fedavg"}))
+    display(Phase("training", 2, 3, seconds_left=61))
+    with display.hidden():
+        pass
+    display.close()
+    text = screen.getvalue()
+    assert "fedavg" in text
+    assert "1/3 rounds" in text
+    assert "training round 2 of 3, 1 min 01 s left" in text

@@ -9,8 +9,10 @@ import toy
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.errors import InputError
+from fedjax_peft.run import console
 from fedjax_peft.run.history import read_metrics
 from fedjax_peft.run.loop import simulate
+from fedjax_peft.run.progress import Phase
 from fedjax_peft.run.stopping import early_stop
 
 MODEL, ALGORITHM = toy.model(dropout=0), fedavg(optax.sgd(0.1))
@@ -132,3 +134,9 @@ def test_a_rule_ends_a_run_where_a_resumed_one_ends(tmp_path):
     # A run that has ended stays so; another rule may let it go on.
     assert len(run(out=out, resume=True, **options).metrics) == 5
     assert len(run(out=out, resume=True, checkpoint_every=2, eval_every=6).metrics) == 7
+
+
+def test_the_command_line_says_why_a_run_has_stopped(tmp_path, capsys):
+    with console.screen("mine", "", 9, tmp_path / "metrics.jsonl") as screen:
+        screen.on_phase(Phase("finished", 4, 9, details={"stopped": "test_f1 reached 0.8"}))
+    assert "mine  stopped after round 4: test_f1 reached 0.8" in capsys.readouterr().out
