@@ -34,14 +34,18 @@ def _private_cache(tmp_path_factory, monkeypatch, request):
 
 @pytest.fixture(autouse=True, scope="module")
 def _release_programs(request):
-    """Frees what a file compiled, and what it keeps in ``functools`` caches.
+    """Frees what a file compiled, also for its global models, and its ``functools`` caches.
 
     Each compiled program holds hundreds of memory maps, and Linux allows a process 65,530 of them:
     the whole suite needs more, and XLA then dies of a segmentation fault.
     """
     yield
+    from fedjax_peft.models.base import Model
+
     for value in vars(request.module).values():
         if hasattr(value, "cache_clear"):
             value.cache_clear()
+        if isinstance(value, Model):
+            vars(value.apply).pop("_programs", None)
     jax.clear_caches()
     gc.collect()
