@@ -104,3 +104,11 @@ def test_a_reader_that_leaves_is_no_fault():
     command = f"{sys.executable} -m fedjax_peft.run.cli assets | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+def test_too_little_address_space_is_said_before_xla_aborts():
+    done = _start("bench", shell="ulimit -v 1500000")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "ulimit -v" in done.stderr
+    assert done.stderr.count("\n") == 1
