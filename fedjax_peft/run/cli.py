@@ -304,7 +304,7 @@ def _resume(options: argparse.Namespace) -> None:
     todo = configs.methods({"methods": stored}, options.overrides)
     # A name that only stands for the folder is not a part of the config.
     todo = {name: {**one, "name": stored[name].get("name")} for name, one in todo.items()}
-    resolved = {name: configs.resolve(one) for name, one in todo.items()}
+    resolved = {name: configs.resolve_recorded(one) for name, one in todo.items()}
     if all(resuming.is_finished(options.run / n, one["rounds"]) for n, one in resolved.items()):
         rounds = max(one["rounds"] for one in resolved.values())
         print(

@@ -69,6 +69,7 @@ __all__ = [
     "methods",
     "override",
     "resolve",
+    "resolve_recorded",
     "run",
     "task_of",
 ]
@@ -352,6 +353,18 @@ def resolve(raw: Config) -> Config:
         raise InputError(f"{error}{presets.missing_advice(raw, str(error))}") from None
     result["system_changes"] = presets.changes(result) or None
     return result
+
+
+def resolve_recorded(config: Config) -> Config:
+    """Returns the complete config of a run's ``config.toml``, which holds every key.
+
+    A preset that has changed or was renamed since then changes nothing: the run has its values.
+
+    Raises:
+      InputError: as :func:`resolve`.
+    """
+    of_preset = {key: config.get(key) for key in ("system", "system_changes")}
+    return _resolved({k: v for k, v in config.items() if k not in of_preset}) | of_preset
 
 
 def _resolved(raw: Config) -> Config:

@@ -67,7 +67,7 @@ def base_model(directory: Path, config: dict[str, Any], labels: tuple[str, ...])
       InputError: the model of a run made in Python that cannot be made again.
     """
     if "model" in config:
-        return configs.build_model(configs.resolve(config), labels)
+        return configs.build_model(configs.resolve_recorded(config), labels)
     return recipe.make_model(directory)
 
 
@@ -78,7 +78,7 @@ def algorithm_of(directory: Path, config: dict[str, Any], model: Model) -> Algor
       InputError: a run made in Python whose clients keep leaves to themselves.
     """
     if "model" in config:
-        return configs.build_algorithm(configs.resolve(config))
+        return configs.build_algorithm(configs.resolve_recorded(config))
     name = config.get("algorithm", "the algorithm")
     rows = history.read_metrics(directory / "metrics.jsonl")
     roles = rows[0].get("roles") if rows else None
