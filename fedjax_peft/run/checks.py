@@ -157,17 +157,13 @@ def check_method(
     diagnostics: Sequence[str],
 ) -> None:
     """Raises InputError where model and algorithm do not fit; warns where they hardly do."""
-    if "adapter" not in model.kinds.values() and model.method is None:
-        _check_unattached(model)
+    advice = (
+        "Attach a PEFT method: model = fp.attach(model, fp.lora(rank=8)). To train the head alone,"
+        " or everything, say so with fp.peft.head_only() or fp.peft.full()."
+    )
+    if not model.trainable:
+        raise InputError(f"The model has no parameters to train. {advice}")
     aggregator = algorithm.aggregator
-    if aggregator.truncates and model.method is not None and model.method.start_shapes_frozen:
-        warnings.warn(
-            f"The aggregator {aggregator.name!r} truncates the whole product of the factors. After"
-            " an SVD start, most of that product is the pretrained weight's principal part, so"
-            " small updates outside of its directions are lost. Watch aggregation_error, or"
-            " aggregate by the mean.",
-            stacklevel=3,
-        )
     if aggregator.refactors and algorithm.needs_fixed_basis is not None:
         raise InputError(
             f"{algorithm.name!r} cannot be combined with the aggregator {aggregator.name!r}, which"
@@ -183,21 +179,20 @@ def check_method(
         )
     if "cka" in diagnostics:
         mode(model.trainable, "global")  # says what is missing
-
-
-def _check_unattached(model: Model) -> None:
-    """Warns of a model to which no PEFT method was attached; without a head it cannot train."""
-    advice = (
-        "Attach a PEFT method: model = fp.attach(model, fp.lora(rank=8)). To train the head alone,"
-        " or everything, say so with fp.peft.head_only() or fp.peft.full()."
-    )
-    if not model.trainable:
-        raise InputError(f"The model has no parameters to train. {advice}")
-    warnings.warn(
-        "The model has 0 adapter parameters: only its head, of"
-        f" {model.counts()['head']:,} parameters, is trained. {advice}",
-        stacklevel=4,
-    )
+    if "adapter" not in model.kinds.values() and model.method is None:
+        warnings.warn(
+            "The model has 0 adapter parameters: only its head, of"
+            f" {model.counts()['head']:,} parameters, is trained. {advice}",
+            stacklevel=3,
+        )
+    if aggregator.truncates and model.method is not None and model.method.start_shapes_frozen:
+        warnings.warn(
+            f"The aggregator {aggregator.name!r} truncates the whole product of the factors. After"
+            " an SVD start, most of that product is the pretrained weight's principal part, so"
+            " small updates outside of its directions are lost. Watch aggregation_error, or"
+            " aggregate by the mean.",
+            stacklevel=3,
+        )
 
 
 def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> int:
