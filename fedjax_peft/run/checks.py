@@ -179,7 +179,8 @@ def check_method(
         )
     if "cka" in diagnostics:
         mode(model.trainable, "global")  # says what is missing
-    if "adapter" not in model.kinds.values() and model.method is None:
+    # A model from scratch has no frozen weights: all of it is trained, as it should be.
+    if model.frozen and "adapter" not in model.kinds.values() and model.method is None:
         warnings.warn(
             "The model has 0 adapter parameters: only its head, of"
             f" {model.counts()['head']:,} parameters, is trained. {advice}",
