@@ -215,7 +215,7 @@ def test_config(model, init, rank, tmp_path):
     assert config["modules_to_save"] == ["bert.pooler", "classifier"]
     assert config["base_model_name_or_path"] == "google/base"
     assert len(config["target_modules"]) == 4
-    export(adapted, trained(adapted), tmp_path)
+    export(adapted, trained(adapted), tmp_path, overwrite=True)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == model.name
 
