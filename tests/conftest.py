@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
 
 import jax
@@ -49,3 +50,14 @@ def _release_programs(request):
             vars(value.apply).pop("_programs", None)
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture
+def interrupts():
+    """Lets SIGINT raise KeyboardInterrupt, also where the tests run in the background of a shell.
+
+    Such a process ignores SIGINT from its start.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -63,6 +63,7 @@ def test_a_possible_place_is_left_alone(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_waits_for_the_end_of_the_block():
     done = []
     with pytest.raises(KeyboardInterrupt):
@@ -78,6 +79,7 @@ def _interrupted(done):
     done.append("not reached")
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_a_second_interrupt_comes_through():
     done = []
 

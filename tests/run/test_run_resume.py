@@ -302,6 +302,7 @@ def test_a_full_disk_stops_the_run_cleanly_and_it_resumes(how, straight, tmp_pat
     assert not list((tmp_path / "run").rglob("*.orbax-checkpoint-tmp*"))
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_during_a_checkpoint_waits_for_its_end(tmp_path, monkeypatch, capfd):
     save = ocp.CheckpointManager.save
 
