@@ -410,7 +410,7 @@ def _run_each(
     options: argparse.Namespace,
     out: Path,
 ) -> list["RunRecord"]:
-
+    """Runs resolved configs one after the other under their titles; see :func:`_run_all`."""
     from fedjax_peft.run import config as configs
     from fedjax_peft.run import console, report
 

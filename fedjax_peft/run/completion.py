@@ -9,13 +9,11 @@ import shtab
 
 from fedjax_peft.run import config as configs
 
-__all__ = ["SHELLS", "script"]
-
-SHELLS = ("bash", "zsh", "tcsh")
+__all__ = ["script"]
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Returns the completion script of a parser for one of :data:`SHELLS`.
+    """Returns the completion script of a parser for bash, zsh or tcsh.
 
     Commands, options, files and, in bash and zsh, the keys of a config are completed.
     """

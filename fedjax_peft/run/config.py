@@ -52,6 +52,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.run import loop, optimizers, plugins, presets
 from fedjax_peft.run.cost import TimeModel
+from fedjax_peft.run.nested import flatten, merge, unset
 from fedjax_peft.run.progress import Phase, PhaseName
 from fedjax_peft.run.stopping import early_stop
 
@@ -239,7 +240,7 @@ def override(raw: Config, text: str) -> Config:
     if not equals or not key.strip():
         raise InputError(f"The override {show(text)} is not of the form key=value.")
     if not value.strip():
-        return presets.unset(raw, key.strip())[0]
+        return unset(raw, key.strip())[0]
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except RecursionError:
@@ -276,7 +277,7 @@ def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
     Raises:
       InputError: an override that is not of this form, or that takes out a key that is not there.
     """
-    check_unset(raw, overrides)
+    _check_unset(raw, overrides)
     for text in overrides:
         if text.startswith("methods."):
             raw = override(raw, text)
@@ -307,15 +308,15 @@ def _relabelled(before: Config, after: Config) -> Config:
     return {**after, "name": f"{before['name']} ({news})"}
 
 
-def check_unset(raw: Config, overrides: Sequence[str]) -> None:
+def _check_unset(raw: Config, overrides: Sequence[str]) -> None:
     """Raises InputError for an override ``key=`` whose key no method of the config has."""
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or value.strip() or not key.strip():
             continue
         known = {"": raw} if key.startswith("methods.") else _split(raw)
-        if not any(presets.unset(one, key.strip())[1] for one in known.values()):
-            keys = {name for one in known.values() for name in presets.flatten(one)}
+        if not any(unset(one, key.strip())[1] for one in known.values()):
+            keys = {name for one in known.values() for name in flatten(one)}
             raise InputError(
                 f"The override {show(text)} takes {show(key.strip())} out of the config, which does"
                 f" not have it. {nearest(key.strip(), keys)}"
@@ -729,14 +730,4 @@ def _over(base: Config, over: Config) -> Config:
             name = old.get("name", _DEFAULT_NAMES.get(table))
             if new.get("name", name) != name:
                 del base[table]
-    return _merge(base, over)
-
-
-def _merge(base: Config, over: Config) -> Config:
-    result = copy.deepcopy(base)
-    for key, value in over.items():
-        if isinstance(value, dict) and isinstance(result.get(key), dict):
-            result[key] = _merge(result[key], value)
-        else:
-            result[key] = copy.deepcopy(value)
-    return result
+    return merge(base, over)

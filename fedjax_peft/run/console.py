@@ -18,7 +18,7 @@ from rich.table import Column
 from fedjax_peft.display import one_line
 from fedjax_peft.run.estimate import Estimate
 from fedjax_peft.run.history import Row, read_metrics
-from fedjax_peft.run.progress import Phase, describe
+from fedjax_peft.run.progress import Phase, describe, duration
 
 __all__ = ["DryRun", "Screen", "banner", "dry_run", "screen", "signs_of_life"]
 
@@ -263,7 +263,7 @@ class _Bar:
         left = phase.seconds_left
         state = self._describe(phase) if phase.name != "finished" else ""
         if left is not None and state:
-            state += f", {_duration(left)} left"
+            state += f", {duration(left)} left"
         self._show(f"{self._last}  {state}" if self._last and state else self._last or state)
 
     def on_round(self, row: Row) -> None:
@@ -325,8 +325,3 @@ def _size(count: int) -> str:
         if count >= one:
             return f"{count / one:,.1f} {unit}"
     return f"{count} bytes"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -15,18 +15,17 @@ from typing import Any, NamedTuple
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.run.nested import flatten, merge
 
 __all__ = [
     "System",
     "changes",
     "describe",
     "expand",
-    "flatten",
     "lines",
     "missing_advice",
     "notices",
     "systems",
-    "unset",
 ]
 
 Config = dict[str, Any]
@@ -62,8 +61,8 @@ def systems() -> dict[str, System]:
         if paper == "renamed":
             continue
         for role, table in section["roles"].items():
-            own = copy.deepcopy({k: v for k, v in table.items() if k not in ("about", "left")})
-            settings = _merged(section.get("all", {}), own)
+            own = {k: v for k, v in table.items() if k not in ("about", "left")}
+            settings = merge(section.get("all", {}), own)
             left = {**section.get("left", {}), **table.get("left", {})}
             name = role if paper == NEUTRAL or role == paper else f"{paper}/{role}"
             result[name] = System(table["about"], section["title"], settings, left)
@@ -160,29 +159,6 @@ def missing_advice(raw: Config, message: str) -> str:
     return f" The system {raw['system']!r} leaves to you {'; '.join(said)}." if said else ""
 
 
-def unset(raw: Config, key: str) -> tuple[Config, bool]:
-    """Returns the config without a dotted key or table, and whether it had it."""
-    result = copy.deepcopy(raw)
-    *tables, last = key.split(".")
-    node: Any = result
-    for table in tables:
-        node = node.get(table)
-        if not isinstance(node, dict):
-            return result, False
-    return result, node.pop(last, None) is not None
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns a config by dotted keys."""
-    result: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            result |= flatten(value, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = value
-    return result
-
-
 def _system(name: Any) -> System:
     known = systems()
     if isinstance(name, str) and name in known:
@@ -217,14 +193,6 @@ def _federation(data: Any) -> Config:
     result["partition"] = copy.deepcopy(dict(settings.partition or {}))
     if settings.options:
         result["data"] = dict(settings.options)
-    return result
-
-
-def _merged(base: Config, over: Config) -> Config:
-    result = copy.deepcopy(base)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = _merged(result[key], value) if both else value
     return result
 
 

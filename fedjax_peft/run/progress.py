@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from fedjax_peft.run.history import Row
 
-__all__ = ["Display", "Phase", "PhaseName", "Phases", "describe", "phase_display"]
+__all__ = ["Display", "Phase", "PhaseName", "Phases", "describe", "duration", "phase_display"]
 
 PhaseName = Literal[
     "reading", "loading", "starting", "compiling", "training", "evaluating", "saving", "finished"
@@ -231,5 +231,10 @@ class _Lines:
 def _left(phase: Phase) -> str:
     if phase.seconds_left is None or phase.name == "finished":
         return ""
-    minutes, seconds = divmod(round(phase.seconds_left), 60)
-    return f", {minutes} min {seconds:02} s left" if minutes else f", {seconds} s left"
+    return f", {duration(phase.seconds_left)} left"
+
+
+def duration(seconds: float) -> str:
+    """Returns seconds in words: ``12 s``, ``3 min 05 s``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -23,6 +23,7 @@ from fedjax_peft.run import history, lock
 from fedjax_peft.run.checkpoint import Checkpoints
 from fedjax_peft.run.history import Row
 from fedjax_peft.run.lock import RunLock
+from fedjax_peft.run.nested import flatten
 from fedjax_peft.run.tensorboard import EventWriter, tag
 from fedjax_peft.typing import Params
 
@@ -134,14 +135,7 @@ class Record:
 
     def add(self, row: Row) -> Any:
         """Records the row of a round; returns what ``on_round`` says."""
-        self.rows.append(row)
-        if self.out is not None:
-            assert self._tensorboard is not None
-            history.append_metrics(self.out / "metrics.jsonl", row)
-            for name, value in row.items():
-                if isinstance(value, int | float) and name != "round":
-                    self._tensorboard.add_scalar(tag(name), value, row["round"])
-            self._tensorboard.flush()
+        self._write(row)
         return None if self._on_round is None else self._on_round(row)
 
     def amend(self, row: Row) -> None:
@@ -150,9 +144,18 @@ class Record:
         assert before["round"] == row["round"]
         if self.out is not None:
             history.truncate_metrics(self.out / "metrics.jsonl", row["round"] - 1)
-        on_round, self._on_round = self._on_round, None
-        self.add({**row})
-        self._on_round = on_round
+        self._write({**row})
+
+    def _write(self, row: Row) -> None:
+        """Keeps a row in memory, and on disk where there is a run directory."""
+        self.rows.append(row)
+        if self.out is not None:
+            assert self._tensorboard is not None
+            history.append_metrics(self.out / "metrics.jsonl", row)
+            for name, value in row.items():
+                if isinstance(value, int | float) and name != "round":
+                    self._tensorboard.add_scalar(tag(name), value, row["round"])
+            self._tensorboard.flush()
 
     def save_params(self, params: Params, labels: Sequence[str]) -> None:
         """Writes the global model's trainable leaves, so that others can read them plainly."""
@@ -272,8 +275,8 @@ def _without_none(value: Any) -> Any:
 
 
 def _check_same(path: Path, config: Mapping[str, Any]) -> None:
-    before = _flat(read_config(path.parent))
-    now = _flat(_without_none(config))
+    before = flatten(read_config(path.parent))
+    now = flatten(_without_none(config))
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
     if "rounds" in changed and now.get("rounds", 0) > before.get("rounds", 0):
         changed.remove("rounds")
@@ -285,16 +288,6 @@ def _check_same(path: Path, config: Mapping[str, Any]) -> None:
             f"{path.parent} was run with another config: {was}. Only more rounds can be asked of a"
             " resumed run; start a new one with --out."
         )
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            result |= _flat(value, f"{prefix}{key}.")
-        else:
-            result[f"{prefix}{key}"] = value
-    return result
 
 
 def _commit() -> str | None:

@@ -29,7 +29,17 @@ from fedjax_peft.run.history import (
     summary,
 )
 from fedjax_peft.run.separation import LEVEL
-from fedjax_peft.run.verdict import SEED, Judgement, flatten, judge, verdict, word
+from fedjax_peft.run.verdict import (
+    SEED,
+    Judgement,
+    judge,
+    listing,
+    printed,
+    score_text,
+    unique,
+    verdict,
+    word,
+)
 
 __all__ = [
     "RunRecord",
@@ -289,8 +299,7 @@ def _distinct(runs: Sequence[RunRecord]) -> list[RunRecord]:
         if len({p.name for p in namesakes}) == 1:
             part = os.path.dirname(part) or part  # the last component does not tell them apart
         name = run.name if part == "." else f"{run.name} ({plots.one_line(part)})"
-        tries = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
-        names.append(next(name for name in tries if name not in names))
+        names.append(unique(name, names))
     return [run._replace(name=name) for run, name in zip(runs, names, strict=True)]
 
 
@@ -452,7 +461,7 @@ def _coincident(runs: Sequence[RunRecord]) -> list[str]:
         points = series(run.rows, "round", f"test_{headline(run.rows)}")
         if points[0]:
             found.setdefault(tuple(map(tuple, points)), []).append(run.name)
-    return [" and ".join([", ".join(n[:-1]), n[-1]]) for n in found.values() if len(n) > 1]
+    return [listing(names, shown=len(names)) for names in found.values() if len(names) > 1]
 
 
 class _Scale(NamedTuple):
@@ -474,7 +483,7 @@ def _percent(share: float) -> str:
 def _scores(runs: Sequence[RunRecord]) -> Callable[[float], str]:
     """Returns what prints a score of these runs with its unit."""
     share = all(plots.is_share(headline(run.rows)) for run in runs)
-    return (lambda value: f"{_percent(value)} %") if share else "{:.4g}".format
+    return score_text(share)
 
 
 class Target(NamedTuple):
@@ -547,7 +556,7 @@ class Comparison(NamedTuple):
 
 def _compare(settings: Sequence[Mapping[str, Any]]) -> Comparison:
     """Returns what differs and what does not."""
-    flat = [dict(flatten(one)) for one in settings]
+    flat = [printed(one) for one in settings]
     out = Comparison([], [])
     for key in dict.fromkeys(itertools.chain(*flat)):
         values = [one.get(key, MISSING) for one in flat]
@@ -609,7 +618,7 @@ def _troubles(run: RunRecord) -> Iterable[str]:
     for key in dict.fromkeys(key for row in run.rows for key in row):
         if nulls := [row["round"] for row in run.rows if key in row and row[key] is None]:
             yield f"{key} was not finite in {_listed('round', nulls)}."
-    planned = {value for key, value in flatten(run.config) if _ROUNDS.search(key)}
+    planned = {value for key, value in printed(run.config).items() if _ROUNDS.search(key)}
     done = str(run.rows[-1]["round"] if run.rows else 0)
     if len(planned) == 1 and done not in planned:
         yield f"unfinished or cut short, it has {done} of {planned.pop()} rounds."

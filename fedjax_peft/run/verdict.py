@@ -4,17 +4,28 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_peft.run import plots, separation
 from fedjax_peft.run.history import headline_is_lower_better, series, summary
+from fedjax_peft.run.nested import flatten
 from fedjax_peft.run.separation import Group, Measurement, Ranking
 
 if TYPE_CHECKING:
     from fedjax_peft.run.report import RunRecord
 
-__all__ = ["SEED", "Judgement", "flatten", "judge", "verdict", "word"]
+__all__ = [
+    "SEED",
+    "Judgement",
+    "judge",
+    "listing",
+    "printed",
+    "score_text",
+    "unique",
+    "verdict",
+    "word",
+]
 
 SEED = re.compile(r"(^|\.|_)seed$")
 """Config keys that only change what is random."""
@@ -79,7 +90,7 @@ def judge(runs: Sequence["RunRecord"]) -> Judgement | None:
     share = all(map(plots.is_share, metrics))
     return Judgement(
         what=f"final test {word(metric)}" if on_test else f"mean of the clients’ {word(metric)}",
-        text=(lambda x: f"{100 * x:.1f} %") if share else "{:.4g}".format,
+        text=score_text(share),
         gap=(lambda x: f"{100 * x:.1f} points") if share else "{:.3g}".format,
         lower=lower,
         on_test=on_test,
@@ -121,7 +132,7 @@ def verdict(runs: Sequence["RunRecord"], judged: Judgement | None) -> str:
     else:
         why = "their differences are within the margin of error"
     rest = f" {_capital(_count(behind))} behind by more than that." if behind else ""
-    return f"{_capital(judged.what)}: {_listing(named)} are not separated; {why}.{rest}"
+    return f"{_capital(judged.what)}: {listing(named)} are not separated; {why}.{rest}"
 
 
 def word(metric: str) -> str:
@@ -129,15 +140,23 @@ def word(metric: str) -> str:
     return {"f1": "F1"}.get(metric, metric.replace("_", " "))
 
 
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Yields dotted key and printed value."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, str):
-            yield f"{prefix}{key}", value
-        else:
-            yield f"{prefix}{key}", json.dumps(value, ensure_ascii=False, default=str)
+def printed(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns dotted key -> the value as it is printed."""
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        for key, value in flatten(settings).items()
+    }
+
+
+def score_text(share: bool) -> Callable[[float], str]:
+    """Returns what prints a score with its unit; a ``share`` is printed in percent."""
+    return (lambda value: f"{100 * value:.1f} %") if share else "{:.4g}".format
+
+
+def unique(name: str, taken: Collection[str]) -> str:
+    """Returns the name, or one with a number that is not taken: ``name (2)``."""
+    tries = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
+    return next(one for one in tries if one not in taken)
 
 
 # Scores and groups.
@@ -183,7 +202,7 @@ def _source(config: Mapping[str, Any]) -> list[Any]:
 
 
 def _seed(config: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in flatten(config) if SEED.search(key))
+    return " ".join(f"{key}={value}" for key, value in printed(config).items() if SEED.search(key))
 
 
 def _groups(runs: Sequence["RunRecord"], tested: Sequence[int]) -> dict[str, list[int]]:
@@ -194,7 +213,7 @@ def _groups(runs: Sequence["RunRecord"], tested: Sequence[int]) -> dict[str, lis
     found: dict[Any, dict[str, int]] = {}
     for i in tested:
         config = runs[i].config
-        settings = [x for x in flatten(config) if not SEED.search(x[0]) and x[0] != "name"]
+        settings = [x for x in printed(config).items() if not SEED.search(x[0]) and x[0] != "name"]
         key: Any = tuple(sorted(settings)) if "model" in config else i
         found.setdefault(key, {}).setdefault(_seed(config), i)
     members = [list(seeds.values()) for seeds in found.values()]
@@ -203,8 +222,7 @@ def _groups(runs: Sequence["RunRecord"], tested: Sequence[int]) -> dict[str, lis
     for rows, own in zip(members, given, strict=True):
         shared = len(rows) > 1 and len(own) == 1 and sum(own == other for other in given) == 1
         name = min(own) if shared else runs[rows[0]].name
-        tries = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
-        names[next(name for name in tries if name not in names)] = rows
+        names[unique(name, names)] = rows
     return names
 
 
@@ -243,7 +261,7 @@ def _after(run: "RunRecord", judged: Judgement) -> str:
         words.append(f"{plots.amount(moved, plots.byte_unit(moved))} of communication")
     if seconds := spent("simulated_seconds"):
         words.append(f"{plots.amount(seconds, plots.time_unit(seconds))} of simulated time")
-    return f"after {_listing(words, shown=3)}"
+    return f"after {listing(words, shown=3)}"
 
 
 def _one_seed(judged: Judgement) -> str:
@@ -260,7 +278,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _listing(items: Sequence[str], shown: int = 5) -> str:
+def listing(items: Sequence[str], shown: int = 5) -> str:
     """Returns "a, b and c", or "a, b and 7 more"."""
     if len(items) > shown:
         items = [*items[: shown - 1], f"{len(items) - shown + 1} more"]

@@ -19,6 +19,7 @@ from fedjax_peft.peft.base import count
 from fedjax_peft.run import cli, presets, record
 from fedjax_peft.run import config as configs
 from fedjax_peft.run.cost import TimeModel
+from fedjax_peft.run.nested import flatten
 
 REST = {
     "rounds": 1,
@@ -150,7 +151,7 @@ WORDS = re.compile(r"(?<![\w.])(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?(?![\w])", re.ASCII
 
 def numbers(system):
     """Returns the numbers of a preset: key -> number, and those in the texts of ``left``."""
-    flat = presets.flatten(system.settings)
+    flat = flatten(system.settings)
     found = {k: v for k, v in flat.items() if isinstance(v, int | float | list) and is_numeric(v)}
     said = {k: [float(x) for x in WORDS.findall(text)] for k, text in system.left.items()}
     return {**found, "left": {k: v for k, v in said.items() if v}}
@@ -471,7 +472,7 @@ def test_the_committed_results_are_still_of_their_settings():
     }
     for name, expected in GRID.items():
         config = configs.resolve(methods[name])
-        found = presets.flatten(config)
+        found = flatten(config)
         expected = everywhere | expected
         assert {key: found.get(key) for key in expected} == expected, name
         time = TimeModel.preset(**config["time"])
