@@ -399,6 +399,7 @@ class Costs:
       slowness: of every client.
       deadline: simulated seconds after which the server takes no more uploads; None: never.
       preload: bytes that a client downloads before its first round (:func:`preload_bytes`).
+      extra: bytes that every upload and every download has besides.
     """
 
     def __init__(
@@ -408,14 +409,15 @@ class Costs:
         slowness: Sequence[float],
         deadline: float | None,
         preload: int = 0,
+        extra: int = 0,
     ):
         self._ledger, self._time, self._slowness = ledger, time, slowness
         self._deadline = math.inf if deadline is None else deadline
-        self._preload = preload
+        self._preload, self._extra = preload, extra
 
     def late(self, steps: Mapping[int, int], unsent: Collection[str] = ()) -> list[int]:
         """Returns the clients that will not be in time, of those with so many steps to make."""
-        up = {c: self._ledger.up(c, unsent) for c in steps}
+        up = {c: self.up(c, unsent) for c in steps}
         down = {c: self.down(c) for c in steps}
         seconds = self._time.clients_seconds(steps, up, down, self._slowness)
         return [c for c in steps if seconds[c] > self._deadline]
@@ -432,25 +434,33 @@ class Costs:
           steps: the local steps of its clients.
           train_seconds: what they took on this machine.
         """
-        ledger, time = self._ledger, self._time
+        time = self._time
         if time.seconds_per_step == "measured":
             time = time._replace(seconds_per_step=train_seconds / max(sum(steps.values()), 1))
         failed, late = row.get("failed", []), row.get("late", [])
-        up = {c: ledger.up(c, row.get("unsent", ())) for c in row["clients"]}
+        up = {c: self.up(c, row.get("unsent", ())) for c in row["clients"]}
         down = {c: self.down(c) for c in (*row["clients"], *failed, *late)}
         seconds = time.clients_seconds(steps, up, down, self._slowness)
         slowest = max(seconds.values(), default=0.0)
-        ledger.record(row)
+        self._ledger.record(row)
         return {
             "bytes_up": sum(up.values()),
             "bytes_down": sum(down.values()),
             "simulated_seconds": self._deadline if late else min(slowest, self._deadline),
         }
 
+    def up(self, client: int, unsent: Collection[str] = ()) -> int:
+        """Returns the bytes of a client's upload without the leaves that it does not send."""
+        return self._ledger.up(client, unsent) + self._extra
+
     def down(self, client: int) -> int:
         """Returns the bytes that a client fetches in its next round, a preload included."""
         new = 0 if self._ledger.has_met(client) else self._preload
-        return self._ledger.down(client) + new
+        return self._ledger.down(client) + new + self._extra
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Notes a round that was charged before, such as one before a resume."""
+        self._ledger.record(row)
 
 
 class Forecast(NamedTuple):
@@ -495,22 +505,18 @@ def forecast(
     shared = tree.select(model.trainable, names["shared"])
     server = jax.eval_shape(algorithm.server.init, shared)
     ledger = Ledger(model, algorithm, server, clients)
-    preload = 0 if whole else preload_bytes(time, model)
-    slowness = time.slowness(clients, seed=0)
-    costs = Costs(ledger, time, slowness, None, preload)
-    extra = preload_bytes(time._replace(preload=True), model) if whole else 0
+    checkpoint = preload_bytes(time._replace(preload=True), model)
+    preload, extra = (0, checkpoint) if whole else (preload_bytes(time, model), 0)
+    costs = Costs(ledger, time, time.slowness(clients, seed=0), None, preload, extra)
     total, per_round = Forecast(0, 0, start_seconds(time, model)), clients_per_round or clients
     for number in range(1, rounds + 1):
         chosen = [(number * per_round + i) % clients for i in range(per_round)]
-        row = {"round": number, "clients": chosen, "dropped": []}
-        up = {c: ledger.up(c) + extra for c in chosen}
-        down = {c: costs.down(c) + extra for c in chosen}
-        seconds = time.clients_seconds(dict.fromkeys(chosen, steps), up, down, slowness)
-        ledger.record(row)
+        row: Row = {"round": number, "clients": chosen, "dropped": []}
+        row = costs.charge(row, dict.fromkeys(chosen, steps), 0.0)
         total = Forecast(
-            total.bytes_up + sum(up.values()),
-            total.bytes_down + sum(down.values()),
-            total.seconds + max(seconds.values(), default=0.0),
+            total.bytes_up + row["bytes_up"],
+            total.bytes_down + row["bytes_down"],
+            total.seconds + row["simulated_seconds"],
         )
     return total
 

@@ -1,15 +1,12 @@
 """What a run will cost, told before it begins: the first round's work and bytes, and memory."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
-
-import jax
-import jax.numpy as jnp
 
 from fedjax_peft import tree
 from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.run.cost import Ledger
-from fedjax_peft.typing import Algorithm, PyTree
+from fedjax_peft.run.cost import Costs
+from fedjax_peft.typing import PyTree
 
 __all__ = ["Estimate", "estimate"]
 
@@ -34,35 +31,31 @@ class Estimate(NamedTuple):
 
 def estimate(
     schedule: Schedule,
-    algorithm: Algorithm,
-    ledger: Ledger,
-    server: PyTree,
+    costs: Costs,
+    unsent: Collection[str],
     *,
     frozen: PyTree,
+    server: PyTree,
     store: PyTree,
     columns: PyTree,
-    preload: int = 0,
 ) -> Estimate:
     """Returns the costs of a run that has not begun.
 
     Args:
       schedule: the rounds' clients and batches.
-      algorithm: what is run.
-      ledger: a new one.
-      server: the server's initial state.
+      costs: of the run, without any round yet.
+      unsent: the leaves that clients do not send in the first round.
       frozen: the weights that nobody trains, as clients compute with them.
+      server: the server's initial state.
       store: what clients keep, ``[clients, ...]``.
       columns: the training data.
-      preload: bytes that a client downloads before its first round.
     """
-    moving = algorithm.moving(algorithm.server.broadcast(server), jnp.int32(1))
-    unsent = [name for name, moves in jax.device_get(moving).items() if not moves]
     clients = [client for client in schedule.present(1) if schedule.steps(client)]
     memory = {"model": frozen, "server": server, "clients": store, "data": columns}
     return Estimate(
         clients=len(clients),
         steps=sum(schedule.steps(client) for client in clients),
-        bytes_up=sum(ledger.up(client, unsent) for client in clients),
-        bytes_down=sum(ledger.down(client) + preload for client in clients),
+        bytes_up=sum(costs.up(client, unsent) for client in clients),
+        bytes_down=sum(costs.down(client) for client in clients),
         memory={name: tree.nbytes(part) for name, part in memory.items()},
     )

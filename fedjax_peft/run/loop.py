@@ -372,6 +372,14 @@ def simulate(
         "time": time_model._asdict(),
         "seed": seed,
     }
+    ledger = Ledger(model, algorithm, server, len(clients), client_ranks)
+    slowness, preload = time_model.slowness(len(clients), seed), preload_bytes(time_model, model)
+    costs = Costs(ledger, time_model, slowness, deadline, preload)
+
+    def unsent(number: int) -> list[str]:
+        """Returns the leaves that clients do not send in a round."""
+        return _unsent(algorithm.moving(algorithm.server.broadcast(server), jnp.int32(number)))
+
     each = "clients" in diagnostics
     lower = (*task.lower_is_better, *algorithm.lower_is_better, "update_norm")
     with (
@@ -398,13 +406,12 @@ def simulate(
             eval_every=eval_every,
             estimate=estimate(
                 schedule,
-                algorithm,
-                Ledger(model, algorithm, server, len(clients), client_ranks),
-                server,
+                costs,
+                unsent(1),
                 frozen=frozen,
+                server=server,
                 store=store,
                 columns=columns,
-                preload=preload_bytes(time_model, model),
             ),
             device=device_name(),
             out=record.out,
@@ -435,16 +442,8 @@ def simulate(
         schedule = schedule.for_lanes(lanes)
         time_steps = schedule.time_steps(rounds, lanes)
         run_round = program(schedule)
-        ledger = Ledger(model, algorithm, server, len(clients), client_ranks)
         for earlier in record.rows:
-            ledger.record(earlier)
-        slowness = time_model.slowness(len(clients), seed)
-        preload = preload_bytes(time_model, model)
-        costs = Costs(ledger, time_model, slowness, deadline, preload)
-
-        def unsent(number: int) -> list[str]:
-            """Returns the leaves that clients do not send in a round."""
-            return _unsent(algorithm.moving(algorithm.server.broadcast(server), jnp.int32(number)))
+            costs.record(earlier)
 
         def prepare(number: int) -> tuple[Plan, list[int]]:
             """Returns a round's plan, and the clients that it is without because they are late."""
