@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import io
 import logging
 import os
@@ -13,11 +14,12 @@ from pathlib import Path
 import jax
 import orbax.checkpoint as ocp
 
+from fedjax_peft import tree
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import defer_interrupts
 from fedjax_peft.typing import PyTree
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "read_checkpoint"]
 
 # Orbax reports every step at INFO through absl; a progress display should not compete with it.
 logging.getLogger("absl").setLevel(logging.WARNING)
@@ -53,7 +55,8 @@ class Checkpoints:
         with defer_interrupts():
             try:
                 _check_room(directory, state)
-                with _quiet():
+                # Its threads print when a write fails; the exception says it once.
+                with _quiet(logging.CRITICAL), contextlib.redirect_stderr(io.StringIO()):
                     self._manager.save(number, args=ocp.args.StandardSave(state))
                     self._manager.wait_until_finished()
             except Exception as error:  # orbax raises many kinds
@@ -127,6 +130,44 @@ class Checkpoints:
             self._manager.close()
 
 
+def read_checkpoint(
+    directory: Path, server: PyTree, private: PyTree
+) -> tuple[int, tuple[PyTree, PyTree]]:
+    """Returns the round, the server's state and what the clients keep, ``[clients, ...]``.
+
+    How many clients there are is read off the checkpoint, and nothing on disk is changed.
+
+    Args:
+      directory: of the checkpoints.
+      server: shapes of the server's state.
+      private: shapes of what one client keeps.
+    """
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    reasons = []
+    with (
+        _quiet(logging.ERROR),  # orbax warns of what read_only means
+        ocp.CheckpointManager(
+            directory.resolve(),
+            options=ocp.CheckpointManagerOptions(read_only=True),
+            item_handlers=ocp.StandardCheckpointHandler(),
+        ) as manager,
+    ):
+        for number in sorted(manager.all_steps(), reverse=True):
+            try:
+                _, stored = manager.item_metadata(number).tree
+                clients = next((x.shape[0] for x in jax.tree.leaves(stored)), 0)
+                stacked = jax.eval_shape(functools.partial(tree.broadcast, n=clients), private)
+                like = jax.tree.map(
+                    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+                    (server, stacked),
+                )
+                return number, manager.restore(number, args=ocp.args.StandardRestore(like))
+            except Exception as error:  # orbax raises many kinds
+                reasons.append(f"round {number}: {_reason(error)}")
+    why = "; ".join(reasons) or "there is none"
+    raise InputError(f"No checkpoint in {directory} can be restored: {why}.")
+
+
 _SYSTEM = re.compile(
     "|".join(
         os.strerror(number)
@@ -161,13 +202,12 @@ _OVERHEAD = 1 << 16
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps back what orbax's threads print when a write fails; its exception says it once."""
+def _quiet(level: int) -> Iterator[None]:
+    """Keeps back what orbax logs below a level."""
     logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    before = logger.level
+    logger.setLevel(level)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
+        yield
     finally:
-        logger.setLevel(level)
+        logger.setLevel(before)

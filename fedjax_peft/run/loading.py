@@ -12,6 +12,7 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.run import config as configs
 from fedjax_peft.run import history, recipe, record
+from fedjax_peft.run.checkpoint import read_checkpoint
 from fedjax_peft.run.loop import Run
 from fedjax_peft.typing import Algorithm, Params, PyTree
 
@@ -112,13 +113,11 @@ def restore(directory: Path, model: Model, algorithm: Algorithm) -> tuple[int, P
     Raises:
       InputError: no checkpoint can be restored.
     """
-    from fedjax_peft.run.predict import restore_checkpoint
-
     names = tree.assign_roles(model.kinds, algorithm.roles)
     shared, private = (tree.select(model.trainable, names[role]) for role in ("shared", "private"))
     kept = jax.eval_shape(algorithm.keep, shared, private)
     like = jax.eval_shape(algorithm.server.init, shared)
-    number, (server, stacked) = restore_checkpoint(directory / "checkpoints", like, kept)
+    number, (server, stacked) = read_checkpoint(directory / "checkpoints", like, kept)
     return number, server, stacked
 
 

@@ -1,16 +1,12 @@
 """What a run on disk has learned, and what it predicts."""
 
-import functools
 import json
-import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from fedjax_peft import tasks, tree
 from fedjax_peft.algorithms.representation import pool
@@ -41,7 +37,6 @@ __all__ = [
     "predict",
     "read_clients",
     "read_inputs",
-    "restore_checkpoint",
     "untrained_note",
 ]
 
@@ -147,7 +142,6 @@ class TrainedModels(NamedTuple):
 
     model: Model
     algorithm: Algorithm
-    config: dict[str, Any]
     chosen: list[int]
     """The numbers of the clients; none if the global model was chosen."""
     params: Callable[[int | None], Params]
@@ -171,7 +165,7 @@ def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> T
         algorithm = loading.algorithm_of(Path(directory), config, model)
         advice = "Choose a client's model, such as --client 0, or --clients all for all of them."
         check_global(model, algorithm, advice)
-        return TrainedModels(model, algorithm, config, [], lambda _: params)
+        return TrainedModels(model, algorithm, [], lambda _: params)
     run = load_clients(directory)
     if isinstance(clients, str):
         chosen = read_clients(clients, run.private)
@@ -179,12 +173,11 @@ def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> T
         check_clients(clients, run.private)
         chosen = [*clients]
     note = untrained_note(chosen, run.seen)
-    config = record.read_config(Path(directory))
 
     def params_of(client: int | None) -> Params:
         return run.params if client is None else run.client_params(client)
 
-    return TrainedModels(run.model, run.algorithm, config, chosen, params_of, note)
+    return TrainedModels(run.model, run.algorithm, chosen, params_of, note)
 
 
 def check_global(model: Model, algorithm: Algorithm, advice: str) -> None:
@@ -253,56 +246,6 @@ def read_clients(text: str, private: PyTree) -> list[int]:
         ) from None
     check_clients(clients, private)
     return clients
-
-
-def restore_checkpoint(
-    directory: Path, server: PyTree, private: PyTree
-) -> tuple[int, tuple[PyTree, PyTree]]:
-    """Returns the round, the server's state and what the clients keep, ``[clients, ...]``.
-
-    How many clients there are is read off the checkpoint, and nothing on disk is changed.
-
-    Args:
-      directory: of the checkpoints.
-      server: shapes of the server's state.
-      private: shapes of what one client keeps.
-    """
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    reasons = []
-    with (
-        _quiet("absl"),  # orbax warns of what read_only means
-        ocp.CheckpointManager(
-            directory.resolve(),
-            options=ocp.CheckpointManagerOptions(read_only=True),
-            item_handlers=ocp.StandardCheckpointHandler(),
-        ) as manager,
-    ):
-        for number in sorted(manager.all_steps(), reverse=True):
-            try:
-                _, stored = manager.item_metadata(number).tree
-                clients = next((x.shape[0] for x in jax.tree.leaves(stored)), 0)
-                stacked = jax.eval_shape(functools.partial(tree.broadcast, n=clients), private)
-                like = jax.tree.map(
-                    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
-                    (server, stacked),
-                )
-                return number, manager.restore(number, args=ocp.args.StandardRestore(like))
-            except Exception as error:  # orbax raises many kinds
-                reasons.append(f"round {number}: {(str(error) or repr(error)).splitlines()[0]}")
-    why = "; ".join(reasons) or "there is none"
-    raise InputError(f"No checkpoint in {directory} can be restored: {why}.")
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Keeps a logger's warnings back in the block."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def predict(
