@@ -1,12 +1,14 @@
 """The lock file of a run directory: one process at a time writes to it."""
 
 import contextlib
+import functools
 import json
 import os
 import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +16,11 @@ from typing import Any, Self
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import naming
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["NAME", "RunLock"]
 
@@ -49,7 +56,7 @@ class RunLock:
             other = _read(path)
             if not _is_stale(path, other):
                 raise InputError(_refusal(directory, other))
-            _remove_stale(path, other)
+            _remove(path, functools.partial(_is_stale, path))
         lock = cls(path, content)
         lock._thread.start()
         return lock
@@ -58,8 +65,7 @@ class RunLock:
         """Removes the file, unless another process has taken the lock over."""
         self._released.set()
         self._thread.join()
-        if _read(self._path) == self._content:
-            self._path.unlink(missing_ok=True)
+        _remove(self._path, lambda content: content == self._content)
 
     def __enter__(self) -> Self:
         """Returns the lock; it is released at the end of the block."""
@@ -120,14 +126,20 @@ def _is_stale(path: Path, content: dict[str, Any]) -> bool:
         return True
 
 
-def _remove_stale(path: Path, content: dict[str, Any]) -> None:
-    """Removes a stale lock; another process that does the same at the same time loses nothing."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    with naming(path), contextlib.suppress(FileNotFoundError):
-        path.rename(aside)
-        if _read(aside) != content and not path.exists():
-            aside.rename(path)  # another one has been taken in the meantime
-        aside.unlink(missing_ok=True)
+def _remove(path: Path, condition: Callable[[dict[str, Any]], bool]) -> None:
+    """Removes the lock if `condition(content)` holds.
+
+    The check and the removal are one step: both happen under the system's lock of this very file,
+    and every removal goes through here. So a new lock, which another process has put in its place
+    in the meantime, is never removed for the old one.
+    """
+    with naming(path), contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return  # another process has removed the file that was opened
+        if condition(_read(path)):
+            path.unlink()
 
 
 def _is_alive(pid: int, start: Any) -> bool:
