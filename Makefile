@@ -3,13 +3,18 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test fuzz lint mutants clean
+.PHONY: demo test docs fuzz lint mutants clean
 
 demo: $(VENV)/.base
 	$(BIN)/fedjax-peft demo
 
 test: $(VENV)/.test lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+# The documentation site; a warning, such as a broken link, is an error. `make test` builds it too.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build
+	@echo Open docs/_build/index.html
 
 # New hostile inputs for every fuzzer, some hours of them with FUZZ_EXAMPLES=100000.
 fuzz: $(VENV)/.test
@@ -27,14 +32,18 @@ $(VENV)/.base: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
+$(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
 $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	touch $@ $(VENV)/.base
+	touch $@ $(VENV)/.base $(VENV)/.docs
 
 # Small faults in algorithms and aggregators, which the tests must notice; about 20 minutes.
 mutants: $(VENV)/.test
 	nice $(BIN)/python tests/mutants.py
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs docs/_build

@@ -1,0 +1,203 @@
+"""What the reference pages take from the package, so that they cannot differ from it.
+
+``.. public-names:: MODULE`` documents every name in ``MODULE.__all__``. ``.. config-keys::`` lists
+the keys of a config, read off the signatures that a config calls. ``.. metrics-fields::`` lists the
+fields of a run's ``metrics.jsonl``.
+
+A public name without a docstring, a public name that no page documents, and a reference to a name
+that does not exist are warnings, which ``make docs`` turns into errors.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.pycode import ModuleAnalyzer
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+from sphinx.util.nodes import make_refnode
+
+PACKAGE = "fedjax_peft"
+logger = logging.getLogger(__name__)
+
+
+def public_modules() -> list[str]:
+    """Returns the modules of the public API: the package, and the modules in its ``__all__``."""
+    package = importlib.import_module(PACKAGE)
+    found = [getattr(package, name) for name in package.__all__]
+    return [PACKAGE, *(x.__name__ for x in found if isinstance(x, types.ModuleType))]
+
+
+def public_names(module: Any) -> list[str]:
+    """Returns the names in ``__all__`` that are no modules.
+
+    Where there is no ``__all__``: the classes and functions that the module defines, and the
+    variables with a docstring below them.
+    """
+    names = getattr(module, "__all__", None)
+    if names is None:
+        below = {name for _, name in ModuleAnalyzer.for_module(module.__name__).find_attr_docs()}
+        names = [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_")
+            and (name in below or getattr(value, "__module__", None) == module.__name__)
+        ]
+    return [name for name in names if not isinstance(getattr(module, name), types.ModuleType)]
+
+
+def undocumented(module: Any) -> Iterator[str]:
+    """Yields the public names of a module, and methods of its classes, that have no docstring."""
+    for name in public_names(module):
+        value = getattr(module, name)
+        dotted = f"{module.__name__}.{name}"
+        if not inspect.isclass(value) and not inspect.isfunction(value):
+            if not _below(module, name):
+                yield dotted
+            continue
+        if not (value.__doc__ or "").strip():
+            yield dotted
+        if inspect.isclass(value):
+            yield from (f"{dotted}.{method}" for method in _undocumented_methods(value))
+
+
+def _undocumented_methods(owner: type) -> Iterator[str]:
+    for name, value in vars(owner).items():
+        function = getattr(value, "__func__", getattr(value, "fget", value))
+        if name.startswith("_") or not inspect.isfunction(function):
+            continue
+        if not (function.__doc__ or "").strip():
+            yield name
+
+
+def _below(module: Any, name: str) -> bool:
+    """Returns whether a docstring stands below a variable, in whichever module defines it."""
+    inside = [m for m in vars(module).values() if isinstance(m, types.ModuleType)]
+    if hasattr(module, "__path__"):
+        inside += [
+            importlib.import_module(f"{module.__name__}.{info.name}")
+            for info in pkgutil.iter_modules(module.__path__)
+        ]
+    for place in (module, *inside):
+        if place.__name__.startswith(PACKAGE) and hasattr(place, name):
+            documented = ModuleAnalyzer.for_module(place.__name__).find_attr_docs()
+            if ("", name) in documented:
+                return True
+    return False
+
+
+class PublicNames(SphinxDirective):
+    """``.. public-names:: MODULE``: the documentation of every public name of a module."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Returns the parsed ``auto...`` directives."""
+        module = importlib.import_module(self.arguments[0])
+        place = self.get_location()
+        for name in undocumented(module):
+            logger.warning("the public name %s has no docstring", name, location=place)
+        lines = []
+        for name in public_names(module):
+            value = getattr(module, name)
+            kind = "data"
+            if inspect.isclass(value):
+                kind = "exception" if issubclass(value, Exception) else "class"
+            elif inspect.isfunction(value):
+                kind = "function"
+            lines += [f".. auto{kind}:: {module.__name__}.{name}", ""]
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+def check_complete(app: Sphinx, env: BuildEnvironment) -> None:
+    """Warns of public names that no page documents."""
+    documented = env.get_domain("py").data["objects"]
+    for module in map(importlib.import_module, public_modules()):
+        for name in public_names(module):
+            if f"{module.__name__}.{name}" not in documented:
+                logger.warning("no page documents the public name %s.%s", module.__name__, name)
+
+
+def resolve(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
+) -> nodes.Node | None:
+    """Returns a link to a name under which an object is documented, or plain text.
+
+    Docstrings name an object by where it is defined, or by its last name. What the reference does
+    not document, such as another library's class, becomes plain text if it exists.
+    """
+    if node.get("refdomain") != "py":
+        return None
+    target = node["reftarget"]
+    documented = env.get_domain("py").data["objects"]
+    last = target.rpartition(".")[2]
+    same = [name for name in documented if name.rpartition(".")[2] == last]
+    if "." in target and not any(name.endswith(f".{target}") for name in same):
+        found = _find(target)
+        same = [name for name in same if found is not None and _find(name) is found]
+    if same:
+        page = documented[min(same, key=len)]
+        return make_refnode(
+            app.builder, node["refdoc"], page.docname, page.node_id, content, target
+        )
+    return content if _exists(target) else None
+
+
+def _find(dotted: str) -> Any:
+    """Returns the object of a dotted name; None if there is none."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+            for part in parts[cut:]:
+                found = getattr(found, part)
+        except (ImportError, AttributeError):
+            continue
+        return found
+    return None
+
+
+def _exists(name: str) -> bool:
+    """Returns whether a dotted name, or a last name somewhere in the package, exists."""
+    top, dot, _ = name.partition(".")
+    if dot and top != PACKAGE and importlib.util.find_spec(top) is not None:
+        return True  # another library's, which may name it otherwise than by where it is
+    if dot:
+        return _find(name) is not None or _find(f"{PACKAGE}.{name}") is not None
+    package = importlib.import_module(PACKAGE)
+    modules = pkgutil.walk_packages(package.__path__, f"{PACKAGE}.")
+    return any(hasattr(importlib.import_module(m.name), name) for m in modules)
+
+
+class Verbatim:
+    """Keeps attributes from Napoleon, which takes the first colon of their text for a type."""
+
+    def __init__(self, app: Sphinx):
+        """Stands before and behind Napoleon, whose priority is 500."""
+        self._lines: list[str] = []
+        app.connect("autodoc-process-docstring", self._save, priority=400)
+        app.connect("autodoc-process-docstring", self._restore, priority=600)
+
+    def _save(self, app: Sphinx, what: str, *rest: Any) -> None:
+        self._lines = [*rest[-1]]
+
+    def _restore(self, app: Sphinx, what: str, *rest: Any) -> None:
+        if what in ("attribute", "data", "property"):
+            rest[-1][:] = self._lines
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Registers the directives and the checks."""
+    app.add_directive("public-names", PublicNames)
+    app.connect("env-check-consistency", check_complete)
+    app.connect("missing-reference", resolve)
+    Verbatim(app)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,32 @@
+"""Configuration of the documentation site: ``make docs`` builds it, and every warning is an error.
+
+Nothing is fetched and nothing is executed during a build.
+"""
+
+import sys
+from pathlib import Path
+
+import fedjax_peft
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "fedjax_peft"
+author = "the authors of fedjax_peft"
+copyright = f"2026, {author}"
+version = release = fedjax_peft.__version__
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb", "library_reference"]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # the notebooks are shown with the outputs that they were saved with
+
+nitpicky = True  # a reference in a docstring that leads nowhere is an error
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"members": True, "exclude-members": "__new__, __init__"}
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = "fedjax_peft"
+html_static_path = ["_static"]
