@@ -30,7 +30,7 @@ _LONG = 256
 def class_names(task: str, table: Table) -> tuple[str, ...]:
     """Returns the names of the classes or tags of a training split, empty where there are none."""
     if task == "tagging":
-        from fedjax_peft.data.tagging import tag_names
+        from fedjax_peft.data.encoders.tags import tag_names
 
         return tag_names(table)
     return label_names(table) if "label" in COLUMNS[task] else ()
@@ -112,25 +112,25 @@ def encode_classes(
 
 
 def _encode_tags(*args: Any, **options: Any) -> Dataset:
-    from fedjax_peft.data.tagging import encode_tags
+    from fedjax_peft.data.encoders.tags import encode_tags
 
     return encode_tags(*args, **options)
 
 
 def _encode_spans(*args: Any, **options: Any) -> Dataset:
-    from fedjax_peft.data.spans import encode_spans
+    from fedjax_peft.data.encoders.spans import encode_spans
 
     return encode_spans(*args, **options)
 
 
 def _encode_language(*args: Any, **options: Any) -> Dataset:
-    from fedjax_peft.data.language import encode_language
+    from fedjax_peft.data.encoders.language import encode_language
 
     return encode_language(*args, **options)
 
 
 def _encode_images(*args: Any, **options: Any) -> Dataset:
-    from fedjax_peft.data.pixels import encode_images
+    from fedjax_peft.data.encoders.pixels import encode_images
 
     return encode_images(*args, **options)
 

@@ -80,11 +80,11 @@ def load_dataset(
       split: how ``glue_silo`` is split, by default 6:2:2; see
         :func:`fedjax_peft.data.silo.divide`.
       doc_stride: tokens that neighbouring windows of a context share, see
-        :func:`fedjax_peft.data.spans.encode_spans`.
+        :func:`fedjax_peft.data.encoders.spans.encode_spans`.
       clusters: adds a key ``cluster`` to ``train``: the group of each text (of the question and its
         answer), by k-means with so many groups.
       order: of the entity types in the key ``tag_set`` of tagged data, by default ``sorted``; see
-        :func:`fedjax_peft.data.tagging.tag_set`.
+        :func:`fedjax_peft.data.encoders.tags.tag_set`.
       columns: our column name -> the name in your files, such as ``{"text": "review", "label":
         "stars"}``. Other columns keep their names.
       test_share: share of the rows, strictly between 0 and 1, that is held out for ``test`` where

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.data.spans import span_text
+from fedjax_peft.data.encoders.spans import span_text
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.tasks.common import cross_entropy, real_rows, total
 from fedjax_peft.typing import Batch, Metrics, Outputs, Task
@@ -125,7 +125,7 @@ def answers(
 
     Args:
       predictions: what :func:`question_answering` predicts of each window, ``[windows, n_best]``.
-      data: the windows, made by :func:`fedjax_peft.data.spans.encode_spans`.
+      data: the windows, made by :func:`fedjax_peft.data.encoders.spans.encode_spans`.
       max_answer_length: tokens of an answer, at most.
     """
     scores, starts, ends = _best_spans(max_answer_length, predictions)

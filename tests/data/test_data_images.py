@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.data.encoders.pixels import encode_images
 from fedjax_peft.data.formats.images import decode, read_images
-from fedjax_peft.data.pixels import encode_images, shift_features
+from fedjax_peft.data.partition.features import shift_features
 from fedjax_peft.data.table import Table, label_names
 from fedjax_peft.errors import InputError
 

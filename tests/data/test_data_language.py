@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tiny_tokenizers
 
-from fedjax_peft.data.language import encode_language
+from fedjax_peft.data.encoders.language import encode_language
 from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 

@@ -6,7 +6,7 @@ import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_peft.data.spans import encode_spans, recovered, span_text, unanswerable
+from fedjax_peft.data.encoders.spans import encode_spans, recovered, span_text, unanswerable
 from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 

@@ -7,9 +7,9 @@ import pytest
 import tiny_tokenizers
 
 from fedjax_peft.data.dataset import IGNORE
+from fedjax_peft.data.encoders.tags import encode_tags, tag_names, tag_set, type_set
 from fedjax_peft.data.iob import iob2
 from fedjax_peft.data.table import Table
-from fedjax_peft.data.tagging import encode_tags, tag_names, tag_set, type_set
 from fedjax_peft.errors import InputError
 
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")

@@ -13,7 +13,7 @@ from jax import monitoring
 from fedjax_peft.aggregators import fra
 from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.data import Clients, Dataset, partition
-from fedjax_peft.data.spans import Question
+from fedjax_peft.data.encoders.spans import Question
 from fedjax_peft.engine.lanes import choose_lanes
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.errors import InputError

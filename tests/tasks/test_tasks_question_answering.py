@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedjax_peft import tasks
 from fedjax_peft.data import Dataset
-from fedjax_peft.data.spans import Question
+from fedjax_peft.data.encoders.spans import Question
 from fedjax_peft.errors import InputError
 from fedjax_peft.tasks.question_answering import exact_match, normalized, overlap_f1
 from fedjax_peft.typing import Outputs

@@ -9,10 +9,10 @@ unit go to the same client: units are dealt out as examples are elsewhere (their
 first row), and "examples" below, sizes too, are units.
 """
 
+from fedjax_peft.data.partition.features import feature_shift
 from fedjax_peft.data.partition.plain import iid, pooled
 from fedjax_peft.data.partition.skew import (
     dirichlet,
-    feature_shift,
     label_share,
     pathological,
     quantity,

@@ -1,11 +1,11 @@
-"""Partitions that make clients differ on purpose: in classes, in sizes, in features."""
+"""Partitions that make clients differ on purpose: in classes or in sizes."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from fedjax_peft.data.dataset import Clients, Dataset, DataT
+from fedjax_peft.data.dataset import Clients, DataT
 from fedjax_peft.data.partition.dealing import (
     Pool,
     apportion,
@@ -14,11 +14,10 @@ from fedjax_peft.data.partition.dealing import (
     draw,
     fill_up,
 )
-from fedjax_peft.data.partition.plain import iid
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.random import host_rng
 
-__all__ = ["dirichlet", "feature_shift", "label_share", "pathological", "quantity"]
+__all__ = ["dirichlet", "label_share", "pathological", "quantity"]
 
 
 def dirichlet(
@@ -185,29 +184,6 @@ def quantity(
     alike = np.zeros(len(pool), np.int64)
     owner = _class_wise(alike, clients, alpha, min_size, host_rng(seed, "partition"))
     return pool.clients(owner, clients)
-
-
-def feature_shift(
-    data: Dataset, clients: int, kind: str, strength: float, *, seed: int = 0
-) -> Clients[Dataset]:
-    """IID, and then each client's images are changed in a way of its own, the later the more.
-
-    The images of the result are changed copies. Kinds, and what their strengths mean, are those of
-    :func:`fedjax_peft.data.pixels.shift_features`.
-
-    Args:
-      data: images.
-      clients: number of clients, at most the number of examples.
-      kind: ``"rotation"``, ``"noise"``, ``"brightness"`` or ``"contrast"``.
-      strength: client k of K, from 0, has ``strength * k / K`` of it; for rotations in degrees.
-      seed: of the random streams.
-
-    Raises:
-      InputError: an argument out of range, no such kind, or data without images.
-    """
-    from fedjax_peft.data import pixels
-
-    return pixels.shift_features(iid(data, clients, seed=seed), kind, strength, seed)
 
 
 def _check_alpha(alpha: float) -> None:

@@ -1,81 +1,38 @@
-"""Images as a column of pixels, and shifts of their features from client to client."""
+"""Feature skew: the images of each client are changed in their own way."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.data.formats.images import decode
-from fedjax_peft.data.table import Table, label_ids
+from fedjax_peft.data.partition.plain import iid
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.random import host_rng
 
-__all__ = ["SHIFTS", "encode_images", "shift_features"]
+__all__ = ["SHIFTS", "feature_shift", "shift_features"]
 
 
-def encode_images(
-    table: Table,
-    names: Sequence[str],
-    tokenizer: Any = None,
-    *,
-    max_length: int | None = None,
-    name: str,
-) -> Dataset:
-    """Returns images as they are, as uint8: models scale and resize them, on the device.
+def feature_shift(
+    data: Dataset, clients: int, kind: str, strength: float, *, seed: int = 0
+) -> Clients[Dataset]:
+    """IID, and then each client's images are changed in a way of its own, the later the more.
+
+    The images of the result are changed copies. Kinds, and what their strengths mean, are those of
+    :func:`shift_features`.
 
     Args:
-      table: ``image``, whatever :func:`fedjax_peft.data.formats.images.decode` takes, and
-        ``label``.
-      names: all classes.
-      tokenizer: not used; texts need it.
-      max_length: not used either.
-      name: of the data set.
-
-    Returns:
-      ``pixel_values`` uint8 ``[n, channels, height, width]``, where channels are 1 if all images
-      are grey and 3 otherwise, and ``labels`` int32 ``[n]``.
+      data: images.
+      clients: number of clients, at most the number of examples.
+      kind: ``"rotation"``, ``"noise"``, ``"brightness"`` or ``"contrast"``.
+      strength: client k of K, from 0, has ``strength * k / K`` of it; for rotations in degrees.
+      seed: of the random streams.
 
     Raises:
-      InputError: an image that cannot be read or is of another size than the first (its row is
-        named), or a label that is none of the names.
+      InputError: an argument out of range, no such kind, or data without images.
     """
-    del tokenizer, max_length
-    if "image" not in table.columns:
-        raise InputError(
-            f"{table.origin} has no column 'image', only: {', '.join(table.columns)}."
-            f" {nearest('image', table.columns)}"
-        )
-    labels = label_ids(table, names)
-    images = [
-        decode(value, f"The image in row {row} of {table.origin}")
-        for row, value in table.numbered(table.columns["image"])
-    ]
-    columns = {"pixel_values": _stacked(table, images), "labels": labels}
-    return Dataset(columns, tuple(names), name, "image_classification")
-
-
-def _stacked(table: Table, images: list[np.ndarray]) -> np.ndarray:
-    """Returns images with channels first; a grey one among others has the same in all three."""
-    if not images:
-        raise InputError(f"{table.origin} has no images.")
-    height, width = images[0].shape[:2]
-    channels = max(1 if image.ndim == 2 else 3 for image in images)
-    pixels = np.empty((len(images), channels, height, width), np.uint8)
-    for place, (row, image) in zip(pixels, table.numbered(images), strict=True):
-        if image.shape[:2] != (height, width):
-            raise InputError(
-                f"The image in row {row} of {table.origin} has {image.shape[0]}x{image.shape[1]}"
-                f" pixels (height x width), but the first has {height}x{width}: bring them to one"
-                " size."
-            )
-        place[:] = image if image.ndim == 2 else image.transpose(2, 0, 1)
-    return pixels
-
-
-# Feature shift.
+    return shift_features(iid(data, clients, seed=seed), kind, strength, seed)
 
 
 def shift_features(

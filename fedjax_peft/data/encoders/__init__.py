@@ -1,0 +1,1 @@
+"""Encoders: the rows of a table to arrays, one file for each form of rows."""
