@@ -11,7 +11,7 @@ _PUBLIC = {
     "Model": "models.base",
     "bind": "models.base",
     "load_model": "models.hf",
-    "load_run": "run.loading",
+    "load_run": "loading",
     "load_tokenizer": "models.hf",
     "random_model": "models.hf",
     "heads": "models",
@@ -24,16 +24,16 @@ _PUBLIC = {
     "Dataset": "data.dataset",
     "load_dataset": "data.sources",
     "combine": "data.combine",
-    "embed": "run.predict",
+    "embed": "inference",
     "heterogeneity": "data",
     "partition": "data",
     "tasks": "",
     "aggregators": "",
     "algorithms": "",
-    "Run": "run.loop",
-    "simulate": "run.loop",
-    "early_stop": "run.stopping",
-    "TimeModel": "run.cost",
+    "Run": "simulation.run",
+    "simulate": "simulation.simulate",
+    "early_stop": "simulation.stopping",
+    "TimeModel": "simulation.cost",
     "testing": "",
     "tree": "",
     "typing": "",
@@ -78,16 +78,16 @@ if TYPE_CHECKING:
     from fedjax_peft.data.dataset import Clients, Dataset
     from fedjax_peft.data.sources import load_dataset
     from fedjax_peft.errors import InputError
+    from fedjax_peft.inference import embed
+    from fedjax_peft.loading import load_run
     from fedjax_peft.models import heads
     from fedjax_peft.models.base import Model, bind
     from fedjax_peft.models.hf import load_model, load_tokenizer, random_model
     from fedjax_peft.peft.base import attach, count, merge
     from fedjax_peft.peft.lora import lora
-    from fedjax_peft.run.cost import TimeModel
-    from fedjax_peft.run.loading import load_run
-    from fedjax_peft.run.loop import Run, simulate
-    from fedjax_peft.run.predict import embed
-    from fedjax_peft.run.stopping import early_stop
+    from fedjax_peft.simulation.cost import TimeModel
+    from fedjax_peft.simulation.simulate import Run, simulate
+    from fedjax_peft.simulation.stopping import early_stop
 
 
 def __getattr__(name: str) -> Any:

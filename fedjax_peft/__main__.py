@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_peft.run.cli import main
+from fedjax_peft.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -26,6 +26,10 @@ Metrics: TypeAlias = dict[str, tuple[jax.Array, jax.Array]]
 """Metric name -> (sum, count), two float32 scalars, so that parts can be added up exactly."""
 
 
+Diagnosis: TypeAlias = Callable[[Params, Params, Params], dict[str, jax.Array]]
+"""(shared leaves before a round, after it, fixed leaves) -> float32 scalars."""
+
+
 class Outputs(NamedTuple):
     """What a model returns for a batch."""
 
@@ -91,6 +95,10 @@ class Problem(NamedTuple):
     ``trainable`` holds under their names goes before."""
     number: jax.Array
     """The round, int32 from 1."""
+
+
+Probe: TypeAlias = Callable[[Problem, Params, Batch], Metrics]
+"""(problem, all leaves of a model, batch) -> what to measure beside the task's metrics."""
 
 
 class ClientUpdate(NamedTuple):

@@ -14,12 +14,15 @@ import fedjax_peft
 
 ROOT = Path(fedjax_peft.__file__).parent
 LAYERS = [
-    {"typing", "errors", "files", "display"},
-    {"tree", "random", "linalg", "memory", "precision", "assets", "modes", "hub"},
-    {"models", "peft", "data", "tasks"},
-    {"aggregators", "algorithms"},
-    {"engine"},
-    {"run"},
+    {"typing", "errors", "files", "display", "nested"},
+    {"tree", "random", "linalg", "memory", "precision", "assets", "dual_modes", "hub", "rows"},
+    {"models", "peft", "data", "tasks", "aggregators", "measures"},
+    {"algorithms"},
+    {"engine", "inference", "report"},
+    {"simulation"},
+    {"config"},
+    {"loading"},
+    {"cli"},
     {"testing"},
 ]
 """A module imports from its own layer or from those above it in this list; nobody imports from the
@@ -72,7 +75,7 @@ def layer(module: str) -> int:
 def test_every_module_was_read():
     assert len(IMPORTS) > 200
     modules = {i.module for i in IMPORTS}
-    assert {"engine.round", "run.loop", "models.hf", "tree"} <= modules
+    assert {"engine.round", "simulation.simulate", "models.hf", "tree"} <= modules
 
 
 def test_layers_import_one_way():
@@ -85,7 +88,7 @@ def test_layers_import_one_way():
 
 
 def test_the_core_sees_plain_trees_and_functions():
-    core = {"typing", "errors", "tree", "random", "linalg", "algorithms", "aggregators", "engine"}
+    core = {"typing", "errors", "tree", "random", "linalg", "algorithms", "aggregators", "engine", "measures"}
     outside = {i.imported.split(".")[0] for i in IMPORTS if i.module.split(".")[0] in core}
     assert outside - sys.stdlib_module_names <= {"fedjax_peft", "jax", "numpy", "optax"}
 
@@ -95,11 +98,11 @@ def test_the_core_sees_plain_trees_and_functions():
     [
         ("transformers", ("models.hf", "data."), True),
         ("datasets", ("data.",), True),
-        ("matplotlib", ("run.",), True),
-        ("tensorboardX", ("run.",), True),
-        ("pydantic", ("run.",), False),
-        ("rich", ("run.",), False),
-        ("orbax", ("run.",), False),
+        ("matplotlib", ("report.",), True),
+        ("tensorboardX", ("simulation.",), True),
+        ("pydantic", ("config.",), False),
+        ("rich", ("report.", "cli."), False),
+        ("orbax", ("simulation.",), False),
         ("flax", ("models.", "peft."), False),
         ("torch", (), True),
         ("pickle", (), True),
@@ -121,10 +124,16 @@ import fedjax_peft
 package = loaded("jax flax optax transformers datasets matplotlib orbax pydantic rich torch")
 import fedjax_peft.engine.program, fedjax_peft.engine.schedule, fedjax_peft.algorithms
 engine = loaded("flax transformers datasets matplotlib orbax pydantic rich torch")
-import fedjax_peft.run.loop
+import fedjax_peft.simulation.simulate
 loop = loaded("transformers datasets matplotlib torch pydantic")
 print(json.dumps({"package": package, "engine": engine, "loop": loop}))
 """
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert json.loads(done.stdout) == {"package": [], "engine": [], "loop": []}
+
+
+def test_the_engine_imports_no_algorithm():
+    engine = [i for i in IMPORTS if i.module.split(".")[0] == "engine"]
+    inner = ("fedjax_peft.algorithms", "fedjax_peft.aggregators", "fedjax_peft.measures")
+    assert [i for i in engine if i.imported.startswith(inner)] == []

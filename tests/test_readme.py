@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedjax_peft import assets, testing
+from fedjax_peft.cli import main as cli
 from fedjax_peft.data import sources
-from fedjax_peft.run import cli
 
 ROOT = Path(__file__).parents[1]
 

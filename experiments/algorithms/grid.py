@@ -10,7 +10,9 @@ import contextlib
 import sys
 from pathlib import Path
 
-from fedjax_peft.run import cli, config, history
+from fedjax_peft import rows as history
+from fedjax_peft.cli import main as cli
+from fedjax_peft.config import config
 
 CONFIG = Path(__file__).with_name("20news.toml")
 

@@ -29,7 +29,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification
 
-from fedjax_peft.run.bench import Bench
+from fedjax_peft.cli.bench import Bench
 
 CLASSES = 20
 

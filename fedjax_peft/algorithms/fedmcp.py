@@ -21,7 +21,7 @@ Where the paper contradicts itself or is silent:
 * The mean is unweighted as in Algorithm 1; the text says weighted (``weights="size"``).
 * No gradient is stopped but R_average's: the first similarity moves both adapters.
 * Biased CKA is near 1 for independent representations of a small batch; see
-  :mod:`fedjax_peft.algorithms.representation` for it and for the debiased one. A batch of one
+  :mod:`fedjax_peft.measures.representation` for it and for the debiased one. A batch of one
   example has no similarities, and in one of two the biased CKA is always 1, without gradient.
 * Every trained pass draws dropout masks of its own, as plain calls of the model would.
 
@@ -46,15 +46,15 @@ from fedjax_peft.algorithms.common import (
     replace,
     train_on,
 )
-from fedjax_peft.algorithms.representation import (
+from fedjax_peft.dual_modes import Mode, mode
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.measures.representation import (
     SIMILARITIES,
     Pooling,
     Similarity,
     check_pooling,
     pool,
 )
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.modes import Mode, mode
 from fedjax_peft.random import stream
 from fedjax_peft.typing import (
     Aggregator,

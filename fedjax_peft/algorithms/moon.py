@@ -35,7 +35,7 @@ from fedjax_peft.algorithms.common import (
     train_on,
     with_kept,
 )
-from fedjax_peft.algorithms.representation import Pooling, check_pooling, cosines, pool
+from fedjax_peft.measures.representation import Pooling, check_pooling, cosines, pool
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,

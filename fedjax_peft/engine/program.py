@@ -11,9 +11,9 @@ import numpy as np
 
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, most_slots, window
-from fedjax_peft.engine.round import Diagnosis, Probe, RoundResult, build_round, evaluation, tuning
+from fedjax_peft.engine.round import RoundResult, build_round, evaluation, tuning
 from fedjax_peft.engine.sharding import replicate, replicated, split_lanes
-from fedjax_peft.typing import Algorithm, ApplyFn, Key, Params, PyTree, Task
+from fedjax_peft.typing import Algorithm, ApplyFn, Diagnosis, Key, Params, Probe, PyTree, Task
 
 __all__ = ["Evaluator", "Measured", "Program", "Setup", "Work"]
 

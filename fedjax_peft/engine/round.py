@@ -26,11 +26,12 @@ from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     ApplyFn,
-    Batch,
     ClientUpdate,
+    Diagnosis,
     Key,
     Metrics,
     Params,
+    Probe,
     Problem,
     PyTree,
     Tally,
@@ -39,8 +40,6 @@ from fedjax_peft.typing import (
 
 __all__ = [
     "PREDICTIONS",
-    "Diagnosis",
-    "Probe",
     "RoundResult",
     "build_round",
     "evaluation",
@@ -69,10 +68,6 @@ class RoundResult(NamedTuple):
     """Metrics of the aggregator, of the server and of the diagnosis."""
     predictions: dict[str, jax.Array]
     """What steps say of every example, ``[time steps, lanes, batch, ...]``; see ``PREDICTIONS``."""
-
-
-Diagnosis = Callable[[Params, Params, Params], dict[str, jax.Array]]
-"""(shared leaves before a round, after it, fixed leaves) -> float32 scalars."""
 
 
 def build_round(
@@ -364,10 +359,6 @@ def _distance(upload: PyTree, like: PyTree, fixed: Params) -> jax.Array:
     """Returns the length of what an upload of leaves changed (``ServerUpdate.update_norm``)."""
     del fixed
     return tree.distance(upload, like)
-
-
-Probe = Callable[[Problem, Params, Batch], Metrics]
-"""(problem, all leaves of a model, batch) -> what to measure beside the task's metrics."""
 
 
 def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = None) -> Algorithm:

@@ -10,8 +10,8 @@ from typing import Literal
 import jax
 from flax import nnx
 
+from fedjax_peft.dual_modes import MODES, mode
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.modes import MODES, mode
 from fedjax_peft.peft.base import Defaults, Method
 from fedjax_peft.peft.bottleneck import (
     PLACEMENTS,

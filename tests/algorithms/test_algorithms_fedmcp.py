@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from fedjax_peft import heads, peft, random_model, simulate, tree
 from fedjax_peft.algorithms import fedavg, fedmatch, fedmcp
-from fedjax_peft.algorithms.representation import SIMILARITIES, cka, cka_debiased, cosine, pool
 from fedjax_peft.data import Dataset, combine
 from fedjax_peft.engine.plan import Cohort, batches
 from fedjax_peft.errors import InputError
+from fedjax_peft.measures.representation import SIMILARITIES, cka, cka_debiased, cosine, pool
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.random import client_key, host_rng, stream

@@ -25,7 +25,7 @@ from fedjax_peft.peft.base import attach, merge
 from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.random import client_key, stream
-from fedjax_peft.run.loop import simulate
+from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import tiny_dataset, tiny_model
 from fedjax_peft.typing import Tally
 

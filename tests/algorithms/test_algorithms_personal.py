@@ -28,7 +28,7 @@ from fedjax_peft.algorithms.moon import contrastive
 from fedjax_peft.data import partition
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.errors import InputError
-from fedjax_peft.run.loop import simulate
+from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks import classification
 from fedjax_peft.typing import Outputs, Problem, Task
 

@@ -32,7 +32,7 @@ from fedjax_peft.algorithms import (
     scaffold,
 )
 from fedjax_peft.errors import InputError
-from fedjax_peft.run.checks import check_method
+from fedjax_peft.simulation.checks import check_method
 
 SGD = optax.sgd(0.3)
 SCAFFOLD = functools.partial(scaffold, SGD, learning_rate=0.3)
@@ -270,7 +270,7 @@ def test_a_model_without_lora_is_refused():
 
 
 def test_a_config_reaches_it_and_a_resumed_run_goes_on(tmp_path):
-    from fedjax_peft.run import config
+    from fedjax_peft.config import config
 
     chosen = config.build_algorithm(
         config.resolve(

@@ -15,7 +15,7 @@ from fedjax_peft.data import Clients, Dataset
 from fedjax_peft.engine.lengths import Lengths, token_columns
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach
-from fedjax_peft.run.loop import simulate
+from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import tiny_model
 from fedjax_peft.typing import Task
 

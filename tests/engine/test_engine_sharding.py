@@ -16,7 +16,7 @@ import toy
 from fedjax_peft.aggregators import fra
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.errors import InputError
-from fedjax_peft.run import loop
+from fedjax_peft.simulation import simulate as loop
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 programs = []

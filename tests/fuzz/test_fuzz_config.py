@@ -8,9 +8,10 @@ from fuzzing import STRINGS, VALUES, damaged, damaged_json, fuzz, refused_or_fin
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedjax_peft.cli import main as cli
+from fedjax_peft.config import config
 from fedjax_peft.display import printable
-from fedjax_peft.run import cli, config
-from fedjax_peft.run.record import read_config, write_config
+from fedjax_peft.simulation.record import read_config, write_config
 
 CONFIG = {
     "rounds": 2,

@@ -13,7 +13,7 @@ from fedjax_peft.data import partition
 from fedjax_peft.data import text as texts
 from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.models.hf import load_tokenizer
-from fedjax_peft.run import partition_report
+from fedjax_peft.report import partition as partition_report
 from fedjax_peft.testing import write_tiny_checkpoint
 
 ROWS = [{"text": f"w{i} w{i + 1}", "label": "ab"[i % 2], "client": f"c{i % 3}"} for i in range(12)]

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from fedjax_peft import inference as predict
 from fedjax_peft import testing
-from fedjax_peft.run import config as configs
-from fedjax_peft.run import predict, record, report
+from fedjax_peft.config import config as configs
+from fedjax_peft.report import page as report
+from fedjax_peft.simulation import record
 
 ROW = {
     "round": 0,

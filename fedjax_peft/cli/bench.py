@@ -1,0 +1,163 @@
+"""Times the local-update engine on random data and a random-weight backbone of a given shape."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import optax
+
+from fedjax_peft import algorithms, tasks, tree
+from fedjax_peft.display import show
+from fedjax_peft.engine.lanes import choose_lanes
+from fedjax_peft.engine.program import Program, Setup
+from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.engine.sharding import lane_mesh, replicate
+from fedjax_peft.errors import InputError
+from fedjax_peft.memory import require
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hf import random_model
+from fedjax_peft.peft.base import attach
+from fedjax_peft.peft.lora import lora
+from fedjax_peft.random import host_rng, stream
+from fedjax_peft.simulation.record import device_name
+
+__all__ = ["Bench", "bench"]
+
+
+class Bench:
+    """A compiled round on random data; :meth:`round` runs it and returns its seconds."""
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        hidden: int,
+        heads: int,
+        ffn: int,
+        vocab: int,
+        length: int,
+        batch: int,
+        clients: int,
+        steps: int,
+        rank: int,
+        dropout: float,
+        dtype: Literal["float32", "bfloat16"],
+        lanes: int | Literal["auto"],
+    ):
+        config = {
+            "model_type": "bert",
+            "vocab_size": vocab,
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "intermediate_size": ffn,
+            "max_position_embeddings": max(length, 512),
+        }
+        head = classification(20)
+        model = attach(random_model(config, head=head, dtype=dtype, dropout=dropout), lora(rank))
+        algorithm = algorithms.fedavg(optax.adamw(1e-3))
+        names = tree.assign_roles(model.kinds, algorithm.roles)
+        rng = host_rng(0, "bench")
+        n = clients * steps * batch
+        require(9 * n * length, f"A benchmark on {n:,} examples", "Choose smaller sizes.")
+        columns = {
+            "input_ids": rng.integers(0, vocab, (n, length)).astype(np.int32),
+            "attention_mask": np.ones((n, length), bool),
+            "labels": rng.integers(0, head.classes, n).astype(np.int32),
+        }
+        owned = np.arange(n, dtype=np.int32).reshape(clients, -1)
+        schedule = Schedule(list(owned), clients, batch, 1, None, 0)
+        mesh = lane_mesh()
+        frozen, fixed, columns = replicate(
+            (model.compute_frozen(), tree.select(model.trainable, names["fixed"]), columns), mesh
+        )
+
+        key = stream(0, "clients")
+        task = tasks.classification()
+        setup = Setup(algorithm, model.apply, task, frozen, fixed, key, clients, mesh)
+
+        def program(_: Schedule) -> Program:
+            return Program(setup, columns)
+
+        def start() -> tuple[Any, Any]:
+            shared = jax.tree.map(lambda x: x + 0, tree.select(model.trainable, names["shared"]))
+            return replicate((shared, {}), mesh)
+
+        lanes = choose_lanes(lanes, schedule, 1, start, program, mesh, frozen)
+        self.plan = schedule.plan(1, lanes, schedule.time_steps(1, lanes))
+        self._start, self.program = start, program(schedule)
+        self.parameters = sum(x.size for n, x in frozen.items() if n.endswith("kernel"))
+        self.round()
+
+    def round(self) -> float:
+        """Runs one round and returns its seconds, without compilation."""
+        server, store = jax.block_until_ready(self._start())
+        compiled = self.program.compile_seconds
+        began = time.perf_counter()
+        jax.block_until_ready(self.program(server, store, self.plan, 1))
+        return time.perf_counter() - began - (self.program.compile_seconds - compiled)
+
+
+def bench(
+    *,
+    layers: int = 6,
+    hidden: int = 384,
+    heads: int = 12,
+    ffn: int = 1536,
+    vocab: int = 30522,
+    length: int = 64,
+    batch: int = 16,
+    clients: int = 4,
+    steps: int = 4,
+    rank: int = 8,
+    dropout: float = 0.1,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    lanes: int | Literal["auto"] = "auto",
+    repeats: int = 5,
+    on_phase: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Returns the speed of the local-update engine: medians over ``repeats`` rounds.
+
+    Args:
+      layers: of the BERT-shaped backbone (the default shape is MiniLM-L6's).
+      hidden: its width.
+      heads: its attention heads.
+      ffn: width of its feed-forward layers.
+      vocab: size of its vocabulary.
+      length: tokens in an example.
+      batch: examples in a local step.
+      clients: clients in a round.
+      steps: local steps of each client.
+      rank: of LoRA on query and value.
+      dropout: everywhere in the model.
+      dtype: compute dtype.
+      lanes: clients side by side.
+      repeats: timed rounds.
+      on_phase: called with what begins, in words.
+    """
+    shape = dict(locals())
+    del shape["repeats"], shape["on_phase"]
+    for name, value in {**shape, "repeats": repeats}.items():
+        if type(value) is int and not 1 <= value < 2**31:
+            raise InputError(f"{name} = {show(value)} must be from 1 to {2**31 - 1:,}.")
+    on_phase("compiling a round, and running it once")
+    run = Bench(**shape)
+    seconds = []
+    for number in range(repeats):
+        on_phase(f"timing round {number + 1} of {repeats}")
+        seconds.append(run.round())
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", run.program.peak_bytes)
+    rate = run.plan.useful / statistics.median(seconds)
+    return {
+        "client_steps_per_s": rate,
+        "compile_s": run.program.compile_seconds,
+        "lanes": run.plan.lanes,
+        "slot_utilisation": run.plan.slot_utilisation,
+        "peak_memory_mb": peak / 1e6,
+        "model_tflops": 4 * run.parameters * batch * length * rate / 1e12,
+        "device": device_name(),
+        "shape": shape,
+    }

@@ -1,0 +1,39 @@
+"""``fedjax-peft completion``: what a shell needs to complete commands, options and config keys."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import shtab
+
+from fedjax_peft.config import config as configs
+
+__all__ = ["script"]
+
+
+def script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """Returns the completion script of a parser for bash, zsh or tcsh.
+
+    Commands, options, files and, in bash and zsh, the keys of a config are completed.
+    """
+    for action in _actions(parser):
+        if action.dest == "overrides":
+            action.complete = {"bash": "_fedjax_peft_keys", "zsh": "_fedjax_peft_keys"}
+        elif action.type is Path:
+            action.complete = shtab.FILE
+    keys = sorted({key.dotted for key in configs.all_keys()} | {*configs.NAMESPACES})
+    words = " ".join(f"{key}=" for key in keys)
+    preamble = {
+        "bash": f'_fedjax_peft_keys() {{ compopt -o nospace; compgen -W "{words}" -- "$1"; }}',
+        "zsh": f"_fedjax_peft_keys() {{ compadd -S '' -- {words} }}",
+    }
+    return shtab.complete(parser, shell, preamble=preamble.get(shell, ""))
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[Any]:
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)

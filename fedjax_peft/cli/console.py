@@ -1,0 +1,327 @@
+"""What the command line shows of a run: a banner, its phases, and a line for every round.
+
+In a terminal a bar is redrawn; elsewhere there are plain lines, and at least one every few seconds.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+from fedjax_peft.display import one_line
+from fedjax_peft.rows import Row, read_metrics
+from fedjax_peft.simulation.estimate import Estimate
+from fedjax_peft.simulation.progress import Phase, describe, duration
+
+__all__ = ["DryRun", "Screen", "banner", "dry_run", "screen", "signs_of_life"]
+
+SECONDS = 5.0
+"""The longest silence of a run whose output is no terminal."""
+
+
+class Screen(Protocol):
+    """A display of a run."""
+
+    def on_phase(self, phase: Phase) -> None:
+        """Shows what begins."""
+
+    def on_round(self, row: Row) -> None:
+        """Shows the metrics of a round."""
+
+
+@contextmanager
+def screen(
+    title: str, about: str, rounds: int, metrics: Path, *, verbosity: int = 0
+) -> Iterator[Screen]:
+    """Yields the display of a run; it ends with the block.
+
+    Args:
+      title: the run's name.
+      about: what is run, for the banner.
+      rounds: communication rounds.
+      metrics: the run's file of rows, which has those before a resume.
+      verbosity: -1 shows nothing, 0 the usual, 1 every phase and what it took.
+    """
+    title = one_line(title)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    text = _row_text(metrics, timed=verbosity > 0)
+    if verbosity < 0:
+        yield _Silent()
+    elif console.is_terminal:
+        bar = _Bar(console, title, about, rounds, text, verbose=verbosity > 0)
+        try:
+            yield bar
+        finally:
+            bar.close()
+    else:
+        lines = _Lines(title, about, rounds, text, verbose=verbosity > 0)
+        try:
+            yield lines
+        finally:
+            lines.close()
+
+
+class DryRun(Exception):
+    """Ends a run before its first program is compiled."""
+
+
+def dry_run(title: str, about: str, show: Callable[[str], None]) -> Callable[[Phase], None]:
+    """Returns an ``on_phase`` that shows the banner and then raises :class:`DryRun`."""
+
+    def on_phase(phase: Phase) -> None:
+        if phase.name == "starting":
+            show(banner(title, about, phase))
+            raise DryRun
+
+    return on_phase
+
+
+def banner(title: str, about: str, phase: Phase) -> str:
+    """Returns what a run is and costs, in a few lines; ``phase`` is its ``starting``."""
+    details = phase.details
+    costs: Estimate = details["estimate"]
+    trained = {k: n for k, n in details["parameters"].items() if k != "frozen" and n}
+    several = f" ({' + '.join(f'{n:,} {kind}' for kind, n in trained.items())})"
+    evaluated = [f"{n:,} examples ({name})" for name, n in details["evaluations"].items()]
+    every = details["eval_every"]
+    memory = {k: n for k, n in costs.memory.items() if n}
+    lines = {
+        "clients": f"{details['clients']:,}, of which {details['clients_per_round']:,} in a round;"
+        f" {details['train_examples']:,} training examples",
+        "parameters": f"{sum(trained.values()):,} trained{several if len(trained) > 1 else ''},"
+        f" {details['parameters'].get('frozen', 0):,} frozen",
+        "first round": f"{costs.steps:,} local steps of {costs.clients:,} clients,"
+        f" {_size(costs.bytes_up)} up, {_size(costs.bytes_down)} down",
+        "evaluation": f"{', '.join(evaluated)} before round 1 and after"
+        f" {'every round' if every == 1 else f'every {every} rounds'}"
+        if evaluated
+        else "none",
+        "memory": f"{', '.join(f'{_size(n)} {k}' for k, n in memory.items())};"
+        " local steps need more",
+        "device": details["device"],
+        "out": str(details["out"]) if details["out"] is not None else "(nothing is written)",
+    }
+    if details["resumed_from"] is not None:
+        lines["resumed"] = f"after round {details['resumed_from']} of {phase.rounds}"
+    width = max(map(len, lines))
+    body = (f"  {name:{width}}  {one_line(text)}" for name, text in lines.items())
+    return "\n".join([f"{one_line(title)}: {one_line(about)}, {phase.rounds} rounds", *body])
+
+
+class _Silent:
+    def on_phase(self, phase: Phase) -> None:
+        pass
+
+    def on_round(self, row: Row) -> None:
+        pass
+
+
+class _Describe:
+    """Puts phases into words. A program is compiled in the phase that follows ``compiling``."""
+
+    def __init__(self) -> None:
+        self._compiling = ""
+
+    def __call__(self, phase: Phase) -> str:
+        text = self._compiling + describe(phase)
+        self._compiling = f"{text}, then " if phase.name == "compiling" else ""
+        return text
+
+
+class _Watch:
+    """Prints lines, and what is being done whenever nothing has been printed for a while."""
+
+    def __init__(self, title: str, file: TextIO):
+        self._title, self._file = title, file
+        self._lock = threading.Lock()
+        self._printed = self._began = time.monotonic()
+        self._doing = ""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._repeat, daemon=True)
+        self._thread.start()
+
+    def begin(self, doing: str, *, silence: float = 0.0) -> None:
+        """Notes what begins, and prints it if nothing was printed for ``silence`` seconds."""
+        now = time.monotonic()
+        self._doing, self._began = doing, now
+        if now - self._printed >= silence:
+            self.print(f"{self._title}  {doing}")
+
+    def print(self, text: str) -> None:
+        with self._lock:
+            self._printed = time.monotonic()
+            print(text, file=self._file, flush=True)
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _repeat(self) -> None:
+        while not self._over.wait(SECONDS / 10):
+            now = time.monotonic()
+            if self._doing and now - self._printed >= SECONDS:
+                try:
+                    self.print(f"{self._title}  {self._doing}, {now - self._began:.0f} s")
+                except (OSError, ValueError):  # the main thread will meet it too, and tell it
+                    return
+
+
+@contextmanager
+def signs_of_life(title: str) -> Iterator[Callable[[str], None]]:
+    """Yields a function that prints to stderr what begins, and repeats it while it lasts."""
+    watch = _Watch(title, sys.stderr)
+    try:
+        yield watch.begin
+    finally:
+        watch.close()
+
+
+class _Lines:
+    """Plain lines: one a round, one for a phase that lasts, and one whenever it is quiet."""
+
+    def __init__(
+        self, title: str, about: str, rounds: int, text: Callable[[Row], str], *, verbose: bool
+    ):
+        self._title, self._about, self._rounds, self._text = title, about, rounds, text
+        self._silence = 1.0 if verbose else SECONDS
+        self._describe = _Describe()
+        self._watch = _Watch(title, sys.stdout)
+
+    def on_phase(self, phase: Phase) -> None:
+        if phase.name == "finished":
+            if phase.details.get("stopped"):
+                self._watch.print(_stopped(self._title, phase))
+            return
+        doing = self._describe(phase)
+        if phase.name == "starting":
+            self._watch.print(banner(self._title, self._about, phase))
+            return
+        always = phase.name in ("reading", "loading", "compiling")
+        self._watch.begin(doing, silence=0.0 if always else self._silence)
+
+    def on_round(self, row: Row) -> None:
+        self._watch.print(f"{self._title}  round {row['round']}/{self._rounds}  {self._text(row)}")
+
+    def close(self) -> None:
+        self._watch.close()
+
+
+def _stopped(title: str, phase: Phase) -> str:
+    return f"{title}  stopped after round {phase.round_index}: {phase.details['stopped']}"
+
+
+class _Bar:
+    """A bar over the rounds, with the metrics of the last one and what is done now."""
+
+    def __init__(
+        self,
+        console: Console,
+        title: str,
+        about: str,
+        rounds: int,
+        text: Callable[[Row], str],
+        *,
+        verbose: bool,
+    ):
+        self._console, self._title, self._about, self._text = console, title, about, text
+        self._rounds, self._verbose = rounds, verbose
+        self._describe = _Describe()
+        self._last = ""
+        # Every part keeps to one line, whatever the width of the terminal.
+        plain = Column(no_wrap=True, overflow="ellipsis")
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[state]}", markup=False, table_column=plain),
+            console=console,
+        )
+        self._task: Any = None
+
+    def on_phase(self, phase: Phase) -> None:
+        if phase.name in ("reading", "loading"):  # which may show bars of their own
+            self._console.print(f"{self._title}  {describe(phase)}")
+            return
+        if phase.name == "starting":
+            self._console.print(banner(self._title, self._about, phase))
+            done = phase.round_index
+            self._task = self._progress.add_task(
+                self._title, total=self._rounds, completed=done, state=""
+            )
+            self._progress.start()
+            return
+        if phase.details.get("stopped"):
+            self._console.print(_stopped(self._title, phase))
+        left = phase.seconds_left
+        state = self._describe(phase) if phase.name != "finished" else ""
+        if left is not None and state:
+            state += f", {duration(left)} left"
+        self._show(f"{self._last}  {state}" if self._last and state else self._last or state)
+
+    def on_round(self, row: Row) -> None:
+        self._last = self._text(row)
+        if self._verbose:
+            self._console.print(f"round {row['round']}/{self._rounds}  {self._last}")
+        if self._task is not None:
+            self._progress.update(self._task, completed=row["round"])
+        self._show(self._last)
+
+    def _show(self, state: str) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, state=state, refresh=True)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def _row_text(metrics: Path, *, timed: bool) -> Callable[[Row], str]:
+    """Returns the function that puts a row into words, with the bytes since the beginning."""
+    sent: int | None = None
+
+    def total(row: Row) -> int:
+        nonlocal sent
+        if sent is None:
+            earlier = read_metrics(metrics) if metrics.exists() else []
+            sent = sum(_bytes(other) for other in earlier if other["round"] < row["round"])
+        sent += _bytes(row)
+        return sent
+
+    def text(row: Row) -> str:
+        parts = []
+        if row.get("train_loss") is not None:
+            parts.append(f"loss {row['train_loss']:.3f}")
+        name = row.get("headline")
+        for metric, whose in ((f"test_{name}", name), (f"client_{name}_mean", f"clients' {name}")):
+            if row.get(metric) is not None:
+                parts.append(f"{whose} {row[metric]:.3f}")
+                break
+        parts.append(f"{total(row) / 1e6:.1f} MB")
+        if row.get("dropped"):
+            parts.append(f"dropped {row['dropped']}")
+        if timed:
+            names = {"compile_s": "compiling", "train_s": "training", "eval_s": "evaluating"}
+            spent: Mapping[str, float] = row.get("time", {})
+            parts += [f"{what} {spent[key]:.1f} s" for key, what in names.items() if key in spent]
+        return "  ".join(parts)
+
+    return text
+
+
+def _bytes(row: Row) -> int:
+    return row.get("bytes_up", 0) + row.get("bytes_down", 0)
+
+
+def _size(count: int) -> str:
+    """Returns a number of bytes in the unit that suits it."""
+    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= one:
+            return f"{count / one:,.1f} {unit}"
+    return f"{count} bytes"

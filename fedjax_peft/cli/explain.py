@@ -1,0 +1,228 @@
+"""What a config key, or a function that a config names, means: read off signatures and docstrings.
+
+``fedjax-peft run --explain KEY``, ``fedjax-peft list keys [WORD]`` and ``fedjax-peft list algorithm
+ditto`` print these texts.
+"""
+
+import ast
+import inspect
+import itertools
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, Literal
+
+from fedjax_peft.config import config as configs
+from fedjax_peft.config.config import Key
+from fedjax_peft.errors import InputError, nearest
+
+__all__ = ["default_text", "explain", "explain_function", "key_lines", "meaning", "type_text"]
+
+_TABLES = {
+    "model": "the pretrained model, and its head",
+    "data": "the data set, and its tokenizer",
+    "time": "the model of simulated seconds",
+    "stop": "when to end a run before its last round; without this table never",
+    "partition": "how the training examples are shared out among clients",
+    "peft": "what is trained: the PEFT method",
+    "algorithm": "the federated algorithm",
+    "aggregator": "how uploads are combined; without this table the algorithm's own way",
+    "optimizer": "the clients' optimizer",
+}
+
+
+def explain(word: str) -> str:
+    """Returns what a config key means, with its type and default; or a table, with its functions.
+
+    Args:
+      word: a key as the command line takes it (``peft.rank``), its last part (``rank``), or the
+        name of a table (``peft``).
+
+    Raises:
+      InputError: no such key; the nearest ones are named.
+    """
+    known = configs.all_keys()
+    if word in _TABLES:
+        return _table(word, known)
+    found = [key for key in known if word in (key.dotted, key.name)]
+    if not found:
+        table, _, name = word.rpartition(".")
+        if name == "name" and table in configs.NAMESPACES:
+            return _table(table, known)
+        if table in configs.NAMESPACES and name in configs.NAMESPACES[table].__all__:
+            return explain_function(table, name)
+        names = {key.dotted for key in known} | {key.name for key in known} | {*_TABLES}
+        raise InputError(f"There is no config key {word!r}. {nearest(word, names)}")
+    return "\n\n".join(_paragraphs(found))
+
+
+def explain_function(table: str, name: str) -> str:
+    """Returns what a function that ``[table]`` can name does, and its keys.
+
+    Raises:
+      InputError: no such function.
+    """
+    module = configs.NAMESPACES[table]
+    if name not in module.__all__:
+        raise InputError(f"There is no {table} {name!r}. {nearest(name, module.__all__)}")
+    function = getattr(module, name)
+    about = _plain(re.split(r"\n(?:Args|Returns|Raises):", _document(function))[0].strip())
+    head = f'In a config:\n\n  [{table}]\n  name = "{name}"'
+    found = [key for key in configs.all_keys() if key.table == table and key.owner is function]
+    rows = [
+        _paragraph(f"{key.name}: {type_text(key.kind)}, {default_text(key.default)}", meaning(key))
+        for key in found
+    ]
+    body = "\n".join(["and its keys:", "", *rows]) if rows else "It has no keys."
+    return f"{about}\n\n{head}\n\n{body}"
+
+
+def key_lines(word: str = "") -> str:
+    """Returns a line for every key: its type, default and meaning.
+
+    Args:
+      word: only keys that contain it, in their name or meaning.
+
+    Raises:
+      InputError: no key contains it.
+    """
+    known = configs.all_keys()
+    found = [key for key in known if word.lower() in f"{key.dotted} {meaning(key)}".lower()]
+    if not found:
+        names = {key.dotted for key in known} | {key.name for key in known}
+        raise InputError(f"No config key contains {word!r}. {nearest(word, names)}")
+    return "\n".join(_paragraphs(found, _first_sentence))
+
+
+def meaning(key: Key) -> str:
+    """Returns what a key means, from its function's docstring; empty if that says nothing."""
+    if isinstance(key.owner, type):
+        return _plain(_field_documents(key.owner).get(key.name, ""))
+    own = _arguments(key.owner)
+    other = re.search(r"arguments are those of\s+:func:`(\w+)`", _document(key.owner))
+    if key.name not in own and other is not None:
+        own = _arguments(getattr(inspect.getmodule(key.owner), other[1]))
+    return _plain(own.get(key.name, ""))
+
+
+def type_text(kind: Any) -> str:
+    """Returns a type in words: ``whole number``, ``list of texts``, ``"a" or "b"``."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return " or ".join(f'"{value}"' for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(type_text(k) for k in arguments if k is not types.NoneType)
+    if isinstance(origin, type) and issubclass(origin, Mapping | Sequence):
+        what = "table" if issubclass(origin, Mapping) else "list"
+        plural = _plural(type_text(arguments[-1]))
+        return f"{what} of {plural}" if plural else what
+    return {int: "whole number", float: "number", bool: "true or false", str: "text"}.get(
+        kind, "text"
+    )
+
+
+def default_text(default: Any) -> str:
+    """Returns a default in words, written as in TOML."""
+    if default is ...:
+        return "must be given"
+    if default is None:
+        return "none by default"
+    if isinstance(default, bool):
+        return f"default {str(default).lower()}"
+    if isinstance(default, str):
+        return f'default "{default}"'
+    if isinstance(default, tuple):
+        return f"default {list(default)}"
+    return f"default {default}"
+
+
+def _plural(text: str) -> str:
+    """Returns the plural of a type; none for one of several types."""
+    if '"' in text:
+        return text
+    if " or " in text:
+        return ""
+    return re.sub(r"^(list|table|text|number|whole number)\b", r"\1s", text)
+
+
+def _paragraphs(
+    keys: Sequence[Key], shortened: Callable[[str], str] = lambda text: text
+) -> list[str]:
+    """Returns a paragraph for each key; functions that have the same one share it."""
+    alike: dict[tuple[str, str, str, str], list[Key]] = {}
+    for key in keys:
+        said = (key.dotted, type_text(key.kind), default_text(key.default), meaning(key))
+        alike.setdefault(said, []).append(key)
+    return [
+        _paragraph(f"{dotted}: {kind}, {default}{_of(group)}", shortened(text))
+        for (dotted, kind, default, text), group in alike.items()
+    ]
+
+
+def _of(group: Sequence[Key]) -> str:
+    """Returns whose key it is, where its table names one of several functions."""
+    if group[0].table not in configs.NAMESPACES:
+        return ""
+    return f" (of {', '.join(key.owner.__name__ for key in group)})"
+
+
+def _table(table: str, known: Sequence[Key]) -> str:
+    head = f"[{table}]: {_TABLES[table]}"
+    if table not in configs.NAMESPACES:
+        names = [key.name for key in known if key.table == table]
+        lines = f"Its keys: {', '.join(dict.fromkeys(names))}."
+        return f"{head}\n{textwrap.indent(textwrap.fill(lines, 90), '  ')}"
+    module = configs.NAMESPACES[table]
+    width = max(map(len, module.__all__))
+    rows = [
+        f"  {name:{width}}  {_plain(_document(getattr(module, name)).split(chr(10))[0])}"
+        for name in module.__all__
+    ]
+    return "\n".join([f"{head}; name is one of", *rows])
+
+
+def _paragraph(head: str, text: str) -> str:
+    body = textwrap.fill(text, 92, initial_indent="    ", subsequent_indent="    ")
+    return f"{head}\n{body}" if text else head
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.;])\s", f"{text} ", maxsplit=1)[0].rstrip(";. ") if text else ""
+
+
+def _plain(text: str) -> str:
+    """Returns a docstring's text without its markup."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"\1", text)
+    return text.replace("``", "")
+
+
+def _document(function: Callable[..., Any]) -> str:
+    return inspect.cleandoc(function.__doc__ or "")
+
+
+@cache
+def _arguments(function: Callable[..., Any]) -> Mapping[str, str]:
+    """Returns what a docstring's ``Args`` say: argument -> its description in one line."""
+    match = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", _document(function), re.DOTALL | re.MULTILINE)
+    if match is None:
+        return {}
+    block = textwrap.dedent(match[1])
+    found = re.findall(r"^(\w+): (.*?)(?=^\S|\Z)", block, re.DOTALL | re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+@cache
+def _field_documents(owner: type) -> Mapping[str, str]:
+    """Returns the strings below the fields of a class."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+    (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
+    documents: dict[str, str] = {}
+    for field, below in itertools.pairwise(body):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            documents[field.target.id] = " ".join(str(below.value.value).split())
+    return documents

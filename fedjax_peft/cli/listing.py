@@ -1,0 +1,79 @@
+"""What ``fedjax-peft list`` prints: sections of names and descriptions, all or some of them."""
+
+from collections.abc import Mapping, Sequence
+
+from fedjax_peft.errors import InputError, nearest
+
+__all__ = ["listing"]
+
+Sections = Mapping[str, Mapping[str, str]]
+"""Title -> name -> description; further lines of a description stand below it."""
+
+_ALIASES = {"method": "peft", "dataset": "data", "key": "keys"}
+
+
+def listing(sections: Sections, words: Sequence[str]) -> str:
+    """Returns what ``fedjax-peft list WORDS`` prints.
+
+    Args:
+      sections: all there is.
+      words: nothing, for all; a section (``algorithms``); a section and a name, for its arguments
+        (``algorithm ditto``) or settings (``system federa``); a section and a part of a name or
+        description; ``keys`` and perhaps a part of a key; or any word, for what contains it.
+
+    Raises:
+      InputError: nothing has this name or contains this word; the nearest is named.
+    """
+    if not words:
+        return _text(sections)
+    first, rest = words[0], " ".join(words[1:])
+    section = _singular(first)
+    if section == "keys":
+        from fedjax_peft.cli import explain
+
+        return explain.key_lines(rest)
+    titles = {_singular(title.split()[0]): title for title in sections}
+    if section not in titles:
+        return _containing(sections, " ".join(words), [*titles, "keys"])
+    chosen = {titles[section]: sections[titles[section]]}
+    if not rest:
+        return _text(chosen)
+    if rest in next(iter(chosen.values())):
+        from fedjax_peft.cli import explain
+        from fedjax_peft.config import config, presets
+
+        if section in config.NAMESPACES:
+            return explain.explain_function(section, rest)
+        if section == "system":
+            return presets.describe(rest)
+    return _containing(chosen, rest, [])
+
+
+def _containing(sections: Sections, word: str, others: Sequence[str]) -> str:
+    found = {
+        title: {n: t for n, t in entries.items() if word.lower() in f"{n}\n{t}".lower()}
+        for title, entries in sections.items()
+    }
+    found = {title: entries for title, entries in found.items() if entries}
+    if not found:
+        names = {name for entries in sections.values() for name in entries} | {*others}
+        raise InputError(f"Nothing that can be listed contains {word!r}. {nearest(word, names)}")
+    return _text(found)
+
+
+def _singular(word: str) -> str:
+    word = word.lower()
+    word = word if word == "keys" else word.removesuffix("s")
+    return _ALIASES.get(word, word)
+
+
+def _text(sections: Sections) -> str:
+    lines = []
+    for title, entries in sections.items():
+        lines.append(title)
+        width = max(map(len, entries))
+        for name, text in entries.items():
+            first, *others = text.split("\n")
+            lines.append(f"  {name:{width}}  {first}")
+            lines += [f"  {'':{width}}  {line}" for line in others]
+    return "\n".join(lines)

@@ -1,0 +1,79 @@
+"""What ``fedjax-peft resume`` continues: a run, or the runs of a config with several methods."""
+
+import shlex
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.files import replace_file
+from fedjax_peft.simulation import record
+
+__all__ = ["check_resumable", "command", "is_finished", "note_methods", "stored_configs"]
+
+METHODS = "methods.toml"
+"""Beside the runs of several methods: the complete config of each, those not begun included."""
+
+
+def note_methods(out: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes the configs of a command with several methods, so that all of them can be continued.
+
+    Methods of an earlier command in the same folder stay. A run without a name of its own needs
+    no note: its directory holds its config.
+    """
+    if list(configs) == [""]:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    earlier = _noted(out / METHODS)
+    replace_file(out / METHODS, record.config_text({**earlier, **configs}).encode(errors="replace"))
+
+
+def stored_configs(path: Path) -> dict[str, dict[str, Any]]:
+    """Returns the configs of the runs in a directory by name; ``""`` for a directory that is a run.
+
+    Raises:
+      InputError: there is no run.
+    """
+    if (path / "config.toml").is_file():
+        return {"": record.read_config(path)}
+    inside = sorted(p.parent for p in path.glob("*/config.toml")) if path.is_dir() else []
+    found = {run.name: record.read_config(run) for run in inside}
+    found = {**_noted(path / METHODS), **found}
+    if found:
+        return found
+    beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    advice = "" if path.exists() else f" {nearest(path.name, beside)}"
+    raise InputError(
+        f"There is nothing to resume: {path} holds no run. A run is a directory that"
+        f" `fedjax-peft run` has made.{advice}"
+    )
+
+
+def check_resumable(out: Path, names: Iterable[str]) -> None:
+    """Raises InputError if none of the named runs has begun in ``out``."""
+    runs = [out / name for name in names]
+    if not any((run / "config.toml").exists() for run in runs):
+        raise InputError(
+            f"There is nothing to resume: {out} holds no run of this config. Leave --resume out to"
+            " begin one, or name the directory of the run: fedjax-peft resume RUN."
+        )
+
+
+def is_finished(run: Path, rounds: int) -> bool:
+    """Returns whether a run has the checkpoint of its last round."""
+    return (run / "checkpoints" / str(rounds)).is_dir()
+
+
+def command(out: Path) -> str:
+    """Returns the command that continues what is in ``out``."""
+    return f"fedjax-peft resume {shlex.quote(str(out))}"
+
+
+def _noted(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not valid TOML: {error}.") from None

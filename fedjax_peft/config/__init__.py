@@ -1,0 +1,1 @@
+"""Configurations: the keys of a TOML file, and what is made of them."""

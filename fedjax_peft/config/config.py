@@ -1,0 +1,735 @@
+"""Config files: TOML tables that name a function of the library and give its arguments.
+
+The schema is not written down anywhere: it is read off the signatures of the functions that a
+config calls, so a new algorithm is configurable as soon as it exists, and a key means here exactly
+what it means in Python.
+
+    rounds = 20                      # top level: arguments of simulate()
+    system = "federa/fedlr"          # optional: a published system's tables, under the ones here
+    [model]                          # load_model(name, dtype=..., ...), the kind of its head, or
+                                     # the config.json of a model from scratch
+    [data]                           # load_dataset(name, max_length=..., ...), and its tokenizer
+    [partition]                      # name = a function of data.partition; or "paper", see presets
+    [peft]                           # name = a function of peft
+    [algorithm]                      # name = a function of algorithms
+    [aggregator]                     # name = a function of aggregators
+    [optimizer]                      # name = adamw, adam or sgd
+    [time]                           # TimeModel.preset(preset=..., ...)
+    [stop]                           # optional: early_stop(target=..., patience=..., ...)
+    [methods.NAME]                   # optional: a run for each, these keys over all the others
+
+A table may be given by its name alone: ``algorithm = "fedprox"`` is ``[algorithm]`` with
+``name = "fedprox"``. A relative path is looked for beside the config file first, then in the
+working directory.
+
+In the place of a function's name, ``module:function`` or ``file.py:function`` takes one of your
+own, from the config's folder or from what Python can import: ``[aggregator] name = "my:median"``.
+Such a config runs the code of that file.
+"""
+
+import contextlib
+import copy
+import inspect
+import os
+import tomllib
+import types
+import typing
+from collections import abc
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pydantic
+import tomli_w
+
+from fedjax_peft import aggregators, algorithms, assets, peft, tasks
+from fedjax_peft.config import optimizers, plugins, presets
+from fedjax_peft.data import Clients, Dataset, partition, sources
+from fedjax_peft.display import show
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.files import read_text
+from fedjax_peft.models import heads, hf
+from fedjax_peft.models.base import Model
+from fedjax_peft.nested import flatten, merge, unset
+from fedjax_peft.peft.base import Method, attach
+from fedjax_peft.simulation.cost import TimeModel
+from fedjax_peft.simulation.progress import Phase, PhaseName
+from fedjax_peft.simulation.run import Run
+from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.simulation.stopping import early_stop
+
+__all__ = [
+    "NAMESPACES",
+    "Key",
+    "about",
+    "all_keys",
+    "build_algorithm",
+    "build_method",
+    "build_model",
+    "check_arguments",
+    "federation",
+    "load",
+    "methods",
+    "override",
+    "resolve",
+    "resolve_recorded",
+    "run",
+    "task_of",
+]
+
+Config = dict[str, Any]
+
+NAMESPACES: dict[str, types.ModuleType] = {
+    "partition": partition,
+    "peft": peft,
+    "algorithm": algorithms,
+    "aggregator": aggregators,
+    "optimizer": optimizers,
+}
+"""Tables whose ``name`` is a public function of a module."""
+
+_DEFAULT_NAMES = {"algorithm": "fedavg", "optimizer": "adamw", "peft": "lora"}
+_NAMED = {"model": "name", "data": "name", "time": "preset"} | dict.fromkeys(NAMESPACES, "name")
+"""Table -> the key that a string in place of the table gives."""
+_PATHS = {
+    "model": ("name",),
+    "data": ("name", "source", "tokenizer"),
+    "peft": ("adapter",),
+}
+"""Keys of tables whose values may be paths."""
+_OPTIONAL = ("aggregator", "stop")
+"""Tables without which the function that wants them takes its own default."""
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "model": hf.load_model,
+    "data": sources.load_dataset,
+    "time": TimeModel.preset,
+    "stop": early_stop,
+}
+# Plain arguments of simulate that belong to the command line.
+_NOT_CONFIG = ("out", "resume", "progress")
+
+
+class _Extra(NamedTuple):
+    """Top-level keys that are no arguments of ``simulate``."""
+
+    name: str | None = None
+    """What tables and plots call the run."""
+    system: str | None = None
+    """The published system, see systems.toml, whose settings the config starts from."""
+    system_changes: Mapping[str, str] | None = None
+    """Written by the program: which of the system's settings the run replaced, "16 -> 8"."""
+    client_holdout: float | None = None
+    """Share of every client's examples that is kept out of training to evaluate its model on."""
+    client_test: bool = False
+    """Evaluate every client's model on its own examples of the test split; for clients that are
+    there by nature (``partition.natural``)."""
+    global_test: bool = True
+    """Evaluate on the whole test split."""
+    metric: Literal["squad", "fednlp_raw"] | None = None
+    """Question answering: whose F1 is the headline, see ``tasks.question_answering``."""
+
+
+_Leaf = int | float | str | bool
+
+
+class _Model(NamedTuple):
+    """Keys of the model's table that are no arguments of ``load_model``."""
+
+    head: (
+        Literal[
+            "classification",
+            "two_classifiers",
+            "token_classification",
+            "question_answering",
+            "causal_lm",
+        ]
+        | None
+    ) = None
+    """By default the one that the data's task needs."""
+    config: Mapping[str, _Leaf | Sequence[_Leaf]] | None = None
+    """The ``config.json`` of a model to start from random values; ``name`` is then just a name."""
+
+
+class _Data(NamedTuple):
+    """Keys of the data's table that are no arguments of ``load_dataset``."""
+
+    tokenizer: str | None = None
+    """Whose tokenizer, as for ``load_tokenizer``; by default the model's."""
+
+
+_BESIDE: dict[str, type] = {"model": _Model, "data": _Data}
+_HEADS = {
+    "classification": "classification",
+    "image_classification": "classification",
+    "tagging": "token_classification",
+    "question_answering": "question_answering",
+    "next_token": "causal_lm",
+}
+"""The head for a task."""
+
+
+# ------------------------------------------------------------------------------- reading a config
+
+
+def load(path: str | Path) -> Config:
+    """Returns a config file; its relative paths, where they lead from its folder, are absolute.
+
+    Raises:
+      InputError: no such file, or not TOML.
+    """
+    path = Path(path)
+    try:
+        raw = tomllib.loads(read_text(path))
+    except FileNotFoundError:
+        raise InputError(f"There is no config file {str(path)!r}.") from None
+    except OSError as error:
+        raise InputError(
+            f"The config {str(path)!r} cannot be read as a TOML file: {error.strerror}."
+        ) from None
+    except RecursionError:
+        raise InputError(
+            f"The config {str(path)!r} is not a TOML file: it is nested too deeply."
+        ) from None
+    except ValueError as error:  # not TOML, not UTF-8, or a whole number of too many digits
+        raise InputError(f"The config {str(path)!r} is not a TOML file: {error}.") from None
+    return _located(raw, path.parent)
+
+
+def _located(raw: Config, folder: Path) -> Config:
+    """Returns the config with absolute paths for what lies in ``folder``.
+
+    A run then finds its model and its data from every working directory. What is not there stays as
+    it is: a name, a hub id, or a path from the working directory.
+    """
+    result = _expanded(raw)
+    for table, keys in _PATHS.items():
+        given = result.get(table)
+        if isinstance(given, dict):
+            found = {key: _absolute(given[key], folder) for key in keys if key in given}
+            result[table] = given | found
+    for table in NAMESPACES:
+        given = result.get(table)
+        if isinstance(given, dict) and plugins.is_own(given.get("name")):
+            result[table] = given | {"name": plugins.located(given["name"], folder)}
+    methods = result.get("methods")
+    if isinstance(methods, dict):
+        result["methods"] = {
+            name: _located(one, folder) if isinstance(one, dict) else one
+            for name, one in methods.items()
+        }
+    return result
+
+
+def _absolute(value: Any, folder: Path) -> Any:
+    """Returns an existing file or folder as an absolute path, and anything else as it is."""
+    names = {*sources.DATASETS, *assets.ASSETS, "auto", "hub", "tiny", ""}
+    if not isinstance(value, str) or value in names:
+        return value
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long a name, no such home
+        path = folder.absolute() / Path(value).expanduser()
+        if path.exists():
+            return os.path.normpath(path)
+    return value
+
+
+def override(raw: Config, text: str) -> Config:
+    """Returns the config with one ``dotted.key=value`` applied: a TOML value or a bare word.
+
+    ``dotted.key=`` takes a key or table out of the config, so that the value of its system, or the
+    default, comes back.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"The override {show(text)} is not of the form key=value.")
+    if not value.strip():
+        return unset(raw, key.strip())[0]
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except RecursionError:
+        raise InputError(f"The override {show(text)} is nested too deeply.") from None
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    except ValueError as error:  # a whole number of too many digits, or a date there is not
+        raise InputError(f"The override {show(text)} has no usable value: {error}.") from None
+    result = _expanded(copy.deepcopy(raw))
+    *tables, last = key.strip().split(".")
+    change: Any = parsed
+    for table in reversed([*tables, last]):
+        change = {table: change}
+    change = _located(change, Path())
+    if not tables and last in _NAMED and isinstance(parsed, str):
+        return _over(result, change)
+    node = result
+    for table in tables:
+        node, change = node.setdefault(table, {}), change[table]
+        if not isinstance(node, dict):
+            raise InputError(
+                f"The override {show(text)} treats {show(table)} as a table; it is a value."
+            )
+    node[last] = change[last]
+    return result
+
+
+def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
+    """Returns the configs of a file: one per ``[methods.NAME]``, or the file itself as ``""``.
+
+    Overrides ``key=value`` come last: they reach every method, and replace what its table says. To
+    reach one method only, name its table: ``methods.NAME.key=value``. ``key=`` takes a key out.
+
+    Raises:
+      InputError: an override that is not of this form, or that takes out a key that is not there.
+    """
+    _check_unset(raw, overrides)
+    for text in overrides:
+        if text.startswith("methods."):
+            raw = override(raw, text)
+    written = result = _split(raw)
+    for text in overrides:
+        if not text.startswith("methods."):
+            result = {name: override(one, text) for name, one in result.items()}
+    return {name: _relabelled(written[name], one) for name, one in result.items()}
+
+
+def _relabelled(before: Config, after: Config) -> Config:
+    """Returns a config whose name says which other method the command line has put into it.
+
+    Without this, ``--only fedlr algorithm=ditto`` would be called "fedlr" in tables and plots.
+    """
+    if "name" not in before or after.get("name") != before["name"]:
+        return after
+
+    def named(config: Config, key: str) -> Any:
+        value = _expanded(config).get(key)
+        return value.get("name") if isinstance(value, dict) else value
+
+    keys = ("system", "algorithm", "peft", "aggregator")
+    changed = [key for key in keys if named(after, key) not in (None, named(before, key))]
+    if not changed:
+        return after
+    news = ", ".join(f"{key}={named(after, key)}" for key in changed)
+    return {**after, "name": f"{before['name']} ({news})"}
+
+
+def _check_unset(raw: Config, overrides: Sequence[str]) -> None:
+    """Raises InputError for an override ``key=`` whose key no method of the config has."""
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or value.strip() or not key.strip():
+            continue
+        known = {"": raw} if key.startswith("methods.") else _split(raw)
+        if not any(unset(one, key.strip())[1] for one in known.values()):
+            keys = {name for one in known.values() for name in flatten(one)}
+            raise InputError(
+                f"The override {show(text)} takes {show(key.strip())} out of the config, which does"
+                f" not have it. {nearest(key.strip(), keys)}"
+            )
+
+
+def _split(raw: Config) -> dict[str, Config]:
+    tables = raw.get("methods")
+    if tables is None:
+        return {"": raw}
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        raise InputError("[methods] must hold tables, one for each run: [methods.NAME].")
+    base = {k: v for k, v in raw.items() if k != "methods"}
+    return {name: _over(base, {"name": name, **table}) for name, table in tables.items()}
+
+
+def _expanded(raw: Config) -> Config:
+    """Returns the config with a table for each string that gives only a table's name."""
+    return {
+        key: {_NAMED[key]: value} if key in _NAMED and isinstance(value, str) else value
+        for key, value in raw.items()
+    }
+
+
+def resolve(raw: Config) -> Config:
+    """Returns the complete config: every key checked, every default filled in.
+
+    Raises:
+      InputError: an unknown key or name, or a value of the wrong type (the closest is named).
+    """
+    expanded = presets.expand(_expanded(raw), _over)
+    try:
+        result = _resolved(expanded)
+    except InputError as error:
+        raise InputError(f"{error}{presets.missing_advice(raw, str(error))}") from None
+    result["system_changes"] = presets.changes(result) or None
+    return result
+
+
+def resolve_recorded(config: Config) -> Config:
+    """Returns the complete config of a run's ``config.toml``, which holds every key.
+
+    A preset that has changed or was renamed since then changes nothing: the run has its values.
+
+    Raises:
+      InputError: as :func:`resolve`.
+    """
+    of_preset = {key: config.get(key) for key in ("system", "system_changes")}
+    return _resolved({k: v for k, v in config.items() if k not in of_preset}) | of_preset
+
+
+def _resolved(raw: Config) -> Config:
+    """Returns the complete config of one whose system has been expanded."""
+    tables = [*_FUNCTIONS, *NAMESPACES]
+    result = _checked("", _fields(simulate) | _fields(_Extra), raw, tables)
+    for table in tables:
+        given = raw.get(table, {})
+        if not isinstance(given, dict):
+            raise InputError(f"[{table}] must be a table or a name, not {show(given)}.")
+        if table in _OPTIONAL and not given:
+            result[table] = {}
+            continue
+        if table in _FUNCTIONS:
+            beside = _fields(_BESIDE[table]) if table in _BESIDE else {}
+            fields = _fields(_FUNCTIONS[table]) | beside
+            result[table] = _checked(table, fields, given)
+            continue
+        name = given.get("name", _DEFAULT_NAMES.get(table))
+        function = _function(table, name)
+        options = {k: v for k, v in given.items() if k != "name"}
+        result[table] = {"name": name, **_checked(table, _fields(function), options)}
+    if result["stop"]:
+        early_stop(**result["stop"])  # says what cannot be
+    return result
+
+
+def check_arguments(function: Callable[..., Any], given: Config) -> Config:
+    """Returns all arguments of a function that takes plain values, defaults filled in.
+
+    Raises:
+      InputError: an unknown key, or a value of the wrong type.
+    """
+    return _checked("", _fields(function), given)
+
+
+# ------------------------------------------------------------------------------ running a config
+
+
+def run(
+    config: Config,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_phase: Callable[[Phase], None] | None = None,
+) -> Run:
+    """Runs a resolved config; the other arguments are those of ``simulate``."""
+
+    def begin(name: PhaseName) -> None:
+        if on_phase is not None:
+            on_phase(Phase(name, 0, config["rounds"]))
+
+    begin("reading")
+    data, clients = federation(config)
+    train, test = data["train"], data["test"]
+    config = _explicit(config, train)
+    client_test = None
+    if config["client_test"]:
+        by = config["partition"].get("by", "client")
+        # Somebody may have nothing to be tested on.
+        client_test = partition.natural(test, by=by, names=clients.names, min_size=0)
+    if config["client_holdout"] is not None:
+        clients, client_test = clients.holdout(config["client_holdout"], seed=config["seed"])
+    options = {name: config[name] for name in _fields(simulate)}
+    metric = config["metric"]
+    task = None if metric is None else tasks.for_data(train, metric)
+    begin("loading")
+    return simulate(
+        build_model(config, train.label_names),
+        build_algorithm(config),
+        clients,
+        test=test if config["global_test"] else None,
+        client_test=client_test,
+        task=task,
+        time_model=TimeModel.preset(**config["time"]),
+        stop=early_stop(**config["stop"]) if config["stop"] else None,
+        out=out,
+        resume=resume,
+        config=config,
+        on_round=on_round,
+        on_phase=on_phase,
+        progress=False,
+        **options,
+    )
+
+
+def about(config: Config) -> str:
+    """Returns what a resolved config runs, in a few words."""
+    names = {table: config[table].get("name") for table in NAMESPACES}
+    combined = f" with {names['aggregator']}" if names["aggregator"] else ""
+    model, data = (Path(config[table]["name"]).name for table in ("model", "data"))
+    return (
+        f"{names['algorithm']}{combined} over {names['peft']} on {model},"
+        f" {data} by {names['partition']}"
+    )
+
+
+def _explicit(config: Config, train: Dataset) -> Config:
+    """Returns the config with what the data decided, so that it says all of what was run."""
+    config = copy.deepcopy(config)
+    if config["model"]["head"] is None:
+        config["model"]["head"] = _HEADS[train.task]
+    if "input_ids" in train.columns:
+        config["data"]["max_length"] = train.columns["input_ids"].shape[1]
+    return config
+
+
+def federation(config: Config) -> tuple[dict[str, Dataset], Clients]:
+    """Returns the splits of a resolved config's data, and the clients that share the first one.
+
+    Raises:
+      InputError: data that cannot be had or read, or settings that contradict each other.
+    """
+    if config["client_test"] and config["partition"]["name"] != "natural":
+        raise InputError(
+            "client_test = true evaluates clients on their own test examples, which only clients"
+            f" of [partition] name = 'natural' have, not of {config['partition']['name']!r}. For"
+            " others, keep a share of their examples out of training: client_holdout = 0.2."
+        )
+    if config["client_test"] and config["client_holdout"] is not None:
+        raise InputError("client_test = true and client_holdout contradict each other: keep one.")
+    options = {k: v for k, v in config["data"].items() if k not in _Data._fields}
+    data = _seeded(sources.load_dataset, config, options, tokenizer=_tokenizer(config))
+    return data, _call(config, "partition", data["train"])
+
+
+def _tokenizer(config: Config) -> Any:
+    """Returns the tokenizer that reads a config's data; None for images."""
+    entry = sources.DATASETS.get(config["data"]["name"])
+    named = config["data"]["tokenizer"]
+    if entry is not None and entry.task == "image_classification":
+        return None
+    if named is not None:
+        return hf.load_tokenizer(named)
+    if config["model"]["config"] is not None:
+        return None  # a model from scratch; load_dataset says so if it needs one
+    return hf.load_tokenizer(config["model"]["name"], source=config["model"]["source"])
+
+
+def build_model(config: Config, labels: Sequence[str]) -> Model:
+    """Returns the model of a resolved config, its PEFT method attached."""
+    options = dict(config["model"])
+    shape, kind = options.pop("config"), options.pop("head") or "classification"
+    make = getattr(heads, kind)
+    head = make() if kind in ("question_answering", "causal_lm") else make(tuple(labels))
+    if shape is None:
+        model = _seeded(hf.load_model, config, options, head=head)
+    else:
+        name, _ = options.pop("name"), options.pop("source")
+        model = _seeded(hf.random_model, config, options, shape, head=head)
+        model = model.replace(name=name, tokenizer=_tokenizer(config))
+    return attach(model, build_method(config), seed=config["seed"])
+
+
+def task_of(config: Config) -> str:
+    """Returns the task that a run's model has a head for."""
+    head = config.get("model", {}).get("head") or "classification"
+    return next((task for task, its in _HEADS.items() if its == head), "classification")
+
+
+def build_method(config: Config) -> Method:
+    """Returns the PEFT method of a resolved config."""
+    return _call(config, "peft")
+
+
+def build_algorithm(config: Config) -> Any:
+    """Returns the algorithm of a resolved config."""
+    function = _function("algorithm", config["algorithm"]["name"])
+    wanted = inspect.signature(function).parameters
+    objects = {
+        table: _call(config, table)
+        for table in ("optimizer", "aggregator")
+        if table in wanted and config[table]
+    }
+    return _call(config, "algorithm", **objects)
+
+
+def _call(config: Config, table: str, *arguments: Any, **objects: Any) -> Any:
+    """Calls the function that a table names."""
+    options = {k: v for k, v in config[table].items() if k != "name"}
+    function = _function(table, config[table]["name"])
+    return _seeded(function, config, options, *arguments, **objects)
+
+
+def _seeded(
+    function: Callable[..., Any], config: Config, options: Config, *arguments: Any, **objects: Any
+) -> Any:
+    """Calls a function with a table's options; a seed that is not given is the run's."""
+    if options.get("seed", 0) is None:
+        options = {**options, "seed": config["seed"]}
+    return function(*arguments, **objects, **options)
+
+
+# ------------------------------------------------------------------------------------- signatures
+
+
+def _function(table: str, name: Any) -> Callable[..., Any]:
+    module = NAMESPACES[table]
+    if name is None:
+        raise InputError(f"[{table}] needs a name. {nearest('', module.__all__)}")
+    if plugins.is_own(name):
+        return plugins.load_function(table, name)
+    if name not in module.__all__:
+        raise InputError(f"There is no {table} {show(name)}. {nearest(str(name), module.__all__)}")
+    return getattr(module, name)
+
+
+def _fields(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Returns the arguments that a config may give: name -> (type, default; ``...`` if none).
+
+    Those are the arguments of plain types; models, optimizers and the like are made from tables.
+    """
+    hints = typing.get_type_hints(function.__new__ if isinstance(function, type) else function)
+    fields = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        default = parameter.default
+        kind = hints.get(name, _unannotated(name, default))
+        if not _is_plain(kind) or name in _NOT_CONFIG:
+            continue
+        if name == "seed" and function is not simulate:
+            kind, default = int | None, None  # None: the run's seed
+        fields[name] = (
+            str if kind == str | Path else kind,
+            ... if default is parameter.empty else default,
+        )
+    return fields
+
+
+def _unannotated(name: str, default: Any) -> Any:
+    """Returns the type of an argument that a user's function does not annotate.
+
+    Without a default it is a number, a string or a flag, unless it has the name of an object.
+    """
+    if name in ("optimizer", "aggregator", "data", "dataset", "train"):
+        return object
+    if default is None or default is inspect.Parameter.empty:
+        return int | float | str | bool | None
+    return int | float if type(default) is float else type(default)
+
+
+class Key(NamedTuple):
+    """A key that a config may have."""
+
+    table: str
+    """Its table; empty for a key at the top level."""
+    name: str
+    owner: Callable[..., Any]
+    """The function that takes it as an argument, or the class that documents it as a field."""
+    kind: Any
+    """Its type."""
+    default: Any
+    """``...`` if it must be given."""
+
+    @property
+    def dotted(self) -> str:
+        """The key as the command line takes it, such as ``peft.rank``."""
+        return f"{self.table}.{self.name}" if self.table else self.name
+
+
+def all_keys() -> list[Key]:
+    """Returns every key of a config; those of a table with a ``name`` once for each function."""
+    owners: list[tuple[str, Callable[..., Any]]] = [("", simulate), ("", _Extra)]
+    for table, function in _FUNCTIONS.items():
+        owners += [(table, function)]
+        owners += [(table, _BESIDE[table])] if table in _BESIDE else []
+    for table, module in NAMESPACES.items():
+        owners += [(table, getattr(module, name)) for name in module.__all__]
+    return [
+        Key(table, name, owner, kind, default)
+        for table, owner in owners
+        for name, (kind, default) in _fields(owner).items()
+    ]
+
+
+def _is_plain(kind: Any) -> bool:
+    """Returns whether a type is made of what TOML has (paths are strings)."""
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return True
+    if origin in (typing.Union, types.UnionType, abc.Sequence, abc.Mapping):
+        return all(_is_plain(k) for k in typing.get_args(kind))
+    return kind in (int, float, str, bool, Path, types.NoneType)
+
+
+def _checked(
+    table: str, fields: Mapping[str, tuple[Any, Any]], given: Config, others: Sequence[str] = ()
+) -> Config:
+    """Returns the values of all fields: those given, checked strictly, and defaults."""
+    where = f"[{table}] " if table else ""
+    for key in given:
+        if key not in fields and key not in others:
+            known = [*fields, *others]
+            raise InputError(f"Unknown config key {where}{show(key)}. {nearest(key, known)}")
+    schema = pydantic.create_model(
+        "schema",
+        __config__=pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True),
+        **fields,  # type: ignore[call-overload]
+    )
+    try:
+        return schema(**{k: v for k, v in given.items() if k in fields}).model_dump()
+    except pydantic.ValidationError as error:
+        raise InputError(_explain(table, fields, error)) from None
+
+
+def _explain(
+    table: str, fields: Mapping[str, tuple[Any, Any]], error: pydantic.ValidationError
+) -> str:
+    """Returns one sentence for each wrong field, and the right spelling where it can be guessed."""
+    where = f"[{table}] " if table else ""
+    wrong: dict[str, tuple[Any, list[str]]] = {}
+    for item in error.errors():
+        _, reasons = wrong.setdefault(str(item["loc"][0]), (item.get("input"), []))
+        reasons.append(item["msg"][0].lower() + item["msg"][1:])
+    sentences = []
+    for key, (value, reasons) in wrong.items():
+        if reasons == ["field required"]:
+            sentences.append(f"The config key {where}{key!r} is missing.")
+        else:
+            sentences.append(
+                f"The config key {where}{key!r} cannot be {show(value)}: {', or '.join(reasons)}."
+            )
+            if (meant := _meant(fields[key][0], value)) is not None:
+                literal = tomli_w.dumps({"x": meant})[4:].strip()
+                literal = " ".join(literal.split()).replace("[ ", "[").replace(", ]", "]")
+                shown = f"{table}.{key}" if table else key
+                sentences.append(
+                    f"Write {key} = {literal}, or on the command line '{shown}={literal}'."
+                )
+    return " ".join(sentences)
+
+
+def _meant(kind: Any, value: Any) -> Any:
+    """Returns the value of the right type that a wrong one looks like, None if there is none.
+
+    A list where one element is given (``diagnostics=clients``), and a number or a truth value that
+    is not written as in TOML (``.5``, ``True``).
+    """
+    guesses: list[Any] = [[value]]
+    if isinstance(value, str):
+        guesses += [{"true": True, "false": False}.get(value.lower())]
+        for number in (int, float):
+            with contextlib.suppress(ValueError):
+                guesses.append(number(value))
+    check = pydantic.TypeAdapter(kind, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+    for guess in guesses:
+        with contextlib.suppress(pydantic.ValidationError):
+            if guess is not None:
+                return check.validate_python(guess, strict=True)
+    return None
+
+
+def _over(base: Config, over: Config) -> Config:
+    """Returns a config with another's keys over its own.
+
+    A table that names another function replaces the whole one: options belong to a function.
+    """
+    base, over = _expanded(base), _expanded(over)
+    for table in NAMESPACES:
+        old, new = base.get(table), over.get(table)
+        if isinstance(old, dict) and isinstance(new, dict):
+            name = old.get("name", _DEFAULT_NAMES.get(table))
+            if new.get("name", name) != name:
+                del base[table]
+    return merge(base, over)

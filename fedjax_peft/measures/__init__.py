@@ -1,0 +1,1 @@
+"""What a round is measured by: representations, drift, spectra, aggregation error."""

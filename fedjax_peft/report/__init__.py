@@ -1,0 +1,1 @@
+"""Reports of runs: tables, comparisons, figures and pages."""

@@ -1,0 +1,398 @@
+"""What a partition looks like: sizes, classes of each client, and how far clients are apart."""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from fedjax_peft.data import heterogeneity, keys, partition
+from fedjax_peft.data.dataset import Clients
+from fedjax_peft.errors import InputError
+from fedjax_peft.files import replace_file
+from fedjax_peft.random import host_rng
+from fedjax_peft.report import plots
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Measure",
+    "PartitionReport",
+    "class_table",
+    "classes_key",
+    "composition",
+    "different",
+    "heat_map",
+    "inspect",
+    "size_table",
+    "summary",
+    "title",
+    "write",
+]
+
+Measure = Literal["js", "js_sqrt", "jeffreys"]
+
+COMPARED = 1000
+"""Clients that are compared in pairs; of more, so many are drawn."""
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+TABLE_CLASSES, TABLE_CLIENTS = 20, 6
+"""Largest classes and first clients of the table; 80 columns hold them."""
+COLORED, BARS = 20, 300
+"""Classes with a colour of their own, and clients with a bar: as many as eyes tell apart."""
+NAMED = 30
+"""Clients whose names stand below their bars; more would touch."""
+
+
+class PartitionReport(NamedTuple):
+    """A partition in numbers."""
+
+    title: str
+    names: tuple[str, ...]
+    """Of the clients."""
+    examples: int
+    """Of the data, those that belong to nobody too."""
+    sizes: np.ndarray
+    """Examples of each client, int ``[clients]``."""
+    by: str
+    """What the classes are: ``"label"`` or a key."""
+    classes: tuple[str, ...]
+    """Empty where examples have no classes."""
+    histogram: np.ndarray
+    """Examples of each class of each client, int ``[clients, classes]``."""
+    measure: str
+    """The divergence in words."""
+    limit: float | None
+    """The largest that there can be, if any."""
+    compared: np.ndarray
+    """The clients with a divergence, int ``[compared]``, ascending: those with examples."""
+    divergence: np.ndarray
+    """Of each pair of them, float ``[compared, compared]``."""
+
+
+def different(configs: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the first, by name, of all resolved configs that share out the same data alike."""
+    firsts: dict[str, str] = {}
+    for name, config in configs.items():
+        model = {key: config["model"][key] for key in ("name", "source")}  # for its tokenizer
+        parts = [model, config["data"], config["partition"], config["seed"]]
+        firsts.setdefault(json.dumps(parts, sort_keys=True, default=str), name)
+    return {name: configs[name] for name in firsts.values()}
+
+
+def title(config: Mapping[str, Any]) -> str:
+    """Returns the federation of a resolved config in a line: the data, and what is done to them.
+
+    The call of the partition is told without what is its default anyway.
+    """
+    name = config["partition"]["name"]
+    defaults = {k: p.default for k, p in signature(getattr(partition, name)).parameters.items()}
+    given = {k: v for k, v in config["partition"].items() if k in defaults and v is not None}
+    call = ", ".join(f"{k}={v!r}" for k, v in given.items() if v != defaults[k])
+    return f"{Path(config['data']['name']).name}: {name}({call})"
+
+
+def classes_key(config: Mapping[str, Any]) -> str | None:
+    """Returns the key whose values a resolved config's partition takes for classes, if any."""
+    of_users = config["partition"]["name"] in ("natural", "grouped")
+    return None if of_users else config["partition"].get("by")
+
+
+def inspect(
+    clients: Clients[Any],
+    title: str = "",
+    *,
+    by: str | None = None,
+    measure: Measure = "js",
+    base: float = 2,
+) -> PartitionReport:
+    """Returns the report of a partition.
+
+    Args:
+      clients: a federation.
+      title: for the figures.
+      by: a key of ``data.meta`` whose values are the classes; None: the labels. Examples with
+        several labels, or none, then have no classes.
+      measure: Jensen-Shannon, its square root, or half of Jeffreys'.
+      base: of Jensen-Shannon's logarithm.
+
+    Raises:
+      InputError: no such key.
+    """
+    histogram, classes = (
+        heterogeneity.histograms(clients, by)
+        if by is not None or keys.has_labels(clients.data)
+        else (np.zeros((len(clients), 0), np.int64), ())
+    )
+    compared = np.flatnonzero(clients.sizes) if classes else np.zeros(0, np.int64)
+    if len(compared) > COMPARED:
+        drawn = host_rng(0, "partition report").choice(compared, COMPARED, replace=False)
+        compared = np.sort(drawn)
+    return PartitionReport(
+        title,
+        clients.names or tuple(map(str, range(len(clients)))),
+        len(clients.data),
+        clients.sizes,
+        by or "label",
+        classes,
+        histogram,
+        _called(measure, base),
+        None if measure == "jeffreys" else float(_divergence(np.eye(2), measure, base)[0, 1]),
+        compared,
+        _divergence(histogram[compared], measure, base),
+    )
+
+
+def summary(report: PartitionReport) -> dict[str, Any]:
+    """Returns the report as JSON has it; the divergences only as their mean."""
+    sizes = report.sizes
+    return {
+        "title": report.title,
+        "examples": report.examples,
+        "unowned": report.examples - int(sizes.sum()),
+        "clients": len(sizes),
+        "size": {
+            "min": int(sizes.min()),
+            "mean": float(sizes.mean()),
+            "max": int(sizes.max()),
+            "quantiles": {str(q): float(np.quantile(sizes, q)) for q in QUANTILES},
+        },
+        "by": report.by,
+        "measure": report.measure,
+        "compared_clients": len(report.compared),
+        "mean_divergence": _mean(report),
+        "classes": list(report.classes),
+        "client_names": list(report.names),
+        "client_sizes": sizes.tolist(),
+        "histogram": report.histogram.tolist(),
+    }
+
+
+def size_table(report: PartitionReport) -> Table:
+    """Returns sizes and the mean divergence for a terminal."""
+    out = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    out.add_column(style="bold")
+    out.add_column()
+    sizes = report.sizes
+    unowned = report.examples - int(sizes.sum())
+    nobody = f", {unowned:,} of them nobody's" if unowned else ""
+    rows = {"Partition": report.title} if report.title else {}
+    rows |= {
+        "Clients": f"{len(sizes):,}",
+        "Examples": f"{report.examples:,}{nobody}",
+        "Of a client": f"{sizes.min():,} to {sizes.max():,}, mean {sizes.mean():,.1f}",
+        "Quantiles": ", ".join(f"{q:.0%} {np.quantile(sizes, q):,.0f}" for q in QUANTILES),
+    }
+    if report.classes:
+        few = _number(len(report.compared), len(sizes))
+        rows["Classes"] = f"{len(report.classes):,} by {report.by}"
+        rows["Divergence"] = f"{_mean(report):.3f} ({report.measure}; mean of all pairs{few})"
+    for name, value in rows.items():
+        out.add_row(name, Text(plots.one_line(value)))
+    return out
+
+
+def class_table(report: PartitionReport) -> Table:
+    """Returns how many examples of the largest classes there are, and the first clients have."""
+    out = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    out.add_column(Text(f"\n{plots.one_line(report.by).capitalize()}"), no_wrap=True)
+    out.add_column("\nTotal", justify="right")
+    shown = report.names[:TABLE_CLIENTS]
+    for i, name in enumerate(shown):
+        title = Text(f"{'' if i else 'Client'}\n{_short(name, 7)}")
+        out.add_column(title, justify="right", no_wrap=True)
+    names, counts = _largest(report, TABLE_CLASSES)
+    for name, column in zip(names, counts.T, strict=True):
+        cells = [f"{n:,}" if n else "-" for n in column[: len(shown)]]
+        out.add_row(Text(_short(name, 24)), f"{column.sum():,}", *cells)
+    sizes = [f"{n:,}" for n in report.sizes[: len(shown)]]
+    out.add_row("Total", f"{report.sizes.sum():,}", *sizes, style="bold")
+    if more := len(report.sizes) - len(shown):
+        out.caption = f"{more:,} further clients are in partition.json."
+        out.caption_justify = "left"
+    return out
+
+
+def write(report: PartitionReport, folder: str | os.PathLike[str]) -> list[Path]:
+    """Writes ``partition.json`` and the figures; returns their paths.
+
+    Raises:
+      InputError: the folder cannot be made.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"The folder {folder} cannot be made: {error.strerror}.") from None
+    paths = [folder / "partition.json"]
+    replace_file(paths[0], json.dumps(summary(report)).encode())
+    figures = {"classes": composition, "divergence": heat_map} if report.classes else {}
+    for name, figure in figures.items():
+        paths.append(folder / f"partition_{name}.png")
+        plots.save(figure(report), paths[-1])
+    return paths
+
+
+def heat_map(report: PartitionReport) -> "Figure":
+    """Returns FeDeRA's figure 7: how far each two clients are apart, the most distant first."""
+    order = heterogeneity.sorted_order(report.divergence)
+    fig = plots.figure_class()(figsize=(5.6, 4.8), layout="constrained", facecolor=plots.PAPER)
+    ax = fig.add_subplot()
+    _dress(ax)
+    distances = report.divergence[order][:, order]
+    image = ax.imshow(distances, cmap="Blues", vmin=0, vmax=report.limit)
+    few = _number(len(report.compared), len(report.sizes))
+    ax.set_xlabel(f"Clients by their mean distance{few}", labelpad=6, **plots.lettering())
+    ax.set_ylabel("Clients", labelpad=6, **plots.lettering())
+    names = [_short(report.names[client], 7) for client in report.compared[order]]
+    _name(ax.xaxis, names)
+    _name(ax.yaxis, names, turned=False)
+    bar = fig.colorbar(image, ax=ax, fraction=0.046, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, labelsize=8.5, labelcolor=plots.MUTED)
+    bar.set_label(f"{report.measure}, mean {_mean(report):.3f}", labelpad=8, **plots.lettering())
+    _title(ax, report.title)
+    return fig
+
+
+def composition(report: PartitionReport) -> "Figure":
+    """Returns a figure with a bar for each client: its size, and below it the shares of classes.
+
+    Clients are sorted by their largest class, so that equal ones stand together; of very many, the
+    figure shows some, evenly along this order.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    names, counts = _largest(report, COLORED)
+    sizes = counts.sum(axis=1)
+    order = np.lexsort((-counts.max(axis=1) / np.maximum(1, sizes), counts.argmax(axis=1)))
+    every = np.linspace(0, len(order) - 1, min(len(order), BARS)).round().astype(int)
+    counts, sizes = counts[order[every]], sizes[order[every]]
+    fig = plots.figure_class()(figsize=(8, 4.6), layout="constrained", facecolor=plots.PAPER)
+    above, below = fig.subplots(2, 1, sharex=True, height_ratios=[1, 3.2])
+    for ax in (above, below):
+        _dress(ax)
+    _steps(above, [sizes], [plots.MUTED])
+    above.set_ylim(0, None)
+    above.yaxis.set_major_locator(MaxNLocator(integer=True))
+    above.set_ylabel("Examples", labelpad=6, **plots.lettering())
+    _title(above, report.title)
+    shares = 100 * counts / np.maximum(1, sizes)[:, None]
+    colors = _colors(len(names), rest=len(names) < len(report.classes))
+    _steps(below, shares.T, colors)
+    below.set(ylim=(0, 100), xlim=(-0.5, len(sizes) - 0.5))
+    below.set_ylabel(
+        f"{plots.one_line(report.by).capitalize()} (%)", labelpad=6, **plots.lettering()
+    )
+    few = _number(len(sizes), len(report.sizes))
+    below.set_xlabel(f"Clients by their largest class{few}", labelpad=6, **plots.lettering())
+    _name(below.xaxis, [_short(report.names[client], 7) for client in order[every]])
+    _legend(fig, names, colors)
+    return fig
+
+
+def _name(axis: "Axis", clients: Sequence[str], *, turned: bool = True) -> None:
+    """Writes the name of each client where it stands; of many, none: a place is no number."""
+    named = [plots.drawable(name) for name in clients] if len(clients) <= NAMED else []
+    axis.set_ticks(range(len(named)), named)
+    if turned and any(len(name) > 3 for name in named):
+        axis.set_tick_params(rotation=90)
+
+
+def _legend(fig: "Figure", names: Sequence[str], colors: Sequence[str]) -> None:
+    """Names the colours at the right, in the order of the layers, the top one first."""
+    from matplotlib.patches import Patch
+
+    shown = [_short(name, plots.NAME_LENGTH) for name in reversed(names)]
+    patches = [Patch(color=color) for color in reversed(colors)]
+    font = {"family": plots.FONT, "size": 8.5}
+    legend = fig.legend(
+        patches, shown, loc="outside right center", frameon=False, prop=font, handlelength=1.0
+    )
+    for text in legend.get_texts():
+        text.set_color(plots.INK)
+
+
+def _steps(ax: "Axes", layers: Any, colors: Sequence[str]) -> None:
+    """Stacks layers ``[layers][clients]`` as bars of width 1, with gaps where there is room."""
+    edges = np.arange(len(layers[0]) + 1) - 0.5
+    top = np.zeros(len(layers[0]))
+    for layer, color in zip(layers, colors, strict=True):
+        bottom, top = top, top + layer
+        # The last step needs an end of its own.
+        low, high = np.append(bottom, bottom[-1]), np.append(top, top[-1])
+        ax.fill_between(edges, low, high, step="post", color=color, linewidth=0)
+    if len(layers[0]) <= 150:
+        ax.vlines(edges, 0, 1, plots.PAPER, linewidth=0.8, transform=ax.get_xaxis_transform())
+
+
+def _dress(ax: "Axes") -> None:
+    ax.set_facecolor(plots.PAPER)
+    ax.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    ax.tick_params(length=0, labelsize=8.5, labelcolor=plots.MUTED, labelfontfamily=plots.FONT)
+
+
+def _title(ax: "Axes", title: str) -> None:
+    ax.set_title(plots.one_line(title), loc="left", **plots.lettering(10))
+
+
+def _colors(n: int, rest: bool) -> list[str]:
+    """Returns colours of n classes, of which the last may be the rest of them.
+
+    They are the palette's, then its light and its dark shades, and the two colours of text.
+    """
+    from matplotlib.colors import to_hex, to_rgb
+
+    base = np.array([to_rgb(color) for color in plots.PALETTE])
+    shades = [*base, *(base + 0.55 * (1 - base)), *(0.55 * base)]
+    colors = [*map(to_hex, shades), plots.MUTED, plots.INK]
+    return [*colors[: n - 1], plots.GRID] if rest else colors[:n]
+
+
+def _largest(report: PartitionReport, most: int) -> tuple[list[str], np.ndarray]:
+    """Returns the names of the largest classes and of the rest, and counts ``[clients, names]``."""
+    order = np.argsort(-report.histogram.sum(axis=0), kind="stable")
+    if len(order) <= most:
+        return [report.classes[i] for i in order], report.histogram[:, order]
+    shown, rest = order[: most - 1], order[most - 1 :]
+    other = report.histogram[:, rest].sum(axis=1, keepdims=True)
+    names = [report.classes[i] for i in shown]
+    return [*names, f"{len(rest):,} others"], np.hstack([report.histogram[:, shown], other])
+
+
+def _divergence(histogram: np.ndarray, measure: Measure, base: float) -> np.ndarray:
+    if not histogram.size:
+        return np.zeros((0, 0))
+    if measure == "jeffreys":
+        return heterogeneity.jeffreys(histogram)
+    return heterogeneity.js_divergence(histogram, base, sqrt=measure == "js_sqrt")
+
+
+def _called(measure: Measure, base: float) -> str:
+    if measure == "jeffreys":
+        return "Jeffreys / 2"
+    root = ", square root" if measure == "js_sqrt" else ""
+    return f"Jensen-Shannon{root}, base {'e' if base == math.e else f'{base:g}'}"
+
+
+def _mean(report: PartitionReport) -> float:
+    return heterogeneity.mean_pairwise(report.divergence) if len(report.divergence) else 0.0
+
+
+def _number(shown: int, of: int) -> str:
+    return "" if shown == of else f", {shown:,} of {of:,} clients"
+
+
+def _short(name: str, most: int) -> str:
+    """Returns a name of limited length: its ends, since the names of a set often begin alike."""
+    name = plots.one_line(name)
+    keep = (most - 1) // 2
+    return name if len(name) <= most else f"{name[: most - 1 - keep]}…{name[-keep:]}"

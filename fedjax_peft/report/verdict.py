@@ -1,0 +1,285 @@
+"""What a report may say about the scores of runs: their ranking, and it in one sentence."""
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedjax_peft.nested import flatten
+from fedjax_peft.report import plots, separation
+from fedjax_peft.report.separation import Group, Measurement, Ranking
+from fedjax_peft.rows import headline_is_lower_better, series, summary
+
+if TYPE_CHECKING:
+    from fedjax_peft.report.page import RunRecord
+
+__all__ = [
+    "SEED",
+    "Judgement",
+    "judge",
+    "listing",
+    "printed",
+    "score_text",
+    "unique",
+    "verdict",
+    "word",
+]
+
+SEED = re.compile(r"(^|\.|_)seed$")
+"""Config keys that only change what is random."""
+_SHARES_OF_EXAMPLES = ("accuracy", "exact_match")
+"""Metrics that are means over examples, each between 0 and 1. The binomial variance is their upper
+bound; a score such as an entity F1 is no mean over examples."""
+
+
+class Judgement(NamedTuple):
+    """The scores by which runs are ranked."""
+
+    what: str
+    """The score in words, such as ``final test accuracy``."""
+    text: Callable[[float], str]
+    """A score in words, with its unit."""
+    gap: Callable[[float], str]
+    """The size of a difference of two scores in words, with its unit."""
+    lower: bool
+    """Whether less is better."""
+    on_test: bool
+    """Whether the score is on the test set; else it is the mean over the clients' own tests."""
+    scores: Mapping[int, Measurement]
+    """Run -> score, without runs that were not tested after training."""
+    members: Mapping[str, list[int]]
+    """Group -> its runs, in the order of their seeds' first appearance."""
+    ranking: Ranking
+
+    @property
+    def best(self) -> set[int]:
+        """The run that may be marked as the best: of a single seed, ahead of all others."""
+        winner = self.ranking.winner
+        runs = self.members[winner.name] if winner else []
+        return set(runs) if len(runs) == 1 else set()
+
+
+def judge(runs: Sequence["RunRecord"]) -> Judgement | None:
+    """Returns the ranking of runs that have different names, or None if none has a score."""
+    facts = [summary(run.rows) for run in runs]
+    on_test = any(fact["final_score"] is not None for fact in facts)
+    metrics = [fact["headline"] for fact in facts]
+    metric = plots.common(metrics, "score")
+    scores = {
+        i: one
+        for i, (run, fact) in enumerate(zip(runs, facts, strict=True))
+        if (one := (_on_test if on_test else _on_clients)(run, fact)) is not None
+    }
+    if not scores:
+        return None
+    directions = {headline_is_lower_better(runs[i].rows) for i in scores}
+    lower = directions == {True}
+    obstacle = None
+    if len(set(metrics)) > 1 or len(directions) > 1:
+        obstacle = "different metrics"
+    elif len({json.dumps(_source(runs[i].config)) for i in scores}) > 1:
+        obstacle = "different data"
+    members = _groups(runs, list(scores))
+    groups = [
+        Group(name, {_seed(runs[i].config): scores[i] for i in rows})
+        for name, rows in members.items()
+    ]
+    ranking = separation.rank(groups, lower_is_better=lower, obstacle=obstacle)
+    share = all(map(plots.is_share, metrics))
+    return Judgement(
+        what=f"final test {word(metric)}" if on_test else f"mean of the clients’ {word(metric)}",
+        text=score_text(share),
+        gap=(lambda x: f"{100 * x:.1f} points") if share else "{:.3g}".format,
+        lower=lower,
+        on_test=on_test,
+        scores=scores,
+        members=members,
+        ranking=ranking,
+    )
+
+
+def verdict(runs: Sequence["RunRecord"], judged: Judgement | None) -> str:
+    """Returns the result in a few words, naming a winner only if it is separated from the others.
+
+    Args:
+      runs: with different names.
+      judged: from :func:`judge` for the same runs.
+    """
+    if judged is None:
+        scores = {word(summary(run.rows)["headline"]) for run in runs}
+        untrained = any(summary(run.rows)["final_round"] == 0 for run in runs)
+        score = plots.common(scores, "score")
+        if untrained:
+            return f"No test {score} has been recorded after training yet."
+        return f"No test {score} has been recorded yet."
+    first = judged.ranking.groups[0]
+    if len(judged.ranking.groups) == 1:
+        return f"{_capital(judged.what)}: {judged.text(first.mean)}{_error(judged, first, runs)}."
+    if judged.ranking.winner:
+        return (
+            f"{first.name} has the best {judged.what}: {judged.text(first.mean)}"
+            f"{_error(judged, first, runs)}. Every other one is behind by more than the margin of"
+            f" error.{_one_seed(judged)}"
+        )
+    level = judged.ranking.level
+    named = [f"{group.name} {judged.text(group.mean)}" for group in level]
+    behind = len(judged.ranking.groups) - len(level)
+    unknown = {c.basis for c in judged.ranking.comparisons if c.margin is None}
+    if unknown:
+        why = f"the margin of error is not known ({', '.join(sorted(unknown))})"
+    else:
+        why = "their differences are within the margin of error"
+    rest = f" {_capital(_count(behind))} behind by more than that." if behind else ""
+    return f"{_capital(judged.what)}: {listing(named)} are not separated; {why}.{rest}"
+
+
+def word(metric: str) -> str:
+    """Returns a metric's name in a sentence."""
+    return {"f1": "F1"}.get(metric, metric.replace("_", " "))
+
+
+def printed(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns dotted key -> the value as it is printed."""
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        for key, value in flatten(settings).items()
+    }
+
+
+def score_text(share: bool) -> Callable[[float], str]:
+    """Returns what prints a score with its unit; a ``share`` is printed in percent."""
+    return (lambda value: f"{100 * value:.1f} %") if share else "{:.4g}".format
+
+
+def unique(name: str, taken: Collection[str]) -> str:
+    """Returns the name, or one with a number that is not taken: ``name (2)``."""
+    tries = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
+    return next(one for one in tries if one not in taken)
+
+
+# Scores and groups.
+
+
+def _on_test(run: "RunRecord", fact: Mapping[str, Any]) -> Measurement | None:
+    value = fact["final_score"]
+    if value is None or not fact["final_round"]:
+        return None
+    examples = fact["test_examples"] or _asked(run.config)
+    if not examples or fact["headline"] not in _SHARES_OF_EXAMPLES or not 0 <= value <= 1:
+        return Measurement(value)
+    variance = separation.binomial(value, int(examples))
+    deviation, count = fact["test_std"], fact["test_count"]
+    if deviation is None or not count:
+        return Measurement(value, variance)
+    if count < 2:
+        return Measurement(value)
+    # The mean over some clients' models: these clients are a sample too.
+    return Measurement(value, variance + deviation**2 / (count - 1), count - 1)
+
+
+def _on_clients(run: "RunRecord", fact: Mapping[str, Any]) -> Measurement | None:
+    value, deviation, count = (fact[f"client_{kind}"] for kind in ("mean", "std", "count"))
+    if value is None or not fact["rounds"]:
+        return None
+    if deviation is None or not count or count < 2:
+        return Measurement(value)
+    return Measurement(value, deviation**2 / (count - 1), count - 1)
+
+
+def _asked(config: Mapping[str, Any]) -> int | None:
+    """Returns the test examples that the config asked for: older rows do not tell their number."""
+    data = config.get("data")
+    size = data.get("test_examples") if isinstance(data, dict) else None
+    return size if type(size) is int and size > 0 else None
+
+
+def _source(config: Mapping[str, Any]) -> list[Any]:
+    """Returns what the test set is a sample of."""
+    data = config.get("data")
+    return [data.get("name"), data.get("source")] if isinstance(data, dict) else [data]
+
+
+def _seed(config: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in printed(config).items() if SEED.search(key))
+
+
+def _groups(runs: Sequence["RunRecord"], tested: Sequence[int]) -> dict[str, list[int]]:
+    """Returns the runs of each group by its name; a run of the same config and seed is left out.
+
+    The config of a run that was made in Python does not tell all settings, so it is alone.
+    """
+    found: dict[Any, dict[str, int]] = {}
+    for i in tested:
+        config = runs[i].config
+        settings = [x for x in printed(config).items() if not SEED.search(x[0]) and x[0] != "name"]
+        key: Any = tuple(sorted(settings)) if "model" in config else i
+        found.setdefault(key, {}).setdefault(_seed(config), i)
+    members = [list(seeds.values()) for seeds in found.values()]
+    given = [{_given_name(runs[i]) for i in rows} for rows in members]
+    names: dict[str, list[int]] = {}
+    for rows, own in zip(members, given, strict=True):
+        shared = len(rows) > 1 and len(own) == 1 and sum(own == other for other in given) == 1
+        name = min(own) if shared else runs[rows[0]].name
+        names[unique(name, names)] = rows
+    return names
+
+
+def _given_name(run: "RunRecord") -> str:
+    return plots.one_line(str(run.config.get("name") or run.path.resolve().name))
+
+
+# Words.
+
+
+def _error(judged: Judgement, group: Group, runs: Sequence["RunRecord"]) -> str:
+    """Returns what a score is of: its seeds, or its standard error and what the run had spent."""
+    if group.deviation is not None:
+        n = len(group.by_seed)
+        return f" (mean of {n} seeds, standard deviation {judged.gap(group.deviation)})"
+    (one,) = group.by_seed.values()
+    error = ""
+    if one.variance is not None:
+        error = f" (standard error {judged.gap(math.sqrt(one.variance))})"
+    run = runs[judged.members[group.name][0]]
+    return f"{error} {_after(run, judged)}"
+
+
+def _after(run: "RunRecord", judged: Judgement) -> str:
+    """Returns what a run had spent when it was last tested, in words."""
+    name = summary(run.rows)["headline"]
+    field = f"test_{name}" if judged.on_test else f"client_{name}_mean"
+
+    def spent(x: str) -> float:
+        xs, _ = series(run.rows, x, field)
+        return xs[-1] if xs else 0.0
+
+    rounds = int(spent("round"))
+    words = [f"{rounds} round{'' if rounds == 1 else 's'}"]
+    if moved := spent("bytes"):
+        words.append(f"{plots.amount(moved, plots.byte_unit(moved))} of communication")
+    if seconds := spent("simulated_seconds"):
+        words.append(f"{plots.amount(seconds, plots.time_unit(seconds))} of simulated time")
+    return f"after {listing(words, shown=3)}"
+
+
+def _one_seed(judged: Judgement) -> str:
+    if any(group.deviation is None for group in judged.ranking.groups):
+        return " Each has one seed only, and other seeds may rank them differently."
+    return ""
+
+
+def _count(n: int) -> str:
+    return "one other is" if n == 1 else f"{n} others are"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def listing(items: Sequence[str], shown: int = 5) -> str:
+    """Returns "a, b and c", or "a, b and 7 more"."""
+    if len(items) > shown:
+        items = [*items[: shown - 1], f"{len(items) - shown + 1} more"]
+    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]]))

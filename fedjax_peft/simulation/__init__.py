@@ -1,0 +1,1 @@
+"""Simulations: rounds of a federated algorithm with evaluation, costs, records and resume."""

@@ -1,0 +1,294 @@
+"""What ``simulate`` asks of its arguments, before anything is allocated or written."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from fedjax_peft import algorithms
+from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.display import show
+from fedjax_peft.dual_modes import mode
+from fedjax_peft.engine.schedule import Sampling
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.memory import require
+from fedjax_peft.models.base import Model
+from fedjax_peft.simulation.cost import TimeModel, is_number
+from fedjax_peft.typing import Algorithm, Task
+
+__all__ = [
+    "Diagnostic",
+    "check_data",
+    "check_faults",
+    "check_memory",
+    "check_method",
+    "check_objects",
+    "check_settings",
+    "clients_a_round",
+]
+
+
+Diagnostic = Literal["clients", "variation", "spectrum", "cka"]
+"""What to measure on request. ``clients``: every client's training loss, accuracy and update norm,
+and what its model reaches on its ``client_test``.
+``variation``: how the global LoRA factors change in magnitude and direction from round to round
+(FeDeRA, Eq 11-14). ``spectrum``: the singular values of their product. ``cka``: how alike the test
+examples look through the global and the private adapter (dual adapters)."""
+
+
+_ZERO = "a whole number from 0 up"
+_MOST = {"rounds": 1_000_000, "seed": 2**63 - 1}
+"""Largest values of settings that may not go up to those of int32: the cohort of each round is
+drawn before the first one starts."""
+
+
+def check_objects(
+    model: Any, algorithm: Any, clients: Any, test: Any, client_test: Any, task: Any, stop: Any
+) -> None:
+    """Raises InputError for an argument of ``simulate`` that is another kind of thing."""
+    if not isinstance(model, Model):
+        advice = (
+            f"Load it: fp.load_model({model!r}, head=...)."
+            if isinstance(model, str)
+            else 'Bind an NNX module of your own: fp.bind(module, head=("classifier",)).'
+        )
+        raise _other_kind("model", model, "fp.Model", advice)
+    if not isinstance(algorithm, Algorithm):
+        if isinstance(algorithm, str) and algorithm in algorithms.__all__:
+            advice = f"Make it: fp.algorithms.{algorithm}(optax.adamw(1e-3))."
+        elif isinstance(algorithm, str):
+            advice = nearest(algorithm, algorithms.__all__)
+        elif callable(algorithm):
+            advice = f"Call it: {getattr(algorithm, '__name__', 'it')}(optax.adamw(1e-3))."
+        else:
+            advice = "Make one, such as fp.algorithms.fedavg(optax.adamw(1e-3))."
+        raise _other_kind("algorithm", algorithm, "fp.typing.Algorithm", advice)
+    for name, value, optional in (("clients", clients, False), ("client_test", client_test, True)):
+        if not (isinstance(value, Clients) or (optional and value is None)):
+            advice = "Share a data set out: fp.partition.iid(data, clients=10)."
+            raise _other_kind(name, value, "fp.Clients", advice)
+    if test is not None and not isinstance(test, Dataset):
+        advice = "Of a dict of splits give one: test=data['test']."
+        raise _other_kind("test", test, "fp.Dataset", advice)
+    if task is not None and not isinstance(task, Task):
+        raise _other_kind("task", task, "fp.typing.Task", "fp.tasks has functions that return one.")
+    if stop is not None and not callable(stop):
+        advice = "Make one: fp.early_stop(target=0.8, patience=5)."
+        raise _other_kind("stop", stop, "function of the rows", advice)
+
+
+def _other_kind(argument: str, value: Any, wanted: str, advice: str) -> InputError:
+    # Not its repr, which may be long: a data set's, a module's.
+    given = show(value) if isinstance(value, str) else f"of the type {type(value).__name__}"
+    return InputError(f"The argument {argument!r} is {given}, and must be a {wanted}. {advice}")
+
+
+def check_settings(
+    positive: Mapping[str, int],
+    from_zero: Mapping[str, int],
+    nonfinite: str,
+    diagnostics: Sequence[str],
+) -> None:
+    """Raises InputError for a number that is not whole or too small, or a word there is not."""
+    for least, what, values in ((1, "a positive whole number", positive), (0, _ZERO, from_zero)):
+        for name, value in values.items():
+            if not isinstance(value, int) or value < least:
+                raise InputError(f"{name} = {show(value)} must be {what}.")
+            if value > (most := _MOST.get(name, 2**31 - 1)):
+                raise InputError(f"{name} = {show(value)} is too large: at most {most:,}.")
+    if nonfinite not in ("drop", "raise"):
+        raise InputError(f"nonfinite = {nonfinite!r} is neither 'drop' nor 'raise'.")
+    for wanted in diagnostics:
+        if wanted not in get_args(Diagnostic):
+            known = get_args(Diagnostic)
+            raise InputError(f"There is no diagnostic {wanted!r}. {nearest(wanted, known)}")
+
+
+def check_memory(
+    model: Model,
+    data: Dataset,
+    steps: Sequence[int],
+    clients: int,
+    *,
+    batch_size: int,
+    local_steps: int | None,
+    epochs: int,
+) -> None:
+    """Raises InputError for settings that need more memory than there is, before it is taken.
+
+    The estimates are lower bounds: the plan of a round, and the activations of one local step.
+
+    Args:
+      model: that is trained.
+      data: that it is trained on.
+      steps: the local steps of every client in a round.
+      clients: how many of them take part in a round.
+      batch_size: as for ``simulate``.
+      local_steps: likewise.
+      epochs: likewise.
+    """
+    total = sum(sorted(steps)[-clients:])
+    most = f"epochs = {epochs}" if local_steps is None else f"local_steps = {local_steps}"
+    require(
+        5 * total * batch_size,  # an index and a mask of each example
+        f"The plan of a round with {most} and batch_size = {batch_size} ({total:,} local steps)",
+        "Choose fewer local steps or a smaller batch.",
+    )
+    config = model.config
+    width = next((config[key] for key in _WIDTHS if isinstance(config.get(key), int)), 0)
+    length = data.columns["input_ids"].shape[1] if "input_ids" in data.columns else 1
+    require(
+        4 * batch_size * length * width,  # one float32 array of hidden states
+        f"A local step with batch_size = {batch_size} and {length} tokens per example",
+        "Choose a smaller batch_size.",
+    )
+
+
+_WIDTHS = ("hidden_size", "n_embd", "dim")
+"""Names that a ``config.json`` has for the width of the hidden states."""
+
+
+def check_method(
+    model: Model,
+    algorithm: Algorithm,
+    clients: int,
+    client_ranks: Sequence[int] | None,
+    diagnostics: Sequence[str],
+) -> None:
+    """Raises InputError where model and algorithm do not fit; warns where they hardly do."""
+    advice = (
+        "Attach a PEFT method: model = fp.attach(model, fp.lora(rank=8)). To train the head alone,"
+        " or everything, say so with fp.peft.head_only() or fp.peft.full()."
+    )
+    if not model.trainable:
+        raise InputError(f"The model has no parameters to train. {advice}")
+    aggregator = algorithm.aggregator
+    if aggregator.refactors and algorithm.needs_fixed_basis is not None:
+        raise InputError(
+            f"{algorithm.name!r} cannot be combined with the aggregator {aggregator.name!r}, which"
+            " factors LoRA's products anew: A and B have another basis in every round, and their"
+            f" entries cannot be compared over rounds. {algorithm.needs_fixed_basis}"
+        )
+    algorithm.check(model.kinds, clients)
+    if client_ranks is not None and aggregator.unowned == "refused":
+        raise InputError(
+            f"The aggregator {aggregator.name!r} of {algorithm.name!r} cannot combine"
+            " clients of different LoRA ranks: leave client_ranks out, or use one that can, such"
+            " as flora, flexlora or hetlora."
+        )
+    if "cka" in diagnostics:
+        mode(model.trainable, "global")  # says what is missing
+    # A model from scratch has no frozen weights: all of it is trained, as it should be.
+    if model.frozen and "adapter" not in model.kinds.values() and model.method is None:
+        warnings.warn(
+            "The model has 0 adapter parameters: only its head, of"
+            f" {model.counts()['head']:,} parameters, is trained. {advice}",
+            stacklevel=3,
+        )
+    if aggregator.truncates and model.method is not None and model.method.start_shapes_frozen:
+        warnings.warn(
+            f"The aggregator {aggregator.name!r} truncates the whole product of the factors. After"
+            " an SVD start, most of that product is the pretrained weight's principal part, so"
+            " small updates outside of its directions are lost. Watch aggregation_error, or"
+            " aggregate by the mean.",
+            stacklevel=3,
+        )
+
+
+def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> int:
+    """Returns the clients of a round; all of them where no number is given."""
+    if sampling not in get_args(Sampling):
+        advice = nearest(str(sampling), get_args(Sampling))
+        raise InputError(f"There is no sampling {sampling!r}. {advice}")
+    if given is None:
+        if sampling in ("size", "poisson", "round_robin"):
+            raise InputError(f"sampling = {sampling!r} needs clients_per_round.")
+        return len(clients)
+    if given > len(clients):
+        raise InputError(
+            f"clients_per_round = {given} is more than the {len(clients)} clients there are."
+        )
+    if sampling == "all" and given != len(clients):
+        raise InputError(
+            f"sampling = 'all' takes all {len(clients)} clients into every round, but"
+            f" clients_per_round = {given}: leave it out, or choose another sampling."
+        )
+    willing = int(np.count_nonzero(clients.sizes))
+    if sampling == "size" and given > willing:
+        raise InputError(
+            f"sampling = 'size' draws clients that have examples, which are {willing}:"
+            f" clients_per_round = {given} is more."
+        )
+    return given
+
+
+def check_faults(failure_rate: float, deadline: float | None, time_model: TimeModel) -> None:
+    """Raises InputError for chances and deadlines that cannot be."""
+    time_model.check()
+    if not is_number(failure_rate) or not 0 <= failure_rate < 1:
+        raise InputError(f"failure_rate = {failure_rate!r} must be a number from 0 to below 1.")
+    if deadline is None:
+        return
+    if not is_number(deadline) or deadline <= 0:
+        raise InputError(f"deadline = {deadline!r} must be a positive number of seconds, or None.")
+    if time_model.seconds_per_step == "measured":
+        raise InputError(
+            "A deadline needs a time model that tells beforehand who will be late: give"
+            " seconds_per_step as a number, not 'measured'."
+        )
+
+
+def check_data(
+    model: Model,
+    clients: Clients,
+    test: Dataset | None,
+    client_test: Clients | None,
+    task: Task | None,
+) -> None:
+    """Raises InputError for data that are not there, or do not fit the clients, head or task.
+
+    A ``task`` of the user's own may want anything of the data; None is what they are for.
+    """
+    if not clients.sizes.any():
+        raise InputError("No client has an example to train on.")
+    if test is not None and not len(test):
+        raise InputError("The test data have no examples.")
+    if client_test is not None:
+        if len(client_test) != len(clients):
+            raise InputError(
+                f"client_test is of {len(client_test)} clients, but there are {len(clients)}."
+            )
+        if not client_test.sizes.any():
+            raise InputError("client_test gives no client an example to be tested on.")
+    tested = None if client_test is None else client_test.data
+    for name, data in {"training": clients.data, "test": test, "client_test": tested}.items():
+        if data is None:
+            continue
+        labelled = task is None and data.task in ("classification", "tagging")
+        if labelled and "labels" not in data.columns:
+            raise InputError(f"The {name} data are for {data.task}, but have no column 'labels'.")
+        official = task is None or task.headline in ("f1", "raw_f1")
+        if official and data.task == "question_answering":
+            unknown = next((q.id for q in data.references if not q.answers), None)
+            if unknown is not None:
+                raise InputError(
+                    f"The {name} data have questions without a known answer, such as the one with"
+                    f" the id {unknown!r}."
+                )
+        size = model.config.get("vocab_size")
+        if "input_ids" in data.columns and isinstance(size, int):
+            token = int(data.columns["input_ids"].max(initial=0))
+            if token >= size:
+                raise InputError(
+                    f"The {name} data have the token {token}, but the model's vocabulary has {size}"
+                    f" tokens (0 to {size - 1}): they were made by another model's tokenizer."
+                )
+        if "labels" not in data.columns or not model.labels:
+            continue
+        highest = int(data.labels.max(initial=0))
+        if highest >= len(model.labels):
+            raise InputError(
+                f"The {name} data have the label {highest}, but the model's head has"
+                f" {len(model.labels)} classes (0 to {len(model.labels) - 1})."
+            )

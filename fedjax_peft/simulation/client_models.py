@@ -1,0 +1,144 @@
+"""The models of a run's clients, which exist where some leaves are private."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import jax
+
+from fedjax_peft import tree
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import Model
+from fedjax_peft.peft.ranks import of_client
+from fedjax_peft.typing import Algorithm, Params, PyTree
+
+__all__ = [
+    "ClientModels",
+    "check_clients",
+    "check_format",
+    "check_global",
+    "client_leaves",
+    "read_clients",
+    "untrained_note",
+]
+
+
+class ClientModels(NamedTuple):
+    """A run whose clients have models of their own."""
+
+    model: Model
+    algorithm: Algorithm
+    params: Params
+    """The global model's trainable leaves."""
+    server: PyTree
+    """The server's state."""
+    private: PyTree
+    """What the clients keep, ``[clients, ...]``."""
+    client_ranks: Sequence[int] | None = None
+    seen: Collection[int] = ()
+    """The clients that have trained; the others have their initial models."""
+
+    def client_params(self, client: int) -> Params:
+        """Returns the trainable leaves of one client's model, as ``Run.client_params`` does."""
+        one = tree.take(self.private, client)
+        return client_leaves(
+            self.algorithm, self.params, self.server, one, self.client_ranks, client
+        )
+
+
+def client_leaves(
+    algorithm: Algorithm,
+    params: Params,
+    server: PyTree,
+    kept: PyTree,
+    ranks: Sequence[int] | None,
+    client: int,
+) -> Params:
+    """Returns all trainable leaves of a client's model.
+
+    Args:
+      algorithm: what was run.
+      params: the global model's leaves.
+      server: the server's state.
+      kept: what the client keeps.
+      ranks: as given to ``simulate``.
+      client: its number.
+    """
+    own = algorithm.model(algorithm.server.broadcast(server), kept)
+    return of_client({**params, **own}, ranks, client)
+
+
+def check_format(format: str, *, moved: bool) -> None:
+    """Raises InputError for an adapter's format if the server has moved frozen weights too."""
+    if moved and format != "merged":
+        raise InputError(
+            f"This algorithm has folded what it learned into the frozen weights, which the format"
+            f" {format!r} does not hold: export with the format 'merged'."
+        )
+
+
+def check_global(model: Model, algorithm: Algorithm, advice: str) -> None:
+    """Raises InputError if some leaves are private, so that no model is all the federation's.
+
+    Args:
+      model: what was trained.
+      algorithm: what was run.
+      advice: how to choose a client's model.
+    """
+    private = tree.assign_roles(model.kinds, algorithm.roles)["private"]
+    trained = sum(kind != "fixed" for kind in model.kinds.values())
+    if private:
+        raise InputError(
+            f"In this run {len(private)} of the {trained} trained leaves are private to"
+            f" the clients, such as {sorted(private)[0]!r}. The global model has only the initial"
+            f" values of these, so it is not what was trained. {advice}"
+        )
+
+
+def check_clients(clients: Sequence[int], private: PyTree) -> None:
+    """Raises InputError for a client that there is not, or if clients have nothing of their own.
+
+    Args:
+      clients: their numbers.
+      private: what they keep, ``[clients, ...]``.
+    """
+    leaves = jax.tree.leaves(private)
+    if not leaves:
+        raise InputError(
+            "This run keeps nothing private to its clients: they all have the global model. Leave"
+            " the client out."
+        )
+    for client in clients:
+        n = leaves[0].shape[0]
+        if not 0 <= client < n:
+            raise InputError(f"There is no client {client}: the run has {n}, 0 to {n - 1}.")
+
+
+def read_clients(text: str, private: PyTree) -> list[int]:
+    """Returns the clients that ``all`` or ``0,3,7`` names.
+
+    Raises:
+      InputError: anything else, or a client that there is not.
+    """
+    if text == "all":
+        return list(range(jax.tree.leaves(private)[0].shape[0]))
+    try:
+        clients = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        raise InputError(
+            f"--clients {text!r} is neither 'all' nor numbers such as 0,3,7."
+        ) from None
+    check_clients(clients, private)
+    return clients
+
+
+def untrained_note(clients: Iterable[int], seen: Collection[int]) -> str | None:
+    """Returns a sentence about the clients that never trained, or None if there are none."""
+    never = [client for client in clients if client not in seen]
+    if not never:
+        return None
+    shown = ", ".join(map(str, never[:8])) + (f" and {len(never) - 8} more" if never[8:] else "")
+    one = len(never) == 1
+    return (
+        f"{'client' if one else 'clients'} {shown} never trained in this run:"
+        f" what {'it keeps' if one else 'they keep'} private still has its initial values."
+    )

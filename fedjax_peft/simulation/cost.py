@@ -1,0 +1,540 @@
+"""What a round costs in bytes and in simulated seconds.
+
+Nothing is typed in: bytes are those of the leaves that the server broadcasts and gets back, and
+what a client fetches is what the server has changed since it was last there.
+"""
+
+import contextlib
+import itertools
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+
+from fedjax_peft import tree
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models.base import Model
+from fedjax_peft.models.hf import unused_bytes
+from fedjax_peft.peft.ranks import owned_shares, spread
+from fedjax_peft.random import host_rng
+from fedjax_peft.rows import Row
+from fedjax_peft.typing import Algorithm, PyTree
+
+__all__ = [
+    "DEVICES",
+    "FEDERA_TRANSFERS",
+    "MB",
+    "MIB",
+    "Costs",
+    "Forecast",
+    "Ledger",
+    "TimeModel",
+    "forecast",
+    "is_number",
+    "preload_bytes",
+    "start_seconds",
+]
+
+Topology = Literal["parallel", "serial", "shared"]
+Preset = Literal["default", "federa", "fedadapters"]
+Device = Literal["orin_full", "orin_lora"]
+
+MB, MIB = 8 * 10**6, 8 * 2**20
+"""Bits of a decimal megabyte and of a mebibyte: ``10 * MIB`` is 10 MiB a second."""
+
+_UNITS = {
+    **{"bit": 1.0, "kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9},
+    **{"kB": MB / 1e3, "MB": float(MB), "GB": MB * 1e3},
+    **{"KiB": MIB / 2**10, "MiB": float(MIB), "GiB": MIB * 2.0**10},
+}
+
+FEDERA_TRANSFERS = (
+    (408_576.0, 0.96),  # FedBF: 102,144 float32 parameters
+    (4_718_592.0, 1.68),  # FedLR and FeDeRA, rank 32: 1,179,648
+    (7_156_224.0, 2.47),  # FedAP, Houlsby adapters: 1,789,056
+    (496_220_160.0, 109.67),  # FedFT: 124,055,040 (a sequence classifier has no pooler)
+)
+"""FeDeRA, Table 8, RoBERTa-base on 20 Newsgroups: bytes of an upload -> seconds of communication.
+
+The paper's WiFi has 20 to 30 Mbit/s, but no single rate gives these seconds: read as one direction
+they are 3.4, 22.5, 23.2 and 36.2 Mbit/s. So they are taken as they were measured."""
+
+_STEPS = 8
+"""Of FeDeRA's clients on 20 Newsgroups: 113 documents each (Table 1) in batches of 16."""
+DEVICES: dict[str, float] = {
+    "orin_full": 4.59 / _STEPS,  # FedFT's seconds of training in a round, Table 8
+    "orin_lora": (4.95 - 1.68) / _STEPS,  # FeDeRA's round without its communication, Table 8
+}
+"""Seconds of a local step on the Jetson AGX Orin of FeDeRA, for RoBERTa-base and 16 documents of
+256 tokens: with all weights trained, and with LoRA of rank 32."""
+
+
+class TimeModel(NamedTuple):
+    """Simulated seconds of a round: local steps, transfers, and what comes before the first round.
+
+    A client computes for ``steps * seconds_per_step * slowness`` and transfers for ``8 * up /
+    bandwidth_up + 8 * down / bandwidth_down + 2 * latency`` (bytes up and down). How the transfers
+    of several clients combine is the ``topology``.
+
+    The defaults are our choice: 25 Mbit/s each way (the middle of the 20 to 30 Mbit/s of FeDeRA's
+    WiFi), 0.4 s latency each way, and half a second a step, an edge device's pace on a base-size
+    model. They reproduce no paper's table; :meth:`preset` has time models that do.
+    """
+
+    seconds_per_step: float | Literal["measured"] = 0.5
+    """``measured``: this machine's own, of the round (training time over all clients' steps). Then
+    simulated seconds vary from run to run."""
+    bandwidth_up: float = 25e6
+    """Bits a second of a client's link to the server."""
+    bandwidth_down: float = 25e6
+    """Bits a second of the server's link to a client."""
+    latency: float = 0.4
+    """Seconds, each way."""
+    spread: float = 0.0
+    """How unequally fast clients compute: the standard deviation of the logarithm of their
+    slowness, whose median is 1. 0 makes all equal; at 0.5 one in six takes 1.6 times as long."""
+    topology: Topology = "parallel"
+    """``parallel``: every client has its own link, and a round lasts as long as its slowest client.
+    ``serial``: transfers follow one another, so a round has the sum of all transfers and the
+    longest computation. ``shared``: all transfer at the same time through the server's link of
+    ``server_bandwidth``; a transfer ends when the client's link and the server's are both done."""
+    server_bandwidth: float | None = None
+    """Bits a second of the server's link, in each direction; for ``shared`` only."""
+    preload: bool = False
+    """Whether a client also downloads the frozen weights before its first round. They are then in
+    ``bytes_down`` too."""
+    svd_seconds: float = 0.0
+    """Seconds of the SVD of the pretrained weights before the first round; only runs whose PEFT
+    method starts by an SVD have them, in round 0."""
+    transfers: tuple[tuple[float, float], ...] = ()
+    """Measured transfers, (bytes, seconds) with both increasing: how long it takes to send and
+    receive so many bytes each way. They take the place of bandwidths and latency, with straight
+    lines between and after them, and no less than the first one's seconds."""
+
+    @classmethod
+    def preset(
+        cls,
+        preset: Preset = "default",
+        *,
+        device: Device | None = None,
+        seconds_per_step: float | Literal["measured"] | None = None,
+        bandwidth_up: float | str | None = None,
+        bandwidth_down: float | str | None = None,
+        latency: float | None = None,
+        spread: float | None = None,
+        topology: Topology | None = None,
+        server_bandwidth: float | str | None = None,
+        preload: bool | None = None,
+        svd_seconds: float | None = None,
+    ) -> "TimeModel":
+        """Returns a time model by name, with the given fields replaced.
+
+        Args:
+          preset: ``default``; ``federa``, whose communication is that of FeDeRA's Table 8 and whose
+            SVD takes 8.62 s; or ``fedadapters``, 10 MiB a second (the paper writes MB, and its
+            sizes are MiB) for one client after the other, with the first download of the model.
+          device: seconds a step from a paper: ``orin_full`` or ``orin_lora`` (:data:`DEVICES`).
+          seconds_per_step: of a local step, or ``measured``; replaces those of the device.
+          bandwidth_up: bits a second, or a rate with its unit, such as "25 Mbit/s", "10 MB/s"
+            (decimal) or "10 MiB/s". This, ``bandwidth_down`` or ``latency`` replaces a preset's
+            measured transfers.
+          bandwidth_down: likewise.
+          latency: seconds, each way.
+          spread: how unequally fast clients compute.
+          topology: ``parallel``, ``serial`` or ``shared``.
+          server_bandwidth: of a ``shared`` topology, as ``bandwidth_up``.
+          preload: whether clients download the frozen weights first.
+          svd_seconds: of an SVD start.
+
+        Raises:
+          InputError: no such preset or device, or a rate that cannot be read.
+        """
+        given = {k: v for k, v in locals().items() if k in cls._fields and v is not None}
+        for name in ("bandwidth_up", "bandwidth_down", "server_bandwidth"):
+            if isinstance(given.get(name), str):
+                given[name] = _rate(name, given[name])
+        if preset not in _PRESETS:
+            raise InputError(f"There is no time model {preset!r}. {nearest(preset, _PRESETS)}")
+        if device is not None:
+            if device not in DEVICES:
+                raise InputError(f"There is no device {device!r}. {nearest(device, DEVICES)}")
+            given.setdefault("seconds_per_step", DEVICES[device])
+        if given.keys() & {"bandwidth_up", "bandwidth_down", "latency"}:
+            given["transfers"] = ()
+        return _PRESETS[preset]._replace(**given)
+
+    def compute_seconds(self, steps: int, slowness: float = 1.0) -> float:
+        """Returns the seconds of a client's local steps."""
+        assert not isinstance(self.seconds_per_step, str)
+        return steps * self.seconds_per_step * slowness
+
+    def transfer_seconds(self, bytes_up: int, bytes_down: int) -> float:
+        """Returns the seconds of a client's transfers on its own link; 0 for no bytes."""
+        if not (bytes_up or bytes_down):
+            return 0.0
+        if self.transfers:
+            return _interpolated(self.transfers, (bytes_up + bytes_down) / 2)
+        up, down = 8 * bytes_up / self.bandwidth_up, 8 * bytes_down / self.bandwidth_down
+        return up + down + 2 * self.latency
+
+    def round_seconds(
+        self, steps: int, bytes_up: int, bytes_down: int, slowness: float = 1.0
+    ) -> float:
+        """Returns the seconds of a client that is alone in its round."""
+        return self.clients_seconds({0: steps}, {0: bytes_up}, {0: bytes_down}, [slowness])[0]
+
+    def clients_seconds(
+        self,
+        steps: Mapping[int, int],
+        up: Mapping[int, int],
+        down: Mapping[int, int],
+        slowness: Sequence[float],
+    ) -> dict[int, float]:
+        """Returns when each client of a round has finished, in seconds from the round's start.
+
+        The round ends when the last one has. With ``serial``, everybody's transfers come before
+        anybody's end.
+
+        Args:
+          steps: local steps by client; a client that is missing makes none.
+          up: bytes by client; a client that is missing uploads nothing.
+          down: bytes by client, of all clients of the round.
+          slowness: of every client of the run.
+        """
+        compute = {c: self.compute_seconds(steps.get(c, 0), slowness[c]) for c in down}
+        own = {c: self.transfer_seconds(up.get(c, 0), down[c]) for c in down}
+        if self.topology == "serial":
+            return {c: sum(own.values()) + compute[c] for c in down}
+        if self.topology == "shared":
+            assert self.server_bandwidth is not None
+            all_up = 8 * sum(up.values()) / self.server_bandwidth
+            all_down = 8 * sum(down.values()) / self.server_bandwidth
+            for c, size in down.items():
+                if not own[c]:
+                    continue
+                sent = max(8 * up[c] / self.bandwidth_up, all_up) if up.get(c) else 0.0
+                got = max(8 * size / self.bandwidth_down, all_down) if size else 0.0
+                own[c] = sent + got + 2 * self.latency
+        return {c: own[c] + compute[c] for c in down}
+
+    def slowness(self, clients: int, seed: int) -> list[float]:
+        """Returns how many times the median client's time each client needs for a step."""
+        draws = (host_rng(seed, "slowness", client).normal() for client in range(clients))
+        return [math.exp(self.spread * draw) for draw in draws]
+
+    def check(self) -> None:
+        """Raises InputError for a field that cannot be."""
+        for name in ("seconds_per_step", *_BANDWIDTHS, "latency", "spread", "svd_seconds"):
+            value = getattr(self, name)
+            if name == "seconds_per_step" and value == "measured":
+                continue
+            if name == "server_bandwidth" and value is None:
+                continue
+            positive = name in _BANDWIDTHS
+            if not is_number(value) or value < 0 or (positive and value == 0):
+                kind = "a positive number" if positive else "a number from 0 up"
+                other = " or 'measured'" if name == "seconds_per_step" else ""
+                raise InputError(f"{name} = {value!r} of the time model must be {kind}{other}.")
+        if self.topology not in get_args(Topology):
+            advice = nearest(str(self.topology), get_args(Topology))
+            raise InputError(f"There is no topology {self.topology!r}. {advice}")
+        if (self.topology == "shared") != (self.server_bandwidth is not None):
+            raise InputError(
+                f"topology = {self.topology!r} with server_bandwidth = {self.server_bandwidth!r}:"
+                " server_bandwidth is what the topology 'shared' needs, and only that one."
+            )
+        if self.topology == "shared" and self.transfers:
+            raise InputError(
+                "Measured transfers say nothing of a link that clients share: topology = 'shared'"
+                " needs bandwidth_up and bandwidth_down."
+            )
+        pairs = list(itertools.pairwise(((0.0, 0.0), *self.transfers)))
+        if any(not (a < c and b < d) for (a, b), (c, d) in pairs):
+            raise InputError(
+                f"transfers = {self.transfers!r} of the time model must be pairs of bytes and"
+                " seconds, both positive and increasing."
+            )
+
+
+_BANDWIDTHS = ("bandwidth_up", "bandwidth_down", "server_bandwidth")
+_PRESETS = {
+    "default": TimeModel(),
+    "federa": TimeModel(svd_seconds=8.62, transfers=FEDERA_TRANSFERS),  # 8.62 s: the paper, on Orin
+    "fedadapters": TimeModel(0.5, 10.0 * MIB, 10.0 * MIB, 0.0, topology="serial", preload=True),
+}
+
+
+def start_seconds(time: TimeModel, model: Model) -> float:
+    """Returns the simulated seconds before the first round: those of an SVD start."""
+    starts = model.method is not None and model.method.start_shapes_frozen
+    return time.svd_seconds if starts else 0.0
+
+
+def preload_bytes(time: TimeModel, model: Model) -> int:
+    """Returns what a client downloads before its first round: the checkpoint, if anything.
+
+    Those are the frozen weights in the dtype of the checkpoint, and what the checkpoint holds
+    besides, such as a pooler (:func:`fedjax_peft.models.hf.unused_bytes`).
+    """
+    return tree.nbytes(model.frozen) + unused_bytes(model.config) if time.preload else 0
+
+
+def _interpolated(points: Sequence[tuple[float, float]], size: float) -> float:
+    """Returns the seconds of a size on straight lines through the points, see ``transfers``."""
+    if size <= points[0][0] or len(points) == 1:
+        return points[0][1]
+    (x0, y0), (x1, y1) = next(
+        (pair for pair in itertools.pairwise(points) if size <= pair[1][0]), points[-2:]
+    )
+    return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
+
+
+def _rate(name: str, text: str) -> float:
+    """Returns the bits a second of a rate such as "10 MiB/s"."""
+    match = re.fullmatch(r"\s*([0-9.eE+]+)\s*([A-Za-z]+)/s\s*", text)
+    if match and match[2] in _UNITS:
+        with contextlib.suppress(ValueError):
+            return float(match[1]) * _UNITS[match[2]]
+    raise InputError(
+        f"{name} = {text!r} is no rate: write bits a second, or a number and a unit"
+        f" ({', '.join(f'{unit}/s' for unit in _UNITS)}), such as '10 MiB/s'."
+    )
+
+
+class Ledger:
+    """Who has fetched what: the bytes that a client moves in its next round.
+
+    A leaf is known by its last name, whatever it lies in, so that a control variate of a leaf moves
+    with it. A client sends the leaves of an upload that move in the round, and fetches
+
+    * at its first round all of the broadcast, and what the frozen tree was started with where that
+      is told by the adapters (an SVD start): the initial value of every adapter leaf that is not in
+      the broadcast, or no longer the initial one;
+    * later the leaves of the broadcast that the server has changed since it was last there;
+    * of leaves that the server passes on one by one (``Algorithm.forwards``) the uploads of every
+      round since then (at its first round: of all rounds), from which it computes the broadcast's
+      leaves itself; or those leaves and the matrices to which all uploads add up
+      (``ServerUpdate.shift``), where that is smaller. Before anything is passed on it fetches the
+      initial leaves.
+
+    Of a LoRA leaf a client moves the share that it owns.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        algorithm: Algorithm,
+        server: PyTree,
+        clients: int,
+        ranks: Sequence[int] | None = None,
+    ):
+        """Args: what is run; ``server`` is its state (or shapes); ``ranks`` as in ``simulate``."""
+        upload = _sizes(jax.eval_shape(algorithm.server.unchanged, server))
+        broadcast = _sizes(jax.eval_shape(algorithm.server.broadcast, server))
+        of_rank: dict[int | None, tuple[dict, dict]] = {None: (upload, broadcast)}
+        for rank in set(ranks or ()):
+            shares = owned_shares(model.trainable, rank)
+            of_rank[rank] = (_owned(upload, shares), _owned(broadcast, shares))
+        self._of_client = [of_rank[rank] for rank in spread(ranks or [None], clients)]
+        self._start = {}
+        # Where nothing is shared, nobody talks to a server.
+        talks = any(upload.values()) or any(broadcast.values())
+        if talks and model.method is not None and model.method.start_shapes_frozen:
+            adapters = [n for n, kind in model.kinds.items() if kind == "adapter"]
+            self._start = {n: tree.nbytes(model.trainable[n]) for n in adapters}
+        self._forwarded = {n for n in upload if re.search(algorithm.forwards or r"(?!)", n)}
+        self._dense: float = math.inf
+        if algorithm.server.shift is not None:
+            self._dense = tree.nbytes(jax.eval_shape(algorithm.server.shift, server))
+        self._changed = dict.fromkeys(broadcast, 0)  # the last round that did
+        self._last: dict[int, int] = {}  # client -> the last round that it was in
+        self._passed_on: dict[int, int] = {}  # round -> bytes
+
+    def up(self, client: int, unsent: Collection[str] = ()) -> int:
+        """Returns the bytes of a client's upload without the leaves that do not move."""
+        return sum(size for name, size in self._of_client[client][0].items() if name not in unsent)
+
+    def down(self, client: int) -> int:
+        """Returns the bytes that a client fetches at the start of its next round."""
+        broadcast = self._of_client[client][1]
+        since = self._last.get(client, 0)  # 0 at its first round
+        passed_on = sum(size for number, size in self._passed_on.items() if number >= since)
+        start = 0
+        if not since:
+            start = sum(size for name, size in self._start.items() if self._changed.get(name, 1))
+        changed = {n: size for n, size in broadcast.items() if self._changed[n] >= since}
+        # What the client makes itself from the uploads that are passed on: not the initial leaves.
+        made = sum(
+            n for name, n in changed.items() if name in self._forwarded and self._changed[name]
+        )
+        return start + sum(changed.values()) - made + int(min(passed_on, self._dense + made))
+
+    def has_met(self, client: int) -> bool:
+        """Returns whether a client has been in a round."""
+        return client in self._last
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Notes a round: who was there, whose uploads were taken, and what did not move."""
+        clients, dropped = row.get("clients", ()), row.get("dropped", ())
+        for client in (*clients, *row.get("failed", ()), *row.get("late", ())):
+            self._last[client] = row["round"]
+        taken = [client for client in clients if client not in dropped]
+        if not taken:
+            return  # the server has stayed where it was
+        unsent = row.get("unsent", ())
+        self._changed |= {name: row["round"] for name in self._changed if name not in unsent}
+        if sent := self._forwarded.difference(unsent):
+            uploads = [self._of_client[client][0] for client in taken]
+            self._passed_on[row["round"]] = sum(upload[n] for upload in uploads for n in sent)
+
+
+class Costs:
+    """The costs of a run: a ledger, and the clocks of its clients.
+
+    Args:
+      ledger: who has fetched what.
+      time: simulated seconds.
+      slowness: of every client.
+      deadline: simulated seconds after which the server takes no more uploads; None: never.
+      preload: bytes that a client downloads before its first round (:func:`preload_bytes`).
+      extra: bytes that every upload and every download has besides.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        time: TimeModel,
+        slowness: Sequence[float],
+        deadline: float | None,
+        preload: int = 0,
+        extra: int = 0,
+    ):
+        self._ledger, self._time, self._slowness = ledger, time, slowness
+        self._deadline = math.inf if deadline is None else deadline
+        self._preload, self._extra = preload, extra
+
+    def late(self, steps: Mapping[int, int], unsent: Collection[str] = ()) -> list[int]:
+        """Returns the clients that will not be in time, of those with so many steps to make."""
+        up = {c: self.up(c, unsent) for c in steps}
+        down = {c: self.down(c) for c in steps}
+        seconds = self._time.clients_seconds(steps, up, down, self._slowness)
+        return [c for c in steps if seconds[c] > self._deadline]
+
+    def charge(self, row: Row, steps: Mapping[int, int], train_seconds: float) -> Row:
+        """Returns bytes and simulated seconds of a round, and notes it in the ledger.
+
+        A client that fails has fetched the broadcast; a late one too, and the server has waited for
+        it until the deadline. Neither upload is counted.
+
+        Args:
+          row: the round's, with ``clients`` and, where there are any, ``failed``, ``late`` and
+            ``unsent``.
+          steps: the local steps of its clients.
+          train_seconds: what they took on this machine.
+        """
+        time = self._time
+        if time.seconds_per_step == "measured":
+            time = time._replace(seconds_per_step=train_seconds / max(sum(steps.values()), 1))
+        failed, late = row.get("failed", []), row.get("late", [])
+        up = {c: self.up(c, row.get("unsent", ())) for c in row["clients"]}
+        down = {c: self.down(c) for c in (*row["clients"], *failed, *late)}
+        seconds = time.clients_seconds(steps, up, down, self._slowness)
+        slowest = max(seconds.values(), default=0.0)
+        self._ledger.record(row)
+        return {
+            "bytes_up": sum(up.values()),
+            "bytes_down": sum(down.values()),
+            "simulated_seconds": self._deadline if late else min(slowest, self._deadline),
+        }
+
+    def up(self, client: int, unsent: Collection[str] = ()) -> int:
+        """Returns the bytes of a client's upload without the leaves that it does not send."""
+        return self._ledger.up(client, unsent) + self._extra
+
+    def down(self, client: int) -> int:
+        """Returns the bytes that a client fetches in its next round, a preload included."""
+        new = 0 if self._ledger.has_met(client) else self._preload
+        return self._ledger.down(client) + new + self._extra
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Notes a round that was charged before, such as one before a resume."""
+        self._ledger.record(row)
+
+
+class Forecast(NamedTuple):
+    """What a run will cost, by its time model."""
+
+    bytes_up: int
+    """Of all clients in all rounds."""
+    bytes_down: int
+    seconds: float
+    """Simulated, with what comes before the first round."""
+
+
+def forecast(
+    model: Model,
+    algorithm: Algorithm,
+    *,
+    clients: int,
+    rounds: int,
+    steps: int,
+    clients_per_round: int | None = None,
+    time_model: TimeModel | None = None,
+    whole: bool = False,
+) -> Forecast:
+    """Returns the bytes and simulated seconds of a run, without running it.
+
+    Clients take turns, and all leaves of an upload are sent in every round.
+
+    Args:
+      model: with its method; shapes will do (``peft.base.abstract_model``).
+      algorithm: with an optimizer of any learning rate.
+      clients: in all.
+      rounds: communication rounds.
+      steps: local steps of a client in a round.
+      clients_per_round: None: all of them.
+      time_model: by default ``TimeModel()``.
+      whole: count every transfer as one of the whole checkpoint, frozen weights included, as some
+        frameworks send it (and as FedAdapters counts full fine-tuning).
+    """
+    time = time_model or TimeModel()
+    time.check()
+    names = tree.assign_roles(model.kinds, algorithm.roles)
+    shared = tree.select(model.trainable, names["shared"])
+    server = jax.eval_shape(algorithm.server.init, shared)
+    ledger = Ledger(model, algorithm, server, clients)
+    checkpoint = preload_bytes(time._replace(preload=True), model)
+    preload, extra = (0, checkpoint) if whole else (preload_bytes(time, model), 0)
+    costs = Costs(ledger, time, time.slowness(clients, seed=0), None, preload, extra)
+    total, per_round = Forecast(0, 0, start_seconds(time, model)), clients_per_round or clients
+    for number in range(1, rounds + 1):
+        chosen = [(number * per_round + i) % clients for i in range(per_round)]
+        row: Row = {"round": number, "clients": chosen, "dropped": []}
+        row = costs.charge(row, dict.fromkeys(chosen, steps), 0.0)
+        total = Forecast(
+            total.bytes_up + row["bytes_up"],
+            total.bytes_down + row["bytes_down"],
+            total.seconds + row["simulated_seconds"],
+        )
+    return total
+
+
+def _sizes(shapes: PyTree) -> dict[str, int]:
+    """Returns leaf name (its last key in a dict) -> bytes; namesakes are added up."""
+    sizes: dict[str, int] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+        name = str(keys[-1]) if keys else ""
+        sizes[name] = sizes.get(name, 0) + tree.nbytes(leaf)
+    return sizes
+
+
+def _owned(sizes: Mapping[str, int], shares: Mapping[str, Any]) -> dict[str, int]:
+    return {name: round(size * shares.get(name, 1)) for name, size in sizes.items()}
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a finite number, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

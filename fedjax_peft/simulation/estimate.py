@@ -1,0 +1,61 @@
+"""What a run will cost, told before it begins: the first round's work and bytes, and memory."""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from fedjax_peft import tree
+from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.simulation.cost import Costs
+from fedjax_peft.typing import PyTree
+
+__all__ = ["Estimate", "estimate"]
+
+
+class Estimate(NamedTuple):
+    """The first communication round, and what stays on the device for the whole run."""
+
+    clients: int
+    """Clients that take part in the first round."""
+    steps: int
+    """Local steps of these clients together."""
+    bytes_up: int
+    """Bytes that these clients upload together."""
+    bytes_down: int
+    """Bytes that they fetch together. In later rounds a client may fetch less (it knows its start)
+    or more (it has missed rounds)."""
+    memory: Mapping[str, int]
+    """Bytes on the device: ``model`` (the frozen weights), ``server`` (the server's state),
+    ``clients`` (what clients keep between rounds) and ``data`` (the training examples). The local
+    steps need more: activations and optimizer states of the clients that run side by side."""
+
+
+def estimate(
+    schedule: Schedule,
+    costs: Costs,
+    unsent: Collection[str],
+    *,
+    frozen: PyTree,
+    server: PyTree,
+    store: PyTree,
+    columns: PyTree,
+) -> Estimate:
+    """Returns the costs of a run that has not begun.
+
+    Args:
+      schedule: the rounds' clients and batches.
+      costs: of the run, without any round yet.
+      unsent: the leaves that clients do not send in the first round.
+      frozen: the weights that nobody trains, as clients compute with them.
+      server: the server's initial state.
+      store: what clients keep, ``[clients, ...]``.
+      columns: the training data.
+    """
+    clients = [client for client in schedule.present(1) if schedule.steps(client)]
+    memory = {"model": frozen, "server": server, "clients": store, "data": columns}
+    return Estimate(
+        clients=len(clients),
+        steps=sum(schedule.steps(client) for client in clients),
+        bytes_up=sum(costs.up(client, unsent) for client in clients),
+        bytes_down=sum(costs.down(client) for client in clients),
+        memory={name: tree.nbytes(part) for name, part in memory.items()},
+    )

@@ -1,0 +1,235 @@
+"""What a run is evaluated on, and the figures that come of it."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.engine.lengths import Lengths
+from fedjax_peft.engine.program import Evaluator, Measured, Setup
+from fedjax_peft.engine.sharding import replicate
+from fedjax_peft.random import host_rng
+from fedjax_peft.rows import Row, finite_or_none
+from fedjax_peft.simulation.progress import Phases
+from fedjax_peft.typing import PyTree, Task
+
+__all__ = ["Evaluation", "evaluate", "evaluations", "is_lower_better", "worst"]
+
+
+class Evaluation(NamedTuple):
+    """Something that is evaluated: on what, and whether each member has a model of its own."""
+
+    evaluator: Evaluator
+    task: Task
+    data: Dataset
+    personal: bool
+
+
+def evaluations(
+    setup: Setup,
+    train: Dataset,
+    columns: Mapping[str, Any],
+    *,
+    test: Dataset | None,
+    client_test: Clients | None,
+    private: bool,
+    test_clients: int,
+    batch_size: int,
+    length_buckets: int,
+    seed: int,
+) -> dict[str, Evaluation]:
+    """Returns what is evaluated, by the name that its metrics get.
+
+    ``test`` is the model that the test set is put to: the mean over some clients' own models where
+    they have such, and then ``global_test`` is the one that all share, if there is one. ``client``
+    is every client's model on its own examples.
+
+    Args:
+      setup: of the run.
+      train: the training data, whose columns are on the device already.
+      columns: those.
+      test: examples for the whole federation.
+      client_test: examples of every client.
+      private: whether clients keep leaves to themselves, so that no model is all the federation's.
+      test_clients: of how many clients the models are put to ``test``.
+      batch_size: examples in a step.
+      length_buckets: as for ``simulate``.
+      seed: chooses the ``test_clients``.
+    """
+    mesh, everyone = setup.mesh, setup._replace(owned=None)  # the global model is nobody's own
+    found: dict[str, Evaluation] = {}
+
+    def add(name: str, data: Dataset, members: list, *, personal: bool) -> None:
+        evaluator = Evaluator(
+            setup if personal else everyone,
+            columns if data is train else replicate(dict(data.columns), mesh),
+            members=members,
+            batch_size=_no_larger(batch_size, max((len(rows) for _, rows in members), default=0)),
+            personal=personal,
+            tokens=Lengths.of(data.columns, length_buckets),
+        )
+        found[name] = Evaluation(evaluator, setup.task, data, personal)
+
+    personal = setup.algorithm.personal or private
+    if test is not None:
+        rows = np.arange(len(test), dtype=np.int32)
+        if personal:
+            order = host_rng(seed, "test clients").permutation(setup.clients)
+            chosen = sorted(order[:test_clients].tolist())
+            add("test", test, [(c, rows) for c in chosen], personal=True)
+        if not private:
+            # One model for all, here in the guise of client 0: the devices share the examples.
+            parts = np.array_split(rows, 1 if mesh is None else mesh.size)
+            name = "global_test" if personal else "test"
+            add(name, test, [(0, part) for part in parts], personal=False)
+    if client_test is not None:
+        owners = [(c, rows) for c, rows in enumerate(client_test.indices) if len(rows)]
+        add("client", client_test.data, owners, personal=True)
+    return found
+
+
+def _no_larger(batch_size: int, rows: int) -> int:
+    """Returns a batch size that no test set leaves mostly empty: every step computes whole batches.
+
+    Up to 64 it stays as it was asked for: another size rounds the sums differently.
+    """
+    return min(batch_size, max(64, 1 << max(rows - 1, 0).bit_length()))
+
+
+def is_lower_better(metric: str, declared: Collection[str]) -> bool:
+    """Returns whether less of a metric is better.
+
+    Args:
+      metric: its name. A metric that is measured a second time has a suffix, such as
+        ``loss_global``, and the direction of the first.
+      declared: ``lower_is_better`` of the task, and of the algorithm where it adds metrics.
+    """
+    return any(metric == name or metric.startswith(f"{name}_") for name in declared)
+
+
+def worst(values: np.ndarray, metric: str, declared: Collection[str]) -> float:
+    """Returns the worst value of a metric; see :func:`is_lower_better` for the arguments."""
+    return float(values.max() if is_lower_better(metric, declared) else values.min())
+
+
+def evaluate(
+    evaluations: Mapping[str, Evaluation],
+    server: PyTree,
+    store: PyTree,
+    *,
+    each: bool,
+    seen: Collection[int] = (),
+    phases: Phases | None = None,
+) -> Row:
+    """Returns the metrics of the test sets and of the clients' own tests.
+
+    The fields are described in :mod:`fedjax_peft.rows`.
+
+    Args:
+      evaluations: from :func:`evaluations`.
+      server: the server's state.
+      store: what the clients keep, ``[clients, ...]``.
+      each: also return the metrics of every client, as ``client_tests``.
+      seen: the clients that have trained so far; the others still have their initial models.
+      phases: is told how far the evaluation is.
+    """
+    row: Row = {}
+    for name, (evaluator, task, data, personal) in evaluations.items():
+        row["headline"] = task.headline
+        lower = is_lower_better(task.headline, task.lower_is_better)
+        row["headline_better"] = "lower" if lower else "higher"
+        if phases is None:
+            measured = evaluator(server, store)
+        else:
+            if not evaluator.known(server, store):
+                phases.send("compiling", program=name)
+            on_part = partial(phases.evaluating, name, evaluator.examples)
+            on_part(0)
+            measured = evaluator(server, store, on_part)
+        if not personal:  # the members are parts of one
+            measured = _joined(measured)
+        members = [  # who has something to measure: a text of one token has no next one
+            m for m in range(len(measured.examples)) if any(n[m] for _, n in measured.sums.values())
+        ]
+        figures = [_figures(measured, member, task, data) for member in members]
+        sizes = np.array([_units(data, measured.examples[m]) for m in members], np.float64)
+        clients = [measured.clients[m] for m in members]
+        groups = _groups(clients, seen) if personal else {"": np.ones(len(members), bool)}
+        if personal:
+            row |= {f"{name}_count{suffix}": int(own.sum()) for suffix, own in groups.items()}
+        # Several models see the same test set, but every client has a test of its own.
+        row[f"{name}_examples"] = int(sizes.sum() if name == "client" else sizes.max(initial=0))
+        for metric in figures[0] if figures else ():
+            values = np.array([one[metric] for one in figures], np.float64)
+            for suffix, own in groups.items():
+                if not own.any():
+                    continue
+                if name == "client":
+                    row |= {
+                        f"client_{metric}_{kind}{suffix}": finite_or_none(x)
+                        for kind, x in _spread(values[own], sizes[own], metric, task).items()
+                    }
+                    continue
+                pair = measured.sums.get(metric)  # a mean over examples is one over all of them
+                total, count = (x[members][own].sum() for x in pair) if pair else (0.0, 0.0)
+                joint = total / count if pair else values[own].mean()
+                row[f"{name}_{metric}{suffix}"] = finite_or_none(joint)
+            if personal and name != "client":
+                row[f"{name}_{metric}_std"] = finite_or_none(values.std())
+        if name == "client" and each:
+            names = figures[0] if figures else ()
+            row["client_tests"] = {"client": clients} | {
+                metric: [finite_or_none(one[metric]) for one in figures] for metric in names
+            }
+    return row
+
+
+def _groups(clients: Sequence[int], seen: Collection[int]) -> dict[str, np.ndarray]:
+    """Returns which clients are in each group, bool ``[clients]``, by the suffix of its fields."""
+    trained = np.isin(clients, list(seen))
+    return {"": np.ones(len(clients), bool), "_seen": trained, "_unseen": ~trained}
+
+
+def _spread(
+    values: np.ndarray, sizes: np.ndarray, metric: str, task: Task
+) -> dict[str, float | np.floating]:
+    """Returns the figures of one metric over clients, whose tests have ``sizes`` examples."""
+    return {
+        "mean": values.mean(),
+        "weighted": np.average(values, weights=sizes),
+        "std": values.std(),
+        "worst": worst(values, metric, task.lower_is_better),
+    }
+
+
+def _units(data: Dataset, rows: np.ndarray) -> int:
+    """Returns how many examples there are; windows of one question or text count once."""
+    return len(np.unique(data.meta["unit"][rows])) if "unit" in data.meta else len(rows)
+
+
+def _joined(measured: Measured) -> Measured:
+    """Returns the measurements of several members as those of one."""
+    rows = np.concatenate(measured.examples)
+    order = np.argsort(rows, kind="stable")
+    names = measured.predictions[0]
+    said = {n: np.concatenate([p[n] for p in measured.predictions])[order] for n in names}
+    sums = {
+        n: (total.sum(keepdims=True), count.sum(keepdims=True))
+        for n, (total, count) in measured.sums.items()
+    }
+    return Measured(measured.clients[:1], sums, [rows[order]], [said])
+
+
+def _figures(measured: Measured, member: int, task: Task, data: Dataset) -> dict[str, float]:
+    """Returns all metrics of one member: means over its examples, and the task's score."""
+    means = {
+        name: float(total[member] / count[member]) if count[member] else math.nan
+        for name, (total, count) in measured.sums.items()
+    }
+    if task.score is None:
+        return means
+    own = data.take(measured.examples[member])
+    return means | task.score(means, measured.predictions[member], own)

@@ -1,0 +1,241 @@
+"""Live progress of a run: the events that ``simulate`` sends, and displays of them.
+
+``simulate`` calls ``on_phase`` with a :class:`Phase` at the beginning of whatever takes time. A
+display is a function of these events: :func:`phase_display` makes the one of Python and notebooks,
+:mod:`fedjax_peft.cli.console` has the one of the command line.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol, Self
+
+from fedjax_peft.rows import Row
+
+__all__ = ["Display", "Phase", "PhaseName", "Phases", "describe", "duration", "phase_display"]
+
+PhaseName = Literal[
+    "reading", "loading", "starting", "compiling", "training", "evaluating", "saving", "finished"
+]
+
+
+class Phase(NamedTuple):
+    """What a run begins to do now. ``simulate`` gives one to ``on_phase`` at every such moment.
+
+    A round sends ``training``, then ``evaluating`` where it is evaluated (again after every part of
+    the examples), then ``saving`` where a checkpoint is written. ``compiling`` comes before any of
+    them that needs a new program.
+    """
+
+    name: PhaseName
+    """``reading`` (and tokenizing the data) and ``loading`` (the model) come from a config only,
+    before ``simulate`` is called. ``starting`` comes once, before the first program is compiled,
+    and ``finished`` once, at the end. A run that an exception ends sends no ``finished``."""
+    round_index: int
+    """The communication round, from 1; 0 is the evaluation before training."""
+    rounds: int
+    """Communication rounds of the whole run."""
+    done: int = 0
+    """``evaluating``: examples that are evaluated already (one counts once for every model)."""
+    total: int = 0
+    """``evaluating``: all examples of this evaluation."""
+    seconds_left: float | None = None
+    """Estimate for the rest of the run, from this process's rounds without compilation; None until
+    a round is over."""
+    details: Mapping[str, Any] = MappingProxyType({})
+    """``starting``: ``algorithm``, ``clients``, ``clients_per_round``, ``parameters`` (by kind),
+    ``train_examples``, ``test_examples``, ``evaluations`` (name -> examples, one counted once for
+    every model), ``eval_every``, ``estimate``
+    (an :class:`fedjax_peft.simulation.estimate.Estimate`),
+    ``device``, ``out`` and ``resumed_from`` (a round, or None). ``compiling``: ``program``, "round"
+    or the name of an evaluation ("test", "global_test", "client"). ``evaluating``: ``evaluation``,
+    that name. ``finished``: ``stopped``, why the run ended before its last round, or None."""
+
+
+class Display(Protocol):
+    """A display of phases; a call shows an event."""
+
+    def __call__(self, phase: Phase) -> None:
+        """Shows what the run begins to do."""
+
+    def hidden(self) -> AbstractContextManager[None]:
+        """Returns a context in which others may print."""
+
+    def close(self) -> None:
+        """Leaves the last state on the screen and ends the display."""
+
+
+class Phases:
+    """Sends the events of one run to ``on_phase`` and to the display, and estimates its end.
+
+    A context: the display ends with the block.
+    """
+
+    def __init__(
+        self,
+        rounds: int,
+        on_phase: Callable[[Phase], None] | None,
+        show: bool | Literal["auto"],
+    ):
+        self._rounds = rounds
+        self._display = phase_display(show)
+        self._listeners = [f for f in (on_phase, self._display) if f is not None]
+        self._seconds: list[float] = []
+        self._round = 0
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the display."""
+        if self._display is not None:
+            self._display.close()
+
+    def send(
+        self,
+        name: PhaseName,
+        round_index: int | None = None,
+        *,
+        done: int = 0,
+        total: int = 0,
+        **details: Any,
+    ) -> None:
+        """Sends an event; without ``round_index`` it belongs to the round of the one before."""
+        self._round = self._round if round_index is None else round_index
+        left = None
+        if self._seconds:
+            to_do = self._rounds - self._round + (name in ("training", "compiling"))
+            left = to_do * sum(self._seconds) / len(self._seconds)
+        phase = Phase(name, self._round, self._rounds, done, total, left, details)
+        for listener in self._listeners:
+            listener(phase)
+
+    def evaluating(self, evaluation: str, total: int, done: int) -> None:
+        """Sends how many of the ``total`` examples of an evaluation are done."""
+        self.send("evaluating", done=done, total=total, evaluation=evaluation)
+
+    def took(self, seconds: float) -> None:
+        """Notes how long a round took, without compilation."""
+        self._seconds.append(seconds)
+
+    def apart(self, on_round: Callable[[Row], Any] | None) -> Callable[[Row], Any] | None:
+        """Returns ``on_round`` so that what it prints does not run into the display."""
+        display = self._display
+        if display is None or on_round is None:
+            return on_round
+
+        def call(row: Row) -> Any:
+            with display.hidden():
+                return on_round(row)
+
+        return call
+
+
+def phase_display(show: bool | Literal["auto"]) -> Display | None:
+    """Returns the display of a run in Python or a notebook, which writes to stderr; None for none.
+
+    Args:
+      show: ``"auto"`` shows a line that is rewritten in a terminal or notebook, and nothing
+        elsewhere; True shows plain lines elsewhere; False shows nothing.
+    """
+    if show is False:
+        return None
+    if sys.stderr.isatty() or _in_notebook():
+        return _Bar()
+    return _Lines() if show is True else None
+
+
+def describe(phase: Phase) -> str:
+    """Returns a phase in a few words, such as ``evaluating test 128 of 400``."""
+    if phase.name == "reading":
+        return "reading and tokenizing the data"
+    if phase.name == "loading":
+        return "loading the model"
+    if phase.name == "compiling":
+        program = phase.details.get("program", "round")
+        return f"compiling ({program})"
+    if phase.name == "evaluating":
+        return f"evaluating {phase.details.get('evaluation', '')} {phase.done} of {phase.total}"
+    if phase.name == "training":
+        return f"training round {phase.round_index} of {phase.rounds}"
+    if phase.name == "finished":
+        stopped = phase.details.get("stopped")
+        return f"stopped: {stopped}" if stopped else "finished"
+    return phase.name
+
+
+def _in_notebook() -> bool:
+    """Returns whether a Jupyter kernel runs this process (a terminal's IPython has none)."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+class _Bar:
+    """One line over the rounds that is rewritten, by tqdm."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def __call__(self, phase: Phase) -> None:
+        from tqdm import tqdm
+
+        if self._bar is None:
+            text = "{desc} |{bar:24}| {n_fmt}/{total_fmt} rounds [{elapsed}{postfix}]"
+            name = phase.details.get("algorithm", "run")
+            self._bar = tqdm(desc=name, total=phase.rounds, bar_format=text, file=sys.stderr)
+        # A phase opens with its round still to be done, but for what follows the training.
+        before = phase.name in ("starting", "training", "compiling")
+        self._bar.n = max(phase.round_index - before, 0)
+        self._bar.set_postfix_str(describe(phase) + _left(phase), refresh=True)
+
+    def hidden(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._bar is None else self._cleared()
+
+    @contextmanager
+    def _cleared(self) -> Iterator[None]:
+        self._bar.clear()
+        try:
+            yield
+        finally:
+            self._bar.refresh()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class _Lines:
+    """Plain lines: one for every phase that takes time, at most one in five seconds."""
+
+    SECONDS = 5.0
+
+    def __init__(self) -> None:
+        self._shown = -self.SECONDS
+
+    def __call__(self, phase: Phase) -> None:
+        always = phase.name in ("starting", "compiling", "finished")
+        now = time.monotonic()
+        if always or now - self._shown >= self.SECONDS:
+            self._shown = now
+            print(f"fedjax_peft: {describe(phase)}{_left(phase)}", file=sys.stderr, flush=True)
+
+    def hidden(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def close(self) -> None:
+        pass
+
+
+def _left(phase: Phase) -> str:
+    if phase.seconds_left is None or phase.name == "finished":
+        return ""
+    return f", {duration(phase.seconds_left)} left"
+
+
+def duration(seconds: float) -> str:
+    """Returns seconds in words: ``12 s``, ``3 min 05 s``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -1,0 +1,306 @@
+"""A run on disk: config, environment, metrics, TensorBoard mirror, checkpoints."""
+
+import contextlib
+import json
+import platform
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+import safetensors.numpy
+import tomli_w
+from safetensors import SafetensorError, safe_open
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.files import read_text, replace_file
+from fedjax_peft.nested import flatten
+from fedjax_peft.rows import Row, append_metrics, read_metrics, truncate_metrics
+from fedjax_peft.simulation import lock
+from fedjax_peft.simulation.checkpoint import Checkpoints
+from fedjax_peft.simulation.lock import RunLock
+from fedjax_peft.simulation.tensorboard import EventWriter, tag
+from fedjax_peft.typing import Params
+
+__all__ = [
+    "Record",
+    "config_text",
+    "device_name",
+    "environment",
+    "read_config",
+    "read_params",
+    "remove_run",
+    "write_config",
+]
+
+_PARAMS = "params.safetensors"
+_PACKAGES = ("fedjax_peft", "jax", "jaxlib", "flax", "optax", "transformers", "numpy")
+
+
+class Record:
+    """Where rows of metrics go: memory, and a run directory if there is one."""
+
+    def __init__(self, out: Path | None, on_round: Callable[[Row], Any] | None):
+        self.rows: list[Row] = []
+        self.out = out
+        self._on_round = on_round
+        self.checkpoints: Checkpoints | None = None
+        self._lock: RunLock | None = None
+        self._tensorboard: EventWriter | None = None
+
+    @classmethod
+    def open(
+        cls,
+        out: str | Path | None,
+        resume: bool,
+        config: Mapping[str, Any],
+        on_round: Callable[[Row], Any] | None = None,
+    ) -> "Record":
+        """Opens a run directory; ``config`` is written only to a new one.
+
+        Raises:
+          InputError: a directory that holds a run, without ``resume``; ``resume`` with a config
+            that differs (more ``rounds`` may be asked for); or another process runs in it.
+        """
+        if out is None:
+            if resume:
+                raise InputError("resume=True needs the run directory, out=...")
+            return cls(None, on_round)
+        out = Path(out)
+        try:
+            str(out.resolve()).encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"The directory {str(out)!r} has a name that is not UTF-8, in which no checkpoint"
+                " can be written: choose another one with --out."
+            ) from None
+        config_file = out / "config.toml"
+        holds = out.exists() and (
+            not out.is_dir() or any(f.name != lock.NAME for f in out.iterdir())
+        )
+        if holds and not config_file.exists() and not resume:
+            raise InputError(f"{out} exists and is no run: choose another directory with --out.")
+        out.mkdir(parents=True, exist_ok=True)
+        record = cls(out, on_round)
+        record._lock = RunLock.take(out)
+        try:
+            record._begin(resume, config)
+        except BaseException:
+            record.close()
+            raise
+        return record
+
+    def _begin(self, resume: bool, config: Mapping[str, Any]) -> None:
+        """Writes what a run begins with, or reads what it has come to."""
+        assert self.out is not None
+        out, config_file = self.out, self.out / "config.toml"
+        if config_file.exists():
+            if not resume:
+                raise InputError(
+                    f"{out} already holds a run: continue it with --resume (in Python resume=True),"
+                    " replace it with --overwrite, or choose another directory with --out."
+                )
+            _check_same(config_file, config)
+        replace_file(
+            out / "environment.json", (json.dumps(environment(), indent=2) + "\n").encode()
+        )
+        write_config(config_file, config)
+        self.checkpoints = Checkpoints(out / "checkpoints")
+        if (out / "metrics.jsonl").exists():
+            self.rows = read_metrics(out / "metrics.jsonl")
+
+    def __enter__(self) -> Self:
+        """Returns the record; it is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the record."""
+        self.close()
+
+    def rewind(self, number: int | None) -> None:
+        """Forgets every row after round ``number`` (all rows if None): they will be made again."""
+        last = -1 if number is None else number
+        self.rows = [row for row in self.rows if row["round"] <= last]
+        if self.out is None:
+            return
+        metrics = self.out / "metrics.jsonl"
+        if metrics.exists():
+            truncate_metrics(metrics, last)
+        self._tensorboard = EventWriter(self.out / "tensorboard", first_step=last + 1)
+
+    def add(self, row: Row) -> Any:
+        """Records the row of a round; returns what ``on_round`` says."""
+        self._write(row)
+        return None if self._on_round is None else self._on_round(row)
+
+    def amend(self, row: Row) -> None:
+        """Replaces the last row, which has gained fields; nobody is called."""
+        before = self.rows.pop()
+        assert before["round"] == row["round"]
+        if self.out is not None:
+            truncate_metrics(self.out / "metrics.jsonl", row["round"] - 1)
+        self._write({**row})
+
+    def _write(self, row: Row) -> None:
+        """Keeps a row in memory, and on disk where there is a run directory."""
+        self.rows.append(row)
+        if self.out is not None:
+            assert self._tensorboard is not None
+            append_metrics(self.out / "metrics.jsonl", row)
+            for name, value in row.items():
+                if isinstance(value, int | float) and name != "round":
+                    self._tensorboard.add_scalar(tag(name), value, row["round"])
+            self._tensorboard.flush()
+
+    def save_params(self, params: Params, labels: Sequence[str]) -> None:
+        """Writes the global model's trainable leaves, so that others can read them plainly."""
+        assert self.out is not None
+        arrays = {name: np.asarray(value) for name, value in params.items()}
+        metadata = {"labels": json.dumps(list(labels))}
+        replace_file(self.out / _PARAMS, safetensors.numpy.save(arrays, metadata))
+
+    def close(self) -> None:
+        """Flushes and closes what is open, the checkpoints even if the other files cannot be."""
+        with contextlib.ExitStack() as stack:
+            if self._lock is not None:
+                stack.callback(self._lock.release)
+            if self.checkpoints is not None:
+                stack.callback(self.checkpoints.close)
+            if self._tensorboard is not None:
+                stack.callback(self._tensorboard.close)
+
+
+def environment() -> dict[str, Any]:
+    """Returns versions, device and commit: what a number may depend on beside the config."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: metadata.version(name) for name in _PACKAGES},
+        "device": device_name(),
+        "commit": _commit(),
+    }
+
+
+def device_name() -> str:
+    """Returns how many devices of which kind there are."""
+    device = jax.devices()[0]
+    return f"{len(jax.devices())} x {device.device_kind} ({device.platform})"
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Writes a config as TOML.
+
+    A lone surrogate, which no file in UTF-8 can hold, becomes a question mark.
+    """
+    replace_file(path, config_text(config).encode(errors="replace"))
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """Returns a config as TOML, which has no null: keys whose value is None are left out."""
+    return tomli_w.dumps(_without_none(config))
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Returns the config of a run directory.
+
+    Raises:
+      InputError: no run, or a damaged one.
+    """
+    path = directory / "config.toml"
+    try:
+        return tomllib.loads(read_text(path))
+    except OSError:
+        raise InputError(f"{directory} is not a run directory: it has no config.toml.") from None
+    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
+        raise InputError(f"{path} is not valid TOML: {error}.") from None
+
+
+def read_params(directory: Path) -> tuple[Params, tuple[str, ...]]:
+    """Returns the global model's trainable leaves and label names.
+
+    Raises:
+      InputError: a run without a checkpoint yet, or a damaged file.
+    """
+    path = directory / _PARAMS
+    if not path.exists():
+        raise InputError(
+            f"{directory} has no {_PARAMS} yet: the run has not reached its first checkpoint."
+            " Continue it with --resume."
+        )
+    try:
+        with safe_open(path, framework="flax") as file:
+            names = json.loads(file.metadata()["labels"])
+            return {key: file.get_tensor(key) for key in file.keys()}, tuple(names)  # noqa: SIM118
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} is damaged: {error}.") from None
+
+
+def remove_run(out: Path) -> None:
+    """Removes a run directory, and nothing that is not one.
+
+    Raises:
+      InputError: a directory that is not a run, or in which a process runs.
+    """
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise InputError(
+            f"{out} is a file, and a run is a directory: choose another one with --out."
+        )
+    if any(out.iterdir()) and not (out / "config.toml").exists():
+        raise InputError(f"{out} is not a run directory, so --overwrite does not remove it.")
+    with RunLock.take(out):
+        # The config last: what an interruption leaves is still known to be a run.
+        for path in sorted(out.iterdir(), key=lambda path: path.name == "config.toml"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != lock.NAME:
+                path.unlink()
+    if not out.is_symlink():  # a link stays, and so does the directory that it leads to
+        with contextlib.suppress(OSError):  # such as a mounted disk
+            out.rmdir()
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(v) for v in value]
+    return value
+
+
+def _check_same(path: Path, config: Mapping[str, Any]) -> None:
+    before = flatten(read_config(path.parent))
+    now = flatten(_without_none(config))
+    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    if "rounds" in changed and now.get("rounds", 0) > before.get("rounds", 0):
+        changed.remove("rounds")
+    # A stop rule says when to end, as rounds do; it may be another one.
+    changed = [key for key in changed if key.partition(".")[0] != "stop"]
+    if changed:
+        was = "; ".join(f"{k} was {before.get(k)!r}, is {now.get(k)!r}" for k in changed)
+        raise InputError(
+            f"{path.parent} was run with another config: {was}. Only more rounds can be asked of a"
+            " resumed run; start a new one with --out."
+        )
+
+
+def _commit() -> str | None:
+    """The commit of the source checkout, None for an installed package."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,156 @@
+"""``Run``: what a simulation has learned."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from fedjax_peft import tree
+from fedjax_peft.models.base import Model
+from fedjax_peft.rows import Row, headline, seen_clients
+from fedjax_peft.simulation.client_models import (
+    check_clients,
+    check_format,
+    check_global,
+    client_leaves,
+    untrained_note,
+)
+from fedjax_peft.typing import Algorithm, Params, PyTree
+
+__all__ = ["Run", "global_leaves", "learned_leaves"]
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """The result of :func:`simulate`: what was learned, and one row of metrics a round."""
+
+    model: Model
+    algorithm: Algorithm
+    params: Params
+    """All trainable leaves of the global model (private ones at their initial values)."""
+    private: PyTree
+    """What the clients keep, such as their private leaves, ``[clients, ...]``."""
+    server: PyTree
+    """The server's state."""
+    metrics: list[Row]
+    out: Path | None = None
+    client_ranks: Sequence[int] | None = None
+    """As given to :func:`simulate`."""
+    max_length: int | None = None
+    """Tokens that a text was cut and padded to; None if the data are no texts."""
+
+    @property
+    def trained(self) -> Model:
+        """The global model as it is now, to go on from: its leaves start where this run ended."""
+        return _shifted(self.model, self.algorithm, self.server).replace(trainable=self.params)
+
+    def client_params(self, client: int) -> Params:
+        """Returns the trainable leaves of one client's model."""
+        one = tree.take(self.private, client)
+        return client_leaves(
+            self.algorithm, self.params, self.server, one, self.client_ranks, client
+        )
+
+    def plot(self, x: Literal["round", "bytes", "simulated_seconds"] = "round") -> Any:
+        """Returns a matplotlib figure of the test score (accuracy, F1) against ``x``."""
+        from fedjax_peft.report.plots import curves
+
+        return curves({self.algorithm.name: self.metrics}, x)
+
+    def export(
+        self,
+        directory: str | Path,
+        *,
+        format: Literal["peft", "adapterhub", "merged"] = "peft",
+        client: int | None = None,
+        overwrite: bool = False,
+    ) -> Path:
+        """Writes an adapter and its head; see :func:`fedjax_peft.peft.export.export`.
+
+        Args:
+          directory: new, empty, or with an export of exactly the same content.
+          format: ``peft`` (Hugging Face PEFT), ``adapterhub``, or ``merged``: a plain checkpoint.
+          client: whose model, in a run that keeps something private; by default the global model.
+          overwrite: also replace an export of other content in the directory.
+
+        Raises:
+          InputError: a method that the format cannot hold; no such client; no ``client`` although
+            some leaves are private, or a ``client`` although none are; or a directory that holds
+            anything else.
+        """
+        from fedjax_peft.peft.export import export
+
+        check_format(format, moved=self.algorithm.server.shift is not None)
+        params = self._params_of(client)
+        model = self.model.replace(frozen=self.trained.frozen)
+        return export(model, params, directory, format=format, overwrite=overwrite)
+
+    def predict(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        client: int | None = None,
+    ) -> np.ndarray:
+        """Returns the logits of texts, ``[texts, classes]``.
+
+        Texts are cut and padded as in the run.
+
+        Args:
+          texts: n of them.
+          pairs: n second texts, for a task on pairs.
+          client: whose model predicts, in a run that keeps something private; by default the
+            global model.
+
+        Raises:
+          InputError: a model without a tokenizer; no such client; or no ``client`` although some
+            leaves are private, or a ``client`` although none are.
+        """
+        from fedjax_peft.inference import predict
+
+        length = {} if self.max_length is None else {"max_length": self.max_length}
+        return predict(self.trained, self._params_of(client), texts, pairs, **length)
+
+    def _params_of(self, client: int | None) -> Params:
+        """Returns the trainable leaves of a client's model, or of the global one."""
+        if client is None:
+            advice = f"Choose a client's model: client=0 to client={self._clients - 1}."
+            check_global(self.model, self.algorithm, advice)
+            return self.params
+        check_clients([client], self.private)
+        if note := untrained_note([client], seen_clients(self.metrics)):
+            warnings.warn(note[0].upper() + note[1:], stacklevel=3)
+        return self.client_params(client)
+
+    @property
+    def _clients(self) -> int:
+        """How many clients keep something."""
+        return next((len(x) for x in jax.tree.leaves(self.private)), 0)
+
+    def __repr__(self) -> str:
+        judged = headline(self.metrics)
+        last = next((r for r in reversed(self.metrics) if f"test_{judged}" in r), None)
+        result = f", test {judged} {last[f'test_{judged}']:.4f}" if last else ""
+        return f"Run({self.algorithm.name}: {max(len(self.metrics) - 1, 0)} rounds{result})"
+
+
+def global_leaves(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
+    """Returns all trainable leaves of the global model; private ones have initial values."""
+    return {**model.trainable, **algorithm.server.model(server)}
+
+
+def learned_leaves(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
+    """Returns the global leaves, and those of the frozen tree that the server has moved."""
+    frozen = _shifted(model, algorithm, server).frozen
+    moved = [name for name, x in frozen.items() if x is not model.frozen[name]]
+    return {**global_leaves(model, algorithm, server), **tree.select(frozen, moved)}
+
+
+def _shifted(model: Model, algorithm: Algorithm, server: PyTree) -> Model:
+    """Returns the model with what the server has added to its frozen leaves."""
+    shift = algorithm.server.shift
+    return model if shift is None else model.shifted(shift(server))

@@ -1,0 +1,375 @@
+"""The command line, end to end, on a tiny checkpoint and tiny texts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedjax_peft import algorithms, assets, testing
+from fedjax_peft.cli import main as cli
+from fedjax_peft.data import DATASETS
+
+CONFIG = """
+rounds = 2
+clients_per_round = 2
+batch_size = 8
+local_steps = 2
+checkpoint_every = 1
+
+[model]
+name = "{root}/model"
+
+[data]
+name = "{root}/data"
+max_length = 12
+
+[partition]
+name = "dirichlet"
+clients = 6
+alpha = 1.0
+
+[peft]
+rank = 2
+
+[optimizer]
+learning_rate = 3e-3
+"""
+
+CONFIGS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.toml"))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A folder with a model, data and a config."""
+    root = tmp_path_factory.mktemp("project")
+    testing.write_tiny_checkpoint(root / "model")
+    testing.write_tiny_texts(root / "data", train=80, test=40)
+    (root / "config.toml").write_text(CONFIG.format(root=root))
+    return root
+
+
+@pytest.fixture(scope="module")
+def finished(project):
+    """A finished run of that config, with a two-method comparison beside it."""
+    assert cli.main(["run", str(project / "config.toml"), "--out", str(project / "run")]) == 0
+    return project / "run"
+
+
+def fails(capsys, *arguments: str) -> str:
+    """Returns the one paragraph that a bad call prints; checks its form."""
+    assert cli.main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("fedjax-peft: ")
+    assert "Traceback" not in captured.err
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_run_leaves_a_complete_directory(finished):
+    """Config, environment, metrics, checkpoints, TensorBoard and the trained leaves."""
+    names = {p.name for p in finished.iterdir()}
+    assert names >= {
+        *("config.toml", "environment.json", "metrics.jsonl"),
+        *("checkpoints", "tensorboard", "params.safetensors"),
+    }
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [0, 1, 2]
+    assert json.loads((finished / "environment.json").read_text())["versions"]["jax"]
+
+
+def test_resolved_config_runs_again_to_the_same_result(finished, project):
+    """The recorded config is complete."""
+    again = project / "again"
+    assert cli.main(["run", str(finished / "config.toml"), "--out", str(again)]) == 0
+    first, second = (load_file(run / "params.safetensors") for run in (finished, again))
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name])
+    assert (again / "config.toml").read_text() == (finished / "config.toml").read_text()
+
+
+def test_methods_share_a_file(project, capsys):
+    """[methods.NAME] tables are runs of one comparison; overrides reach all of them."""
+    path = project / "both.toml"
+    path.write_text(
+        (project / "config.toml").read_text()
+        + '\n[methods.mean]\nname = "Mean"\n[methods.fra]\naggregator.name = "fra"\n'
+    )
+    out = project / "both"
+    assert cli.main(["run", str(path), "rounds=1", "--out", str(out), "seed=3"]) == 0
+    printed = capsys.readouterr().out
+    assert "Mean  round 1/1" in printed
+    assert "fra  round 1/1" in printed
+    assert (out / "mean" / "metrics.jsonl").exists()
+    assert cli.main(["report", str(out)]) == 0, "a folder of runs stands for all of them"
+    assert (out / "report.html").exists()
+    assert "seed = 3" in (out / "fra" / "config.toml").read_text()
+
+
+def test_report(finished, capsys):
+    """A table and a page."""
+    assert cli.main(["report", str(finished)]) == 0
+    assert "run" in capsys.readouterr().out
+    assert (finished / "report.html").read_text().startswith("<!")
+    assert (finished / "accuracy_vs_round.svg").read_text().startswith("<?xml")
+
+
+def test_predict_keeps_order_and_agrees_with_the_run(finished, tmp_path):
+    """One line out for each line in."""
+    lines = [{"text": "w9 w10 w11"}, {"text": ""}, {"text": "w40 " * 50}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "out.jsonl"
+    arguments = ["--input", str(tmp_path / "in.jsonl"), "--output", str(out)]
+    assert cli.main(["predict", str(finished), *arguments]) == 0
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(answers) == 3
+    for answer in answers:
+        assert answer["label"] == f"class {int(np.argmax(answer['logits']))}"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{", "line 2 is not JSON"),
+        ('{"txt": "w1"}', 'line 2 is not an object with a string "text"'),
+        ('{"text": "w1", "text_pair": "w2"}', 'line 2: either all lines have a "text_pair"'),
+        ('["w1"]', "line 2 is not an object"),
+    ],
+)
+def test_predict_names_the_bad_line(finished, tmp_path, capsys, line, complaint):
+    """Nothing is written."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"text": "w1"}\n' + line + "\n")
+    error = fails(capsys, "predict", str(finished), "--input", str(source), "--output", str(target))
+    assert complaint in error
+    assert not target.exists()
+
+
+def test_export(finished, tmp_path):
+    """A directory that Hugging Face PEFT reads (its parity is tested with the peft package)."""
+    assert (
+        cli.main(["export", str(finished), "--format", "peft", "--out", str(tmp_path / "a")]) == 0
+    )
+    assert {p.name for p in (tmp_path / "a").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "labels.json",
+    }
+
+
+def test_bench_prints_one_json_object(capsys):
+    """With the keys that it promises."""
+    shape = ["layers=1", "hidden=16", "heads=2", "ffn=16", "vocab=32", "length=4", "batch=2"]
+    more = ["clients=3", "steps=2", "rank=2", "lanes=2", "repeats=1"]
+    assert cli.main(["bench", *shape, *more, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "bench  timing round 1 of 1\n" in captured.err, "a sign of life, beside the result"
+    result = json.loads(captured.out)
+    assert result.keys() >= {
+        *("client_steps_per_s", "compile_s", "lanes", "slot_utilisation"),
+        *("peak_memory_mb", "device"),
+    }
+    assert result["lanes"] == 2
+    assert result["slot_utilisation"] == pytest.approx(3 / 4)
+
+
+def test_list_and_assets(capsys):
+    """Everything that a config can name."""
+    assert cli.main(["list"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("minilm-l6", "20newsgroups", "lora", "mean", "fra", "iid", "pooled", "fedbf"):
+        assert name in printed
+    for name in algorithms.__all__:
+        (line,) = [x for x in printed.splitlines() if x.split()[:1] == [name] and "  " in x][:1]
+        assert len(line) > 30
+    for name, source in DATASETS.items():  # each with what is needed to get it
+        _, own = printed.split(f"\n  {name} ", 1)
+        assert own.lstrip().startswith(source.description)
+        wanted = [source.hub, source.download, *source.parts]
+        assert all(text in own[:900] for text in wanted if text), name
+    assert cli.main(["assets"]) == 0
+    assert "not fetched" in capsys.readouterr().out
+
+
+def test_bad_asset(capsys, monkeypatch):
+    """An unknown name, and a download whose checksum differs."""
+    assert "minilm-l6" in fails(capsys, "assets", "minilm")
+    monkeypatch.setattr(
+        assets, "fetch", lambda name: (_ for _ in ()).throw(assets.InputError("checksum differs"))
+    )
+    assert "checksum differs" in fails(capsys, "assets", "minilm-l6")
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("rouds=3", "Did you mean 'rounds'"),
+        ("peft.rnk=3", "Did you mean 'rank'"),
+        ("peft.init=svg", "'kaiming', 'gaussian' or 'svd'"),
+        ("peft.name=lara", "Did you mean 'lora'"),
+        ("algorithm.name=fedavgg", "Did you mean 'fedavg'"),
+        ("rounds=0", "rounds = 0 must be a positive whole number"),
+        ("rounds=two", "'rounds' cannot be 'two'"),
+        ("clients_per_round=7", "more than the 6 clients"),
+        ("partition.clients=81", "80"),
+        ("partition.alpha=0", "alpha"),
+        ("peft.rank=33", "above the smaller side"),
+        ("peft.targets=['querry']", "'query'"),
+        ("model.name=/nowhere", "no model directory '/nowhere'"),
+        ("data.name=newsgroups", "20newsgroups"),
+        ("lanes=0", "lanes = 0"),
+        ("optimizer.learning_rate='fast'", "learning_rate"),
+    ],
+)
+def test_bad_config(project, capsys, override, complaint):
+    """One clear paragraph, exit code 2, and no run directory left behind."""
+    out = project / "bad"
+    error = fails(capsys, "run", str(project / "config.toml"), override, "--out", str(out))
+    assert complaint in error
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaints"),
+    [
+        (["algorithm.name=fedmcp"], ["dual()"]),
+        (["algorithm.name=fedmcp", "peft={name='dual', size=2}"], ["two_classifiers"]),
+        (["aggregator.name=fra", "peft={name='opendelta', size=2}"], ["'fra'", "LoRA"]),
+        (["algorithm.name=ffa", "peft={name='bitfit'}"], ["LoRA", "'fedavg'"]),
+        (["algorithm={name='fedrep', head='shared'}"], ["head of 'fedrep'", "'private'"]),
+        (["algorithm={name='fedper', head='shared'}"], ["head of 'fedper'", "'fedavg'"]),
+        (["algorithm.name=fedex", "client_ranks=[1, 2]"], ["'fedex'", "flora"]),
+        (["algorithm.name=centralised"], ["pooled"]),
+        (["algorithm.name=scaffold"], ["learning_rate"]),
+        (["algorithm={name='fedprox', mu=-1.0}"], ["mu = -1.0"]),
+        (["system=fedlt"], ["'fedlr'"]),
+        (["sampling=poison"], ["poisson"]),
+        (["failure_rate=1.5"], ["failure_rate"]),
+        (["diagnostics=['drift']"], ["variation"]),
+        (["diagnostics=['cka']"], ["dual()"]),
+    ],
+    ids=lambda x: x[0],
+)
+def test_what_does_not_go_together(project, capsys, overrides, complaints):
+    """Algorithms say what they need before anything is written."""
+    out = project / "bad"
+    config = str(project / "config.toml")
+    error = fails(capsys, "run", config, *overrides, "--out", str(out))
+    assert all(word in error for word in complaints)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("word", ["--nonsense", "nonsense"])
+def test_unknown_words(project, capsys, word):
+    """A word that is neither an option nor an override; options may follow overrides."""
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["run", str(project / "config.toml"), "rounds=1", "--resume", word])
+    assert exit_.value.code == 2
+    assert word in capsys.readouterr().err
+
+
+def test_existing_run_is_safe(finished, capsys):
+    """Without --resume or --overwrite nothing is touched."""
+    config = str(finished / "config.toml")
+    before = (finished / "metrics.jsonl").read_bytes()
+    assert "--resume" in fails(capsys, "run", config, "--out", str(finished))
+    error = fails(
+        capsys, "run", config, "--out", str(finished), "--resume", "peft.rank=1", "seed=9"
+    )
+    assert "peft.rank was 2, is 1" in error
+    assert "seed was 0, is 9" in error
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_overwrite_removes_only_runs(project, tmp_path, capsys):
+    """A directory of something else is never deleted."""
+    (tmp_path / "precious.txt").write_text("keep")
+    config = str(project / "config.toml")
+    fails(capsys, "run", config, "--out", str(tmp_path), "--overwrite")
+    assert (tmp_path / "precious.txt").read_text() == "keep"
+
+
+def test_outputs_that_cannot_be_written_are_named_before_the_work(finished, tmp_path, capsys):
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "w1"}')
+    (tmp_path / "file").write_text("")
+    for place in (
+        tmp_path,
+        tmp_path / "file" / "x",
+        tmp_path / "none" / "x",
+        tmp_path / ("x" * 300),
+    ):
+        error = fails(
+            capsys, "predict", str(finished), "--input", str(source), "--output", str(place)
+        )
+        assert str(place)[:60] in error
+    error = fails(capsys, "report", str(finished), "--out", str(tmp_path / "file"))
+    assert "cannot be written" in error
+    for endless in ("/dev/zero", "/dev/full"):
+        assert "is a device" in fails(capsys, "run", endless)
+
+
+def test_reports_and_predictions_need_a_run(tmp_path, capsys):
+    """A folder that is no run is named."""
+    assert str(tmp_path) in fails(capsys, "report", str(tmp_path))
+    assert str(tmp_path) in fails(capsys, "export", str(tmp_path), "--out", str(tmp_path / "x"))
+
+
+def test_help_is_quick_to_load():
+    """The command itself imports nothing heavy."""
+    code = (
+        "import sys, fedjax_peft.cli.main as c; c._parser();"
+        "print(sorted(m for m in ('jax', 'flax', 'transformers', 'datasets') if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("chosen", [None, "elsewhere"])
+def test_compiled_programs_are_kept_where_the_user_says(tmp_path, monkeypatch, chosen):
+    """By default beside the other things that are fetched or made once."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    if chosen:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / chosen))
+    code = (
+        "import sys, jax; from fedjax_peft.cli import main as cli; cli.main(sys.argv[1:]);"
+        "print(jax.config.jax_compilation_cache_dir)"
+    )
+    config = tmp_path / "config.toml"
+    config.write_text('[data]\nname = "sst2"\nsource = "nowhere"\n')
+    command = [sys.executable, "-c", code, "partition", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    expected = tmp_path / chosen if chosen else assets.cache_dir() / "xla"
+    assert done.stdout.splitlines()[-1:] == [str(expected)], done.stderr
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_experiment_configs_are_valid(path):
+    """Every committed config resolves."""
+    from fedjax_peft.config import config
+
+    for one in config.methods(config.load(path)).values():
+        assert config.resolve(one)["rounds"] > 0
+
+
+def test_overrides_reach_every_method():
+    """The command line has the last word, over a method's own table too."""
+    from fedjax_peft.config import config
+
+    raw = {"rounds": 1, "methods": {"a": {"rounds": 2}, "b": {"peft": {"rank": 3}}}}
+    given = ["rounds=5", "peft.rank=7", "methods.a.seed=4"]
+    a, b = config.methods(raw, given).values()
+    assert a == {"name": "a", "rounds": 5, "seed": 4, "peft": {"rank": 7}}
+    assert b == {"name": "b", "rounds": 5, "peft": {"rank": 7}}
+
+
+def test_demo_config_is_valid():
+    """Three methods, every key known."""
+    from fedjax_peft.config import config
+
+    raw = config.load(Path(cli.__file__).with_name("demo.toml"))
+    resolved = {name: config.resolve(one) for name, one in config.methods(raw).items()}
+    assert set(resolved) >= {"fedlr", "federa", "fra"}

@@ -1,0 +1,53 @@
+"""The completion scripts, as a shell uses them."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from fedjax_peft.cli import main as cli
+
+
+def completed(script: str, *words: str) -> set[str]:
+    """Returns what bash offers for the last one of the words."""
+    line = " ".join(f"'{word}'" for word in words)
+    code = f"{script}\nCOMP_WORDS=({line}) COMP_CWORD={len(words) - 1}\n"
+    code += '_shtab_fedjax_peft\nprintf "%s\\n" "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def bash():
+    """The script for bash."""
+    if shutil.which("bash") is None:
+        pytest.skip("no bash")
+    from fedjax_peft.cli.completion import script
+
+    return script(cli._parser(), "bash")
+
+
+def test_commands_options_and_keys(bash):
+    """All that can be typed."""
+    assert {"run", "report", "list"} <= completed(bash, "fedjax-peft", "")
+    assert completed(bash, "fedjax-peft", "ini") == {"init"}
+    assert completed(bash, "fedjax-peft", "run", "--dr") == {"--dry-run"}
+    assert completed(bash, "fedjax-peft", "run", "c.toml", "peft.ran") == {
+        "peft.rank=",
+        "peft.rank_pattern=",
+    }
+    assert completed(bash, "fedjax-peft", "export", "--format", "ada") == {"adapterhub"}
+
+
+def test_files(bash, tmp_path, monkeypatch):
+    """A config is a file."""
+    (tmp_path / "mine.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert completed(bash, "fedjax-peft", "run", "mi") == {"mine.toml"}
+
+
+@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+def test_other_shells(shell, capsys):
+    """They get a script."""
+    assert cli.main(["completion", shell]) == 0
+    assert "fedjax-peft" in capsys.readouterr().out

@@ -1,0 +1,132 @@
+"""What the command line shows of a run, in a terminal and elsewhere."""
+
+import time
+
+import optax
+import pytest
+import toy
+
+from fedjax_peft import testing
+from fedjax_peft.algorithms import fedavg
+from fedjax_peft.cli import console
+from fedjax_peft.cli import main as cli
+from fedjax_peft.rows import append_metrics
+from fedjax_peft.simulation.progress import Phase
+from fedjax_peft.simulation.simulate import simulate
+
+
+def run(**options):
+    """A run of four clients, two of them in a round."""
+    return simulate(
+        toy.model(),
+        fedavg(optax.sgd(0.1)),
+        toy.clients([7, 4, 12, 1]),
+        test=toy.dataset(20, seed=3),
+        rounds=2,
+        clients_per_round=2,
+        batch_size=4,
+        **options,
+    )
+
+
+def show(tmp_path, verbosity=0):
+    """A run on the screen."""
+    with console.screen(
+        "mine", "fedavg over lora", 2, tmp_path / "metrics.jsonl", verbosity=verbosity
+    ) as screen:
+        return run(on_phase=screen.on_phase, on_round=screen.on_round)
+
+
+def test_the_banner_foretells_the_first_round(tmp_path, capsys):
+    """Clients, parameters, device and out; steps and bytes are those of the first row."""
+    seen = []
+    result = run(on_phase=seen.append)
+    costs, row = seen[0].details["estimate"], result.metrics[1]
+    assert costs.clients == len(row["clients"]) == 2
+    assert (costs.bytes_up, costs.bytes_down) == (row["bytes_up"], row["bytes_down"])
+    assert costs.steps == row["steps"]
+    assert costs.memory["data"] == sum(x.nbytes for x in toy.dataset(24).columns.values())
+    text = console.banner("mine", "fedavg over lora", seen[0])
+    assert text.startswith("mine: fedavg over lora, 2 rounds\n")
+    for part in ("4, of which 2 in a round", "frozen", f"{costs.steps} local steps", "20 examples"):
+        assert part in text
+
+
+def test_plain_lines(tmp_path, capsys):
+    """The banner, the compilations, and a line for every round."""
+    show(tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("mine: fedavg over lora")
+    assert "mine  compiling (round)" in lines
+    assert [x for x in lines if "round 2/2" in x] == lines[-1:]
+    assert "training" not in lines[-1]
+
+
+@pytest.mark.parametrize(("verbosity", "lines"), [(-1, 0), (1, 1)])
+def test_quiet_and_verbose(tmp_path, capsys, verbosity, lines):
+    """Nothing at all, or what every round took."""
+    show(tmp_path, verbosity)
+    printed = capsys.readouterr().out
+    assert bool(printed) == bool(lines)
+    assert sum(" training 0." in line for line in printed.splitlines()) >= lines
+
+
+def test_a_terminal_has_a_bar(tmp_path, capsys, monkeypatch):
+    """With the metrics of the last round, and names that are no markup."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    with console.screen("[red]x", "fedavg", 2, tmp_path / "metrics.jsonl") as screen:
+        run(on_phase=screen.on_phase, on_round=screen.on_round)
+    printed = capsys.readouterr().out
+    assert "2/2" in printed
+    assert "[red]x" in printed
+    assert "loss" in printed
+
+
+def test_silence_is_broken(tmp_path, capsys, monkeypatch):
+    """A phase that lasts is named again and again; it ends with the run."""
+    monkeypatch.setattr(console, "SECONDS", 0.1)
+    with console.screen("mine", "", 3, tmp_path / "metrics.jsonl") as screen:
+        screen.on_phase(Phase("compiling", 1, 3, details={"program": "round"}))
+        screen.on_phase(Phase("training", 1, 3))
+        time.sleep(0.5)
+    signs = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" s")]
+    assert len(signs) >= 2
+    assert signs[0].startswith("mine  compiling (round), then training round 1 of 3, ")
+    time.sleep(0.2)
+    assert capsys.readouterr().out == ""
+
+
+def test_bytes_count_from_before_a_resume(tmp_path, capsys):
+    """Rows after the one that a run goes on from do not count: they are made again."""
+    row = {"bytes_up": 1_000_000, "bytes_down": 500_000}
+    for number in range(4):
+        append_metrics(tmp_path / "metrics.jsonl", {"round": number, **row})
+    with console.screen("mine", "", 3, tmp_path / "metrics.jsonl") as screen:
+        screen.on_round({"round": 2, **row})
+        screen.on_round({"round": 3, **row})
+    assert capsys.readouterr().out == "mine  round 2/3  4.5 MB\nmine  round 3/3  6.0 MB\n"
+
+
+CONFIG = """
+rounds = 2
+model = "model"
+data = { name = "data", max_length = 12 }
+partition = { name = "iid", clients = 4 }
+optimizer.learning_rate = 3e-3
+"""
+
+
+def test_a_dry_run_leaves_nothing(tmp_path, capsys, monkeypatch):
+    """The complete config and the banner; no program is compiled, and nothing is written."""
+    testing.write_tiny_checkpoint(tmp_path / "model")
+    testing.write_tiny_texts(tmp_path / "data", train=40, test=20)
+    (tmp_path / "c.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "c.toml", "--dry-run", "seed=7"]) == 0
+    printed = capsys.readouterr().out
+    assert "\nseed = 7\n" in printed
+    assert "\n[optimizer]\n" in printed
+    assert "c: fedavg over lora on model, data by iid, 2 rounds" in printed
+    assert "compiling" not in printed
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "data", "c.toml"}

@@ -1,0 +1,99 @@
+"""``run --explain`` and ``list``: what a key or a name means, read off the functions themselves."""
+
+import pytest
+
+from fedjax_peft import errors
+from fedjax_peft.cli import explain
+from fedjax_peft.cli import main as cli
+from fedjax_peft.config import config
+
+KEYS = config.all_keys()
+
+
+def test_every_key_says_what_it_means():
+    """Whoever adds an argument that a config can give documents it."""
+    assert len(KEYS) > 200
+    silent = [f"{key.dotted} of {key.owner.__name__}" for key in KEYS if not explain.meaning(key)]
+    assert silent == []
+    # A reference to another argument explains nothing.
+    assert [key.dotted for key in KEYS if explain.meaning(key).startswith("see ")] == []
+
+
+def test_every_key_has_a_type_and_a_default():
+    """In words, and nothing of Python's own notation."""
+    for key in KEYS:
+        text = f"{explain.type_text(key.kind)}, {explain.default_text(key.default)}"
+        assert not any(word in text for word in ("None", "typing", "Ellipsis", "True", "()")), text
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("rounds", ["rounds: whole number, must be given\n    communication rounds."]),
+        ("peft.rank", ["peft.rank: whole number, default 8 (of dora, lora)", "number of direc"]),
+        ("mu", ["(of fedprox)", "(of moon)", "(of fedmcp)"]),
+        ("data.columns", ["table of texts, none by default", "our column name"]),
+        ("client_ranks", ["list of whole numbers"]),
+        ("sampling", ['"uniform" or "size" or "poisson"', 'default "uniform"']),
+        ("client_holdout", ["kept out of training"]),  # a field's own text
+        ("peft.activation", ["(of houlsby)", "Hugging Face name"]),  # by reference
+        ("peft", ["  dora "]),
+        ("peft.name", ["  dora "]),
+        ("time", ["bandwidth_up"]),
+        ("algorithm.ditto", ["the strength of the pull"]),
+    ],
+)
+def test_explain(word, parts):
+    """A key by its whole or last name, or a table."""
+    text = explain.explain(word)
+    for part in parts:
+        assert part in text
+    assert "``" not in text
+    assert ":func:" not in text
+
+
+def test_explain_names_the_nearest_key():
+    """As every other error."""
+    with pytest.raises(errors.InputError, match="'rank'"):
+        explain.explain("rnk")
+
+
+def test_explain_needs_no_config(capsys):
+    """Like --help."""
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["run", "--explain", "peft.rank"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out.startswith("peft.rank: whole number, default 8")
+    assert cli.main(["run", "--explain", "rnk"]) == 2
+    assert "Did you mean 'rank'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "there", "not_there"),
+    [
+        (["algorithms"], ["  ditto "], ["  lora "]),
+        (["algorithm", "ditto"], ["lam: number, default 0.1", 'name = "ditto"'], ["fedavg"]),
+        (["algorithm", "drift"], ["SCAFFOLD"], ["ditto"]),
+        (["optimizers"], ["  adamw "], ["  ditto "]),
+        (["data", "film"], ["  sst2 "], ["  mrpc "]),
+        (["datasets", "film"], ["  sst2 "], ["  mrpc "]),
+        (["methods", "prompt_tuning"], ["tokens: whole number"], ["lora"]),
+        (["keys", "deadline"], ["deadline: number, none by default"], ["batch_size"]),
+        (["MiniLM"], ["minilm-l6"], ["sst2"]),
+    ],
+    ids=" ".join,
+)
+def test_list_can_be_filtered(capsys, words, there, not_there):
+    """By section, name, or a part of either."""
+    assert cli.main(["list", *words]) == 0
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in there), printed
+    assert not any(text in printed for text in not_there), printed
+
+
+def test_list_of_nothing_names_the_nearest(capsys):
+    """A misspelt name or section."""
+    assert cli.main(["list", "algorithm", "dito"]) == 2
+    assert "'ditto'" in capsys.readouterr().err
+    assert cli.main(["list", "algorythms"]) == 2
+    assert "'algorithm'" in capsys.readouterr().err

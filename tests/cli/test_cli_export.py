@@ -1,0 +1,378 @@
+"""Exports of finished runs, and a run that starts from one: the command line and ``Run``."""
+
+import json
+import shutil
+import textwrap
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.numpy import load_file
+from test_cli import CONFIG, fails
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from fedjax_peft import algorithms, attach, heads, load_tokenizer, lora, partition, testing
+from fedjax_peft.cli import main as cli
+from fedjax_peft.errors import InputError
+from fedjax_peft.inference import load_clients, load_trained, predict
+from fedjax_peft.models.hf import random_model
+from fedjax_peft.peft.export import export
+from fedjax_peft.peft.loading import describe
+from fedjax_peft.simulation.simulate import Run, simulate
+
+EXACT = {"rtol": 0, "atol": 1e-5}
+TEXTS = ["w9 w10 w11 w40", "w30", "w50 w51 w52 w53 w54"]
+CLASSES = 4
+
+# peft 0.21 asks transformers 5 for an attribute that it has renamed.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    root = tmp_path_factory.mktemp("project")
+    testing.write_tiny_checkpoint(root / "model")
+    testing.write_tiny_texts(root / "data", train=80, test=40)
+    (root / "config.toml").write_text(CONFIG.format(root=root))
+    return root
+
+
+def run(project, name, *overrides):
+    out = project / name
+    assert cli.main(["run", str(project / "config.toml"), *overrides, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def finished(project):
+    """A run with a global model."""
+    return run(project, "fedavg")
+
+
+@pytest.fixture(scope="module")
+def alone(project):
+    """A run whose clients keep everything; those who took part differ."""
+    return run(project, "local", "algorithm.name=local", "clients_per_round=4")
+
+
+def rows(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def logits(model, params):
+    return predict(model, params, TEXTS, max_length=12)
+
+
+def torch_logits(model, base):
+    encoded = AutoTokenizer.from_pretrained(base)(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return model.eval()(**encoded).logits.numpy()
+
+
+def peft_logits(project, adapter):
+    base = project / "model"
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=CLASSES)
+    return torch_logits(PeftModel.from_pretrained(model, adapter), base)
+
+
+def loaded_by(printed):
+    """Returns the logits of the model that the printed lines load, and checks its labels."""
+    names = {}
+    code = printed.partition("Load it in Python:\n")[2]
+    exec(textwrap.dedent(code), names)
+    model = names["model"]
+    assert model.config.id2label == {i: f"class {i}" for i in range(CLASSES)}
+    base = names["base"].config._name_or_path if "base" in names else model.config._name_or_path
+    return torch_logits(model, base)
+
+
+def files(directory):
+    return {p.relative_to(directory) for p in directory.rglob("*") if p.is_file()}
+
+
+# ---------------------------------------------------------------------------------------- formats
+
+
+def test_peft(project, finished, tmp_path, capsys):
+    out = tmp_path / "a"
+    assert cli.main(["export", str(finished), "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith(f"{out}\nLoRA of rank 2.\nLoad it in Python:\n")
+    np.testing.assert_allclose(loaded_by(printed.out), peft_logits(project, out), **EXACT)
+    model, params, _ = load_trained(finished)
+    expected = logits(model, params)
+    np.testing.assert_allclose(peft_logits(project, out), expected, **EXACT)
+
+
+def test_merged(finished, tmp_path, capsys):
+    out = tmp_path / "a"
+    assert cli.main(["export", str(finished), "--format", "merged", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{out}\nLoad it in Python:\n")
+    model, params, _ = load_trained(finished)
+    reference = AutoModelForSequenceClassification.from_pretrained(out)
+    np.testing.assert_allclose(torch_logits(reference, out), logits(model, params), **EXACT)
+    np.testing.assert_array_equal(loaded_by(printed), torch_logits(reference, out))
+    assert reference.config.id2label == {i: f"class {i}" for i in range(CLASSES)}
+
+
+# ---------------------------------------------------------------------------------------- clients
+
+
+def test_every_client(project, alone, tmp_path):
+    out = tmp_path / "new" / "clients"
+    assert cli.main(["export", str(alone), "--clients", "all", "--out", str(out)]) == 0
+    assert [p.name for p in sorted(out.iterdir())] == [f"client_{c:04d}" for c in range(6)]
+    run = load_clients(alone)
+    trained = {c for row in rows(alone)[1:] for c in row["clients"]}
+    assert 1 < len(trained) < 7
+    for client in range(6):
+        expected = logits(run.model, run.client_params(client))
+        got = peft_logits(project, out / f"client_{client:04d}")
+        np.testing.assert_allclose(got, expected, **EXACT)
+    weights = {
+        client: load_file(out / f"client_{client:04d}" / "adapter_model.safetensors")
+        for client in sorted(trained)
+    }
+    name = "base_model.model.classifier.weight"
+    assert len({x[name].tobytes() for x in weights.values()}) == len(trained)
+
+
+def test_some_clients_merged(alone, tmp_path):
+    arguments = ["export", str(alone), "--format", "merged", "--clients", "3,0"]
+    assert cli.main([*arguments, "--out", str(tmp_path / "a")]) == 0
+    assert [p.name for p in sorted((tmp_path / "a").iterdir())] == ["client_0000", "client_0003"]
+    run = load_clients(alone)
+    reference = AutoModelForSequenceClassification.from_pretrained(tmp_path / "a" / "client_0003")
+    np.testing.assert_allclose(
+        torch_logits(reference, tmp_path / "a" / "client_0003"),
+        logits(run.model, run.client_params(3)),
+        **EXACT,
+    )
+
+
+def test_adapterhub_with_a_shared_part(project, tmp_path, capsys):
+    """Adapters of the server, heads of the clients' own; PEFT cannot hold these adapters."""
+    given = ["peft={name='houlsby',size=4}", "algorithm.head=private", "rounds=1"]
+    out = run(project, "houlsby", *given)
+    arguments = ["export", str(out), "--clients", "all", "--out", str(tmp_path / "a")]
+    assert "Use 'adapterhub'" in fails(capsys, *arguments)
+    assert not any(tmp_path.iterdir())
+    capsys.readouterr()
+    assert cli.main([*arguments, "--format", "adapterhub"]) == 0
+    (taken,) = (row["clients"] for row in rows(out)[1:])
+    never = ", ".join(str(c) for c in range(6) if c not in taken)
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"fedjax-peft: clients {never} never trained in this run")
+    assert "adapters.init(model)" in printed.out
+    adapters, heads = (
+        {(tmp_path / "a" / f"client_{c:04d}" / name).read_bytes() for c in taken}
+        for name in ("adapter.safetensors", "model_head.safetensors")
+    )
+    assert (len(adapters), len(heads)) == (1, len(taken))
+
+
+def test_another_adapter_is_not_replaced_without_overwrite(finished, alone, tmp_path, capsys):
+    arguments = ["export", str(alone), "--client", "0", "--out", str(tmp_path / "a")]
+    assert cli.main(["export", str(finished), "--out", str(tmp_path / "a")]) == 0
+    assert cli.main(["export", str(finished), "--out", str(tmp_path / "a")]) == 0, "the same again"
+    before = {p: p.read_bytes() for p in (tmp_path / "a").iterdir()}
+    capsys.readouterr()
+    assert "already holds another export" in fails(capsys, *arguments)
+    assert {p: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
+    assert cli.main([*arguments, "--overwrite"]) == 0
+    assert {p: p.read_bytes() for p in (tmp_path / "a").iterdir()} != before
+
+
+def test_the_rank_of_an_svd_start_is_explained(tmp_path):
+    model = attach(testing.tiny_model(), lora(2, init="svd"))
+    said = describe(model, export(model, model.trainable, tmp_path / "a"), "peft")
+    assert said.startswith("LoRA of rank 4, trained with rank 2: the trained factors started from")
+
+
+def test_frozen_weights_that_a_run_in_bfloat16_has_moved_are_read_in_full(project):
+    out = run(project, "flora", "algorithm.name=flora", "model.dtype=bfloat16", "rounds=1")
+    model, params, _ = load_trained(out)
+    held = model.compute_frozen()
+    moved = {n for n, x in held.items() if x.ndim == 2 and x.dtype == jnp.float32}
+    assert moved == {n for n in held if n.endswith(("query.base.kernel", "value.base.kernel"))}
+    assert any(np.any(held[n] != held[n].astype(jnp.bfloat16)) for n in moved)
+    assert np.isfinite(logits(model, params)).all()
+
+
+# ------------------------------------------------------------------- the model of which client
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+@pytest.mark.parametrize("command", ["export", "predict"])
+def test_a_global_model_without_what_is_private_is_refused(alone, texts, tmp_path, capsys, command):
+    where = ["--out", str(tmp_path / "a")]
+    if command == "predict":
+        where = ["--input", str(texts), "--output", str(tmp_path / "a")]
+    error = fails(capsys, command, str(alone), *where)
+    assert "leaves are private to the clients, such as" in error
+    assert "--client 0, or --clients all" in error
+    assert not (tmp_path / "a").exists()
+
+
+def test_predictions_of_clients(alone, texts, tmp_path, capsys):
+    run = load_clients(alone)
+    arguments = ["predict", str(alone), "--input", str(texts), "--output"]
+    assert cli.main([*arguments, str(tmp_path / "all"), "--clients", "all"]) == 0
+    for client in range(6):
+        path = tmp_path / "all" / f"client_{client:04d}.jsonl"
+        got = [json.loads(line)["logits"] for line in path.read_text().splitlines()]
+        np.testing.assert_allclose(got, logits(run.model, run.client_params(client)), **EXACT)
+    trained = min(run.seen)
+    capsys.readouterr()
+    assert cli.main([*arguments, str(tmp_path / "one"), "--client", str(trained)]) == 0
+    assert capsys.readouterr().err == ""
+    same = tmp_path / "all" / f"client_{trained:04d}.jsonl"
+    assert (tmp_path / "one").read_bytes() == same.read_bytes()
+    assert "no client 9" in fails(capsys, *arguments, str(tmp_path / "b"), "--client", "9")
+
+
+def test_client_of_a_run_that_shares_everything(finished, texts, tmp_path, capsys):
+    arguments = ["predict", str(finished), "--input", str(texts), "--output", str(tmp_path / "a")]
+    assert "keeps nothing private" in fails(capsys, *arguments, "--client", "0")
+
+
+def test_one_client_in_its_own_directory(project, alone, tmp_path):
+    client = min(load_clients(alone).seen)
+    arguments = ["export", str(alone), "--client", str(client), "--out", str(tmp_path / "a")]
+    assert cli.main(arguments) == 0
+    run = load_clients(alone)
+    expected = logits(run.model, run.client_params(client))
+    np.testing.assert_allclose(peft_logits(project, tmp_path / "a"), expected, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("clients", "complaint"),
+    [
+        ("6", "There is no client 6: the run has 6, 0 to 5"),
+        ("0,-1", "There is no client -1"),
+        ("some", "'some' is neither 'all' nor numbers"),
+        ("", "'' is neither"),
+    ],
+)
+def test_clients_that_there_are_not(alone, tmp_path, capsys, clients, complaint):
+    error = fails(
+        capsys, "export", str(alone), f"--clients={clients}", "--out", str(tmp_path / "a")
+    )
+    assert complaint in error
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_run_without_private_leaves(finished, tmp_path, capsys):
+    arguments = ["export", str(finished), "--clients", "all", "--out", str(tmp_path / "a")]
+    assert "keeps nothing private" in fails(capsys, *arguments)
+    assert not any(tmp_path.iterdir())
+
+
+def test_export_changes_nothing_in_the_run(alone, tmp_path):
+    before = {p: p.stat().st_mtime_ns for p in sorted(alone.rglob("*")) if p.is_file()}
+    assert cli.main(["export", str(alone), "--clients=0", "--out", str(tmp_path / "a")]) == 0
+    assert {p: p.stat().st_mtime_ns for p in sorted(alone.rglob("*")) if p.is_file()} == before
+
+
+def test_unreadable_checkpoints(alone, tmp_path, capsys):
+    """The one before is taken; without any the run is named."""
+    out = shutil.copytree(alone, tmp_path / "damaged")
+    arguments = ["export", str(out), "--clients=0", "--out"]
+    older, newer = sorted((out / "checkpoints").iterdir(), key=lambda p: int(p.name))
+    empty(newer)
+    assert cli.main([*arguments, str(tmp_path / "a")]) == 0
+    empty(older)
+    assert "No checkpoint in" in fails(capsys, *arguments, str(tmp_path / "b"))
+    assert not (tmp_path / "b").exists()
+
+
+def empty(directory):
+    for path in directory.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+
+
+def test_in_python(tmp_path):
+    model = attach(testing.tiny_model(), lora(2))
+    private = {name: jnp.stack([x, x + 1, x + 2]) for name, x in model.trainable.items()}
+    metrics = [{"round": 0}, {"round": 1, "clients": [0, 2], "dropped": []}]
+    run = Run(model, algorithms.local(optax.adamw(1e-2)), model.trainable, private, {}, metrics)
+    for client in (0, 2):
+        out = run.export(tmp_path / str(client), client=client)
+        stored = load_file(out / "adapter_model.safetensors")["base_model.model.classifier.weight"]
+        np.testing.assert_array_equal(stored, model.trainable["classifier.kernel"].T + client)
+    with pytest.raises(InputError, match="no client 3"):
+        run.export(tmp_path / "x", client=3)
+    with pytest.raises(InputError, match=r"are private to the clients.*client=0 to client=2"):
+        run.export(tmp_path / "x")
+    with pytest.warns(UserWarning, match="Client 1 never trained"):
+        run.export(tmp_path / "1", client=1)
+    run = Run(model, algorithms.fedavg(optax.adamw(1e-2)), model.trainable, {}, model.trainable, [])
+    with pytest.raises(InputError, match="nothing private"):
+        run.export(tmp_path / "x", client=0)
+    with pytest.raises(InputError, match="'pfet' is unknown"):
+        run.export(tmp_path / "x", format="pfet")
+    assert run.export(tmp_path / "x", format="merged").joinpath("model.safetensors").exists()
+
+
+def test_predictions_in_python_are_of_the_run_s_own_length_and_client(tmp_path):
+    """The model has 32 positions; a text is cut where it was cut in training."""
+    config = {**testing.TINY_BERT, "num_hidden_layers": 1, "max_position_embeddings": 32}
+    model = random_model(config, head=heads.classification(CLASSES))
+    testing.write_tiny_checkpoint(tmp_path)
+    model = attach(model.replace(tokenizer=load_tokenizer(str(tmp_path))), lora(2))
+    clients = partition.iid(testing.tiny_dataset(16, length=8), clients=2, seed=0)
+    algorithm = algorithms.fedavg(optax.adamw(1e-2), head="private")
+    run = simulate(model, algorithm, clients, rounds=1, clients_per_round=1, batch_size=8)
+    (seen,) = run.metrics[1]["clients"]
+    long = [*TEXTS, " ".join(["w9"] * 200)]
+    got = run.predict(long, client=seen)
+    expected = predict(run.trained, run.client_params(seen), long, max_length=8)
+    np.testing.assert_allclose(got, expected, **EXACT)
+    assert run.max_length == 8
+    with pytest.raises(InputError, match="are private to the clients"):
+        run.predict(long)
+    with pytest.warns(UserWarning, match=f"Client {1 - seen} never trained"):
+        other = run.predict(long, client=1 - seen)
+    assert np.abs(other - got).max() > 1e-6
+
+
+# ------------------------------------------------------------------------------------- the way back
+
+
+def test_run_that_starts_from_an_export(project, finished, tmp_path):
+    """Its first evaluation is the other's last; it can be exported in turn."""
+    assert cli.main(["export", str(finished), "--out", str(tmp_path / "a")]) == 0
+    config = (project / "config.toml").read_text().replace("rank = 2", "")
+    (project / "again.toml").write_text(config)
+    out = project / "again"
+    given = ["peft.name=pretrained", f"peft.adapter={tmp_path / 'a'}", "rounds=1"]
+    assert cli.main(["run", str(project / "again.toml"), *given, "--out", str(out)]) == 0
+    last, first = rows(finished)[-1], rows(out)[0]
+    for metric in ("test_accuracy", "test_loss"):
+        assert first[metric] == pytest.approx(last[metric], rel=1e-6)
+    assert rows(finished)[0]["test_loss"] != pytest.approx(last["test_loss"], rel=1e-3)
+    assert cli.main(["export", str(out), "--out", str(tmp_path / "b")]) == 0
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_a_bad_adapter_leaves_no_run(project, finished, tmp_path, capsys):
+    assert cli.main(["export", str(finished), "--out", str(tmp_path / "a")]) == 0
+    (tmp_path / "a" / "adapter_model.safetensors").write_bytes(b"no")
+    (project / "bad.toml").write_text((project / "config.toml").read_text().replace("rank = 2", ""))
+    given = ["peft.name=pretrained", f"peft.adapter={tmp_path / 'a'}"]
+    out = project / "bad"
+    error = fails(capsys, "run", str(project / "bad.toml"), *given, "--out", str(out))
+    assert "not a whole safetensors file" in error
+    assert not out.exists()

@@ -1,0 +1,88 @@
+"""``fedjax-peft init``: a config that runs as it is written."""
+
+import csv
+
+import pytest
+
+from fedjax_peft import testing
+from fedjax_peft.cli import main as cli
+from fedjax_peft.config import config
+from fedjax_peft.rows import read_metrics
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty working directory, and a tiny model in place of MiniLM."""
+    testing.write_tiny_checkpoint(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_table(path, rows, header=("id", "who", "review body", "stars")):
+    """Writes a table of reviews."""
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def refused(capsys, *words):
+    """Returns the message of a refused ``init``."""
+    assert cli.main(["init", *words]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_sample_runs_as_it_is(place, capsys):
+    """Config and sample are written, and the printed line works."""
+    assert cli.main(["init", "mine"]) == 0
+    printed = capsys.readouterr().out
+    assert "Texts are in 'review', labels in 'mood'." in printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("Next: fedjax-peft ")]
+    words = line.removeprefix("Next: fedjax-peft ").split()
+    assert cli.main([*words, "model=model", "rounds=1", "clients_per_round=2"]) == 0
+    assert [row["round"] for row in read_metrics(place / "runs/mine/metrics.jsonl")] == [0, 1]
+    resolved = config.resolve(config.load(place / "mine/config.toml"))
+    assert resolved["data"]["name"] == str(place / "mine/sample.csv")
+    text = (place / "mine/config.toml").read_text()
+    assert "fedjax-peft run mine/config.toml --out runs/mine" in text
+    assert "#~" not in text
+
+
+def test_a_table_of_ones_own(place, capsys):
+    """Its columns are guessed, said, and written down; its place is relative to the config."""
+    rows = [(i, f"user {i % 7}", f"word {i} and some more", i % 5) for i in range(3000)]
+    write_table(place / "r.csv", rows)
+    assert cli.main(["init", "deep/mine", "--data", "r.csv"]) == 0
+    assert "Texts are in 'review body', labels in 'stars'." in capsys.readouterr().out
+    text = (place / "deep/mine/config.toml").read_text()
+    assert 'name = "../../r.csv"' in text
+    assert "'natural', by = \"who\"" in text
+    raw = config.load(place / "deep/mine/config.toml")
+    resolved = config.resolve(config.override(raw, "model=model"))
+    assert resolved["data"]["test_examples"] == 500, "an evaluation takes seconds"
+    data, clients = config.federation(resolved)
+    assert (len(data["train"]), len(data["test"]), len(clients)) == (2400, 500, 20)
+    assert data["train"].label_names == tuple("01234")
+
+
+def test_columns_that_are_named(place, capsys):
+    """Named ones go before guessed ones, and a misspelt one before anything is written."""
+    write_table(place / "r.csv", [(i, i % 2, "a longer text", i % 3) for i in range(40)])
+    assert "Did you mean 'stars'" in refused(capsys, "x", "--data", "r.csv", "--label", "star")
+    assert not (place / "x").exists()
+    words = ["--data", "r.csv", "--text", "review body", "--label", "who"]
+    assert cli.main(["init", "x", *words]) == 0
+    assert "labels in 'who'" in capsys.readouterr().out
+
+
+def test_what_is_refused(place, capsys):
+    """Nothing is replaced, and no table is taken for what it is not."""
+    write_table(place / "r.csv", [(i, f"u{i}", f"t{i}") for i in range(40)], ("id", "who", "text"))
+    assert "no classes" in refused(capsys, "x", "--data", "r.csv")
+    assert "no file 'y.csv'" in refused(capsys, "x", "--data", "y.csv")
+    assert "--data FILE" in refused(capsys, "x", "--text", "who")
+    (place / "x").mkdir()
+    (place / "x" / "sample.csv").write_text("precious")
+    assert "--data" in refused(capsys, "x")
+    (place / "x" / "config.toml").write_text("precious")
+    assert "exists already" in refused(capsys, "x")
+    assert (place / "x" / "config.toml").read_text() == "precious"
+    assert (place / "x" / "sample.csv").read_text() == "precious"

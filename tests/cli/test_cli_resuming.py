@@ -1,0 +1,149 @@
+"""``fedjax-peft resume``: an interrupted run goes on where it is, with no override to repeat."""
+
+import json
+import shutil
+
+import pytest
+
+from fedjax_peft import testing
+from fedjax_peft.cli import main as cli
+from fedjax_peft.config import config as configs
+from fedjax_peft.simulation import record
+
+CONFIG = """
+rounds = 3
+clients_per_round = 2
+[model]
+name = "{root}/model"
+[data]
+name = "{root}/data"
+max_length = 16
+[partition]
+name = "iid"
+clients = 4
+[peft]
+name = "lora"
+rank = 2
+[optimizer]
+learning_rate = 3e-3
+"""
+METHODS = """
+[methods.one]
+[methods.two]
+peft.rank = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A folder with a model, data and two configs."""
+    root = tmp_path_factory.mktemp("project")
+    testing.write_tiny_checkpoint(root / "model")
+    testing.write_tiny_texts(root / "data", train=24, test=8)
+    (root / "single.toml").write_text(CONFIG.format(root=root))
+    (root / "several.toml").write_text(CONFIG.format(root=root) + METHODS)
+    return root
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Replaces training: a call is listed, and leaves a run of all rounds or is interrupted."""
+    calls, interrupted = [], set()
+
+    def run(config, *, out, resume=False, **_):
+        calls.append((config, out, resume))
+        out.mkdir(parents=True, exist_ok=True)
+        record.write_config(out / "config.toml", config)
+        (out / "environment.json").write_text("{}")
+        stop = out.name in interrupted
+        rounds = 1 if stop else config["rounds"]
+        rows = [json.dumps({"round": n}) for n in range(rounds + 1)]
+        (out / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+        (out / "checkpoints" / str(rounds)).mkdir(parents=True, exist_ok=True)
+        if stop:
+            interrupted.discard(out.name)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(configs, "run", run)
+    run.calls, run.interrupted = calls, interrupted
+    return run
+
+
+def test_ctrl_c_prints_the_command_that_goes_on(project, tmp_path, runs, capsys):
+    out = tmp_path / "my run"
+    runs.interrupted.add("my run")
+    arguments = ["run", str(project / "single.toml"), "peft.rank=5", "seed=7", "--out", str(out)]
+    assert cli.main(arguments) == 130
+    error = capsys.readouterr().err
+    assert error.endswith(f"interrupted. Continue with: fedjax-peft resume '{out}'\n")
+    assert cli.main(["resume", str(out)]) == 0
+    (first, _, _), (again, where, resume) = runs.calls
+    assert record.config_text(again) == record.config_text(first)
+    assert (where, resume) == (out, True)
+    assert (again["peft"]["rank"], again["seed"]) == (5, 7)
+
+
+def test_all_methods_go_on_those_not_begun_too(project, tmp_path, runs, capsys):
+    out = tmp_path / "runs"
+    runs.interrupted.add("one")
+    several = str(project / "several.toml")
+    assert cli.main(["run", several, "peft.rank=4", "--out", str(out)]) == 130
+    assert not (out / "two").exists()
+    assert cli.main(["resume", str(out)]) == 0
+    assert [(c["name"], c["peft"]["rank"], o.name) for c, o, _ in runs.calls] == [
+        ("one", 4, "one"),
+        ("one", 4, "one"),
+        ("two", 4, "two"),
+    ]
+    assert "one" in capsys.readouterr().out
+    # One of them, and later more rounds of all.
+    assert cli.main(["resume", str(out / "two"), "rounds=4"]) == 0
+    assert runs.calls[-1][0]["rounds"] == 4
+    assert cli.main(["resume", str(out), "rounds=5"]) == 0
+    assert [c["rounds"] for c, _, _ in runs.calls[-2:]] == [5, 5]
+
+
+def test_the_config_of_a_run_is_resumed_where_it_is(project, tmp_path, runs, monkeypatch):
+    out = tmp_path / "elsewhere"
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", str(project / "single.toml"), "--out", str(out)]) == 0
+    assert cli.main(["run", str(out / "config.toml"), "rounds=9", "--resume"]) == 0
+    assert [o for _, o, _ in runs.calls] == [out, out]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_resume_with_nothing_to_resume_says_so(project, tmp_path, runs, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        ["run", str(project / "single.toml"), "--resume"],
+        ["run", str(project / "several.toml"), "--resume", "--out", str(tmp_path / "x")],
+        ["resume", str(tmp_path / "none")],
+        ["resume", str(project)],
+    ):
+        assert cli.main(arguments) == 2
+        assert "There is nothing to resume: " in capsys.readouterr().err
+    out = tmp_path / "run"
+    cli.main(["run", str(project / "single.toml"), "--out", str(out)])
+    assert cli.main(["resume", str(tmp_path / "runn")]) == 2
+    assert "Did you mean 'run'?" in capsys.readouterr().err
+    assert cli.main(["resume", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "has made all of its 3 rounds" in text
+    assert f"fedjax-peft resume {out} rounds=6" in text
+    assert len(runs.calls) == 1
+
+
+def test_a_real_run_goes_on_by_its_directory_alone(project, tmp_path):
+    def rows(out):
+        lines = (out / "metrics.jsonl").read_text().splitlines()
+        return [{**json.loads(line), "time": 0} for line in lines]
+
+    straight, out = tmp_path / "straight", tmp_path / "run"
+    config = str(project / "single.toml")
+    assert cli.main(["run", config, "local_steps=1", "--out", str(straight), "-q"]) == 0
+    shorter = [config, "local_steps=1", "rounds=2", "--out", str(out), "-q"]
+    assert cli.main(["run", *shorter]) == 0
+    moved = tmp_path / "moved"
+    shutil.move(out, moved)
+    assert cli.main(["resume", str(moved), "rounds=3", "-q"]) == 0
+    assert rows(moved) == rows(straight)

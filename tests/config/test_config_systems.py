@@ -1,0 +1,515 @@
+"""Presets of published systems: each number is the paper's, and a config can replace each.
+
+``PAPERS`` is this test's own copy of the papers' settings, made from the papers and not from the
+file. Every number of the file is compared with it, also those in the texts about what a preset
+leaves to the user, and a mutated file must not compare equal.
+"""
+
+import copy
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedjax_peft import heads, peft, testing
+from fedjax_peft.cli import main as cli
+from fedjax_peft.config import config as configs
+from fedjax_peft.config import presets
+from fedjax_peft.data import DATASETS
+from fedjax_peft.errors import InputError
+from fedjax_peft.nested import flatten
+from fedjax_peft.peft.base import count
+from fedjax_peft.simulation import record
+from fedjax_peft.simulation.cost import TimeModel
+
+REST = {
+    "rounds": 1,
+    "clients_per_round": 2,
+    "model": {"name": "tiny"},
+    "data": {"name": "here"},
+    "partition": {"name": "iid", "clients": 4},
+    "optimizer": {"learning_rate": 0.1},
+}
+
+# -------------------------------------------------------------------------- the papers' settings
+
+FEDMCP = {
+    "rounds": 25,
+    "epochs": 1,
+    "batch_size": 64,
+    "optimizer.learning_rate": 0.0005,
+    "peft.size": 16,
+    "left": {"data.max_length": [128], "data.split": [6, 2, 2]},
+}
+FRA = {
+    "rounds": 30,
+    "epochs": 1,
+    "model.dropout": 0.2,
+    "peft.rank": 16,
+    "optimizer.learning_rate": 0.0001,
+    "optimizer.weight_decay": 0.005,
+    "left": {"local_steps": [5000]},
+}
+FEDERA = {
+    "batch_size": 16,
+    "epochs": 1,
+    "left": {
+        "rounds": [1],  # Table 1
+        "clients_per_round": [1],
+        "partition": [1],
+        "data.max_length": [64, 256, 384, 512],
+        "optimizer.learning_rate": [0.001, 0.0005, 0.0001, 0.00005, 0.00001],
+    },
+}
+FEDERA_LORA = {**FEDERA, "peft.rank": 32, "peft.alpha": 32}
+STEPS_UNKNOWN = {**FEDERA["left"], "time.seconds_per_step": [8]}  # Table 8
+FEDADAPTERS = {
+    "epochs": 5,
+    "optimizer.eps": 0.0005,
+    "left": {
+        "optimizer.learning_rate": [0.005, 0.001, 0.0005, 0.0001, 1],  # Table 1
+        "partition": [9, 27, 3, 3],
+    },
+}
+NLP = {**FEDADAPTERS, "rounds": 30, "batch_size": 16}
+CV = {**FEDADAPTERS, "rounds": 50, "batch_size": 12}
+RECURRENT = {
+    **NLP,
+    "model.config.embedding_size": 256,
+    "model.config.hidden_size": 768,
+    "model.config.num_layers": 2,
+    "left": {**FEDADAPTERS["left"], "model.config.vocab_size": [12, 54175]},  # Table 12
+}
+BOTTLENECK = {"peft.reduction_factor": 16}
+LORA8 = {"peft.rank": 8, "peft.alpha": 8}
+CNN_LEFT = {**FEDADAPTERS["left"], "model.config.channels": [18.36]}
+BASELINE = {"left": {"rounds": [100]}}  # FedPETuning
+RANKS = {"peft.rank": 8, "client_ranks": [2, 4, 8]}
+PAPERS = {
+    "fedft": BASELINE,
+    "fedlr": {**BASELINE, "peft.rank": 16},
+    "fedap": {**BASELINE, "peft.size": 16},
+    "fedbf": BASELINE,
+    "fedmcp": {**FEDMCP, "algorithm.gamma": 0.5, "algorithm.mu": 0.05},
+    "fedmcp/fedft": {k: v for k, v in FEDMCP.items() if k != "peft.size"},
+    "fedmcp/local": FEDMCP,
+    "fedmcp/fedavg": FEDMCP,
+    "fedmcp/fedlr": {**{k: v for k, v in FEDMCP.items() if k != "peft.size"}, "peft.rank": 16},
+    "fedmcp/fedap": FEDMCP,
+    "fedmcp/moon": FEDMCP,
+    "fedmcp/fedrep": {**FEDMCP, "epochs": 2},
+    "fedmcp/fedmatch": FEDMCP,
+    "fra_lora": FRA,
+    "fra_lora/fedavg": FRA,
+    "fra_lora/ffa": FRA,
+    "fra_lora/centralised": FRA,
+    "fra_lora/fra_ffa": FRA,
+    "federa": FEDERA_LORA,
+    "federa/fedlr": FEDERA_LORA,
+    "federa/fedap": {**FEDERA, **BOTTLENECK, "left": STEPS_UNKNOWN},
+    "federa/fedbf": {**FEDERA, "left": STEPS_UNKNOWN},
+    "federa/fedft": FEDERA,
+    "fedadapters/text/full": NLP,
+    "fedadapters/text/pfeiffer": {**NLP, **BOTTLENECK},
+    "fedadapters/text/lora": {**NLP, **LORA8},
+    "fedadapters/text/houlsby": {**NLP, **BOTTLENECK},
+    "fedadapters/text/rnn": RECURRENT,
+    "fedadapters/text/lstm": RECURRENT,
+    "fedadapters/images/full": CV,
+    "fedadapters/images/pfeiffer": {**CV, **BOTTLENECK},
+    "fedadapters/images/lora": {**CV, **LORA8},
+    "fedadapters/images/houlsby": {**CV, **BOTTLENECK},
+    "fedadapters/images/cnn": {**CV, "left": CNN_LEFT},
+    "flora": {"left": {}},
+    "flexlora": {**RANKS, "left": {"peft.alpha": [16]}},
+    "hetlora": {**RANKS, "left": {}},
+    "fedsa": {
+        "rounds": 1000,
+        "local_steps": 10,
+        "batch_size": 128,
+        "peft.rank": 8,
+        "peft.alpha": 16,
+        "peft.dropout": 0.05,
+        "optimizer.learning_rate": 0.02,
+        "left": {"partition": [3, 0.5]},
+    },
+    "fedex": {"left": {}},
+    "rolora": {"left": {}},
+}
+FEDERATIONS = {
+    "20newsgroups": (256, 100, 10, 0.1, 1000),
+    "semeval2010_task8": (64, 100, 10, 1, 1000),
+    "wnut17": (64, 30, 5, 0.1, 500),
+    "ploner": (64, 100, 10, 0.01, 150),
+    "squad": (384, 300, 15, 0.1, 100),
+    "mrqa": (512, 300, 15, 0.01, 200),
+}
+"""FeDeRA's Table 1: tokens, clients, clients a round, alpha, rounds."""
+SHARES = {"sst2": [[0.9, 0.1], [0.1, 0.9]], "mnli": [[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]}
+"""FRA-LoRA's label skew, by label and client."""
+WORDS = re.compile(r"(?<![\w.])(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?(?![\w])", re.ASCII)
+
+
+def numbers(system):
+    """Returns the numbers of a preset: key -> number, and those in the texts of ``left``."""
+    flat = flatten(system.settings)
+    found = {k: v for k, v in flat.items() if isinstance(v, int | float | list) and is_numeric(v)}
+    said = {k: [float(x) for x in WORDS.findall(text)] for k, text in system.left.items()}
+    return {**found, "left": {k: v for k, v in said.items() if v}}
+
+
+def is_numeric(value):
+    if isinstance(value, list):
+        return all(is_numeric(x) for x in value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read(monkeypatch, content):
+    """Returns the presets of the content of a file."""
+    with monkeypatch.context() as patch:
+        patch.setattr(presets, "_file", lambda: content)
+        return {name: numbers(system) for name, system in presets.systems().items()}
+
+
+def test_every_number_is_the_papers():
+    found = {name: numbers(system) for name, system in presets.systems().items()}
+    assert found.keys() == PAPERS.keys()
+    for name, expected in PAPERS.items():
+        assert found[name] == expected, name
+
+
+def mutants(value, path=()):
+    """Yields (path, another value) for every number in a file's content, also within texts."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from mutants(inner, (*path, key))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from mutants(inner, (*path, i))
+    elif isinstance(value, str) and "left" in path:
+        for match in WORDS.finditer(value):
+            yield path, f"{value[: match.start()]}7{match[0]}{value[match.end() :]}"
+    elif is_numeric(value):
+        yield path, value * 2 + 1
+
+
+def test_a_change_of_any_number_is_noticed(monkeypatch):
+    content = tomllib.loads(presets.FILE.read_text())
+    assert read(monkeypatch, content) == PAPERS
+    changed = list(mutants(content))
+    assert len(changed) > 80
+    for path, value in changed:
+        other = copy.deepcopy(content)
+        node = other
+        for key in path[:-1]:
+            node = node[key]
+        node[path[-1]] = value
+        assert read(monkeypatch, other) != PAPERS, f"{path} = {value}"
+
+
+def test_every_number_of_the_file_has_its_source_beside_it():
+    for number, line in enumerate(presets.FILE.read_text().splitlines(), 1):
+        code, _, comment = line.partition(" #")
+        code = re.sub(r'"[^"]*"', "", code)
+        if line.startswith(("#", "[")) or "=" not in code:
+            continue
+        if WORDS.search(code.split("=", 1)[1]):
+            assert len(comment.strip()) >= len("Table 1"), f"line {number}: {line}"
+
+
+ROBERTA = {
+    "model_type": "roberta",
+    "vocab_size": 50265,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter"),
+    [
+        ("federa", 1_179_648),  # Table 2: 1.2M
+        ("federa/fedlr", 1_179_648),  # 1.2M
+        ("federa/fedap", 1_789_056),  # 1.8M
+        ("federa/fedbf", 102_144),  # .1M
+        ("federa/fedft", 124_055_040),  # 125M
+        ("fra_lora", 589_824),  # printed: 1,774,084 with the head counted twice
+        ("fedmcp", 2 * 608_640),
+        ("fedmcp/fedap", 608_640),
+        ("fedmcp/fedlr", 589_824),
+    ],
+)
+def test_trainable_parameters_on_roberta_base(name, adapter):
+    options = dict(presets.systems()[name].settings["peft"])
+    method = getattr(peft, options.pop("name"))(**options)
+    counted = count(ROBERTA, method, head=heads.classification(2))
+    assert counted["adapter"] == adapter
+    assert counted["head"] == 592_130
+    if name == "fra_lora":
+        assert counted["adapter"] + 2 * counted["head"] == 1_774_084
+
+
+# --------------------------------------------------------------------------------- in a config
+
+
+@pytest.mark.parametrize("name", presets.systems())
+def test_every_system_is_complete(name):
+    system = presets.systems()[name]
+    rest = {key: value for key, value in REST.items() if key != "clients_per_round"}
+    if name.endswith("centralised"):
+        del rest["partition"]
+    if name.endswith(("rnn", "lstm", "cnn")):
+        del rest["model"]
+    config = configs.resolve({**rest, "system": name})
+    for table in configs.NAMESPACES:
+        if "name" in system.settings.get(table, {}):
+            assert config[table]["name"] == system.settings[table]["name"]
+    assert configs.resolve(config) == config, "what a run records runs again"
+    assert configs.build_algorithm(config).name
+    assert configs.build_method(config).name == system.settings["peft"]["name"]
+    assert len(system.about) < 90
+    assert system.paper
+    assert system.left, "a preset of everything but the data and the model"
+
+
+def test_what_a_config_says_goes_before_the_system():
+    config = configs.resolve({**REST, "system": "federa", "peft": {"rank": 4}})
+    assert (config["peft"]["rank"], config["peft"]["init"]) == (4, "svd")
+    assert config["optimizer"]["learning_rate"] == 0.1
+    assert config["batch_size"] == 16
+    assert config["system_changes"] == {"peft.rank": "32 -> 4"}
+    assert configs.resolve({**REST, "system": "federa"})["system_changes"] is None
+    assert configs.resolve(REST)["system_changes"] is None
+
+
+def test_another_function_does_not_get_the_systems_options():
+    config = configs.resolve({**REST, "system": "federa", "peft": {"name": "opendelta"}})
+    assert config["peft"]["name"] == "opendelta"
+    assert config["peft"]["init"] != "svd"
+    assert config["system_changes"]["peft.name"] == "lora -> opendelta"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fedrea", r"no system 'fedrea'. Did you mean 'federa'"),
+        ("federa/fedrl", r"no system 'federa/fedrl'. Did you mean 'federa/fedlr'"),
+        ("houlsby", r"Did you mean 'fedadapters/text/houlsby' or 'fedadapters/images/houlsby'"),
+        ("ffa_lora", r"The system 'ffa_lora' is now 'fra_lora/ffa'"),
+        ("fedmatch", r"The system 'fedmatch' is now 'fedmcp/fedmatch'"),
+        ("fedadapters_lora", r"The system 'fedadapters_lora' is now 'fedadapters/text/lora'"),
+    ],
+)
+def test_an_unknown_system_is_named_with_the_nearest(name, message):
+    with pytest.raises(InputError, match=message):
+        configs.resolve({**REST, "system": name})
+
+
+def test_old_names_lead_to_presets():
+    renamed = tomllib.loads(presets.FILE.read_text())["renamed"]
+    assert set(renamed.values()) <= presets.systems().keys()
+    assert not renamed.keys() & presets.systems().keys()
+
+
+def test_what_is_missing_is_what_the_paper_leaves():
+    rest = {k: v for k, v in REST.items() if k != "rounds"}
+    with pytest.raises(InputError, match=r"'rounds' is missing.*system 'federa' leaves.*Table 1"):
+        configs.resolve({**rest, "system": "federa"})
+    rest = {k: v for k, v in REST.items() if k != "optimizer"}
+    with pytest.raises(InputError, match=r"leaves to you optimizer.learning_rate: chosen by"):
+        configs.resolve({**rest, "system": "federa"})
+
+
+def test_a_key_is_taken_out_on_the_command_line():
+    raw = {**REST, "system": "federa", "peft": {"rank": 4, "dropout": 0.1}, "batch_size": 8}
+    resolved = configs.resolve(configs.methods(raw, ["peft.rank=", "batch_size ="])[""])
+    assert (resolved["peft"]["rank"], resolved["peft"]["dropout"]) == (32, 0.1)
+    assert resolved["batch_size"] == 16
+    assert resolved["system_changes"] is None
+    resolved = configs.resolve(configs.methods(raw, ["peft="])[""])
+    assert (resolved["peft"]["rank"], resolved["peft"]["dropout"]) == (32, 0)
+    raw["methods"] = {"a": {"peft": {"rank": 2}}, "b": {}}
+    both = configs.methods(raw, ["methods.a.peft.rank="])
+    assert [one["peft"]["rank"] for one in both.values()] == [4, 4], "the file's own again"
+    both = configs.methods(raw, ["peft.rank="])
+    assert [configs.resolve(one)["peft"]["rank"] for one in both.values()] == [32, 32]
+    for text in ("peft.rnk=", "rank=", "methods.c.rank=", "a.b.c="):
+        with pytest.raises(InputError, match=rf"'{text}' takes .* which does not have it"):
+            configs.methods(raw, [text])
+
+
+CONFIG = """
+system = "fra_lora/fedavg"
+rounds = 1
+local_steps = 1
+global_test = false
+partition = { name = "iid", clients = 2 }
+peft.rank = 2
+
+[data]
+name = "sst2"
+source = "tiny"
+max_length = 8
+tokenizer = "TOKENIZER"
+
+[model]
+name = "bert"
+
+[model.config]
+model_type = "bert"
+vocab_size = 64
+hidden_size = 8
+num_hidden_layers = 1
+num_attention_heads = 1
+intermediate_size = 8
+"""
+
+
+def test_a_run_says_and_records_what_it_changed(tmp_path, capsys):
+    testing.write_tiny_checkpoint(tmp_path / "model")
+    file = tmp_path / "config.toml"
+    file.write_text(CONFIG.replace("TOKENIZER", str(tmp_path / "model")))
+    assert cli.main(["run", str(file), "--out", str(tmp_path / "run")]) == 0
+    err = capsys.readouterr().err
+    assert "system 'fra_lora/fedavg': this run's own settings replace the preset's" in err
+    assert "rounds 30 -> 1, peft.rank 16 -> 2" in err
+    assert "leaves to you, here at their defaults: batch_size (16), peft.alpha (not set)" in err
+    said = record.read_config(tmp_path / "run")["system_changes"]
+    assert said == {"rounds": "30 -> 1", "peft.rank": "16 -> 2"}
+
+
+# ------------------------------------------------------------------ a paper's clients of a data set
+
+
+def test_federations_are_those_of_the_papers():
+    for name, (length, clients, a_round, alpha, rounds) in FEDERATIONS.items():
+        settings = DATASETS[name].settings
+        assert settings.partition["name"] == "dirichlet"
+        assert settings.partition["mode"] == "client_prior"
+        found = (settings.partition["clients"], settings.clients_per_round)
+        assert found == (clients, a_round), name
+        assert (settings.partition["alpha"], settings.rounds) == (alpha, rounds), name
+        assert settings.max_length == length
+    for name, shares in SHARES.items():
+        settings = DATASETS[name].settings
+        assert settings.partition == {"name": "label_share", "shares": shares}
+        assert (settings.clients_per_round, settings.rounds) == (2, 30)
+    silo = DATASETS["glue_silo"].settings
+    assert (silo.partition, silo.rounds) == ({"name": "natural", "by": "task"}, 25)
+    rounds = {"stack_overflow": 30, "shakespeare": 30, "emnist": 50, "cifar100": 50}
+    for name, number in rounds.items():
+        settings = DATASETS[name].settings
+        assert settings.partition == {"name": "natural", "clients": 9}
+        assert (settings.clients_per_round, settings.rounds) == (9, number)
+    known = {*FEDERATIONS, *SHARES, *rounds, "glue_silo"}
+    assert {n for n, one in DATASETS.items() if one.settings.partition} == known
+
+
+@pytest.mark.parametrize("name", [n for n, one in DATASETS.items() if one.settings.partition])
+def test_a_config_takes_the_papers_clients(name):
+    rest = {k: v for k, v in REST.items() if k not in ("rounds", "clients_per_round")}
+    raw = {**rest, "data": {"name": name}, "partition": "paper"}
+    config = configs.resolve(raw)
+    settings = DATASETS[name].settings
+    assert config["rounds"] == settings.rounds
+    assert config["clients_per_round"] == settings.clients_per_round
+    for key, value in settings.partition.items():
+        assert config["partition"][key] == value
+    assert configs.resolve(config) == config
+    if name == "squad":
+        assert config["data"]["clusters"] == 30
+    own = configs.resolve({**raw, "rounds": 3, "partition": {"name": "paper", "seed": 5}})
+    assert (own["rounds"], own["partition"]["seed"]) == (3, 5)
+
+
+def test_the_command_line_takes_the_papers_clients():
+    raw = {**REST, "data": {"name": "wnut17"}}
+    (config,) = configs.methods(raw, ["partition=paper", "rounds=", "clients_per_round="]).values()
+    config = configs.resolve({**config, "system": "federa"})
+    assert (config["rounds"], config["clients_per_round"]) == (500, 5)
+    assert config["partition"]["by"] == "type_set"
+
+
+def test_a_systems_rounds_go_before_another_papers():
+    raw = {k: v for k, v in REST.items() if k not in ("rounds", "clients_per_round")}
+    raw |= {"system": "fedsa", "data": {"name": "mnli"}, "partition": "paper"}
+    config = configs.resolve(raw)
+    assert (config["rounds"], config["clients_per_round"]) == (1000, 2)
+    assert set(config["system_changes"]) == {"optimizer.learning_rate"}
+
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+GRID = {
+    "federa": {"peft.rank": 32, "peft.init": "svd", "optimizer.weight_decay": 0.0},
+    "fra_lora": {"peft.rank": 16, "model.dropout": 0.2, "aggregator.name": "fra"},
+    "ffa_lora": {"peft.rank": 16, "model.dropout": 0.2, "algorithm.name": "ffa"},
+    "fra_ffa": {"peft.rank": 16, "model.dropout": 0.2, "algorithm.at": 3},
+    "fedadapters_pfeiffer": {"peft.reduction_factor": 16, "time.bandwidth_up": 80e6},
+    "fedadapters_houlsby": {"peft.reduction_factor": 16, "time.bandwidth_up": 80e6},
+    "fedadapters_lora": {"peft.rank": 8, "peft.parts": None, "time.bandwidth_up": 80e6},
+    "fedmcp": {"peft.size": 16, "algorithm.gamma": 0.5, "algorithm.mu": 0.05},
+    "fedmatch": {"peft.size": 16, "algorithm.name": "fedmatch"},
+    "fedlr": {"peft.rank": 16},
+    "fedap": {"peft.size": 16},
+    "flexlora": {"peft.rank": 8, "client_ranks": [2, 4, 8]},
+    "hetlora": {"peft.rank": 8, "client_ranks": [2, 4, 8], "algorithm.prune": None},
+    "fedsa": {"peft.rank": 8, "peft.alpha": 16, "peft.dropout": 0.05},
+}
+"""Of the committed table of experiments/algorithms, whose configs started from older presets."""
+
+
+def test_the_committed_results_are_still_of_their_settings():
+    methods = configs.methods(configs.load(EXPERIMENTS / "algorithms" / "20news.toml"))
+    everywhere = {
+        "rounds": 4,
+        "clients_per_round": 8,
+        "batch_size": 16,
+        "local_steps": 4,
+        "sampling": "uniform",
+        "partition.clients": 20,
+        "optimizer.name": "adamw",
+        "optimizer.learning_rate": 8e-3,
+        "time.preset": "default",
+    }
+    for name, expected in GRID.items():
+        config = configs.resolve(methods[name])
+        found = flatten(config)
+        expected = everywhere | expected
+        assert {key: found.get(key) for key in expected} == expected, name
+        time = TimeModel.preset(**config["time"])
+        assert (time.seconds_per_step, time.topology, time.transfers) == (0.5, "parallel", ())
+
+
+@pytest.mark.parametrize("system", [["federa"], 3, {"name": "federa"}])
+def test_a_system_that_is_no_name(system):
+    with pytest.raises(InputError, match="There is no system"):
+        configs.resolve({**REST, "system": system})
+
+
+@pytest.mark.parametrize("name", ["mrpc", "wnut", "a/folder", None])
+def test_data_without_a_papers_clients(name):
+    raw = {**REST, "data": {} if name is None else {"name": name}, "partition": "paper"}
+    with pytest.raises(InputError, match=rf"there are none for {name!r}\. (Known|Did you mean)"):
+        configs.resolve(raw)
+
+
+def test_list_shows_all_of_a_preset(capsys):
+    assert cli.main(["list", "system", "federa/fedlr"]) == 0
+    shown = capsys.readouterr().out
+    assert "peft.rank = 32" in shown
+    assert "  optimizer.learning_rate: chosen by model and data set" in shown
+    assert "arXiv:2404.18848" in shown
+    assert "fedmcp" not in shown
+
+
+def test_list_shows_presets_what_they_leave_and_federations(capsys):
+    assert cli.main(["list"]) == 0
+    shown = capsys.readouterr().out
+    for name, system in presets.systems().items():
+        assert f"  {name} " in shown
+        assert system.about in shown
+    assert "left to you: rounds, clients_per_round, partition" in shown
+    said = 'partition = "paper": dirichlet (clients = 30, alpha = 0.1, mode = client_prior,'
+    assert said in shown
+    assert "5 clients a round, 500 rounds (FeDeRA, Table 1)" in shown

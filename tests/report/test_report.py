@@ -1,0 +1,520 @@
+"""The report, from run directories to the page."""
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedjax_peft.cli.main import main
+from fedjax_peft.errors import InputError
+from fedjax_peft.report import page as report
+from fedjax_peft.report.verdict import judge
+from fedjax_peft.rows import rounds_to
+
+VOID = {"meta", "br", "img", "path", "use", "rect"}
+
+
+def make_run(path, *, top=0.8, rounds=4, config="", size=1_000_000, **last):
+    """Writes the directory of a run whose accuracy grows evenly from 0 to ``top``."""
+    path.mkdir(parents=True)
+    (path / "config.toml").write_text(f"rounds = {rounds}\n[peft]\nrank = 8\n{config}")
+    (path / "environment.json").write_text('{"versions": {"jax": "0.10.2"}, "commit": "abc"}')
+    rows = [{"round": 0, "test_accuracy": 0.0, "bytes_up": 0, "bytes_down": 0, "time": {}}]
+    for r in range(1, rounds + 1):
+        row = {
+            "round": r,
+            "test_accuracy": top * r / rounds,
+            "bytes_up": size,
+            "bytes_down": size,
+            "clients": [1, 2],
+            "dropped": [],
+            "simulated_seconds": 30.0,
+            "aggregation_error_relative": 0.25,
+            "time": {"train_s": 60.0},
+        }
+        rows.append(row)
+    rows[-1] |= last
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def load(*paths):
+    return [report.load_run(path) for path in paths]
+
+
+def page(runs, tmp_path):
+    return report.write_report(runs, tmp_path / "out").read_text()
+
+
+def printed(runs, width=80):
+    out = io.StringIO()
+    Console(width=width, file=out).print(report.table(runs, width))
+    return out.getvalue()
+
+
+class Page(HTMLParser):
+    """Collects tags and cells, and checks that elements are closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.rows, self.links = [], [], [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [v for k, v in attrs if k in ("src", "href", "xlink:href") and v]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+
+    def row(self, *start):
+        """Returns the cells of the first row that starts like this."""
+        return next(row for row in self.rows if row[: len(start)] == list(start))
+
+
+def test_load_run(tmp_path):
+    (run,) = load(make_run(tmp_path / "fra"))
+    assert run.name == "fra"
+    assert run.config == {"rounds": 4, "peft": {"rank": 8}}
+    assert run.environment["commit"] == "abc"
+    assert [row["round"] for row in run.rows] == [0, 1, 2, 3, 4]
+
+
+def test_a_crashed_run_without_an_environment_loads(tmp_path):
+    path = make_run(tmp_path / "fra")
+    (path / "environment.json").unlink()
+    (path / "metrics.jsonl").write_text('{"round": 0}\n{"rou')
+    assert load(path)[0].rows == [{"round": 0}]
+
+
+def test_what_is_no_run_gets_advice(tmp_path):
+    make_run(tmp_path / "runs" / "federa")
+    with pytest.raises(InputError, match=r"no config\.toml and no metrics.*Did you mean 'federa'"):
+        report.load_run(tmp_path / "runs" / "fedara")
+    with pytest.raises(InputError, match=r"contains runs: .*federa\."):
+        report.load_run(tmp_path / "runs")
+    with pytest.raises(InputError, match=r"Give the directory: .*federa\."):
+        report.load_run(tmp_path / "runs" / "federa" / "metrics.jsonl")
+    with pytest.raises(InputError, match="`fedjax-peft run` has made"):
+        report.load_run(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("file", ["config.toml", "environment.json"])
+@pytest.mark.parametrize("text", [b"{", b"\xff", b"[1]="])
+def test_a_damaged_file_is_named(tmp_path, file, text):
+    path = make_run(tmp_path / "fra")
+    (path / file).write_bytes(text)
+    with pytest.raises(InputError, match=file.replace(".", r"\.")):
+        report.load_run(path)
+
+
+def test_namesakes_are_told_apart_by_their_paths(tmp_path):
+    paths = [make_run(tmp_path / part) for part in ("0/x/fra", "1/x/fra", "fedlr")]
+    text = printed(load(*paths, paths[2]), width=120)
+    names = [line.split("  ")[0] for line in text.splitlines()[2:]]
+    assert names == ["fra (0/x)", "fra (1/x)", "fedlr", "fedlr (2)"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_names_stay_in_a_narrow_terminal(tmp_path, width):
+    roots = ("experiments-of-monday", "experiments-of-tuesday")
+    paths = [make_run(tmp_path / root / "federa") for root in roots]
+    lines = printed(load(*paths), width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    names = [re.split(r"\s{2,}", line)[0] for line in lines[2:] if not line.startswith(" ")]
+    assert (
+        "".join(names)
+        .replace(" ", "")
+        .startswith("federa(experiments-of-monday)federa(experiments-of-tuesday)")
+    )
+    assert len(names[0]) > 5
+    assert ("widen the terminal" in names[-1]) == (width < 80)
+
+
+def test_the_table_fits_80_columns(tmp_path):
+    long = make_run(tmp_path / "a-very-long-name-of-a-run-in-a-sweep-[bold]alpha0.1", rounds=100)
+    lines = printed(load(make_run(tmp_path / "fra"), long)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    row = next(line for line in lines if line.startswith("fra"))
+    assert " ".join(row.split()) == "fra 4 80.0 80.0 (4) 4.00 / 4.00 2.00 4.00 25.0"
+    assert "[bold]" in "".join(line[:20].strip() for line in lines)
+
+
+def test_the_report_is_one_page_that_needs_nothing_else(tmp_path):
+    runs = load(make_run(tmp_path / "fedlr", top=0.5), make_run(tmp_path / "fra"))
+    path = report.write_report(runs, tmp_path / "deep" / "out")
+    assert {p.name for p in path.parent.iterdir()} == {
+        "report.html",
+        "accuracy_vs_round.svg",
+        "accuracy_vs_bytes.svg",
+        "accuracy_vs_time.svg",
+    }
+    text = path.read_text()
+    assert text.startswith("<!doctype html>")
+    parsed = Page(text)
+    assert parsed.tags.count("svg") == 6, "each for wide and for narrow windows"
+    ids = re.findall(r'\bid="([^"]*)"', text)
+    assert len(set(ids)) == len(ids)
+    assert not {"script", "link", "img", "iframe"} & set(parsed.tags)
+    assert all(link.startswith("#") for link in parsed.links)
+    assert "url(http" not in text
+    assert "@import" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert text.count('role="img" aria-label="Line chart') == 3
+    assert report.write_report(runs, tmp_path / "again").read_text() == text
+
+
+def test_the_best_value_is_marked_if_the_test_set_separates_it(tmp_path):
+    runs = load(
+        make_run(tmp_path / "fedlr", top=0.5, test_examples=400),
+        make_run(tmp_path / "fra", test_examples=400),
+    )
+    text = page(runs, tmp_path)
+    lead = "fra has the best final test accuracy: 80.0 % (standard error 2.0 points) after 4 rounds"
+    assert f"{lead}, 8.00 MB of communication and 2.00 min of simulated time." in text
+    assert "other seeds may rank them differently" in text
+    parsed = Page(text)
+    assert parsed.row("fedlr", "4")[2:4] == ["50.0", "50.0 (4)"]
+    # The best of several rounds is the test set's choice.
+    assert parsed.row("fra", "4")[2:4] == ["80.0 (best)", "80.0 (4)"]
+    row = parsed.row("fra and fedlr")
+    assert row == ["fra and fedlr", "30.0 points", "± 6.3 points", "test set", "separated"]
+
+
+def test_no_winner_is_named_that_the_test_set_does_not_separate(tmp_path, capsys):
+    runs = [
+        make_run(tmp_path / name, top=top, test_examples=400)
+        for name, top in {"fedlr": 0.48, "federa": 0.485, "fra": 0.488}.items()
+    ]
+    text = page(load(*runs), tmp_path)
+    assert "best final" not in text.replace("best final score", "").replace("best final test", "")
+    assert "(best)" not in text
+    said = "fra 48.8 %, federa 48.5 % and fedlr 48.0 % are not separated; their differences are"
+    assert f"Final test accuracy: {said} within the margin of error." in text
+    assert text.count(">not separated</td>") == 2
+    assert main(["report", *map(str, runs), "--out", str(tmp_path / "out")]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_no_winner_is_named_without_a_size_of_the_test_set(tmp_path):
+    """As of old runs; but the config may tell the size."""
+    top = {"a": 0.9, "b": 0.1}
+    old = load(*(make_run(tmp_path / "old" / name, top=x) for name, x in top.items()))
+    text = page(old, tmp_path)
+    assert "are not separated; the margin of error is not known (size of the test unknown)" in text
+    assert "(best)" not in text
+    data = "[data]\ntest_examples = 400\n"
+    told = load(*(make_run(tmp_path / name, top=x, config=data) for name, x in top.items()))
+    assert "a has the best final test accuracy" in page(told, tmp_path)
+
+
+def seeded(root, *, scores, name, test_examples=4000):
+    """Writes a run for each seed, of one method."""
+    for seed, top in enumerate(scores):
+        path = make_run(root / f"seed{seed}" / name, top=top, test_examples=test_examples)
+        config = f'name = "{name}"\nseed = {seed}\nrounds = 4\nmethod = "{name}"\n[model]\n'
+        (path / "config.toml").write_text(config)
+        yield path
+
+
+def test_seeds_are_compared_in_pairs(tmp_path):
+    """Seeds differ by 8 points, which a comparison within each seed does not see."""
+    better = [*seeded(tmp_path, scores=[0.58, 0.50, 0.54], name="federa")]
+    worse = [*seeded(tmp_path, scores=[0.52, 0.44, 0.481], name="fedlr")]
+    parsed = Page(text := page(load(*better, *worse), tmp_path))
+    mean = "federa has the best final test accuracy: 54.0 % (mean of 3 seeds, standard deviation"
+    assert f"{mean} 4.0 points)" in text
+    assert parsed.row("federa", "3") == ["federa", "3", "54.0 % (best)", "4.0 points"]
+    row = parsed.row("federa and fedlr")
+    assert row[1:4] == ["6.0 points", "± 2.2 points", "test set and 3 seeds, paired"]
+    assert row[-1] == "separated"
+    assert text.count("(best)") == 1, "single runs of several seeds are not marked"
+
+
+def test_a_group_of_seeds_and_a_namesake_of_other_settings(tmp_path):
+    group = [*seeded(tmp_path / "a", scores=[0.5, 0.52], name="fedlr")]
+    (other,) = seeded(tmp_path / "b", scores=[0.1], name="fedlr")
+    path = other / "config.toml"
+    path.write_text(path.read_text().replace("rounds", "batch_size = 3\nrounds"))
+    judged = judge(report._distinct(load(*group, other)))
+    assert sorted(map(len, judged.members.values())) == [1, 2]
+    assert len(judged.ranking.groups) == 2
+
+
+def test_one_run_given_twice_is_compared_with_nothing(tmp_path):
+    (path,) = seeded(tmp_path, scores=[0.5], name="fedlr")
+    text = page(load(path, path), tmp_path)
+    assert "Final test accuracy: 50.0 %" in text
+    assert "What separates the runs" not in text
+
+
+def test_seeds_that_disagree_separate_nothing(tmp_path):
+    one = [*seeded(tmp_path, scores=[0.58, 0.50, 0.54], name="federa")]
+    other = [*seeded(tmp_path, scores=[0.50, 0.52, 0.53], name="fedlr")]
+    text = page(load(*one, *other), tmp_path)
+    assert "federa 54.0 % and fedlr 51.7 % are not separated" in text
+    assert "(best)" not in text
+
+
+def test_single_runs_of_different_seeds_are_not_compared(tmp_path):
+    (_, one), (other, _) = (
+        [*seeded(tmp_path, scores=[top, top], name=name)] for name, top in (("a", 0.9), ("b", 0.2))
+    )
+    assert "the margin of error is not known (no common seed)" in page(load(one, other), tmp_path)
+
+
+def test_the_clients_mean_is_the_score_where_there_is_no_test_set(tmp_path):
+    runs = []
+    for name, mean in (("ditto", 0.7), ("fedlr", 0.5)):
+        path = make_run(tmp_path / name)
+        rows = [{"round": 0}]
+        row = {"client_accuracy_mean": mean, "client_accuracy_std": 0.1, "client_count": 26}
+        rows.append({"round": 1, "headline": "accuracy", "clients": [0], **row})
+        (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        runs.append(path)
+    text = page(load(*runs), tmp_path)
+    assert "ditto has the best mean of the clients’ accuracy: 70.0 % (standard error 2.0" in text
+    # 2.06 is Student's t of 25 degrees of freedom: 2.06 * sqrt(2 * 0.1**2 / 25).
+    assert Page(text).row("ditto and fedlr")[2] == "± 5.8 points"
+
+
+def test_seen_and_unseen_clients_have_columns(tmp_path):
+    path = make_run(
+        tmp_path / "ditto",
+        client_accuracy_mean=0.528,
+        client_accuracy_std=0.2,
+        client_accuracy_weighted=0.6,
+        client_accuracy_mean_seen=0.658,
+        client_accuracy_mean_unseen=0.286,
+        client_count=20,
+        client_count_seen=13,
+        client_count_unseen=7,
+    )
+    parsed = Page(page(load(path), tmp_path))
+    assert parsed.row("ditto", "52.8 ± 20.0") == [
+        *("ditto", "52.8 ± 20.0", "60.0", "65.8 (13)", "28.6 (7)"),
+    ]
+
+
+def lower(path, scores):
+    """Turns a run into one that is judged by its perplexity."""
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for row, score in zip(rows, scores, strict=True):
+        del row["test_accuracy"]
+        row |= {"headline": "perplexity", "headline_better": "lower", "test_perplexity": score}
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_a_metric_of_which_less_is_better(tmp_path, capsys):
+    a = lower(make_run(tmp_path / "a"), [500.0, 90.0, 40.0, 50.0, 45.0])
+    b = lower(make_run(tmp_path / "b"), [500.0, 99.0, 60.0, 55.0, 50.0])
+    text = page(load(a, b), tmp_path)
+    parsed = Page(text)
+    assert parsed.row("a", "4")[2:4] == ["45", "40 (2)"], "the best is the lowest"
+    assert "a 45 and b 50 are not separated" in text
+    assert "90 % of the best: 50" in next(row for row in parsed.rows if row[0] == "" and row[1:])
+    assert parsed.row("a", "2")[1] == "2"
+    assert parsed.row("b", "4")[1] == "4"
+    assert main(["report", str(a), "--target", "60", "--out", str(tmp_path / "out")]) == 0
+    assert "To 60" in capsys.readouterr().out
+    assert main(["report", str(a), "--target", "-1"]) == 2
+    assert "must be above 0" in capsys.readouterr().err
+
+
+def test_a_target_that_the_untrained_model_has_reached(tmp_path):
+    path = make_run(tmp_path / "a", top=0.5)
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows[0]["test_accuracy"] = 0.46
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    text = report.write_report(load(path), tmp_path / "out", target=0.5).read_text()
+    assert Page(text).row("a", "untrained")[1:7] == ["untrained", "-", "-", "4", "8.00", "2.00"]
+
+
+def test_coincident_curves_are_named(tmp_path):
+    runs = load(*(make_run(tmp_path / name) for name in "abc"), make_run(tmp_path / "d", top=0.1))
+    assert page(runs, tmp_path).count("The curves of a, b and c coincide.") == 1
+
+
+def test_every_cell_carries_its_heading_for_narrow_windows(tmp_path):
+    text = page(load(make_run(tmp_path / "a"), make_run(tmp_path / "b", rounds=3)), tmp_path)
+    (body,) = re.findall(r"<main>(.*)</main>", text, re.S)
+    cells = re.findall(r"<td[^>]*>", body)
+    assert len(cells) > 30
+    assert [cell for cell in cells if "data-label" not in cell] == ['<td role="cell">']
+    assert "@media (max-width: 48rem)" in text
+
+
+def test_costs_of_targets(tmp_path):
+    slow = make_run(tmp_path / "slow", top=0.74, rounds=8)
+    fast = make_run(tmp_path / "fast", top=0.8, rounds=10)
+    parsed = Page(page(load(slow, fast), tmp_path))
+    head = next(i for i, row in enumerate(parsed.rows) if "90 % of the best: 72.0 %" in row)
+    assert parsed.rows[head + 2] == ["slow", "8", "16.0", "4.00", *"------"]
+    assert parsed.rows[head + 3][:7] == ["fast", "9", "18.0", "4.50", "10", "20.0", "5.00"]
+
+
+def test_costs_of_a_given_target(tmp_path, capsys):
+    slow = make_run(tmp_path / "slow", top=0.74, rounds=8)
+    fast = make_run(tmp_path / "fast", top=0.8, rounds=10)
+    # 72, 76 and 79.2 %: the one ends at 74 %, the other has 72 % after 9 rounds, 80 % after 10.
+    expected = ["8", "16.0", "4.00", *"------"], ["9", "18.0", "4.50", *["10", "20.0", "5.00"] * 2]
+    text = report.write_report(load(slow, fast), tmp_path / "out", target=0.8).read_text()
+    parsed = Page(text)
+    first = next(i for i, row in enumerate(parsed.rows) if "90 % of the target: 72.0 %" in row)
+    assert "reached a part of the target 80.0 %." in text
+    rows = parsed.rows[first + 2 : first + 4]
+    assert rows == [["slow", *expected[0]], ["fast", *expected[1]]]
+    # And in a terminal.
+    arguments = ["report", str(slow), str(fast), "--out", str(tmp_path / "out"), "--target", "0.8"]
+    assert main(arguments) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    head = lines.index(["To", "80.0", "%", "90", "%", "95", "%", "99", "%"])
+    assert lines[head + 1 : head + 4] == [
+        ["Run", *["Round", "MB", "min"] * 3],
+        ["slow", *expected[0]],
+        ["fast", *expected[1]],
+    ]
+    assert main(arguments[:-2]) == 0
+    assert "To 80" not in capsys.readouterr().out
+
+
+def test_a_target_that_nobody_reaches_and_one_that_cannot_be(tmp_path, capsys):
+    path = make_run(tmp_path / "a", top=0.5)
+    text = report.write_report(load(path), tmp_path / "out", target=0.9).read_text()
+    assert Page(text).row("a", "-") == ["a", *"---------"]
+    for target in ("80", "0", "nan"):
+        assert main(["report", str(path), "--target", target]) == 2
+        assert f"The target {target} must be a share" in capsys.readouterr().err
+
+
+def test_a_target_is_reached_in_spite_of_float32():
+    exact = float(np.float32(0.76))
+    assert exact < 0.76
+    assert rounds_to([{"round": 3, "test_accuracy": exact}], 0.76) == 3
+    assert rounds_to([{"round": 3, "test_accuracy": 0.7599}], 0.76) is None
+
+
+def test_configs_are_compared_by_what_differs(tmp_path):
+    a = make_run(tmp_path / "a", config='targets = ["q"]\n[data]\nname = "x"\n')
+    b = make_run(tmp_path / "b", config='targets = ["q", "v"]\n[data]\nname = "x"\nseed = 1\n')
+    text = page(load(a, b), tmp_path)
+    parsed = Page(text)
+    assert ["Run", "peft.targets", "data.seed"] in parsed.rows
+    assert ["a", '["q"]', "-"] in parsed.rows
+    assert ["b", '["q", "v"]', "1"] in parsed.rows
+    assert "<dt>data.name</dt><dd>x</dd>" in text
+    assert "<dt>commit</dt><dd>abc</dd>" in text
+
+
+def test_many_differences_are_rows(tmp_path):
+    keys = "abcdefgh"
+    a = make_run(tmp_path / "a", config="".join(f"{key} = 1\n" for key in keys))
+    b = make_run(tmp_path / "b", config="".join(f"{key} = 2\n" for key in keys))
+    parsed = Page(page(load(a, b), tmp_path))
+    assert ["Setting", "a", "b"] in parsed.rows
+    assert ["peft.h", "1", "2"] in parsed.rows
+
+
+def test_warnings_say_what_to_know_before_comparing(tmp_path):
+    a = make_run(tmp_path / "a", dropped=[17], train_loss=None, config='[data]\nname = "x"\nseed=1')
+    b = make_run(tmp_path / "b", rounds=3, config='[data]\nname = "y"\nseed=2')
+    (b / "config.toml").write_text((b / "config.toml").read_text().replace("= 3", "= 9"))
+    (section,) = re.findall(
+        r'<section class="warnings".*?</section>', page(load(a, b), tmp_path), re.S
+    )
+    for told in (
+        "a: 1 upload not finite and left out, of client 17 in round 4.",
+        "a: train_loss was not finite in round 4.",
+        "b: unfinished or cut short, it has 3 of 9 rounds.",
+        "different lengths: 3 to 4 rounds",
+        "differ in their seed, so a part is chance: data.seed is 1, 2.",
+        "different test sets: data.name is x, y.",
+    ):
+        assert told in section
+    assert section.count("<li>") == 6
+
+
+def test_warnings_tell_who_was_not_heard(tmp_path):
+    path = make_run(tmp_path / "a", failed=[3, 5], late=[7], clients=[])
+    text = page(load(path), tmp_path)
+    for told in (
+        "a: 2 uploads missing because their clients dropped out, of clients 3, 5 in round 4.",
+        "a: 1 upload too late and left out, of client 7 in round 4.",
+        "a: nobody took part in round 4.",
+    ):
+        assert f"<li>{told}</li>" in text
+
+
+def test_a_clean_comparison_has_no_warnings(tmp_path):
+    runs = load(make_run(tmp_path / "a"), make_run(tmp_path / "b"))
+    assert "<section" not in page(runs, tmp_path)
+
+
+def test_hostile_names_and_values_are_escaped(tmp_path):
+    script = "<script>alert('x')</script>"
+    path = make_run(tmp_path / "a", config=f'note = "{script}"\n')
+    hostile = path.rename(tmp_path / "<script>alert(1)\n<b>&漢\udcff")
+    (hostile / "environment.json").write_text(json.dumps({"<i>": "\ud800</style><script>"}))
+    runs = [*load(hostile), load(hostile)[0]._replace(name=script)]
+    text = page(runs, tmp_path)
+    assert not {"script", "b", "i"} & set(Page(text).tags)
+    assert "&lt;script&gt;alert(1) &lt;b&gt;&amp;漢" in text
+    assert "<script>" in printed(runs)  # a terminal shows it as it is
+
+
+@pytest.mark.parametrize("count", [1, 12])
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_any_number_of_runs_and_rounds(tmp_path, count, rounds):
+    runs = load(*(make_run(tmp_path / f"run{i}", rounds=rounds) for i in range(count)))
+    parsed = Page(page(runs, tmp_path))
+    assert parsed.row("run0", str(rounds))
+    assert printed(runs).count("run") == count
+
+
+def test_runs_that_recorded_nothing(tmp_path):
+    path = make_run(tmp_path / "a")
+    (path / "metrics.jsonl").write_text("")
+    text = page(load(path), tmp_path)
+    assert "No test accuracy has been recorded yet." in text
+    assert "Cost of reaching" not in text
+    assert "a" in printed(load(path))
+
+
+def test_unknown_fields_and_missing_ones_are_tolerated(tmp_path):
+    path = make_run(tmp_path / "a", novelty=1.5, nested={"x": 1})
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row.pop("simulated_seconds", None)
+        row.pop("aggregation_error_relative", None)
+        row["aggregation_error"] = 0.0123
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    parsed = Page(page(load(path), tmp_path))
+    assert parsed.rows[0][-1] == "Mean aggregation error"
+    assert parsed.row("a", "4")[-1] == "0.012"
+    assert not any("Simulated" in cell for cell in parsed.rows[0])
+
+
+def test_a_report_of_nothing_or_onto_a_file_is_an_input_error(tmp_path):
+    with pytest.raises(InputError, match="at least one run"):
+        report.write_report([], tmp_path)
+    runs = load(make_run(tmp_path / "a"))
+    with pytest.raises(InputError, match="cannot be written"):
+        report.write_report(runs, tmp_path / "a" / "config.toml")

@@ -1,0 +1,242 @@
+"""Figures hold what they should, and their labels stay apart."""
+
+import io
+import re
+import subprocess
+import sys
+from itertools import combinations
+
+import pytest
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.report.plots import (
+    PALETTE,
+    byte_unit,
+    curves,
+    one_line,
+    save,
+    styles,
+    svg,
+    time_unit,
+)
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def rows(rounds=3, top=0.8, size=1_000_000):
+    return [
+        {
+            "round": r,
+            "test_accuracy": top * r / max(rounds, 1),
+            "test_loss": 3.0 - r,
+            "bytes_up": size * (r > 0),
+            "bytes_down": size * (r > 0),
+            "simulated_seconds": 100.0 * (r > 0),
+        }
+        for r in range(rounds + 1)
+    ]
+
+
+def drawn(fig):
+    """Returns the curves: x and y of the lines in data coordinates that have more than a dot."""
+    ax = fig.axes[0]
+    lines = [line for line in ax.lines if line.get_transform() == ax.transData]
+    return [line.get_xydata().tolist() for line in lines if line.get_linestyle() != "None"]
+
+
+def look(line):
+    """Returns a line's colour and its pattern of dashes."""
+    return line.get_color(), str(line._dash_pattern)
+
+
+def texts(fig):
+    return [text.get_text() for text in fig.axes[0].texts]
+
+
+def test_a_curve_is_in_the_units_its_axes_name():
+    fig = curves({"fra": rows()}, "bytes")
+    assert fig.axes[0].get_xlabel() == "Communication, up and down (MB)"
+    assert fig.axes[0].get_ylabel() == "Test accuracy (%)"
+    (points,) = drawn(fig)
+    assert points[-1] == pytest.approx([6, 80])
+    assert texts(fig) == ["fra"]
+
+
+def test_other_axes_and_metrics_are_labelled():
+    ax = curves({"a": rows()}, "simulated_seconds", "test_loss").axes[0]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("Simulated time (minutes)", "Test loss")
+    ax = curves({"a": rows()}, "round", "client_accuracy_worst").axes[0]
+    assert ax.get_ylabel() == "Client accuracy worst (%)"
+
+
+def test_an_unknown_axis_is_an_input_error():
+    with pytest.raises(InputError, match="bytes"):
+        curves({"a": rows()}, "byte")
+
+
+@pytest.mark.parametrize("x", ["round", "bytes", "simulated_seconds"])
+@pytest.mark.parametrize("runs", [{}, {"a": []}, {"a": [{"round": 0}]}, {"a": rows(0)}])
+def test_little_or_nothing_still_renders(runs, x, tmp_path):
+    fig = curves(runs, x)
+    save(fig, tmp_path / "a.png")
+    assert ("Nothing recorded" in texts(fig)) == (runs != {"a": rows(0)})
+
+
+def test_runs_that_cannot_be_drawn_are_named_in_the_figure():
+    fig = curves({"a": rows(), "b": [{"round": 0, "train_loss": 1.0}]}, "round")
+    assert texts(fig) == ["a", "b (no points)"]
+
+
+def test_a_cost_that_was_not_simulated_is_no_vertical_line():
+    still = [row | {"simulated_seconds": 0.0} for row in rows()]
+    assert drawn(curves({"a": still}, "simulated_seconds")) == []
+
+
+def test_costs_far_apart_are_drawn_logarithmically():
+    near, far = rows(), rows(size=100_000_000)
+    assert curves({"a": near, "b": near}, "bytes").axes[0].get_xscale() == "linear"
+    fig = curves({"a": near, "b": far}, "bytes")
+    assert fig.axes[0].get_xscale() == "log"
+    assert all(x > 0 for points in drawn(fig) for x, _ in points)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0])
+def test_labels_of_twelve_long_names_do_not_overlap_or_leave_the_figure(spread):
+    runs = {f"run-{i}-{'long' * 20}-{i}": rows(top=0.5 + spread * i / 30) for i in range(12)}
+    fig = curves(runs, "round")
+    fig.savefig(io.BytesIO(), format="png")
+    boxes = [text.get_window_extent() for text in fig.axes[0].texts]
+    assert len(boxes) == 12
+    assert not any(a.y0 < b.y1 and b.y0 < a.y1 for a, b in combinations(boxes, 2))
+    assert all(fig.bbox.x1 >= box.x1 and fig.bbox.y1 >= box.y1 for box in boxes)
+    assert all(box.y0 >= 0 for box in boxes)
+    assert fig.axes[0].get_window_extent().width > 0.5 * fig.bbox.width
+    assert len(set(texts(fig))) == 12  # shortened in the middle
+
+
+def swatch(names, name):
+    """Returns how the curve of a name looks beside the other names."""
+    ax = curves({n: rows() for n in names}, "round").axes[0]
+    swatches = [line for line in ax.lines if line.get_transform() == ax.transAxes]
+    return look(swatches[names.index(name)])
+
+
+def test_a_run_looks_the_same_in_every_report():
+    names = ["fedlr", "federa", "fra"]
+    assert len(set(styles(names).values())) == 3
+    for name in names:
+        assert swatch(names, name) == swatch(names[::-1], name) == swatch([name], name)
+    # A name that wants the colour of another one gives way, whatever their order.
+    twin = next(f"x{i}" for i in range(99) if styles([f"x{i}"])[f"x{i}"] == styles(["fra"])["fra"])
+    assert styles(["fra", twin]) == styles([twin, "fra"])
+    assert len(set(styles(["fra", twin]).values())) == 2
+
+
+def test_a_print_in_grey_tells_runs_apart():
+    names = [f"run {i}" for i in range(6)]
+    assert len({swatch(names, name)[1] for name in names}) == 6
+
+
+def test_coincident_curves_can_all_be_seen():
+    fig = curves(
+        {"fedlr": rows(), "other": rows(top=0.5), "fra": rows(), "federa": rows()}, "round"
+    )
+    ax = fig.axes[0]
+    lines = [li for li in ax.lines if li.get_transform() == ax.transData]
+    lines = [line for line in lines if line.get_linestyle() != "None"]
+    same = [line for line in lines if line.get_ydata()[-1] == pytest.approx(80)]
+    widths = [line.get_linewidth() for line in same]  # in the order of drawing
+    assert len(set(widths)) == 3
+    assert widths == sorted(widths, reverse=True)
+    assert min(line.get_linewidth() for line in lines) == widths[-1]
+
+
+def test_less_is_better_is_said():
+    less = [{**row, "headline": "perplexity", "headline_better": "lower"} for row in rows()]
+    less = [{**row, "test_perplexity": 90.0 / (1 + row["round"])} for row in less]
+    assert curves({"a": less}, "round").axes[0].get_ylabel() == "Test perplexity, lower is better"
+
+
+@pytest.mark.parametrize("name", ["a", "_a", "$x$"])
+def test_a_narrow_figure_names_its_curves_below(name):
+    fig = curves({name: rows(), "b": [{"round": 0}]}, "round", narrow=True)
+    fig.savefig(io.BytesIO(), format="png")
+    (legend,) = fig.legends
+    assert [text.get_text() for text in legend.get_texts()] == [name, "b (no points)"]
+    assert fig.get_figwidth() < 4
+    assert fig.axes[0].get_window_extent().y0 > legend.get_window_extent().y1
+
+
+def test_figures_are_the_same_bytes_when_repeated(tmp_path):
+    for name in ("a.svg", "b.svg"):
+        save(curves({"a": rows(), "b": rows(top=0.5)}, "round"), tmp_path / name)
+    text = (tmp_path / "a.svg").read_text()
+    assert text == (tmp_path / "b.svg").read_text()
+    assert "<dc:date>" not in text
+    assert "var(--" not in text, "programs other than browsers read the file too"
+    one, other = (svg(curves({"a": rows()}, "round"), prefix) for prefix in ("x-", "y-"))
+    assert one != other
+    assert one.replace("x-", "") == other.replace("y-", "")
+    found = [set(re.findall(r'\bid="([^"]*)"', text)) for text in (one, other)]
+    assert found[0]
+    assert not found[0] & found[1]
+
+
+def test_twelve_runs_look_different():
+    fig = curves({str(i): rows() for i in range(12)}, "round")
+    ax = fig.axes[0]
+    swatches = [line for line in ax.lines if line.get_transform() == ax.transAxes]
+    assert len({look(line) for line in swatches}) == 12
+
+
+@pytest.mark.parametrize("name", ["$x$", "a\nb", "<script>", "漢字 😀", "\x1b[31m", "%s", ""])
+def test_hostile_names_render(name, tmp_path):
+    fig = curves({name: rows()}, "round")
+    save(fig, tmp_path / "a.png")
+    assert "<script" not in svg(fig)
+    assert "\n" not in texts(fig)[0]
+
+
+def test_save_writes_a_png_of_150_dpi_and_nothing_else(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"old")
+    save(curves({"a": rows()}, "round"), path)
+    data = path.read_bytes()
+    assert data.startswith(PNG)
+    assert int.from_bytes(data[16:20]) == pytest.approx(7.2 * 150)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_notebook_can_show_a_figure():
+    assert curves({"a": rows()}, "round")._repr_png_().startswith(PNG)
+
+
+def test_svg_is_one_element_whose_colours_a_page_can_set():
+    text = svg(curves({"a": rows()}, "round"))
+    color = styles(["a"])["a"]
+    assert text.startswith("<svg")
+    assert text.endswith("</svg>")
+    assert f"var(--run-{color}, {PALETTE[color]})" in text
+    assert "var(--paper, #ffffff)" in text
+    assert "<!--" not in text
+
+
+def test_pyplot_is_never_imported_and_matplotlib_only_when_drawing():
+    code = (
+        "import sys; from fedjax_peft.report import plots\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "plots.curves({'a': [{'round': 0, 'test_accuracy': 0.1}]}, 'round')._repr_png_()\n"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_units():
+    assert [byte_unit(n).symbol for n in (0, 999, 1e3, 5e6, 2e9, 3e15)] == [
+        *("B", "B", "kB", "MB", "GB", "TB"),
+    ]
+    assert [time_unit(n).symbol for n in (0, 100, 120, 7199, 7200)] == ["s", "s", "min", "min", "h"]
+
+
+def test_one_line():
+    assert one_line(" a\n\tb\x00c\x1b ") == "a b c"

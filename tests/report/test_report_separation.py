@@ -1,0 +1,77 @@
+"""Chance alone separates runs rarely, and real differences are found."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedjax_peft.report.separation import Group, Measurement, binomial, rank
+
+
+def group(name, values, variance=None, freedom=math.inf):
+    scores = {str(i): Measurement(float(v), variance, freedom) for i, v in enumerate(values)}
+    return Group(name, scores)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("k", [2, 5])
+def test_equal_runs_are_separated_in_less_than_5_percent(k, seeds):
+    """Equal methods on independent test sets, where the margin is not even cautious."""
+    rng, n, trials, found = np.random.default_rng(0), 400, 1000, 0
+    for _ in range(trials):
+        hits = rng.binomial(n, 0.5, (k, seeds)) / n
+        groups = [
+            group(str(i), own + rng.normal(0, 0.04, seeds) * (seeds > 1), binomial(0.5, n))
+            for i, own in enumerate(hits)
+        ]
+        ranking = rank(groups, lower_is_better=False)
+        found += any(one.separated for one in ranking.comparisons)
+    assert found / trials < 0.05 + 2 * math.sqrt(0.05 * 0.95 / trials)
+
+
+def test_the_margin_of_two_accuracies():
+    one, other = (group(name, [p], binomial(p, 400)) for name, p in (("a", 0.5), ("b", 0.4)))
+    (found,) = rank([other, one], lower_is_better=False).comparisons
+    expected = 1.959964 * math.sqrt((0.5 * 0.5 + 0.4 * 0.6) / 400)
+    assert (found.best, found.other) == ("a", "b")
+    assert found.margin == pytest.approx(expected, rel=1e-2)
+    assert found.separated
+    assert rank([one, other], lower_is_better=True).groups[0] == other
+
+
+def test_seeds_are_paired():
+    seeds = np.array([0.50, 0.42, 0.55])
+    one, other = group("a", seeds + np.array([0.03, 0.031, 0.029])), group("b", seeds)
+    (found,) = rank([one, other], lower_is_better=False).comparisons
+    # Student's t of 2 degrees of freedom is 4.3027.
+    assert found.margin == pytest.approx(4.3027 * 0.001 / math.sqrt(3), rel=1e-3)
+    assert found.difference == pytest.approx(0.03)
+    assert found.separated
+
+
+def test_pairs_share_the_level():
+    two, three = (
+        rank([group(str(i), [0.1 * i], 1e-4) for i in range(k)], lower_is_better=False)
+        for k in (2, 3)
+    )
+    assert two.comparisons[0].margin == pytest.approx(1.96 * math.sqrt(2e-4), rel=1e-3)
+    assert three.comparisons[0].margin == pytest.approx(2.394 * math.sqrt(2e-4), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "obstacle", "basis"),
+    [
+        ([0.9], [0.1], None, "size of the test unknown"),
+        ([0.9], [0.1], "different data", "different data"),
+    ],
+)
+def test_what_has_no_margin_separates_nothing(one, other, obstacle, basis):
+    ranking = rank([group("a", one), group("b", other)], lower_is_better=False, obstacle=obstacle)
+    assert ranking.winner is None
+    assert [c.basis for c in ranking.comparisons] == [basis]
+    assert len(ranking.level) == 2
+
+
+def test_a_share_of_all_examples_has_a_variance():
+    assert 0 < binomial(1.0, 10) < binomial(0.5, 10)
+    assert binomial(0.3, 10_000) == pytest.approx(0.3 * 0.7 / 10_000, rel=1e-3)

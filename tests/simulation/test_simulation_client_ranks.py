@@ -1,0 +1,133 @@
+"""Clients of different LoRA ranks: what one does not own adds nothing, never moves, is not sent."""
+
+import numpy as np
+import optax
+import pytest
+import toy
+
+from fedjax_peft.aggregators import fra, mean
+from fedjax_peft.algorithms import fedavg, local
+from fedjax_peft.errors import InputError
+from fedjax_peft.peft.base import attach
+from fedjax_peft.peft.lora import lora
+from fedjax_peft.peft.selective import head_only
+from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.testing import tiny_model
+
+# Weight decay moves a parameter even where its gradient is zero.
+ADAMW = optax.adamw(0.05, weight_decay=0.3)
+SIZES = [9, 4, 13, 6]
+
+
+def run(ranks, algorithm=None, *, model=None, rounds=2, **options):
+    return simulate(
+        model or toy.model(dropout=0),
+        algorithm or fedavg(ADAMW),
+        toy.clients(SIZES),
+        test=toy.dataset(20, seed=3),
+        rounds=rounds,
+        clients_per_round=len(SIZES),
+        batch_size=4,
+        client_ranks=ranks,
+        **options,
+    )
+
+
+def directions(params):
+    """Returns the two directions of the toy's adapter, A's column and B's row of each."""
+    a, b = np.asarray(params["layer.lora_a"]), np.asarray(params["layer.lora_b"])
+    return [np.concatenate([a[:, j], b[j]]) for j in range(toy.RANK)]
+
+
+@pytest.mark.parametrize("aggregator", [mean, fra])
+def test_full_ranks_change_nothing(aggregator):
+    algorithm = fedavg(ADAMW, aggregator=aggregator())
+    one, other = run(None, algorithm), run([2, 2, 2, 2], algorithm)
+    for name in one.params:
+        np.testing.assert_allclose(one.params[name], other.params[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_direction_that_nobody_owns_never_moves(lanes):
+    result = run([1, 1, 1, 1], lanes=lanes)
+    before, after = directions(result.model.trainable), directions(result.params)
+    assert np.abs(after[0] - before[0]).max() > 1e-3
+    np.testing.assert_array_equal(after[1], before[1])
+
+
+def test_a_direction_moves_by_its_owners_share():
+    # A client that does not own a direction sends it back as it came, bit for bit.
+    alone = [run(ranks, rounds=1) for ranks in ([1, 1, 2, 1], [2, 2, 2, 2])]
+    start = directions(alone[0].model.trainable)[1]
+    one, all_four = (directions(r.params)[1] - start for r in alone)
+    assert 0 < np.abs(one).max() < np.abs(all_four).max()
+    # The mean is over all by size, so one owner of 13 among 32 moves it by 13/32 of its own step.
+    own = run([1, 1, 2, 1], local(ADAMW), rounds=1).private
+    own = directions({name: x[2] for name, x in own.items()})[1] - start
+    np.testing.assert_allclose(one, own * 13 / 32, rtol=0, atol=1e-6)
+
+
+def test_a_client_trains_as_if_the_model_had_its_rank():
+    small = toy.model(dropout=0)
+    cut = {
+        name: x[:, :1] if name.endswith("lora_a") else x[:1] if "lora" in name else x
+        for name, x in small.trainable.items()
+    }
+    wide = run([1, 1, 1, 1], rounds=2)
+    narrow = run(None, model=small.replace(trainable=cut), rounds=2)
+    np.testing.assert_allclose(
+        wide.params["layer.lora_b"][:1], narrow.params["layer.lora_b"], rtol=0, atol=1e-6
+    )
+    for row, other in zip(wide.metrics[1:], narrow.metrics[1:], strict=True):
+        assert row["train_loss"] == pytest.approx(other["train_loss"], abs=1e-6)
+
+
+def test_a_personal_model_is_evaluated_at_its_own_rank():
+    poor = run([1, 1, 1, 1], local(ADAMW), client_test=toy.clients(SIZES), rounds=1)
+    rich = run([2, 2, 2, 2], local(ADAMW), client_test=toy.clients(SIZES), rounds=1)
+    assert poor.metrics[0]["client_loss_mean"] != rich.metrics[0]["client_loss_mean"]
+
+
+def test_a_personal_model_has_its_own_rank():
+    result = run([1, 2], local(ADAMW), rounds=1)
+    scales = [result.client_params(c)["layer.lora_scale"].tolist() for c in range(4)]
+    assert scales == [[1.5, 0.0], [1.5, 1.5]] * 2
+
+
+def test_what_is_not_owned_is_not_counted_as_sent():
+    full, head = 4 * (5 * 2 + 2 * 6), 4 * (6 * 3 + 3)
+    row = run([1, 1, 2, 1]).metrics[1]
+    assert row["bytes_up"] == row["bytes_down"] == 3 * (full // 2 + head) + full + head
+
+
+def test_a_short_list_is_repeated():
+    assert run([1, 2]).metrics[1]["bytes_up"] == run([1, 2, 1, 2]).metrics[1]["bytes_up"]
+
+
+def test_equal_after_resume(tmp_path):
+    whole = run([1, 2, 2, 1], rounds=4)
+    run([1, 2, 2, 1], rounds=2, out=tmp_path / "run")
+    resumed = run([1, 2, 2, 1], rounds=4, out=tmp_path / "run", resume=True)
+    for name in whole.params:
+        np.testing.assert_array_equal(whole.params[name], resumed.params[name])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ([], "0 entries for 4 clients"),
+        ([1] * 5, "5 entries for 4 clients"),
+        ([1, 2, 3, 1], "has 3"),
+        ([1, 0, 2, 1], "has 0"),
+    ],
+)
+def test_ranks_that_do_not_fit(ranks, message):
+    with pytest.raises(InputError, match=message):
+        run(ranks)
+
+
+def test_models_that_have_no_ranks():
+    with pytest.raises(InputError, match="needs a model with LoRA"):
+        run([1] * 4, model=attach(tiny_model(3), head_only()))
+    with pytest.raises(InputError, match="SVD start"):
+        run([1] * 4, model=attach(tiny_model(3), lora(2, init="svd")))

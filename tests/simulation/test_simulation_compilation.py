@@ -1,0 +1,158 @@
+"""Programs are compiled once: in a process, and from one process to the next."""
+
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import jax
+import optax
+import pytest
+import toy
+
+from fedjax_peft import tasks
+from fedjax_peft.algorithms import ditto, fedavg
+from fedjax_peft.engine import program
+from fedjax_peft.simulation.simulate import simulate
+
+SIZES = [7, 4, 12, 1, 9, 16, 3, 5]
+
+
+class Compilations(list):
+    """Names of the programs that XLA was asked for: compiled, or read from the cache on disk."""
+
+
+@pytest.fixture
+def compilations():
+    """Returns a context that lists the backend compilations in it."""
+    seen = Compilations()
+
+    def listen(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(seconds)
+
+    @contextlib.contextmanager
+    def counted():
+        seen.clear()
+        yield seen
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield counted
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return toy.model()
+
+
+@pytest.fixture(scope="module")
+def algorithm():
+    return fedavg(optax.sgd(0.1))
+
+
+def run(model, algorithm, *, seed=0, rounds=3, partition=0, **options):
+    clients = toy.clients(SIZES, seed=partition)
+    test = toy.dataset(70, seed=3 + partition)
+    options = {"clients_per_round": 3, "batch_size": 4, "eval_batch_size": 4, **options}
+    return simulate(model, algorithm, clients, test=test, rounds=rounds, seed=seed, **options)
+
+
+def test_another_seed_or_data_or_more_rounds_compile_nothing(model, algorithm, compilations):
+    first = run(model, algorithm)
+    with compilations() as seen:
+        again = run(model, algorithm)
+        assert not seen
+        others = [
+            run(model, algorithm, seed=1),
+            run(model, algorithm, rounds=12),
+            run(model, algorithm, partition=1),
+        ]
+        assert not seen
+    without = [{**row, "time": 0} for row in first.metrics]
+    assert [{**row, "time": 0} for row in again.metrics] == without
+    assert all(o.metrics[3]["train_loss"] != without[3]["train_loss"] for o in others[::2])
+    assert "compile_s" not in again.metrics[1]["time"]
+    with compilations() as seen:
+        run(model, algorithm, batch_size=2)
+    assert seen, "another shape is another program"
+
+
+def test_the_clients_own_models_and_diagnostics_are_reused_too(model, compilations):
+    algorithm = ditto(optax.sgd(0.1))
+    options = {"diagnostics": ["clients", "variation"], "client_test": toy.clients(SIZES, seed=5)}
+    run(model, algorithm, **options)
+    with compilations() as seen:
+        run(model, algorithm, seed=1, **options)
+    assert not seen
+
+
+def test_another_algorithm_or_setting_is_another_program(model, algorithm):
+    one = run(model, algorithm).metrics[-1]["test_loss"]
+    other = run(model, fedavg(optax.sgd(0.2))).metrics[-1]["test_loss"]
+    with jax.default_matmul_precision("bfloat16"):
+        run(model, algorithm)
+    assert one != other
+    assert run(model, algorithm).metrics[-1]["test_loss"] == one
+    assert len(vars(model.apply)["_programs"]) >= 6
+
+
+def test_programs_go_with_their_model_and_their_number_is_bounded(monkeypatch):
+    monkeypatch.setattr(program, "_MOST", 3)
+    model = toy.model()
+    frozen = weakref.ref(model.frozen["layer.kernel"])
+    for rate in (0.1, 0.2):
+        run(model, fedavg(optax.sgd(rate)))
+    kept = vars(model.apply)["_programs"]
+    assert len(kept) == 3
+    gone = weakref.ref(next(iter(kept.values())))
+    del model, kept
+    gc.collect()
+    assert gone() is None
+    assert frozen() is None
+
+
+@pytest.mark.parametrize("name", sorted(set(tasks.__all__) - {"for_data"}))
+def test_a_task_is_the_same_every_time(name):
+    """Else its programs would not be recognised."""
+    make = getattr(tasks, name)
+    assert make() == make()
+
+
+CHILD = """
+import json, sys
+import jax, optax, toy
+from fedjax_peft.algorithms import fedavg
+from fedjax_peft.simulation.simulate import simulate
+
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+before = jax.config.jax_compilation_cache_dir
+hits = []
+jax.monitoring.register_event_listener(
+    lambda event, **_: hits.append(event) if event == "/jax/compilation_cache/cache_hits" else None
+)
+simulate(toy.model(), fedavg(optax.sgd(0.1)), toy.clients([4, 4]), rounds=1)
+print(json.dumps([before, jax.config.jax_compilation_cache_dir, len(hits)]))
+"""
+
+
+def child(env):
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    path = os.pathsep.join([str(Path(__file__).parents[1]), inherited.get("PYTHONPATH", "")])
+    env = {**inherited, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **env}
+    command = [sys.executable, "-c", CHILD]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_python_reads_the_cache_on_disk_of_an_earlier_process(tmp_path):
+    env = {"FEDJAX_PEFT_CACHE": str(tmp_path / "cache")}
+    assert child(env) == [None, str(tmp_path / "cache" / "xla"), 0]
+    assert child(env)[2] > 0
+    chosen = str(tmp_path / "chosen")
+    assert child({**env, "JAX_COMPILATION_CACHE_DIR": chosen})[:2] == [chosen, chosen]

@@ -1,0 +1,134 @@
+"""What an evaluation reports: the direction of metrics, and clients that never trained."""
+
+import numpy as np
+import optax
+import pytest
+import toy
+
+from fedjax_peft import tasks
+from fedjax_peft.algorithms import fedavg, fedmcp
+from fedjax_peft.rows import headline_is_lower_better, seen_clients
+from fedjax_peft.simulation.evaluation import is_lower_better, worst
+from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.typing import Task
+
+SIZES = (7, 4, 12, 5, 9)
+TRAIN, HELD_OUT = toy.clients(SIZES).holdout(0.4)
+TEST = toy.dataset(30, seed=5)
+GROUPS = ("", "_seen", "_unseen")
+
+
+def run(algorithm, rounds=2, **options):
+    defaults = {"test": TEST, "client_test": HELD_OUT, "test_clients": 4, "clients_per_round": 1}
+    return simulate(
+        toy.model(),
+        algorithm,
+        TRAIN,
+        rounds=rounds,
+        batch_size=4,
+        diagnostics=["clients"],
+        **defaults | options,
+    )
+
+
+@pytest.fixture(scope="module")
+def personal(tmp_path_factory):
+    """A run with a private head, in which some clients never train; stopped once and resumed."""
+    out = tmp_path_factory.mktemp("run") / "a"
+    algorithm = fedavg(optax.sgd(0.5), head="private")
+    run(algorithm, 1, out=out)
+    return run(algorithm, 2, out=out, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "lower"),
+    [
+        ("classification", "accuracy", False),
+        ("classification", "macro_f1", False),
+        ("classification", "loss", True),
+        ("classification", "loss_global", True),
+        ("classification", "accuracy_global", False),
+        ("tagging", "f1", False),
+        ("tagging", "lost_entities", True),
+        ("next_token", "perplexity", True),
+        ("question_answering", "raw_f1", False),
+    ],
+)
+def test_a_metric_knows_its_direction(task, metric, lower):
+    declared = getattr(tasks, task)().lower_is_better
+    assert is_lower_better(metric, declared) == lower
+    values = np.array([0.8, 0.1, 0.05])
+    assert worst(values, metric, declared) == (0.8 if lower else 0.05)
+
+
+def test_an_algorithm_declares_the_direction_of_its_own_metrics():
+    declared = fedmcp(optax.sgd(0.1), similarity="cosine").lower_is_better
+    assert is_lower_better("cosine_global_private", declared)
+    assert not is_lower_better("cosine_global_average", declared)
+
+
+def test_the_worst_client_of_a_metric_of_the_user():
+    """An error rate, an accuracy under another name, and a headline of which less is better."""
+    base = tasks.classification()
+
+    def metrics(outputs, batch):
+        both = base.metrics(outputs, batch)
+        hits, count = both["accuracy"]
+        return both | {"accuracy_global": (hits, count), "errors": (count - hits, count)}
+
+    task = Task(base.loss, metrics, headline="errors", lower_is_better=("loss", "errors"))
+    result = run(fedavg(optax.sgd(0.5)), 1, task=task, clients_per_round=4)
+    row = result.metrics[-1]
+    assert len(set(row["per_client"]["errors"])) > 1
+    for prefix, values in (("train", row["per_client"]), ("client", row["client_tests"])):
+        assert row[f"{prefix}_errors_worst"] == pytest.approx(max(values["errors"]))
+        assert row[f"{prefix}_accuracy_global_worst"] == min(values["accuracy_global"])
+        assert row[f"{prefix}_loss_worst"] == max(values["loss"])
+    assert (row["headline"], row["headline_better"]) == ("errors", "lower")
+    assert headline_is_lower_better(result.metrics)
+
+
+def test_clients_that_never_trained_are_told_apart(personal):
+    first, last = personal.metrics[0], personal.metrics[-1]
+    seen = {c for row in personal.metrics[1:] for c in row["clients"]}
+    assert 0 < len(seen) < len(SIZES)
+    assert [first[f"client_count{group}"] for group in GROUPS] == [5, 0, 5]
+    assert "client_accuracy_mean_seen" not in first
+    tests, sizes = last["client_tests"], HELD_OUT.sizes
+    values = np.array(tests["accuracy"])
+    own = np.isin(tests["client"], list(seen))
+    for group, members in zip(GROUPS, (own | True, own, ~own), strict=True):
+        assert last[f"client_count{group}"] == members.sum()
+        expected = {
+            "mean": values[members].mean(),
+            "weighted": np.average(values[members], weights=sizes[members]),
+            "std": values[members].std(),
+            "worst": values[members].min(),
+        }
+        for kind, value in expected.items():
+            assert last[f"client_accuracy_{kind}{group}"] == pytest.approx(value, abs=1e-6)
+        worst_loss = np.array(tests["loss"])[members].max()
+        assert last[f"client_loss_worst{group}"] == pytest.approx(worst_loss, rel=1e-6)
+
+
+def test_personal_models_on_the_test_set_are_told_apart_too(personal):
+    last = personal.metrics[-1]
+    counts = [last[f"test_count{group}"] for group in GROUPS]
+    assert counts[0] == 4 == counts[1] + counts[2]
+    assert 0 < counts[1] < 4
+    both = counts[1] * last["test_accuracy_seen"] + counts[2] * last["test_accuracy_unseen"]
+    assert last["test_accuracy"] == pytest.approx(both / 4, abs=1e-6)
+    assert last["test_examples"] == len(TEST)
+    assert 0 < last["test_accuracy_std"] < 0.5
+
+
+def test_the_seen_clients_survive_a_resume(personal):
+    whole = run(personal.algorithm)
+    for row, other in zip(whole.metrics, personal.metrics, strict=True):
+        same = {k: v for k, v in row.items() if k.startswith(("client", "test"))}
+        assert same == {k: v for k, v in other.items() if k.startswith(("client", "test"))}
+
+
+def test_a_client_whose_upload_was_dropped_has_not_trained():
+    rows = [{"round": 0}, {"clients": [1, 2], "dropped": [2]}, {"clients": [3]}]
+    assert seen_clients(rows) == {1, 3}

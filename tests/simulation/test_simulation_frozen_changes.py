@@ -1,0 +1,95 @@
+"""FLoRA and FedEx in bfloat16: what they add to frozen kernels reaches everybody who uses them."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_peft.algorithms import fedavg, fedex, flora
+from fedjax_peft.data import Clients
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hf import load_model, random_model
+from fedjax_peft.peft.base import attach
+from fedjax_peft.peft.lora import lora
+from fedjax_peft.precision import effective
+from fedjax_peft.simulation.record import read_params
+from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.testing import TINY_BERT, tiny_dataset
+
+CONFIG = {**TINY_BERT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+DATA, TEST = tiny_dataset(32), tiny_dataset(32, seed=1)
+BY_LABEL = np.argsort(DATA.columns["labels"], kind="stable").astype(np.int32)
+CLIENTS = Clients(DATA, tuple(np.split(BY_LABEL, 2)))
+METHODS = {"fedex": (fedex, 3e-3), "flora": (flora, 3e-4)}
+"""Learning rates at which the change is below a bfloat16 step of a kernel, not a float32 one."""
+
+
+@functools.cache
+def model():
+    plain = random_model(CONFIG, head=classification(4), dtype="bfloat16")
+    return attach(plain, lora(2), seed=0)
+
+
+@functools.cache
+def run(name, out=None):
+    """Returns a run of two rounds with a small learning rate."""
+    make, rate = METHODS[name]
+    algorithm = make(optax.adam(rate))
+    return simulate(model(), algorithm, CLIENTS, test=TEST, rounds=2, batch_size=8, out=out)
+
+
+def joint(parts):
+    return np.sqrt(sum(np.sum(np.asarray(x, np.float64) ** 2) for x in parts))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_all_of_the_change_reaches_the_kernels(name):
+    result, held = run(name), model().compute_frozen()
+    change = result.algorithm.server.shift(result.server)
+    used = result.trained.compute_frozen()
+    lost, rounded = [], []
+    for leaf, x in change.items():
+        assert held[leaf].dtype == jnp.bfloat16
+        before = held[leaf].astype(jnp.float32)
+        lost.append(effective(used[leaf], jnp.bfloat16) - before - x)
+        rounded.append((before + x).astype(jnp.bfloat16).astype(jnp.float32) - before - x)
+    assert joint(rounded) > 0.2 * joint(change.values()), "bfloat16 kernels would lose this"
+    assert joint(lost) < 0.005 * joint(change.values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_error_is_measured_on_what_clients_compute_with(name):
+    """It is not 0, because bfloat16 rounds, and it is small beside what was learned."""
+    for row in run(name).metrics[1:]:
+        assert 0 < row["aggregation_error_relative"] < 0.005
+        assert row["layers"]["aggregation_error"].keys() == {
+            f"bert.encoder.layer.{i}.attention.self.{n}" for i in (0, 1) for n in ("query", "value")
+        }
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_going_on_from_a_run_starts_where_it_ended(name):
+    trained = run(name).trained
+    after = simulate(trained, fedavg(optax.sgd(0.0)), CLIENTS, test=TEST, rounds=1, batch_size=8)
+    assert after.metrics[0]["test_loss"] == run(name).metrics[-1]["test_loss"]
+    for leaf, x in trained.frozen.items():
+        np.testing.assert_array_equal(after.trained.frozen[leaf], x)
+
+
+def test_a_merged_export_holds_the_kernels_that_clients_compute_with(tmp_path):
+    result = run("flora")
+    result.export(tmp_path / "merged", format="merged")
+    loaded = load_model(str(tmp_path / "merged"), head=classification(4))
+    path = "bert.encoder.layer.0.attention.self.query"
+    a, b = (result.params[f"{path}.lora_{n}"] for n in "ab")
+    expected = result.trained.frozen[f"{path}.base.kernel"] + a @ b
+    np.testing.assert_allclose(loaded.frozen[f"{path}.kernel"], expected, rtol=0, atol=1e-7)
+
+
+def test_a_run_on_disk_has_the_same_kernels(tmp_path):
+    result = run("flora", tmp_path / "run")
+    params, _ = read_params(tmp_path / "run")
+    for leaf in result.algorithm.server.shift(result.server):
+        np.testing.assert_array_equal(params[leaf], result.trained.frozen[leaf])

@@ -1,0 +1,105 @@
+"""Settings that are too large are refused before anything is allocated."""
+
+import numpy as np
+import optax
+import pytest
+import toy
+
+from fedjax_peft import algorithms, memory, peft, testing
+from fedjax_peft.cli.bench import bench
+from fedjax_peft.config import optimizers
+from fedjax_peft.data import Clients, tokenize
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hf import load_tokenizer, random_model
+from fedjax_peft.peft.base import attach
+from fedjax_peft.random import host_rng, stream
+from fedjax_peft.simulation.evaluation import _no_larger
+from fedjax_peft.simulation.simulate import simulate
+
+
+def run(**options):
+    settings = {"rounds": 1, "batch_size": 4, **options}
+    clients = toy.clients([7, 4, 12])
+    return simulate(toy.model(), algorithms.fedavg(optax.sgd(0.1)), clients, **settings)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"local_steps": 2**53}, "local_steps = 9007199254740992 is too large"),
+        ({"local_steps": 2**30}, "local_steps = 1073741824 .* needs at least .* GB of memory"),
+        ({"epochs": 2**30}, "epochs = 1073741824 .* needs at least .* GB of memory"),
+        ({"rounds": 10**9}, "rounds = 1000000000 is too large: at most 1,000,000"),
+        ({"rounds": 10**5000}, "rounds = .*too long to write is too large"),
+        ({"seed": 2**64}, "seed = .* is too large"),
+    ],
+)
+def test_settings_that_are_too_large_are_refused(setting, words):
+    with pytest.raises(InputError, match=words):
+        run(**setting)
+
+
+def test_a_batch_that_memory_cannot_hold_is_refused():
+    model = attach(testing.tiny_model(), peft.lora(1))
+    clients = Clients(testing.tiny_dataset(8), (np.arange(8),))
+    algorithm = algorithms.fedavg(optax.sgd(0.1))
+    with pytest.raises(InputError, match=r"batch_size = 500000000 and 12 tokens .* needs at least"):
+        simulate(model, algorithm, clients, rounds=1, batch_size=500_000_000, local_steps=1)
+
+
+def test_an_evaluation_step_is_no_larger_than_what_is_evaluated():
+    assert _no_larger(1_000_000, 100) == 128
+    assert _no_larger(1_000_000, 0) == 64
+    assert _no_larger(64, 10) == 64
+    assert _no_larger(16, 10**6) == 16
+    assert _no_larger(1_000_000, 2**20) == 1_000_000
+
+
+def test_tokens_of_another_vocabulary_are_refused():
+    model = attach(testing.tiny_model(vocab_size=60), peft.lora(1))
+    clients = Clients(testing.tiny_dataset(8, vocab=64), (np.arange(8),))
+    with pytest.raises(InputError, match=r"token 6\d, but the model's vocabulary has 60"):
+        simulate(model, algorithms.fedavg(optax.sgd(0.1)), clients, rounds=1)
+
+
+def test_a_length_that_memory_cannot_hold_is_refused(tmp_path):
+    tokenizer = load_tokenizer(testing.write_tiny_checkpoint(tmp_path))
+    with pytest.raises(InputError, match="max_length = 1000000000000 needs at least"):
+        tokenize(tokenizer, ["w1", "w2"], max_length=10**12)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 10**40])
+def test_seeds_have_63_bits(seed):
+    for draw in (stream, host_rng):
+        with pytest.raises(InputError, match="from 0 to"):
+            draw(seed, "x")
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
+def test_learning_rates_are_finite(rate):
+    for name in optimizers.__all__:
+        with pytest.raises(InputError, match=r"learning_rate = .* must be a finite number"):
+            getattr(optimizers, name)(rate)
+
+
+def test_a_fused_projection_needs_a_part():
+    config = {
+        **{"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 2},
+        "n_positions": 16,
+    }
+    model = random_model(config, head=classification(2))
+    with pytest.raises(InputError, match="names no part"):
+        attach(model, peft.lora(1, targets=["c_attn"], parts=[]))
+
+
+@pytest.mark.parametrize("shape", [{"layers": 0}, {"layers": 10**8}, {"clients": 10**9}])
+def test_benchmarks_of_impossible_shapes_are_refused(shape):
+    with pytest.raises(InputError, match=r"must be|needs at least"):
+        bench(**{"layers": 1, "hidden": 8, "heads": 1, "ffn": 8, "vocab": 8, **shape})
+
+
+def test_what_fits_is_not_refused(monkeypatch):
+    memory.require(1, "x", "y")
+    monkeypatch.setattr(memory, "available", lambda: None)
+    memory.require(1e30, "x", "y")

@@ -1,0 +1,198 @@
+"""The way back from a run directory: ``fp.load_run``, and the command line on runs of Python."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import optax
+import pytest
+import toy
+from safetensors.numpy import load_file, save_file
+
+import fedjax_peft as fp
+from fedjax_peft.cli import main as cli
+from fedjax_peft.errors import InputError
+
+ADAM = optax.adam(1e-2)
+TEXTS = ["w1 w9 w9", "w30 w31"]
+ALGORITHMS = {
+    "shared": fp.algorithms.fedavg(ADAM),
+    "private": fp.algorithms.fedavg(ADAM, head="private"),
+    "folded": fp.algorithms.flora(ADAM),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return fp.testing.write_tiny_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def runs(checkpoint, tmp_path_factory):
+    """Returns finished runs of a loaded model by name of their algorithm."""
+    root = tmp_path_factory.mktemp("runs")
+    clients = fp.partition.iid(fp.testing.tiny_dataset(12), clients=3)
+    model = fp.load_model(checkpoint, head=fp.heads.classification(["a", "b", "c", "d"]))
+    attached = {
+        "shared": fp.attach(model, fp.lora(rank=2, init="svd"), seed=5),
+        "private": fp.attach(model, fp.lora(rank=2)),
+        "folded": fp.attach(model, fp.lora(rank=2)),
+    }
+    options = {"rounds": 2, "local_steps": 1, "batch_size": 4}
+    return {
+        name: fp.simulate(attached[name], algorithm, clients, out=root / name, **options)
+        for name, algorithm in ALGORITHMS.items()
+    }
+
+
+def assert_same(loaded, run):
+    for one, other in ((loaded.params, run.params), (loaded.trained.frozen, run.trained.frozen)):
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["shared", "folded"])
+def test_a_run_of_python_comes_back_without_its_algorithm(name, runs, tmp_path):
+    run = runs[name]
+    loaded = fp.load_run(run.out)
+    assert_same(loaded, run)
+    assert loaded.metrics == json.loads(json.dumps(run.metrics))
+    assert (repr(loaded), loaded.max_length) == (repr(run), 12)
+    np.testing.assert_array_equal(loaded.predict(TEXTS), run.predict(TEXTS))
+    if name == "folded":
+        with pytest.raises(InputError, match="format 'merged'"):
+            loaded.export(tmp_path / "adapter")
+        loaded.export(tmp_path / "merged", format="merged")
+        run.export(tmp_path / "other", format="merged")
+        files = [load_file(tmp_path / d / "model.safetensors") for d in ("merged", "other")]
+    else:
+        loaded.export(tmp_path / "adapter")
+        run.export(tmp_path / "other")
+        names = [tmp_path / d / "adapter_model.safetensors" for d in ("adapter", "other")]
+        files = [load_file(path) for path in names]
+    for key, value in files[1].items():
+        np.testing.assert_array_equal(files[0][key], value)
+
+
+def test_models_of_clients_need_the_algorithm(runs):
+    run = runs["private"]
+    with pytest.raises(InputError, match=r"keep leaves to themselves.*algorithm=\.\.\."):
+        fp.load_run(run.out)
+    loaded = fp.load_run(run.out, algorithm=ALGORITHMS["private"])
+    for client in range(3):
+        ours, theirs = loaded.client_params(client), run.client_params(client)
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    with pytest.raises(InputError, match="No checkpoint"):
+        fp.load_run(run.out, algorithm=fp.algorithms.scaffold(optax.sgd(0.1), learning_rate=0.1))
+
+
+def test_the_command_line_predicts_and_exports_runs_of_python(runs, tmp_path, capsys):
+    run, given, said = runs["shared"], tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    assert cli.main(["predict", str(run.out), "--input", str(given), "--output", str(said)]) == 0
+    logits = [json.loads(line)["logits"] for line in said.read_text().splitlines()]
+    np.testing.assert_array_equal(np.array(logits, np.float32), run.predict(TEXTS))
+    assert cli.main(["export", str(run.out), "--out", str(tmp_path / "adapter")]) == 0
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+    capsys.readouterr()
+    assert cli.main(["export", str(runs["private"].out), "--out", str(tmp_path / "x")]) == 2
+    assert "keep leaves to themselves" in capsys.readouterr().err
+
+
+def test_other_base_weights_are_noticed(runs, checkpoint, tmp_path, monkeypatch):
+    out, moved = tmp_path / "run", tmp_path / "model"
+    shutil.copytree(runs["private"].out, out)
+    shutil.copytree(checkpoint, moved)
+    about = json.loads((out / "model.json").read_text())
+    about["model"]["name"] = str(moved)
+    (out / "model.json").write_text(json.dumps(about))
+    weights = load_file(moved / "model.safetensors")
+    name = next(n for n in weights if n.endswith("query.weight"))
+    weights[name] = weights[name] * 1.01
+    save_file(weights, moved / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"base weights of .*query.*' differs.*model=\.\.\."):
+        fp.load_run(out, algorithm=ALGORITHMS["private"])
+    given = fp.load_run(out, model=runs["private"].model, algorithm=ALGORITHMS["private"])
+    assert_same(given, runs["private"])
+
+
+def test_a_model_of_ones_own_is_given(tmp_path):
+    model, out = toy.model(), tmp_path / "run"
+    run = fp.simulate(model, ALGORITHMS["shared"], toy.clients([4, 4]), rounds=1, out=out)
+    with pytest.raises(InputError, match=r"cannot be made again.*of your own.*model=\.\.\."):
+        fp.load_run(out)
+    assert_same(fp.load_run(out, model=model), run)
+    with pytest.raises(InputError, match=r"do not fit the model: 'head\.kernel' is \(6, 3\)"):
+        fp.load_run(out, model=toy.model(width=7))
+    for text in ("{", "[]", '{"reason": ""}'):
+        (out / "model.json").write_text(text)
+        with pytest.raises(InputError, match=r"model\.json is damaged"):
+            fp.load_run(out)
+    (out / "model.json").unlink()
+    with pytest.raises(InputError, match=r"made by fp\.simulate in Python"):
+        fp.load_run(out)
+    with pytest.raises(InputError, match="is not a run directory"):
+        fp.load_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", [n for n in fp.peft.__all__ if n not in ("pretrained",)])
+def test_every_method_is_made_again(name, tmp_path):
+    from fedjax_peft.simulation import recipe
+
+    options = {"bottleneck": {"size": 2}}.get(name, {})
+    try:
+        method = getattr(fp.peft, name)(**options)
+    except TypeError:  # needs arguments that this test does not know
+        method = getattr(fp.peft, name)(**{"prefix_tuning": {"tokens": 2}}.get(name, {"tokens": 2}))
+    about = {"name": method.name, "options": recipe._plain(method.options)}
+    again = recipe._method(about)
+    assert recipe._plain(again.options) == about["options"]
+    assert recipe._method({**about, "name": "of my own"}) is None
+
+
+CONFIG = """
+rounds = 1
+local_steps = 1
+[model]
+name = "{model}"
+[data]
+name = "{data}"
+max_length = 12
+[partition]
+name = "iid"
+clients = 3
+[peft]
+rank = 2
+[algorithm]
+name = "fedavg"
+head = "private"
+[optimizer]
+learning_rate = 1e-2
+"""
+
+
+def test_a_run_of_a_config_needs_nothing_else(checkpoint, tmp_path):
+    data = fp.testing.write_tiny_texts(tmp_path / "data", train=12, test=4)
+    (tmp_path / "c.toml").write_text(CONFIG.format(model=checkpoint, data=data))
+    out = tmp_path / "run"
+    assert cli.main(["run", str(tmp_path / "c.toml"), "--out", str(out), "-q"]) == 0
+    run = fp.load_run(out)
+    assert (run.algorithm.name, len(run.metrics), run.max_length) == ("fedavg", 2, 12)
+    assert run.predict(TEXTS, client=1).shape == (2, 4)
+    assert run.client_params(0)["classifier.bias"].shape == (4,)
+
+
+def test_a_preset_that_is_gone_does_not_stop_a_run_from_being_read(checkpoint, tmp_path, capsys):
+    data = fp.testing.write_tiny_texts(tmp_path / "data", train=12, test=4)
+    (tmp_path / "c.toml").write_text(CONFIG.format(model=checkpoint, data=data))
+    out = tmp_path / "run"
+    assert cli.main(["run", str(tmp_path / "c.toml"), "system=fedlr", "--out", str(out), "-q"]) == 0
+    before = fp.load_run(out)
+    config = (out / "config.toml").read_text()
+    assert 'system = "fedlr"' in config
+    (out / "config.toml").write_text(config.replace('"fedlr"', '"ffa_lora"'))  # renamed since
+    assert_same(fp.load_run(out), before)
+    assert cli.main(["resume", str(out)]) == 0
+    assert "nothing left to resume" in capsys.readouterr().out

@@ -1,0 +1,348 @@
+"""Interrupted runs: whatever kills them, and whenever, they continue to the same numbers."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+import toy
+
+from fedjax_peft import rows as history
+from fedjax_peft.algorithms import fedavg
+from fedjax_peft.errors import InputError
+from fedjax_peft.rows import read_metrics
+from fedjax_peft.simulation import checkpoint, record
+from fedjax_peft.simulation.simulate import simulate
+
+TESTS = Path(__file__).parents[1]
+CHILD = """
+import os, signal, sys, time
+from test_simulation_resume import run
+from fedjax_peft.simulation.checkpoint import Checkpoints
+
+out, how, at = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def on_round(row):
+    if how == "after the row" and row["round"] == at:
+        die()
+    if how == "slowly":
+        time.sleep(0.1)
+
+save = Checkpoints.save
+
+def die_while_saving(self, number, state):
+    if how == "while saving" and number == at:
+        self._manager.wait_until_finished = die  # orbax writes in the background
+    save(self, number, state)
+
+Checkpoints.save = die_while_saving
+run(out, resume=os.path.exists(out), on_round=on_round)
+"""
+ROUNDS = 8
+
+
+def run(out, *, rounds=ROUNDS, model=None, **options):
+    """Runs the toy problem with private heads: a server's state and a private store to be kept."""
+    return simulate(
+        model or toy.model(),
+        fedavg(optax.sgd(0.1), head="private"),
+        toy.clients([7, 4, 12, 1, 9, 16, 3, 5, 10, 2]),
+        test=toy.dataset(20, seed=3),
+        rounds=rounds,
+        clients_per_round=4,
+        batch_size=4,
+        checkpoint_every=2,
+        out=out,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """Returns the run that nothing interrupted."""
+    return run(tmp_path_factory.mktemp("straight") / "run")
+
+
+@pytest.fixture
+def copy(straight, tmp_path):
+    """Returns a copy of its directory."""
+    shutil.copytree(straight.out, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def rows(out, last=ROUNDS):
+    """Returns the metrics on disk without wall-clock times; their rounds must be contiguous."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in lines] == list(range(last + 1))
+    return [{k: v for k, v in row.items() if k != "time"} for row in lines]
+
+
+def assert_same(result, straight):
+    assert rows(result.out) == rows(straight.out)
+    assert [r["round"] for r in result.metrics] == list(range(ROUNDS + 1))
+    name = "params.safetensors"
+    assert (result.out / name).read_bytes() == (straight.out / name).read_bytes()
+    for one, other in ((result.params, straight.params), (result.private, straight.private)):
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def checkpoints(out):
+    return sorted(path.name for path in (out / "checkpoints").iterdir())
+
+
+def cut(path, keep=0.5):
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+
+
+def killed(out, how, at=0):
+    """Runs in a process of its own until that is dead."""
+    path = os.pathsep.join([str(TESTS), str(TESTS / "run")])
+    env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", CHILD, str(out), how, str(at)]
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as child:
+        if how == "slowly":
+            metrics, begun = out / "metrics.jsonl", time.monotonic()
+            while not metrics.exists() or f'"round": {at},' not in metrics.read_text():
+                assert child.poll() is None, child.stderr.read()
+                assert time.monotonic() - begun < 100
+                time.sleep(0.01)
+            time.sleep(random.uniform(0, 0.25))
+            child.kill()
+        _, errors = child.communicate(timeout=100)
+        assert child.returncode == -signal.SIGKILL, errors
+
+
+def test_a_run_survives_kill_9_at_any_moment(straight, tmp_path):
+    out = tmp_path / "run"
+    killed(out, "after the row", 3)
+    assert (len(rows(out, 3)), checkpoints(out)) == (4, ["2"])
+    killed(out, "while saving", 4)
+    assert rows(out, 4) == rows(straight.out)[:5]
+    assert "2" in checkpoints(out)
+    assert "4" not in checkpoints(out)
+    killed(out, "slowly", 5)
+    assert_same(run(out, resume=True), straight)
+    assert checkpoints(out) == ["6", "8"]
+
+
+def test_more_rounds_may_be_asked_for(straight, tmp_path):
+    out = tmp_path / "run"
+    run(out, rounds=5)
+    assert checkpoints(out) == ["4", "5"]
+    with pytest.raises(InputError, match="rounds was 5, is 4"):
+        run(out, rounds=4, resume=True)
+    assert_same(run(out, resume=True), straight)
+
+
+def test_a_finished_run_has_nothing_left_to_do(straight, copy):
+    seen = []
+    began = time.monotonic()
+    assert_same(run(copy, resume=True, on_round=seen.append), straight)
+    assert seen == []
+    assert time.monotonic() - began < 2, "nothing is compiled"
+
+
+def test_a_torn_last_line_is_written_again(straight, copy):
+    metrics = copy / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-40])
+    assert len(read_metrics(metrics)) == ROUNDS
+    assert_same(run(copy, resume=True), straight)
+    assert checkpoints(copy) == ["6", "8"]
+
+
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(straight, copy, caplog):
+    cut(copy / "checkpoints" / "8" / "default" / "_METADATA")
+    assert_same(run(copy, resume=True), straight)
+    assert "Resumed from round 6; checkpoints skipped: ['round 8: " in caplog.text
+    # The damaged one was replaced: the next resume has nothing to say.
+    caplog.clear()
+    assert_same(run(copy, resume=True), straight)
+    assert caplog.text == ""
+
+
+def test_without_a_readable_checkpoint_nothing_is_thrown_away(copy):
+    before = (copy / "metrics.jsonl").read_bytes()
+    for number in ("6", "8"):
+        cut(copy / "checkpoints" / number / "default" / "_METADATA")
+    with pytest.raises(InputError, match=r"No checkpoint in .* round 8: .*; round 6: "):
+        run(copy, resume=True)
+    assert checkpoints(copy) == ["6", "8"]
+    assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_of_another_model_is_refused(copy):
+    wrong = r"round 8 .* 'layer\.lora_b' with shape \(2, 6\), but this run has \(2, 7\)"
+    with pytest.raises(InputError, match=wrong):
+        run(copy, resume=True, model=toy.model(width=7))
+
+
+def test_a_run_that_died_before_its_first_row_starts_anew(straight, copy):
+    (copy / "metrics.jsonl").unlink()
+    shutil.rmtree(copy / "checkpoints")
+    assert_same(run(copy, resume=True), straight)
+
+
+def test_a_run_that_lost_its_metrics_is_refused(copy):
+    (copy / "metrics.jsonl").unlink()
+    with pytest.raises(InputError, match="round 8: the metrics end at round -1"):
+        run(copy, resume=True)
+
+
+def test_a_changed_config_is_refused_with_old_and_new_values(copy):
+    with pytest.raises(InputError, match=r"another config: seed was 0, is 1\. Only more rounds"):
+        run(copy, resume=True, seed=1)
+    with pytest.raises(InputError, match="epochs was 1, is 2; local_steps was None, is 3"):
+        run(copy, resume=True, epochs=2, local_steps=3)
+
+
+def start_with(config, out, **options):
+    # With this seed round 1 draws the small client, and round 2 would draw the large one: its plan
+    # is longer than all plans of this run.
+    return simulate(
+        toy.model(dropout=0),
+        fedavg(optax.sgd(0.1)),
+        toy.clients([4, 90]),
+        rounds=1,
+        clients_per_round=1,
+        seed=1,
+        out=out,
+        config=config,
+        **options,
+    )
+
+
+def test_a_config_is_compared_key_by_key(tmp_path):
+    out, config = tmp_path / "run", {"rounds": 1, "peft": {"rank": 8, "alpha": None}}
+    assert start_with(config, out).metrics[1]["clients"] == [0]
+    assert (out / "config.toml").read_text().startswith("rounds = 1")
+    with pytest.raises(InputError, match=r"peft\.rank was 8, is 4"):
+        start_with({**config, "peft": {"rank": 4}}, out, resume=True)
+    assert len(start_with(config, out, resume=True).metrics) == 2
+
+
+def test_a_directory_that_holds_something_is_not_touched(copy, tmp_path):
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match="already holds a run: continue it with --resume"):
+        run(copy)
+    assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match="exists and is no run"):
+        run(tmp_path / "other")
+    with pytest.raises(InputError, match="resume=True needs the run directory"):
+        run(None, resume=True)
+
+
+def test_an_exception_leaves_a_run_that_can_be_resumed(straight, tmp_path):
+    def stop(row):
+        if row["round"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", on_round=stop)
+    assert_same(run(tmp_path / "run", resume=True), straight)
+
+
+def test_records_are_those_of_the_whole_run(straight):
+    assert {path.name for path in straight.out.iterdir()} == {
+        "checkpoints",
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "model.json",
+        "params.safetensors",
+        "tensorboard",
+    }
+    environment = json.loads((straight.out / "environment.json").read_text())
+    assert environment["versions"]["jax"] == jax.__version__
+    assert [{**r, "time": 0} for r in read_metrics(straight.out / "metrics.jsonl")] == [
+        {**r, "time": 0} for r in straight.metrics
+    ]
+
+
+@pytest.mark.parametrize("how", ["no room", "in orbax", "in the metrics"])
+def test_a_full_disk_stops_the_run_cleanly_and_it_resumes(how, straight, tmp_path, monkeypatch):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fails(*_, **__):
+        raise full
+
+    def fill(row):
+        if row["round"] != 4:
+            return
+        if how == "no room":
+            monkeypatch.setattr(checkpoint, "_check_room", fails)
+        elif how == "in orbax":
+            monkeypatch.setattr(ocp.CheckpointManager, "save", fails)
+        else:
+            monkeypatch.setattr(history.os, "fsync", fails)
+
+    with pytest.raises((InputError, OSError), match="No space left") as caught:
+        run(tmp_path / "run", on_round=fill)
+    assert str(tmp_path / "run") in str(caught.value)
+    monkeypatch.undo()
+    again = run(tmp_path / "run", resume=True)
+    assert_same(again, straight)
+    assert not list((tmp_path / "run").rglob("*.orbax-checkpoint-tmp*"))
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_ctrl_c_during_a_checkpoint_waits_for_its_end(tmp_path, monkeypatch, capfd):
+    save = ocp.CheckpointManager.save
+
+    def interrupted(self, *args, **options):
+        save(self, *args, **options)  # it goes on in the background
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", interrupted)
+    store = checkpoint.Checkpoints(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        store.save(3, {"a": jax.numpy.ones(4)})
+    monkeypatch.undo()
+    assert store.latest == 3
+    _, state = store.restore({"a": jax.numpy.zeros(4)}, last=3)
+    assert state["a"].tolist() == [1, 1, 1, 1]
+    store.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_overwrite_follows_a_link_and_leaves_it(copy, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(copy)
+    record.remove_run(link)
+    assert link.is_symlink()
+    assert copy.is_dir()
+    assert not list(copy.iterdir())
+    run(link, rounds=1)
+    assert (copy / "metrics.jsonl").is_file()
+    record.remove_run(copy)
+    assert not copy.exists()
+
+
+def test_overwrite_refuses_a_file(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="is a file"):
+        record.remove_run(tmp_path / "file")
+
+
+def test_a_directory_whose_name_is_not_utf_8_is_refused_first(tmp_path):
+    with pytest.raises(InputError, match="not UTF-8"):
+        run(tmp_path / "\udcff", rounds=1)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,204 @@
+"""Reading, writing and summing up metrics."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.rows import (
+    append_metrics,
+    read_metrics,
+    rounds_to,
+    series,
+    summary,
+    truncate_metrics,
+)
+
+ROWS = [
+    {"round": 0, "test_accuracy": 0.1, "bytes_up": 0, "bytes_down": 0, "simulated_seconds": 0.0},
+    {"round": 1, "bytes_up": 10, "bytes_down": 20, "simulated_seconds": 1.5},
+    {"round": 2, "test_accuracy": 0.4, "bytes_up": 10, "bytes_down": 20, "simulated_seconds": 2.0},
+    {"round": 3, "test_accuracy": None, "bytes_up": 5, "bytes_down": 20},
+    {"round": 4, "test_accuracy": 0.3, "bytes_up": 10, "bytes_down": 20, "simulated_seconds": 1.0},
+]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_what_is_appended_is_read_back(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for row in ROWS:
+        append_metrics(path, row)
+    assert read_metrics(path) == ROWS
+    assert path.read_text().count("\n") == len(ROWS)
+
+
+def test_arrays_become_numbers_and_non_finite_numbers_null(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    row = {
+        "round": 1,
+        "loss": np.float32("nan"),
+        "accuracy": np.float32(0.5),
+        "clients": np.arange(3),
+        "time": {"train_s": math.inf},
+    }
+    append_metrics(path, row)
+    assert json.loads(path.read_text()) == {
+        "round": 1,
+        "loss": None,
+        "accuracy": 0.5,
+        "clients": [0, 1, 2],
+        "time": {"train_s": None},
+    }
+
+
+@pytest.mark.parametrize("cut", [1, 7, 20])
+def test_a_torn_last_line_is_ignored_and_gone_after_the_next_append(tmp_path, cut):
+    path = write(tmp_path / "metrics.jsonl", ROWS)
+    path.write_bytes(path.read_bytes()[:-cut])
+    kept = ROWS if cut == 1 else ROWS[:-1]  # without its newline only, the row is whole
+    assert read_metrics(path) == kept
+    append_metrics(path, {"round": 5})
+    assert read_metrics(path) == [*kept, {"round": 5}]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"round": 1, "te', "[1]", '{"loss": 1}', '{"round": "1"}', "\xff"]
+)
+def test_a_damaged_earlier_line_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"round": 0}\n' + line.encode("latin-1") + b'\n{"round": 2}\n')
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 "):
+        read_metrics(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ('"clients": 3', "'clients' is 3"),
+        ('"dropped": [[1]]', "'dropped'"),
+        ('"late": {"a": 1}', "'late'"),
+        ('"headline": "a/b"', "'headline' is 'a/b'"),
+        ('"headline": ["x"]', "'headline'"),
+        ('"headline_better": 1', "'headline_better'"),
+        ('"time": [1]', "'time'"),
+        ('"roles": {"shared": "x"}', "'roles'"),
+        ('"test_accuracy": "high"', "'test_accuracy' is 'high'"),
+        ('"bytes_up": [1]', "'bytes_up'"),
+        (f'"anything": [{10**400}]', "beyond 64 bits"),
+        ('"x": ' + "[" * 100_000, ""),
+        ('"round": -1', "'round' is -1"),
+        (f'"round": {2**40}', "'round'"),
+    ],
+)
+def test_a_row_that_was_edited_is_refused_with_its_line_and_field(tmp_path, field, words):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"round": 0}}\n{{"round": 1, {field}}}\n')
+    with pytest.raises(InputError, match=rf"metrics.jsonl, line 2 is not a row.*{words}"):
+        read_metrics(path)
+
+
+def test_a_missing_file_is_an_input_error(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_literal_nan_reads_as_none_and_rows_are_sorted_by_round(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"round": 1, "loss": NaN}\n{"round": 0}\n')
+    assert read_metrics(path) == [{"round": 0}, {"round": 1, "loss": None}]
+
+
+def test_truncation_keeps_the_rounds_up_to_the_last_and_leaves_no_scratch_file(tmp_path):
+    path = write(tmp_path / "metrics.jsonl", ROWS)
+    truncate_metrics(path, 2)
+    assert read_metrics(path) == ROWS[:3]
+    truncate_metrics(path, -1)
+    assert read_metrics(path) == []
+    truncate_metrics(tmp_path / "none.jsonl", 2)
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_costs_accumulate_over_rounds_that_were_not_evaluated():
+    assert series(ROWS, "round", "test_accuracy") == ([0, 2, 4], [0.1, 0.4, 0.3])
+    assert series(ROWS, "bytes", "test_accuracy") == ([0, 60, 115], [0.1, 0.4, 0.3])
+    assert series(ROWS, "simulated_seconds", "test_accuracy")[0] == [0, 3.5, 4.5]
+
+
+def test_a_series_without_its_fields_has_no_points():
+    assert series(ROWS, "round", "perplexity") == ([], [])
+    assert series([{"round": 0, "test_accuracy": 0.1}], "bytes", "test_accuracy") == ([], [])
+    assert series([], "bytes", "test_accuracy") == ([], [])
+
+
+def test_an_unknown_axis_gets_advice():
+    with pytest.raises(InputError, match="'bytes'"):
+        series(ROWS, "byte", "test_accuracy")
+
+
+def test_summary():
+    rows = [
+        ROWS[0] | {"roles": {"shared": 30, "private": 4, "fixed": 2}},
+        *ROWS[1:4],
+        ROWS[4]
+        | {
+            "clients": [1, 2, 3],
+            "dropped": [2, 3],
+            "slot_utilisation": 0.5,
+            "aggregation_error_relative": 0.2,
+            "client_accuracy_worst": 0.05,
+            "time": {"train_s": 2.0, "eval_s": 1.0, "compile_s": None},
+        },
+    ]
+    assert summary(rows) == {
+        "headline": "accuracy",
+        "rounds": 4,
+        "final_score": 0.3,
+        "final_round": 4,
+        "best_score": 0.4,
+        "best_round": 2,
+        "bytes_up": 35,
+        "bytes_down": 80,
+        "simulated_seconds": 4.5,
+        "wall_seconds": 3.0,
+        "client_rounds": 3,
+        "dropped": 2,
+        "slot_utilisation": 0.5,
+        "aggregation_error": None,
+        "aggregation_error_relative": 0.2,
+        "test_examples": None,
+        "test_count": None,
+        "test_std": None,
+        "client_count": None,
+        "client_count_seen": None,
+        "client_count_unseen": None,
+        "client_mean": None,
+        "client_mean_seen": None,
+        "client_mean_unseen": None,
+        "client_weighted": None,
+        "client_weighted_seen": None,
+        "client_weighted_unseen": None,
+        "client_std": None,
+        "client_worst": 0.05,
+        "trained": 34,
+    }
+
+
+@pytest.mark.parametrize("rows", [[], [{"round": 0}]])
+def test_a_summary_of_nothing_has_the_same_keys(rows):
+    facts = summary(rows)
+    assert facts.keys() == summary(ROWS).keys()
+    known = ("headline", "rounds", "client_rounds", "dropped")
+    assert {facts[key] for key in facts if key not in known} == {None}
+
+
+def test_rounds_to_a_target():
+    assert rounds_to(ROWS, 0.1) == 0
+    assert rounds_to(ROWS, 0.3) == 2
+    assert rounds_to(ROWS, 0.41) is None
+    assert rounds_to([], 0.0) is None

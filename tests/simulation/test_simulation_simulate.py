@@ -1,0 +1,363 @@
+"""``simulate``: the same numbers whatever the machine does, and nothing silently wrong."""
+
+import functools
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from jax import monitoring
+
+from fedjax_peft.aggregators import fra
+from fedjax_peft.algorithms import fedavg, local
+from fedjax_peft.data import Clients, Dataset, partition
+from fedjax_peft.data.encoders.spans import Question
+from fedjax_peft.engine.lanes import choose_lanes
+from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import Model
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hf import random_model
+from fedjax_peft.peft.base import attach
+from fedjax_peft.peft.lora import lora
+from fedjax_peft.random import host_rng
+from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.testing import TINY_BERT, tiny_dataset, tiny_model
+
+SIZES = (7, 4, 12, 1, 9, 16, 3, 0, 5, 10, 2)
+TRAIN, HELD_OUT = toy.clients(SIZES).holdout(0.4)
+TEST = toy.dataset(30, seed=5)
+ADAM = optax.adam(0.02)
+ALGORITHMS = {
+    "mean": fedavg(ADAM),
+    "fra": fedavg(ADAM, aggregator=fra()),
+    "private": fedavg(ADAM, head="private"),
+    "frozen": fedavg(ADAM, head="frozen"),
+    "local": local(ADAM),
+}
+compilations = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counted():
+    """Counts compilations."""
+
+    def count(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compilations.append(seconds)
+
+    monitoring.register_event_duration_secs_listener(count)
+    yield
+    monitoring.unregister_event_duration_listener(count)
+
+
+def run(name, clients=TRAIN, **changes):
+    options = {
+        "test": TEST,
+        "client_test": HELD_OUT,
+        "rounds": 4,
+        "clients_per_round": 6,
+        "batch_size": 4,
+        "lanes": 3,
+        "test_clients": 3,
+    }
+    return simulate(toy.model(), ALGORITHMS[name], clients, **options | changes)
+
+
+@functools.cache
+def finished(name):
+    """Returns a run, and the number of compilations before each of its rows."""
+    counts = []
+    return run(name, on_round=lambda row: counts.append(len(compilations))), counts
+
+
+def rows(result, *without):
+    return [{k: v for k, v in row.items() if k not in ("time", *without)} for row in result.metrics]
+
+
+def leaves(result):
+    return {**result.params, **{f"private {n}": x for n, x in result.private.items()}}
+
+
+def accuracy(params, data, indices=None):
+    """Returns a model's accuracy, by applying it once to everything."""
+    rows = np.arange(len(data)) if indices is None else indices
+    batch = {n: jnp.asarray(x[rows]) for n, x in data.columns.items()}
+    logits = toy.model().apply(toy.model().frozen, params, batch, None, False).logits
+    return float(np.mean(np.argmax(logits, axis=1) == batch["labels"]))
+
+
+@pytest.mark.parametrize("name", ["mean", "fra", "local"])
+def test_nothing_compiles_after_the_first_round(name, tmp_path):
+    counts = []
+    run(
+        name,
+        out=tmp_path / "run",
+        checkpoint_every=1,
+        on_round=lambda row: counts.append(len(compilations)),
+    )
+    assert counts[1] > counts[0], "the listener hears the round program"
+    assert counts[1:] == [counts[1]] * 4
+
+
+def test_the_same_seed_gives_the_same_rows_to_the_bit():
+    one, again = finished("mean")[0], run("mean")
+    assert rows(one) == rows(again)
+    for name, x in leaves(one).items():
+        np.testing.assert_array_equal(x, leaves(again)[name])
+    other = run("mean", seed=1)
+    assert [r["clients"] for r in rows(one)[1:]] != [r["clients"] for r in rows(other)[1:]]
+    losses = [[row["train_loss"] for row in rows(r)[1:]] for r in (one, other)]
+    assert all(a != b for a, b in zip(*losses, strict=True))
+
+
+@functools.cache
+def tiny_bert(lanes, dtype="float32"):
+    shape = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16}
+    model = random_model({**TINY_BERT, **shape}, head=classification(4), dtype=dtype)
+    model = attach(model, lora(rank=2, dropout=0.1), seed=0)
+    clients = partition.dirichlet(tiny_dataset(96), 12, 0.5, mode="class_wise", seed=0)
+    assert len(set(clients.sizes.tolist())) > 4
+    algorithm = fedavg(optax.adamw(1e-2))
+    options = {"rounds": 3, "clients_per_round": 8, "batch_size": 4}
+    return model, simulate(
+        model, algorithm, clients, test=tiny_dataset(40, seed=1), lanes=lanes, **options
+    )
+
+
+@pytest.mark.parametrize("lanes", [3, 8])
+def test_lanes_do_not_change_the_metrics(lanes):
+    one, many = tiny_bert(1)[1], tiny_bert(lanes)[1]
+    assert {r["lanes"] for r in many.metrics[1:]} == {lanes}
+    for a, b in zip(rows(one, "lanes"), rows(many, "lanes"), strict=True):
+        for row in (a, b):  # what lanes do change
+            row.pop("slot_utilisation", None), row.pop("padding_share", None)
+        assert a.keys() == b.keys()
+        for name in ("headline", "headline_better"):
+            assert a.pop(name, None) == b.pop(name, None)
+        for name, value in a.items():
+            if name == "layers":
+                value, b[name] = value["aggregation_error"], b[name]["aggregation_error"]
+            assert b[name] == pytest.approx(value, abs=1e-5, rel=1e-5), (a["round"], name)
+
+
+def test_bfloat16_computes_and_float32_learns():
+    model, result = tiny_bert(3, "bfloat16")
+    assert model.compute_frozen()["bert.encoder.layer.0.output.dense.kernel"].dtype == jnp.bfloat16
+    for name, value in result.params.items():
+        assert value.dtype == jnp.float32, name
+        assert np.isfinite(value).all(), name
+        # The change is not one of bfloat16's 8 bits.
+        if not name.endswith("scale"):
+            assert np.any(value != value.astype(jnp.bfloat16).astype(jnp.float32)), name
+    for row, exact in zip(rows(result)[1:], rows(tiny_bert(3)[1])[1:], strict=True):
+        assert row["train_loss"] == pytest.approx(exact["train_loss"], rel=0.02)
+    assert rows(result)[1]["train_loss"] != rows(tiny_bert(3)[1])[1]["train_loss"]
+
+
+def test_rows_say_what_happened():
+    result, _ = finished("mean")
+    assert [row["round"] for row in result.metrics] == [0, 1, 2, 3, 4]
+    for row in rows(result)[1:]:
+        drawn = host_rng(0, "cohort", row["round"]).choice(len(SIZES), 6, replace=False)
+        with_work = sorted(c for c in drawn.tolist() if TRAIN.sizes[c])
+        assert row["clients"] == with_work
+        assert row["dropped"] == []
+        assert row["steps"] == sum(-(-int(TRAIN.sizes[c]) // 4) for c in with_work)
+        assert 0 < row["padded_utilisation"] <= row["slot_utilisation"] <= 1
+        assert row["aggregation_error"] > 0
+        assert row["layers"] == {"aggregation_error": {"layer": row["aggregation_error"]}}
+    assert any(len(row["clients"]) < 6 for row in rows(result)[1:]), "an empty client was drawn"
+    assert json.loads(json.dumps(result.metrics)) == result.metrics
+    assert repr(result).startswith("Run(fedavg: 4 rounds, test accuracy 0.")
+
+
+def test_test_metrics_are_those_of_the_global_model():
+    result, _ = finished("mean")
+    assert result.metrics[0]["test_accuracy"] == pytest.approx(
+        accuracy(toy.model().trainable, TEST), abs=1e-7
+    )
+    assert result.metrics[-1]["test_accuracy"] == pytest.approx(
+        accuracy(result.params, TEST), abs=1e-7
+    )
+    values = [
+        accuracy(result.params, HELD_OUT.data, rows) for rows in HELD_OUT.indices if len(rows)
+    ]
+    assert 1 < len(values) < len(SIZES)
+    last = result.metrics[-1]
+    assert last["client_accuracy_mean"] == pytest.approx(np.mean(values), abs=1e-6)
+    assert last["client_accuracy_std"] == pytest.approx(np.std(values), abs=1e-6)
+    assert last["client_accuracy_worst"] == pytest.approx(min(values), abs=1e-6)
+    assert last["client_loss_worst"] >= last["client_loss_mean"] > 0
+    sizes = HELD_OUT.sizes[HELD_OUT.sizes > 0]
+    weighted = np.average(values, weights=sizes)
+    assert last["client_accuracy_weighted"] == pytest.approx(weighted, abs=1e-6)
+    assert (last["client_count"], last["client_examples"]) == (len(values), sizes.sum())
+    assert last["test_examples"] == len(TEST)
+
+
+@pytest.mark.parametrize("name", ["private", "local"])
+def test_personal_models_are_tested_each_with_its_own_leaves(name):
+    result, _ = finished(name)
+    chosen = host_rng(0, "test clients").permutation(len(SIZES))[:3].tolist()
+    personal = [accuracy(result.client_params(c), TEST) for c in chosen]
+    last = result.metrics[-1]
+    assert last["test_accuracy"] == pytest.approx(np.mean(personal), abs=1e-6)
+    values = [
+        accuracy(result.client_params(c), HELD_OUT.data, rows)
+        for c, rows in enumerate(HELD_OUT.indices)
+        if len(rows)
+    ]
+    assert len(set(values)) > 1
+    assert last["client_accuracy_mean"] == pytest.approx(np.mean(values), abs=1e-6)
+    assert last["client_accuracy_worst"] == pytest.approx(min(values), abs=1e-6)
+
+
+def test_evaluation_has_its_rounds_and_the_last_is_always_one():
+    result = run("mean", rounds=5, eval_every=3)
+    tested = [row["round"] for row in result.metrics if "test_accuracy" in row]
+    assert tested == [0, 3, 5]
+    untested = run("mean", rounds=1, test=None, client_test=None)
+    assert not any(key.startswith(("test", "client_")) for row in untested.metrics for key in row)
+    assert repr(untested) == "Run(fedavg: 1 rounds)"
+
+
+def test_head_policies():
+    start = toy.model().trainable
+    for name, result in ((name, finished(name)[0]) for name in ("mean", "private", "local")):
+        fixed = result.params["layer.lora_scale"]
+        np.testing.assert_array_equal(fixed, start["layer.lora_scale"], err_msg=name)
+
+    shared, private, alone = (finished(n)[0] for n in ("mean", "private", "local"))
+    frozen = run("frozen", rounds=2)
+    assert (shared.private, frozen.private) == ({}, {})
+    assert set(private.private) == set(toy.HEAD)
+    assert set(alone.private) == set(toy.SHARED)
+    for name in toy.HEAD:
+        assert np.any(shared.params[name] != start[name])
+        np.testing.assert_array_equal(frozen.params[name], start[name])
+        # The global model keeps the initial values of what is private: nothing was averaged.
+        np.testing.assert_array_equal(private.params[name], start[name])
+        trained = {c for row in rows(private)[1:] for c in row["clients"]}
+        for client, own in enumerate(private.private[name]):
+            assert np.array_equal(own, start[name]) == (client not in trained)
+    assert np.any(frozen.params["layer.lora_a"] != start["layer.lora_a"])
+    distinct = {np.asarray(x).tobytes() for x in alone.private["layer.lora_a"]}
+    assert len(distinct) == 1 + len({c for row in rows(alone)[1:] for c in row["clients"]})
+
+
+def test_a_client_that_blows_up_is_dropped_and_named():
+    rounds = [row["clients"] for row in rows(finished("private")[0])[1:]]
+    bad = next(c for c in rounds[1] if c in rounds[3] and c not in rounds[0])
+    broken = toy.poisoned(TRAIN, bad)
+    result = run("private", clients=broken, client_test=None)
+    assert [row["dropped"] for row in rows(result)[1:]] == [
+        [bad] if bad in members else [] for members in rounds
+    ]
+    for row in rows(result):
+        assert all(v is None or np.isfinite(v) for v in row.values() if isinstance(v, float))
+        assert row["test_loss"] is not None
+    for name in toy.HEAD:
+        np.testing.assert_array_equal(
+            result.private[name][bad], toy.model().trainable[name], err_msg=name
+        )
+    for value in leaves(result).values():
+        assert np.isfinite(value).all()
+    with pytest.raises(InputError, match=rf"In round 2 the uploads of the clients \[{bad}\] were"):
+        run("private", clients=broken, client_test=None, nonfinite="raise")
+
+
+def test_a_run_in_which_everybody_blows_up_stays_where_it_was():
+    broken = toy.poisoned(TRAIN, *np.flatnonzero(TRAIN.sizes).tolist())
+    result = run("mean", clients=broken, client_test=None)
+    for name, value in result.params.items():
+        np.testing.assert_array_equal(value, toy.model().trainable[name])
+    for row in rows(result)[1:]:
+        assert row["dropped"] == row["clients"]
+        assert row["train_loss"] is row["train_accuracy"] is None
+    assert len({row["test_loss"] for row in rows(result)}) == 1
+
+
+def test_auto_lanes_on_a_cpu_and_no_more_lanes_than_clients():
+    schedule = Schedule(TRAIN.indices, 6, 4, 1, None, 0)
+
+    def choose(lanes):
+        return choose_lanes(lanes, schedule, 4, None, None, None, toy.model().frozen)
+
+    assert (choose("auto"), choose(64), choose(5)) == (4, 6, 5)
+
+
+LABELS = ("class 0", "class 1", "class 2", "class 3")
+UNLABELLED = Dataset({"x": np.zeros((2, 5), np.float32)})
+QUESTIONS = (Question("q0", "a b", ("a",)), Question("q1", "a b", ()))
+UNANSWERED = Dataset({"x": np.zeros(2)}, task="question_answering", references=QUESTIONS)
+FOUR = Dataset({"x": np.zeros((2, 5), np.float32), "labels": np.array([0, 3])}, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, r"rounds = 0 must be a positive whole number"),
+        ({"rounds": 2.0}, r"rounds = 2\.0 must be"),
+        ({"clients_per_round": 0}, r"clients_per_round = 0 must be"),
+        ({"clients_per_round": 12}, r"clients_per_round = 12 is more than the 11 clients"),
+        ({"batch_size": -1}, r"batch_size = -1 must be"),
+        ({"epochs": 0}, r"epochs = 0 must be"),
+        ({"local_steps": 0}, r"local_steps = 0 must be"),
+        ({"lanes": 0}, r"lanes = 0 must be"),
+        ({"lanes": "many"}, r"lanes = 'many' must be"),
+        ({"eval_every": 0}, r"eval_every = 0 must be"),
+        ({"eval_batch_size": 0}, r"eval_batch_size = 0 must be"),
+        ({"test_clients": 0}, r"test_clients = 0 must be"),
+        ({"checkpoint_every": 0}, r"checkpoint_every = 0 must be"),
+        ({"devices": 99}, r"devices = 99, but there are \d"),
+        ({"seed": -1}, r"seed = -1 must be"),
+        ({"nonfinite": "ignore"}, r"nonfinite = 'ignore' is neither 'drop' nor 'raise'"),
+        ({"test": UNLABELLED}, r"The test data are for classification, but have no column 'lab"),
+        ({"test": UNANSWERED}, r"questions without a known answer, such as .* id 'q1'"),
+        ({"test": FOUR}, r"The test data have the label 3, but .* head has 3 classes \(0 to 2\)"),
+        ({"clients": Clients(FOUR, (np.arange(2),) * 11)}, r"The training data have the label 3"),
+        ({"client_test": Clients(FOUR, (np.arange(2),) * 11)}, r"The client_test data have the"),
+        ({"client_test": toy.clients([3, 4])}, r"client_test is of 2 clients, but there are 11"),
+        ({"client_test": toy.clients([0] * 11)}, r"gives no client an example"),
+        ({"clients": toy.clients([0] * 11)}, r"No client has an example to train on"),
+        ({"test": TEST.take(np.arange(0))}, r"The test data have no examples"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_is_written(options, message, tmp_path):
+    arguments = {"clients": TRAIN, "rounds": 1, "clients_per_round": 3, **options}
+    clients = arguments.pop("clients")
+    with pytest.raises(InputError, match=message):
+        simulate(toy.model(), ALGORITHMS["mean"], clients, out=tmp_path / "run", **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_the_algorithm_cannot_do_is_said_before_anything_is_written(tmp_path):
+    model = toy.model()
+    names = {"layer.lora_a": "layer.down", "layer.lora_b": "layer.up"}
+    plain: Model = model.replace(
+        trainable={names.get(n, n): x for n, x in model.trainable.items()},
+        kinds={names.get(n, n): kind for n, kind in model.kinds.items()},
+    )
+    options = {"rounds": 1, "clients_per_round": 3, "out": tmp_path / "run"}
+    with pytest.raises(InputError, match="'fra' needs LoRA factors A and B"):
+        simulate(plain, ALGORITHMS["fra"], TRAIN, **options)
+    no_head = model.replace(
+        trainable={n: x for n, x in model.trainable.items() if n not in toy.HEAD},
+        kinds={n: kind for n, kind in model.kinds.items() if n not in toy.HEAD},
+    )
+    with pytest.raises(InputError, match=r"private rule '\^head:' matches no trainable leaf"):
+        simulate(no_head, fedavg(optax.sgd(0.1), head="private"), TRAIN, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_fra_on_an_svd_start_warns():
+    """FRA would cut away what lies outside of the principal part; the run goes on."""
+    started = attach(tiny_model(), lora(2, init="svd"))
+    algorithm = fedavg(optax.adam(1e-3), aggregator=fra())
+    federation = partition.iid(tiny_dataset(20), 4)
+    rest = {"rounds": 1, "clients_per_round": 2, "devices": 99}
+    with pytest.warns(UserWarning, match="principal part"), pytest.raises(InputError, match="99"):
+        simulate(started, algorithm, federation, **rest)

@@ -1,0 +1,122 @@
+"""What a newcomer types instead of the exact spelling: accepted, or answered with the right one."""
+
+import runpy
+import sys
+
+import pytest
+
+from fedjax_peft import errors, peft, testing
+from fedjax_peft.cli import main as cli
+from fedjax_peft.config import config
+
+BASE = {
+    "rounds": 2,
+    "data": {"name": "20newsgroups", "max_length": 32},
+    "partition": {"name": "iid", "clients": 4},
+    "optimizer": {"name": "adamw", "learning_rate": 1e-3},
+    "algorithm": {"name": "ditto", "lam": 0.5},
+    "model": {"name": "minilm-l6"},
+}
+
+
+def resolved(*overrides: str) -> config.Config:
+    """Returns the complete config with these overrides."""
+    return config.resolve(config.methods(BASE, overrides)[""])
+
+
+def test_a_name_stands_for_its_table():
+    """algorithm=fedprox is algorithm.name=fedprox; options of another function do not stay."""
+    assert resolved("algorithm=fedprox", "algorithm.mu=0.2")["algorithm"]["mu"] == 0.2
+    assert "lam" not in resolved("algorithm=fedprox")["algorithm"]
+    assert resolved("algorithm=ditto")["algorithm"]["lam"] == 0.5, "the same function: kept"
+    assert resolved("data=sst2")["data"] == {**resolved()["data"], "name": "sst2"}
+    assert resolved("time=fedadapters")["time"]["preset"] == "fedadapters"
+
+
+def test_a_name_stands_for_its_table_in_a_file():
+    """At the top level and in a method's table, over a system too."""
+    raw = {**BASE, "algorithm": "fedprox", "peft": "dora", "aggregator": "mean"}
+    raw["methods"] = {"a": {"algorithm": "ditto"}, "b": {"system": "fra_lora/ffa", "peft": "lora"}}
+    a, b = (config.resolve(one) for one in config.methods(raw).values())
+    assert a["algorithm"]["name"] == "ditto"
+    assert a["peft"]["name"] == "dora"
+    assert b["peft"]["rank"] == 16, "the system's"
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("diagnostics=clients", """'diagnostics=["clients"]'"""),
+        ("client_ranks=4", "'client_ranks=[4]'"),
+        ("optimizer.learning_rate=.5", "'optimizer.learning_rate=0.5'"),
+        ("client_test=True", "'client_test=true'"),
+        ("rounds='3'", "'rounds=3'"),
+    ],
+)
+def test_a_value_of_the_wrong_form(override, hint):
+    """The line to type is in the message."""
+    with pytest.raises(errors.InputError) as error:
+        resolved(override)
+    assert hint in str(error.value)
+
+
+def test_a_value_that_looks_like_nothing_has_no_hint():
+    """No guess is better than a wrong one."""
+    with pytest.raises(errors.InputError) as error:
+        resolved("rounds=two")
+    assert "Write" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["run", "c.toml", "--rounds", "3"], "without dashes: rounds=3"),
+        (["run", "c.toml", "--rounds=3"], "without dashes: rounds=3"),
+        (["run", "c.toml", "--batch-size", "3"], "without dashes: batch_size=3"),
+        (["run", "c.toml", "--onyl", "fra"], "Did you mean '--only'?"),
+        (["report", "runs", "--tagret", "3"], "Did you mean '--target'?"),
+    ],
+)
+def test_an_unknown_option(capsys, words, hint):
+    """A config key with dashes, or a misspelt option."""
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(words)
+    assert exit_.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("targets", "hint"), [("query", 'targets = ["query"]'), ("querry", "'query'")]
+)
+def test_a_target_that_is_no_list(targets, hint):
+    """A text is a pattern for paths; a plain name gets the list to write."""
+    with pytest.raises(errors.InputError) as error:
+        peft.base.attach(testing.tiny_model(), peft.lora(rank=2, targets=targets))
+    assert hint in str(error.value)
+
+
+def test_the_package_is_a_command(monkeypatch, capsys):
+    """``python -m fedjax_peft``."""
+    monkeypatch.setattr(sys, "argv", ["fedjax_peft", "--version"])
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_module("fedjax_peft", run_name="__main__")
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out.startswith("fedjax_peft ")
+
+
+@pytest.mark.parametrize(
+    ("override", "name"),
+    [
+        ("algorithm=ditto", "FedLR (algorithm=ditto)"),
+        ("algorithm.name=ditto", "FedLR (algorithm=ditto)"),
+        ("system=fra_lora/ffa", "FedLR (system=fra_lora/ffa)"),
+        ("peft={name='dora', rank=4}", "FedLR (peft=dora)"),
+        ("peft.rank=4", "FedLR"),
+        ("peft=lora", "FedLR"),
+        ("name=mine", "mine"),
+    ],
+)
+def test_a_method_that_was_replaced_keeps_no_wrong_name(override, name):
+    """A table or plot must not call another method by the name of a [methods.NAME]."""
+    raw = {**BASE, "algorithm": "fedavg", "peft": "lora", "methods": {"a": {"name": "FedLR"}}}
+    assert config.methods(raw, [override])["a"]["name"] == name
