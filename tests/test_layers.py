@@ -88,7 +88,17 @@ def test_layers_import_one_way():
 
 
 def test_the_core_sees_plain_trees_and_functions():
-    core = {"typing", "errors", "tree", "random", "linalg", "algorithms", "aggregators", "engine", "measures"}
+    core = {
+        "typing",
+        "errors",
+        "tree",
+        "random",
+        "linalg",
+        "algorithms",
+        "aggregators",
+        "engine",
+        "measures",
+    }
     outside = {i.imported.split(".")[0] for i in IMPORTS if i.module.split(".")[0] in core}
     assert outside - sys.stdlib_module_names <= {"fedjax_peft", "jax", "numpy", "optax"}
 

@@ -17,7 +17,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from fedjax_peft import algorithms, attach, heads, load_tokenizer, lora, partition, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.errors import InputError
-from fedjax_peft.inference import load_clients, load_trained, predict
+from fedjax_peft.inference import predict
+from fedjax_peft.loading import load_clients, load_trained
 from fedjax_peft.models.hf import random_model
 from fedjax_peft.peft.export import export
 from fedjax_peft.peft.loading import describe

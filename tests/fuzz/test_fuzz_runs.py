@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fedjax_peft import inference as predict
-from fedjax_peft import testing
+from fedjax_peft import loading, testing
 from fedjax_peft.config import config as configs
 from fedjax_peft.report import page as report
 from fedjax_peft.simulation import record
@@ -121,7 +120,7 @@ def finished(tmp_path_factory):
     made = record.Record(root, None)
     model = configs.build_model(configs.resolve(configs.load(root / "config.toml")), "abc")
     made.save_params(model.trainable, model.labels)
-    predict.load_trained(root)
+    loading.load_trained(root)
     return root
 
 
@@ -133,4 +132,4 @@ def test_a_damaged_run_is_not_predicted_with(finished, place, data, name):
     shutil.copytree(finished, folder)
     (folder / name).write_bytes(data.draw(damaged((finished / name).read_bytes())))
     with refused_or_fine():
-        predict.load_trained(folder)
+        loading.load_trained(folder)
