@@ -10,10 +10,10 @@ _PUBLIC = {
     "InputError": "errors",
     "Model": "models.base",
     "bind": "models.base",
-    "load_model": "models.hf",
+    "load_model": "models.hub",
     "load_run": "loading",
-    "load_tokenizer": "models.hf",
-    "random_model": "models.hf",
+    "load_tokenizer": "models.hub",
+    "random_model": "models.registry",
     "heads": "models",
     "attach": "peft.base",
     "count": "peft.base",
@@ -82,7 +82,8 @@ if TYPE_CHECKING:
     from fedjax_peft.loading import load_run
     from fedjax_peft.models import heads
     from fedjax_peft.models.base import Model, bind
-    from fedjax_peft.models.hf import load_model, load_tokenizer, random_model
+    from fedjax_peft.models.hub import load_model, load_tokenizer
+    from fedjax_peft.models.registry import random_model
     from fedjax_peft.peft.base import attach, count, merge
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.simulation.cost import TimeModel

@@ -8,8 +8,9 @@ import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.models.base import Model
+from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import random_model, save_checkpoint
+from fedjax_peft.models.registry import random_model
 
 __all__ = [
     "TINY_BERT",

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub.utils import logging as hub_logging
 
 from fedjax_peft import errors
-from fedjax_peft.models import hf
+from fedjax_peft.models import hub
 
 
 def test_a_warning_of_the_hub_is_printed_once(monkeypatch, capsys):
@@ -23,6 +23,6 @@ def test_a_warning_of_the_hub_is_printed_once(monkeypatch, capsys):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(errors.InputError, match="offline"):
-        hf.load_tokenizer("someone/model")
+        hub.load_tokenizer("someone/model")
     assert capsys.readouterr().err.count("you are not signed in") == 1
     assert logger.propagate, "as before"

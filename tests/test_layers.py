@@ -75,7 +75,7 @@ def layer(module: str) -> int:
 def test_every_module_was_read():
     assert len(IMPORTS) > 200
     modules = {i.module for i in IMPORTS}
-    assert {"engine.round", "simulation.simulate", "models.hf", "tree"} <= modules
+    assert {"engine.round", "simulation.simulate", "models.hub", "tree"} <= modules
 
 
 def test_layers_import_one_way():
@@ -106,7 +106,7 @@ def test_the_core_sees_plain_trees_and_functions():
 @pytest.mark.parametrize(
     ("package", "homes", "lazy"),
     [
-        ("transformers", ("models.hf", "data."), True),
+        ("transformers", ("models.hub", "data."), True),
         ("datasets", ("data.",), True),
         ("matplotlib", ("report.",), True),
         ("tensorboardX", ("simulation.",), True),

@@ -27,8 +27,10 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import save_file
 
+from fedjax_peft.models.checkpoint import source_name
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import FAMILIES, abstract_module, load_model, source_name
+from fedjax_peft.models.hub import load_model
+from fedjax_peft.models.registry import FAMILIES, abstract_module
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach
 

@@ -18,7 +18,7 @@ from fedjax_peft.engine.sharding import lane_mesh, replicate
 from fedjax_peft.errors import InputError
 from fedjax_peft.memory import require
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import random_model
+from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.random import host_rng, stream

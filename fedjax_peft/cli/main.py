@@ -582,7 +582,7 @@ def _list(options: argparse.Namespace) -> None:
     from fedjax_peft.config import config as configs
     from fedjax_peft.config import presets
     from fedjax_peft.data.sources import DATASETS
-    from fedjax_peft.models import hf
+    from fedjax_peft.models import registry
 
     sections = {
         "models": {
@@ -590,7 +590,7 @@ def _list(options: argparse.Namespace) -> None:
             "(a checkpoint)": "of a backbone below, by hub id or path (config.json + safetensors)",
         },
         "backbones (model_type) and their heads": {
-            name: ", ".join(family.kinds) for name, family in hf.FAMILIES.items()
+            name: ", ".join(family.kinds) for name, family in registry.FAMILIES.items()
         },
         f"data sets (from source = DIR or {assets.cache_dir() / 'data'}/NAME, else as it says)": {
             **{name: _data_lines(source) for name, source in DATASETS.items()},

@@ -48,7 +48,7 @@ from fedjax_peft.data import Clients, Dataset, partition, sources
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import read_text
-from fedjax_peft.models import heads, hf
+from fedjax_peft.models import heads, hub, registry
 from fedjax_peft.models.base import Model
 from fedjax_peft.nested import flatten, merge, unset
 from fedjax_peft.peft.base import Method, attach
@@ -100,7 +100,7 @@ _PATHS = {
 _OPTIONAL = ("aggregator", "stop")
 """Tables without which the function that wants them takes its own default."""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "model": hf.load_model,
+    "model": hub.load_model,
     "data": sources.load_dataset,
     "time": TimeModel.preset,
     "stop": early_stop,
@@ -502,23 +502,22 @@ def _tokenizer(config: Config) -> Any:
     if entry is not None and entry.task == "image_classification":
         return None
     if named is not None:
-        return hf.load_tokenizer(named)
+        return hub.load_tokenizer(named)
     if config["model"]["config"] is not None:
         return None  # a model from scratch; load_dataset says so if it needs one
-    return hf.load_tokenizer(config["model"]["name"], source=config["model"]["source"])
+    return hub.load_tokenizer(config["model"]["name"], source=config["model"]["source"])
 
 
 def build_model(config: Config, labels: Sequence[str]) -> Model:
     """Returns the model of a resolved config, its PEFT method attached."""
     options = dict(config["model"])
     shape, kind = options.pop("config"), options.pop("head") or "classification"
-    make = getattr(heads, kind)
-    head = make() if kind in ("question_answering", "causal_lm") else make(tuple(labels))
+    head = heads.make(kind, tuple(labels))
     if shape is None:
-        model = _seeded(hf.load_model, config, options, head=head)
+        model = _seeded(hub.load_model, config, options, head=head)
     else:
         name, _ = options.pop("name"), options.pop("source")
-        model = _seeded(hf.random_model, config, options, shape, head=head)
+        model = _seeded(registry.random_model, config, options, shape, head=head)
         model = model.replace(name=name, tokenizer=_tokenizer(config))
     return attach(model, build_method(config), seed=config["seed"])
 

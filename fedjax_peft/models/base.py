@@ -5,7 +5,7 @@ arrays and ``apply``; nothing downstream imports flax.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from fedjax_peft import tree
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.typing import ApplyFn, Batch, Key, Outputs, Params
 
-__all__ = ["AdapterConst", "AdapterParam", "Model", "bind"]
+__all__ = ["AdapterConst", "AdapterParam", "Model", "bind", "is_inside"]
 
 
 class AdapterParam(nnx.Variable):
@@ -151,8 +151,7 @@ def bind(
             raise InputError(f"The model has no head module {path!r}. {nearest(path, modules)}")
 
     def in_head(path: tuple, _: Any) -> bool:
-        name = ".".join(map(str, path))
-        return any(name.startswith(h + ".") for h in head)
+        return is_inside(".".join(map(str, path)), head)
 
     trained = nnx.Any(AdapterParam, AdapterConst, in_head)
     # Random state comes first: dropout inside the head is no parameter of it.
@@ -182,6 +181,11 @@ def bind(
         return _outputs(fresh(batch) if forward is None else forward(fresh, batch))
 
     return Model(apply, values[1], values[0], kinds, graph, head, forward=forward, **info)
+
+
+def is_inside(path: str, modules: Sequence[str]) -> bool:
+    """Returns whether a leaf or a module (dotted path) is one of the modules or inside one."""
+    return f"{path}.".startswith(tuple(f"{module}." for module in modules))
 
 
 def _outputs(returned: Any) -> Outputs:

@@ -7,14 +7,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.layers import Dropout, linear
 from fedjax_peft.typing import Batch, Outputs
 
 __all__ = [
+    "WITHOUT_CLASSES",
     "Head",
     "causal_lm",
     "classification",
+    "make",
     "question_answering",
     "token_classification",
     "two_classifiers",
@@ -88,6 +90,33 @@ def two_classifiers(classes: int | Sequence[str], *, fresh: bool = False) -> Hea
       InputError: fewer than two classes.
     """
     return Head("two_classifiers", _labels(classes), fresh)
+
+
+_WITH_CLASSES = {
+    "classification": classification,
+    "token_classification": token_classification,
+    "two_classifiers": two_classifiers,
+}
+WITHOUT_CLASSES = {"question_answering": question_answering, "causal_lm": causal_lm}
+"""The heads that have no classes of the data set, by ``Head.kind``."""
+
+
+def make(kind: str, classes: int | Sequence[str]) -> Head:
+    """Returns the head of that name, such as ``classification``.
+
+    Args:
+      kind: the name of a function of this module (``Head.kind``).
+      classes: the number of classes, or their names; heads that have no classes ignore it.
+
+    Raises:
+      InputError: an unknown name, or fewer than two classes.
+    """
+    if kind in WITHOUT_CLASSES:
+        return WITHOUT_CLASSES[kind]()
+    if kind not in _WITH_CLASSES:
+        advice = nearest(kind, [*_WITH_CLASSES, *WITHOUT_CLASSES])
+        raise InputError(f"There is no head {kind!r}. {advice}")
+    return _WITH_CLASSES[kind](classes)
 
 
 def _labels(classes: int | Sequence[str]) -> tuple[str, ...]:

@@ -144,7 +144,7 @@ def attention(
 
 
 def linear(n_in: int, n_out: int, dtype: Any, *, bias: bool = True) -> nnx.Linear:
-    """Returns a dense layer; its values come from a checkpoint or from ``hf.initialise``."""
+    """Returns a dense layer; its values come from a checkpoint or from ``registry.initialise``."""
     return nnx.Linear(n_in, n_out, use_bias=bias, dtype=dtype, rngs=nnx.Rngs(0))
 
 

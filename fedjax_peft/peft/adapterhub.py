@@ -19,8 +19,10 @@ from safetensors.numpy import save
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import replace_file
 from fedjax_peft.models.base import Model
-from fedjax_peft.models.hf import FAMILIES, class_name, origin, read_json, source_name
+from fedjax_peft.models.checkpoint import read_json, source_name
+from fedjax_peft.models.hub import origin
 from fedjax_peft.models.layers import Residual
+from fedjax_peft.models.registry import FAMILIES, class_name
 from fedjax_peft.peft.base import Defaults, Method
 from fedjax_peft.peft.bottleneck import (
     PLACEMENTS,

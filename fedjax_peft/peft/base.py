@@ -10,7 +10,7 @@ from flax import nnx
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import AdapterParam, Model, bind
 from fedjax_peft.models.heads import Head
-from fedjax_peft.models.hf import default_targets, module_builder
+from fedjax_peft.models.registry import default_targets, module_builder
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Key, Params
 

@@ -14,7 +14,8 @@ from typing import Literal, get_args
 
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import Model
-from fedjax_peft.models.hf import FAMILIES, class_name, save_checkpoint
+from fedjax_peft.models.checkpoint import save_checkpoint
+from fedjax_peft.models.registry import FAMILIES, class_name
 from fedjax_peft.peft.base import merge
 from fedjax_peft.peft.hfpeft import write_peft
 from fedjax_peft.typing import Params

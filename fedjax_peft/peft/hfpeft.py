@@ -16,7 +16,9 @@ from safetensors.numpy import save
 
 from fedjax_peft.files import replace_file
 from fedjax_peft.models.base import Model
-from fedjax_peft.models.hf import FAMILIES, origin, source_name
+from fedjax_peft.models.checkpoint import source_name
+from fedjax_peft.models.hub import origin
+from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.base import submodule
 from fedjax_peft.peft.lora import by_pattern, scaling
 from fedjax_peft.typing import Params
@@ -53,7 +55,7 @@ def write_peft(
         the initial values.
       params: the trained leaves.
       directory: where the files go.
-      architecture: ``hf.class_name`` of the model.
+      architecture: ``registry.class_name`` of the model.
       base_model: recorded as the base model's hub id or path; by default where it came from.
     """
     contents = {"ia3": _ia3, "prompt_tuning": _prompt}

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from fedjax_peft.models.base import Model
-from fedjax_peft.models.hf import class_name, origin
+from fedjax_peft.models.hub import origin
+from fedjax_peft.models.registry import class_name
 from fedjax_peft.peft.export import Format
 from fedjax_peft.peft.hfpeft import LABELS
 

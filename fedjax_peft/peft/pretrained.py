@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.linalg import is_finite
-from fedjax_peft.models.hf import FAMILIES
+from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.base import Defaults, Method, submodule
 from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.ia3 import ia3

@@ -16,7 +16,7 @@ import jax
 from fedjax_peft import tree
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import Model
-from fedjax_peft.models.hf import unused_bytes
+from fedjax_peft.models.registry import unused_bytes
 from fedjax_peft.peft.ranks import owned_shares, spread
 from fedjax_peft.random import host_rng
 from fedjax_peft.rows import Row
@@ -276,7 +276,7 @@ def preload_bytes(time: TimeModel, model: Model) -> int:
     """Returns what a client downloads before its first round: the checkpoint, if anything.
 
     Those are the frozen weights in the dtype of the checkpoint, and what the checkpoint holds
-    besides, such as a pooler (:func:`fedjax_peft.models.hf.unused_bytes`).
+    besides, such as a pooler (:func:`fedjax_peft.models.registry.unused_bytes`).
     """
     return tree.nbytes(model.frozen) + unused_bytes(model.config) if time.preload else 0
 

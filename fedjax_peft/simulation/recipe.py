@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_peft import peft
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
-from fedjax_peft.models import heads, hf
+from fedjax_peft.models import heads, hub, registry
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.typing import Params
@@ -92,10 +92,8 @@ def make_model(directory: Path) -> Model:
     try:
         options = dict(about["model"])
         made_by, kind = options.pop("made_by"), options.pop("head")
-        head = getattr(heads, kind)
-        labels = () if kind in ("question_answering", "causal_lm") else (tuple(about["labels"]),)
-        make: Any = {"load_model": hf.load_model, "random_model": hf.random_model}[made_by]
-        model: Model = make(**options, head=head(*labels))
+        make: Any = {"load_model": hub.load_model, "random_model": registry.random_model}[made_by]
+        model: Model = make(**options, head=heads.make(kind, tuple(about["labels"])))
         if about["method"] is not None:
             method = _method(about["method"])
             assert method is not None

@@ -20,7 +20,7 @@ from fedjax_peft.data import Clients
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import random_model
+from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach, merge
 from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.lora import lora

@@ -8,7 +8,7 @@ import pytest
 from fedjax_peft import heads
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.data import Dataset, partition
-from fedjax_peft.models.hf import random_model
+from fedjax_peft.models.registry import random_model
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.typing import Task
 

@@ -8,7 +8,7 @@ from fedjax_peft import testing
 from fedjax_peft.config import config
 from fedjax_peft.data import load_dataset
 from fedjax_peft.errors import InputError
-from fedjax_peft.models.hf import load_tokenizer
+from fedjax_peft.models.hub import load_tokenizer
 
 ROWS = [(f"w{i} w{i % 7}", i % 3, f"user {i % 4}") for i in range(40)]
 

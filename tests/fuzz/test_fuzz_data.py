@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedjax_peft.data import partition
 from fedjax_peft.data import text as texts
 from fedjax_peft.data.sources import load_dataset
-from fedjax_peft.models.hf import load_tokenizer
+from fedjax_peft.models.hub import load_tokenizer
 from fedjax_peft.report import partition as partition_report
 from fedjax_peft.testing import write_tiny_checkpoint
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedjax_peft.data.text import tokenize
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import load_model, load_tokenizer
+from fedjax_peft.models.hub import load_model, load_tokenizer
 from fedjax_peft.testing import write_tiny_checkpoint
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from fedjax_peft.models.hf import load_model
+from fedjax_peft.models.hub import load_model
 from fedjax_peft.peft import bottleneck, houlsby, pfeiffer
 from fedjax_peft.peft.adapterhub import export_adapterhub
 from fedjax_peft.peft.base import attach

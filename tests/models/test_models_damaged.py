@@ -11,7 +11,8 @@ from fedjax_peft import testing
 from fedjax_peft.errors import InputError
 from fedjax_peft.linalg import is_finite
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import load_model, load_tokenizer, random_model
+from fedjax_peft.models.hub import load_model, load_tokenizer
+from fedjax_peft.models.registry import random_model
 
 
 @pytest.fixture

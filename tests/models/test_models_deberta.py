@@ -23,16 +23,12 @@ from transformers import AutoModel, DebertaV2Config
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.models.checkpoint import source_name
 from fedjax_peft.models.deberta import log_buckets, skew
 from fedjax_peft.models.heads import classification, two_classifiers
-from fedjax_peft.models.hf import (
-    FAMILIES,
-    load_model,
-    parse_config,
-    random_model,
-    source_name,
-)
+from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import TokenEmbed
+from fedjax_peft.models.registry import FAMILIES, parse_config, random_model
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach
 

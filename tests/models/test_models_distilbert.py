@@ -12,7 +12,9 @@ from transformers import AutoModelForSequenceClassification
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.models import heads
-from fedjax_peft.models.hf import load_model, random_model, save_checkpoint
+from fedjax_peft.models.checkpoint import save_checkpoint
+from fedjax_peft.models.hub import load_model
+from fedjax_peft.models.registry import random_model
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 TINY = {

@@ -15,7 +15,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.models import heads
-from fedjax_peft.models.hf import load_model, parse_config, random_model, save_checkpoint
+from fedjax_peft.models.checkpoint import save_checkpoint
+from fedjax_peft.models.hub import load_model
+from fedjax_peft.models.registry import parse_config, random_model
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.prompt import PromptEmbed

@@ -10,8 +10,8 @@ from transformers import ViTImageProcessorPil
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import random_model
 from fedjax_peft.models.images import prepare
+from fedjax_peft.models.registry import random_model
 
 VIT = {
     "model_type": "vit",

@@ -10,8 +10,9 @@ from torch_reference import padded_batch, saved, tiny_model, torch_outputs
 from transformers import AutoModelForSequenceClassification
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import load_model, save_checkpoint
+from fedjax_peft.models.hub import load_model
 
 
 @pytest.fixture

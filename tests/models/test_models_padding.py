@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_peft.models.heads import causal_lm, classification
-from fedjax_peft.models.hf import random_model
+from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft import houlsby, lora, prefix_tuning, prompt_tuning
 from fedjax_peft.peft.base import attach
 

@@ -21,8 +21,9 @@ from torch_reference import (
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from fedjax_peft.assets import fetch
+from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.heads import classification, two_classifiers
-from fedjax_peft.models.hf import load_model, save_checkpoint
+from fedjax_peft.models.hub import load_model
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 """Float32 against float32; logits are of order one."""

@@ -14,14 +14,10 @@ from torch import nn
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
+from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.heads import causal_lm, classification
-from fedjax_peft.models.hf import (
-    abstract_module,
-    load_model,
-    module_builder,
-    random_model,
-    save_checkpoint,
-)
+from fedjax_peft.models.hub import load_model
+from fedjax_peft.models.registry import abstract_module, module_builder, random_model
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 WORDS = {"vocab_size": 50, "embedding_size": 12, "hidden_size": 16}

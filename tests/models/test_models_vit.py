@@ -14,9 +14,11 @@ from torch_reference import padded_batch, randomised, saved, tensors, tiny_model
 from transformers import AutoModelForImageClassification, ViTModel
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.heads import classification, two_classifiers
-from fedjax_peft.models.hf import abstract_module, load_model, random_model, save_checkpoint
+from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import PrefixSlot, Residual
+from fedjax_peft.models.registry import abstract_module, random_model
 from fedjax_peft.models.vit import cubic_resize
 
 EXACT = {"rtol": 0, "atol": 1e-5}

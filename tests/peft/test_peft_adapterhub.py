@@ -19,7 +19,7 @@ from safetensors.torch import save_file as save_torch
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import token_classification
-from fedjax_peft.models.hf import load_model
+from fedjax_peft.models.hub import load_model
 from fedjax_peft.peft import bottleneck, dual, houlsby, lora, opendelta, pfeiffer
 from fedjax_peft.peft.adapterhub import export_adapterhub, load_adapterhub
 from fedjax_peft.peft.base import attach

@@ -16,7 +16,7 @@ from flax import nnx
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import causal_lm, classification
-from fedjax_peft.models.hf import load_model
+from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import Residual, layer_norm
 from fedjax_peft.peft import bottleneck, houlsby, lora, opendelta, pfeiffer
 from fedjax_peft.peft.base import attach, attach_module, count, merge

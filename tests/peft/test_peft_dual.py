@@ -15,7 +15,7 @@ from fedjax_peft import tree
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import load_model
+from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import Residual, layer_norm
 from fedjax_peft.peft import bottleneck, dual, opendelta
 from fedjax_peft.peft.base import attach, attach_module, count, merge

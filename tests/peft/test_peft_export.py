@@ -31,7 +31,7 @@ from fedjax_peft import peft
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import classification, token_classification
-from fedjax_peft.models.hf import load_model
+from fedjax_peft.models.hub import load_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.export import export, export_clients
 

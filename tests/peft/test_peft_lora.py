@@ -11,8 +11,8 @@ from flax import nnx
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import AdapterParam, bind
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import random_model
 from fedjax_peft.models.layers import FusedLinear
+from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach, attach_module
 from fedjax_peft.peft.lora import LoRALinear, principal_factors

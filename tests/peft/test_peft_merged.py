@@ -14,7 +14,8 @@ from transformers import (
 
 from fedjax_peft import merge, peft, testing
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import load_model, random_model
+from fedjax_peft.models.hub import load_model
+from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.export import export
 

@@ -11,8 +11,8 @@ from flax import nnx
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import token_classification
-from fedjax_peft.models.hf import random_model
 from fedjax_peft.models.layers import PrefixSlot, TokenEmbed, attention
+from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft import prefix_tuning, prompt_tuning
 from fedjax_peft.peft.base import attach, attach_module, merge
 from fedjax_peft.peft.prefix import Prefix

@@ -20,7 +20,8 @@ from torch_reference import FAMILIES, SHAPE, padded_batch, saved, tensors, tiny_
 
 from fedjax_peft import peft, tasks
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.models.hf import default_targets, load_model
+from fedjax_peft.models.hub import load_model
+from fedjax_peft.models.registry import default_targets
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.typing import Problem
 

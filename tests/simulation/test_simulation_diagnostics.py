@@ -8,7 +8,7 @@ import toy
 from fedjax_peft import heads, peft
 from fedjax_peft.algorithms import fedavg, fedmatch
 from fedjax_peft.errors import InputError
-from fedjax_peft.models.hf import random_model
+from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import TINY_BERT, tiny_dataset

@@ -10,7 +10,8 @@ import pytest
 from fedjax_peft.algorithms import fedavg, fedex, flora
 from fedjax_peft.data import Clients
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import load_model, random_model
+from fedjax_peft.models.hub import load_model
+from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.precision import effective

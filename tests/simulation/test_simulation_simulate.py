@@ -19,7 +19,7 @@ from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hf import random_model
+from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.random import host_rng

