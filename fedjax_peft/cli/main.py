@@ -468,8 +468,8 @@ def _print_table(runs: "list[RunRecord]") -> None:
 
 def _export(options: argparse.Namespace) -> None:
     _prepare_jax()
-    from fedjax_peft.peft import export as exporting
-    from fedjax_peft.peft.loading import describe
+    from fedjax_peft.peft.io import export as exporting
+    from fedjax_peft.peft.io.describe import describe
 
     models = _models(options)
     how = {"format": options.format, "overwrite": options.overwrite}

@@ -4,9 +4,9 @@ from fedjax_peft.peft.bottleneck import bottleneck, houlsby, opendelta, pfeiffer
 from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.dual import dual
 from fedjax_peft.peft.ia3 import ia3
+from fedjax_peft.peft.io.pretrained import pretrained
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.peft.prefix import prefix_tuning
-from fedjax_peft.peft.pretrained import pretrained
 from fedjax_peft.peft.prompt import prompt_tuning
 from fedjax_peft.peft.selective import bitfit, full, head_only, layer_norm
 

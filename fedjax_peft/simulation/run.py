@@ -69,7 +69,7 @@ class Run:
         client: int | None = None,
         overwrite: bool = False,
     ) -> Path:
-        """Writes an adapter and its head; see :func:`fedjax_peft.peft.export.export`.
+        """Writes an adapter and its head; see :func:`fedjax_peft.peft.io.export.export`.
 
         Args:
           directory: new, empty, or with an export of exactly the same content.
@@ -82,7 +82,7 @@ class Run:
             some leaves are private, or a ``client`` although none are; or a directory that holds
             anything else.
         """
-        from fedjax_peft.peft.export import export
+        from fedjax_peft.peft.io.export import export
 
         check_format(format, moved=self.algorithm.server.shift is not None)
         params = self._params_of(client)

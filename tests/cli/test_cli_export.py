@@ -20,8 +20,8 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.inference import predict
 from fedjax_peft.loading import load_clients, load_trained
 from fedjax_peft.models.registry import random_model
-from fedjax_peft.peft.export import export
-from fedjax_peft.peft.loading import describe
+from fedjax_peft.peft.io.describe import describe
+from fedjax_peft.peft.io.export import export
 from fedjax_peft.simulation.simulate import Run, simulate
 
 EXACT = {"rtol": 0, "atol": 1e-5}

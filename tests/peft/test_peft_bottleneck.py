@@ -1,6 +1,6 @@
 """Bottleneck adapters: their formulas, starts, counts, places, and what they refuse.
 
-Parity with ``adapters`` in torch is in ``test_peft_adapterhub.py``.
+Parity with ``adapters`` in torch is in ``test_peft_io_adapterhub.py``.
 """
 
 import functools

@@ -17,7 +17,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.registry import FAMILIES, class_name
 from fedjax_peft.peft.base import merge
-from fedjax_peft.peft.hfpeft import write_peft
+from fedjax_peft.peft.io.hfpeft import write_peft
 from fedjax_peft.typing import Params
 
 __all__ = ["FORMATS", "Format", "client_directory", "export", "export_clients"]
@@ -110,7 +110,7 @@ def _writer(model: Model, format: Format, base_model: str | None) -> Callable[[P
         if format == "peft":
             write_peft(model, params, directory, architecture=architecture, base_model=base_model)
         elif format == "adapterhub":
-            from fedjax_peft.peft.adapterhub import export_adapterhub
+            from fedjax_peft.peft.io.adapterhub import export_adapterhub
 
             export_adapterhub(model, params, directory, base_model=base_model)
         else:

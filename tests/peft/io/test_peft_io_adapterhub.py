@@ -21,8 +21,8 @@ from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import token_classification
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.peft import bottleneck, dual, houlsby, lora, opendelta, pfeiffer
-from fedjax_peft.peft.adapterhub import export_adapterhub, load_adapterhub
 from fedjax_peft.peft.base import attach
+from fedjax_peft.peft.io.adapterhub import export_adapterhub, load_adapterhub
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 FAMILIES = ["bert", "roberta", "distilbert", "deberta-v2", "gpt2", "gpt2-classifier", "vit"]

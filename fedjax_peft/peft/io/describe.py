@@ -6,8 +6,8 @@ from pathlib import Path
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.hub import origin
 from fedjax_peft.models.registry import class_name
-from fedjax_peft.peft.export import Format
-from fedjax_peft.peft.hfpeft import LABELS
+from fedjax_peft.peft.io.export import Format
+from fedjax_peft.peft.io.hfpeft import LABELS
 
 __all__ = ["describe", "snippet"]
 

@@ -47,7 +47,7 @@ def pretrained(adapter: str | Path) -> Method:
     directory = Path(adapter)
     config = _read_config(directory)
     if "peft_type" not in config and "config" in config:
-        from fedjax_peft.peft.adapterhub import load_adapterhub
+        from fedjax_peft.peft.io.adapterhub import load_adapterhub
 
         return load_adapterhub(directory)
     if config.get("peft_type") not in _READERS:

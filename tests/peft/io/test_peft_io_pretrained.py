@@ -15,7 +15,7 @@ from transformers import AutoModel
 
 from fedjax_peft import attach, count, heads, load_model, merge, peft, testing
 from fedjax_peft.errors import InputError
-from fedjax_peft.peft.export import export
+from fedjax_peft.peft.io.export import export
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 

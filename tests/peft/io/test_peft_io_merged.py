@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from test_peft_export import CLASSES, EXACT, assert_same, auto, ours, theirs, trained
+from test_peft_io_export import CLASSES, EXACT, assert_same, auto, ours, theirs, trained
 from torch_reference import padded_batch, saved, tiny_model
 from transformers import (
     AutoModelForSequenceClassification,
@@ -17,7 +17,7 @@ from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach
-from fedjax_peft.peft.export import export
+from fedjax_peft.peft.io.export import export
 
 
 @pytest.fixture(scope="module")
