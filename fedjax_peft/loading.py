@@ -66,7 +66,7 @@ def load_run(
     known = algorithm is not None or "model" in config
     algorithm = algorithm_of(directory, config, model) if algorithm is None else algorithm
     if known:
-        _, server, private = restore(directory, model, algorithm)
+        _, server, client_state = restore(directory, model, algorithm)
         params = {**model.trainable, **algorithm.server.model(server)}
     else:
         moved = {name: x for name, x in learned.items() if name in model.frozen}
@@ -74,10 +74,10 @@ def load_run(
         model = model.replace(frozen={**model.frozen, **moved}, wide=wide)
         params = {name: jnp.asarray(x) for name, x in learned.items() if name not in moved}
         names = tree.assign_roles(model.kinds, algorithm.roles)
-        server, private = tree.select(params, names["shared"]), {}
+        server, client_state = tree.select(params, names["shared"]), {}
     ranks = config.get("client_ranks")
     length = inputs_of(directory, config)[1]
-    return Run(model, algorithm, params, private, server, rows, directory, ranks, length)
+    return Run(model, algorithm, params, client_state, server, rows, directory, ranks, length)
 
 
 def base_model(directory: Path, config: dict[str, Any], labels: tuple[str, ...]) -> Model:
@@ -112,7 +112,7 @@ def algorithm_of(directory: Path, config: dict[str, Any], model: Model) -> Algor
     # As the server of a trained model it adds nothing: what was learned is in the leaves already.
     moved = any(leaf in model.frozen for leaf in learned)
     plain = algorithms.fedavg(optax.identity())
-    server = plain.server._replace(shift=(lambda state: {}) if moved else None)
+    server = plain.server._replace(frozen_delta=(lambda state: {}) if moved else None)
     return plain._replace(name=str(name), server=server)
 
 
@@ -122,8 +122,8 @@ def inputs_of(directory: Path, config: dict[str, Any]) -> tuple[str, int | None]
         return configs.task_of(config), config.get("data", {}).get("max_length")
     if not (directory / recipe.NAME).exists():
         return "classification", None
-    about = recipe.load_recipe(directory)
-    return configs.task_of({"model": about["model"]}), about["max_length"]
+    metadata = recipe.load_recipe(directory)
+    return configs.task_of({"model": metadata["model"]}), metadata["max_length"]
 
 
 def restore(directory: Path, model: Model, algorithm: Algorithm) -> tuple[int, PyTree, PyTree]:
@@ -134,10 +134,10 @@ def restore(directory: Path, model: Model, algorithm: Algorithm) -> tuple[int, P
     """
     names = tree.assign_roles(model.kinds, algorithm.roles)
     shared, private = (tree.select(model.trainable, names[role]) for role in ("shared", "private"))
-    kept = jax.eval_shape(algorithm.keep, shared, private)
-    like = jax.eval_shape(algorithm.server.init, shared)
-    number, (server, stacked) = read_checkpoint(directory / "checkpoints", like, kept)
-    return number, server, stacked
+    kept = jax.eval_shape(algorithm.init_client_state, shared, private)
+    template = jax.eval_shape(algorithm.server.init, shared)
+    round_index, (server, stacked) = read_checkpoint(directory / "checkpoints", template, kept)
+    return round_index, server, stacked
 
 
 def _check_leaves(directory: Path, model: Model, learned: Params) -> None:
@@ -184,9 +184,9 @@ def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> T
         return TrainedModels(model, algorithm, [], lambda _: params)
     run = load_clients(directory)
     if isinstance(clients, str):
-        chosen = read_clients(clients, run.private)
+        chosen = read_clients(clients, run.client_state)
     else:
-        check_clients(clients, run.private)
+        check_clients(clients, run.client_state)
         chosen = [*clients]
     note = untrained_note(chosen, run.seen)
 
@@ -207,10 +207,10 @@ def load_clients(directory: str | Path) -> ClientModels:
     algorithm = algorithm_of(Path(directory), config, model)
     names = tree.assign_roles(model.kinds, algorithm.roles)
     shared, private = (tree.select(model.trainable, names[role]) for role in ("shared", "private"))
-    check_clients([], jax.eval_shape(algorithm.keep, shared, private))
-    number, server, stacked = restore(Path(directory), model, algorithm)
+    check_clients([], jax.eval_shape(algorithm.init_client_state, shared, private))
+    round_index, server, stacked = restore(Path(directory), model, algorithm)
     rows = read_metrics(Path(directory) / "metrics.jsonl")
-    seen = seen_clients(row for row in rows if row["round"] <= number)
+    seen = seen_clients(row for row in rows if row["round"] <= round_index)
     return ClientModels(model, algorithm, params, server, stacked, config.get("client_ranks"), seen)
 
 

@@ -3,7 +3,7 @@
 A row is a dict with an integer ``round`` (0 = before training); every other field is optional.
 ``bytes_up``, ``bytes_down`` and ``simulated_seconds`` are per round and are accumulated here. Lists
 of client ids: ``clients`` (who sent an upload), of them ``dropped`` (not finite), beside them
-``failed`` and ``late`` (not heard). ``unsent`` lists leaves that did not move.
+``failed`` and ``late`` (not heard). ``skipped_leaves`` are the leaves that clients did not send.
 
 An evaluated round has ``headline`` (the metric that the task is judged by), ``headline_better``
 (``higher`` or ``lower``) and, for each metric such as ``accuracy``:
@@ -270,9 +270,11 @@ def _parse(line: bytes) -> Row:
     for key, value in row.items():
         if (wrong := _fault(key, value)) is not None:
             raise ValueError(f"its {show(key, 60)} is {show(value, 60)}, and {wrong}")
-    return row
+    return {_RENAMED.get(key, key): value for key, value in row.items()}
 
 
+_RENAMED = {"unsent": "skipped_leaves"}
+"""Fields of rows that version 0.1.0 wrote -> their present names."""
 _CLIENTS = ("clients", "dropped", "failed", "late")
 _TABLES = ("time", "roles", "parameters")
 _NUMBERS = re.compile(r"((global_|tuned_)*test|train|bytes|aggregation_error|simulated)_\w+|steps")

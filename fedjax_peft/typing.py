@@ -81,7 +81,7 @@ class Task(NamedTuple):
     """The metrics of which less is better; of every other metric more is better."""
 
 
-class Problem(NamedTuple):
+class ClientContext(NamedTuple):
     """What a client update may use: the model bound to its frozen tree, and the task.
 
     Made by the engine inside the round program, where the frozen tree is an argument.
@@ -93,11 +93,11 @@ class Problem(NamedTuple):
     fixed: Params
     """The leaves that never change, as this client has them. ``apply`` knows them already; what its
     ``trainable`` holds under their names goes before."""
-    number: jax.Array
+    round_index: jax.Array
     """The round, int32 from 1."""
 
 
-Probe: TypeAlias = Callable[[Problem, Params, Batch], Metrics]
+Probe: TypeAlias = Callable[[ClientContext, Params, Batch], Metrics]
 """(problem, all leaves of a model, batch) -> what to measure beside the task's metrics."""
 
 
@@ -123,7 +123,7 @@ class ClientUpdate(NamedTuple):
 class Tuning(NamedTuple):
     """Local training of every client before the last evaluation; nothing of it is kept."""
 
-    client: Callable[[Problem], ClientUpdate]
+    client: Callable[[ClientContext], ClientUpdate]
     """Its ``final`` returns ``({}, private)``: nothing is sent."""
     epochs: int
     """Passes over a client's examples."""
@@ -141,25 +141,25 @@ class Aggregated(NamedTuple):
 class Aggregator(NamedTuple):
     """A commutative monoid over uploads: it streams over clients and sums over devices.
 
-    ``like`` is what a client that learned nothing would upload (:meth:`ServerUpdate.unchanged`).
+    ``template`` is the upload of a client that learned nothing (:meth:`ServerUpdate.unchanged`).
     """
 
     name: str
     zero: Callable[[PyTree, int], PyTree]
-    """(like, slots) -> empty accumulator for at most ``slots`` uploads."""
+    """(template, slots) -> empty accumulator for at most ``slots`` uploads."""
     add: Callable[[PyTree, PyTree, jax.Array, jax.Array, PyTree], PyTree]
-    """(acc, uploads, weights, slots, like) -> acc.
+    """(acc, uploads, weights, slots, template) -> acc.
 
     Uploads are stacked ``[lanes, ...]``; ``weights`` float32 ``[lanes]`` is 0 for a lane that has
     nothing to add (its upload is then all zeros); ``slots`` int32 ``[lanes]`` is the client's
     place in the cohort, out of range for such a lane.
     """
     finish: Callable[[PyTree, PyTree, Params], Aggregated]
-    """(acc, like, fixed) -> aggregated; its update equals ``like`` where the total weight is 0.
+    """(acc, template, fixed) -> aggregated; its update is ``template`` where the total weight is 0.
 
     ``fixed`` holds the leaves that never change, such as LoRA's scale.
     """
-    unowned: Literal["received", "zero", "refused"] = "received"
+    unmasked_policy: Literal["received", "zero", "refused"] = "received"
     """What an upload has in the directions that its client does not own (``client_ranks``): what
     came from the server, zeros, or nothing: such clients are refused."""
     truncates: bool = False
@@ -174,14 +174,14 @@ class Aggregator(NamedTuple):
     factors' shapes; ``scales`` has module path -> LoRA's s, for the metrics."""
 
 
-class Tally(NamedTuple):
+class RoundContext(NamedTuple):
     """What the server knows of a round beside the aggregate."""
 
-    number: jax.Array
+    round_index: jax.Array
     """The round, int32 from 1."""
     clients: int
     """How many clients can take part: those that have examples."""
-    taken: jax.Array
+    accepted: jax.Array
     """How many uploads the aggregate is of, float32; 0 where nobody could be heard."""
     metrics: Metrics
     """Training metrics of those clients, summed. A client whose value is not finite is left out of
@@ -193,25 +193,25 @@ class ServerUpdate(NamedTuple):
 
     init: Callable[[Params], PyTree]
     """initial shared leaves -> server state."""
-    update: Callable[[PyTree, PyTree, Tally], PyTree]
+    update: Callable[[PyTree, PyTree, RoundContext], PyTree]
     """(server state, aggregated update, tally) -> server state."""
     broadcast: Callable[[PyTree], PyTree]
     """server state -> what clients receive, such as the shared leaves."""
     params: Callable[[PyTree], Params] | None = None
     """server state -> shared leaves of the global model; None: they are the broadcast."""
-    like: Callable[[PyTree], PyTree] | None = None
+    template: Callable[[PyTree], PyTree] | None = None
     """server state -> the upload of a client that learned nothing; None: it is the broadcast."""
     update_norm: Callable[[PyTree, PyTree, Params], jax.Array] | None = None
-    """(one upload, ``like``, fixed leaves) -> length of the change of the model that the upload
-    means, a float32 scalar, 0 for ``like``; None: the length of ``upload - like``. The entries that
-    a client does not own (``client_ranks``) are those of ``like`` here."""
-    shift: Callable[[PyTree], Params] | None = None
+    """(one upload, ``template``, fixed leaves) -> length of the change of the model that the upload
+    means, a float32 scalar, 0 for ``template``; None: the length of ``upload - template``. The
+    entries that a client does not own (``client_ranks``) are those of ``template`` here."""
+    frozen_delta: Callable[[PyTree], Params] | None = None
     """server state -> what is added to leaves of the frozen tree, by name, float32; None: nothing.
     """
     measure: Callable[[PyTree, Params, Params, Params], dict[str, jax.Array]] | None = None
     """(aggregated update, weights before, weights after, fixed leaves) -> metrics of the
     aggregation, in the place of the aggregator's of the same name. Weights are the leaves that
-    ``shift`` names, as clients compute with them, in float32. None: nothing."""
+    ``frozen_delta`` names, as clients compute with them, in float32. None: nothing."""
     metrics: Callable[[PyTree], dict[str, jax.Array]] | None = None
     """server state -> float32 scalars about the update that led to it; None: there are none."""
 
@@ -221,9 +221,9 @@ class ServerUpdate(NamedTuple):
 
     def unchanged(self, state: PyTree) -> PyTree:
         """Returns the upload of a client that learned nothing."""
-        return (self.like or self.broadcast)(state)
+        return (self.template or self.broadcast)(state)
 
-    def shifted(self, state: PyTree, frozen: Params) -> Params:
+    def merge_into_frozen(self, state: PyTree, frozen: Params) -> Params:
         """Returns the frozen tree with what the server has added to it.
 
         These sums are float32, also where the frozen leaf is of a narrower dtype: most of what was
@@ -232,15 +232,15 @@ class ServerUpdate(NamedTuple):
         Raises:
           InputError: it adds to a leaf that there is not, or is of another shape.
         """
-        shift = {} if self.shift is None else self.shift(state)
-        for name, x in shift.items():
+        frozen_delta = {} if self.frozen_delta is None else self.frozen_delta(state)
+        for name, x in frozen_delta.items():
             if name not in frozen or frozen[name].shape != x.shape:
                 raise InputError(
                     "This algorithm adds what it has learned to the frozen weights, and the model"
                     f" has no frozen {name!r} of shape {x.shape} to add to. LoRA on parts of a"
                     " fused projection cannot be folded: attach it without parts."
                 )
-        return {n: x + shift[n] if n in shift else x for n, x in frozen.items()}
+        return {n: x + frozen_delta[n] if n in frozen_delta else x for n, x in frozen.items()}
 
 
 class Roles(NamedTuple):
@@ -260,12 +260,12 @@ def _own_leaves(shared: Params, private: Params) -> PyTree:
     return private
 
 
-def _both(broadcast: PyTree, kept: PyTree) -> Params:
-    return {**broadcast, **kept}
+def _both(broadcast: PyTree, client_state: PyTree) -> Params:
+    return {**broadcast, **client_state}
 
 
-def _all_move(broadcast: PyTree, number: jax.Array) -> dict[str, jax.Array]:
-    del broadcast, number
+def _all_move(broadcast: PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
+    del broadcast, round_index
     return {}
 
 
@@ -282,10 +282,10 @@ class Algorithm(NamedTuple):
 
     name: str
     roles: Roles
-    client: Callable[[Problem], ClientUpdate]
+    client: Callable[[ClientContext], ClientUpdate]
     aggregator: Aggregator
     server: ServerUpdate
-    keep: Callable[[Params, Params], PyTree] = _own_leaves
+    init_client_state: Callable[[Params, Params], PyTree] = _own_leaves
     """(initial shared leaves, initial private leaves) -> what a client keeps from the start. This
     is the ``private`` of :class:`ClientUpdate`; it never leaves its client."""
     model: Callable[[PyTree, PyTree], Params] = _both
@@ -294,10 +294,10 @@ class Algorithm(NamedTuple):
     """Clients predict with models of their own even where no leaf is private."""
     weights: Literal["size", "uniform"] = "size"
     """Of uploads in the aggregate: by the number of examples, or all the same."""
-    moving: Callable[[PyTree, jax.Array], dict[str, jax.Array]] = _all_move
+    sent_leaves: Callable[[PyTree, jax.Array], dict[str, jax.Array]] = _all_move
     """(broadcast, round) -> which leaves clients send in this round, a bool by leaf name; a leaf
     that is not named is sent. Traffic is counted by it."""
-    forwards: str | None = None
+    relayed_leaves: str | None = None
     """A rule for the leaves of uploads that the server passes on to every client, one by one,
     because they do not combine to a leaf of the same size (stacking). Traffic is counted by it."""
     check: Callable[[Mapping[str, str], int], None] = _anything

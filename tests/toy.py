@@ -113,7 +113,7 @@ class Engine:
         self.shared = tree.select(bound.trainable, names["shared"])
         private = tree.select(bound.trainable, names["private"])
         self.algorithm, self.leaves = algorithm, private
-        self.private = algorithm.keep(self.shared, private)
+        self.client_state = algorithm.init_client_state(self.shared, private)
         self.clients, self.lanes = len(federation), lanes
         self.schedule = Schedule(federation.indices, per_round, 4, epochs, None, 0)
         self.time_steps = self.schedule.time_steps(20, lanes)
@@ -123,7 +123,7 @@ class Engine:
         setup = Setup(algorithm, *parts, key, self.clients)
         setup = setup._replace(participants=int((federation.sizes > 0).sum()))
         if ranks is not None:
-            setup = setup._replace(owned=rank_masks(bound, ranks, self.clients))
+            setup = setup._replace(rank_mask=rank_masks(bound, ranks, self.clients))
         self.program = Program(setup, columns)
 
     def model_at_start(self):
@@ -131,9 +131,9 @@ class Engine:
         return {**self.shared, **self.leaves}
 
     def start(self):
-        """Returns the server's state and the private store, both to be donated."""
+        """Returns the server's state and the client state, both to be donated."""
         server = jax.tree.map(jnp.copy, self.algorithm.server.init(self.shared))
-        return server, tree.broadcast(self.private, self.clients)
+        return server, tree.broadcast(self.client_state, self.clients)
 
     def plan(self, cohort):
         """Returns the plan of a cohort of our own making, of the shape that all plans have."""
@@ -145,12 +145,12 @@ class Engine:
             batch_size=self.schedule.batch_size,
         )
 
-    def run(self, cohort, number=1, state=None, columns=None):
+    def run(self, cohort, round_index=1, state=None, columns=None):
         """Returns the result of one round, on the host.
 
         With ``columns`` the same program runs on other examples of the same shapes.
         """
-        arguments = (*(state or self.start()), self.plan(cohort), number)
+        arguments = (*(state or self.start()), self.plan(cohort), round_index)
         inputs = self.program._inputs
         if columns is not None:
             self.program._inputs = (*inputs[:-1], jax.tree.map(jnp.asarray, dict(columns)))

@@ -101,8 +101,8 @@ class Ours:
             def apply(p, batch, key, train):
                 return model.apply(frozen, {**fixed, **p}, batch, key, train)
 
-            problem = Problem(apply, fp.tasks.classification())
-            loss = functools.partial(objective, problem, batch=batch, key=key)
+            context = ClientContext(apply, fp.tasks.classification())
+            loss = functools.partial(objective, context, batch=batch, key=key)
             grads, metrics = jax.grad(loss, has_aux=True)(params)
             updates, state = optimizer.update(grads, state, params)
             return optax.apply_updates(params, updates), state, metrics["loss"][0]

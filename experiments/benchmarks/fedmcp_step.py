@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 from fedjax_peft import algorithms, attach, heads, peft, random_model, tasks, tree
-from fedjax_peft.typing import Algorithm, Problem
+from fedjax_peft.typing import Algorithm, ClientContext
 
 TARGET = 3.8
 
@@ -46,7 +46,7 @@ def program(algorithm: Algorithm, head: heads.Head, method: peft.base.Method, a,
         def apply(params, batch, key, train):
             return model.apply(frozen, params, batch, key, train)
 
-        update = algorithm.client(Problem(apply, tasks.classification(), {}, jnp.int32(1)))
+        update = algorithm.client(ClientContext(apply, tasks.classification(), {}, jnp.int32(1)))
 
         def step(i, state):
             return update.step(state, batch, jax.random.fold_in(key, i))[0]

@@ -64,7 +64,7 @@ def main() -> None:
         on_round=lambda row: peaks.update({f"round {row['round']}": peak()}),
     )
     seconds = time.perf_counter() - began
-    sizes = {"store": tree.nbytes(run.private), "frozen": tree.nbytes(model.frozen)}
+    sizes = {"client_state": tree.nbytes(run.client_state), "frozen": tree.nbytes(model.frozen)}
     sizes["shared"] = tree.nbytes(run.server["model"])
 
     for name, size in peaks.items():

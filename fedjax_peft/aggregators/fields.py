@@ -15,16 +15,18 @@ def by_field(**fields: Aggregator) -> Aggregator:
     """
     first, *_ = fields.values()
 
-    def zero(like: PyTree, slots: int) -> PyTree:
-        return {f: a.zero(like[f], slots) for f, a in fields.items()}
+    def zero(template: PyTree, slots: int) -> PyTree:
+        return {f: a.zero(template[f], slots) for f, a in fields.items()}
 
     def add(
-        acc: PyTree, uploads: PyTree, weights: jax.Array, slots: jax.Array, like: PyTree
+        acc: PyTree, uploads: PyTree, weights: jax.Array, slots: jax.Array, template: PyTree
     ) -> PyTree:
-        return {f: a.add(acc[f], uploads[f], weights, slots, like[f]) for f, a in fields.items()}
+        return {
+            f: a.add(acc[f], uploads[f], weights, slots, template[f]) for f, a in fields.items()
+        }
 
-    def finish(acc: PyTree, like: PyTree, fixed: Params) -> Aggregated:
-        parts = {f: a.finish(acc[f], like[f], fixed) for f, a in fields.items()}
+    def finish(acc: PyTree, template: PyTree, fixed: Params) -> Aggregated:
+        parts = {f: a.finish(acc[f], template[f], fixed) for f, a in fields.items()}
         metrics = {n: x for part in parts.values() for n, x in part.metrics.items()}
         return Aggregated({f: part.update for f, part in parts.items()}, metrics)
 

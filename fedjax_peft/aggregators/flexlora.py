@@ -29,4 +29,4 @@ def flexlora(rank: int | None = None, *, error: bool = True) -> Aggregator:
     Raises:
       InputError: on use, a model without LoRA pairs, or a rank above the adapter's.
     """
-    return truncating("flexlora", rank, "B", error)._replace(unowned="zero")
+    return truncating("flexlora", rank, "B", error)._replace(unmasked_policy="zero")

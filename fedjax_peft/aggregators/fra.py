@@ -60,26 +60,26 @@ def truncating(name: str, rank: int | None, split: str, error: bool) -> Aggregat
     if split not in ("balanced", "B", "A"):
         raise InputError(f"split = {split!r} is not one of balanced, B, A.")
 
-    def zero(like: Params, slots: int) -> PyTree:
-        found = required_pairs(like, name)
+    def zero(template: Params, slots: int) -> PyTree:
+        found = required_pairs(template, name)
         factors = sorted(name for pair in found.values() for name in pair)
-        ranks = {like[a].shape[1] for a, _ in found.values()}
+        ranks = {template[a].shape[1] for a, _ in found.values()}
         if rank is not None and rank > min(ranks):
             raise InputError(
                 f"{name!r} cannot keep rank {rank}: the adapters have rank {min(ranks)}."
             )
         return {
-            "factors": {n: jnp.zeros((slots, *like[n].shape), jnp.float32) for n in factors},
+            "factors": {n: jnp.zeros((slots, *template[n].shape), jnp.float32) for n in factors},
             "weights": jnp.zeros(slots, jnp.float32),
             "sums": {
-                n: jnp.zeros(x.shape, jnp.float32) for n, x in like.items() if n not in factors
+                n: jnp.zeros(x.shape, jnp.float32) for n, x in template.items() if n not in factors
             },
         }
 
     def add(
-        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, like: Params
+        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, template: Params
     ) -> PyTree:
-        del like
+        del template
         rest = tree.select(uploads, acc["sums"])
         return {
             "factors": tree.put(acc["factors"], slots, tree.select(uploads, acc["factors"])),
@@ -87,13 +87,13 @@ def truncating(name: str, rank: int | None, split: str, error: bool) -> Aggregat
             "sums": jax.tree.map(jnp.add, acc["sums"], tree.weighted_sum(rest, weights)),
         }
 
-    def finish(acc: PyTree, like: Params, fixed: Params) -> Aggregated:
+    def finish(acc: PyTree, template: Params, fixed: Params) -> Aggregated:
         total = jnp.sum(acc["weights"])
         by = jnp.where(total > 0, total, 1.0)
         result = {n: x / by for n, x in acc["sums"].items()}
-        found = pairs(like)
+        found = pairs(template)
         frobenius, largest, norms = {}, {}, {}
-        for paths in _alike(like):
+        for paths in _alike(template):
             a = jnp.stack([acc["factors"][found[p][0]] for p in paths])
             b = jnp.stack([acc["factors"][found[p][1]] for p in paths])
             s = jnp.stack([scale(fixed, p) for p in paths])
@@ -104,22 +104,24 @@ def truncating(name: str, rank: int | None, split: str, error: bool) -> Aggregat
                 name_a, name_b = found[path]
                 result[name_a], result[name_b] = new_a[i], new_b[i]
                 frobenius[path], largest[path], norms[path] = (m[i] for m in sizes)
-        update = {n: jnp.where(total > 0, result[n], x).astype(x.dtype) for n, x in like.items()}
+        update = {
+            n: jnp.where(total > 0, result[n], x).astype(x.dtype) for n, x in template.items()
+        }
         measured = truncation_metrics(frobenius, largest, norms) if error else {}
         return Aggregated(update, measured)
 
-    def refactor(products: Params, like: Params, scales: Params) -> Aggregated:
-        found = pairs(like)
+    def refactor(products: Params, template: Params, scales: Params) -> Aggregated:
+        found = pairs(template)
         factors: Params = {}
         frobenius, largest, norms = {}, {}, {}
-        for paths in _alike(like):
-            r = like[found[paths[0]][0]].shape[1]
+        for paths in _alike(template):
+            r = template[found[paths[0]][0]].shape[1]
             stacked = jnp.stack([products[p] for p in paths])
             s = jnp.stack([scales[p] for p in paths])
             new_a, new_b, *sizes = truncated_products(stacked, s, r, rank=rank, split=split)
             for i, path in enumerate(paths):
                 for leaf, x in zip(found[path], (new_a[i], new_b[i]), strict=True):
-                    factors[leaf] = x.astype(like[leaf].dtype)
+                    factors[leaf] = x.astype(template[leaf].dtype)
                 frobenius[path], largest[path], norms[path] = (m[i] for m in sizes)
         measured = truncation_metrics(frobenius, largest, norms) if error else {}
         return Aggregated(factors, measured)
@@ -127,11 +129,11 @@ def truncating(name: str, rank: int | None, split: str, error: bool) -> Aggregat
     return Aggregator(name, zero, add, finish, truncates=True, refactors=True, refactor=refactor)
 
 
-def _alike(like: Params) -> list[list[str]]:
+def _alike(template: Params) -> list[list[str]]:
     """Returns the module paths of LoRA pairs, those of equal shapes together."""
     groups: dict[tuple, list[str]] = {}
-    for path, (a, b) in pairs(like).items():
-        groups.setdefault((like[a].shape, like[b].shape), []).append(path)
+    for path, (a, b) in pairs(template).items():
+        groups.setdefault((template[a].shape, template[b].shape), []).append(path)
     return [groups[shape] for shape in sorted(groups)]
 
 

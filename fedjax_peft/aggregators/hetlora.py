@@ -43,23 +43,23 @@ def hetlora(*, error: bool = True) -> Aggregator:
       InputError: on use, a model without LoRA pairs.
     """
 
-    def zero(like: Params, slots: int) -> PyTree:
+    def zero(template: Params, slots: int) -> PyTree:
         del slots
-        found = required_pairs(like, "hetlora")
+        found = required_pairs(template, "hetlora")
         none = jnp.zeros((), jnp.float32)
         return {
-            "sums": {n: jnp.zeros(x.shape, jnp.float32) for n, x in like.items()},
+            "sums": {n: jnp.zeros(x.shape, jnp.float32) for n, x in template.items()},
             "weight": none,
             "norms": dict.fromkeys(found, none),
-            "products": empty_products(like) if error else {},
+            "products": empty_products(template) if error else {},
         }
 
     def add(
-        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, like: Params
+        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, template: Params
     ) -> PyTree:
         del slots
-        found = pairs(like)
-        by = dict.fromkeys(like, weights)
+        found = pairs(template)
+        by = dict.fromkeys(template, weights)
         norms, products = {}, {}
         for path, (a, b) in found.items():
             own = product_norms(uploads[a], uploads[b])
@@ -73,15 +73,15 @@ def hetlora(*, error: bool = True) -> Aggregator:
         weight = acc["weight"] + jnp.sum(weights)
         return {"sums": sums, "weight": weight, "norms": norms, "products": products}
 
-    def finish(acc: PyTree, like: Params, fixed: Params) -> Aggregated:
+    def finish(acc: PyTree, template: Params, fixed: Params) -> Aggregated:
         some = acc["weight"] > 0
-        found = pairs(like)
-        by = dict.fromkeys(like, acc["weight"])
+        found = pairs(template)
+        by = dict.fromkeys(template, acc["weight"])
         for path, (a, b) in found.items():
             by[a] = by[b] = acc["norms"][path]
         result = {
             n: jnp.where(some, acc["sums"][n] / jnp.where(some, by[n], 1.0), x).astype(x.dtype)
-            for n, x in like.items()
+            for n, x in template.items()
         }
         errors, exact = {}, {}
         for path, product in acc["products"].items():
@@ -92,7 +92,7 @@ def hetlora(*, error: bool = True) -> Aggregator:
             errors[path] = jnp.where(some, used - exact[path], 0.0)
         return Aggregated(result, error_metrics(errors, exact) if errors else {})
 
-    return Aggregator("hetlora", zero, add, finish, unowned="zero")
+    return Aggregator("hetlora", zero, add, finish, unmasked_policy="zero")
 
 
 def product_norms(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -51,11 +51,11 @@ def matmul(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.matmul(x, y, precision="highest")
 
 
-def empty_products(like: Params) -> dict[str, jax.Array]:
+def empty_products(template: Params) -> dict[str, jax.Array]:
     """Returns module path -> zeros of the size of its LoRA product, float32 ``[in, out]``."""
     return {
-        p: jnp.zeros((like[a].shape[0], like[b].shape[1]), jnp.float32)
-        for p, (a, b) in pairs(like).items()
+        p: jnp.zeros((template[a].shape[0], template[b].shape[1]), jnp.float32)
+        for p, (a, b) in pairs(template).items()
     }
 
 

@@ -29,41 +29,41 @@ def mean(*, error: bool = True) -> Aggregator:
       error: measure the aggregation error of LoRA factors.
     """
 
-    def zero(like: Params, slots: int) -> PyTree:
+    def zero(template: Params, slots: int) -> PyTree:
         del slots
-        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
-        products = empty_products(like) if error else {}
+        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), template)
+        products = empty_products(template) if error else {}
         return {"sums": sums, "weight": jnp.zeros((), jnp.float32), "products": products}
 
     def add(
-        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, like: Params
+        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, template: Params
     ) -> PyTree:
         del slots
         # Of what changed: what nobody changed then stays as it is, bit for bit.
-        changes = jax.tree.map(lambda x, y: x - y[None], uploads, like)
+        changes = jax.tree.map(lambda x, y: x - y[None], uploads, template)
         sums = jax.tree.map(jnp.add, acc["sums"], tree.weighted_sum(changes, weights))
         products = {}
         for path, total in acc["products"].items():
             # Moved to the broadcast's frame: the error is second order in these, so nothing
             # cancels. E = Σ w dA_k dB_k - dĀ dB̄ is the same in every frame.
-            a, b = pairs(like)[path]
+            a, b = pairs(template)[path]
             products[path] = total + weighted_product(changes[a], changes[b], weights)
         return {"sums": sums, "weight": acc["weight"] + jnp.sum(weights), "products": products}
 
-    def finish(acc: PyTree, like: Params, fixed: Params) -> Aggregated:
+    def finish(acc: PyTree, template: Params, fixed: Params) -> Aggregated:
         total = acc["weight"]
         some = total > 0
         by = jnp.where(some, total, 1.0)
         result = {
             name: jnp.where(some, x + acc["sums"][name] / by, x).astype(x.dtype)
-            for name, x in like.items()
+            for name, x in template.items()
         }
         if not error:
             return Aggregated(result, {})
-        errors, exact = product_errors(acc, result, like, fixed)
+        errors, exact = product_errors(acc, result, template, fixed)
         known = {**fixed, **result}
         for path, (a, b) in pairs(known).items():
-            if (a in like) != (b in like):
+            if (a in template) != (b in template):
                 errors[path] = jnp.zeros(())
                 exact[path] = scale(fixed, path) * matmul(known[a], known[b])
         return Aggregated(result, error_metrics(errors, exact) if errors else {})
@@ -71,7 +71,9 @@ def mean(*, error: bool = True) -> Aggregator:
     return Aggregator("mean", zero, add, finish)
 
 
-def product_errors(acc: PyTree, new: Params, like: Params, fixed: Params) -> tuple[Params, Params]:
+def product_errors(
+    acc: PyTree, new: Params, template: Params, fixed: Params
+) -> tuple[Params, Params]:
     """Returns the error ``s·ĀB̄ - Σ w_k s A_k B_k`` and the exact average, by module path.
 
     Args:
@@ -83,8 +85,8 @@ def product_errors(acc: PyTree, new: Params, like: Params, fixed: Params) -> tup
     by = jnp.where(acc["weight"] > 0, acc["weight"], 1.0)
     errors, exact = {}, {}
     for path, product in acc["products"].items():
-        a, b = pairs(like)[path]
+        a, b = pairs(template)[path]
         s = scale(fixed, path)
-        errors[path] = s * (matmul(new[a] - like[a], new[b] - like[b]) - product / by)
+        errors[path] = s * (matmul(new[a] - template[a], new[b] - template[b]) - product / by)
         exact[path] = s * matmul(new[a], new[b]) - errors[path]
     return errors, exact

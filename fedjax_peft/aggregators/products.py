@@ -46,32 +46,32 @@ def product_changes(base: Aggregator) -> Aggregator:
       InputError: on use, a model without LoRA pairs.
     """
 
-    def zero(like: Params, slots: int) -> PyTree:
+    def zero(template: Params, slots: int) -> PyTree:
         del slots
-        found = required_pairs(like, base.name)
+        found = required_pairs(template, base.name)
         first = {a for a, _ in found.values()}
-        sums = {n: jnp.zeros(x.shape, jnp.float32) for n, x in like.items() if n not in first}
+        sums = {n: jnp.zeros(x.shape, jnp.float32) for n, x in template.items() if n not in first}
         weight = jnp.zeros((), jnp.float32)
-        return {"sums": sums, "products": empty_products(like), "weight": weight}
+        return {"sums": sums, "products": empty_products(template), "weight": weight}
 
     def add(
-        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, like: Params
+        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, template: Params
     ) -> PyTree:
         del slots
-        changes = {n: x - like[n][None] for n, x in uploads.items()}
+        changes = {n: x - template[n][None] for n, x in uploads.items()}
         products = {
             path: acc["products"][path] + weighted_product(changes[a], uploads[b], weights)
-            for path, (a, b) in pairs(like).items()
+            for path, (a, b) in pairs(template).items()
         }
         sums = {n: x + tree.weighted_sum(changes[n], weights) for n, x in acc["sums"].items()}
         return {"sums": sums, "products": products, "weight": acc["weight"] + jnp.sum(weights)}
 
-    def finish(acc: PyTree, like: Params, fixed: Params) -> Aggregated:
+    def finish(acc: PyTree, template: Params, fixed: Params) -> Aggregated:
         by = jnp.where(acc["weight"] > 0, acc["weight"], 1.0)
         change = {n: x / by for n, x in acc["sums"].items()}
         scales = {}
-        for path, (a, b) in pairs(like).items():
-            change[path + PRODUCT] = acc["products"][path] / by + matmul(like[a], change.pop(b))
+        for path, (a, b) in pairs(template).items():
+            change[path + PRODUCT] = acc["products"][path] / by + matmul(template[a], change.pop(b))
             scales[path] = scale(fixed, path)
         return Aggregated({"change": change, "scale": scales}, {})
 

@@ -31,23 +31,23 @@ from fedjax_peft.algorithms.common import (
     HeadPolicy,
     Local,
     Weights,
-    begin,
+    init_local,
     objective,
-    replace,
+    replace_server,
     roles,
     train,
-    with_kept,
+    with_client_state,
 )
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     Batch,
+    ClientContext,
     ClientUpdate,
     Key,
     Metrics,
     Params,
-    Problem,
     PyTree,
 )
 
@@ -96,18 +96,21 @@ def apfl(
     if not 0 <= alpha <= 1:
         raise InputError(f"alpha = {alpha!r} of apfl must be between 0 and 1.")
 
-    def client(problem: Problem) -> ClientUpdate:
-        def init(broadcast: Params, kept: PyTree, key: Key) -> State:
+    def client(context: ClientContext) -> ClientUpdate:
+        def init(broadcast: Params, client_state: PyTree, key: Key) -> State:
             del key
-            model, v = begin(optimizer, broadcast, kept["model"]), kept["personal"]
-            return State(model, v, optimizer.init(v), kept["alpha"])
+            model, v = (
+                init_local(optimizer, broadcast, client_state["model"]),
+                client_state["personal"],
+            )
+            return State(model, v, optimizer.init(v), client_state["alpha"])
 
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
             model, v, opt, a = state
             w = {**model.shared, **model.private}
 
             def loss(params: Params) -> tuple[jax.Array, Metrics]:
-                return objective(problem, params, batch, key)
+                return objective(context, params, batch, key)
 
             gradient, metrics = jax.grad(loss, has_aux=True)(_mixture(a, v, w))
             updates, opt = optimizer.update({n: a * g for n, g in gradient.items()}, opt, v)
@@ -115,29 +118,33 @@ def apfl(
                 slope = sum(jnp.sum((v[n] - w[n]) * g) for n, g in gradient.items())
                 moved = jnp.clip(a - alpha_rate * slope, 0.0, 1.0)
                 a = jnp.where(batch["step"] == 0, moved, a)
-            model, _ = train(optimizer, problem, model, batch, key)
+            model, _ = train(optimizer, context, model, batch, key)
             return State(model, optax.apply_updates(v, updates), opt, a), metrics
 
         def final(state: State) -> tuple[Params, PyTree]:
-            kept = {"personal": state.personal, "alpha": state.alpha}
-            return state.model.shared, {"model": state.model.private, **kept}
+            client_state = {"personal": state.personal, "alpha": state.alpha}
+            return state.model.shared, {"model": state.model.private, **client_state}
 
         return ClientUpdate(init, step, final)
 
-    def keep(shared: Params, private: Params) -> PyTree:
+    def init_client_state(shared: Params, private: Params) -> PyTree:
         personal = {**shared, **private}
         return {"model": private, "personal": personal, "alpha": jnp.float32(alpha)}
 
-    def model(broadcast: Params, kept: PyTree) -> Params:
-        return _mixture(kept["alpha"], kept["personal"], with_kept(broadcast, kept))
+    def model(broadcast: Params, client_state: PyTree) -> Params:
+        return _mixture(
+            client_state["alpha"],
+            client_state["personal"],
+            with_client_state(broadcast, client_state),
+        )
 
     return Algorithm(
         "apfl",
         roles(head),
         client,
         aggregator or mean(),
-        replace(),
-        keep=keep,
+        replace_server(),
+        init_client_state=init_client_state,
         model=model,
         personal=True,
         weights=weights,

@@ -39,10 +39,10 @@ def centralised(
                 f" {clients} clients: make one that has everything with partition.pooled(data)."
             )
 
-    def none_moves(broadcast: PyTree, number: jax.Array) -> dict[str, jax.Array]:
-        del number
+    def none_moves(broadcast: PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
+        del round_index
         return {name: jnp.zeros((), bool) for name in broadcast}
 
     rules = trained_as("shared", train)
     algorithm = averaging("centralised", optimizer, rules, mean(error=False), keep_optimizer)
-    return algorithm._replace(check=check, moving=none_moves)
+    return algorithm._replace(check=check, sent_leaves=none_moves)

@@ -10,33 +10,33 @@ import optax
 from fedjax_peft.aggregators.lora import empty_products, error_metrics, matmul, pairs, scale
 from fedjax_peft.typing import (
     Batch,
+    ClientContext,
     Key,
     Metrics,
     Params,
-    Problem,
     PyTree,
     Roles,
+    RoundContext,
     ServerUpdate,
-    Tally,
 )
 
 __all__ = [
     "HeadPolicy",
     "Local",
     "Weights",
-    "adding",
-    "begin",
-    "descend",
+    "add_to_gradient",
     "dual_roles",
-    "fold",
-    "holding",
+    "freeze_where",
+    "init_local",
+    "merge_into_frozen",
     "objective",
+    "optimizer_step",
     "proximal",
-    "replace",
+    "replace_server",
     "roles",
     "train",
     "train_on",
-    "with_kept",
+    "with_client_state",
 ]
 
 Weights = Literal["size", "uniform"]
@@ -47,16 +47,16 @@ HeadPolicy = Literal["shared", "private", "frozen"]
 
 
 def objective(
-    problem: Problem, params: Params, batch: Batch, key: Key
+    context: ClientContext, params: Params, batch: Batch, key: Key
 ) -> tuple[jax.Array, Metrics]:
     """Returns the mean training loss of a batch and the task's metrics, for ``value_and_grad``."""
-    outputs = problem.apply(params, batch, key, True)
-    total, count = problem.task.loss(outputs, batch)
-    metrics = jax.lax.stop_gradient(problem.task.metrics(outputs, batch))
+    outputs = context.apply(params, batch, key, True)
+    total, count = context.task.loss(outputs, batch)
+    metrics = jax.lax.stop_gradient(context.task.metrics(outputs, batch))
     return total / jnp.maximum(count, 1.0), metrics
 
 
-def descend(
+def optimizer_step(
     optimizer: optax.GradientTransformation,
     loss: Callable[[Params], tuple[jax.Array, Metrics]],
     params: Params,
@@ -85,14 +85,14 @@ class Local(NamedTuple):
     optimizer: PyTree
 
 
-def begin(optimizer: optax.GradientTransformation, shared: Params, private: Params) -> Local:
+def init_local(optimizer: optax.GradientTransformation, shared: Params, private: Params) -> Local:
     """Returns a client before its first step. Optimizer state starts afresh in every round."""
     return Local(shared, private, optimizer.init({**shared, **private}))
 
 
 def train(
     optimizer: optax.GradientTransformation,
-    problem: Problem,
+    context: ClientContext,
     local: Local,
     batch: Batch,
     key: Key,
@@ -110,7 +110,7 @@ def train(
     """
 
     def loss(params: Params) -> tuple[jax.Array, Metrics]:
-        return objective(problem, params, batch, key)
+        return objective(context, params, batch, key)
 
     return train_on(loss, optimizer, local, correct)
 
@@ -123,7 +123,7 @@ def train_on(
 ) -> tuple[Local, Metrics]:
     """Returns a client after one step on a loss of its own; see :func:`train`."""
     params = {**local.shared, **local.private}
-    params, state, metrics = descend(optimizer, loss, params, local.optimizer, correct)
+    params, state, metrics = optimizer_step(optimizer, loss, params, local.optimizer, correct)
     shared = {name: params[name] for name in local.shared}
     private = {name: params[name] for name in local.private}
     return Local(shared, private, state), metrics
@@ -146,16 +146,16 @@ def dual_roles(head: HeadPolicy) -> Roles:
     return Roles(**{**rules, policy: (*rules.get(policy, ()), "^head:")})
 
 
-def replace() -> ServerUpdate:
+def replace_server() -> ServerUpdate:
     """Returns the server that takes the aggregate as its new state."""
     return ServerUpdate(
         init=lambda shared: shared,
-        update=lambda state, new, tally: new,
+        update=lambda state, new, context: new,
         broadcast=lambda state: state,
     )
 
 
-def adding(extra: Params) -> Callable[[Params], Params]:
+def add_to_gradient(extra: Params) -> Callable[[Params], Params]:
     """Returns the map from a gradient to that with ``extra`` added to the leaves that it names."""
     return lambda gradient: {n: g + extra[n] if n in extra else g for n, g in gradient.items()}
 
@@ -175,12 +175,12 @@ def proximal(
     return correct
 
 
-def with_kept(broadcast: Params, kept: PyTree) -> Params:
+def with_client_state(broadcast: Params, client_state: PyTree) -> Params:
     """Returns a client's leaves where it keeps its own ones in the field ``model``."""
-    return {**broadcast, **kept["model"]}
+    return {**broadcast, **client_state["model"]}
 
 
-def holding(
+def freeze_where(
     optimizer: optax.GradientTransformation, moves: Callable[[str], jax.Array | bool]
 ) -> optax.GradientTransformation:
     """Returns an optimizer for which some leaves, by name, have no gradient and no decay.
@@ -204,13 +204,13 @@ def holding(
     return optax.GradientTransformation(optimizer.init, update)
 
 
-def fold() -> ServerUpdate:
+def merge_into_frozen() -> ServerUpdate:
     """Returns the server that adds a part of the aggregate to the frozen weights.
 
     The aggregate is ``{"model": shared leaves, "fold": module path -> [in, out]}``: W + s·AB is the
-    exact average once ``fold`` is added to W. What has been folded in is kept in float32, and added
-    to the kernels of the modules that LoRA wraps; these compute with the float32 sum also in a
-    narrower dtype (:mod:`fedjax_peft.precision`).
+    exact average once ``fold`` is added to W. The sum of all these is kept in float32, and added to
+    the kernels of the modules that LoRA wraps; these compute with the float32 sum in a narrower
+    dtype too (:mod:`fedjax_peft.precision`).
 
     The algebra is exact, so the aggregation error is what rounding leaves: it is measured on the
     kernels that clients compute with.
@@ -222,8 +222,8 @@ def fold() -> ServerUpdate:
     def start(shared: Params) -> PyTree:
         return {"model": shared, "fold": empty_products(shared)}
 
-    def update(state: PyTree, new: PyTree, tally: Tally) -> PyTree:
-        del tally
+    def update(state: PyTree, new: PyTree, context: RoundContext) -> PyTree:
+        del context
         return {"model": new["model"], "fold": jax.tree.map(jnp.add, state["fold"], new["fold"])}
 
     def measure(new: PyTree, before: Params, after: Params, fixed: Params) -> dict[str, jax.Array]:
@@ -238,6 +238,6 @@ def fold() -> ServerUpdate:
         init=start,
         update=update,
         broadcast=lambda state: state["model"],
-        shift=lambda state: {kernel(path): x for path, x in state["fold"].items()},
+        frozen_delta=lambda state: {kernel(path): x for path, x in state["fold"].items()},
         measure=measure,
     )

@@ -23,9 +23,9 @@ from fedjax_peft.algorithms.common import (
     HeadPolicy,
     Local,
     Weights,
-    begin,
+    init_local,
     proximal,
-    replace,
+    replace_server,
     roles,
     train,
 )
@@ -33,11 +33,11 @@ from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     Batch,
+    ClientContext,
     ClientUpdate,
     Key,
     Metrics,
     Params,
-    Problem,
     PyTree,
 )
 
@@ -84,22 +84,22 @@ def ditto(
     """
     at_least(0.0, lam=lam)
 
-    def client(problem: Problem) -> ClientUpdate:
-        def init(broadcast: Params, kept: PyTree, key: Key) -> State:
+    def client(context: ClientContext) -> ClientUpdate:
+        def init(broadcast: Params, client_state: PyTree, key: Key) -> State:
             del key
-            model = begin(optimizer, broadcast, kept["model"])
-            return State(broadcast, model, begin(optimizer, {}, kept["personal"]))
+            model = init_local(optimizer, broadcast, client_state["model"])
+            return State(broadcast, model, init_local(optimizer, {}, client_state["personal"]))
 
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
             received, model, personal = state
-            model, _ = train(optimizer, problem, model, batch, key)
+            model, _ = train(optimizer, context, model, batch, key)
             pull = proximal(lam, personal.private, received)
-            personal, metrics = train(optimizer, problem, personal, batch, key, pull)
+            personal, metrics = train(optimizer, context, personal, batch, key, pull)
             return State(received, model, personal), metrics
 
         def final(state: State) -> tuple[Params, PyTree]:
-            kept = {"model": state.model.private, "personal": state.personal.private}
-            return state.model.shared, kept
+            client_state = {"model": state.model.private, "personal": state.personal.private}
+            return state.model.shared, client_state
 
         return ClientUpdate(init, step, final)
 
@@ -108,9 +108,12 @@ def ditto(
         roles(head),
         client,
         aggregator or mean(),
-        replace(),
-        keep=lambda shared, private: {"model": private, "personal": {**shared, **private}},
-        model=lambda broadcast, kept: kept["personal"],
+        replace_server(),
+        init_client_state=lambda shared, private: {
+            "model": private,
+            "personal": {**shared, **private},
+        },
+        model=lambda broadcast, client_state: client_state["personal"],
         personal=True,
         weights=weights,
         needs_fixed_basis=_BASIS if lam else None,

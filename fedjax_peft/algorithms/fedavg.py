@@ -15,21 +15,21 @@ from fedjax_peft.algorithms.common import (
     HeadPolicy,
     Local,
     Weights,
-    begin,
-    replace,
+    init_local,
+    replace_server,
     roles,
     train,
-    with_kept,
+    with_client_state,
 )
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     Batch,
+    ClientContext,
     ClientUpdate,
     Key,
     Metrics,
     Params,
-    Problem,
     PyTree,
     Roles,
 )
@@ -38,7 +38,7 @@ __all__ = ["averaging", "client", "fedavg"]
 
 
 def client(
-    optimizer: optax.GradientTransformation, problem: Problem, *, keep_optimizer: bool = False
+    optimizer: optax.GradientTransformation, context: ClientContext, *, keep_optimizer: bool = False
 ) -> ClientUpdate:
     """Returns plain local training.
 
@@ -46,14 +46,14 @@ def client(
     which then keeps ``{"model": its own leaves, "optimizer": state}``.
     """
 
-    def init(broadcast: Params, kept: PyTree, key: Key) -> Local:
+    def init(broadcast: Params, client_state: PyTree, key: Key) -> Local:
         del key
         if keep_optimizer:
-            return Local(broadcast, kept["model"], kept["optimizer"])
-        return begin(optimizer, broadcast, kept)
+            return Local(broadcast, client_state["model"], client_state["optimizer"])
+        return init_local(optimizer, broadcast, client_state)
 
     def step(local: Local, batch: Batch, key: Key) -> tuple[Local, Metrics]:
-        return train(optimizer, problem, local, batch, key)
+        return train(optimizer, context, local, batch, key)
 
     def final(local: Local) -> tuple[Params, PyTree]:
         if keep_optimizer:
@@ -102,18 +102,18 @@ def averaging(
       keep_optimizer: see :func:`fedavg`.
     """
 
-    def bound(problem: Problem) -> ClientUpdate:
-        return client(optimizer, problem, keep_optimizer=keep_optimizer)
+    def bound(context: ClientContext) -> ClientUpdate:
+        return client(optimizer, context, keep_optimizer=keep_optimizer)
 
-    def keep(shared: Params, private: Params) -> PyTree:
+    def init_client_state(shared: Params, private: Params) -> PyTree:
         return {"model": private, "optimizer": optimizer.init({**shared, **private})}
 
-    algorithm = Algorithm(name, rules, bound, aggregator or mean(), replace())
+    algorithm = Algorithm(name, rules, bound, aggregator or mean(), replace_server())
     if not keep_optimizer:
         return algorithm
     return algorithm._replace(
-        keep=keep,
-        model=with_kept,
+        init_client_state=init_client_state,
+        model=with_client_state,
         needs_fixed_basis="With keep_optimizer = true, a client's optimizer remembers gradients of"
         " A and B of earlier rounds. Set keep_optimizer = false, or leave the aggregator out to"
         " average A and B.",

@@ -25,18 +25,26 @@ import optax
 from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import positive
-from fedjax_peft.algorithms.common import HeadPolicy, Local, adding, begin, roles, train, with_kept
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Local,
+    add_to_gradient,
+    init_local,
+    roles,
+    train,
+    with_client_state,
+)
 from fedjax_peft.typing import (
     Algorithm,
     Batch,
+    ClientContext,
     ClientUpdate,
     Key,
     Metrics,
     Params,
-    Problem,
     PyTree,
+    RoundContext,
     ServerUpdate,
-    Tally,
 )
 
 __all__ = ["feddyn"]
@@ -77,17 +85,21 @@ def feddyn(
     """
     positive(alpha=alpha)
 
-    def client(problem: Problem) -> ClientUpdate:
-        def init(broadcast: Params, kept: PyTree, key: Key) -> State:
+    def client(context: ClientContext) -> ClientUpdate:
+        def init(broadcast: Params, client_state: PyTree, key: Key) -> State:
             del key
-            return State(begin(optimizer, broadcast, kept["model"]), broadcast, kept["gradient"])
+            return State(
+                init_local(optimizer, broadcast, client_state["model"]),
+                broadcast,
+                client_state["gradient"],
+            )
 
         def away(state: State) -> Params:
             return jax.tree.map(lambda x, y: alpha * (x - y), state.local.shared, state.received)
 
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            regular = adding(jax.tree.map(jnp.subtract, away(state), state.gradient))
-            local, metrics = train(optimizer, problem, state.local, batch, key, regular)
+            regular = add_to_gradient(jax.tree.map(jnp.subtract, away(state), state.gradient))
+            local, metrics = train(optimizer, context, state.local, batch, key, regular)
             return state._replace(local=local), metrics
 
         def final(state: State) -> tuple[Params, PyTree]:
@@ -96,11 +108,11 @@ def feddyn(
 
         return ClientUpdate(init, step, final)
 
-    def update(state: Server, average: Params, tally: Tally) -> Server:
-        share = tally.taken / tally.clients
+    def update(state: Server, average: Params, context: RoundContext) -> Server:
+        share = context.accepted / context.clients
         moved = jax.tree.map(lambda s, x, y: s + share * (y - x), state.moved, state.model, average)
         new = Server(jax.tree.map(jnp.add, average, moved), moved)
-        return tree.where(tally.taken > 0, new, state)
+        return tree.where(context.accepted > 0, new, state)
 
     server = ServerUpdate(
         init=lambda shared: Server(shared, jax.tree.map(jnp.zeros_like, shared)),
@@ -113,11 +125,11 @@ def feddyn(
         client,
         mean(),
         server,
-        keep=lambda shared, private: {
+        init_client_state=lambda shared, private: {
             "model": private,
             "gradient": jax.tree.map(jnp.zeros_like, shared),
         },
-        model=with_kept,
+        model=with_client_state,
         weights="uniform",
         needs_fixed_basis="FedDyn sums up the changes of A and B over rounds. Use 'fedavg' or"
         " 'fedprox'.",

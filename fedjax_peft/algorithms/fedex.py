@@ -21,7 +21,7 @@ from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.lora import required_pairs
 from fedjax_peft.aggregators.mean import product_errors
 from fedjax_peft.algorithms.checks import lora_model
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, fold, roles
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, merge_into_frozen, roles
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.typing import Aggregated, Aggregator, Algorithm, Params, PyTree
 
@@ -48,9 +48,9 @@ def fedex(
     """
     algorithm = averaging("fedex", optimizer, roles(head), _with_residual())
     return algorithm._replace(
-        server=fold(),
+        server=merge_into_frozen(),
         weights=weights,
-        forwards=r"\.lora_[ab]$",
+        relayed_leaves=r"\.lora_[ab]$",
         check=lora_model("fedex", alone=True),
     )
 
@@ -59,13 +59,13 @@ def _with_residual() -> Aggregator:
     """Returns the mean whose update is ``{"model": means, "fold": residuals by module path}``."""
     inner = mean()
 
-    def zero(like: Params, slots: int) -> PyTree:
-        required_pairs(like, "fedex")
-        return inner.zero(like, slots)
+    def zero(template: Params, slots: int) -> PyTree:
+        required_pairs(template, "fedex")
+        return inner.zero(template, slots)
 
-    def finish(acc: PyTree, like: Params, fixed: Params) -> Aggregated:
-        averaged = inner.finish(acc, like, fixed)
-        errors, _ = product_errors(acc, averaged.update, like, fixed)
+    def finish(acc: PyTree, template: Params, fixed: Params) -> Aggregated:
+        averaged = inner.finish(acc, template, fixed)
+        errors, _ = product_errors(acc, averaged.update, template, fixed)
         metrics = {
             "residual": averaged.metrics["aggregation_error"],
             "residual_relative": averaged.metrics["aggregation_error_relative"],
@@ -73,4 +73,4 @@ def _with_residual() -> Aggregator:
         residuals = jax.tree.map(jnp.negative, errors)
         return Aggregated({"model": averaged.update, "fold": residuals}, metrics)
 
-    return Aggregator("fedex", zero, inner.add, finish, unowned="refused")
+    return Aggregator("fedex", zero, inner.add, finish, unmasked_policy="refused")

@@ -41,9 +41,9 @@ from fedjax_peft.algorithms.common import (
     HeadPolicy,
     Local,
     Weights,
-    begin,
     dual_roles,
-    replace,
+    init_local,
+    replace_server,
     train_on,
 )
 from fedjax_peft.dual_modes import Mode, mode
@@ -60,12 +60,12 @@ from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     Batch,
+    ClientContext,
     ClientUpdate,
     Key,
     Metrics,
     Outputs,
     Params,
-    Problem,
 )
 
 __all__ = ["fedmcp"]
@@ -147,34 +147,34 @@ def fedmcp(
             f"{similarity}_global_average": (near * n, n),
         }
 
-    def client(problem: Problem) -> ClientUpdate:
+    def client(context: ClientContext) -> ClientUpdate:
         def init(broadcast: Params, private: Params, key: Key) -> State:
             del key
             received = {n: x for n, x in broadcast.items() if mu and ".global_adapter." in n}
-            return State(received, begin(optimizer, broadcast, private))
+            return State(received, init_local(optimizer, broadcast, private))
 
         def cross_entropy(outputs: Outputs, batch: Batch) -> jax.Array:
-            total, count = problem.task.loss(outputs, batch)
+            total, count = context.task.loss(outputs, batch)
             return total / jnp.maximum(count, 1.0)
 
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
             if mu:
                 leaves = {**state.local.shared, **state.local.private, **state.received}
-                outputs = problem.apply(mode(leaves, "global"), batch, None, False)
+                outputs = context.apply(mode(leaves, "global"), batch, None, False)
                 average = pool(outputs, batch, pooling)
 
             def loss(params: Params) -> tuple[jax.Array, Metrics]:
                 passes: dict[str, Outputs] = {}
                 for modes in calls:
-                    passes |= _passes(problem, params, batch, key, modes)
+                    passes |= _passes(context, params, batch, key, modes)
                 value = (1 - gamma) * cross_entropy(passes["dual"], batch)
-                metrics = problem.task.metrics(passes["dual"], batch)
+                metrics = context.task.metrics(passes["dual"], batch)
                 if gamma:
                     second = passes["global"].second
                     assert second is not None, "the model has no second classifier"
                     alone = passes["global"]._replace(logits=second)
                     value += gamma * cross_entropy(alone, batch)
-                    of_second = problem.task.metrics(alone, batch)
+                    of_second = context.task.metrics(alone, batch)
                     metrics |= {f"{name}_global": x for name, x in of_second.items()}
                 if mu:
                     term, similarities = contrast(passes, average, batch)
@@ -198,13 +198,13 @@ def fedmcp(
             )
 
     rules, aggregator = dual_roles(head), aggregator or mean()
-    algorithm = Algorithm("fedmcp", rules, client, aggregator, replace(), check=check)
+    algorithm = Algorithm("fedmcp", rules, client, aggregator, replace_server(), check=check)
     apart = f"{similarity}_global_private"
     return algorithm._replace(weights=weights, lower_is_better=(apart,))
 
 
 def _passes(
-    problem: Problem, params: Params, batch: Batch, key: Key, modes: Sequence[Mode]
+    context: ClientContext, params: Params, batch: Batch, key: Key, modes: Sequence[Mode]
 ) -> dict[str, Outputs]:
     """Returns the training outputs of the encoder by mode, from one batched call of the model.
 
@@ -213,12 +213,12 @@ def _passes(
     keys = {name: key if name == "dual" else stream(key, name) for name in modes}
     leaves = {name: mode(params, name) for name in modes}
     if len(modes) == 1:
-        return {n: problem.apply(leaves[n], batch, keys[n], True) for n in modes}
+        return {n: context.apply(leaves[n], batch, keys[n], True) for n in modes}
     scaled = {n: x for n, x in params.items() if "_adapter.up." in n}
     stacked = {n: jnp.stack([leaves[name][n] for name in modes]) for n in scaled}
 
     def run(own: Params, key: Key) -> Outputs:
-        return problem.apply({**params, **own}, batch, key, True)
+        return context.apply({**params, **own}, batch, key, True)
 
     outputs = jax.vmap(run)(stacked, jnp.stack(list(keys.values())))
     return {name: jax.tree.map(lambda x, i=i: x[i], outputs) for i, name in enumerate(modes)}

@@ -33,18 +33,18 @@ import optax
 from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
-from fedjax_peft.algorithms.common import HeadPolicy, Local, Weights, begin, roles, train
+from fedjax_peft.algorithms.common import HeadPolicy, Local, Weights, init_local, roles, train
 from fedjax_peft.typing import (
     Algorithm,
     Batch,
+    ClientContext,
     ClientUpdate,
     Key,
     Metrics,
     Params,
-    Problem,
     PyTree,
+    RoundContext,
     ServerUpdate,
-    Tally,
 )
 
 __all__ = ["fednova"]
@@ -85,14 +85,14 @@ def fednova(
       weights: p_k.
     """
 
-    def client(problem: Problem) -> ClientUpdate:
+    def client(context: ClientContext) -> ClientUpdate:
         def init(broadcast: Params, private: Params, key: Key) -> State:
             del key
-            local = begin(optimizer, broadcast, private)
+            local = init_local(optimizer, broadcast, private)
             return State(local, broadcast, _start(optimizer, broadcast, private))
 
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            local, metrics = train(optimizer, problem, state.local, batch, key)
+            local, metrics = train(optimizer, context, state.local, batch, key)
             gauge = _measure(optimizer, state.gauge, state.received, batch["step"] == 0)
             return State(local, state.received, gauge), metrics
 
@@ -108,26 +108,26 @@ def fednova(
 
         return ClientUpdate(init, step, final)
 
-    def update(state: Params, new: PyTree, tally: Tally) -> Params:
-        del tally
+    def update(state: Params, new: PyTree, context: RoundContext) -> Params:
+        del context
         effective = new["work"]["length"]
         return {
             n: x + effective[i] * new["direction"][n]
             for i, (n, x) in enumerate(sorted(state.items()))
         }
 
-    def update_norm(upload: PyTree, like: PyTree, fixed: Params) -> jax.Array:
+    def update_norm(upload: PyTree, template: PyTree, fixed: Params) -> jax.Array:
         # A direction is per step: times the client's own work it is θ_k - θ.
         del fixed
         lengths, direction = upload["work"]["length"], upload["direction"]
         moved = {n: lengths[i] * x for i, (n, x) in enumerate(sorted(direction.items()))}
-        return tree.distance(moved, like["direction"])
+        return tree.distance(moved, template["direction"])
 
     server = ServerUpdate(
         init=lambda shared: shared,
         update=update,
         broadcast=lambda state: state,
-        like=lambda state: {
+        template=lambda state: {
             "direction": jax.tree.map(jnp.zeros_like, state),
             "work": {"length": jnp.zeros(len(state))},
         },

@@ -53,8 +53,8 @@ from fedjax_peft.typing import (
     Algorithm,
     Params,
     PyTree,
+    RoundContext,
     ServerUpdate,
-    Tally,
 )
 
 __all__ = ["fedadagrad", "fedadam", "fedavgm", "fedopt", "fedyogi"]
@@ -136,12 +136,12 @@ def fedopt(
 def _on_leaves(optimizer: optax.GradientTransformation) -> ServerUpdate:
     """Returns the server that optimizes the shared leaves as they are."""
 
-    def update(state: State, aggregate: Params, tally: Tally) -> State:
+    def update(state: State, aggregate: Params, context: RoundContext) -> State:
         gradient = jax.tree.map(jnp.subtract, state.model, aggregate)
         steps, memory = optimizer.update(gradient, state.optimizer, state.model)
         new = State(optax.apply_updates(state.model, steps), memory)
         # Momentum would carry on where nobody was heard.
-        return tree.where(tally.taken > 0, new, state)
+        return tree.where(context.accepted > 0, new, state)
 
     return ServerUpdate(
         init=lambda shared: State(shared, optimizer.init(shared)),
@@ -168,13 +168,13 @@ def _on_products(optimizer: optax.GradientTransformation, aggregator: Aggregator
         nothing = {name: jnp.zeros(x.shape, x.dtype) for name, x in metrics.items()}
         return ProductState(shared, optimizer.init(point), nothing)
 
-    def update(state: ProductState, new: PyTree, tally: Tally) -> ProductState:
+    def update(state: ProductState, new: PyTree, context: RoundContext) -> ProductState:
         point = with_products(state.model)
         gradient = jax.tree.map(jnp.negative, new["change"])
         steps, memory = optimizer.update(gradient, state.optimizer, point)
         made = factored(optax.apply_updates(point, steps), state.model, new["scale"])
         moved = ProductState(made.update, memory, made.metrics)
-        return tree.where(tally.taken > 0, moved, state)
+        return tree.where(context.accepted > 0, moved, state)
 
     return ServerUpdate(
         init=init,

@@ -24,9 +24,9 @@ from fedjax_peft.algorithms.common import (
     HeadPolicy,
     Local,
     Weights,
-    begin,
+    init_local,
     proximal,
-    replace,
+    replace_server,
     roles,
     train,
 )
@@ -34,11 +34,11 @@ from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     Batch,
+    ClientContext,
     ClientUpdate,
     Key,
     Metrics,
     Params,
-    Problem,
 )
 
 __all__ = ["fedprox"]
@@ -73,14 +73,14 @@ def fedprox(
     """
     at_least(0, mu=mu)
 
-    def client(problem: Problem) -> ClientUpdate:
+    def client(context: ClientContext) -> ClientUpdate:
         def init(broadcast: Params, private: Params, key: Key) -> State:
             del key
-            return State(begin(optimizer, broadcast, private), broadcast)
+            return State(init_local(optimizer, broadcast, private), broadcast)
 
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
             near = proximal(mu, state.local.shared, state.received)
-            local, metrics = train(optimizer, problem, state.local, batch, key, near)
+            local, metrics = train(optimizer, context, state.local, batch, key, near)
             return State(local, state.received), metrics
 
         def final(state: State) -> tuple[Params, Params]:
@@ -89,5 +89,5 @@ def fedprox(
         return ClientUpdate(init, step, final)
 
     return Algorithm(
-        "fedprox", roles(head), client, aggregator or mean(), replace(), weights=weights
+        "fedprox", roles(head), client, aggregator or mean(), replace_server(), weights=weights
     )

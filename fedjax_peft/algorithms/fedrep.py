@@ -31,17 +31,24 @@ import optax
 from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import only_head, whole
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, descend, objective, replace, roles
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Weights,
+    objective,
+    optimizer_step,
+    replace_server,
+    roles,
+)
 from fedjax_peft.random import stream
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     Batch,
+    ClientContext,
     ClientUpdate,
     Key,
     Metrics,
     Params,
-    Problem,
     PyTree,
     Tuning,
 )
@@ -92,21 +99,25 @@ def fedrep(
         del key
         return State(broadcast, own, optimizer.init(broadcast), optimizer.init(own))
 
-    def head_step(problem: Problem, state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+    def head_step(
+        context: ClientContext, state: State, batch: Batch, key: Key
+    ) -> tuple[State, Metrics]:
         def loss(head: Params) -> tuple[jax.Array, Metrics]:
-            return objective(problem, {**state.body, **head}, batch, key)
+            return objective(context, {**state.body, **head}, batch, key)
 
-        head, opt, metrics = descend(optimizer, loss, state.head, state.head_optimizer)
+        head, opt, metrics = optimizer_step(optimizer, loss, state.head, state.head_optimizer)
         return state._replace(head=head, head_optimizer=opt), metrics
 
-    def body_step(problem: Problem, state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+    def body_step(
+        context: ClientContext, state: State, batch: Batch, key: Key
+    ) -> tuple[State, Metrics]:
         def loss(body: Params) -> tuple[jax.Array, Metrics]:
-            return objective(problem, {**body, **state.head}, batch, key)
+            return objective(context, {**body, **state.head}, batch, key)
 
-        body, opt, metrics = descend(optimizer, loss, state.body, state.body_optimizer)
+        body, opt, metrics = optimizer_step(optimizer, loss, state.body, state.body_optimizer)
         return state._replace(body=body, body_optimizer=opt), metrics
 
-    def client(problem: Problem) -> ClientUpdate:
+    def client(context: ClientContext) -> ClientUpdate:
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
             here, steps = batch["step"], batch["steps"]
             # ⌈steps E_h / (E_h + E_b)⌉, but a step is left for the body if there are two.
@@ -115,18 +126,18 @@ def fedrep(
             single = steps == 1
             # With one step for both, their dropout masks are independent.
             for_body = jax.lax.select(single, stream(key, "body"), key)
-            state, of_head = _if(on_head, partial(head_step, problem), state, batch, key)
+            state, of_head = _if(on_head, partial(head_step, context), state, batch, key)
             state, of_body = _if(
-                ~on_head | single, partial(body_step, problem), state, batch, for_body
+                ~on_head | single, partial(body_step, context), state, batch, for_body
             )
             return state, tree.where(on_head, of_head, of_body)
 
         return ClientUpdate(init, step, lambda state: (state.body, state.head))
 
-    def tuning(problem: Problem) -> ClientUpdate:
-        return ClientUpdate(init, partial(head_step, problem), lambda state: ({}, state.head))
+    def tuning(context: ClientContext) -> ClientUpdate:
+        return ClientUpdate(init, partial(head_step, context), lambda state: ({}, state.head))
 
-    algorithm = Algorithm("fedrep", roles(head), client, aggregator or mean(), replace())
+    algorithm = Algorithm("fedrep", roles(head), client, aggregator or mean(), replace_server())
     return algorithm._replace(
         weights=weights, tuning=Tuning(tuning, tune_epochs) if tune_epochs else None
     )

@@ -30,17 +30,17 @@ from fedjax_peft.aggregators.lora import (
     weighted_product,
 )
 from fedjax_peft.algorithms.checks import lora_model
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, fold, roles
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, merge_into_frozen, roles
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.random import stream
 from fedjax_peft.typing import (
     Aggregated,
     Aggregator,
     Algorithm,
+    ClientContext,
     ClientUpdate,
     Key,
     Params,
-    Problem,
     PyTree,
 )
 
@@ -64,8 +64,8 @@ def flora(
       InputError: on use, a model without LoRA, or with more than LoRA.
     """
 
-    def bound(problem: Problem) -> ClientUpdate:
-        inner = client(optimizer, problem)
+    def bound(context: ClientContext) -> ClientUpdate:
+        inner = client(optimizer, context)
 
         def init(broadcast: Params, private: Params, key: Key) -> PyTree:
             return inner.init(_restarted(broadcast, key), private, key)
@@ -77,9 +77,9 @@ def flora(
         roles(head),
         bound,
         _stacking(),
-        fold()._replace(update_norm=_update_norm),
+        merge_into_frozen()._replace(update_norm=_update_norm),
         weights=weights,
-        forwards=r"\.lora_[ab]$",
+        relayed_leaves=r"\.lora_[ab]$",
         check=lora_model("flora", alone=True),
     )
 
@@ -96,19 +96,19 @@ def _restarted(broadcast: Params, key: Key) -> Params:
     return new
 
 
-def _update_norm(upload: Params, like: Params, fixed: Params) -> jax.Array:
+def _update_norm(upload: Params, template: Params, fixed: Params) -> jax.Array:
     """Returns the length of the change of the products ``s·AB`` and of all other leaves.
 
     The factors themselves say little: every client's A is random and different.
     """
-    found = pairs(like)
+    found = pairs(template)
     factors = {name for pair in found.values() for name in pair}
-    rest = [name for name in like if name not in factors]
-    squares = tree.distance(tree.select(upload, rest), tree.select(like, rest)) ** 2
+    rest = [name for name in template if name not in factors]
+    squares = tree.distance(tree.select(upload, rest), tree.select(template, rest)) ** 2
     for path, (a, b) in found.items():
         # A_k B_k - A B = A_k (B_k - B) + (A_k - A) B: exactly 0 where nothing was learned.
-        left = jnp.concatenate([upload[a], upload[a] - like[a]], axis=1)
-        right = jnp.concatenate([upload[b] - like[b], like[b]], axis=0)
+        left = jnp.concatenate([upload[a], upload[a] - template[a]], axis=1)
+        right = jnp.concatenate([upload[b] - template[b], template[b]], axis=0)
         squares += (scale(fixed, path) * product_norms(left[None], right[None])[0]) ** 2
     return jnp.sqrt(squares)
 
@@ -119,36 +119,36 @@ def _stacking() -> Aggregator:
     Its update is ``{"model": leaves with B = 0, "fold": s Σ w_k A_k B_k by module path}``.
     """
 
-    def zero(like: Params, slots: int) -> PyTree:
+    def zero(template: Params, slots: int) -> PyTree:
         del slots
-        found = required_pairs(like, "flora")
+        found = required_pairs(template, "flora")
         factors = {name for pair in found.values() for name in pair}
-        rest = {n: jnp.zeros(x.shape, jnp.float32) for n, x in like.items() if n not in factors}
+        rest = {n: jnp.zeros(x.shape, jnp.float32) for n, x in template.items() if n not in factors}
         weight = jnp.zeros((), jnp.float32)
-        return {"sums": rest, "products": empty_products(like), "weight": weight}
+        return {"sums": rest, "products": empty_products(template), "weight": weight}
 
     def add(
-        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, like: Params
+        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, template: Params
     ) -> PyTree:
         del slots
         products = {}
-        for path, (a, b) in pairs(like).items():
+        for path, (a, b) in pairs(template).items():
             added = weighted_product(uploads[a], uploads[b], weights)
             products[path] = acc["products"][path] + added
         rest = tree.weighted_sum(tree.select(uploads, acc["sums"]), weights)
         sums = jax.tree.map(jnp.add, acc["sums"], rest)
         return {"sums": sums, "products": products, "weight": acc["weight"] + jnp.sum(weights)}
 
-    def finish(acc: PyTree, like: Params, fixed: Params) -> Aggregated:
+    def finish(acc: PyTree, template: Params, fixed: Params) -> Aggregated:
         some = acc["weight"] > 0
         by = jnp.where(some, acc["weight"], 1.0)
         new = {
-            n: jnp.where(some, x / by, like[n]).astype(like[n].dtype)
+            n: jnp.where(some, x / by, template[n]).astype(template[n].dtype)
             for n, x in acc["sums"].items()
         }
         folded = {p: scale(fixed, p) * x / by for p, x in acc["products"].items()}
-        for a, b in pairs(like).values():
-            new[a], new[b] = like[a], jnp.where(some, 0, like[b])
+        for a, b in pairs(template).values():
+            new[a], new[b] = template[a], jnp.where(some, 0, template[b])
         return Aggregated({"model": new, "fold": folded}, {})
 
-    return Aggregator("flora", zero, add, finish, unowned="zero")
+    return Aggregator("flora", zero, add, finish, unmasked_policy="zero")

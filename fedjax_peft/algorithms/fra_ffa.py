@@ -27,7 +27,7 @@ from fedjax_peft import tree
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.aggregators.lora import matmul, pairs, scale, truncation_metrics
 from fedjax_peft.algorithms.checks import lora_model
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, holding, roles
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, freeze_where, roles
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import (
@@ -35,14 +35,14 @@ from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     Batch,
+    ClientContext,
     ClientUpdate,
     Key,
     Metrics,
     Params,
-    Problem,
     PyTree,
+    RoundContext,
     ServerUpdate,
-    Tally,
 )
 
 __all__ = ["fra_ffa"]
@@ -87,8 +87,8 @@ def fra_ffa(
     if not 0 <= calm < 1:
         raise InputError(f"tolerance = {tolerance} is not in [0, 1).")
 
-    def moving(broadcast: PyTree, number: jax.Array) -> dict[str, jax.Array]:
-        del number
+    def sent_leaves(broadcast: PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
+        del round_index
         learning = broadcast["switched"] == 0
         sent = {a: learning for a, _ in pairs(broadcast["model"]).values()}
         return {**sent, "switched": jnp.array(False)}  # the server knows
@@ -96,24 +96,24 @@ def fra_ffa(
     return Algorithm(
         "fra_ffa",
         roles(head),
-        lambda problem: _client(optimizer, problem),
+        lambda context: _client(optimizer, context),
         _aggregator(rank),
         _server(trigger, at, patience, calm),
-        model=lambda broadcast, kept: {**broadcast["model"], **kept},
+        model=lambda broadcast, client_state: {**broadcast["model"], **client_state},
         weights=weights,
-        moving=moving,
+        sent_leaves=sent_leaves,
         check=lora_model("fra_ffa"),
     )
 
 
-def _client(optimizer: optax.GradientTransformation, problem: Problem) -> ClientUpdate:
+def _client(optimizer: optax.GradientTransformation, context: ClientContext) -> ClientUpdate:
     """Returns local training in which A rests once the server has switched."""
 
     def inner(switched: jax.Array) -> ClientUpdate:
         def moves(name: str) -> jax.Array | bool:
             return switched == 0 if name.endswith(".lora_a") else True
 
-        return client(holding(optimizer, moves), problem)
+        return client(freeze_where(optimizer, moves), context)
 
     def init(broadcast: PyTree, private: Params, key: Key) -> PyTree:
         switched = broadcast["switched"]
@@ -136,21 +136,21 @@ def _aggregator(rank: int | None) -> Aggregator:
     """Returns FRA before the switch and the mean after it; uploads say which it is."""
     before, after = fra(rank), mean(error=False)
 
-    def zero(like: PyTree, slots: int) -> PyTree:
-        model = like["model"]
+    def zero(template: PyTree, slots: int) -> PyTree:
+        model = template["model"]
         return {"before": before.zero(model, slots), "after": after.zero(model, slots)}
 
     def add(
-        acc: PyTree, uploads: PyTree, weights: jax.Array, slots: jax.Array, like: PyTree
+        acc: PyTree, uploads: PyTree, weights: jax.Array, slots: jax.Array, template: PyTree
     ) -> PyTree:
-        rest = (uploads["model"], weights, slots, like["model"])
+        rest = (uploads["model"], weights, slots, template["model"])
         return {
             "before": before.add(acc["before"], *rest),
             "after": after.add(acc["after"], *rest),
         }
 
-    def finish(acc: PyTree, like: PyTree, fixed: Params) -> Aggregated:
-        model = like["model"]
+    def finish(acc: PyTree, template: PyTree, fixed: Params) -> Aggregated:
+        model = template["model"]
 
         def learning() -> Aggregated:
             return before.finish(acc["before"], model, fixed)
@@ -164,12 +164,12 @@ def _aggregator(rank: int | None) -> Aggregator:
             exact = {p: jnp.zeros(()) for p in norms}
             return Aggregated(new, truncation_metrics(exact, exact, norms))
 
-        result = jax.lax.cond(like["switched"] == 0, learning, resting)
-        update = {"model": result.update, "switched": like["switched"]}
-        return Aggregated(update, result.metrics | {"switched": like["switched"]})
+        result = jax.lax.cond(template["switched"] == 0, learning, resting)
+        update = {"model": result.update, "switched": template["switched"]}
+        return Aggregated(update, result.metrics | {"switched": template["switched"]})
 
     return Aggregator(
-        "fra_ffa", zero, add, finish, before.unowned, before.truncates, before.refactors
+        "fra_ffa", zero, add, finish, before.unmasked_policy, before.truncates, before.refactors
     )
 
 
@@ -185,11 +185,11 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpd
             "orthogonal": jnp.array(False),  # A is FRA's, and no longer the start
         }
 
-    def update(state: PyTree, new: PyTree, tally: Tally) -> PyTree:
+    def update(state: PyTree, new: PyTree, context: RoundContext) -> PyTree:
         model, best = new["model"], state["best"]
         calm = jnp.array(False)
         if trigger == "plateau":
-            total, count = tally.metrics["loss"]
+            total, count = context.metrics["loss"]
             loss = total / jnp.maximum(count, 1.0)
             calm = loss >= best * (1 - tolerance)
             # Without a finite loss the round says nothing: it is neither calm nor a new best.
@@ -199,7 +199,7 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpd
         elif trigger == "subspace":
             calm = state["orthogonal"] & (_turned(state["model"], model) <= tolerance)
         rounds = jnp.where(calm, state["calm"] + 1, 0)
-        due = tally.number >= at if trigger == "round" else rounds >= patience
+        due = context.round_index >= at if trigger == "round" else rounds >= patience
         learning = state["switched"] == 0
         moved = {
             "model": jax.tree.map(
@@ -210,8 +210,8 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpd
             "best": best,
             "orthogonal": jnp.array(True),
         }
-        heard = tally.taken > 0
-        return jax.tree.map(lambda x, y: jnp.where(heard, x, y), moved, state)
+        received = context.accepted > 0
+        return jax.tree.map(lambda x, y: jnp.where(received, x, y), moved, state)
 
     def broadcast(state: PyTree) -> PyTree:
         return {"model": state["model"], "switched": state["switched"]}
@@ -221,7 +221,9 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpd
         update,
         broadcast,
         params=lambda state: state["model"],
-        update_norm=lambda upload, like, fixed: tree.distance(upload["model"], like["model"]),
+        update_norm=lambda upload, template, fixed: tree.distance(
+            upload["model"], template["model"]
+        ),
     )
 
 

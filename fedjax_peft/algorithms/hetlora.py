@@ -28,9 +28,9 @@ from fedjax_peft.algorithms.common import (
     HeadPolicy,
     Local,
     Weights,
-    begin,
+    init_local,
     objective,
-    replace,
+    replace_server,
     roles,
     train_on,
 )
@@ -40,11 +40,11 @@ from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     Batch,
+    ClientContext,
     ClientUpdate,
     Key,
     Metrics,
     Params,
-    Problem,
     PyTree,
 )
 
@@ -89,11 +89,14 @@ def hetlora(
         algorithm = Algorithm(
             "hetlora",
             roles(head),
-            lambda problem: _client(optimizer, problem, share, penalty),
+            lambda context: _client(optimizer, context, share, penalty),
             combine,
-            replace()._replace(update_norm=_update_norm),
-            keep=_full_ranks,
-            model=lambda broadcast, kept: {**_cut(broadcast, kept["ranks"]), **kept["model"]},
+            replace_server()._replace(update_norm=_update_norm),
+            init_client_state=_full_ranks,
+            model=lambda broadcast, client_state: {
+                **_cut(broadcast, client_state["ranks"]),
+                **client_state["model"],
+            },
         )
     return algorithm._replace(weights=weights, check=lora_model("hetlora"))
 
@@ -108,19 +111,19 @@ class State(NamedTuple):
 
 
 def _client(
-    optimizer: optax.GradientTransformation, problem: Problem, prune: float, penalty: float
+    optimizer: optax.GradientTransformation, context: ClientContext, prune: float, penalty: float
 ) -> ClientUpdate:
     """Returns local training of the directions within the client's ranks, then pruning."""
 
-    def init(broadcast: Params, kept: PyTree, key: Key) -> State:
+    def init(broadcast: Params, client_state: PyTree, key: Key) -> State:
         del key
-        ranks = _owned(kept["ranks"], problem.fixed)
-        local = begin(optimizer, _cut(broadcast, ranks), kept["model"])
+        ranks = _owned(client_state["ranks"], context.fixed)
+        local = init_local(optimizer, _cut(broadcast, ranks), client_state["model"])
         return State(local, ranks, _tails(local.shared, ranks, prune))
 
     def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
         def loss(params: Params) -> tuple[jax.Array, Metrics]:
-            value, metrics = objective(problem, params, batch, key)
+            value, metrics = objective(context, params, batch, key)
             tails = _tails(params, state.ranks, prune)
             return value + penalty * sum(tails.values()), metrics
 
@@ -138,18 +141,18 @@ def _client(
     return ClientUpdate(init, step, final)
 
 
-def _update_norm(upload: Params, like: Params, fixed: Params) -> jax.Array:
+def _update_norm(upload: Params, template: Params, fixed: Params) -> jax.Array:
     """Returns the length of what an upload changed in the directions that it holds.
 
     Both factors of a direction beyond the client's rank are zero, which does not mean that the
     client moved it there.
     """
     del fixed
-    model = dict(like)
-    for a, b in pairs(like).values():
+    model = dict(template)
+    for a, b in pairs(template).values():
         held = jnp.any(upload[a] != 0, axis=0) | jnp.any(upload[b] != 0, axis=1)
-        model[a] = jnp.where(held[None], like[a], 0)
-        model[b] = jnp.where(held[:, None], like[b], 0)
+        model[a] = jnp.where(held[None], template[a], 0)
+        model[b] = jnp.where(held[:, None], template[b], 0)
     return tree.distance(upload, model)
 
 

@@ -29,22 +29,22 @@ from fedjax_peft.algorithms.common import (
     HeadPolicy,
     Local,
     Weights,
-    begin,
-    replace,
+    init_local,
+    replace_server,
     roles,
     train_on,
-    with_kept,
+    with_client_state,
 )
 from fedjax_peft.measures.representation import Pooling, check_pooling, cosines, pool
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     Batch,
+    ClientContext,
     ClientUpdate,
     Key,
     Metrics,
     Params,
-    Problem,
     PyTree,
 )
 
@@ -90,26 +90,26 @@ def moon(
     at_least(0.0, mu=mu)
     positive(temperature=temperature)
 
-    def client(problem: Problem) -> ClientUpdate:
-        def init(broadcast: Params, kept: PyTree, key: Key) -> State:
+    def client(context: ClientContext) -> ClientUpdate:
+        def init(broadcast: Params, client_state: PyTree, key: Key) -> State:
             del key
-            own = kept["model"]
-            local = begin(optimizer, broadcast, own)
-            return State({**broadcast, **own}, {**kept["previous"], **own}, local)
+            own = client_state["model"]
+            local = init_local(optimizer, broadcast, own)
+            return State({**broadcast, **own}, {**client_state["previous"], **own}, local)
 
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
             def representation(params: Params) -> jax.Array:
-                return pool(problem.apply(params, batch, None, False), batch, pooling)
+                return pool(context.apply(params, batch, None, False), batch, pooling)
 
             others = representation(state.received), representation(state.previous)
 
             def loss(params: Params) -> tuple[jax.Array, Metrics]:
-                outputs = problem.apply(params, batch, key, True)
-                total, count = problem.task.loss(outputs, batch)
+                outputs = context.apply(params, batch, key, True)
+                total, count = context.task.loss(outputs, batch)
                 terms = contrastive(pool(outputs, batch, pooling), *others, temperature)
                 mask = batch["mask"].astype(terms.dtype)
                 apart, examples = jnp.sum(terms * mask), jnp.sum(mask)
-                metrics = {**problem.task.metrics(outputs, batch), "contrastive": (apart, examples)}
+                metrics = {**context.task.metrics(outputs, batch), "contrastive": (apart, examples)}
                 value = total / jnp.maximum(count, 1.0) + mu * apart / jnp.maximum(examples, 1.0)
                 return value, jax.lax.stop_gradient(metrics)
 
@@ -127,9 +127,9 @@ def moon(
         roles(head),
         client,
         aggregator or mean(),
-        replace(),
-        keep=lambda shared, private: {"model": private, "previous": shared},
-        model=with_kept,
+        replace_server(),
+        init_client_state=lambda shared, private: {"model": private, "previous": shared},
+        model=with_client_state,
         weights=weights,
     )
 

@@ -22,20 +22,27 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import positive
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, descend, objective, proximal, roles
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Weights,
+    objective,
+    optimizer_step,
+    proximal,
+    roles,
+)
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     Batch,
+    ClientContext,
     ClientUpdate,
     Key,
     Metrics,
     Params,
-    Problem,
     PyTree,
+    RoundContext,
     ServerUpdate,
-    Tally,
 )
 
 __all__ = ["pfedme"]
@@ -91,10 +98,10 @@ def pfedme(
     if inner_steps < 1:
         raise InputError(f"inner_steps = {inner_steps} of pfedme must be a positive whole number.")
 
-    def client(problem: Problem) -> ClientUpdate:
-        def init(broadcast: Params, kept: PyTree, key: Key) -> State:
+    def client(context: ClientContext) -> ClientUpdate:
+        def init(broadcast: Params, client_state: PyTree, key: Key) -> State:
             del key
-            personal = {**kept["personal"], **broadcast}
+            personal = {**client_state["personal"], **broadcast}
             return State(broadcast, personal, optimizer.init(personal))
 
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
@@ -104,9 +111,9 @@ def pfedme(
                 x, opt = carry
 
                 def loss(params: Params) -> tuple[jax.Array, Metrics]:
-                    return objective(problem, params, batch, key)
+                    return objective(context, params, batch, key)
 
-                x, opt, metrics = descend(optimizer, loss, x, opt, proximal(lam, x, w))
+                x, opt, metrics = optimizer_step(optimizer, loss, x, opt, proximal(lam, x, w))
                 return (x, opt), metrics
 
             keys = jax.random.split(key, inner_steps)
@@ -116,8 +123,8 @@ def pfedme(
 
         return ClientUpdate(init, step, lambda state: (state.shared, {"personal": state.personal}))
 
-    def update(state: Params, new: Params, tally: Tally) -> Params:
-        del tally  # where nobody was heard, new is the old state
+    def update(state: Params, new: Params, context: RoundContext) -> Params:
+        del context  # where nobody was heard, new is the old state
         return jax.tree.map(lambda old, mean: old + beta * (mean - old), state, new)
 
     server = ServerUpdate(lambda shared: shared, update, lambda state: state)
@@ -127,8 +134,8 @@ def pfedme(
         client,
         aggregator or mean(),
         server,
-        keep=lambda shared, private: {"personal": {**shared, **private}},
-        model=lambda broadcast, kept: kept["personal"],
+        init_client_state=lambda shared, private: {"personal": {**shared, **private}},
+        model=lambda broadcast, client_state: client_state["personal"],
         personal=True,
         weights=weights,
         needs_fixed_basis=None if beta == 1 else _BASIS,

@@ -17,9 +17,9 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import lora_model
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, holding, replace, roles
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, freeze_where, replace_server, roles
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.typing import Aggregator, Algorithm, ClientUpdate, Params, Problem
+from fedjax_peft.typing import Aggregator, Algorithm, ClientContext, ClientUpdate, Params
 
 __all__ = ["rolora"]
 
@@ -43,29 +43,31 @@ def rolora(
       InputError: on use, a model without LoRA.
     """
 
-    def bound(problem: Problem) -> ClientUpdate:
-        return client(holding(optimizer, lambda name: _turn(name, problem.number)), problem)
+    def bound(context: ClientContext) -> ClientUpdate:
+        return client(
+            freeze_where(optimizer, lambda name: _turn(name, context.round_index)), context
+        )
 
-    def moving(broadcast: Params, number: jax.Array) -> dict[str, jax.Array]:
+    def sent_leaves(broadcast: Params, round_index: jax.Array) -> dict[str, jax.Array]:
         factors = [name for name in broadcast if name.endswith((".lora_a", ".lora_b"))]
-        return {name: jnp.asarray(_turn(name, number)) for name in factors}
+        return {name: jnp.asarray(_turn(name, round_index)) for name in factors}
 
     return Algorithm(
         "rolora",
         roles(head),
         bound,
         aggregator or mean(),
-        replace(),
+        replace_server(),
         weights=weights,
-        moving=moving,
+        sent_leaves=sent_leaves,
         check=lora_model("rolora"),
         needs_fixed_basis="In RoLoRA one factor rests while the other is averaged, and is not sent."
         " Leave the aggregator out, or use 'fedavg'.",
     )
 
 
-def _turn(name: str, number: jax.Array) -> jax.Array | bool:
+def _turn(name: str, round_index: jax.Array) -> jax.Array | bool:
     """Returns whether a leaf is trained in a round."""
     if name.endswith(".lora_a"):
-        return number % 2 == 0
-    return number % 2 == 1 if name.endswith(".lora_b") else True
+        return round_index % 2 == 0
+    return round_index % 2 == 1 if name.endswith(".lora_b") else True

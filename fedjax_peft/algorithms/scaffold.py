@@ -32,21 +32,29 @@ from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.algorithms.checks import positive
-from fedjax_peft.algorithms.common import HeadPolicy, Local, Weights, adding, begin, roles, train
+from fedjax_peft.algorithms.common import (
+    HeadPolicy,
+    Local,
+    Weights,
+    add_to_gradient,
+    init_local,
+    roles,
+    train,
+)
 from fedjax_peft.algorithms.probe import sgd_rate
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     Batch,
+    ClientContext,
     ClientUpdate,
     Key,
     Metrics,
     Params,
-    Problem,
     PyTree,
+    RoundContext,
     ServerUpdate,
-    Tally,
 )
 
 __all__ = ["scaffold"]
@@ -97,16 +105,18 @@ def scaffold(
         names = tree.assign_roles(kinds, rules)
         _check_steps(optimizer, learning_rate, [*names["shared"], *names["private"]])
 
-    def client(problem: Problem) -> ClientUpdate:
-        def init(broadcast: PyTree, kept: PyTree, key: Key) -> State:
+    def client(context: ClientContext) -> ClientUpdate:
+        def init(broadcast: PyTree, client_state: PyTree, key: Key) -> State:
             del key
             received, everyone = broadcast["model"], broadcast["control"]
-            local = begin(optimizer, received, kept["model"])
-            return State(local, received, everyone, kept["control"], jnp.zeros((), jnp.int32))
+            local = init_local(optimizer, received, client_state["model"])
+            return State(
+                local, received, everyone, client_state["control"], jnp.zeros((), jnp.int32)
+            )
 
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            drift = adding(jax.tree.map(jnp.subtract, state.everyone, state.own))
-            local, metrics = train(optimizer, problem, state.local, batch, key, drift)
+            drift = add_to_gradient(jax.tree.map(jnp.subtract, state.everyone, state.own))
+            local, metrics = train(optimizer, context, state.local, batch, key, drift)
             return state._replace(local=local, steps=state.steps + 1), metrics
 
         def final(state: State) -> tuple[PyTree, PyTree]:
@@ -123,8 +133,8 @@ def scaffold(
 
         return ClientUpdate(init, step, final)
 
-    def update(state: PyTree, new: PyTree, tally: Tally) -> PyTree:
-        share = tally.taken / tally.clients
+    def update(state: PyTree, new: PyTree, context: RoundContext) -> PyTree:
+        share = context.accepted / context.clients
         return {
             "model": jax.tree.map(
                 lambda x, y: x + server_learning_rate * (y - x), state["model"], new["model"]
@@ -137,8 +147,10 @@ def scaffold(
         update=update,
         broadcast=lambda state: state,
         params=lambda state: state["model"],
-        like=lambda state: {"model": state["model"], "control": _zeros(state["model"])},
-        update_norm=lambda upload, like, fixed: tree.distance(upload["model"], like["model"]),
+        template=lambda state: {"model": state["model"], "control": _zeros(state["model"])},
+        update_norm=lambda upload, template, fixed: tree.distance(
+            upload["model"], template["model"]
+        ),
     )
     return Algorithm(
         "scaffold",
@@ -146,8 +158,8 @@ def scaffold(
         client,
         by_field(model=aggregator or mean(), control=mean(error=False)),
         server,
-        keep=lambda shared, private: {"model": private, "control": _zeros(shared)},
-        model=lambda broadcast, kept: {**broadcast["model"], **kept["model"]},
+        init_client_state=lambda shared, private: {"model": private, "control": _zeros(shared)},
+        model=lambda broadcast, client_state: {**broadcast["model"], **client_state["model"]},
         weights=weights,
         check=check,
         needs_fixed_basis="SCAFFOLD's control variates are gradients of A and B of earlier rounds,"

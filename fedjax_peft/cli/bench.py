@@ -68,8 +68,8 @@ class Bench:
             "attention_mask": np.ones((n, length), bool),
             "labels": rng.integers(0, head.classes, n).astype(np.int32),
         }
-        owned = np.arange(n, dtype=np.int32).reshape(clients, -1)
-        schedule = Schedule(list(owned), clients, batch, 1, None, 0)
+        rows = np.arange(n, dtype=np.int32).reshape(clients, -1)
+        schedule = Schedule(list(rows), clients, batch, 1, None, 0)
         mesh = lane_mesh()
         frozen, fixed, columns = replicate(
             (model.compute_frozen(), tree.select(model.trainable, names["fixed"]), columns), mesh
@@ -94,10 +94,10 @@ class Bench:
 
     def round(self) -> float:
         """Runs one round and returns its seconds, without compilation."""
-        server, store = jax.block_until_ready(self._start())
+        server, client_state = jax.block_until_ready(self._start())
         compiled = self.program.compile_seconds
         began = time.perf_counter()
-        jax.block_until_ready(self.program(server, store, self.plan, 1))
+        jax.block_until_ready(self.program(server, client_state, self.plan, 1))
         return time.perf_counter() - began - (self.program.compile_seconds - compiled)
 
 

@@ -514,7 +514,7 @@ def _models(options: argparse.Namespace) -> "TrainedModels":
     clients = options.clients if options.client is None else [options.client]
     models = load_models(options.run, clients)
     if hasattr(options, "format"):
-        check_format(options.format, moved=models.algorithm.server.shift is not None)
+        check_format(options.format, moved=models.algorithm.server.frozen_delta is not None)
     return models
 
 

@@ -95,9 +95,9 @@ def choose_lanes(
             return 0.0, run.peak_bytes
         seconds = []
         for _ in range(3):
-            server, store = jax.block_until_ready(start())
+            server, client_state = jax.block_until_ready(start())
             began = time.perf_counter()
-            jax.block_until_ready(run(server, store, plan, 1))
+            jax.block_until_ready(run(server, client_state, plan, 1))
             seconds.append(time.perf_counter() - began)
         return live / min(seconds), run.peak_bytes  # the first is a warm-up
 

@@ -33,7 +33,7 @@ class Setup(NamedTuple):
     """How many there are in all."""
     mesh: Any = None
     """Devices that share the lanes; None for one device."""
-    owned: Params | None = None
+    rank_mask: Params | None = None
     """Which entries of a leaf each client has, bool ``[clients, ...]``; by default all."""
     diagnosis: Diagnosis | None = None
     """What to measure of the global model in every round."""
@@ -57,7 +57,7 @@ class Program:
     and reused by later programs that differ in these only; it goes when the model goes. As under
     ``jax.jit``, the functions of algorithm, model and task must be pure.
 
-    The server state and the private store that it is called with are given up (donated).
+    The server state and the client state that it is called with are given up (donated).
     """
 
     def __init__(
@@ -73,32 +73,36 @@ class Program:
         A program that measures keeps the state (it is not donated), and its result is without it.
         """
         self._setup, self._work, self._padded = setup, work, padded
-        inputs = (setup.frozen, setup.fixed, setup.owned or {}, dict(columns))
+        inputs = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(columns))
         self._inputs = replicate(inputs, setup.mesh)
         self._compiled: Any = None
         self.compile_seconds = 0.0
 
-    def __call__(self, server: PyTree, store: PyTree, plan: Plan, number: int) -> RoundResult:
-        """Runs round ``number``; returns without waiting for the device."""
-        arguments = self._arguments(server, store, plan, number)
+    def __call__(
+        self, server: PyTree, client_state: PyTree, plan: Plan, round_index: int
+    ) -> RoundResult:
+        """Runs round ``round_index``; returns without waiting for the device."""
+        arguments = self._arguments(server, client_state, plan, round_index)
         if self._compiled is None:
             self._compile(arguments)
         return self._compiled(*arguments)
 
-    def compile(self, server: PyTree, store: PyTree, plan: Plan) -> None:
+    def compile(self, server: PyTree, client_state: PyTree, plan: Plan) -> None:
         """Makes the program ready for arguments of these shapes, and runs nothing."""
-        self._compile(self._arguments(server, store, plan, 0))
+        self._compile(self._arguments(server, client_state, plan, 0))
 
-    def known(self, server: PyTree, store: PyTree, plan: Plan) -> bool:
+    def known(self, server: PyTree, client_state: PyTree, plan: Plan) -> bool:
         """Returns whether a call with arguments of these shapes begins without compilation."""
         if self._compiled is not None:
             return True
-        key = self._key(self._arguments(server, store, plan, 0))
+        key = self._key(self._arguments(server, client_state, plan, 0))
         return key in _programs_of(self._setup.apply)
 
-    def _arguments(self, server: PyTree, store: PyTree, plan: Plan, number: int) -> tuple:
-        plan, index = replicate((plan, np.int32(number)), self._setup.mesh)
-        return (*self._inputs, server, store, plan, self._setup.key, index)
+    def _arguments(
+        self, server: PyTree, client_state: PyTree, plan: Plan, round_index: int
+    ) -> tuple:
+        plan, index = replicate((plan, np.int32(round_index)), self._setup.mesh)
+        return (*self._inputs, server, client_state, plan, self._setup.key, index)
 
     def _key(self, arguments: tuple) -> Hashable:
         """Returns all that the compiled program depends on."""
@@ -147,7 +151,7 @@ class Program:
         )
 
         def measure(*arguments: Any) -> RoundResult:
-            return round_(*arguments)._replace(server=(), private=())
+            return round_(*arguments)._replace(server=(), client_state=())
 
         return jax.jit(
             measure if measures else round_,
@@ -258,7 +262,10 @@ class Evaluator:
         self._program = Program(setup, columns, work=own, padded=padded)
 
     def __call__(
-        self, server: PyTree, store: PyTree, on_part: Callable[[int], None] = lambda done: None
+        self,
+        server: PyTree,
+        client_state: PyTree,
+        on_part: Callable[[int], None] = lambda done: None,
     ) -> Measured:
         """Returns metrics and predictions.
 
@@ -272,37 +279,39 @@ class Evaluator:
         while start < int(plan.steps):
             part = self._part(start)
             began = time.perf_counter()
-            result = self._program(server, store, part, 0)
+            result = self._program(server, client_state, part, 0)
             steps = int(part.steps)
-            said, structure = jax.tree.flatten(jax.device_get(result.predictions))
-            parts.append(jax.tree.unflatten(structure, [x[:steps] for x in said]))
+            predictions, structure = jax.tree.flatten(jax.device_get(result.predictions))
+            parts.append(jax.tree.unflatten(structure, [x[:steps] for x in predictions]))
             compiled, before = self._program.compile_seconds - before, self._program.compile_seconds
             seconds = (time.perf_counter() - began - compiled) / steps
             self._part_steps = max(1, min(int(_PART_SECONDS / max(seconds, 1e-9)), self._capacity))
             start += steps
             on_part(int((plan.examples[:start] >= 0).sum()))
         found = jax.tree.map(lambda *xs: np.concatenate(xs).reshape(-1, *xs[0].shape[2:]), *parts)
-        return self._by_member(found["metrics"], found["said"])
+        return self._by_member(found["metrics"], found["predictions"])
 
     def _part(self, start: int) -> Plan:
         return window(
             self._plan, start, self._part_steps, time_steps=self._capacity, slots=self._slots
         )
 
-    def _by_member(self, metrics: Mapping[str, Any], said: Mapping[str, np.ndarray]) -> Measured:
+    def _by_member(
+        self, metrics: Mapping[str, Any], predictions: Mapping[str, np.ndarray]
+    ) -> Measured:
         """Returns the measurements of every step, ``[steps * lanes, ...]``, by member."""
         plan, used = self._plan, int(self._plan.steps)
         slot = plan.slot[:used].reshape(-1)
         batch = plan.examples[:used].reshape(-1, plan.examples.shape[-1])
         steps = np.argsort(slot, kind="stable")
         ends = np.searchsorted(slot[steps], np.arange(len(plan.client) + 1))
-        examples, predictions = [], []
+        examples, by_member = [], []
         for first, last in pairwise(ends):
             own = steps[first:last]
             real = batch[own] >= 0
             order = np.argsort(batch[own][real], kind="stable")
             examples.append(batch[own][real][order])
-            predictions.append({name: x[own][real][order] for name, x in said.items()})
+            by_member.append({name: x[own][real][order] for name, x in predictions.items()})
 
         def total(x: np.ndarray) -> np.ndarray:
             sums = np.zeros(len(plan.client) + 1, np.float32)
@@ -310,11 +319,11 @@ class Evaluator:
             return sums[:-1]
 
         sums = {name: (total(x), total(n)) for name, (x, n) in metrics.items()}
-        return Measured(plan.client.tolist(), sums, examples, predictions)
+        return Measured(plan.client.tolist(), sums, examples, by_member)
 
-    def known(self, server: PyTree, store: PyTree) -> bool:
+    def known(self, server: PyTree, client_state: PyTree) -> bool:
         """Returns whether a call begins without compilation."""
-        return self._program.known(server, store, self._part(0))
+        return self._program.known(server, client_state, self._part(0))
 
     @property
     def examples(self) -> int:

@@ -2,9 +2,9 @@
 
 A loop over the plan's time steps, whose trip count is a run-time value, over lanes of clients:
 
-    where a client begins, its lane is set up from the broadcast and the client's private state
+    where a client begins, its lane is set up from the broadcast and the client's state
     every busy lane takes one local step
-    where a client ends, its upload goes into the accumulator and its private state is written back
+    where a client ends, its upload goes into the accumulator and its client state is written back
 
 then the aggregation and the server update. Evaluation is the same loop with steps that measure.
 """
@@ -26,15 +26,15 @@ from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
     ApplyFn,
+    ClientContext,
     ClientUpdate,
     Diagnosis,
     Key,
     Metrics,
     Params,
     Probe,
-    Problem,
     PyTree,
-    Tally,
+    RoundContext,
     Task,
 )
 
@@ -54,15 +54,15 @@ class RoundResult(NamedTuple):
     """What a round returns; everything stays on the device."""
 
     server: PyTree
-    private: PyTree
-    """The private store of all clients, ``[clients, ...]``."""
+    client_state: PyTree
+    """What all clients keep, ``[clients, ...]``."""
     sums: dict[str, tuple[jax.Array, jax.Array]]
     """Metric -> (sum, count), each float32 ``[slots]``."""
     finite: jax.Array
     """bool ``[slots]``: False for a client whose upload was not finite and was dropped."""
     norms: jax.Array
     """float32 ``[slots]``: length of the change of the model that a client's upload means."""
-    moving: dict[str, jax.Array]
+    sent_leaves: dict[str, jax.Array]
     """Leaves that are not sent in every round -> whether they were in this one."""
     aggregation: dict[str, jax.Array]
     """Metrics of the aggregator, of the server and of the diagnosis."""
@@ -100,30 +100,33 @@ def build_round(
     def round_(
         frozen: Params,
         fixed: Params,
-        owned: Params,
+        rank_mask: Params,
         columns: Params,
         server: PyTree,
-        store: PyTree,
+        client_state: PyTree,
         plan: Plan,
         key: Key,
-        number: jax.Array,
+        round_index: jax.Array,
     ) -> RoundResult:
-        """Runs round ``number``; ``store`` and ``server`` may be donated.
+        """Runs round ``round_index``; ``client_state`` and ``server`` may be donated.
 
-        ``owned`` says which entries of a leaf a client has, bool ``[clients, ...]`` by leaf name:
-        the others are 0 in a fixed leaf, and leave the client as they came to it.
+        ``rank_mask`` says which entries of a leaf a client has, bool ``[clients, ...]`` by leaf
+        name: the others are 0 in a fixed leaf, and leave the client as they came to it.
         """
-        base = server_.shifted(server, frozen)
+        base = server_.merge_into_frozen(server, frozen)
 
-        def update(mine: Params) -> ClientUpdate:
-            own = {n: jnp.where(mine[n], x, 0) if n in mine else x for n, x in fixed.items()}
+        def update(client_mask: Params) -> ClientUpdate:
+            own = {
+                n: jnp.where(client_mask[n], x, 0) if n in client_mask else x
+                for n, x in fixed.items()
+            }
 
             def bound(params: Params, batch: Any, key: Key | None, train: bool) -> Any:
                 return apply(base, {**own, **params}, batch, key, train)
 
-            return algorithm.client(Problem(bound, task, own, number))
+            return algorithm.client(ClientContext(bound, task, own, round_index))
 
-        broadcast, like = server_.broadcast(server), server_.unchanged(server)
+        broadcast, template = server_.broadcast(server), server_.unchanged(server)
         if algorithm.weights == "uniform":
             ones: Any = jnp.where(plan.weight > 0, 1.0, 0.0)
             plan = plan._replace(weight=ones)
@@ -131,28 +134,30 @@ def build_round(
             update,
             algorithm.aggregator,
             broadcast,
-            like,
-            lambda upload: (server_.update_norm or _distance)(upload, like, fixed),
-            tree.take(store, plan.client),
-            tree.take(owned, plan.client),
+            template,
+            lambda upload: (server_.update_norm or _distance)(upload, template, fixed),
+            tree.take(client_state, plan.client),
+            tree.take(rank_mask, plan.client),
             columns,
             plan,
             key,
-            number,
+            round_index,
             constrain,
             padded,
         )
-        result = algorithm.aggregator.finish(carry.acc, like, fixed)
-        taken = carry.finite & (plan.weight > 0)
-        heard = {name: _summed(pair, taken) for name, pair in carry.sums.items()}
-        tally = Tally(number, participants, jnp.sum(taken, dtype=jnp.float32), heard)
-        new = server_.update(server, result.update, tally)
+        result = algorithm.aggregator.finish(carry.acc, template, fixed)
+        accepted = carry.finite & (plan.weight > 0)
+        received = {name: _summed(pair, accepted) for name, pair in carry.sums.items()}
+        context = RoundContext(
+            round_index, participants, jnp.sum(accepted, dtype=jnp.float32), received
+        )
+        new = server_.update(server, result.update, context)
         measured = result.metrics
-        if server_.shift is not None and server_.measure is not None:
-            names = server_.shift(server)
+        if server_.frozen_delta is not None and server_.measure is not None:
+            names = server_.frozen_delta(server)
             before, after = (
                 {n: effective(weights[n].astype(jnp.float32), dtype) for n in names}
-                for weights in (base, server_.shifted(new, frozen))
+                for weights in (base, server_.merge_into_frozen(new, frozen))
             )
             measured = measured | server_.measure(result.update, before, after, fixed)
         if server_.metrics is not None:
@@ -162,11 +167,11 @@ def build_round(
         rows = jnp.where(plan.client < 0, clients, plan.client)
         return RoundResult(
             new,
-            tree.put(store, rows, carry.private),
+            tree.put(client_state, rows, carry.client_state),
             carry.sums,
             carry.finite,
             carry.norms,
-            algorithm.moving(broadcast, number),
+            algorithm.sent_leaves(broadcast, round_index),
             measured,
             carry.predictions,
         )
@@ -174,7 +179,7 @@ def build_round(
     return round_
 
 
-def _summed(pair: tuple[jax.Array, jax.Array], taken: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _summed(pair: tuple[jax.Array, jax.Array], accepted: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns (sum, count) of a metric over the clients that count.
 
     A client whose upload is finite can have a metric that is not, such as a loss of infinity. It is
@@ -182,9 +187,9 @@ def _summed(pair: tuple[jax.Array, jax.Array], taken: jax.Array) -> tuple[jax.Ar
 
     Args:
       pair: (sums, counts), each ``[slots]``.
-      taken: bool ``[slots]``: whose uploads the aggregate is of.
+      accepted: bool ``[slots]``: whose uploads the aggregate is of.
     """
-    good = taken & jnp.isfinite(pair[0])
+    good = accepted & jnp.isfinite(pair[0])
     total, count = (jnp.sum(jnp.where(good, x, 0.0)) for x in pair)
     return total, count
 
@@ -192,7 +197,7 @@ def _summed(pair: tuple[jax.Array, jax.Array], taken: jax.Array) -> tuple[jax.Ar
 class _Carry(NamedTuple):
     state: PyTree
     acc: PyTree
-    private: PyTree
+    client_state: PyTree
     sums: dict[str, tuple[jax.Array, jax.Array]]
     finite: jax.Array
     norms: jax.Array
@@ -203,14 +208,14 @@ def _run_clients(
     update: Callable[[Params], ClientUpdate],
     aggregator: Aggregator,
     broadcast: PyTree,
-    like: PyTree,
+    template: PyTree,
     update_norm: Callable[[PyTree], jax.Array],
-    private: PyTree,
-    owned: Params,
+    client_state: PyTree,
+    rank_mask: Params,
     columns: Params,
     plan: Plan,
     key: Key,
-    number: jax.Array,
+    round_index: jax.Array,
     constrain: Callable[[Any], Any] | None,
     padded: tuple[int, ...],
 ) -> _Carry:
@@ -231,32 +236,32 @@ def _run_clients(
         rows = jnp.where(examples < 0, examples[:, :1], examples)
         batch = {n: column(n, x, rows, length) for n, x in columns.items()}
         steps = jnp.take(plan.length, plan.slot[t], mode="clip")
-        about = {"mask": examples >= 0, "step": plan.local[t], "steps": steps}
-        return constrain({**batch, **about})
+        metadata = {"mask": examples >= 0, "step": plan.local[t], "steps": steps}
+        return constrain({**batch, **metadata})
 
-    client_keys = jax.vmap(lambda c: client_key(key, number, c))(plan.client)
+    client_keys = jax.vmap(lambda c: client_key(key, round_index, c))(plan.client)
 
     def keys_at(t: jax.Array, step: jax.Array) -> Key:
         return jax.vmap(jax.random.fold_in)(tree.take(client_keys, plan.slot[t]), step)
 
     def begin(t: jax.Array) -> PyTree:
-        init = over_lanes(lambda mine, p, k: update(mine).init(broadcast, p, k))
+        init = over_lanes(lambda client_mask, p, k: update(client_mask).init(broadcast, p, k))
         keys = keys_at(t, jnp.zeros(lanes, jnp.int32))
         slot = plan.slot[t]
-        return constrain(init(tree.take(owned, slot), tree.take(private, slot), keys))
+        return constrain(init(tree.take(rank_mask, slot), tree.take(client_state, slot), keys))
 
     def advance(length: int | None, state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics, Params]:
         # Local steps count from 1: 0 is the key of the client's initialisation.
         keys = keys_at(t, plan.local[t] + 1)
-        step = over_lanes(lambda mine, s, b, k: update(mine).step(s, b, k))
-        state, metrics = step(tree.take(owned, plan.slot[t]), state, batch_at(t, length), keys)
+        step = over_lanes(lambda client_mask, s, b, k: update(client_mask).step(s, b, k))
+        state, metrics = step(tree.take(rank_mask, plan.slot[t]), state, batch_at(t, length), keys)
         metrics = dict(metrics)
         return state, metrics, metrics.pop(PREDICTIONS, {})
 
     def advance_at(length: int, state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics, Params]:
         stepped, metrics, predictions = advance(length, state, t)
-        like = jax.eval_shape(partial(advance, None), state, t)[2]  # as long as the data
-        return stepped, metrics, jax.tree.map(_padded, predictions, like)
+        template = jax.eval_shape(partial(advance, None), state, t)[2]  # as long as the data
+        return stepped, metrics, jax.tree.map(_padded, predictions, template)
 
     steps = [partial(advance_at, length) for length in padded] or [partial(advance, None)]
 
@@ -269,9 +274,9 @@ def _run_clients(
             jnp.any(first), lambda s: tree.where(first, begin(t), s), lambda s: s, carry.state
         )
         if len(steps) > 1:
-            stepped, metrics, said = jax.lax.switch(plan.bucket[t], steps, state, t)
+            stepped, metrics, predictions = jax.lax.switch(plan.bucket[t], steps, state, t)
         else:
-            stepped, metrics, said = steps[0](state, t)
+            stepped, metrics, predictions = steps[0](state, t)
         real = jnp.any(plan.examples[t] >= 0, axis=1)  # so is every live lane that engine.plan made
         state = constrain(tree.where(real, stepped, state))
         where = jnp.where(real, slot, slots)
@@ -280,30 +285,32 @@ def _run_clients(
             jnp.any(last),
             lambda c: end(state, slot, last, c),
             lambda c: c,
-            (carry.acc, carry.private, carry.finite, carry.norms),
+            (carry.acc, carry.client_state, carry.finite, carry.norms),
         )
         acc, kept, finite, norms = ended
-        predictions = jax.tree.map(lambda x, y: x.at[t].set(y), carry.predictions, said)
+        predictions = jax.tree.map(lambda x, y: x.at[t].set(y), carry.predictions, predictions)
         return _Carry(state, acc, kept, sums, finite, norms, predictions)
 
     def end(state: PyTree, slot: jax.Array, last: jax.Array, carry: tuple) -> tuple:
         acc, kept, finite, norms = carry
-        mine = tree.take(owned, slot)
-        uploads, own = over_lanes(lambda mine, s: update(mine).final(s))(mine, state)
-        received = tree.broadcast(like, 1)
-        uploads = _as_received(mine, uploads, received)
+        client_mask = tree.take(rank_mask, slot)
+        uploads, own = over_lanes(lambda client_mask, s: update(client_mask).final(s))(
+            client_mask, state
+        )
+        received = tree.broadcast(template, 1)
+        uploads = _as_received(client_mask, uploads, received)
         # With the slots, because an upload may be empty and lanes are mapped by an array's axis.
         lengths = over_lanes(lambda u, _: update_norm(u))(uploads, slot)
-        if aggregator.unowned == "zero":
-            uploads = _as_received(mine, uploads, jax.tree.map(jnp.zeros_like, received))
-        own = _as_received(mine, own, tree.take(private, slot))
+        if aggregator.unmasked_policy == "zero":
+            uploads = _as_received(client_mask, uploads, jax.tree.map(jnp.zeros_like, received))
+        own = _as_received(client_mask, own, tree.take(client_state, slot))
         good = tree.all_finite((uploads, own), axis=0)
-        taken = last & good
-        weights = jnp.where(taken, jnp.take(plan.weight, slot, mode="clip"), 0.0)
-        uploads = tree.where(taken, uploads, jax.tree.map(jnp.zeros_like, uploads))
-        where = jnp.where(taken, slot, slots)
+        accepted = last & good
+        weights = jnp.where(accepted, jnp.take(plan.weight, slot, mode="clip"), 0.0)
+        uploads = tree.where(accepted, uploads, jax.tree.map(jnp.zeros_like, uploads))
+        where = jnp.where(accepted, slot, slots)
         norms = norms.at[where].set(lengths, mode="drop")
-        acc = aggregator.add(acc, uploads, weights, where, like)
+        acc = aggregator.add(acc, uploads, weights, where, template)
         finite = finite.at[jnp.where(last, slot, slots)].set(good, mode="drop")
         return acc, tree.put(kept, where, own), finite, norms
 
@@ -311,8 +318,8 @@ def _run_clients(
     _, metric_shapes, said_shapes = jax.eval_shape(steps[-1], shapes, 0)
     start = _Carry(
         state=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
-        acc=aggregator.zero(like, slots),
-        private=private,
+        acc=aggregator.zero(template, slots),
+        client_state=client_state,
         sums=jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), metric_shapes),
         finite=jnp.ones(slots, bool),
         norms=jnp.zeros(slots, jnp.float32),
@@ -323,19 +330,19 @@ def _run_clients(
     return jax.lax.fori_loop(0, plan.steps, body, start)
 
 
-def _padded(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+def _padded(x: jax.Array, template: jax.ShapeDtypeStruct) -> jax.Array:
     """Returns an array filled up with zeros to another's shape."""
-    return jnp.pad(x, [(0, more - n) for n, more in zip(x.shape, like.shape, strict=True)])
+    return jnp.pad(x, [(0, more - n) for n, more in zip(x.shape, template.shape, strict=True)])
 
 
-def _as_received(owned: Params, new: PyTree, received: PyTree) -> PyTree:
+def _as_received(rank_mask: Params, new: PyTree, received: PyTree) -> PyTree:
     """Returns the new leaves with the entries that their client does not own as it got them."""
-    if not owned or not isinstance(new, dict):
+    if not rank_mask or not isinstance(new, dict):
         return new
     return {
-        name: jnp.where(owned[name], x, received[name])
-        if name in owned
-        else _as_received(owned, x, received[name])
+        name: jnp.where(rank_mask[name], x, received[name])
+        if name in rank_mask
+        else _as_received(rank_mask, x, received[name])
         for name, x in new.items()
     }
 
@@ -355,17 +362,17 @@ def _lane_map(lanes: int) -> Callable[[Callable], Callable]:
     return one
 
 
-def _distance(upload: PyTree, like: PyTree, fixed: Params) -> jax.Array:
+def _distance(upload: PyTree, template: PyTree, fixed: Params) -> jax.Array:
     """Returns the length of what an upload of leaves changed (``ServerUpdate.update_norm``)."""
     del fixed
-    return tree.distance(upload, like)
+    return tree.distance(upload, template)
 
 
 def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = None) -> Algorithm:
     """Returns the algorithm whose clients only measure.
 
     Its round leaves the server and what clients keep as they are. ``predictions`` has the metrics
-    of every step (``metrics``) and what the task's score is made from (``said``).
+    of every step (``metrics``) and what the task's score is made from (``predictions``).
 
     Args:
       algorithm: what has been trained.
@@ -373,21 +380,21 @@ def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = No
       probe: what else to measure.
     """
 
-    def client(problem: Problem) -> ClientUpdate:
+    def client(context: ClientContext) -> ClientUpdate:
         def step(state: Any, batch: Any, key: Key) -> tuple[Any, Any]:
             del key
             broadcast, kept = state
             leaves = algorithm.model(broadcast, kept) if personal else broadcast
-            outputs = problem.apply(leaves, batch, None, False)
-            metrics: dict[str, Any] = dict(problem.task.metrics(outputs, batch))
+            outputs = context.apply(leaves, batch, None, False)
+            metrics: dict[str, Any] = dict(context.task.metrics(outputs, batch))
             if probe is not None:
-                metrics |= probe(problem, leaves, batch)
-            predict = problem.task.predict
-            said = {} if predict is None else predict(outputs, batch)
-            return state, {PREDICTIONS: {"metrics": metrics, "said": said}}
+                metrics |= probe(context, leaves, batch)
+            predict = context.task.predict
+            predictions = {} if predict is None else predict(outputs, batch)
+            return state, {PREDICTIONS: {"metrics": metrics, "predictions": predictions}}
 
         return ClientUpdate(
-            init=lambda broadcast, private, key: (broadcast, private),
+            init=lambda broadcast, client_state, key: (broadcast, client_state),
             step=step,
             final=lambda state: ({}, state[1]),
         )
@@ -405,7 +412,7 @@ def tuning(algorithm: Algorithm) -> Algorithm:
 
 
 def _sending_nothing(
-    algorithm: Algorithm, client: Callable[[Problem], ClientUpdate], *, personal: bool
+    algorithm: Algorithm, client: Callable[[ClientContext], ClientUpdate], *, personal: bool
 ) -> Algorithm:
     """Returns the algorithm with other clients, whose server stays as it is.
 
@@ -413,18 +420,21 @@ def _sending_nothing(
     """
     nothing = Aggregator(
         "none",
-        zero=lambda like, slots: {},
-        add=lambda acc, uploads, weights, slots, like: acc,
-        finish=lambda acc, like, fixed: Aggregated(like, {}),
+        zero=lambda template, slots: {},
+        add=lambda acc, uploads, weights, slots, template: acc,
+        finish=lambda acc, template, fixed: Aggregated(template, {}),
     )
     still = algorithm.server._replace(
         update_norm=None,
         measure=None,
-        update=lambda state, update, tally: state,
+        update=lambda state, update, context: state,
         broadcast=algorithm.server.broadcast if personal else algorithm.server.model,
-        like=lambda state: {},
+        template=lambda state: {},
         metrics=None,
     )
     return algorithm._replace(
-        client=client, aggregator=nothing, server=still, moving=lambda broadcast, number: {}
+        client=client,
+        aggregator=nothing,
+        server=still,
+        sent_leaves=lambda broadcast, round_index: {},
     )

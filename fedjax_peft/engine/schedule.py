@@ -45,7 +45,7 @@ class Schedule(NamedTuple):
 
     def for_rounds(self, rounds: int) -> "Schedule":
         """Returns the schedule with room for the largest of the rounds' cohorts, and no more."""
-        largest = max(len(self.present(number)) for number in range(1, rounds + 1))
+        largest = max(len(self.present(round_index)) for round_index in range(1, rounds + 1))
         return self._replace(slots=max(largest, 1))
 
     def for_lanes(self, lanes: int) -> "Schedule":
@@ -69,10 +69,10 @@ class Schedule(NamedTuple):
         used = int(plan.steps)
         return self.tokens.padding_share(plan.examples[:used], plan.bucket[:used])
 
-    def members(self, number: int) -> list[int]:
+    def members(self, round_index: int) -> list[int]:
         """Returns the client ids that are drawn for a round, sorted."""
         clients = len(self.indices)
-        rng = host_rng(self.seed, "cohort", number)
+        rng = host_rng(self.seed, "cohort", round_index)
         match self.sampling:
             case "uniform":
                 drawn = rng.choice(clients, self.per_round, replace=False)
@@ -84,49 +84,49 @@ class Schedule(NamedTuple):
             case "round_robin":
                 # In order of id, clients that a partition made alike would come together.
                 order = host_rng(self.seed, "round robin").permutation(clients)
-                first = (number - 1) * self.per_round
+                first = (round_index - 1) * self.per_round
                 drawn = order[np.arange(first, first + self.per_round) % clients]
             case "all":
                 drawn = np.arange(clients)
         return sorted(drawn.tolist())
 
-    def failed(self, number: int) -> list[int]:
+    def failed(self, round_index: int) -> list[int]:
         """Returns the members of a round that drop out of it (of those that have examples)."""
         if not self.failure_rate:
             return []
         return [
             c
-            for c in self.members(number)
+            for c in self.members(round_index)
             if len(self.indices[c])
-            and host_rng(self.seed, "failure", number, c).random() < self.failure_rate
+            and host_rng(self.seed, "failure", round_index, c).random() < self.failure_rate
         ]
 
-    def present(self, number: int) -> list[int]:
+    def present(self, round_index: int) -> list[int]:
         """Returns the members of a round that do not drop out."""
-        failed = set(self.failed(number))
-        return [c for c in self.members(number) if c not in failed]
+        failed = set(self.failed(round_index))
+        return [c for c in self.members(round_index) if c not in failed]
 
     def steps(self, client: int) -> int:
         """Returns a client's local steps in a round."""
         return steps_of(len(self.indices[client]), self.batch_size, self.epochs, self.local_steps)
 
-    def lengths(self, number: int) -> list[int]:
+    def lengths(self, round_index: int) -> list[int]:
         """Returns the local steps of a round's present members."""
-        return [self.steps(c) for c in self.present(number)]
+        return [self.steps(c) for c in self.present(round_index)]
 
-    def cohort(self, number: int, without: Collection[int] = ()) -> Cohort:
+    def cohort(self, round_index: int, without: Collection[int] = ()) -> Cohort:
         """Returns a round's present members, but for some, with their weights and batches.
 
         Weights are example counts; batches are shuffled.
         """
-        members = [c for c in self.present(number) if c not in without]
+        members = [c for c in self.present(round_index) if c not in without]
         work = [
             batches(
                 self.indices[c],
                 self.batch_size,
                 epochs=self.epochs,
                 local_steps=self.local_steps,
-                rng=host_rng(self.seed, "order", number, c),
+                rng=host_rng(self.seed, "order", round_index, c),
             )
             for c in members
         ]
@@ -143,8 +143,8 @@ class Schedule(NamedTuple):
         jobs no lane, counted from the least busy, has more to do).
         """
         longest = 1
-        for number in range(1, rounds + 1):
-            lengths = self.lengths(number)
+        for round_index in range(1, rounds + 1):
+            lengths = self.lengths(round_index)
             loads = (sum(lengths[j] for j in queue) for queue in pack(lengths, lanes))
             longest = max(longest, *loads)
         most = sorted(map(self.steps, range(len(self.indices))))[-self.capacity :]
@@ -154,10 +154,12 @@ class Schedule(NamedTuple):
             largest = longest
         return 1 << (largest - 1).bit_length()
 
-    def plan(self, number: int, lanes: int, time_steps: int, without: Collection[int] = ()) -> Plan:
+    def plan(
+        self, round_index: int, lanes: int, time_steps: int, without: Collection[int] = ()
+    ) -> Plan:
         """Returns the plan of a round without some of its clients."""
         return make_plan(
-            self.cohort(number, without),
+            self.cohort(round_index, without),
             lanes,
             time_steps=time_steps,
             slots=self.capacity,

@@ -10,7 +10,7 @@ from fedjax_peft.dual_modes import mode
 from fedjax_peft.measures.drift import variation
 from fedjax_peft.measures.representation import cka, pool
 from fedjax_peft.measures.spectrum import spectrum
-from fedjax_peft.typing import Batch, Diagnosis, Metrics, Params, Problem
+from fedjax_peft.typing import Batch, ClientContext, Diagnosis, Metrics, Params
 
 __all__ = ["adapters_cka", "diagnosis"]
 
@@ -29,13 +29,13 @@ def _measures(which: tuple[str, ...]) -> Diagnosis | None:
     return measure if {"variation", "spectrum"} & set(which) else None
 
 
-def adapters_cka(problem: Problem, params: Params, batch: Batch) -> Metrics:
+def adapters_cka(context: ClientContext, params: Params, batch: Batch) -> Metrics:
     """Returns the CKA of a batch's representations through the global and the private adapter.
 
     Of batches of n examples it is the mean weighted by n. Near 1 for small n whatever the
     adapters are (FedMCP; :mod:`fedjax_peft.measures.representation`), so compare like with like.
     """
     both = (mode(params, "global"), mode(params, "private"))
-    x, y = (pool(problem.apply(p, batch, None, False), batch, "mean") for p in both)
+    x, y = (pool(context.apply(p, batch, None, False), batch, "mean") for p in both)
     n = jnp.sum(batch["mask"], dtype=jnp.float32)
     return {"cka": (n * cka(x, y, batch["mask"]), n)}

@@ -97,7 +97,7 @@ class Model:
             for name, x in self.frozen.items()
         }
 
-    def shifted(self, changes: Params) -> "Model":
+    def merge_into_frozen(self, changes: Params) -> "Model":
         """Returns the model with float32 arrays added to frozen leaves, by name.
 
         The sums are those that a run computes with: the leaf as the run holds it, rounded to the

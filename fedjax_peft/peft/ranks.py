@@ -14,7 +14,7 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.typing import Params
 
-__all__ = ["of_client", "owned_shares", "rank_masks", "spread"]
+__all__ = ["cycle_ranks", "of_client", "owned_shares", "rank_masks"]
 
 _AXES = {"lora_a": 1, "lora_b": 0, "lora_scale": 0}
 """Where a leaf has its directions."""
@@ -40,7 +40,7 @@ def rank_masks(model: Model, ranks: Sequence[int], clients: int) -> dict[str, np
         )
     if not 1 <= len(ranks) <= clients:
         raise InputError(f"client_ranks has {len(ranks)} entries for {clients} clients.")
-    ranks = spread(ranks, clients)
+    ranks = cycle_ranks(ranks, clients)
     most = max(model.trainable[name].shape[axis] for name, axis in leaves.items())
     for rank in ranks:
         if not 1 <= rank <= most:
@@ -50,8 +50,8 @@ def rank_masks(model: Model, ranks: Sequence[int], clients: int) -> dict[str, np
         leaf = model.trainable[name]
         shape = [1] * leaf.ndim
         shape[axis] = leaf.shape[axis]
-        owned = np.arange(leaf.shape[axis])[None] < np.asarray(ranks)[:, None]
-        masks[name] = owned.reshape(clients, *shape)
+        rank_mask = np.arange(leaf.shape[axis])[None] < np.asarray(ranks)[:, None]
+        masks[name] = rank_mask.reshape(clients, *shape)
     return masks
 
 
@@ -66,7 +66,7 @@ def of_client(params: Params, ranks: Sequence[int] | None, client: int) -> Param
     }
 
 
-def spread(ranks: Sequence[Any], clients: int) -> list[Any]:
+def cycle_ranks(ranks: Sequence[Any], clients: int) -> list[Any]:
     """Returns one rank for each client: the given ones, repeated."""
     return [ranks[c % len(ranks)] for c in range(clients)]
 

@@ -240,7 +240,7 @@ def write_report(
 
 
 def _template() -> jinja2.Template:
-    loader = jinja2.PackageLoader("fedjax_peft", "run")
+    loader = jinja2.PackageLoader("fedjax_peft", "report")
     return jinja2.Environment(
         loader=loader,
         autoescape=True,

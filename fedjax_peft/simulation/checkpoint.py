@@ -1,4 +1,4 @@
-"""Checkpoints of a run: server state, private store, round number. Atomic, by orbax."""
+"""Checkpoints of a run: server state, client state, round index. Atomic, by orbax."""
 
 import contextlib
 import errno
@@ -41,15 +41,15 @@ class Checkpoints:
         """The round of the newest complete checkpoint."""
         return self._manager.latest_step()
 
-    def save(self, number: int, state: PyTree) -> None:
-        """Saves the state after round ``number``; returns when it is safely on disk.
+    def save(self, round_index: int, state: PyTree) -> None:
+        """Saves the state after round ``round_index``; returns when it is safely on disk.
 
         Ctrl-C takes effect after the write.
 
         Raises:
           InputError: it cannot be written, such as to a full disk; earlier ones are still there.
         """
-        if self.latest == number:
+        if self.latest == round_index:
             return
         directory = Path(self._manager.directory)
         with defer_interrupts():
@@ -57,12 +57,12 @@ class Checkpoints:
                 _check_room(directory, state)
                 # Its threads print when a write fails; the exception says it once.
                 with _quiet(logging.CRITICAL), contextlib.redirect_stderr(io.StringIO()):
-                    self._manager.save(number, args=ocp.args.StandardSave(state))
+                    self._manager.save(round_index, args=ocp.args.StandardSave(state))
                     self._manager.wait_until_finished()
             except Exception as error:  # orbax raises many kinds
                 self._remove_scraps()
                 raise InputError(
-                    f"The checkpoint of round {number} cannot be written to {directory}:"
+                    f"The checkpoint of round {round_index} cannot be written to {directory}:"
                     f" {_reason(error)}. If the disk is full, make room there; then continue the"
                     " run from its last checkpoint with --resume."
                 ) from error
@@ -72,7 +72,7 @@ class Checkpoints:
         for path in Path(self._manager.directory).glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def restore(self, like: PyTree, last: int) -> tuple[int, PyTree] | None:
+    def restore(self, template: PyTree, last: int) -> tuple[int, PyTree] | None:
         """Returns (round, state) of the newest checkpoint that can be read, None if there is none.
 
         Newer ones, which cannot be read, are removed: orbax saves nothing below its newest round.
@@ -88,38 +88,38 @@ class Checkpoints:
         if not steps:
             return None
         abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template
         )
         reasons = []
-        for number in steps:
+        for round_index in steps:
             try:
-                if number > last:
+                if round_index > last:
                     raise ValueError(f"the metrics end at round {last}")
-                self._check_shapes(number, abstract)
-                state = self._manager.restore(number, args=ocp.args.StandardRestore(abstract))
+                self._check_shapes(round_index, abstract)
+                state = self._manager.restore(round_index, args=ocp.args.StandardRestore(abstract))
             except InputError:
                 raise
             except Exception as error:  # orbax raises many kinds
-                reasons.append(f"round {number}: {_reason(error)}")
+                reasons.append(f"round {round_index}: {_reason(error)}")
                 continue
-            for newer in steps[: steps.index(number)]:
+            for newer in steps[: steps.index(round_index)]:
                 self._manager.delete(newer)
             if reasons:
-                _log.warning("Resumed from round %d; checkpoints skipped: %s", number, reasons)
-            return number, state
+                _log.warning("Resumed from round %d; checkpoints skipped: %s", round_index, reasons)
+            return round_index, state
         raise InputError(
             f"No checkpoint in {self._manager.directory} can be restored: {'; '.join(reasons)}"
         )
 
-    def _check_shapes(self, number: int, like: PyTree) -> None:
+    def _check_shapes(self, round_index: int, template: PyTree) -> None:
         # Before orbax reads a byte: it gives up in the middle, and its message has no name.
-        stored = self._manager.item_metadata(number).tree
+        stored = self._manager.item_metadata(round_index).tree
         shapes = {leaf.name: tuple(leaf.shape) for leaf in jax.tree.leaves(stored)}
-        for path, leaf in jax.tree.leaves_with_path(like):
+        for path, leaf in jax.tree.leaves_with_path(template):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             if shapes.get(name, leaf.shape) != leaf.shape:
                 raise InputError(
-                    f"The checkpoint of round {number} in {self._manager.directory} holds"
+                    f"The checkpoint of round {round_index} in {self._manager.directory} holds"
                     f" {name.partition('.')[2]!r} with shape {shapes[name]}, but this run has"
                     f" {leaf.shape}: it is of another model or other clients."
                 )
@@ -131,7 +131,7 @@ class Checkpoints:
 
 
 def read_checkpoint(
-    directory: Path, server: PyTree, private: PyTree
+    directory: Path, server: PyTree, client_state: PyTree
 ) -> tuple[int, tuple[PyTree, PyTree]]:
     """Returns the round, the server's state and what the clients keep, ``[clients, ...]``.
 
@@ -140,7 +140,7 @@ def read_checkpoint(
     Args:
       directory: of the checkpoints.
       server: shapes of the server's state.
-      private: shapes of what one client keeps.
+      client_state: shapes of what one client keeps.
     """
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     reasons = []
@@ -152,26 +152,28 @@ def read_checkpoint(
             item_handlers=ocp.StandardCheckpointHandler(),
         ) as manager,
     ):
-        for number in sorted(manager.all_steps(), reverse=True):
+        for round_index in sorted(manager.all_steps(), reverse=True):
             try:
-                _, stored = manager.item_metadata(number).tree
+                _, stored = manager.item_metadata(round_index).tree
                 clients = next((x.shape[0] for x in jax.tree.leaves(stored)), 0)
-                stacked = jax.eval_shape(functools.partial(tree.broadcast, n=clients), private)
-                like = jax.tree.map(
+                stacked = jax.eval_shape(functools.partial(tree.broadcast, n=clients), client_state)
+                template = jax.tree.map(
                     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
                     (server, stacked),
                 )
-                return number, manager.restore(number, args=ocp.args.StandardRestore(like))
+                return round_index, manager.restore(
+                    round_index, args=ocp.args.StandardRestore(template)
+                )
             except Exception as error:  # orbax raises many kinds
-                reasons.append(f"round {number}: {_reason(error)}")
+                reasons.append(f"round {round_index}: {_reason(error)}")
     why = "; ".join(reasons) or "there is none"
     raise InputError(f"No checkpoint in {directory} can be restored: {why}.")
 
 
 _SYSTEM = re.compile(
     "|".join(
-        os.strerror(number)
-        for number in (
+        os.strerror(round_index)
+        for round_index in (
             *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS),
             *(errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENAMETOOLONG, errno.ENOTDIR),
         )

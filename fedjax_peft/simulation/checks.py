@@ -171,7 +171,7 @@ def check_method(
             f" entries cannot be compared over rounds. {algorithm.needs_fixed_basis}"
         )
     algorithm.check(model.kinds, clients)
-    if client_ranks is not None and aggregator.unowned == "refused":
+    if client_ranks is not None and aggregator.unmasked_policy == "refused":
         raise InputError(
             f"The aggregator {aggregator.name!r} of {algorithm.name!r} cannot combine"
             " clients of different LoRA ranks: leave client_ranks out, or use one that can, such"
@@ -214,10 +214,10 @@ def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> 
             f"sampling = 'all' takes all {len(clients)} clients into every round, but"
             f" clients_per_round = {given}: leave it out, or choose another sampling."
         )
-    willing = int(np.count_nonzero(clients.sizes))
-    if sampling == "size" and given > willing:
+    nonempty = int(np.count_nonzero(clients.sizes))
+    if sampling == "size" and given > nonempty:
         raise InputError(
-            f"sampling = 'size' draws clients that have examples, which are {willing}:"
+            f"sampling = 'size' draws clients that have examples, which are {nonempty}:"
             f" clients_per_round = {given} is more."
         )
     return given

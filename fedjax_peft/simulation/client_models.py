@@ -31,7 +31,7 @@ class ClientModels(NamedTuple):
     """The global model's trainable leaves."""
     server: PyTree
     """The server's state."""
-    private: PyTree
+    client_state: PyTree
     """What the clients keep, ``[clients, ...]``."""
     client_ranks: Sequence[int] | None = None
     seen: Collection[int] = ()
@@ -39,7 +39,7 @@ class ClientModels(NamedTuple):
 
     def client_params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model, as ``Run.client_params`` does."""
-        one = tree.take(self.private, client)
+        one = tree.take(self.client_state, client)
         return client_leaves(
             self.algorithm, self.params, self.server, one, self.client_ranks, client
         )
@@ -94,14 +94,14 @@ def check_global(model: Model, algorithm: Algorithm, advice: str) -> None:
         )
 
 
-def check_clients(clients: Sequence[int], private: PyTree) -> None:
+def check_clients(clients: Sequence[int], client_state: PyTree) -> None:
     """Raises InputError for a client that there is not, or if clients have nothing of their own.
 
     Args:
       clients: their numbers.
-      private: what they keep, ``[clients, ...]``.
+      client_state: what they keep, ``[clients, ...]``.
     """
-    leaves = jax.tree.leaves(private)
+    leaves = jax.tree.leaves(client_state)
     if not leaves:
         raise InputError(
             "This run keeps nothing private to its clients: they all have the global model. Leave"
@@ -113,21 +113,21 @@ def check_clients(clients: Sequence[int], private: PyTree) -> None:
             raise InputError(f"There is no client {client}: the run has {n}, 0 to {n - 1}.")
 
 
-def read_clients(text: str, private: PyTree) -> list[int]:
+def read_clients(text: str, client_state: PyTree) -> list[int]:
     """Returns the clients that ``all`` or ``0,3,7`` names.
 
     Raises:
       InputError: anything else, or a client that there is not.
     """
     if text == "all":
-        return list(range(jax.tree.leaves(private)[0].shape[0]))
+        return list(range(jax.tree.leaves(client_state)[0].shape[0]))
     try:
         clients = sorted({int(word) for word in text.split(",")})
     except ValueError:
         raise InputError(
             f"--clients {text!r} is neither 'all' nor numbers such as 0,3,7."
         ) from None
-    check_clients(clients, private)
+    check_clients(clients, client_state)
     return clients
 
 

@@ -16,8 +16,13 @@ import jax
 from fedjax_peft import tree
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import Model
+<<<<<<< HEAD
 from fedjax_peft.models.registry import unused_bytes
 from fedjax_peft.peft.ranks import owned_shares, spread
+=======
+from fedjax_peft.models.hf import unused_bytes
+from fedjax_peft.peft.ranks import cycle_ranks, owned_shares
+>>>>>>> b017d95 (Rename identifiers to the field's terms: template, client_state, round_index, RoundContext and others)
 from fedjax_peft.random import host_rng
 from fedjax_peft.rows import Row
 from fedjax_peft.typing import Algorithm, PyTree
@@ -316,8 +321,8 @@ class Ledger:
     * of leaves that the server passes on one by one (``Algorithm.forwards``) the uploads of every
       round since then (at its first round: of all rounds), from which it computes the broadcast's
       leaves itself; or those leaves and the matrices to which all uploads add up
-      (``ServerUpdate.shift``), where that is smaller. Before anything is passed on it fetches the
-      initial leaves.
+      (``ServerUpdate.frozen_delta``), where that is smaller. Before anything is passed on it
+      fetches the initial leaves.
 
     Of a LoRA leaf a client moves the share that it owns.
     """
@@ -337,24 +342,26 @@ class Ledger:
         for rank in set(ranks or ()):
             shares = owned_shares(model.trainable, rank)
             of_rank[rank] = (_owned(upload, shares), _owned(broadcast, shares))
-        self._of_client = [of_rank[rank] for rank in spread(ranks or [None], clients)]
+        self._of_client = [of_rank[rank] for rank in cycle_ranks(ranks or [None], clients)]
         self._start = {}
         # Where nothing is shared, nobody talks to a server.
         talks = any(upload.values()) or any(broadcast.values())
         if talks and model.method is not None and model.method.start_shapes_frozen:
             adapters = [n for n, kind in model.kinds.items() if kind == "adapter"]
             self._start = {n: tree.nbytes(model.trainable[n]) for n in adapters}
-        self._forwarded = {n for n in upload if re.search(algorithm.forwards or r"(?!)", n)}
+        self._forwarded = {n for n in upload if re.search(algorithm.relayed_leaves or r"(?!)", n)}
         self._dense: float = math.inf
-        if algorithm.server.shift is not None:
-            self._dense = tree.nbytes(jax.eval_shape(algorithm.server.shift, server))
+        if algorithm.server.frozen_delta is not None:
+            self._dense = tree.nbytes(jax.eval_shape(algorithm.server.frozen_delta, server))
         self._changed = dict.fromkeys(broadcast, 0)  # the last round that did
         self._last: dict[int, int] = {}  # client -> the last round that it was in
         self._passed_on: dict[int, int] = {}  # round -> bytes
 
-    def up(self, client: int, unsent: Collection[str] = ()) -> int:
+    def up(self, client: int, skipped_leaves: Collection[str] = ()) -> int:
         """Returns the bytes of a client's upload without the leaves that do not move."""
-        return sum(size for name, size in self._of_client[client][0].items() if name not in unsent)
+        return sum(
+            size for name, size in self._of_client[client][0].items() if name not in skipped_leaves
+        )
 
     def down(self, client: int) -> int:
         """Returns the bytes that a client fetches at the start of its next round."""
@@ -383,9 +390,11 @@ class Ledger:
         taken = [client for client in clients if client not in dropped]
         if not taken:
             return  # the server has stayed where it was
-        unsent = row.get("unsent", ())
-        self._changed |= {name: row["round"] for name in self._changed if name not in unsent}
-        if sent := self._forwarded.difference(unsent):
+        skipped_leaves = row.get("skipped_leaves", ())
+        self._changed |= {
+            name: row["round"] for name in self._changed if name not in skipped_leaves
+        }
+        if sent := self._forwarded.difference(skipped_leaves):
             uploads = [self._of_client[client][0] for client in taken]
             self._passed_on[row["round"]] = sum(upload[n] for upload in uploads for n in sent)
 
@@ -415,9 +424,9 @@ class Costs:
         self._deadline = math.inf if deadline is None else deadline
         self._preload, self._extra = preload, extra
 
-    def late(self, steps: Mapping[int, int], unsent: Collection[str] = ()) -> list[int]:
+    def late(self, steps: Mapping[int, int], skipped_leaves: Collection[str] = ()) -> list[int]:
         """Returns the clients that will not be in time, of those with so many steps to make."""
-        up = {c: self.up(c, unsent) for c in steps}
+        up = {c: self.up(c, skipped_leaves) for c in steps}
         down = {c: self.down(c) for c in steps}
         seconds = self._time.clients_seconds(steps, up, down, self._slowness)
         return [c for c in steps if seconds[c] > self._deadline]
@@ -430,7 +439,7 @@ class Costs:
 
         Args:
           row: the round's, with ``clients`` and, where there are any, ``failed``, ``late`` and
-            ``unsent``.
+            ``skipped_leaves``.
           steps: the local steps of its clients.
           train_seconds: what they took on this machine.
         """
@@ -438,7 +447,7 @@ class Costs:
         if time.seconds_per_step == "measured":
             time = time._replace(seconds_per_step=train_seconds / max(sum(steps.values()), 1))
         failed, late = row.get("failed", []), row.get("late", [])
-        up = {c: self.up(c, row.get("unsent", ())) for c in row["clients"]}
+        up = {c: self.up(c, row.get("skipped_leaves", ())) for c in row["clients"]}
         down = {c: self.down(c) for c in (*row["clients"], *failed, *late)}
         seconds = time.clients_seconds(steps, up, down, self._slowness)
         slowest = max(seconds.values(), default=0.0)
@@ -449,9 +458,9 @@ class Costs:
             "simulated_seconds": self._deadline if late else min(slowest, self._deadline),
         }
 
-    def up(self, client: int, unsent: Collection[str] = ()) -> int:
+    def up(self, client: int, skipped_leaves: Collection[str] = ()) -> int:
         """Returns the bytes of a client's upload without the leaves that it does not send."""
-        return self._ledger.up(client, unsent) + self._extra
+        return self._ledger.up(client, skipped_leaves) + self._extra
 
     def down(self, client: int) -> int:
         """Returns the bytes that a client fetches in its next round, a preload included."""

@@ -32,11 +32,11 @@ class Estimate(NamedTuple):
 def estimate(
     schedule: Schedule,
     costs: Costs,
-    unsent: Collection[str],
+    skipped_leaves: Collection[str],
     *,
     frozen: PyTree,
     server: PyTree,
-    store: PyTree,
+    client_state: PyTree,
     columns: PyTree,
 ) -> Estimate:
     """Returns the costs of a run that has not begun.
@@ -44,18 +44,18 @@ def estimate(
     Args:
       schedule: the rounds' clients and batches.
       costs: of the run, without any round yet.
-      unsent: the leaves that clients do not send in the first round.
+      skipped_leaves: the leaves that clients do not send in the first round.
       frozen: the weights that nobody trains, as clients compute with them.
       server: the server's initial state.
       store: what clients keep, ``[clients, ...]``.
       columns: the training data.
     """
     clients = [client for client in schedule.present(1) if schedule.steps(client)]
-    memory = {"model": frozen, "server": server, "clients": store, "data": columns}
+    memory = {"model": frozen, "server": server, "clients": client_state, "data": columns}
     return Estimate(
         clients=len(clients),
         steps=sum(schedule.steps(client) for client in clients),
-        bytes_up=sum(costs.up(client, unsent) for client in clients),
+        bytes_up=sum(costs.up(client, skipped_leaves) for client in clients),
         bytes_down=sum(costs.down(client) for client in clients),
         memory={name: tree.nbytes(part) for name, part in memory.items()},
     )

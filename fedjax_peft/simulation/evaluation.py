@@ -59,7 +59,7 @@ def evaluations(
       length_buckets: as for ``simulate``.
       seed: chooses the ``test_clients``.
     """
-    mesh, everyone = setup.mesh, setup._replace(owned=None)  # the global model is nobody's own
+    mesh, everyone = setup.mesh, setup._replace(rank_mask=None)  # the global model is nobody's own
     found: dict[str, Evaluation] = {}
 
     def add(name: str, data: Dataset, members: list, *, personal: bool) -> None:
@@ -118,7 +118,7 @@ def worst(values: np.ndarray, metric: str, declared: Collection[str]) -> float:
 def evaluate(
     evaluations: Mapping[str, Evaluation],
     server: PyTree,
-    store: PyTree,
+    client_state: PyTree,
     *,
     each: bool,
     seen: Collection[int] = (),
@@ -142,13 +142,13 @@ def evaluate(
         lower = is_lower_better(task.headline, task.lower_is_better)
         row["headline_better"] = "lower" if lower else "higher"
         if phases is None:
-            measured = evaluator(server, store)
+            measured = evaluator(server, client_state)
         else:
-            if not evaluator.known(server, store):
+            if not evaluator.known(server, client_state):
                 phases.send("compiling", program=name)
             on_part = partial(phases.evaluating, name, evaluator.examples)
             on_part(0)
-            measured = evaluator(server, store, on_part)
+            measured = evaluator(server, client_state, on_part)
         if not personal:  # the members are parts of one
             measured = _joined(measured)
         members = [  # who has something to measure: a text of one token has no next one
@@ -215,12 +215,12 @@ def _joined(measured: Measured) -> Measured:
     rows = np.concatenate(measured.examples)
     order = np.argsort(rows, kind="stable")
     names = measured.predictions[0]
-    said = {n: np.concatenate([p[n] for p in measured.predictions])[order] for n in names}
+    predictions = {n: np.concatenate([p[n] for p in measured.predictions])[order] for n in names}
     sums = {
         n: (total.sum(keepdims=True), count.sum(keepdims=True))
         for n, (total, count) in measured.sums.items()
     }
-    return Measured(measured.clients[:1], sums, [rows[order]], [said])
+    return Measured(measured.clients[:1], sums, [rows[order]], [predictions])
 
 
 def _figures(measured: Measured, member: int, task: Task, data: Dataset) -> dict[str, float]:

@@ -43,7 +43,7 @@ def save_recipe(directory: Path, model: Model, max_length: int | None) -> None:
         method = {"name": model.method.name, "options": _plain(model.method.options)}
         if _method(method) is None:
             reason = f"its method {model.method.name!r} is of your own, and only code makes it"
-    about = {
+    metadata = {
         "reason": reason,
         "model": _plain(model.recipe),
         "labels": list(model.labels),
@@ -51,7 +51,7 @@ def save_recipe(directory: Path, model: Model, max_length: int | None) -> None:
         "max_length": max_length,
         "frozen": {} if reason else _sums(model.frozen),
     }
-    replace_file(directory / NAME, (json.dumps(about, indent=1) + "\n").encode())
+    replace_file(directory / NAME, (json.dumps(metadata, indent=1) + "\n").encode())
 
 
 def load_recipe(directory: Path) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def load_recipe(directory: Path) -> dict[str, Any]:
     """
     path = directory / NAME
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        metadata = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(
             f"{directory} was made by fp.simulate in Python, and has no {NAME} that says how to"
@@ -71,9 +71,9 @@ def load_recipe(directory: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path} is damaged: {error}.") from None
     keys = {"reason", "model", "labels", "method", "max_length", "frozen"}
-    if not isinstance(about, dict) or not keys <= about.keys():
+    if not isinstance(metadata, dict) or not keys <= metadata.keys():
         raise InputError(f"{path} is damaged: it needs the fields {', '.join(sorted(keys))}.")
-    return about
+    return metadata
 
 
 def make_model(directory: Path) -> Model:
@@ -83,24 +83,33 @@ def make_model(directory: Path) -> Model:
       InputError: as :func:`load_recipe`; the model is the user's own; or the base model's weights
         are others than in the run.
     """
-    about = load_recipe(directory)
-    if about["reason"]:
+    metadata = load_recipe(directory)
+    if metadata["reason"]:
         raise InputError(
             f"The model of {directory} cannot be made again from what the run keeps:"
-            f" {about['reason']}. {_ADVICE}"
+            f" {metadata['reason']}. {_ADVICE}"
         )
     try:
-        options = dict(about["model"])
+        options = dict(metadata["model"])
         made_by, kind = options.pop("made_by"), options.pop("head")
+<<<<<<< HEAD
         make: Any = {"load_model": hub.load_model, "random_model": registry.random_model}[made_by]
         model: Model = make(**options, head=heads.make(kind, tuple(about["labels"])))
         if about["method"] is not None:
             method = _method(about["method"])
+=======
+        head = getattr(heads, kind)
+        labels = () if kind in ("question_answering", "causal_lm") else (tuple(metadata["labels"]),)
+        make: Any = {"load_model": hf.load_model, "random_model": hf.random_model}[made_by]
+        model: Model = make(**options, head=head(*labels))
+        if metadata["method"] is not None:
+            method = _method(metadata["method"])
+>>>>>>> b017d95 (Rename identifiers to the field's terms: template, client_state, round_index, RoundContext and others)
             assert method is not None
             model = attach(model, method)
     except (KeyError, TypeError, AttributeError, AssertionError) as error:
         raise InputError(f"{directory / NAME} is damaged: {error!r}.") from None
-    changed = _difference(_sums(model.frozen), about["frozen"])
+    changed = _difference(_sums(model.frozen), metadata["frozen"])
     if changed:
         raise InputError(
             f"The base weights of {model.name!r} are not those that the run in {directory} began"
@@ -110,15 +119,15 @@ def make_model(directory: Path) -> Model:
     return model
 
 
-def _method(about: Mapping[str, Any]) -> Method | None:
+def _method(metadata: Mapping[str, Any]) -> Method | None:
     """Returns the library's method with these options, None if there is none."""
-    factory = getattr(peft, about["name"], None) if about["name"] in peft.__all__ else None
+    factory = getattr(peft, metadata["name"], None) if metadata["name"] in peft.__all__ else None
     if factory is None:
         return None
     # Some options are part of the function, such as the places of Houlsby's adapters.
     taken = inspect.signature(factory).parameters
-    method = factory(**{k: v for k, v in about["options"].items() if k in taken})
-    return method if _plain(method.options) == about["options"] else None
+    method = factory(**{k: v for k, v in metadata["options"].items() if k in taken})
+    return method if _plain(method.options) == metadata["options"] else None
 
 
 def _plain(value: Any) -> Any:

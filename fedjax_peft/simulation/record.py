@@ -122,9 +122,9 @@ class Record:
         """Closes the record."""
         self.close()
 
-    def rewind(self, number: int | None) -> None:
-        """Forgets every row after round ``number`` (all rows if None): they will be made again."""
-        last = -1 if number is None else number
+    def rewind(self, round_index: int | None) -> None:
+        """Removes the rows after round ``round_index`` (all rows if None), to be made again."""
+        last = -1 if round_index is None else round_index
         self.rows = [row for row in self.rows if row["round"] <= last]
         if self.out is None:
             return

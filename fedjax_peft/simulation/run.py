@@ -32,7 +32,7 @@ class Run:
     algorithm: Algorithm
     params: Params
     """All trainable leaves of the global model (private ones at their initial values)."""
-    private: PyTree
+    client_state: PyTree
     """What the clients keep, such as their private leaves, ``[clients, ...]``."""
     server: PyTree
     """The server's state."""
@@ -46,11 +46,13 @@ class Run:
     @property
     def trained(self) -> Model:
         """The global model as it is now, to go on from: its leaves start where this run ended."""
-        return _shifted(self.model, self.algorithm, self.server).replace(trainable=self.params)
+        return _merge_into_frozen(self.model, self.algorithm, self.server).replace(
+            trainable=self.params
+        )
 
     def client_params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model."""
-        one = tree.take(self.private, client)
+        one = tree.take(self.client_state, client)
         return client_leaves(
             self.algorithm, self.params, self.server, one, self.client_ranks, client
         )
@@ -84,7 +86,7 @@ class Run:
         """
         from fedjax_peft.peft.io.export import export
 
-        check_format(format, moved=self.algorithm.server.shift is not None)
+        check_format(format, moved=self.algorithm.server.frozen_delta is not None)
         params = self._params_of(client)
         model = self.model.replace(frozen=self.trained.frozen)
         return export(model, params, directory, format=format, overwrite=overwrite)
@@ -121,7 +123,7 @@ class Run:
             advice = f"Choose a client's model: client=0 to client={self._clients - 1}."
             check_global(self.model, self.algorithm, advice)
             return self.params
-        check_clients([client], self.private)
+        check_clients([client], self.client_state)
         if note := untrained_note([client], seen_clients(self.metrics)):
             warnings.warn(note[0].upper() + note[1:], stacklevel=3)
         return self.client_params(client)
@@ -129,7 +131,7 @@ class Run:
     @property
     def _clients(self) -> int:
         """How many clients keep something."""
-        return next((len(x) for x in jax.tree.leaves(self.private)), 0)
+        return next((len(x) for x in jax.tree.leaves(self.client_state)), 0)
 
     def __repr__(self) -> str:
         judged = headline(self.metrics)
@@ -145,12 +147,12 @@ def global_leaves(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
 
 def learned_leaves(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
     """Returns the global leaves, and those of the frozen tree that the server has moved."""
-    frozen = _shifted(model, algorithm, server).frozen
+    frozen = _merge_into_frozen(model, algorithm, server).frozen
     moved = [name for name, x in frozen.items() if x is not model.frozen[name]]
     return {**global_leaves(model, algorithm, server), **tree.select(frozen, moved)}
 
 
-def _shifted(model: Model, algorithm: Algorithm, server: PyTree) -> Model:
+def _merge_into_frozen(model: Model, algorithm: Algorithm, server: PyTree) -> Model:
     """Returns the model with what the server has added to its frozen leaves."""
-    shift = algorithm.server.shift
-    return model if shift is None else model.shifted(shift(server))
+    frozen_delta = algorithm.server.frozen_delta
+    return model if frozen_delta is None else model.merge_into_frozen(frozen_delta(server))

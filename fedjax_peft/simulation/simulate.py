@@ -188,13 +188,14 @@ def simulate(
         # Copies: the round program donates its state, and the model's arrays must survive.
         server = jax.tree.map(jnp.copy, algorithm.server.init(shared))
         return replicate(
-            (server, tree.broadcast(algorithm.keep(shared, private), len(clients))), mesh
+            (server, tree.broadcast(algorithm.init_client_state(shared, private), len(clients))),
+            mesh,
         )
 
-    server, store = start()
+    server, client_state = start()
     # What the aggregator cannot combine is said now, before there is a run directory.
     jax.eval_shape(lambda s: algorithm.aggregator.zero(algorithm.server.unchanged(s), 1), server)
-    jax.eval_shape(lambda s: algorithm.server.shifted(s, model.frozen), server)
+    jax.eval_shape(lambda s: algorithm.server.merge_into_frozen(s, model.frozen), server)
     frozen, fixed, columns = replicate(
         (
             model.compute_frozen(),
@@ -205,8 +206,8 @@ def simulate(
     )
     task = task or tasks.for_data(clients.data)
     key = stream(seed, "clients")
-    owned = {} if client_ranks is None else rank_masks(model, client_ranks, len(clients))
-    owned = replicate(owned, mesh)
+    rank_mask = {} if client_ranks is None else rank_masks(model, client_ranks, len(clients))
+    rank_mask = replicate(rank_mask, mesh)
     setup = Setup(
         algorithm,
         model.apply,
@@ -216,7 +217,7 @@ def simulate(
         key,
         len(clients),
         mesh,
-        owned,
+        rank_mask,
         diagnosis(diagnostics),
         adapters_cka if "cka" in diagnostics else None,
         int(np.count_nonzero(clients.sizes)),
@@ -238,7 +239,7 @@ def simulate(
         length_buckets=length_buckets,
         seed=seed,
     )
-    about = config or {
+    metadata = config or {
         "algorithm": algorithm.name,
         "rounds": rounds,
         "clients": len(clients),
@@ -256,22 +257,24 @@ def simulate(
     slowness, preload = time_model.slowness(len(clients), seed), preload_bytes(time_model, model)
     costs = Costs(ledger, time_model, slowness, deadline, preload)
 
-    def unsent(number: int) -> list[str]:
+    def skipped_leaves(round_index: int) -> list[str]:
         """Returns the leaves that clients do not send in a round."""
-        return _unsent(algorithm.moving(algorithm.server.broadcast(server), jnp.int32(number)))
+        return _skipped_leaves(
+            algorithm.sent_leaves(algorithm.server.broadcast(server), jnp.int32(round_index))
+        )
 
     each = "clients" in diagnostics
     lower = (*task.lower_is_better, *algorithm.lower_is_better, "update_norm")
     with (
         Phases(rounds, on_phase, progress) as phases,
-        Record.open(out, resume, about, phases.apart(on_round)) as record,
+        Record.open(out, resume, metadata, phases.apart(on_round)) as record,
     ):
         if record.out is not None and config is None:
             save_recipe(record.out, model, _text_length(clients.data))
         saved = None
         if record.checkpoints:
             last = record.rows[-1]["round"] if record.rows else -1
-            saved = record.checkpoints.restore((server, store), last)
+            saved = record.checkpoints.restore((server, client_state), last)
         record.rewind(saved[0] if saved else None)
         phases.send(
             "starting",
@@ -287,10 +290,10 @@ def simulate(
             estimate=estimate(
                 schedule,
                 costs,
-                unsent(1),
+                skipped_leaves(1),
                 frozen=frozen,
                 server=server,
-                store=store,
+                client_state=client_state,
                 columns=columns,
             ),
             device=device_name(),
@@ -300,7 +303,7 @@ def simulate(
         if saved is None:
             done = 0
             began = time.perf_counter()
-            row = {"round": 0, **evaluate(tested, server, store, each=each, phases=phases)}
+            row = {"round": 0, **evaluate(tested, server, client_state, each=each, phases=phases)}
             row |= {"bytes_up": 0, "bytes_down": 0}
             row["simulated_seconds"] = start_seconds(time_model, model)
             row["parameters"] = model.counts()
@@ -313,7 +316,7 @@ def simulate(
             if stopped:
                 record.amend({**row, "stopped": stopped})
         else:
-            done, (server, store) = saved
+            done, (server, client_state) = saved
             stopped = _reason(stop, record.rows)
         if lanes == "auto":  # it may choose otherwise on another day
             lanes = record.rows[-1].get("lanes", lanes)
@@ -325,94 +328,96 @@ def simulate(
         for earlier in record.rows:
             costs.record(earlier)
 
-        def prepare(number: int) -> tuple[Plan, list[int]]:
+        def prepare(round_index: int) -> tuple[Plan, list[int]]:
             """Returns a round's plan, and the clients that it is without because they are late."""
             late: list[int] = []
             if deadline is not None:
-                steps = {c: n for c in schedule.present(number) if (n := schedule.steps(c))}
-                late = costs.late(steps, unsent(number))
-            return schedule.plan(number, lanes, time_steps, late), late
+                steps = {c: n for c in schedule.present(round_index) if (n := schedule.steps(c))}
+                late = costs.late(steps, skipped_leaves(round_index))
+            return schedule.plan(round_index, lanes, time_steps, late), late
 
-        def measure(row: Row, number: int, *, last: bool) -> Row:
+        def measure(row: Row, round_index: int, *, last: bool) -> Row:
             """Returns the scores that a round's row lacks, with the seconds (``time``) it took."""
             scores: Row = {}
             spent = dict(row["time"])
-            if "eval_s" not in spent and (last or number % eval_every == 0):
+            if "eval_s" not in spent and (last or round_index % eval_every == 0):
                 began = time.perf_counter()
-                seen = seen_clients([*record.rows[:number], row])
-                scores |= evaluate(tested, server, store, each=each, seen=seen, phases=phases)
+                seen = seen_clients([*record.rows[:round_index], row])
+                scores |= evaluate(
+                    tested, server, client_state, each=each, seen=seen, phases=phases
+                )
                 spent["eval_s"] = time.perf_counter() - began
             if last and algorithm.tuning is not None:
                 began = time.perf_counter()
-                own = tuned(setup, columns, schedule, lanes, server, store, number + 1)
+                own = tuned(setup, columns, schedule, lanes, server, client_state, round_index + 1)
                 scores |= tuned_figures(evaluate(tested, server, own, each=False, phases=phases))
                 spent["tune_s"] = time.perf_counter() - began
             return {**scores, "time": spent}
 
-        def keep(number: int) -> None:
+        def keep(round_index: int) -> None:
             """Writes a checkpoint, where there is a run directory."""
             if record.checkpoints:
                 phases.send("saving")
                 record.save_params(learned_leaves(model, algorithm, server), model.labels)
                 # After its row: a resumed run makes the rows after its checkpoint again.
-                record.checkpoints.save(number, (server, store))
+                record.checkpoints.save(round_index, (server, client_state))
 
-        number = done
+        round_index = done
         if stopped and saved is None:
-            keep(number)
+            keep(round_index)
         ahead = prepare(min(done + 1, rounds))
-        while number < rounds and not stopped:
-            number += 1
+        while round_index < rounds and not stopped:
+            round_index += 1
             plan, late = ahead
-            if plan.useful and not run_round.known(server, store, plan):
-                phases.send("compiling", number, program="round")
-            phases.send("training", number)
+            if plan.useful and not run_round.known(server, client_state, plan):
+                phases.send("compiling", round_index, program="round")
+            phases.send("training", round_index)
             began, compiled = time.perf_counter(), run_round.compile_seconds
-            result = run_round(server, store, plan, number) if plan.useful else None
+            result = run_round(server, client_state, plan, round_index) if plan.useful else None
             if deadline is None:
                 # The next plan is made while the device computes. Who is late in the next round
                 # depends on what this one changes.
-                ahead = prepare(min(number + 1, rounds))
+                ahead = prepare(min(round_index + 1, rounds))
             if result is None:  # nobody takes part
-                row = {"round": number, "clients": [], "dropped": [], "steps": 0}
+                row = {"round": round_index, "clients": [], "dropped": [], "steps": 0}
                 row["lanes"] = lanes
             else:
-                row = _row(number, plan, result, each=each, lower=lower)
+                row = _row(round_index, plan, result, each=each, lower=lower)
                 share = schedule.padding_share(plan)
                 row |= {} if share is None else {"padding_share": share}
-                server, store = result.server, result.private
-            row |= {"failed": schedule.failed(number)} if failure_rate else {}
+                server, client_state = result.server, result.client_state
+            row |= {"failed": schedule.failed(round_index)} if failure_rate else {}
             row |= {"late": late} if deadline is not None else {}
             compiled = run_round.compile_seconds - compiled
             spent = {"train_s": time.perf_counter() - began - compiled}
             spent |= {"compile_s": compiled} if compiled else {}
             if nonfinite == "raise" and row["dropped"]:
                 raise InputError(
-                    f"In round {number} the uploads of the clients {row['dropped']} were not"
+                    f"In round {round_index} the uploads of the clients {row['dropped']} were not"
                     " finite."
                 )
             row |= costs.charge(row, plan.client_steps, spent["train_s"])
             if deadline is not None:
-                ahead = prepare(min(number + 1, rounds))
+                ahead = prepare(min(round_index + 1, rounds))
             row["time"] = spent
-            row |= measure(row, number, last=number == rounds)
-            stopped = _reason(stop, [*record.rows, row]) if number < rounds else None
+            row |= measure(row, round_index, last=round_index == rounds)
+            stopped = _reason(stop, [*record.rows, row]) if round_index < rounds else None
             if stopped:
-                row |= {**measure(row, number, last=True), "stopped": stopped}
+                row |= {**measure(row, round_index, last=True), "stopped": stopped}
             phases.took(spent["train_s"] + row["time"].get("eval_s", 0.0))
             asked = _asked(record.add(row))
-            if asked and not stopped and number < rounds:
+            if asked and not stopped and round_index < rounds:
                 stopped = asked
-                record.amend({**row, **measure(row, number, last=True), "stopped": stopped})
-            if stopped or number % checkpoint_every == 0 or number == rounds:
-                keep(number)
-        phases.send("finished", number, stopped=stopped)
+                record.amend({**row, **measure(row, round_index, last=True), "stopped": stopped})
+            if stopped or round_index % checkpoint_every == 0 or round_index == rounds:
+                keep(round_index)
+        phases.send("finished", round_index, stopped=stopped)
     params = global_leaves(model, algorithm, server)
     return Run(
         model,
         algorithm,
         params,
-        store,
+        client_state,
         server,
         record.rows,
         record.out,
@@ -441,7 +446,9 @@ def _text_length(data: Dataset) -> int | None:
     return None if ids is None else int(ids.shape[1])
 
 
-def _row(number: int, plan: Plan, result: RoundResult, *, each: bool, lower: Sequence[str]) -> Row:
+def _row(
+    round_index: int, plan: Plan, result: RoundResult, *, each: bool, lower: Sequence[str]
+) -> Row:
     """Returns the metrics of a round, with ``each`` those of every client; waits for the device.
 
     ``lower`` names the metrics of which less is better.
@@ -449,7 +456,7 @@ def _row(number: int, plan: Plan, result: RoundResult, *, each: bool, lower: Seq
     sums, finite, norms, aggregation = jax.device_get(
         (result.sums, result.finite, result.norms, result.aggregation)
     )
-    row: Row = {"round": number}
+    row: Row = {"round": round_index}
     for name, (total, count) in sums.items():
         good = finite & (count > 0)
         row[f"train_{name}"] = (
@@ -469,10 +476,10 @@ def _row(number: int, plan: Plan, result: RoundResult, *, each: bool, lower: Seq
         per_client["update_norm"] = norms[took_part]
         row["per_client"] = {n: [finite_or_none(x) for x in v] for n, v in per_client.items()}
         for name, values in per_client.items():
-            heard = values[finite[took_part]]
-            if len(heard):
-                row[f"train_{name}_std"] = finite_or_none(heard.std())
-                row[f"train_{name}_worst"] = finite_or_none(worst(heard, name, lower))
+            received = values[finite[took_part]]
+            if len(received):
+                row[f"train_{name}_std"] = finite_or_none(received.std())
+                row[f"train_{name}_worst"] = finite_or_none(worst(received, name, lower))
     layers: dict[str, dict[str, float | None]] = {}
     for name, value in aggregation.items():
         kind, _, path = name.partition("/")
@@ -480,10 +487,14 @@ def _row(number: int, plan: Plan, result: RoundResult, *, each: bool, lower: Seq
             layers.setdefault(kind, {})[path] = finite_or_none(value)
         else:
             row[name] = finite_or_none(value)
-    unsent = _unsent(result.moving)
-    return row | ({"layers": layers} if layers else {}) | ({"unsent": unsent} if unsent else {})
+    skipped_leaves = _skipped_leaves(result.sent_leaves)
+    return (
+        row
+        | ({"layers": layers} if layers else {})
+        | ({"skipped_leaves": skipped_leaves} if skipped_leaves else {})
+    )
 
 
-def _unsent(moving: Mapping[str, jax.Array]) -> list[str]:
+def _skipped_leaves(sent_leaves: Mapping[str, jax.Array]) -> list[str]:
     """Returns the leaves that are not sent in a round."""
-    return sorted(name for name, moves in jax.device_get(moving).items() if not moves)
+    return sorted(name for name, moves in jax.device_get(sent_leaves).items() if not moves)

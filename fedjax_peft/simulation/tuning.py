@@ -20,7 +20,7 @@ def tuned(
     schedule: Schedule,
     lanes: int,
     server: PyTree,
-    store: PyTree,
+    client_state: PyTree,
     round_index: int,
 ) -> PyTree:
     """Returns what all clients keep, ``[clients, ...]``, after ``Algorithm.tuning``.
@@ -45,8 +45,8 @@ def tuned(
     )
     program = Program(setup, columns, work="tuning", padded=everyone.padded)
     plan = everyone.plan(round_index, lanes, everyone.time_steps(1, lanes))
-    server, store = jax.tree.map(jnp.copy, (server, store))
-    return program(server, store, plan, round_index).private
+    server, client_state = jax.tree.map(jnp.copy, (server, client_state))
+    return program(server, client_state, plan, round_index).client_state
 
 
 def tuned_figures(row: Row) -> Row:

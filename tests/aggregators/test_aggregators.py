@@ -1,6 +1,6 @@
 """Mean and FRA against dense float64 algebra: what they return, and what they say of their error.
 
-``like`` is the broadcast of the round. Exact average: ``ΔW̄ = Σ w_k s A_k B_k / Σ w_k``.
+``template`` is the broadcast of the round. Exact average: ``ΔW̄ = Σ w_k s A_k B_k / Σ w_k``.
 """
 
 import functools
@@ -26,7 +26,7 @@ SHAPES = [  # clients, rank, in, out
 A, B, HEAD, SCALE = "x.lora_a", "x.lora_b", "head.kernel", "x.lora_scale"
 
 
-def problem(shape, seed, s=1.5):
+def context(shape, seed, s=1.5):
     """Returns (uploads ``[clients, ...]``, weights, like, fixed), all random."""
     clients, r, n_in, n_out = shape
     rng = np.random.default_rng(seed)
@@ -34,10 +34,10 @@ def problem(shape, seed, s=1.5):
     def draw(*shape):
         return rng.normal(size=shape).astype(np.float32)
 
-    like = {A: draw(n_in, r), B: draw(r, n_out), HEAD: draw(n_in, 3)}
-    uploads = {name: x[None] + draw(clients, *x.shape) for name, x in like.items()}
+    template = {A: draw(n_in, r), B: draw(r, n_out), HEAD: draw(n_in, 3)}
+    uploads = {name: x[None] + draw(clients, *x.shape) for name, x in template.items()}
     weights = rng.uniform(0.1, 5, clients).astype(np.float32)
-    return uploads, weights, like, {SCALE: np.full(r, s, np.float32)}
+    return uploads, weights, template, {SCALE: np.full(r, s, np.float32)}
 
 
 @functools.cache
@@ -45,14 +45,14 @@ def program(aggregator, chunk=None):
     """Returns the whole aggregation as one jitted function, ``chunk`` uploads to an ``add``."""
 
     @jax.jit
-    def run(uploads, weights, slots, like, fixed):
+    def run(uploads, weights, slots, template, fixed):
         clients = weights.shape[0]
-        acc = aggregator.zero(like, clients)
+        acc = aggregator.zero(template, clients)
         for i in range(0, clients, chunk or clients):
             part = slice(i, i + (chunk or clients))
             lanes = {name: x[part] for name, x in uploads.items()}
-            acc = aggregator.add(acc, lanes, weights[part], slots[part], like)
-        return aggregator.finish(acc, like, fixed)
+            acc = aggregator.add(acc, lanes, weights[part], slots[part], template)
+        return aggregator.finish(acc, template, fixed)
 
     return run
 
@@ -60,9 +60,9 @@ def program(aggregator, chunk=None):
 MEAN, FRA = mean(), fra()
 
 
-def aggregate(aggregator, uploads, weights, like, fixed, slots=None, chunk=None):
+def aggregate(aggregator, uploads, weights, template, fixed, slots=None, chunk=None):
     slots = np.arange(len(weights), dtype=np.int32) if slots is None else slots
-    return program(aggregator, chunk)(uploads, weights, slots, like, fixed)
+    return program(aggregator, chunk)(uploads, weights, slots, template, fixed)
 
 
 def product(leaves, fixed):
@@ -88,8 +88,8 @@ examples = settings(max_examples=12, deadline=None, derandomize=True)
 @examples
 @given(shape=st.sampled_from(SHAPES), seed=seeds, s=st.sampled_from([0.25, 1.0, 4.0]))
 def test_fra_is_the_best_approximation_of_its_rank_and_knows_its_error(shape, seed, s):
-    uploads, weights, like, fixed = problem(shape, seed, s)
-    update, metrics = aggregate(FRA, uploads, weights, like, fixed)
+    uploads, weights, template, fixed = context(shape, seed, s)
+    update, metrics = aggregate(FRA, uploads, weights, template, fixed)
     exact = exact_average(uploads, weights, fixed)
     tolerance = 1e-5 * norm(exact)
     # Eckart and Young: no factors of rank r come closer. (The error is compared, not the matrix:
@@ -102,7 +102,7 @@ def test_fra_is_the_best_approximation_of_its_rank_and_knows_its_error(shape, se
     assert abs(metrics["aggregation_error_relative"] - norm(off) / norm(exact)) < 1e-5
     assert abs(metrics["aggregation_error_max"] - np.abs(off).max()) < tolerance
 
-    averaged, measured = aggregate(MEAN, uploads, weights, like, fixed)
+    averaged, measured = aggregate(MEAN, uploads, weights, template, fixed)
     assert norm(off) <= norm(product(averaged, fixed) - exact) + tolerance
     assert metrics["aggregation_error"] <= measured["aggregation_error"] + tolerance
 
@@ -110,8 +110,8 @@ def test_fra_is_the_best_approximation_of_its_rank_and_knows_its_error(shape, se
 @examples
 @given(shape=st.sampled_from(SHAPES), seed=seeds, chunk=st.sampled_from([1, 2]))
 def test_mean_knows_its_error(shape, seed, chunk):
-    uploads, weights, like, fixed = problem(shape, seed)
-    update, metrics = aggregate(MEAN, uploads, weights, like, fixed, chunk=chunk)
+    uploads, weights, template, fixed = context(shape, seed)
+    update, metrics = aggregate(MEAN, uploads, weights, template, fixed, chunk=chunk)
     share = weights.astype(float) / weights.astype(float).sum()
     for name, x in uploads.items():
         expected = np.tensordot(share, x.astype(float), axes=1)
@@ -126,9 +126,11 @@ def test_mean_knows_its_error(shape, seed, chunk):
 
 def test_mean_measures_small_errors_without_cancellation():
     # Clients that hardly moved: the error is second order in how far they moved.
-    uploads, weights, like, fixed = problem(SHAPES[1], 0)
-    moved = {name: like[name][None] + 1e-3 * (x - like[name]) for name, x in uploads.items()}
-    update, metrics = aggregate(MEAN, moved, weights, like, fixed)
+    uploads, weights, template, fixed = context(SHAPES[1], 0)
+    moved = {
+        name: template[name][None] + 1e-3 * (x - template[name]) for name, x in uploads.items()
+    }
+    update, metrics = aggregate(MEAN, moved, weights, template, fixed)
     share = weights.astype(float) / weights.astype(float).sum()
     a, b = moved[A].astype(float), moved[B].astype(float)
     used = np.tensordot(share, a, 1) @ np.tensordot(share, b, 1)
@@ -140,12 +142,12 @@ def test_mean_measures_small_errors_without_cancellation():
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_order_and_grouping_of_clients_change_nothing(aggregator, shape):
-    uploads, weights, like, fixed = problem(shape, 1)
-    whole, _ = aggregate(aggregator, uploads, weights, like, fixed)
+    uploads, weights, template, fixed = context(shape, 1)
+    whole, _ = aggregate(aggregator, uploads, weights, template, fixed)
     order = np.random.default_rng(0).permutation(len(weights))
     shuffled = {name: x[order] for name, x in uploads.items()}
     for chunk, slots in [(None, None), (2, None), (1, order.astype(np.int32))]:
-        other, _ = aggregate(aggregator, shuffled, weights[order], like, fixed, slots, chunk)
+        other, _ = aggregate(aggregator, shuffled, weights[order], template, fixed, slots, chunk)
         np.testing.assert_allclose(product(other, fixed), product(whole, fixed), rtol=0, atol=1e-4)
         np.testing.assert_allclose(other[HEAD], whole[HEAD], rtol=0, atol=1e-5)
 
@@ -153,9 +155,9 @@ def test_order_and_grouping_of_clients_change_nothing(aggregator, shape):
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_identical_clients_agree_with_themselves(aggregator, shape):
-    uploads, weights, like, fixed = problem(shape, 2)
+    uploads, weights, template, fixed = context(shape, 2)
     same = {name: np.repeat(x[:1], len(weights), axis=0) for name, x in uploads.items()}
-    update, metrics = aggregate(aggregator, same, weights, like, fixed)
+    update, metrics = aggregate(aggregator, same, weights, template, fixed)
     expected = product({name: x[0] for name, x in uploads.items()}, fixed)
     np.testing.assert_allclose(product(update, fixed), expected, rtol=0, atol=1e-4)
     assert metrics["aggregation_error_relative"] < 1e-5
@@ -163,13 +165,13 @@ def test_identical_clients_agree_with_themselves(aggregator, shape):
 
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
 def test_lanes_without_weight_change_nothing(aggregator):
-    uploads, weights, like, fixed = problem(SHAPES[1], 3)
-    expected, measured = aggregate(aggregator, uploads, weights, like, fixed)
+    uploads, weights, template, fixed = context(SHAPES[1], 3)
+    expected, measured = aggregate(aggregator, uploads, weights, template, fixed)
     # An idle lane: zeros, weight 0, a slot out of range. A client that dropped out: weight 0.
     idle = {name: np.concatenate([x, 0 * x[:1], x[:1]]) for name, x in uploads.items()}
     padded = np.concatenate([weights, np.zeros(2, np.float32)])
     slots = np.array([0, 1, 2, 99, 3], np.int32)
-    update, metrics = aggregate(aggregator, idle, padded, like, fixed, slots)
+    update, metrics = aggregate(aggregator, idle, padded, template, fixed, slots)
     np.testing.assert_allclose(product(update, fixed), product(expected, fixed), rtol=0, atol=1e-4)
     np.testing.assert_allclose(update[HEAD], expected[HEAD], rtol=0, atol=1e-6)
     for name, value in measured.items():
@@ -178,17 +180,17 @@ def test_lanes_without_weight_change_nothing(aggregator):
 
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
 def test_without_any_weight_the_broadcast_stays(aggregator):
-    uploads, weights, like, fixed = problem(SHAPES[1], 4)
-    update, metrics = aggregate(aggregator, uploads, 0 * weights, like, fixed)
-    for name, x in like.items():
+    uploads, weights, template, fixed = context(SHAPES[1], 4)
+    update, metrics = aggregate(aggregator, uploads, 0 * weights, template, fixed)
+    for name, x in template.items():
         np.testing.assert_array_equal(update[name], x)
     assert all(np.isfinite(x) for x in metrics.values())
 
 
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
 def test_head_is_averaged(aggregator):
-    uploads, weights, like, fixed = problem(SHAPES[2], 5)
-    update, _ = aggregate(aggregator, uploads, weights, like, fixed)
+    uploads, weights, template, fixed = context(SHAPES[2], 5)
+    update, _ = aggregate(aggregator, uploads, weights, template, fixed)
     expected = np.average(uploads[HEAD], axis=0, weights=weights)
     np.testing.assert_allclose(update[HEAD], expected, rtol=0, atol=1e-5)
 
@@ -218,8 +220,8 @@ def test_both_decompositions_agree_and_signs_are_canonical(options):
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_fewer_directions_than_the_adapter_has(rank):
     shape = (3, 4, 20, 15)
-    uploads, weights, like, fixed = problem(shape, 7)
-    update, metrics = aggregate(fra(rank), uploads, weights, like, fixed)
+    uploads, weights, template, fixed = context(shape, 7)
+    update, metrics = aggregate(fra(rank), uploads, weights, template, fixed)
     u, sigma, vt = np.linalg.svd(exact_average(uploads, weights, fixed))
     best = u[:, :rank] * sigma[:rank] @ vt[:rank]
     np.testing.assert_allclose(product(update, fixed), best, rtol=0, atol=1e-4)
@@ -230,9 +232,9 @@ def test_fewer_directions_than_the_adapter_has(rank):
 
 
 def test_split_of_the_singular_values():
-    uploads, weights, like, fixed = problem(SHAPES[1], 8)
+    uploads, weights, template, fixed = context(SHAPES[1], 8)
     updates = {
-        split: aggregate(fra(split=split), uploads, weights, like, fixed)[0]
+        split: aggregate(fra(split=split), uploads, weights, template, fixed)[0]
         for split in ("balanced", "A", "B")
     }
     products = [product(update, fixed) for update in updates.values()]
@@ -249,9 +251,9 @@ def test_split_of_the_singular_values():
 
 @pytest.mark.parametrize("shape", [(2, 3, 12, 9), (3, 4, 8, 10)], ids=["qr", "dense"])
 def test_dead_directions_are_revived_without_changing_the_product(shape):
-    uploads, weights, like, fixed = problem(shape, 9)
+    uploads, weights, template, fixed = context(shape, 9)
     uploads[B][:] = uploads[B][:1, :1]  # every client's B has the same single direction
-    update, _ = aggregate(FRA, uploads, weights, like, fixed)
+    update, _ = aggregate(FRA, uploads, weights, template, fixed)
     expected = exact_average(uploads, weights, fixed)
     np.testing.assert_allclose(product(update, fixed), expected, rtol=0, atol=1e-4)
     assert not np.asarray(update[B])[1:].any()
@@ -260,9 +262,9 @@ def test_dead_directions_are_revived_without_changing_the_product(shape):
 
 @pytest.mark.parametrize("shape", [(2, 3, 12, 9), (3, 4, 8, 10)], ids=["qr", "dense"])
 def test_first_round_in_which_nothing_was_learned(shape):
-    uploads, weights, like, fixed = problem(shape, 10)
+    uploads, weights, template, fixed = context(shape, 10)
     uploads[B][:] = 0
-    update, metrics = aggregate(FRA, uploads, weights, like, fixed)
+    update, metrics = aggregate(FRA, uploads, weights, template, fixed)
     assert not np.asarray(update[B]).any()
     np.testing.assert_allclose(np.linalg.norm(update[A], axis=0), 1 / np.sqrt(3), rtol=1e-5)
     assert all(x == 0 for x in metrics.values())
@@ -270,7 +272,7 @@ def test_first_round_in_which_nothing_was_learned(shape):
 
 def test_several_matrices_of_several_shapes():
     shapes = {"x": (3, 2, 9, 7), "y": (3, 2, 9, 7), "z": (3, 2, 5, 5)}  # z is decomposed dense
-    parts = {name: problem(shape, seed) for seed, (name, shape) in enumerate(shapes.items())}
+    parts = {name: context(shape, seed) for seed, (name, shape) in enumerate(shapes.items())}
     weights = parts["x"][1]
 
     def join(i):
@@ -283,8 +285,8 @@ def test_several_matrices_of_several_shapes():
     for aggregator in (MEAN, FRA):
         update, metrics = aggregate(aggregator, join(0), weights, join(2), join(3))
         squares = []
-        for name, (uploads, _, like, fixed) in parts.items():
-            alone, measured = aggregate(aggregator, uploads, weights, like, fixed)
+        for name, (uploads, _, template, fixed) in parts.items():
+            alone, measured = aggregate(aggregator, uploads, weights, template, fixed)
             for leaf in (A, B):
                 own = leaf.replace("x.", f"{name}.")
                 np.testing.assert_allclose(update[own], alone[leaf], rtol=0, atol=1e-5)
@@ -296,19 +298,19 @@ def test_several_matrices_of_several_shapes():
 
 
 def test_error_can_be_left_out():
-    uploads, weights, like, fixed = problem(SHAPES[1], 11)
+    uploads, weights, template, fixed = context(SHAPES[1], 11)
     for plain, measuring in [(mean(error=False), MEAN), (fra(error=False), FRA)]:
-        update, metrics = aggregate(plain, uploads, weights, like, fixed)
+        update, metrics = aggregate(plain, uploads, weights, template, fixed)
         assert metrics == {}
-        expected, _ = aggregate(measuring, uploads, weights, like, fixed)
-        for name in like:
+        expected, _ = aggregate(measuring, uploads, weights, template, fixed)
+        for name in template:
             np.testing.assert_allclose(update[name], expected[name], rtol=0, atol=1e-6)
 
 
 def test_mean_needs_no_lora():
-    uploads, weights, like, _ = problem(SHAPES[1], 12)
+    uploads, weights, template, _ = context(SHAPES[1], 12)
     alone = {HEAD: uploads[HEAD]}
-    update, metrics = aggregate(MEAN, alone, weights, {HEAD: like[HEAD]}, {})
+    update, metrics = aggregate(MEAN, alone, weights, {HEAD: template[HEAD]}, {})
     assert update.keys() == {HEAD}
     assert metrics == {}
 
@@ -323,15 +325,15 @@ def test_impossible_options(options):
 
 
 def test_fra_needs_both_factors_shared():
-    _, _, like, _ = problem(SHAPES[1], 0)
+    _, _, template, _ = context(SHAPES[1], 0)
     for names in [(HEAD,), (HEAD, A), (HEAD, B)]:
         with pytest.raises(InputError, match="Use 'mean'"):
-            fra().zero({name: like[name] for name in names}, 3)
+            fra().zero({name: template[name] for name in names}, 3)
 
 
 def test_fra_cannot_keep_more_than_the_adapter_has():
     with pytest.raises(InputError, match="rank 3: the adapters have rank 2"):
-        fra(3).zero(problem(SHAPES[1], 0)[2], 3)
+        fra(3).zero(context(SHAPES[1], 0)[2], 3)
 
 
 # ------------------------------------------------------------------------------- the CPU deadlock

@@ -27,7 +27,7 @@ shapes = st.sampled_from(SHAPES)
 examples = settings(max_examples=8, deadline=None, derandomize=True)
 
 
-def problem(shape, seed):
+def context(shape, seed):
     """Returns (uploads ``[clients, ...]``, weights, like, fixed), all random."""
     clients, r, n_in, n_out = shape
     rng = np.random.default_rng(seed)
@@ -35,29 +35,29 @@ def problem(shape, seed):
     def draw(*shape):
         return rng.normal(size=shape).astype(np.float32)
 
-    like = {A: draw(n_in, r), B: draw(r, n_out), HEAD: draw(n_in, 3)}
-    uploads = {name: x[None] + draw(clients, *x.shape) for name, x in like.items()}
+    template = {A: draw(n_in, r), B: draw(r, n_out), HEAD: draw(n_in, 3)}
+    uploads = {name: x[None] + draw(clients, *x.shape) for name, x in template.items()}
     weights = rng.uniform(0.1, 5, clients).astype(np.float32)
-    return uploads, weights, like, {SCALE: np.full(r, S, np.float32)}
+    return uploads, weights, template, {SCALE: np.full(r, S, np.float32)}
 
 
 @functools.cache
 def program(aggregator):
     @jax.jit
-    def run(uploads, weights, like, fixed):
+    def run(uploads, weights, template, fixed):
         clients = weights.shape[0]
-        acc = aggregator.zero(like, clients)
+        acc = aggregator.zero(template, clients)
         for part in (slice(0, 1), slice(1, None)):
             lanes = {name: x[part] for name, x in uploads.items()}
             slots = jnp.arange(clients)[part]
-            acc = aggregator.add(acc, lanes, weights[part], slots, like)
-        return aggregator.finish(acc, like, fixed)
+            acc = aggregator.add(acc, lanes, weights[part], slots, template)
+        return aggregator.finish(acc, template, fixed)
 
     return run
 
 
-def aggregate(aggregator, uploads, weights, like, fixed):
-    return jax.device_get(program(aggregator)(uploads, weights, like, fixed))
+def aggregate(aggregator, uploads, weights, template, fixed):
+    return jax.device_get(program(aggregator)(uploads, weights, template, fixed))
 
 
 def average(uploads, weights):
@@ -91,20 +91,20 @@ def close(got, expected, tolerance=1e-5):
 @examples
 @given(shape=shapes, seed=seeds, name=st.sampled_from(sorted(BY_NAME)))
 def test_the_order_of_clients_and_the_unit_of_weights_do_not_matter(shape, seed, name):
-    uploads, weights, like, fixed = problem(shape, seed)
-    update, _ = aggregate(BY_NAME[name], uploads, weights, like, fixed)
+    uploads, weights, template, fixed = context(shape, seed)
+    update, _ = aggregate(BY_NAME[name], uploads, weights, template, fixed)
     order = np.random.default_rng(seed).permutation(len(weights))
     shuffled = {n: x[order] for n, x in uploads.items()}
-    other, _ = aggregate(BY_NAME[name], shuffled, 7 * weights[order], like, fixed)
+    other, _ = aggregate(BY_NAME[name], shuffled, 7 * weights[order], template, fixed)
     close(used(other), used(update), 1e-4)
 
 
 @examples
 @given(shape=shapes, seed=seeds, name=st.sampled_from(sorted(BY_NAME)))
 def test_clients_that_agree_get_their_product_back(shape, seed, name):
-    uploads, weights, like, fixed = problem(shape, seed)
+    uploads, weights, template, fixed = context(shape, seed)
     same = {n: np.repeat(x[:1], shape[0], axis=0) for n, x in uploads.items()}
-    update, metrics = aggregate(BY_NAME[name], same, weights, like, fixed)
+    update, metrics = aggregate(BY_NAME[name], same, weights, template, fixed)
     expected = product({n: x[0] for n, x in uploads.items()})
     close(used(update), expected)
     assert metrics.get("aggregation_error_relative", 0) < 1e-5, "some servers measure it instead"
@@ -114,8 +114,8 @@ def test_clients_that_agree_get_their_product_back(shape, seed, name):
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_a_single_client_gets_its_product_back(name):
-    uploads, weights, like, fixed = problem((1, 2, 6, 5), 0)
-    update, metrics = aggregate(BY_NAME[name], uploads, weights, like, fixed)
+    uploads, weights, template, fixed = context((1, 2, 6, 5), 0)
+    update, metrics = aggregate(BY_NAME[name], uploads, weights, template, fixed)
     close(used(update), average(uploads, weights))
     assert metrics.get("aggregation_error_relative", 0) < 1e-5, "some servers measure it instead"
 
@@ -124,8 +124,8 @@ def test_a_single_client_gets_its_product_back(name):
 @given(shape=shapes, seed=seeds)
 def test_the_mean_is_off_by_how_clients_differ(shape, seed):
     """``-Σ w_k (A_k - Ā)(B_k - B̄)``, which is ``-½ ΣΣ w_k w_l (A_k - A_l)(B_k - B_l)``."""
-    uploads, weights, like, fixed = problem(shape, seed)
-    update, metrics = aggregate(MEAN, uploads, weights, like, fixed)
+    uploads, weights, template, fixed = context(shape, seed)
+    update, metrics = aggregate(MEAN, uploads, weights, template, fixed)
     off = used(update) - average(uploads, weights)
     w, a, b = share(weights), uploads[A].astype(float), uploads[B].astype(float)
     da, db = (x - np.tensordot(w, x, axes=1)[None] for x in (a, b))
@@ -140,48 +140,48 @@ def test_the_mean_is_off_by_how_clients_differ(shape, seed):
 @examples
 @given(shape=shapes, seed=seeds, common=st.sampled_from([A, B]))
 def test_the_mean_of_one_factor_is_exact_where_the_other_is_common(shape, seed, common):
-    uploads, weights, like, fixed = problem(shape, seed)
-    uploads[common] = np.repeat(like[common][None], shape[0], axis=0)
+    uploads, weights, template, fixed = context(shape, seed)
+    uploads[common] = np.repeat(template[common][None], shape[0], axis=0)
     expected = average(uploads, weights)
     # Sent along, as by RoLoRA.
-    update, metrics = aggregate(MEAN, uploads, weights, like, fixed)
+    update, metrics = aggregate(MEAN, uploads, weights, template, fixed)
     close(used(update), expected)
     assert metrics["aggregation_error"] == 0
     # Fixed, as by FFA-LoRA.
-    fixed = {**fixed, common: like.pop(common)}
+    fixed = {**fixed, common: template.pop(common)}
     del uploads[common]
-    update, metrics = aggregate(MEAN, uploads, weights, like, fixed)
+    update, metrics = aggregate(MEAN, uploads, weights, template, fixed)
     close(used({**fixed, **update}), expected)
     assert metrics["aggregation_error"] == metrics["aggregation_error/x"] == 0
-    assert aggregate(mean(error=False), uploads, weights, like, fixed).metrics == {}
+    assert aggregate(mean(error=False), uploads, weights, template, fixed).metrics == {}
 
 
 @examples
 @given(shape=shapes, seed=seeds)
 def test_folding_makes_the_average_exact(shape, seed):
-    uploads, weights, like, fixed = problem(shape, seed)
+    uploads, weights, template, fixed = context(shape, seed)
     expected = average(uploads, weights)
-    averaged, measured = aggregate(MEAN, uploads, weights, like, fixed)
+    averaged, measured = aggregate(MEAN, uploads, weights, template, fixed)
     for aggregator in (STACKING, RESIDUAL):
-        update, metrics = aggregate(aggregator, uploads, weights, like, fixed)
+        update, metrics = aggregate(aggregator, uploads, weights, template, fixed)
         close(used(update), expected)
         np.testing.assert_allclose(update["model"][HEAD], averaged[HEAD], rtol=0, atol=1e-5)
     close(product(update["model"]), product(averaged))
     assert metrics["residual"] == pytest.approx(measured["aggregation_error"], rel=1e-4)
-    stacked = aggregate(STACKING, uploads, weights, like, fixed).update
+    stacked = aggregate(STACKING, uploads, weights, template, fixed).update
     assert not np.asarray(stacked["model"][B]).any()
-    np.testing.assert_array_equal(stacked["model"][A], like[A])
+    np.testing.assert_array_equal(stacked["model"][A], template[A])
 
 
 @examples
 @given(shape=shapes, seed=seeds, rank=st.sampled_from([None, 1]))
 def test_truncation_tells_how_much_it_keeps(shape, seed, rank):
-    uploads, weights, like, fixed = problem(shape, seed)
+    uploads, weights, template, fixed = context(shape, seed)
     sigma = np.linalg.svd(average(uploads, weights), compute_uv=False)
     keep = rank or shape[1]
     share_kept = np.sum(sigma[:keep] ** 2) / np.sum(sigma**2)
     for aggregator in (fra(rank), flexlora(rank)) if rank else (FRA, FLEX):
-        update, metrics = aggregate(aggregator, uploads, weights, like, fixed)
+        update, metrics = aggregate(aggregator, uploads, weights, template, fixed)
         assert metrics["spectrum_kept"] == pytest.approx(share_kept, abs=1e-5)
         error = np.linalg.norm(used(update) - average(uploads, weights))
         assert metrics["aggregation_error"] == pytest.approx(error, rel=1e-4)
@@ -193,11 +193,11 @@ def test_truncation_tells_how_much_it_keeps(shape, seed, rank):
 @examples
 @given(shape=shapes, seed=seeds)
 def test_flexlora_gives_every_rank_the_best_of_its_size(shape, seed):
-    uploads, weights, like, fixed = problem(shape, seed)
+    uploads, weights, template, fixed = context(shape, seed)
     ranks = np.arange(shape[0]) % shape[1] + 1
     for k, rank in enumerate(ranks):
         uploads[A][k][:, rank:], uploads[B][k][rank:] = 0, 0
-    update, _ = aggregate(FLEX, uploads, weights, like, fixed)
+    update, _ = aggregate(FLEX, uploads, weights, template, fixed)
     a, b = (np.asarray(update[n], float) for n in (A, B))
     sigma = np.linalg.svd(average(uploads, weights), compute_uv=False)
     for rank in range(1, shape[1] + 1):
@@ -209,9 +209,9 @@ def test_flexlora_gives_every_rank_the_best_of_its_size(shape, seed):
 @examples
 @given(shape=shapes, seed=seeds)
 def test_hetlora_weighs_factors_by_the_norms_of_their_products(shape, seed):
-    uploads, weights, like, fixed = problem(shape, seed)
+    uploads, weights, template, fixed = context(shape, seed)
     uploads[A][0][:, 1:], uploads[B][0][1:] = 0, 0  # a client of rank 1
-    update, metrics = aggregate(HET, uploads, weights, like, fixed)
+    update, metrics = aggregate(HET, uploads, weights, template, fixed)
     a, b = uploads[A].astype(float), uploads[B].astype(float)
     norms = np.linalg.norm(np.einsum("kir,kro->kio", a, b), axis=(1, 2))
     close(update[A], np.average(a, axis=0, weights=norms))
@@ -223,7 +223,7 @@ def test_hetlora_weighs_factors_by_the_norms_of_their_products(shape, seed):
 
 
 def test_hetlora_weighs_every_matrix_by_itself():
-    parts = [problem(SHAPES[0], seed) for seed in (1, 2)]
+    parts = [context(SHAPES[0], seed) for seed in (1, 2)]
 
     def join(i):
         return {
@@ -233,8 +233,8 @@ def test_hetlora_weighs_every_matrix_by_itself():
         }
 
     update, metrics = aggregate(HET, join(0), parts[0][1], join(2), join(3))
-    for letter, (uploads, _, like, fixed) in zip("xy", parts, strict=True):
-        alone, measured = aggregate(HET, uploads, parts[0][1], like, fixed)
+    for letter, (uploads, _, template, fixed) in zip("xy", parts, strict=True):
+        alone, measured = aggregate(HET, uploads, parts[0][1], template, fixed)
         for name in (A, B):
             own = update[name.replace("x.", f"{letter}.")]
             np.testing.assert_allclose(own, alone[name], rtol=0, atol=1e-6)
@@ -243,9 +243,9 @@ def test_hetlora_weighs_every_matrix_by_itself():
 
 
 def test_hetlora_where_nothing_was_learned_averages_by_size():
-    uploads, weights, like, fixed = problem(SHAPES[0], 3)
+    uploads, weights, template, fixed = context(SHAPES[0], 3)
     uploads[B][:] = 0
-    update, metrics = aggregate(HET, uploads, weights, like, fixed)
+    update, metrics = aggregate(HET, uploads, weights, template, fixed)
     close(update[A], np.average(uploads[A], axis=0, weights=weights))
     assert not np.asarray(update[B]).any()
     assert all(x == 0 for x in metrics.values())
@@ -256,37 +256,37 @@ def test_hetlora_where_nothing_was_learned_averages_by_size():
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_a_client_without_weight_does_not_count(name):
-    uploads, weights, like, fixed = problem(SHAPES[1], 4)
+    uploads, weights, template, fixed = context(SHAPES[1], 4)
     expected, _ = aggregate(
-        BY_NAME[name], {n: x[:-1] for n, x in uploads.items()}, weights[:-1], like, fixed
+        BY_NAME[name], {n: x[:-1] for n, x in uploads.items()}, weights[:-1], template, fixed
     )
     weights[-1] = 0
-    update, _ = aggregate(BY_NAME[name], uploads, weights, like, fixed)
+    update, _ = aggregate(BY_NAME[name], uploads, weights, template, fixed)
     close(used(update), used(expected))
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_without_any_weight_everything_stays(name):
-    uploads, weights, like, fixed = problem(SHAPES[0], 5)
-    update, metrics = aggregate(BY_NAME[name], uploads, 0 * weights, like, fixed)
+    uploads, weights, template, fixed = context(SHAPES[0], 5)
+    update, metrics = aggregate(BY_NAME[name], uploads, 0 * weights, template, fixed)
     if "fold" in update:
         assert not np.asarray(update["fold"]["x"]).any()
         update = update["model"]
-    for leaf, x in like.items():
+    for leaf, x in template.items():
         np.testing.assert_array_equal(update[leaf], x)
     assert all(np.isfinite(x) for x in metrics.values())
 
 
 @pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"mean"}))
 def test_both_factors_must_be_shared(name):
-    like = problem(SHAPES[0], 0)[2]
+    template = context(SHAPES[0], 0)[2]
     for names in [(HEAD,), (HEAD, A), (HEAD, B)]:
         with pytest.raises(InputError, match=f"{name}.*Use 'mean'"):
-            BY_NAME[name].zero({n: like[n] for n in names}, 3)
+            BY_NAME[name].zero({n: template[n] for n in names}, 3)
 
 
 def test_what_uploads_hold_of_directions_that_a_client_lacks():
-    assert {name: a.unowned for name, a in BY_NAME.items()} == {
+    assert {name: a.unmasked_policy for name, a in BY_NAME.items()} == {
         "mean": "received",
         "fra": "received",
         "flexlora": "zero",
@@ -298,16 +298,16 @@ def test_what_uploads_hold_of_directions_that_a_client_lacks():
 
 def test_flexlora_cannot_keep_more_than_the_adapter_has():
     with pytest.raises(InputError, match="'flexlora' cannot keep rank 3: the adapters have rank 2"):
-        flexlora(3).zero(problem(SHAPES[0], 0)[2], 3)
+        flexlora(3).zero(context(SHAPES[0], 0)[2], 3)
     with pytest.raises(InputError, match="'flexlora' must be at least 1, not 0"):
         flexlora(0)
 
 
 @pytest.mark.parametrize("make", [fra, flexlora, hetlora])
 def test_without_error_there_are_no_metrics_and_the_update_is_the_same(make):
-    uploads, weights, like, fixed = problem(SHAPES[1], 0)
-    measured = aggregate(make(), uploads, weights, like, fixed)
-    plain = aggregate(make(error=False), uploads, weights, like, fixed)
+    uploads, weights, template, fixed = context(SHAPES[1], 0)
+    measured = aggregate(make(), uploads, weights, template, fixed)
+    plain = aggregate(make(error=False), uploads, weights, template, fixed)
     assert measured.metrics
     assert plain.metrics == {}
     for name, x in plain.update.items():
@@ -316,9 +316,9 @@ def test_without_error_there_are_no_metrics_and_the_update_is_the_same(make):
 
 @pytest.mark.parametrize("aggregator", [FRA, FLEX], ids=["fra", "flexlora"])
 def test_products_of_zero_keep_no_spectrum_and_have_no_error(aggregator):
-    uploads, weights, like, fixed = problem(SHAPES[1], 0)
+    uploads, weights, template, fixed = context(SHAPES[1], 0)
     uploads = {**uploads, B: np.zeros_like(uploads[B])}
-    update, metrics = aggregate(aggregator, uploads, weights, like, fixed)
+    update, metrics = aggregate(aggregator, uploads, weights, template, fixed)
     assert not np.any(update[B])
     assert metrics["spectrum_kept"] == 0
     assert metrics["aggregation_error"] == metrics["aggregation_error_relative"] == 0

@@ -18,7 +18,7 @@ from fedjax_peft.engine.round import build_round, evaluation
 from fedjax_peft.errors import InputError
 from fedjax_peft.random import stream
 from fedjax_peft.tasks import classification
-from fedjax_peft.typing import Aggregated, Outputs, Tally
+from fedjax_peft.typing import Aggregated, Outputs, RoundContext
 
 SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)
@@ -101,7 +101,7 @@ def rounds(name, lanes=3):
     for number in (1, 2, 3):
         result = engine.run(engine.schedule.cohort(number), number, state)
         results.append(result)
-        state = (result.server, result.private)
+        state = (result.server, result.client_state)
     return results
 
 
@@ -113,7 +113,7 @@ def leaf_names(shapes):
 def test_rounds_run_without_recompilation_and_stay_finite(name):
     for result in rounds(name):
         assert result.finite.all()
-        leaves = (rig(name).algorithm.server.model(result.server), result.private)
+        leaves = (rig(name).algorithm.server.model(result.server), result.client_state)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(leaves))
         assert {"loss", "accuracy"} <= set(result.sums)
 
@@ -125,7 +125,7 @@ def test_training_reaches_the_model_that_predicts(name):
     before = {n: np.asarray(x) for n, x in rig(name).model_at_start().items()}
     after = algorithm.model(received, tree.take(private, 0))
     moved = {n for n, x in after.items() if not np.array_equal(x, before[n])}
-    shift = {} if algorithm.server.shift is None else algorithm.server.shift(server)
+    shift = {} if algorithm.server.frozen_delta is None else algorithm.server.frozen_delta(server)
     assert moved or any(np.any(x) for x in shift.values())
 
 
@@ -133,17 +133,25 @@ def test_the_global_and_the_clients_own_models_can_be_measured(name):
     algorithm, model, federation = make(name)
     names = tree.assign_roles(model.kinds, algorithm.roles)
     engine, fixed = rig(name), tree.select(model.trainable, names["fixed"])
-    plan, number = engine.plan(engine.schedule.cohort(1)), jnp.zeros((), jnp.int32)
-    server, store = engine.start()
+    plan, round_index = engine.plan(engine.schedule.cohort(1)), jnp.zeros((), jnp.int32)
+    server, client_state = engine.start()
     for personal in (True, False):
         if not personal and names["private"]:
             continue  # there is no one model
         measuring = evaluation(algorithm, personal=personal)
         round_ = build_round(measuring, model.apply, classification(), len(federation))
-        inputs = (fixed, {}, dict(federation.data.columns), server, store if personal else ())
+        inputs = (
+            fixed,
+            {},
+            dict(federation.data.columns),
+            server,
+            client_state if personal else (),
+        )
         key = stream(0, "clients")
-        said = jax.eval_shape(round_, model.frozen, *inputs, plan, key, number).predictions
-        assert set(said["metrics"]) == {"loss", "accuracy"}
+        predictions = jax.eval_shape(
+            round_, model.frozen, *inputs, plan, key, round_index
+        ).predictions
+        assert set(predictions["metrics"]) == {"loss", "accuracy"}
 
 
 def test_the_number_of_lanes_does_not_matter(name):
@@ -161,7 +169,7 @@ def test_private_leaves_are_never_sent_and_fixed_ones_are_nobodys_state(name):
     sent |= leaf_names(algorithm.server.unchanged(state))
     assert not sent & {*names["private"], *names["fixed"]}
     assert set(algorithm.server.model(state)) == set(names["shared"])
-    assert not leaf_names(rig(name).private) & set(names["fixed"])
+    assert not leaf_names(rig(name).client_state) & set(names["fixed"])
 
 
 def test_a_round_that_nobody_takes_part_in_changes_nothing(name):
@@ -181,7 +189,7 @@ def test_a_single_client_with_a_single_example_moves_the_server(name):
     result = engine.run(Cohort(*([x[place]] for x in cohort)), 1)
     start = engine.algorithm.server.model(engine.start()[0])
     new = engine.algorithm.server.model(result.server)
-    shift = engine.algorithm.server.shift
+    shift = engine.algorithm.server.frozen_delta
     moved = [np.abs(new[n] - x).max() for n, x in start.items()]
     moved += [] if shift is None else [np.abs(x).max() for x in shift(result.server).values()]
     assert max(moved) > 1e-4
@@ -193,7 +201,7 @@ def test_only_those_who_take_part_change_what_they_keep(name):
     clients, weights, work = engine.schedule.cohort(1)
     result = engine.run(Cohort(clients[:2], weights[:2], work[:2]), 1)
     start = engine.start()[1]
-    for a, b in zip(jax.tree.leaves(result.private), jax.tree.leaves(start), strict=True):
+    for a, b in zip(jax.tree.leaves(result.client_state), jax.tree.leaves(start), strict=True):
         np.testing.assert_array_equal(a[2:], b[2:])
 
 
@@ -212,8 +220,8 @@ def test_one_client_of_numbers_that_are_not_finite_leaves_the_server_finite(name
         assert result.finite.tolist() == [kind == "loss"] + [True] * (len(federation) - 1)
         assert not np.isfinite(result.sums["loss"][0][0])
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.server))
-        assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.private))
-        state = (result.server, result.private)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.client_state))
+        state = (result.server, result.client_state)
 
 
 # ---------------------------------------------------------------------------- the norm of updates
@@ -233,7 +241,7 @@ def test_clients_that_learn_nothing_have_an_update_norm_of_zero(name):
     for number in (1, 2):
         result = engine.run(engine.schedule.cohort(number), number, state)
         np.testing.assert_array_equal(result.norms, 0)
-        state = (result.server, result.private)
+        state = (result.server, result.client_state)
 
 
 def trained_by_hand(client):
@@ -270,9 +278,9 @@ def test_the_update_norm_is_the_length_of_the_change_of_the_model(name):
 def test_directions_that_hetlora_has_pruned_do_not_count_in_the_update_norm(name):
     algorithm, model, federation = make(name, rate=0.0)
     engine = toy.Engine(algorithm, federation, per_round=len(federation), lanes=3, bound=model)
-    server, store = engine.start()
-    store["ranks"] = jax.tree.map(jnp.ones_like, store["ranks"])
-    result = engine.run(engine.schedule.cohort(1), 1, (server, store))
+    server, client_state = engine.start()
+    client_state["ranks"] = jax.tree.map(jnp.ones_like, client_state["ranks"])
+    result = engine.run(engine.schedule.cohort(1), 1, (server, client_state))
     np.testing.assert_array_equal(result.norms, 0)
 
 
@@ -280,8 +288,8 @@ def own_aggregator():
     """Returns the mean, with a metric of its own and every leaf moved by 1."""
     mean = aggregators.mean(error=False)
 
-    def finish(acc, like, fixed):
-        update = mean.finish(acc, like, fixed).update
+    def finish(acc, template, fixed):
+        update = mean.finish(acc, template, fixed).update
         return Aggregated({n: x + 1 for n, x in update.items()}, {"mine": jnp.ones(())})
 
     return mean._replace(name="mine", finish=finish)
@@ -310,11 +318,11 @@ def test_the_given_aggregator_is_the_one_that_is_used(name):
     assert "mine" in shapes.aggregation
     # Its update is what the server gets.
     state = algorithm.server.init(engine.shared)
-    like = algorithm.server.unchanged(state)
+    template = algorithm.server.unchanged(state)
     finish = algorithm.aggregator.finish
-    update = finish(algorithm.aggregator.zero(like, 1), like, fixed).update
-    tally = Tally(jnp.int32(1), 5, jnp.float32(5), {})
-    new = algorithm.server.model(algorithm.server.update(state, update, tally))
+    update = finish(algorithm.aggregator.zero(template, 1), template, fixed).update
+    context = RoundContext(jnp.int32(1), 5, jnp.float32(5), {})
+    new = algorithm.server.model(algorithm.server.update(state, update, context))
     for n, x in algorithm.server.model(state).items():
         assert np.abs(new[n] - x).min() > 1e-3
 
@@ -385,10 +393,10 @@ def test_every_option_of_a_server_optimizer_changes_its_second_step(name, option
         for move in (0.1, -0.2):
             new = {n: x + move for n, x in algorithm.server.model(state).items()}
             if "space" in options:
-                like = {n: jnp.zeros_like(x) for n, x in with_products(new).items()}
-                new = {"change": like, "scale": {"layer": jnp.ones(())}}
-            tally = Tally(jnp.int32(1), 5, jnp.float32(5), {})
-            state = algorithm.server.update(state, new, tally)
+                template = {n: jnp.zeros_like(x) for n, x in with_products(new).items()}
+                new = {"change": template, "scale": {"layer": jnp.ones(())}}
+            context = RoundContext(jnp.int32(1), 5, jnp.float32(5), {})
+            state = algorithm.server.update(state, new, context)
         return algorithm.server.model(state)
 
     plain, other = second(), second(**{option: value})

@@ -23,7 +23,7 @@ from fedjax_peft.peft.base import attach
 from fedjax_peft.random import client_key, host_rng, stream
 from fedjax_peft.tasks import classification
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
-from fedjax_peft.typing import Outputs, Problem
+from fedjax_peft.typing import ClientContext, Outputs
 
 # ------------------------------------------------------------------------------ a tiny dual model
 
@@ -257,7 +257,7 @@ def two_rounds(algorithm, *, lanes, per_round=3, bound=None):
     state = rig.start()
     for number in (1, 2):
         result = rig.run(rig.schedule.cohort(number), number, state)
-        state = (result.server, result.private)
+        state = (result.server, result.client_state)
     return result
 
 
@@ -288,13 +288,13 @@ def test_fedmcp_is_the_paper_s_loop(case, lanes, per_round, weights):
     )
     start = model().trainable
     assert set(result.server) == set(GLOBAL)
-    assert set(result.private) == {*PRIVATE, *HEADS}
+    assert set(result.client_state) == {*PRIVATE, *HEADS}
     for name in GLOBAL:
         np.testing.assert_allclose(result.server[name], server[name], rtol=0, atol=1e-5)
         assert np.abs(server[name] - start[name]).max() > 1e-2
     for name in (*PRIVATE, *HEADS):
         expected = np.array([kept[name] for kept in own])
-        np.testing.assert_allclose(result.private[name], expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(result.client_state[name], expected, rtol=0, atol=1e-5)
     assert np.isfinite([total.sum() for total, _ in result.sums.values()]).all()
 
 
@@ -309,9 +309,9 @@ def test_what_a_client_keeps_does_not_depend_on_the_others():
 
     everyone, alone = run(0, 1, 2), run(1)
     for name in (*PRIVATE, *HEADS):
-        kept = everyone.private[name]
-        np.testing.assert_allclose(kept[1], alone.private[name][1], rtol=0, atol=1e-6)
-        np.testing.assert_array_equal(alone.private[name][0], model().trainable[name])
+        kept = everyone.client_state[name]
+        np.testing.assert_allclose(kept[1], alone.client_state[name][1], rtol=0, atol=1e-6)
+        np.testing.assert_array_equal(alone.client_state[name][0], model().trainable[name])
         assert np.abs(kept[0] - kept[1]).max() > 1e-3, "each has its own"
 
 
@@ -332,7 +332,7 @@ def one_step(algorithm, bound, *, client=1, trace_only=False):
     batch["mask"] = jnp.ones(len(rows), bool)
 
     def run(batch):
-        update = algorithm.client(Problem(apply, classification(), fixed, jnp.int32(1)))
+        update = algorithm.client(ClientContext(apply, classification(), fixed, jnp.int32(1)))
         key = jax.random.key(3)
         state, metrics = update.step(update.init(shared, private, key), batch, key)
         return update.final(state), metrics
@@ -399,9 +399,11 @@ def test_with_the_private_adapter_off_it_is_fedavg_over_the_global_one():
     for name in GLOBAL:
         np.testing.assert_allclose(result.server[name], expected.server[name], rtol=0, atol=1e-6)
     for name in HEADS:
-        np.testing.assert_allclose(result.private[name], expected.private[name], atol=1e-6)
+        np.testing.assert_allclose(
+            result.client_state[name], expected.client_state[name], atol=1e-6
+        )
     for name in PRIVATE:
-        np.testing.assert_array_equal(result.private[name][0], bound.trainable[name])
+        np.testing.assert_array_equal(result.client_state[name][0], bound.trainable[name])
 
 
 def test_passes_that_nobody_needs_are_not_made():
@@ -475,7 +477,7 @@ def test_fedmatch_is_plain_training_and_a_uniform_mean_of_the_global_adapter():
         np.testing.assert_allclose(result.server[name], server[name], rtol=0, atol=1e-5)
     for name in (*PRIVATE, *HEADS):
         expected = np.array([kept[name] for kept in own])
-        np.testing.assert_allclose(result.private[name], expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(result.client_state[name], expected, rtol=0, atol=1e-5)
 
 
 # --------------------------------------------------------------------------------- end to end
@@ -504,7 +506,7 @@ def test_tasks_of_unequal_classes_on_a_real_encoder():
     assert 0.5 < last["train_cka_global_average"] < 1  # they differ by dropout at least
     assert 0 <= last["client_accuracy_mean"] <= 1
     assert last["train_loss_global"] not in (0, last["train_loss"]), "of the second classifier"
-    assert set(run.private) == {n for n in bound.trainable if n not in sent}
+    assert set(run.client_state) == {n for n in bound.trainable if n not in sent}
 
 
 # ------------------------------------------------------------------- representations and similarity
@@ -715,7 +717,7 @@ def test_passes_of_a_real_encoder_are_those_of_models_with_one_adapter(
 
     @jax.jit
     def two_steps(batch):
-        update = algorithm.client(Problem(apply, classification(), {}, jnp.int32(1)))
+        update = algorithm.client(ClientContext(apply, classification(), {}, jnp.int32(1)))
         key = jax.random.key(0)
         state = update.init(shared, private, key)
         for _ in range(2):  # in the second the global adapter is no longer the received one

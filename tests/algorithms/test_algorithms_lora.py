@@ -15,7 +15,7 @@ import toy
 
 from fedjax_peft.aggregators import flexlora
 from fedjax_peft.algorithms import fedavg, fedex, fedsa, ffa, flora, fra_ffa, hetlora, local, rolora
-from fedjax_peft.algorithms.common import holding
+from fedjax_peft.algorithms.common import freeze_where
 from fedjax_peft.data import Clients
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.errors import InputError
@@ -27,7 +27,7 @@ from fedjax_peft.peft.lora import lora
 from fedjax_peft.random import client_key, stream
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import tiny_dataset, tiny_model
-from fedjax_peft.typing import Tally
+from fedjax_peft.typing import RoundContext
 
 SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)
@@ -208,7 +208,7 @@ def rounds_of(rig, cohorts):
     for number, members in cohorts.items():
         state = jax.tree.map(jnp.array, state)  # what is given is donated
         results.append(rig.run(cohort(rig, number, members), number, state))
-        state = (results[-1].server, results[-1].private)
+        state = (results[-1].server, results[-1].client_state)
     return results
 
 
@@ -227,7 +227,7 @@ def test_rounds_equal_the_slow_reference(method, lanes):
     results, rig = fast(method, lanes)
     expected = CASES[method][1]().run()
     server = rig.algorithm.server
-    state, private = results[-1].server, results[-1].private
+    state, private = results[-1].server, results[-1].client_state
     model = server.model(state)
     assert set(model) == set(expected.shared)
     for name, x in model.items():
@@ -236,7 +236,7 @@ def test_rounds_equal_the_slow_reference(method, lanes):
     for name in expected.private:
         own = [v[name] for v in expected.own]
         np.testing.assert_allclose(private[name], own, rtol=0, atol=1e-5)
-    kernel = server.shifted(state, MODEL.frozen)[KERNEL]
+    kernel = server.merge_into_frozen(state, MODEL.frozen)[KERNEL]
     np.testing.assert_allclose(kernel, expected.kernel, rtol=0, atol=1e-5)
     assert np.array_equal(kernel, MODEL.frozen[KERNEL]) != (method in ("flora", "fedex"))
 
@@ -266,7 +266,7 @@ def test_exact_methods_report_no_error(method):
 
 def test_fedex_reports_what_it_folds():
     results, rig = fast("fedex")
-    fold = rig.algorithm.server.shift(results[0].server)[KERNEL]
+    fold = rig.algorithm.server.frozen_delta(results[0].server)[KERNEL]
     assert results[0].aggregation["residual"] == pytest.approx(np.linalg.norm(fold), rel=1e-5)
     assert results[0].aggregation["residual_relative"] > 1e-4
 
@@ -276,7 +276,7 @@ def test_rolora_trains_and_sends_one_factor_at_a_time():
     for result, moves, rests in zip(fast("rolora")[0], (B, A), (A, B), strict=True):
         np.testing.assert_array_equal(result.server[rests], before[rests])
         assert np.abs(result.server[moves] - before[moves]).min() > 0
-        assert result.moving == {moves: True, rests: False}
+        assert result.sent_leaves == {moves: True, rests: False}
         before = result.server
 
 
@@ -284,7 +284,7 @@ def test_rolora_trains_and_sends_one_factor_at_a_time():
 def test_an_optimizer_knows_nothing_of_a_leaf_that_rests(resting):
     params = {A: jnp.ones(3), B: jnp.full(3, 2.0)}
     gradient = {A: jnp.full(3, 0.5), B: jnp.full(3, -1.0)}
-    optimizer = holding(DECAY, lambda name: jnp.array(name != resting))
+    optimizer = freeze_where(DECAY, lambda name: jnp.array(name != resting))
     state = optimizer.init(params)
     for _ in range(2):
         updates, state = optimizer.update(gradient, state, params)
@@ -299,7 +299,7 @@ def test_an_optimizer_knows_nothing_of_a_leaf_that_rests(resting):
 
 def test_after_the_switch_a_rests_and_is_not_sent():
     first, second = fast("fra_ffa")[0]
-    assert [bool(r.moving[A]) for r in (first, second)] == [True, False]
+    assert [bool(r.sent_leaves[A]) for r in (first, second)] == [True, False]
     assert [float(r.server["switched"]) for r in (first, second)] == [1, 1]
     a, b = (first.server["model"][n] for n in (A, B))
     np.testing.assert_allclose(a.T @ a, np.eye(toy.RANK), rtol=0, atol=1e-6)
@@ -317,8 +317,8 @@ def watched(algorithm, models, losses):
     state = server.init(models[0])
     for number, (model, loss) in enumerate(zip(models, losses, strict=True), 1):
         metrics = {"loss": (jnp.float32(3 * loss), jnp.float32(3))}
-        tally = Tally(jnp.int32(number), 5, jnp.float32(5), metrics)
-        state = server.update(state, {"model": model, "switched": state["switched"]}, tally)
+        context = RoundContext(jnp.int32(number), 5, jnp.float32(5), metrics)
+        state = server.update(state, {"model": model, "switched": state["switched"]}, context)
         states.append(state)
     return states
 
@@ -413,17 +413,17 @@ def test_clients_prune_tails_that_have_shrunk():
     outcomes = [pruned(start, c, PENALTY) for c in range(len(SIZES))]
     ranks = [rank for _, rank in outcomes]
     assert set(ranks) == {1, 2}, "some do and some do not"
-    assert first.private["ranks"]["layer"].tolist() == ranks
+    assert first.client_state["ranks"]["layer"].tolist() == ranks
     uploads = [leaves for leaves, _ in outcomes]
     norms = [np.linalg.norm(u[A] @ u[B]) for u in uploads]
     for name in toy.SHARED:
         weights = SIZES if name in toy.HEAD else norms
         expected = mean(uploads, weights, name)
         np.testing.assert_allclose(first.server[name], expected, rtol=0, atol=1e-5)
-    after = second.private["ranks"]["layer"].tolist()
+    after = second.client_state["ranks"]["layer"].tolist()
     assert all(x <= y for x, y in zip(after, ranks, strict=True)), "what was pruned stays away"
     # A client's own model has its own rank.
-    one = jax.tree.map(lambda x: x[ranks.index(1)], first.private)
+    one = jax.tree.map(lambda x: x[ranks.index(1)], first.client_state)
     own = rig.algorithm.model(rig.algorithm.server.broadcast(first.server), one)
     assert own[B][0].any()
     assert not own[B][1:].any()
@@ -456,7 +456,7 @@ def trained_alone():
         for n, x in model.trainable.items()
     }
     model = model.replace(trainable=start)
-    return model, run(model, local(RATE_OF_BERT)).private
+    return model, run(model, local(RATE_OF_BERT)).client_state
 
 
 @pytest.mark.parametrize("make", [flora, fedex])
@@ -502,7 +502,7 @@ def test_a_fused_projection_in_parts_cannot_be_folded():
     whole = attach(plain, lora(2))
     server = flora(ADAM).server
     shared = {n: x for n, x in whole.trainable.items() if ".lora_" in n}
-    assert server.shifted(server.init(shared), whole.frozen).keys() == whole.frozen.keys()
+    assert server.merge_into_frozen(server.init(shared), whole.frozen).keys() == whole.frozen.keys()
 
 
 @pytest.mark.parametrize("make", [ffa, fra_ffa, flora, fedsa, fedex, rolora, hetlora])

@@ -92,7 +92,7 @@ def slow_fedprox(world, optimizer, mu):
         received, uploads = world.theta, []
         for k in members:
             leaves, _ = train(received, world.own[k], k, number, optimizer(), stiff=mu)
-            world.keep(k, leaves)
+            world.init_client_state(k, leaves)
             uploads.append(leaves)
         world.theta = {
             n: np.average([u[n] for u in uploads], axis=0, weights=sizes) for n in received
@@ -108,7 +108,7 @@ def slow_scaffold(world, optimizer, rate, server_rate):
             mine = c_k[k]
             drift = {n: c[n] - mine[n] for n in received}
             leaves, steps = train(received, world.own[k], k, number, optimizer(), extra=drift)
-            world.keep(k, leaves)
+            world.init_client_state(k, leaves)
             c_k[k] = {
                 n: mine[n] - c[n] + (received[n] - leaves[n]) / (steps * rate) for n in received
             }
@@ -129,7 +129,7 @@ def slow_feddyn(world, optimizer, alpha):
             mine = g[k]
             linear = {n: -mine[n] for n in received}
             leaves, _ = train(received, world.own[k], k, number, optimizer(), alpha, linear)
-            world.keep(k, leaves)
+            world.init_client_state(k, leaves)
             g[k] = {n: mine[n] - alpha * (leaves[n] - received[n]) for n in received}
             uploads.append(leaves)
         h = {
@@ -146,7 +146,7 @@ def slow_fednova(world, optimizer, momentum):
         received, directions, lengths = world.theta, [], []
         for k in members:
             leaves, steps = train(received, world.own[k], k, number, optimizer())
-            world.keep(k, leaves)
+            world.init_client_state(k, leaves)
             # The weight of the gradient of step i in the last model: 1 + ρ + ... + ρ^(steps-1-i).
             a = [sum(momentum**j for j in range(steps - i)) for i in range(steps)]
             lengths.append(sum(a))
@@ -168,7 +168,7 @@ def slow_fedopt(world, optimizer, serve):
         received, uploads = world.theta, []
         for k in members:
             leaves, _ = train(received, world.own[k], k, number, optimizer())
-            world.keep(k, leaves)
+            world.init_client_state(k, leaves)
             uploads.append(leaves)
         for n in received:
             new = np.average([u[n] for u in uploads], axis=0, weights=sizes)
@@ -278,12 +278,12 @@ def test_rounds_equal_the_slow_reference(name, per_round, lanes, head, empty):
     state = rig.start()
     for number in (1, 2):
         result = rig.run(rig.schedule.cohort(number), number, state)
-        state = (result.server, result.private)
+        state = (result.server, result.client_state)
     world = Slow(head, per_round)
     extra = slow(world)
     shared, own = HEADS[head]
     model = rig.algorithm.server.model(result.server)
-    private = tree.take(result.private, np.arange(len(SIZES)))
+    private = tree.take(result.client_state, np.arange(len(SIZES)))
     kept = private.get("model", private)
     assert set(model) == set(shared)
     assert set(kept) == set(own)
@@ -327,8 +327,11 @@ class Quadratics:
         setup = Setup(algorithm, apply, task, {}, {}, stream(0, "clients"), 4)
         self.program = Program(setup, {"b": np.array([1, 4, 4], np.float32)})
         self.algorithm, shared = algorithm, {"x": jnp.zeros(())}
-        store = tree.broadcast(algorithm.keep(shared, {}), 4)
-        self.state, self.number = (jax.tree.map(jnp.copy, algorithm.server.init(shared)), store), 0
+        client_state = tree.broadcast(algorithm.init_client_state(shared, {}), 4)
+        self.state, self.round_index = (
+            (jax.tree.map(jnp.copy, algorithm.server.init(shared)), client_state),
+            0,
+        )
         self.everybody = [(0, 1.0, [[0]]), (1, 2.0, [[1], [2]])]
 
     def round(self, members=None):
@@ -339,10 +342,10 @@ class Quadratics:
             [w for _, w, _ in chosen],
             [np.array(rows, np.int32) for _, _, rows in chosen],
         )
-        self.number += 1
+        self.round_index += 1
         plan = make_plan(cohort, 2, time_steps=2, slots=2, batch_size=1)
-        result = self.program(*self.state, plan, self.number)
-        self.state = (result.server, result.private)
+        result = self.program(*self.state, plan, self.round_index)
+        self.state = (result.server, result.client_state)
         return float(self.algorithm.server.model(result.server)["x"])
 
 

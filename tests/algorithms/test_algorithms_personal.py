@@ -30,7 +30,7 @@ from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks import classification
-from fedjax_peft.typing import Outputs, Problem, Task
+from fedjax_peft.typing import ClientContext, Outputs, Task
 
 SIZES, EPOCHS, BATCH = (7, 4, 12, 1, 9), 2, 4
 FEDERATION = toy.clients(SIZES)
@@ -81,18 +81,18 @@ def gradient_at(params, batch, frozen_head=None):
 def in_rounds(work, kept, shared, *, per_round, rounds=2, uniform=False, beta=1.0):
     """Returns (server, what every client keeps); ``work`` is the local work of one client."""
     server = {n: START[n] for n in shared}
-    store = [kept] * len(SIZES)
+    client_state = [kept] * len(SIZES)
     for number in range(1, rounds + 1):
         members, sizes = reference.cohort_of(FEDERATION, number, per_round)
         uploads = []
         for client in members:
-            upload, store[client] = work(server, store[client], client, number)
+            upload, client_state[client] = work(server, client_state[client], client, number)
             uploads.append(upload)
         weights = None if uniform else sizes
         for n in server:
             mean = np.average([u[n] for u in uploads], axis=0, weights=weights)
             server[n] = (1 - beta) * server[n] + beta * mean
-    return server, store
+    return server, client_state
 
 
 def names(head):
@@ -325,7 +325,7 @@ def played(algorithm, *, lanes, per_round, dropout=0.2, rounds=2, federation=FED
     state = rig.start()
     for number in range(1, rounds + 1):
         result = rig.run(rig.schedule.cohort(number), number, state)
-        state = (result.server, result.private)
+        state = (result.server, result.client_state)
     return result
 
 
@@ -344,10 +344,10 @@ GRID += [(name, 1, "full") for name in CASES if name not in SECOND]
 def test_rounds_equal_the_slow_reference(name, lanes, cohort):
     algorithm, slowly, dropout = CASES[name]
     result = played(algorithm, lanes=lanes, per_round=PER_ROUND[cohort], dropout=dropout)
-    server, store = slowly(PER_ROUND[cohort])
-    stacked = jax.tree.map(lambda *x: np.stack(x), *store)
+    server, client_state = slowly(PER_ROUND[cohort])
+    stacked = jax.tree.map(lambda *x: np.stack(x), *client_state)
     assert distance(result.server, server) < 1e-5
-    assert distance(result.private, stacked) < 1e-5
+    assert distance(result.client_state, stacked) < 1e-5
     start = {n: START[n] for n in server}
     assert distance(start, server) > 0.01, "the server has moved"
     if "alpha" in stacked:
@@ -362,16 +362,16 @@ def test_rounds_equal_the_slow_reference(name, lanes, cohort):
 def test_an_optimizer_that_is_kept_goes_on(head, lanes, cohort):
     algorithm = fedavg(optax.adam(0.02), head=head, keep_optimizer=True)
     result = played(algorithm, lanes=lanes, per_round=PER_ROUND[cohort])
-    server, store = kept_optimizer_slowly(PER_ROUND[cohort], ADAM, head)
+    server, client_state = kept_optimizer_slowly(PER_ROUND[cohort], ADAM, head)
     assert distance(result.server, server) < 1e-5
-    own = jax.tree.map(lambda *x: np.stack(x), *(kept["model"] for kept in store))
-    assert distance(result.private["model"], own) < 1e-5
+    own = jax.tree.map(lambda *x: np.stack(x), *(kept["model"] for kept in client_state))
+    assert distance(result.client_state["model"], own) < 1e-5
     times = [
         sum(c in reference.cohort_of(FEDERATION, n, PER_ROUND[cohort])[0] for n in (1, 2))
         for c in range(len(SIZES))
     ]
     steps = [t * EPOCHS * -(-size // BATCH) for t, size in zip(times, SIZES, strict=True)]
-    assert result.private["optimizer"][0].count.tolist() == steps
+    assert result.client_state["optimizer"][0].count.tolist() == steps
 
 
 # ----------------------------------------------------------- by hand: F(x) = (x - c)² / 2, c = 2
@@ -384,7 +384,7 @@ def scalar_problem():
     def loss(outputs, batch):
         return (outputs.logits - batch["c"]) ** 2 / 2, jnp.float32(1)
 
-    return Problem(apply, Task(loss, lambda outputs, batch: {}), {}, jnp.int32(1))
+    return ClientContext(apply, Task(loss, lambda outputs, batch: {}), {}, jnp.int32(1))
 
 
 def two_steps(algorithm, kept, received=0.0):
@@ -400,7 +400,7 @@ def two_steps(algorithm, kept, received=0.0):
 
 def test_apfl_by_hand():
     algorithm = apfl(optax.sgd(0.1), alpha=0.5, adaptive=True, alpha_rate=0.1)
-    kept = algorithm.keep({"x": jnp.float32(1)}, {})
+    kept = algorithm.init_client_state({"x": jnp.float32(1)}, {})
     one, two = two_steps(algorithm, kept)
     # w = 0, v = 1, mixture 0.5, gradient there -1.5; v += 0.1 * 0.5 * 1.5; alpha += 0.1 * 1.5
     assert one[0]["x"] == pytest.approx(0.2)
@@ -417,7 +417,7 @@ def test_apfl_by_hand():
 
 def test_pfedme_by_hand():
     algorithm = pfedme(optax.sgd(0.1), lam=2, learning_rate=0.25, inner_steps=2, beta=0.25)
-    kept = algorithm.keep({"x": jnp.float32(7)}, {})
+    kept = algorithm.init_client_state({"x": jnp.float32(7)}, {})
     one, two = two_steps(algorithm, kept)
     # x: 0 -> 0.2 -> 0.2 + 0.1 (1.8 - 2 * 0.2) = 0.34; w goes half of the way
     assert one[1]["personal"]["x"] == pytest.approx(0.34)
@@ -431,7 +431,7 @@ def test_pfedme_by_hand():
 
 def test_ditto_by_hand():
     algorithm = ditto(optax.sgd(0.1), lam=0.5)
-    one, two = two_steps(algorithm, algorithm.keep({"x": jnp.float32(1)}, {}))
+    one, two = two_steps(algorithm, algorithm.init_client_state({"x": jnp.float32(1)}, {}))
     # v: 1 - 0.1 (-1 + 0.5 * 1) = 1.05 -> 1.05 - 0.1 (-0.95 + 0.5 * 1.05) = 1.0925: pulled to the
     # received 0, not to the client's 0.2
     assert one[1]["personal"]["x"] == pytest.approx(1.05)
@@ -457,12 +457,12 @@ def toy_problem():
     def apply(params, batch, key, train):
         return bound.apply(bound.frozen, {**bound.trainable, **params}, batch, key, train)
 
-    return Problem(apply, classification(), {}, jnp.int32(1)), bound.trainable
+    return ClientContext(apply, classification(), {}, jnp.int32(1)), bound.trainable
 
 
 def test_fedrep_leaves_the_other_part_and_its_moments_alone():
-    problem, leaves = toy_problem()
-    update = fedrep(optax.adam(0.1), head_epochs=2, body_epochs=1).client(problem)
+    context, leaves = toy_problem()
+    update = fedrep(optax.adam(0.1), head_epochs=2, body_epochs=1).client(context)
     body, head = ({n: leaves[n] for n in some} for some in (toy.ADAPTER, toy.HEAD))
     key = jax.random.key(0)
     state, one_step = update.init(body, head, key), jax.jit(update.step)
@@ -497,7 +497,7 @@ def test_clients_predict_with_their_personal_models(make, head):
     result = played(algorithm, lanes=1, per_round=3, rounds=1)
     received = algorithm.server.broadcast(result.server)
     (client, *_), _ = reference.cohort_of(FEDERATION, 1, 3)
-    kept = tree.take(result.private, client)
+    kept = tree.take(result.client_state, client)
     leaves = algorithm.model(received, kept)
     assert set(leaves) == set(toy.SHARED)
     for n in toy.SHARED:
@@ -530,7 +530,7 @@ def test_moon_compares_what_pooling_says(pooling):
         return np.sum(a * b, axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
 
     algorithm = moon(optax.sgd(0.1), temperature=0.3, pooling=pooling)
-    update = algorithm.client(Problem(apply, classification(), {}, jnp.int32(1)))
+    update = algorithm.client(ClientContext(apply, classification(), {}, jnp.int32(1)))
     kept = {"model": {}, "previous": {**leaves, "adapter.w": jnp.asarray(previous, jnp.float32)}}
     state = update.init(leaves, kept, None)
     # A step has been made, so that the local model is no longer the received one.
@@ -573,7 +573,7 @@ def test_a_single_step_of_fedrep_trains_both_parts(lanes):
     body = {n: np.average([b[n] for b in bodies], axis=0, weights=sizes) for n in toy.ADAPTER}
     assert distance(result.server, body) < 1e-5
     assert distance(result.server, of(START, toy.ADAPTER)) > 1e-3, "shared leaves have moved"
-    assert distance(result.private, jax.tree.map(lambda *x: np.stack(x), *heads)) < 1e-5
+    assert distance(result.client_state, jax.tree.map(lambda *x: np.stack(x), *heads)) < 1e-5
     # The training loss is that of the received model, counted once.
     np.testing.assert_allclose(result.sums["loss"][0], losses, rtol=1e-5)
     np.testing.assert_array_equal(result.sums["loss"][1], sizes)
@@ -586,7 +586,7 @@ def test_a_single_step_of_fedrep_draws_two_dropout_masks():
     ((x, labels, kept),) = reference.local_batches(few, 0, 1, batch_size=4, epochs=1)
     by = reference.gradients(FROZEN, leaves, x, labels, kept)
     leaves |= {n: leaves[n] - 0.3 * by[n] for n in toy.HEAD}
-    np.testing.assert_allclose(result.private["head.bias"][0], leaves["head.bias"], atol=1e-6)
+    np.testing.assert_allclose(result.client_state["head.bias"][0], leaves["head.bias"], atol=1e-6)
     by = reference.gradients(FROZEN, leaves, x, labels, kept)
     same = leaves["layer.lora_b"] - 0.3 * by["layer.lora_b"]
     assert np.abs(result.server["layer.lora_b"] - same).max() > 1e-3
@@ -621,7 +621,7 @@ def test_fedrep_tunes_heads_for_the_last_evaluation_only(tmp_path):
     run = functools.partial(simulate, model, clients=train, **settings)
     make = functools.partial(fedrep, optax.sgd(0.3))
     plain, tuned = run(make(), rounds=2), run(make(tune_epochs=3), rounds=2)
-    assert jax.tree.all(jax.tree.map(np.array_equal, plain.private, tuned.private))
+    assert jax.tree.all(jax.tree.map(np.array_equal, plain.client_state, tuned.client_state))
     assert jax.tree.all(jax.tree.map(np.array_equal, plain.server, tuned.server))
     scores = {n: x for n, x in tuned.metrics[-1].items() if n.startswith("tuned_")}
     rest = [{k: v for k, v in row.items() if k not in (*scores, "time")} for row in tuned.metrics]
@@ -632,7 +632,7 @@ def test_fedrep_tunes_heads_for_the_last_evaluation_only(tmp_path):
     losses = []
     for client in range(3):
         leaves = of(START, toy.SHARED) | jax.tree.map(
-            np.float64, tree.take(plain.private, client) | plain.server
+            np.float64, tree.take(plain.client_state, client) | plain.server
         )
         for x, labels, kept in reference.local_batches(train, client, 3, batch_size=4, epochs=3):
             by = reference.gradients(
@@ -649,7 +649,7 @@ def test_fedrep_tunes_heads_for_the_last_evaluation_only(tmp_path):
     # A run that goes on is not changed by having been tuned on the way.
     run(make(tune_epochs=3), rounds=1, out=tmp_path / "run")
     again = run(make(tune_epochs=3), rounds=2, out=tmp_path / "run", resume=True)
-    assert jax.tree.all(jax.tree.map(np.array_equal, again.private, tuned.private))
+    assert jax.tree.all(jax.tree.map(np.array_equal, again.client_state, tuned.client_state))
     assert {n: again.metrics[-1][n] for n in scores} == scores
 
 
@@ -662,7 +662,7 @@ def test_what_a_baseline_trains(train, trained):
     together = centralised(optax.sgd(0.1), train=train)
     roles = tree.assign_roles(toy.KINDS, together.roles)
     assert (roles["shared"], roles["private"]) == (sorted(trained), [])
-    sent = together.moving(of(START, trained), jnp.int32(1))
+    sent = together.sent_leaves(of(START, trained), jnp.int32(1))
     assert sent == dict.fromkeys(trained, False), "nothing is sent"
 
 
@@ -729,7 +729,7 @@ def test_lanes_do_not_change_the_metrics(straight):
     for a, b in zip(straight.metrics, other.metrics, strict=True):
         for key in ("train_loss", "test_loss", "test_accuracy", "global_test_loss"):
             assert a.get(key) == pytest.approx(b.get(key), abs=1e-5), key
-    assert distance(straight.private, jax.device_get(other.private)) < 1e-5
+    assert distance(straight.client_state, jax.device_get(other.client_state)) < 1e-5
 
 
 def test_clients_predict_with_their_own_models(straight):
@@ -738,7 +738,7 @@ def test_clients_predict_with_their_own_models(straight):
     for client in range(len(SIZES)):
         params = straight.client_params(client)
         for name in toy.SHARED:
-            own = straight.private["personal"][name][client]
+            own = straight.client_state["personal"][name][client]
             np.testing.assert_array_equal(params[name], own)
         outputs = toy.apply_with(0)(straight.model.frozen, params, TEST.columns, None, False)
         total, count = classification().loss(outputs, {**TEST.columns, "mask": np.ones(20, bool)})

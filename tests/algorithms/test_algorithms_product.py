@@ -189,7 +189,7 @@ def run(algorithm, rounds=3, state=None, federation=FEDERATION):
     state = state or rig.start()
     for number in range(1, rounds + 1):
         result = rig.run(rig.schedule.cohort(number), number, state)
-        state = (result.server, result.private)
+        state = (result.server, result.client_state)
     return rig.algorithm.server.model(result.server), result
 
 

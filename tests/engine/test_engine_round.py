@@ -48,9 +48,9 @@ def differences(result, policy, server, own):
     """Returns the largest distance of any leaf from the reference's."""
     _, shared, private = POLICIES[policy]
     assert set(result.server) == set(shared)
-    assert set(result.private) == set(private)
+    assert set(result.client_state) == set(private)
     far = [np.abs(result.server[n] - server[n]).max() for n in shared]
-    far += [np.abs(result.private[n] - [v[n] for v in own]).max() for n in private]
+    far += [np.abs(result.client_state[n] - [v[n] for v in own]).max() for n in private]
     return max(far)
 
 
@@ -69,12 +69,14 @@ def test_rounds_equal_the_slow_reference(policy, lanes):
     state = rig.start()
     for number in (1, 2):
         result = rig.run(rig.schedule.cohort(number), number, state)
-        state = (result.server, result.private)
+        state = (result.server, result.client_state)
     server, own, steps = expected(policy)
     assert len(set(steps.values())) > 3, "unequal clients"
     assert differences(result, policy, server, own) < 1e-5
     moved = [np.abs(server[n] - toy.model().trainable[n]).max() for n in result.server]
-    moved += [np.abs(x - toy.model().trainable[n][None]).max() for n, x in result.private.items()]
+    moved += [
+        np.abs(x - toy.model().trainable[n][None]).max() for n, x in result.client_state.items()
+    ]
     assert min(moved) > 1e-3, "every leaf has moved"
 
 
@@ -105,7 +107,7 @@ def test_only_the_cohort_changes_its_private_leaves():
     start = rig.start()[1]
     for client in range(len(SIZES)):
         took_part = client in rig.schedule.members(1) and SIZES[client] > 0
-        same = np.array_equal(result.private["head.bias"][client], start["head.bias"][client])
+        same = np.array_equal(result.client_state["head.bias"][client], start["head.bias"][client])
         assert same != took_part
 
 
@@ -121,8 +123,8 @@ def test_metrics_are_sums_over_the_real_examples_of_every_slot():
 def count_steps(optimizer):
     """Returns FedAvg whose private leaf, of its own making, is Adam's step counter."""
 
-    def client(problem):
-        inner = fedavg(optimizer).client(problem)
+    def client(context):
+        inner = fedavg(optimizer).client(context)
         return inner._replace(
             init=lambda broadcast, private, key: inner.init(broadcast, {}, key),
             final=lambda state: (state.shared, {"count": state.optimizer[0].count}),
@@ -151,9 +153,9 @@ def test_idle_lanes_and_empty_batches_change_nothing_not_even_counters():
         return rig.run(cohort, 1, (rig.start()[0], counters))
 
     both = run([2, 5], [work[2], work[5]])
-    assert {c: int(both.private["count"][c]) for c in (2, 5, 0)} == {2: 3, 5: 1, 0: 0}
+    assert {c: int(both.client_state["count"][c]) for c in (2, 5, 0)} == {2: 3, 5: 1, 0: 0}
     alone = run([2], [work[2]])  # two lanes are never used
-    assert alone.private["count"].tolist() == [0, 0, 3] + [0] * 8
+    assert alone.client_state["count"].tolist() == [0, 0, 3] + [0] * 8
     trimmed = run([2, 5], [work[2], work[5][:1]])
     for name in toy.SHARED:
         np.testing.assert_allclose(trimmed.server[name], both.server[name], rtol=0, atol=1e-7)
@@ -182,7 +184,7 @@ def test_a_half_padded_batch_gives_the_gradient_of_its_real_examples():
     assert not np.isfinite(x[FEDERATION.indices[0][0]]).any()
     model, rows = toy.model(), FEDERATION.indices[6]
     assert len(rows) == 3
-    result = rig.run(cohort_of(rig, 6), number=4)
+    result = rig.run(cohort_of(rig, 6), round_index=4)
     key = jax.random.fold_in(client_key(stream(0, "clients"), 4, 6), 1)
     kept = np.asarray(jax.random.bernoulli(key, 0.8, (BATCH, toy.WIDTH)))[:3]
     leaves = {n: np.asarray(v, np.float64) for n, v in model.trainable.items()}
@@ -192,7 +194,7 @@ def test_a_half_padded_batch_gives_the_gradient_of_its_real_examples():
         np.testing.assert_allclose(result.server[name], leaves[name] - 0.5 * by[name], atol=1e-6)
     for name in toy.HEAD:
         expected = leaves[name] - 0.5 * by[name]
-        np.testing.assert_allclose(result.private[name][6], expected, atol=1e-6)
+        np.testing.assert_allclose(result.client_state[name][6], expected, atol=1e-6)
 
 
 def test_an_upload_that_is_not_finite_is_left_out():
@@ -206,9 +208,12 @@ def test_an_upload_that_is_not_finite_is_left_out():
         assert np.abs(result.server[name] - np.asarray(rig.shared[name])).max() > 1e-3
     for name in toy.HEAD:
         for client in BAD:
-            np.testing.assert_array_equal(result.private[name][client], rig.private[name])
+            np.testing.assert_array_equal(result.client_state[name][client], rig.client_state[name])
         np.testing.assert_allclose(
-            result.private[name][[1, 2, 8]], without.private[name][[1, 2, 8]], rtol=0, atol=1e-6
+            result.client_state[name][[1, 2, 8]],
+            without.client_state[name][[1, 2, 8]],
+            rtol=0,
+            atol=1e-6,
         )
     assert all(np.isfinite(x) for x in result.aggregation.values())
 
@@ -220,8 +225,8 @@ def test_a_round_without_any_finite_upload_changes_nothing():
         for name in toy.ADAPTER:
             np.testing.assert_array_equal(result.server[name], rig.shared[name])
         for name in toy.HEAD:
-            start = np.broadcast_to(rig.private[name], result.private[name].shape)
-            np.testing.assert_array_equal(result.private[name], start)
+            start = np.broadcast_to(rig.client_state[name], result.client_state[name].shape)
+            np.testing.assert_array_equal(result.client_state[name], start)
         assert result.aggregation["aggregation_error"] == 0
 
 

@@ -48,7 +48,7 @@ for name in algorithms:
     text = programs[-1]._compiled.as_text()
     report[name] = {
         "params": farthest(one.params, four.params),
-        "private": farthest(one.private, four.private) if one.private else 0,
+        "private": farthest(one.client_state, four.client_state) if one.client_state else 0,
         "test_loss": max(
             abs(a.get("test_loss", 0) - b.get("test_loss", 0))
             for a, b in zip(one.metrics, four.metrics, strict=True)

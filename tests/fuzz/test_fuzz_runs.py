@@ -36,7 +36,7 @@ ROW = {
     "time": {"train_s": 1.0, "eval_s": 0.5},
     "roles": {"shared": 10, "private": 0, "fixed": 0},
     "parameters": {"adapter": 10, "head": 2, "frozen": 100},
-    "unsent": ["a"],
+    "skipped_leaves": ["a"],
     "layers": {"error": {"a": 0.1}},
 }
 ROWS = [{**ROW, "round": i} for i in range(4)]

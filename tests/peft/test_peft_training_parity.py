@@ -23,7 +23,7 @@ from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.registry import default_targets
 from fedjax_peft.peft.base import Method, attach
-from fedjax_peft.typing import Problem
+from fedjax_peft.typing import ClientContext
 
 STEPS = 5
 # A large eps: Adam would else magnify the rounding of a gradient that happens to be near zero.
@@ -199,7 +199,7 @@ def train_ours(model, start, batches):
         return model.apply(model.frozen, {**fixed, **params}, batch, key, train)
 
     optimizer = optax.adamw(1e-2, b1=0.9, b2=0.98, **ADAMW)
-    update = client(optimizer, Problem(apply, tasks.classification(), {}, 1))
+    update = client(optimizer, ClientContext(apply, tasks.classification(), {}, 1))
     state, losses = update.init(start, {}, jax.random.key(0)), []
     step = jax.jit(update.step)
     for batch in batches:

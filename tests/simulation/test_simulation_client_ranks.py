@@ -62,7 +62,7 @@ def test_a_direction_moves_by_its_owners_share():
     one, all_four = (directions(r.params)[1] - start for r in alone)
     assert 0 < np.abs(one).max() < np.abs(all_four).max()
     # The mean is over all by size, so one owner of 13 among 32 moves it by 13/32 of its own step.
-    own = run([1, 1, 2, 1], local(ADAMW), rounds=1).private
+    own = run([1, 1, 2, 1], local(ADAMW), rounds=1).client_state
     own = directions({name: x[2] for name, x in own.items()})[1] - start
     np.testing.assert_allclose(one, own * 13 / 32, rtol=0, atol=1e-6)
 

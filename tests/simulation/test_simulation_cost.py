@@ -71,7 +71,7 @@ def test_bytes_follow_from_what_is_sent():
     plain = fedavg(SGD)
     down = plain.server._replace(
         broadcast=lambda state: {"model": state, "control": state, "last": jnp.zeros(3, bool)},
-        like=lambda state: {"layer.lora_b": state["layer.lora_b"]},
+        template=lambda state: {"layer.lora_b": state["layer.lora_b"]},
     )
     one = ledger(plain._replace(server=down))
     assert (one.up(0), one.down(0)) == (B, 2 * (TOY_ADAPTER + TOY_HEAD) + 3)
@@ -90,8 +90,8 @@ def test_a_client_fetches_what_has_changed_since_it_was_there():
         return [one.down(c) for c in range(5)]
 
     assert after(0, []) == [everything] * 5
-    assert after(1, [0, 1], unsent=["layer.lora_a"]) == [B, B, *[everything] * 3]
-    assert after(2, [1], unsent=["layer.lora_b"]) == [everything, A, *[everything] * 3]
+    assert after(1, [0, 1], skipped_leaves=["layer.lora_a"]) == [B, B, *[everything] * 3]
+    assert after(2, [1], skipped_leaves=["layer.lora_b"]) == [everything, A, *[everything] * 3]
     # Nothing taken, nothing changed; but who was there has what there is.
     assert after(3, [2], dropped=[2])[:3] == [everything, A, 0]
     assert after(4, [], failed=[0], late=[1]) == [0, 0, 0, everything, everything]
@@ -114,14 +114,14 @@ def test_an_svd_start_of_leaves_that_are_never_sent():
     model = toy.model(method=SVD)
     assert moved(own_b, model) == (A, A + B, A, A + A + B)
     still = ledger(fedavg(SGD, head="private"), model)
-    still.record({"round": 1, "clients": [0], "dropped": [], "unsent": ["layer.lora_a"]})
+    still.record({"round": 1, "clients": [0], "dropped": [], "skipped_leaves": ["layer.lora_a"]})
     assert still.down(1) == A + B + B, "A is the initial one still"
 
 
 def test_what_the_server_passes_on_one_by_one():
     stacked = fedavg(SGD, head="frozen")
-    server = stacked.server._replace(shift=lambda state: {"layer.kernel": jnp.zeros((5, 6))})
-    one = ledger(stacked._replace(server=server, forwards=r"lora_b$"), ranks=[1, 2])
+    server = stacked.server._replace(frozen_delta=lambda state: {"layer.kernel": jnp.zeros((5, 6))})
+    one = ledger(stacked._replace(server=server, relayed_leaves=r"lora_b$"), ranks=[1, 2])
     start, dense = [TOY_ADAPTER // 2, TOY_ADAPTER], 5 * 6 * 4
     a, b = [A // 2, A], [B // 2, B]  # by rank
     assert [one.down(c) for c in range(4)] == start * 2, "nothing has been passed on yet"
@@ -145,7 +145,7 @@ def test_what_the_server_passes_on_one_by_one():
     assert one.down(1) == a[1] + b[1] + dense
     assert one.down(3) == a[1] + b[1] + dense
     assert one.down(2) == a[0] + 2 * b[0]
-    one.record({"round": 5, "clients": [0], "dropped": [], "unsent": ["layer.lora_b"]})
+    one.record({"round": 5, "clients": [0], "dropped": [], "skipped_leaves": ["layer.lora_b"]})
     assert one.down(0) == a[0], "neither sent nor passed on"
 
 
@@ -217,12 +217,12 @@ def alternating(broadcast, number):
 
 
 def test_leaves_that_rest_are_not_sent_and_rows_say_so(tmp_path):
-    turns = fedavg(SGD, head="frozen")._replace(moving=alternating)
+    turns = fedavg(SGD, head="frozen")._replace(sent_leaves=alternating)
     rows = run(turns).metrics[1:]
     version, have, expected = {A: 0, B: 0}, {}, []  # of A and B, named by their bytes
     for row in rows:
         moves, rests = (A, B) if row["round"] % 2 else (B, A)
-        assert row["unsent"] == ["layer.lora_b" if rests == B else "layer.lora_a"]
+        assert row["skipped_leaves"] == ["layer.lora_b" if rests == B else "layer.lora_a"]
         down = 0
         for client in row["clients"]:
             mine = have.get(client, {A: None, B: None})
@@ -255,7 +255,9 @@ def test_presets():
     assert paper.round_seconds(0, 10 * 2**20, 20 * 2**20) == pytest.approx(3.0), "MiB"
     assert paper.clients_seconds({}, {0: 2**20, 1: 2**20}, {0: 0, 1: 0}, [1, 1])[1] == 0.2
     assert paper.preload
-    assert TimeModel.preset("fedadapters", spread=0.5, latency=0.0) == paper._replace(spread=0.5)
+    assert TimeModel.preset("fedadapters", cycle_ranks=0.5, latency=0.0) == paper._replace(
+        cycle_ranks=0.5
+    )
     federa = TimeModel.preset("federa", device="orin_full")
     assert federa.round_seconds(8, 408_576, 408_576) == pytest.approx(4.59 + 0.96)
     assert federa.transfer_seconds(1, 1) == 0.96, "no less than the smallest that was measured"
@@ -377,7 +379,7 @@ def test_a_config_gives_a_preset_and_what_differs_from_it():
 
 
 def test_slowness_is_lognormal_and_a_clients_own():
-    model = TimeModel(spread=0.5)
+    model = TimeModel(cycle_ranks=0.5)
     many = np.log(model.slowness(3000, seed=0))
     assert (many.mean(), many.std()) == (pytest.approx(0, abs=0.03), pytest.approx(0.5, abs=0.03))
     assert model.slowness(10, seed=0) == model.slowness(3000, seed=0)[:10]
@@ -388,8 +390,8 @@ def test_slowness_is_lognormal_and_a_clients_own():
 def test_a_round_lasts_as_long_as_its_slowest_client():
     sizes = [9, 4, 0, 1, 13, 5, 6, 2]
     transfer = (TOY_ADAPTER + TOY_HEAD) * (8 / 8e3 + 8 / 16e3) + 0.5
-    slow = TimeModel(2.0, 8e3, 16e3, 0.25, spread=1.0)
-    for model in (slow, slow._replace(spread=0.0)):
+    slow = TimeModel(2.0, 8e3, 16e3, 0.25, cycle_ranks=1.0)
+    for model in (slow, slow._replace(cycle_ranks=0.0)):
         result = run(fedavg(SGD), rounds=3, time_model=model)
         for row in result.metrics[1:]:
             factor = model.slowness(8, seed=0)

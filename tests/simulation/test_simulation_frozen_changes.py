@@ -48,7 +48,7 @@ def joint(parts):
 @pytest.mark.parametrize("name", METHODS)
 def test_all_of_the_change_reaches_the_kernels(name):
     result, held = run(name), model().compute_frozen()
-    change = result.algorithm.server.shift(result.server)
+    change = result.algorithm.server.frozen_delta(result.server)
     used = result.trained.compute_frozen()
     lost, rounded = [], []
     for leaf, x in change.items():
@@ -92,5 +92,5 @@ def test_a_merged_export_holds_the_kernels_that_clients_compute_with(tmp_path):
 def test_a_run_on_disk_has_the_same_kernels(tmp_path):
     result = run("flora", tmp_path / "run")
     params, _ = read_params(tmp_path / "run")
-    for leaf in result.algorithm.server.shift(result.server):
+    for leaf in result.algorithm.server.frozen_delta(result.server):
         np.testing.assert_array_equal(params[leaf], result.trained.frozen[leaf])

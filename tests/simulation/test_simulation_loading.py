@@ -105,9 +105,9 @@ def test_other_base_weights_are_noticed(runs, checkpoint, tmp_path, monkeypatch)
     out, moved = tmp_path / "run", tmp_path / "model"
     shutil.copytree(runs["private"].out, out)
     shutil.copytree(checkpoint, moved)
-    about = json.loads((out / "model.json").read_text())
-    about["model"]["name"] = str(moved)
-    (out / "model.json").write_text(json.dumps(about))
+    metadata = json.loads((out / "model.json").read_text())
+    metadata["model"]["name"] = str(moved)
+    (out / "model.json").write_text(json.dumps(metadata))
     weights = load_file(moved / "model.safetensors")
     name = next(n for n in weights if n.endswith("query.weight"))
     weights[name] = weights[name] * 1.01
@@ -146,10 +146,10 @@ def test_every_method_is_made_again(name, tmp_path):
         method = getattr(fp.peft, name)(**options)
     except TypeError:  # needs arguments that this test does not know
         method = getattr(fp.peft, name)(**{"prefix_tuning": {"tokens": 2}}.get(name, {"tokens": 2}))
-    about = {"name": method.name, "options": recipe._plain(method.options)}
-    again = recipe._method(about)
-    assert recipe._plain(again.options) == about["options"]
-    assert recipe._method({**about, "name": "of my own"}) is None
+    metadata = {"name": method.name, "options": recipe._plain(method.options)}
+    again = recipe._method(metadata)
+    assert recipe._plain(again.options) == metadata["options"]
+    assert recipe._method({**metadata, "name": "of my own"}) is None
 
 
 CONFIG = """

@@ -96,7 +96,10 @@ def assert_same(result, straight):
     assert [r["round"] for r in result.metrics] == list(range(ROUNDS + 1))
     name = "params.safetensors"
     assert (result.out / name).read_bytes() == (straight.out / name).read_bytes()
-    for one, other in ((result.params, straight.params), (result.private, straight.private)):
+    for one, other in (
+        (result.params, straight.params),
+        (result.client_state, straight.client_state),
+    ):
         assert one.keys() == other.keys()
         for name in one:
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
@@ -312,14 +315,14 @@ def test_ctrl_c_during_a_checkpoint_waits_for_its_end(tmp_path, monkeypatch, cap
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(ocp.CheckpointManager, "save", interrupted)
-    store = checkpoint.Checkpoints(tmp_path)
+    client_state = checkpoint.Checkpoints(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        store.save(3, {"a": jax.numpy.ones(4)})
+        client_state.save(3, {"a": jax.numpy.ones(4)})
     monkeypatch.undo()
-    assert store.latest == 3
-    _, state = store.restore({"a": jax.numpy.zeros(4)}, last=3)
+    assert client_state.latest == 3
+    _, state = client_state.restore({"a": jax.numpy.zeros(4)}, last=3)
     assert state["a"].tolist() == [1, 1, 1, 1]
-    store.close()
+    client_state.close()
     assert capfd.readouterr().err == ""
 
 

@@ -58,7 +58,7 @@ def emptied(*which):
 
 
 def leaves(result):
-    return {**result.params, **{f"private {n}": x for n, x in result.private.items()}}
+    return {**result.params, **{f"private {n}": x for n, x in result.client_state.items()}}
 
 
 def assert_same(one, other):
@@ -131,7 +131,7 @@ def test_a_client_that_fails_might_as_well_have_no_examples():
     assert row["bytes_down"] == EACH * 7, "it had fetched the adapters"
     for name in toy.HEAD:  # what it keeps is what it had
         for client in failed:
-            np.testing.assert_array_equal(result.private[name][client], result.params[name])
+            np.testing.assert_array_equal(result.client_state[name][client], result.params[name])
 
 
 def test_a_round_in_which_all_fail_is_one_of_nobody():
@@ -187,7 +187,7 @@ def test_equal_after_resume(tmp_path):
         del broadcast
         return {"layer.lora_a": number % 2 == 1, "layer.lora_b": number % 2 == 0}
 
-    algorithm = fedavg(optax.adam(0.02), head="private")._replace(moving=turns)
+    algorithm = fedavg(optax.adam(0.02), head="private")._replace(sent_leaves=turns)
     whole = run(algorithm=algorithm, rounds=10, **OPTIONS)
     assert any(row["failed"] for row in whole.metrics[1:])
     assert any(row["late"] for row in whole.metrics[1:])

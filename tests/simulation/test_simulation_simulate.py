@@ -78,7 +78,7 @@ def rows(result, *without):
 
 
 def leaves(result):
-    return {**result.params, **{f"private {n}": x for n, x in result.private.items()}}
+    return {**result.params, **{f"private {n}": x for n, x in result.client_state.items()}}
 
 
 def accuracy(params, data, indices=None):
@@ -232,19 +232,19 @@ def test_head_policies():
 
     shared, private, alone = (finished(n)[0] for n in ("mean", "private", "local"))
     frozen = run("frozen", rounds=2)
-    assert (shared.private, frozen.private) == ({}, {})
-    assert set(private.private) == set(toy.HEAD)
-    assert set(alone.private) == set(toy.SHARED)
+    assert (shared.client_state, frozen.client_state) == ({}, {})
+    assert set(private.client_state) == set(toy.HEAD)
+    assert set(alone.client_state) == set(toy.SHARED)
     for name in toy.HEAD:
         assert np.any(shared.params[name] != start[name])
         np.testing.assert_array_equal(frozen.params[name], start[name])
         # The global model keeps the initial values of what is private: nothing was averaged.
         np.testing.assert_array_equal(private.params[name], start[name])
         trained = {c for row in rows(private)[1:] for c in row["clients"]}
-        for client, own in enumerate(private.private[name]):
+        for client, own in enumerate(private.client_state[name]):
             assert np.array_equal(own, start[name]) == (client not in trained)
     assert np.any(frozen.params["layer.lora_a"] != start["layer.lora_a"])
-    distinct = {np.asarray(x).tobytes() for x in alone.private["layer.lora_a"]}
+    distinct = {np.asarray(x).tobytes() for x in alone.client_state["layer.lora_a"]}
     assert len(distinct) == 1 + len({c for row in rows(alone)[1:] for c in row["clients"]})
 
 
@@ -261,7 +261,7 @@ def test_a_client_that_blows_up_is_dropped_and_named():
         assert row["test_loss"] is not None
     for name in toy.HEAD:
         np.testing.assert_array_equal(
-            result.private[name][bad], toy.model().trainable[name], err_msg=name
+            result.client_state[name][bad], toy.model().trainable[name], err_msg=name
         )
     for value in leaves(result).values():
         assert np.isfinite(value).all()
