@@ -270,7 +270,7 @@ def _parse(line: bytes) -> Row:
     for key, value in row.items():
         if (wrong := _fault(key, value)) is not None:
             raise ValueError(f"its {show(key, 60)} is {show(value, 60)}, and {wrong}")
-    return {_RENAMED.get(key, key): value for key, value in row.items()}
+    return {_RENAMED.get(key) or key: value for key, value in row.items()}
 
 
 _RENAMED = {"unsent": "skipped_leaves"}
