@@ -70,7 +70,7 @@ def fedavg(model, clients, test, optimizer):
         yield server, float(loss), float(accuracy)
 
 
-def context():
+def problem():
     """Returns a tiny model with LoRA attached, ten non-IID clients, a test set and an optimizer."""
     model = fp.attach(fp.testing.tiny_model(classes=4), fp.lora(rank=4), seed=SEED)
     train, test = fp.testing.tiny_dataset(1600), fp.testing.tiny_dataset(200, seed=1)
@@ -79,5 +79,5 @@ def context():
 
 
 if __name__ == "__main__":
-    for round_index, (_, loss, accuracy) in enumerate(fedavg(*context()), start=1):
+    for round_index, (_, loss, accuracy) in enumerate(fedavg(*problem()), start=1):
         print(f"round {round_index}: test loss {loss:.4f}, test accuracy {accuracy:.3f}")

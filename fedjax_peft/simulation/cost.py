@@ -16,13 +16,8 @@ import jax
 from fedjax_peft import tree
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import Model
-<<<<<<< HEAD
 from fedjax_peft.models.registry import unused_bytes
-from fedjax_peft.peft.ranks import owned_shares, spread
-=======
-from fedjax_peft.models.hf import unused_bytes
 from fedjax_peft.peft.ranks import cycle_ranks, owned_shares
->>>>>>> b017d95 (Rename identifiers to the field's terms: template, client_state, round_index, RoundContext and others)
 from fedjax_peft.random import host_rng
 from fedjax_peft.rows import Row
 from fedjax_peft.typing import Algorithm, PyTree

@@ -92,19 +92,10 @@ def make_model(directory: Path) -> Model:
     try:
         options = dict(metadata["model"])
         made_by, kind = options.pop("made_by"), options.pop("head")
-<<<<<<< HEAD
         make: Any = {"load_model": hub.load_model, "random_model": registry.random_model}[made_by]
-        model: Model = make(**options, head=heads.make(kind, tuple(about["labels"])))
-        if about["method"] is not None:
-            method = _method(about["method"])
-=======
-        head = getattr(heads, kind)
-        labels = () if kind in ("question_answering", "causal_lm") else (tuple(metadata["labels"]),)
-        make: Any = {"load_model": hf.load_model, "random_model": hf.random_model}[made_by]
-        model: Model = make(**options, head=head(*labels))
+        model: Model = make(**options, head=heads.make(kind, tuple(metadata["labels"])))
         if metadata["method"] is not None:
             method = _method(metadata["method"])
->>>>>>> b017d95 (Rename identifiers to the field's terms: template, client_state, round_index, RoundContext and others)
             assert method is not None
             model = attach(model, method)
     except (KeyError, TypeError, AttributeError, AssertionError) as error:
