@@ -1,5 +1,7 @@
 """A run's metrics: one JSON object a line, one line a round, and what is read off them.
 
+All fields, with their units, are in :mod:`fedjax_peft.fields`. In short:
+
 A row is a dict with an integer ``round`` (0 = before training); every other field is optional.
 ``bytes_up``, ``bytes_down`` and ``simulated_seconds`` are per round and are accumulated here. Lists
 of client ids: ``clients`` (who sent an upload), of them ``dropped`` (not finite), beside them

@@ -15,7 +15,18 @@ import fedjax_peft
 ROOT = Path(fedjax_peft.__file__).parent
 LAYERS = [
     {"typing", "errors", "files", "display", "nested"},
-    {"tree", "random", "linalg", "memory", "precision", "assets", "dual_modes", "hub", "rows"},
+    {
+        "tree",
+        "random",
+        "linalg",
+        "memory",
+        "precision",
+        "assets",
+        "dual_modes",
+        "hub",
+        "rows",
+        "fields",
+    },
     {"models", "peft", "data", "tasks", "aggregators", "measures"},
     {"algorithms"},
     {"engine", "inference", "report"},

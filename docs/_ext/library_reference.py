@@ -177,6 +177,85 @@ def _exists(name: str) -> bool:
     return any(hasattr(importlib.import_module(m.name), name) for m in modules)
 
 
+class ConfigKeys(SphinxDirective):
+    """``.. config-keys::``: the tables of a config and their keys, each with its meaning."""
+
+    def run(self) -> list[nodes.Node]:
+        """Returns a section for each table, with a table of its keys."""
+        from fedjax_peft.cli import explain
+        from fedjax_peft.config import config
+
+        rows: dict[str, dict[tuple[str, ...], list[str]]] = {}
+        for key in config.all_keys():
+            meaning = explain.meaning(key)
+            if not meaning:
+                place = self.get_location()
+                logger.warning("the config key %s has no meaning", key.dotted, location=place)
+            kind, default = explain.type_text(key.kind), explain.default_text(key.default)
+            owners = rows.setdefault(key.table, {})
+            row = (f"``{key.name}``", kind, default, meaning)
+            owners.setdefault(row, []).append(key.owner.__name__)
+        sections = []
+        for table, found in rows.items():
+            named = table in config.NAMESPACES
+            header = ["key", *(["of"] if named else []), "type", "default", "meaning"]
+            cells = [
+                [row[0], *([", ".join(owners)] if named else []), *row[1:]]
+                for row, owners in found.items()
+            ]
+            title = f"[{table}]" if table else "Top level"
+            text = (
+                explain.TABLES[table] if table else "arguments of simulate, and the run's own keys"
+            )
+            sections.append(_section(title, f"{text[0].upper()}{text[1:]}.", _table(header, cells)))
+        return sections
+
+
+class MetricsFields(SphinxDirective):
+    """``.. metrics-fields::``: the fields of a row of ``metrics.jsonl``; with ``METRIC``, these."""
+
+    optional_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Returns one table."""
+        from fedjax_peft import fields
+
+        chosen = fields.METRICS if self.arguments == ["METRIC"] else fields.FIELDS
+        cells = [[f"``{name}``", unit or "–", meaning] for name, unit, meaning in chosen]
+        return [_table(["field", "unit", "meaning"], cells)]
+
+
+def _section(title: str, text: str, content: nodes.Node) -> nodes.section:
+    section = nodes.section(ids=[nodes.make_id(f"table-{title}")])
+    section += [nodes.title(text=title), nodes.paragraph(text=text), content]
+    return section
+
+
+def _table(header: list[str], rows: list[list[str]]) -> nodes.table:
+    """Returns a table of plain texts, in which double backquotes mark code."""
+    group = nodes.tgroup(cols=len(header))
+    group += [nodes.colspec(colwidth=1) for _ in header]
+    head, body = nodes.thead(), nodes.tbody()
+    head += _row(header)
+    body += [_row(row) for row in rows]
+    group += [head, body]
+    table = nodes.table()
+    table += group
+    return table
+
+
+def _row(cells: list[str]) -> nodes.row:
+    row = nodes.row()
+    for cell in cells:
+        paragraph = nodes.paragraph()
+        for i, part in enumerate(cell.split("``")):
+            paragraph += nodes.literal(text=part) if i % 2 else nodes.Text(part)
+        entry = nodes.entry()
+        entry += paragraph
+        row += entry
+    return row
+
+
 class Verbatim:
     """Keeps attributes from Napoleon, which takes the first colon of their text for a type."""
 
@@ -197,6 +276,8 @@ class Verbatim:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Registers the directives and the checks."""
     app.add_directive("public-names", PublicNames)
+    app.add_directive("config-keys", ConfigKeys)
+    app.add_directive("metrics-fields", MetricsFields)
     app.connect("env-check-consistency", check_complete)
     app.connect("missing-reference", resolve)
     Verbatim(app)

@@ -19,9 +19,17 @@ from fedjax_peft.config import config as configs
 from fedjax_peft.config.config import Key
 from fedjax_peft.errors import InputError, nearest
 
-__all__ = ["default_text", "explain", "explain_function", "key_lines", "meaning", "type_text"]
+__all__ = [
+    "TABLES",
+    "default_text",
+    "explain",
+    "explain_function",
+    "key_lines",
+    "meaning",
+    "type_text",
+]
 
-_TABLES = {
+TABLES = {
     "model": "the pretrained model, and its head",
     "data": "the data set, and its tokenizer",
     "time": "the model of simulated seconds",
@@ -32,6 +40,7 @@ _TABLES = {
     "aggregator": "how uploads are combined; without this table the algorithm's own way",
     "optimizer": "the clients' optimizer",
 }
+"""Table of a config -> what it is for."""
 
 
 def explain(word: str) -> str:
@@ -45,7 +54,7 @@ def explain(word: str) -> str:
       InputError: no such key; the nearest ones are named.
     """
     known = configs.all_keys()
-    if word in _TABLES:
+    if word in TABLES:
         return _table(word, known)
     found = [key for key in known if word in (key.dotted, key.name)]
     if not found:
@@ -54,7 +63,7 @@ def explain(word: str) -> str:
             return _table(table, known)
         if table in configs.NAMESPACES and name in configs.NAMESPACES[table].__all__:
             return explain_function(table, name)
-        names = {key.dotted for key in known} | {key.name for key in known} | {*_TABLES}
+        names = {key.dotted for key in known} | {key.name for key in known} | {*TABLES}
         raise InputError(f"There is no config key {word!r}. {nearest(word, names)}")
     return "\n\n".join(_paragraphs(found))
 
@@ -170,7 +179,7 @@ def _of(group: Sequence[Key]) -> str:
 
 
 def _table(table: str, known: Sequence[Key]) -> str:
-    head = f"[{table}]: {_TABLES[table]}"
+    head = f"[{table}]: {TABLES[table]}"
     if table not in configs.NAMESPACES:
         names = [key.name for key in known if key.table == table]
         lines = f"Its keys: {', '.join(dict.fromkeys(names))}."

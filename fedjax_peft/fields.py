@@ -1,0 +1,163 @@
+"""The fields of a row of ``metrics.jsonl``: their units and meanings, in one place.
+
+The reference pages of the documentation are made from these tables, and a test compares them with
+the rows of real runs.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+__all__ = ["FIELDS", "METRICS", "Field", "field_names", "find"]
+
+
+class Field(NamedTuple):
+    """A field of a row, or several fields of the same form."""
+
+    name: str
+    """``METRIC`` stands for a metric of the task or of the algorithm (:data:`METRICS`), ``MODULE``
+    for the path of a module. A dot leads into a nested table."""
+    unit: str
+    """Such as ``bytes`` or ``seconds``; empty for a text or a ratio without a unit."""
+    meaning: str
+
+
+METRICS = (
+    Field("loss", "nats per example", "Mean loss; per token for next-token prediction."),
+    Field("accuracy", "fraction", "Correct predictions over all of them."),
+    Field("macro_f1", "fraction", "Classification: F1, averaged over the classes."),
+    Field("f1", "fraction", "Tagging: micro F1 of entities. Question answering: F1 of words."),
+    Field("precision", "fraction", "Tagging: correct entities over predicted entities."),
+    Field("recall", "fraction", "Tagging: correct entities over entities."),
+    Field("lost_entities", "fraction", "Tagging: entities that lie behind the last kept token."),
+    Field("exact_match", "fraction", "Question answering: answers equal to a reference."),
+    Field("raw_exact_match", "fraction", "The same, averaged over all references of a question."),
+    Field("raw_f1", "fraction", "F1 of words, averaged over all references of a question."),
+    Field("perplexity", "", "Next token: exponential of the mean loss."),
+    Field("contrastive", "nats per example", "MOON: the contrastive loss."),
+    Field("loss_global", "nats per example", "FedMCP: loss of the global adapter's classifier."),
+    Field("accuracy_global", "fraction", "FedMCP: accuracy of the global adapter's classifier."),
+    Field(
+        "SIMILARITY_global_private", "", "FedMCP: of the global and the private adapter's outputs."
+    ),
+    Field("SIMILARITY_global_average", "", "FedMCP: of the global adapter and the received one."),
+    Field("cka", "from 0 to 1", 'Similarity of two adapters; with diagnostics=["cka"].'),
+)
+"""What ``METRIC`` stands for in the names of :data:`FIELDS`; tasks of your own have others."""
+
+FIELDS = (
+    # ---- the round
+    Field("round", "", "Number of the round; 0 is before training."),
+    Field("clients", "client ids", "Clients that sent an upload in this round."),
+    Field("dropped", "client ids", "Those of ``clients`` whose upload was not finite."),
+    Field("failed", "client ids", "Clients that dropped out (``failure_rate``)."),
+    Field("late", "client ids", "Clients that missed the ``deadline``."),
+    Field("unsent", "names", "Leaves that clients did not send in this round."),
+    Field("stopped", "", "Why the run ended before its last round."),
+    # ---- training
+    Field("steps", "local steps", "Local steps of all clients."),
+    Field("train_METRIC", "as METRIC", "Mean over the training examples of the round."),
+    Field("train_METRIC_std", "as METRIC", "Standard deviation over the clients of the round."),
+    Field("train_METRIC_worst", "as METRIC", "Worst client of the round."),
+    Field("update_norm", "", "Mean L2 norm of the change that an upload makes to the model."),
+    Field("train_update_norm_std", "", "Standard deviation of this norm over clients."),
+    Field("train_update_norm_worst", "", "Largest such norm."),
+    Field("per_client.METRIC", "as METRIC", "One value for each of ``clients``."),
+    Field("per_client.update_norm", "", "One value for each of ``clients``."),
+    # ---- costs
+    Field("bytes_up", "bytes", "Sent to the server in this round, by all clients."),
+    Field("bytes_down", "bytes", "Sent to clients in this round."),
+    Field("simulated_seconds", "seconds", "Duration of the round by the time model."),
+    # ---- evaluation
+    Field("headline", "", "Name of the metric that the task is judged by."),
+    Field("headline_better", "", "``higher`` or ``lower``."),
+    Field(
+        "test_METRIC",
+        "as METRIC",
+        "On the test set: of the global model, or the mean over ``test_count`` clients' models.",
+    ),
+    Field("test_METRIC_std", "as METRIC", "Standard deviation over these clients' models."),
+    Field("test_examples", "examples", "Size of the test set."),
+    Field("test_count", "clients", "Number of clients whose models were tested."),
+    Field("global_test_METRIC", "as METRIC", "Of the shared model, where clients have their own."),
+    Field("global_test_examples", "examples", "Size of the test set."),
+    Field("client_count", "clients", "Number of clients with a test of their own."),
+    Field("client_examples", "examples", "Test examples of all clients."),
+    Field("client_METRIC_mean", "as METRIC", "Mean over clients, each with its model and test."),
+    Field("client_METRIC_weighted", "as METRIC", "The same, weighted by the size of the test."),
+    Field("client_METRIC_std", "as METRIC", "Standard deviation over clients."),
+    Field("client_METRIC_worst", "as METRIC", "Worst client."),
+    Field("client_tests.METRIC", "as METRIC", "One value for each of ``client_tests.client``."),
+    Field("client_tests.client", "client ids", "Clients with a test of their own."),
+    Field("tuned_test_METRIC", "as METRIC", "After clients have tuned their models for this test."),
+    Field("tuned_test_METRIC_std", "as METRIC", "Standard deviation of the same."),
+    Field("tuned_client_METRIC_KIND", "as METRIC", "KIND is mean, weighted, std or worst."),
+    # ---- aggregation
+    Field("aggregation_error", "", "Frobenius norm of the used minus the exact average of LoRA."),
+    Field("aggregation_error_relative", "fraction", "Over the norm of the exact average."),
+    Field("aggregation_error_max", "", "Largest absolute entry of the difference."),
+    Field("layers.aggregation_error.MODULE", "", "The error of one module."),
+    Field("spectrum_kept", "fraction", "Squared singular values kept by FRA and FlexLoRA."),
+    Field("residual", "", "FedEx-LoRA: Frobenius norm of what is added to frozen weights."),
+    Field("residual_relative", "fraction", "Over the norm of the exact average."),
+    Field("switched", "0 or 1", "FRA-FFA: whether the run has switched to FFA."),
+    # ---- diagnostics
+    Field("variation_magnitude_FACTOR", "", "Mean change of the columns' norms; FACTOR: a or b."),
+    Field("variation_direction_FACTOR", "", "Mean of 1 - cosine of the columns' directions."),
+    Field("layers.variation_magnitude_FACTOR.MODULE", "", "The same of one module."),
+    Field("layers.variation_direction_FACTOR.MODULE", "", "The same of one module."),
+    Field("effective_rank", "", "Mean effective rank of the LoRA products."),
+    Field("layers.effective_rank.MODULE", "", "Effective rank of one product."),
+    Field("layers.singular_value.MODULE", "", "Largest singular value of one product."),
+    # ---- the machine
+    Field("lanes", "", "Clients that run side by side."),
+    Field("slot_utilisation", "fraction", "Local steps over steps of all lanes."),
+    Field("padded_utilisation", "fraction", "The same if all clients had the longest one's steps."),
+    Field("padding_share", "fraction", "Tokens of the round that are padding."),
+    Field("time.train_s", "seconds", "Wall-clock time of training on this machine."),
+    Field("time.compile_s", "seconds", "Of compiling the round, where it was compiled."),
+    Field("time.eval_s", "seconds", "Of evaluation."),
+    Field("time.tune_s", "seconds", "Of tuning before the last evaluation."),
+    # ---- row 0
+    Field("parameters.KIND", "parameters", "KIND is adapter, head or frozen."),
+    Field("roles.ROLE", "parameters", "ROLE is shared, private or fixed."),
+)
+"""All fields. Evaluations over clients' models exist for two groups too: with ``_seen`` at the end
+over clients of which an upload was aggregated, with ``_unseen`` over the others."""
+
+_PARTS = {
+    "METRIC": f"(?:{'|'.join(metric.name for metric in METRICS)})".replace(
+        "SIMILARITY", "(?:cka|cka_debiased|cosine)"
+    ),
+    "MODULE": r"[\w.]+",
+    "FACTOR": "[ab]",
+    "KIND": "(?:mean|weighted|std|worst|adapter|head|frozen)",
+    "ROLE": "(?:shared|private|fixed)",
+}
+_GROUPED = ("test_", "client_", "tuned_")
+
+
+def find(name: str) -> Field | None:
+    """Returns the field of a name, such as ``client_f1_mean_unseen`` or ``time.train_s``.
+
+    None for a name that is not in the tables.
+    """
+    return next((field for field in FIELDS if _pattern(field.name).fullmatch(name)), None)
+
+
+def field_names(row: Mapping[str, Any]) -> set[str]:
+    """Returns the names of all fields of a row; those of nested tables are joined by dots."""
+    names: set[str] = set()
+    for key, value in row.items():
+        inside = field_names(value) if isinstance(value, Mapping) else None
+        names |= {key} if inside is None else {f"{key}.{name}" for name in inside}
+    return names
+
+
+@cache
+def _pattern(name: str) -> re.Pattern[str]:
+    """Returns the pattern of the names that a field stands for."""
+    parts = (_PARTS.get(part, re.escape(part)) for part in re.split(f"({'|'.join(_PARTS)})", name))
+    groups = "(?:_seen|_unseen)?" if name.startswith(_GROUPED) else ""
+    return re.compile("".join(parts) + groups)

@@ -1,0 +1,71 @@
+"""The table of fields knows every field of real rows, with its unit."""
+
+import optax
+import pytest
+
+import fedjax_peft as fp
+from fedjax_peft import fields
+
+ADAM = optax.adam(1e-3)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """Training examples, held-out examples and a test set of four clients."""
+    data = fp.testing.tiny_dataset(64)
+    train, held_out = fp.partition.iid(data, clients=4).holdout(0.25)
+    return train, held_out, fp.testing.tiny_dataset(16, seed=1)
+
+
+def rows(federation, method, algorithm, **options):
+    train, held_out, test = federation
+    head = fp.heads.two_classifiers(4) if method.name == "dual" else fp.heads.classification(4)
+    config = {**fp.testing.TINY_BERT, "num_hidden_layers": 1}
+    model = fp.attach(fp.random_model(config, head=head), method)
+    common = {"rounds": 1, "local_steps": 1, "batch_size": 4, "lanes": 1} | options
+    return fp.simulate(model, algorithm, train, test=test, client_test=held_out, **common)
+
+
+@pytest.mark.parametrize(
+    ("method", "algorithm", "options", "expected"),
+    [
+        (
+            fp.lora(rank=2),
+            fp.algorithms.fedavg(ADAM, aggregator=fp.aggregators.fra()),
+            {
+                "diagnostics": ["clients", "variation", "spectrum"],
+                "failure_rate": 0.3,
+                "deadline": 1e6,
+                "stop": lambda rows: len(rows) > 1,
+                "rounds": 2,
+            },
+            {"late", "stopped", "spectrum_kept", "per_client.loss", "client_tests.client"},
+        ),
+        (
+            fp.peft.dual(size=4),
+            fp.algorithms.fedmcp(ADAM),
+            {"diagnostics": ["cka"]},
+            {"client_cka_mean", "train_accuracy_global", "test_accuracy_std", "client_loss_worst"},
+        ),
+        (
+            fp.lora(rank=2),
+            fp.algorithms.fedrep(ADAM, tune_epochs=1),
+            {},
+            {"tuned_client_loss_mean", "client_count_unseen", "time.tune_s"},
+        ),
+    ],
+    ids=["fra", "fedmcp", "fedrep"],
+)
+def test_every_field_of_a_run_is_in_the_table(federation, method, algorithm, options, expected):
+    made = rows(federation, method, algorithm, **options).metrics
+    names = set().union(*map(fields.field_names, made))
+    assert {name for name in names if fields.find(name) is None} == set()
+    assert expected <= names, "the run must have the fields that it is here for"
+
+
+def test_names_that_are_no_fields_are_not_found():
+    assert fields.find("train_losses") is None
+    assert fields.find("client_f1_mean_unseen").name == "client_METRIC_mean"
+    assert fields.find("layers.effective_rank.encoder.layer.0").name.endswith("MODULE")
+    doubled = {field.name for field in fields.FIELDS}
+    assert len(doubled) == len(fields.FIELDS)
