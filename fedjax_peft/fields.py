@@ -53,7 +53,7 @@ FIELDS = (
     Field("dropped", "client ids", "Those of ``clients`` whose upload was not finite."),
     Field("failed", "client ids", "Clients that dropped out (``failure_rate``)."),
     Field("late", "client ids", "Clients that missed the ``deadline``."),
-    Field("unsent", "names", "Leaves that clients did not send in this round."),
+    Field("skipped_leaves", "names", "Leaves that clients did not send in this round."),
     Field("stopped", "", "Why the run ended before its last round."),
     # ---- training
     Field("steps", "local steps", "Local steps of all clients."),
