@@ -47,21 +47,33 @@ class Import(NamedTuple):
     """Inside a function: it costs nothing until that is called."""
 
 
-def statements(node: ast.AST, lazy: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+def statements(
+    node: ast.AST, *, lazy: bool = False, type_checking: bool = False
+) -> Iterator[tuple[ast.stmt, bool]]:
+    """Yields (import statement, lazy), with ``type_checking`` also those for type checkers only."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, lazy
-        elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+            continue
+        for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        if type_checking or not for_types:
             inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from statements(child, lazy or inside)
+            yield from statements(child, lazy=lazy or inside, type_checking=type_checking)
 
 
-def read_imports() -> list[Import]:
-    found = []
+def read_modules() -> dict[str, Path]:
+    """Returns the files by module name; a package name stands for its ``__init__.py``."""
+    found = {}
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        module = ".".join(p for p in parts if p != "__init__")
-        for statement, lazy in statements(ast.parse(path.read_text())):
+        found[".".join(p for p in parts if p != "__init__")] = path
+    return found
+
+
+def read_imports(*, type_checking: bool = False) -> list[Import]:
+    found = []
+    for module, path in MODULES.items():
+        for statement, lazy in statements(ast.parse(path.read_text()), type_checking=type_checking):
             if isinstance(statement, ast.Import):
                 names = [alias.name for alias in statement.names]
             else:
@@ -71,6 +83,7 @@ def read_imports() -> list[Import]:
     return found
 
 
+MODULES = read_modules()
 IMPORTS = read_imports()
 
 
@@ -96,6 +109,62 @@ def test_layers_import_one_way():
         if imported != "__version__" and layer(imported) > layer(i.module):
             wrong.append(f"{i.module} imports {i.imported}")
     assert wrong == []
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Returns the modules that each module needs: at the top, lazily, or for types.
+
+    Importing ``a.b`` from outside of ``a`` also runs ``a/__init__.py``, so it needs ``a`` too. From
+    inside ``a`` it does not count: every ``__init__`` that re-exports names would be in a circle.
+    Importing a name that is no module, such as ``from a import f``, always needs ``a``.
+    """
+    graph: dict[str, set[str]] = {module: set() for module in MODULES if module}
+    for i in read_imports(type_checking=True):
+        needed = i.imported.removeprefix("fedjax_peft.")
+        if needed == i.imported or not i.module:  # another package; or the list of public names
+            continue
+        while needed and needed not in MODULES:
+            needed = needed.rpartition(".")[0]
+        graph[i.module] |= {needed} - {i.module, ""}
+        while (needed := needed.rpartition(".")[0]) and not f"{i.module}.".startswith(f"{needed}."):
+            graph[i.module].add(needed)
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Returns the sets of modules that need each other (strongly connected components)."""
+
+    def reached(start: str) -> set[str]:
+        found, todo = set(), [start]
+        while todo:
+            new = graph[todo.pop()] - found
+            found |= new
+            todo += new
+        return found
+
+    reach = {module: reached(module) for module in graph}
+    found: list[set[str]] = []
+    for module in sorted(graph):
+        circle = {other for other in reach[module] if module in reach[other]}
+        if circle and circle not in found:
+            found.append(circle)
+    return found
+
+
+def test_circles_are_found():
+    graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"e"}, "f": {"a"}}
+    assert circles(graph) == [{"a", "b", "c"}, {"e"}]
+
+
+def test_the_import_graph_knows_lazy_imports_and_the_packages_on_the_way():
+    graph = import_graph()
+    assert "aggregators" in graph["algorithms.fedavg"], "aggregators/__init__.py runs first"
+    assert "peft" not in graph["peft.lora"], "its own package runs in any case"
+    assert "peft.io.adapterhub" in graph["peft.io.export"], "a lazy import"
+
+
+def test_no_import_circles():
+    assert circles(import_graph()) == []
 
 
 def test_the_core_sees_plain_trees_and_functions():

@@ -20,7 +20,7 @@ from fedjax_peft.files import check_output, replace_file
 if TYPE_CHECKING:
     from fedjax_peft.data.catalog import Source
     from fedjax_peft.loading import TrainedModels
-    from fedjax_peft.report.page import RunRecord
+    from fedjax_peft.report.records import RunRecord
 
 __all__ = ["main"]
 
@@ -415,7 +415,7 @@ def _run_each(
     """Runs resolved configs one after the other under their titles; see :func:`_run_all`."""
     from fedjax_peft.cli import console
     from fedjax_peft.config import config as configs
-    from fedjax_peft.report import page as report
+    from fedjax_peft.report.records import load_run
 
     done = []
     for name, config in todo.items():
@@ -433,7 +433,7 @@ def _run_each(
                 on_round=screen.on_round,
                 on_phase=screen.on_phase,
             )
-        done.append(report.load_run(out / name))
+        done.append(load_run(out / name))
     _print_table(done)
     return done
 
@@ -442,8 +442,9 @@ def _report(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from fedjax_peft.report import page as report
+    from fedjax_peft.report.records import load_runs
 
-    runs = [run for path in options.runs for run in report.load_runs(path)]
+    runs = [run for path in options.runs for run in load_runs(path)]
     _print_table(runs)
     common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
     page = report.write_report(runs, options.out or common, target=options.target)

@@ -1,11 +1,9 @@
 """The report of one run or a comparison of several: a table, three figures and one HTML page."""
 
 import itertools
-import json
 import math
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +14,10 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import read_text, replace_file
+from fedjax_peft.errors import InputError
+from fedjax_peft.files import replace_file
 from fedjax_peft.report import plots
+from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.separation import LEVEL
 from fedjax_peft.report.verdict import (
     SEED,
@@ -32,20 +31,15 @@ from fedjax_peft.report.verdict import (
     word,
 )
 from fedjax_peft.rows import (
-    Row,
     headline,
     headline_is_lower_better,
-    read_metrics,
     rounds_to,
     series,
     summary,
 )
 
 __all__ = [
-    "RunRecord",
     "conclusion",
-    "load_run",
-    "load_runs",
     "table",
     "target_table",
     "write_report",
@@ -63,50 +57,6 @@ FIGURES = (
     ("simulated_seconds", "vs_time.svg", "simulated time"),
 )
 """X axis, end of the file's name (the metric comes first), and what the axis is in words."""
-
-
-class RunRecord(NamedTuple):
-    """What a run's directory tells."""
-
-    name: str
-    """The config's ``name``, or else the directory's, on one line."""
-    path: Path
-    config: dict[str, Any]
-    environment: dict[str, Any]
-    rows: list[Row]
-
-
-def load_run(path: str | os.PathLike[str]) -> RunRecord:
-    """Returns the record of a run's directory; the run may be unfinished.
-
-    Raises:
-        InputError: if the directory is not a run's, or one of its files is damaged.
-    """
-    path = Path(path)
-    missing = [name for name in ("config.toml", "metrics.jsonl") if not (path / name).is_file()]
-    if missing:
-        raise InputError(
-            f"{path} is not a run: it has no {' and no '.join(missing)}. {_advice(path)}"
-        )
-    config = _load(path / "config.toml", tomllib.loads)
-    return RunRecord(
-        name=plots.one_line(str(config.get("name") or path.resolve().name)),
-        path=path,
-        config=config,
-        environment=_load(path / "environment.json", json.loads),
-        rows=read_metrics(path / "metrics.jsonl"),
-    )
-
-
-def load_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
-    """Returns the record of a run's directory, or those of the runs directly inside of it.
-
-    Raises:
-        InputError: see :func:`load_run`.
-    """
-    path = Path(path)
-    inside = [] if _is_run(path) else _runs_in(path)
-    return [load_run(run) for run in inside or [path]]
 
 
 def table(runs: Sequence[RunRecord], width: int = 80) -> Table:
@@ -251,39 +201,6 @@ def _template() -> jinja2.Template:
 
 
 # Runs and their names.
-
-
-def _load(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-    """Returns what a file holds, nothing if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = parse(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:  # of both parsers
-        raise InputError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} cannot be read: it must hold names and values.")
-    return content
-
-
-def _advice(path: Path) -> str:
-    """Returns what the user may have meant by a path that is no run."""
-    if path.is_file() and _is_run(path.parent):
-        return f"Give the directory: {path.parent}."
-    if inside := _runs_in(path):
-        more = f" and {len(inside) - 3} more" if len(inside) > 3 else ""
-        return f"It contains runs: {', '.join(map(str, inside[:3]))}{more}."
-    if not path.exists() and (beside := _runs_in(path.parent)):
-        return nearest(path.name, [run.name for run in beside])
-    return "A run is a directory that `fedjax-peft run` has made."
-
-
-def _is_run(path: Path) -> bool:
-    return (path / "config.toml").is_file() and (path / "metrics.jsonl").is_file()
-
-
-def _runs_in(path: Path) -> list[Path]:
-    return sorted(run for run in path.iterdir() if _is_run(run)) if path.is_dir() else []
 
 
 def _distinct(runs: Sequence[RunRecord]) -> list[RunRecord]:

@@ -5,15 +5,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_peft.nested import flatten
 from fedjax_peft.report import plots, separation
+from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.separation import Group, Measurement, Ranking
 from fedjax_peft.rows import headline_is_lower_better, series, summary
-
-if TYPE_CHECKING:
-    from fedjax_peft.report.page import RunRecord
 
 __all__ = [
     "SEED",
@@ -61,7 +59,7 @@ class Judgement(NamedTuple):
         return set(runs) if len(runs) == 1 else set()
 
 
-def judge(runs: Sequence["RunRecord"]) -> Judgement | None:
+def judge(runs: Sequence[RunRecord]) -> Judgement | None:
     """Returns the ranking of runs that have different names, or None if none has a score."""
     facts = [summary(run.rows) for run in runs]
     on_test = any(fact["final_score"] is not None for fact in facts)
@@ -100,7 +98,7 @@ def judge(runs: Sequence["RunRecord"]) -> Judgement | None:
     )
 
 
-def verdict(runs: Sequence["RunRecord"], judged: Judgement | None) -> str:
+def verdict(runs: Sequence[RunRecord], judged: Judgement | None) -> str:
     """Returns the result in a few words, naming a winner only if it is separated from the others.
 
     Args:
@@ -162,7 +160,7 @@ def unique(name: str, taken: Collection[str]) -> str:
 # Scores and groups.
 
 
-def _on_test(run: "RunRecord", fact: Mapping[str, Any]) -> Measurement | None:
+def _on_test(run: RunRecord, fact: Mapping[str, Any]) -> Measurement | None:
     value = fact["final_score"]
     if value is None or not fact["final_round"]:
         return None
@@ -179,7 +177,7 @@ def _on_test(run: "RunRecord", fact: Mapping[str, Any]) -> Measurement | None:
     return Measurement(value, variance + deviation**2 / (count - 1), count - 1)
 
 
-def _on_clients(run: "RunRecord", fact: Mapping[str, Any]) -> Measurement | None:
+def _on_clients(run: RunRecord, fact: Mapping[str, Any]) -> Measurement | None:
     value, deviation, count = (fact[f"client_{kind}"] for kind in ("mean", "std", "count"))
     if value is None or not fact["rounds"]:
         return None
@@ -205,7 +203,7 @@ def _seed(config: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in printed(config).items() if SEED.search(key))
 
 
-def _groups(runs: Sequence["RunRecord"], tested: Sequence[int]) -> dict[str, list[int]]:
+def _groups(runs: Sequence[RunRecord], tested: Sequence[int]) -> dict[str, list[int]]:
     """Returns the runs of each group by its name; a run of the same config and seed is left out.
 
     The config of a run that was made in Python does not tell all settings, so it is alone.
@@ -226,14 +224,14 @@ def _groups(runs: Sequence["RunRecord"], tested: Sequence[int]) -> dict[str, lis
     return names
 
 
-def _given_name(run: "RunRecord") -> str:
+def _given_name(run: RunRecord) -> str:
     return plots.one_line(str(run.config.get("name") or run.path.resolve().name))
 
 
 # Words.
 
 
-def _error(judged: Judgement, group: Group, runs: Sequence["RunRecord"]) -> str:
+def _error(judged: Judgement, group: Group, runs: Sequence[RunRecord]) -> str:
     """Returns what a score is of: its seeds, or its standard error and what the run had spent."""
     if group.deviation is not None:
         n = len(group.by_seed)
@@ -246,7 +244,7 @@ def _error(judged: Judgement, group: Group, runs: Sequence["RunRecord"]) -> str:
     return f"{error} {_after(run, judged)}"
 
 
-def _after(run: "RunRecord", judged: Judgement) -> str:
+def _after(run: RunRecord, judged: Judgement) -> str:
     """Returns what a run had spent when it was last tested, in words."""
     name = summary(run.rows)["headline"]
     field = f"test_{name}" if judged.on_test else f"client_{name}_mean"

@@ -12,6 +12,7 @@ from rich.console import Console
 from fedjax_peft.cli.main import main
 from fedjax_peft.errors import InputError
 from fedjax_peft.report import page as report
+from fedjax_peft.report import records
 from fedjax_peft.report.verdict import judge
 from fedjax_peft.rows import rounds_to
 
@@ -43,7 +44,7 @@ def make_run(path, *, top=0.8, rounds=4, config="", size=1_000_000, **last):
 
 
 def load(*paths):
-    return [report.load_run(path) for path in paths]
+    return [records.load_run(path) for path in paths]
 
 
 def page(runs, tmp_path):
@@ -106,13 +107,13 @@ def test_a_crashed_run_without_an_environment_loads(tmp_path):
 def test_what_is_no_run_gets_advice(tmp_path):
     make_run(tmp_path / "runs" / "federa")
     with pytest.raises(InputError, match=r"no config\.toml and no metrics.*Did you mean 'federa'"):
-        report.load_run(tmp_path / "runs" / "fedara")
+        records.load_run(tmp_path / "runs" / "fedara")
     with pytest.raises(InputError, match=r"contains runs: .*federa\."):
-        report.load_run(tmp_path / "runs")
+        records.load_run(tmp_path / "runs")
     with pytest.raises(InputError, match=r"Give the directory: .*federa\."):
-        report.load_run(tmp_path / "runs" / "federa" / "metrics.jsonl")
+        records.load_run(tmp_path / "runs" / "federa" / "metrics.jsonl")
     with pytest.raises(InputError, match="`fedjax-peft run` has made"):
-        report.load_run(tmp_path / "nowhere")
+        records.load_run(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("file", ["config.toml", "environment.json"])
@@ -121,7 +122,7 @@ def test_a_damaged_file_is_named(tmp_path, file, text):
     path = make_run(tmp_path / "fra")
     (path / file).write_bytes(text)
     with pytest.raises(InputError, match=file.replace(".", r"\.")):
-        report.load_run(path)
+        records.load_run(path)
 
 
 def test_namesakes_are_told_apart_by_their_paths(tmp_path):

@@ -1,0 +1,92 @@
+"""Reading what runs have left on disk, for reports."""
+
+import json
+import os
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_peft.display import one_line
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.files import read_text
+from fedjax_peft.rows import Row, read_metrics
+
+__all__ = ["RunRecord", "load_run", "load_runs"]
+
+
+class RunRecord(NamedTuple):
+    """The recorded files of a run."""
+
+    name: str
+    """The config's ``name``, or else the directory's, on one line."""
+    path: Path
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    rows: list[Row]
+
+
+def load_run(path: str | os.PathLike[str]) -> RunRecord:
+    """Returns the record of a run's directory; the run may be unfinished.
+
+    Raises:
+        InputError: if the directory is not a run's, or one of its files is damaged.
+    """
+    path = Path(path)
+    missing = [name for name in ("config.toml", "metrics.jsonl") if not (path / name).is_file()]
+    if missing:
+        raise InputError(
+            f"{path} is not a run: it has no {' and no '.join(missing)}. {_advice(path)}"
+        )
+    config = _load(path / "config.toml", tomllib.loads)
+    return RunRecord(
+        name=one_line(str(config.get("name") or path.resolve().name)),
+        path=path,
+        config=config,
+        environment=_load(path / "environment.json", json.loads),
+        rows=read_metrics(path / "metrics.jsonl"),
+    )
+
+
+def load_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
+    """Returns the record of a run's directory, or those of the runs directly inside of it.
+
+    Raises:
+        InputError: see :func:`load_run`.
+    """
+    path = Path(path)
+    inside = [] if _is_run(path) else _runs_in(path)
+    return [load_run(run) for run in inside or [path]]
+
+
+def _load(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """Returns the table in a file, an empty one if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = parse(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:  # from either parser
+        raise InputError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} cannot be read: it must hold names and values.")
+    return content
+
+
+def _advice(path: Path) -> str:
+    """Returns advice for a path that is not a run."""
+    if path.is_file() and _is_run(path.parent):
+        return f"Give the directory: {path.parent}."
+    if inside := _runs_in(path):
+        more = f" and {len(inside) - 3} more" if len(inside) > 3 else ""
+        return f"It contains runs: {', '.join(map(str, inside[:3]))}{more}."
+    if not path.exists() and (beside := _runs_in(path.parent)):
+        return nearest(path.name, [run.name for run in beside])
+    return "A run is a directory that `fedjax-peft run` has made."
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.toml").is_file() and (path / "metrics.jsonl").is_file()
+
+
+def _runs_in(path: Path) -> list[Path]:
+    return sorted(run for run in path.iterdir() if _is_run(run)) if path.is_dir() else []
