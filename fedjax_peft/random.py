@@ -14,7 +14,7 @@ from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import Key
 
-__all__ = ["client_key", "host_rng", "stream"]
+__all__ = ["client_key", "host_rng", "server_key", "stream", "transform_key"]
 
 
 def _tag(name: str) -> int:
@@ -44,6 +44,20 @@ def stream(seed: int | Key, *names: str) -> Key:
 def client_key(key: Key, round_: jax.Array | int, client: jax.Array | int) -> Key:
     """Returns a client's key in a round. Its step keys are ``fold_in(client_key, local_step)``."""
     return jax.random.fold_in(jax.random.fold_in(key, round_), client)
+
+
+def server_key(key: Key, round_: jax.Array | int) -> Key:
+    """Returns the server's key in a round, from the clients' key (``stream(seed, "clients")``)."""
+    return jax.random.fold_in(stream(key, "server"), round_)
+
+
+def transform_key(key: Key, round_: jax.Array | int, client: jax.Array | int) -> Key:
+    """Returns a client's key for upload transforms in a round, from the clients' key.
+
+    The transform at place ``i`` of a chain has ``fold_in(transform_key, i)``, so adding one to the
+    end changes no random number of the others.
+    """
+    return client_key(stream(key, "transform"), round_, client)
 
 
 def host_rng(seed: int, name: str, *indices: int) -> np.random.Generator:

@@ -175,17 +175,25 @@ class Aggregator(NamedTuple):
 
 
 class RoundContext(NamedTuple):
-    """What the server knows of a round beside the aggregate."""
+    """What the server knows about a round beside the aggregate. Made by the engine."""
 
     round_index: jax.Array
     """The round, int32 from 1."""
-    clients: int
+    participants: jax.Array
+    """How many uploads were aggregated, float32; 0 where no upload could be used."""
+    total_clients: int
     """How many clients can take part: those that have examples."""
-    accepted: jax.Array
-    """How many uploads the aggregate is of, float32; 0 where nobody could be heard."""
     metrics: Metrics
-    """Training metrics of those clients, summed. A client whose value is not finite is left out of
-    that metric, so both sum and count can be 0."""
+    """Training metrics of the participants, summed. A client whose value is not finite is left out
+    of that metric, so both sum and count can be 0."""
+    fixed: Params
+    """The trainable leaves that never change, such as LoRA's scale."""
+    key: Key
+    """For the server's random numbers in this round. Each user descends from it by a name:
+    ``stream(context.key, "my noise")``."""
+    sampling_probability: float
+    """The share of all clients that a round samples, on average. With Poisson sampling it is the
+    probability of each client."""
 
 
 class ServerUpdate(NamedTuple):

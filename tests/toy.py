@@ -16,7 +16,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.random import stream
 from fedjax_peft.tasks import classification
-from fedjax_peft.typing import Outputs
+from fedjax_peft.typing import Outputs, RoundContext
 
 FEATURES, WIDTH, RANK, CLASSES = 5, 6, 2, 3
 KINDS = {
@@ -102,6 +102,19 @@ def poisoned(federation: Clients, *which: int) -> Clients:
     return Clients(data, federation.indices)
 
 
+def context(round_index=1, metrics=None) -> RoundContext:
+    """Returns what a server knows of a round in which all of five clients took part."""
+    return RoundContext(
+        round_index=jnp.int32(round_index),
+        participants=jnp.float32(5),
+        total_clients=5,
+        metrics=metrics or {},
+        fixed={},
+        key=stream(0, "server"),
+        sampling_probability=1.0,
+    )
+
+
 class Engine:
     """The round program of an algorithm on the toy problem, as ``simulate`` uses it."""
 
@@ -121,7 +134,7 @@ class Engine:
         columns, key = federation.data.columns, stream(0, "clients")
         parts = (bound.apply, classification(), bound.frozen, fixed)
         setup = Setup(algorithm, *parts, key, self.clients)
-        setup = setup._replace(participants=int((federation.sizes > 0).sum()))
+        setup = setup._replace(total_clients=int((federation.sizes > 0).sum()))
         if ranks is not None:
             setup = setup._replace(rank_mask=rank_masks(bound, ranks, self.clients))
         self.program = Program(setup, columns)

@@ -109,10 +109,10 @@ def feddyn(
         return ClientUpdate(init, step, final)
 
     def update(state: Server, average: Params, context: RoundContext) -> Server:
-        share = context.accepted / context.clients
+        share = context.participants / context.total_clients
         moved = jax.tree.map(lambda s, x, y: s + share * (y - x), state.moved, state.model, average)
         new = Server(jax.tree.map(jnp.add, average, moved), moved)
-        return tree.where(context.accepted > 0, new, state)
+        return tree.where(context.participants > 0, new, state)
 
     server = ServerUpdate(
         init=lambda shared: Server(shared, jax.tree.map(jnp.zeros_like, shared)),

@@ -141,7 +141,7 @@ def _on_leaves(optimizer: optax.GradientTransformation) -> ServerUpdate:
         steps, memory = optimizer.update(gradient, state.optimizer, state.model)
         new = State(optax.apply_updates(state.model, steps), memory)
         # Momentum would carry on where nobody was heard.
-        return tree.where(context.accepted > 0, new, state)
+        return tree.where(context.participants > 0, new, state)
 
     return ServerUpdate(
         init=lambda shared: State(shared, optimizer.init(shared)),
@@ -174,7 +174,7 @@ def _on_products(optimizer: optax.GradientTransformation, aggregator: Aggregator
         steps, memory = optimizer.update(gradient, state.optimizer, point)
         made = factored(optax.apply_updates(point, steps), state.model, new["scale"])
         moved = ProductState(made.update, memory, made.metrics)
-        return tree.where(context.accepted > 0, moved, state)
+        return tree.where(context.participants > 0, moved, state)
 
     return ServerUpdate(
         init=init,

@@ -210,7 +210,7 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpd
             "best": best,
             "orthogonal": jnp.array(True),
         }
-        received = context.accepted > 0
+        received = context.participants > 0
         return jax.tree.map(lambda x, y: jnp.where(received, x, y), moved, state)
 
     def broadcast(state: PyTree) -> PyTree:

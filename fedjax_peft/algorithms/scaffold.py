@@ -134,7 +134,7 @@ def scaffold(
         return ClientUpdate(init, step, final)
 
     def update(state: PyTree, new: PyTree, context: RoundContext) -> PyTree:
-        share = context.accepted / context.clients
+        share = context.participants / context.total_clients
         return {
             "model": jax.tree.map(
                 lambda x, y: x + server_learning_rate * (y - x), state["model"], new["model"]

@@ -39,10 +39,12 @@ class Setup(NamedTuple):
     """What to measure of the global model in every round."""
     probe: Probe | None = None
     """What to measure on test examples beside the task's metrics."""
-    participants: int | None = None
+    total_clients: int | None = None
     """How many clients have examples; by default all of them."""
     dtype: Any = np.float32
     """In which ``apply`` computes."""
+    sampling_probability: float = 1.0
+    """The share of all clients that a round samples, on average."""
 
 
 Work = Literal["training", "tuning", "personal", "global"]
@@ -107,7 +109,8 @@ class Program:
     def _key(self, arguments: tuple) -> Hashable:
         """Returns all that the compiled program depends on."""
         s = self._setup
-        who = (s.clients, s.participants if self._work == "training" else None)
+        training = self._work == "training"
+        who = (s.clients, (s.total_clients, s.sampling_probability) if training else None)
         static = (s.algorithm, s.apply, s.task, *who, s.mesh, s.diagnosis, s.probe, s.dtype)
         leaves, structure = jax.tree.flatten(arguments)
         shapes = tuple((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
@@ -146,8 +149,9 @@ class Program:
             split_lanes(mesh),
             setup.diagnosis if self._work == "training" else None,
             self._padded,
-            setup.participants,
+            setup.total_clients,
             setup.dtype,
+            setup.sampling_probability,
         )
 
         def measure(*arguments: Any) -> RoundResult:

@@ -20,7 +20,7 @@ from fedjax_peft import tree
 from fedjax_peft.engine.lengths import token_columns
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.precision import effective
-from fedjax_peft.random import client_key
+from fedjax_peft.random import client_key, server_key
 from fedjax_peft.typing import (
     Aggregated,
     Aggregator,
@@ -78,8 +78,9 @@ def build_round(
     constrain: Callable[[Any], Any] | None = None,
     diagnosis: Diagnosis | None = None,
     padded: tuple[int, ...] = (),
-    participants: int | None = None,
+    total_clients: int | None = None,
     dtype: Any = jnp.float32,
+    sampling_probability: float = 1.0,
 ) -> Callable[..., RoundResult]:
     """Returns the pure function of a round, to be jitted.
 
@@ -91,11 +92,12 @@ def build_round(
       constrain: applied to every tree with a leading lane axis (sharding over devices).
       diagnosis: what else to measure of the global model.
       padded: the padded lengths that ``Plan.bucket`` chooses from; none where there are no tokens.
-      participants: how many clients have examples; by default all of them.
+      total_clients: how many clients have examples; by default all of them.
       dtype: in which ``apply`` computes.
+      sampling_probability: the share of all clients that a round samples, on average.
     """
     server_ = algorithm.server
-    participants = clients if participants is None else participants
+    total_clients = clients if total_clients is None else total_clients
 
     def round_(
         frozen: Params,
@@ -149,7 +151,13 @@ def build_round(
         accepted = carry.finite & (plan.weight > 0)
         received = {name: _summed(pair, accepted) for name, pair in carry.sums.items()}
         context = RoundContext(
-            round_index, participants, jnp.sum(accepted, dtype=jnp.float32), received
+            round_index=round_index,
+            participants=jnp.sum(accepted, dtype=jnp.float32),
+            total_clients=total_clients,
+            metrics=received,
+            fixed=fixed,
+            key=server_key(key, round_index),
+            sampling_probability=sampling_probability,
         )
         new = server_.update(server, result.update, context)
         measured = result.metrics

@@ -222,6 +222,7 @@ def simulate(
         adapters_cka if "cka" in diagnostics else None,
         int(np.count_nonzero(clients.sizes)),
         model.dtype,
+        per_round / len(clients),
     )
 
     def program(schedule: Schedule) -> Program:

@@ -18,7 +18,7 @@ from fedjax_peft.engine.round import build_round, evaluation
 from fedjax_peft.errors import InputError
 from fedjax_peft.random import stream
 from fedjax_peft.tasks import classification
-from fedjax_peft.typing import Aggregated, Outputs, RoundContext
+from fedjax_peft.typing import Aggregated, Outputs
 
 SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)
@@ -321,7 +321,7 @@ def test_the_given_aggregator_is_the_one_that_is_used(name):
     template = algorithm.server.unchanged(state)
     finish = algorithm.aggregator.finish
     update = finish(algorithm.aggregator.zero(template, 1), template, fixed).update
-    context = RoundContext(jnp.int32(1), 5, jnp.float32(5), {})
+    context = toy.context()
     new = algorithm.server.model(algorithm.server.update(state, update, context))
     for n, x in algorithm.server.model(state).items():
         assert np.abs(new[n] - x).min() > 1e-3
@@ -395,7 +395,7 @@ def test_every_option_of_a_server_optimizer_changes_its_second_step(name, option
             if "space" in options:
                 template = {n: jnp.zeros_like(x) for n, x in with_products(new).items()}
                 new = {"change": template, "scale": {"layer": jnp.ones(())}}
-            context = RoundContext(jnp.int32(1), 5, jnp.float32(5), {})
+            context = toy.context()
             state = algorithm.server.update(state, new, context)
         return algorithm.server.model(state)
 

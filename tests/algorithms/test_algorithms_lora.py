@@ -27,7 +27,6 @@ from fedjax_peft.peft.lora import lora
 from fedjax_peft.random import client_key, stream
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import tiny_dataset, tiny_model
-from fedjax_peft.typing import RoundContext
 
 SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)
@@ -317,7 +316,7 @@ def watched(algorithm, models, losses):
     state = server.init(models[0])
     for number, (model, loss) in enumerate(zip(models, losses, strict=True), 1):
         metrics = {"loss": (jnp.float32(3 * loss), jnp.float32(3))}
-        context = RoundContext(jnp.int32(number), 5, jnp.float32(5), metrics)
+        context = toy.context(number, metrics)
         state = server.update(state, {"model": model, "switched": state["switched"]}, context)
         states.append(state)
     return states
