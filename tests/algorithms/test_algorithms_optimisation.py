@@ -92,7 +92,7 @@ def slow_fedprox(world, optimizer, mu):
         received, uploads = world.theta, []
         for k in members:
             leaves, _ = train(received, world.own[k], k, number, optimizer(), stiff=mu)
-            world.init_client_state(k, leaves)
+            world.keep(k, leaves)
             uploads.append(leaves)
         world.theta = {
             n: np.average([u[n] for u in uploads], axis=0, weights=sizes) for n in received
@@ -108,7 +108,7 @@ def slow_scaffold(world, optimizer, rate, server_rate):
             mine = c_k[k]
             drift = {n: c[n] - mine[n] for n in received}
             leaves, steps = train(received, world.own[k], k, number, optimizer(), extra=drift)
-            world.init_client_state(k, leaves)
+            world.keep(k, leaves)
             c_k[k] = {
                 n: mine[n] - c[n] + (received[n] - leaves[n]) / (steps * rate) for n in received
             }
@@ -129,7 +129,7 @@ def slow_feddyn(world, optimizer, alpha):
             mine = g[k]
             linear = {n: -mine[n] for n in received}
             leaves, _ = train(received, world.own[k], k, number, optimizer(), alpha, linear)
-            world.init_client_state(k, leaves)
+            world.keep(k, leaves)
             g[k] = {n: mine[n] - alpha * (leaves[n] - received[n]) for n in received}
             uploads.append(leaves)
         h = {
@@ -146,7 +146,7 @@ def slow_fednova(world, optimizer, momentum):
         received, directions, lengths = world.theta, [], []
         for k in members:
             leaves, steps = train(received, world.own[k], k, number, optimizer())
-            world.init_client_state(k, leaves)
+            world.keep(k, leaves)
             # The weight of the gradient of step i in the last model: 1 + ρ + ... + ρ^(steps-1-i).
             a = [sum(momentum**j for j in range(steps - i)) for i in range(steps)]
             lengths.append(sum(a))
@@ -168,7 +168,7 @@ def slow_fedopt(world, optimizer, serve):
         received, uploads = world.theta, []
         for k in members:
             leaves, _ = train(received, world.own[k], k, number, optimizer())
-            world.init_client_state(k, leaves)
+            world.keep(k, leaves)
             uploads.append(leaves)
         for n in received:
             new = np.average([u[n] for u in uploads], axis=0, weights=sizes)
