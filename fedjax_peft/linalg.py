@@ -1,18 +1,27 @@
-"""Linear algebra shared by initialisation and aggregation."""
+"""Linear algebra shared by initialisation, aggregation and measures."""
 
 import math
-import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["FRESH", "canonical", "dead_directions", "is_finite"]
+from fedjax_peft.libraries import limit_blas_threads
 
-# XLA's LAPACK on a CPU is scipy's OpenBLAS, whose threads wait for each other at every small
-# product: on an idle machine they gain nothing here, on a busy one a 0.3 s decomposition was seen
-# to take 70 s. It reads this when it is first used; what the user has set stays.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+__all__ = ["FRESH", "canonical", "dead_directions", "is_finite", "qr", "svd"]
+
+
+def svd(matrix: jax.Array, **options: Any) -> Any:
+    """Returns ``jnp.linalg.svd(matrix, **options)``, on a CPU in one thread of OpenBLAS."""
+    limit_blas_threads()
+    return jnp.linalg.svd(matrix, **options)
+
+
+def qr(matrix: jax.Array, **options: Any) -> Any:
+    """Returns ``jnp.linalg.qr(matrix, **options)``, on a CPU in one thread of OpenBLAS."""
+    limit_blas_threads()
+    return jnp.linalg.qr(matrix, **options)
 
 
 def canonical(u: jax.Array, s: jax.Array, vt: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

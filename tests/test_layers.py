@@ -14,7 +14,7 @@ import fedjax_peft
 
 ROOT = Path(fedjax_peft.__file__).parent
 LAYERS = [
-    {"typing", "errors", "files", "display", "nested"},
+    {"typing", "errors", "files", "display", "nested", "libraries"},
     {
         "tree",
         "random",
@@ -23,7 +23,6 @@ LAYERS = [
         "precision",
         "assets",
         "dual_modes",
-        "hub",
         "rows",
         "fields",
     },

@@ -24,7 +24,7 @@ from fedjax_peft.aggregators.lora import (
     truncation_metrics,
 )
 from fedjax_peft.errors import InputError
-from fedjax_peft.linalg import FRESH, canonical, dead_directions
+from fedjax_peft.linalg import FRESH, canonical, dead_directions, qr, svd
 from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
 
 __all__ = ["fra", "truncated_average", "truncated_products", "truncating"]
@@ -177,11 +177,11 @@ def truncated_average(
         a_cat = (a * root).transpose(1, 0, 2).reshape(n_in, total_rank)
         b_cat = (b * root).reshape(total_rank, n_out)
         if dense:
-            u, sigma, vt = jnp.linalg.svd(matmul(a_cat, b_cat), full_matrices=False)
+            u, sigma, vt = svd(matmul(a_cat, b_cat), full_matrices=False)
         else:
-            q_a, r_a = jnp.linalg.qr(a_cat)
-            q_b, r_b = jnp.linalg.qr(b_cat.T)
-            p, sigma, zt = jnp.linalg.svd(matmul(r_a, r_b.T))
+            q_a, r_a = qr(a_cat)
+            q_b, r_b = qr(b_cat.T)
+            p, sigma, zt = svd(matmul(r_a, r_b.T))
             u, vt = matmul(q_a, p[:, :r]), matmul(zt[:r], q_b.T)
         new_a, new_b = _factors(u[:, :r], sigma[:r], vt[:r], s, keep, split)
         largest = jnp.zeros(())
@@ -220,7 +220,7 @@ def truncated_products(
 
     def one(arguments: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         product, s = arguments
-        u, sigma, vt = jnp.linalg.svd(s * product, full_matrices=False)
+        u, sigma, vt = svd(s * product, full_matrices=False)
         new_a, new_b = _factors(u[:, :r], sigma[:r], vt[:r], s, keep, split)
         largest = jnp.max(jnp.abs(s * (matmul(new_a, new_b) - product)))
         tail = jnp.sqrt(jnp.sum(sigma[keep:] ** 2))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedjax_peft import __version__, assets, display
+from fedjax_peft import __version__, assets, display, libraries
 from fedjax_peft.cli import faults
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import check_output, replace_file
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Every error of files, encodings and memory ends here, as one paragraph (:mod:`.faults`).
     """
+    libraries.prepare()
     faults.guard_streams()
     try:
         try:

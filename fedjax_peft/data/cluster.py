@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.libraries import limit_blas_threads
 from fedjax_peft.random import host_rng
 
 __all__ = ["kmeans"]
@@ -38,6 +39,7 @@ def kmeans(
     Raises:
       InputError: fewer texts that differ than clusters, or embeddings that cannot be used.
     """
+    limit_blas_threads()  # scikit-learn loads scipy
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
 

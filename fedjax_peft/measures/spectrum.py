@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.aggregators.lora import pairs, scale
+from fedjax_peft.linalg import qr, svd
 from fedjax_peft.typing import Params
 
 __all__ = ["spectrum"]
@@ -34,8 +35,8 @@ def spectrum(params: Params, fixed: Params) -> dict[str, jax.Array]:
 
 def _singular_values(factors: tuple[jax.Array, jax.Array]) -> jax.Array:
     a, b = (x.astype(jnp.float32) for x in factors)
-    r_a, r_b = jnp.linalg.qr(a, mode="r"), jnp.linalg.qr(b.T, mode="r")
-    return jnp.linalg.svd(jnp.matmul(r_a, r_b.T, precision="highest"), compute_uv=False)
+    r_a, r_b = qr(a, mode="r"), qr(b.T, mode="r")
+    return svd(jnp.matmul(r_a, r_b.T, precision="highest"), compute_uv=False)
 
 
 def _effective_rank(sigma: jax.Array) -> jax.Array:

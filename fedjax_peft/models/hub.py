@@ -1,7 +1,6 @@
 """Pretrained models and tokenizers by name: a local directory, an asset, or a hub id."""
 
 import operator
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_peft import assets
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.hub import printed_once
+from fedjax_peft.libraries import printed_once, silence_transformers_advice
 from fedjax_peft.models import checkpoint, registry
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import read_json
@@ -133,8 +132,7 @@ def _tokenizer(directory: Path) -> Any:
     """Returns the tokenizer of a checkpoint directory, None if it has none."""
     if not any((directory / f).exists() for f in ("tokenizer.json", "vocab.txt", "vocab.json")):
         return None
-    # transformers would warn that PyTorch is missing, which is not needed here.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    silence_transformers_advice()
     from transformers import AutoTokenizer
 
     try:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.linalg import FRESH, canonical, dead_directions
+from fedjax_peft.linalg import FRESH, canonical, dead_directions, svd
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.models.layers import Dropout, FusedLinear
 from fedjax_peft.peft.base import Adapted, Defaults, Method, Targets, find, replace_module
@@ -330,7 +330,7 @@ def principal_factors(
 @jax.jit(static_argnums=(1, 2))
 def _principal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, ...]:
     def one(kernel: jax.Array) -> tuple[jax.Array, ...]:
-        u, s, vt = jnp.linalg.svd(kernel, full_matrices=False)
+        u, s, vt = svd(kernel, full_matrices=False)
         u, s, vt = canonical(u[:, :rank], s[:rank], vt[:rank])
         dead = dead_directions(s)
         root = jnp.sqrt(s / scale)

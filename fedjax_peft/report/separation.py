@@ -21,6 +21,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from fedjax_peft.libraries import limit_blas_threads
+
 __all__ = ["LEVEL", "Comparison", "Group", "Measurement", "Ranking", "binomial", "rank"]
 
 LEVEL = 0.05
@@ -159,6 +161,7 @@ def _critical(level: float, freedom: float) -> float:
     """Returns how many standard errors a difference must have; Student's t, two-sided."""
     if math.isinf(freedom):
         return statistics.NormalDist().inv_cdf(1 - level / 2)
+    limit_blas_threads()
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, 1 - level / 2))

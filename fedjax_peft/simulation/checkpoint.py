@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -17,19 +16,21 @@ import orbax.checkpoint as ocp
 from fedjax_peft import tree
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import defer_interrupts
+from fedjax_peft.libraries import log_level
 from fedjax_peft.typing import PyTree
 
 __all__ = ["Checkpoints", "read_checkpoint"]
 
-# Orbax reports every step at INFO through absl; a progress display should not compete with it.
-logging.getLogger("absl").setLevel(logging.WARNING)
 _log = logging.getLogger(__name__)
+_quiet = functools.partial(log_level, "absl")
+"""Orbax logs every step at INFO, through absl, which would break up a progress display."""
 
 
 class Checkpoints:
     """The checkpoints of one run directory; the last two are kept."""
 
-    def __init__(self, directory: Path):
+    @_quiet(logging.WARNING)
+    def __init__(self, directory: Path) -> None:
         self._manager = ocp.CheckpointManager(
             directory.resolve(),
             options=ocp.CheckpointManagerOptions(max_to_keep=2),
@@ -37,10 +38,12 @@ class Checkpoints:
         )
 
     @property
+    @_quiet(logging.WARNING)
     def latest(self) -> int | None:
         """The round of the newest complete checkpoint."""
         return self._manager.latest_step()
 
+    @_quiet(logging.WARNING)
     def save(self, round_index: int, state: PyTree) -> None:
         """Saves the state after round ``round_index``; returns when it is safely on disk.
 
@@ -72,6 +75,7 @@ class Checkpoints:
         for path in Path(self._manager.directory).glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(path, ignore_errors=True)
 
+    @_quiet(logging.WARNING)
     def restore(self, template: PyTree, last: int) -> tuple[int, PyTree] | None:
         """Returns (round, state) of the newest checkpoint that can be read, None if there is none.
 
@@ -124,6 +128,7 @@ class Checkpoints:
                     f" {leaf.shape}: it is of another model or other clients."
                 )
 
+    @_quiet(logging.WARNING)
     def close(self) -> None:
         """Releases orbax's threads."""
         with defer_interrupts():
@@ -172,14 +177,14 @@ def read_checkpoint(
 
 _SYSTEM = re.compile(
     "|".join(
-        os.strerror(round_index)
-        for round_index in (
+        os.strerror(code)
+        for code in (
             *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS),
             *(errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENAMETOOLONG, errno.ENOTDIR),
         )
     )
 )
-"""What the operating system says, which tensorstore puts behind a page of its own."""
+"""Messages of the operating system, which tensorstore puts behind a page of its own text."""
 
 
 def _reason(error: Exception) -> str:
@@ -201,15 +206,3 @@ def _check_room(directory: Path, state: PyTree) -> None:
 
 _OVERHEAD = 1 << 16
 """Bytes of names and shapes beside the arrays, about."""
-
-
-@contextlib.contextmanager
-def _quiet(level: int) -> Iterator[None]:
-    """Keeps back what orbax logs below a level."""
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(level)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

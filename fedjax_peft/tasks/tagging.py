@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.data.dataset import IGNORE
+from fedjax_peft.libraries import limit_blas_threads
 from fedjax_peft.tasks.common import cross_entropy, real_rows, right
 from fedjax_peft.typing import Batch, Metrics, Outputs, Task
 
@@ -47,6 +48,7 @@ def _predict(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
 def _score(
     means: Mapping[str, float], predictions: Mapping[str, Any], data: Any
 ) -> dict[str, float]:
+    limit_blas_threads()  # seqeval loads scipy
     from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
 
     del means

@@ -18,7 +18,7 @@ from fedjax_peft.assets import cache_dir
 from fedjax_peft.data.formats.files import read_bytes, refuse_twins, stem
 from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
-from fedjax_peft.hub import printed_once
+from fedjax_peft.libraries import log_level, printed_once
 
 __all__ = [
     "ENDINGS",
@@ -208,17 +208,15 @@ def cause(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences ``datasets`` over a local file: brief bars, and errors that we tell ourselves."""
+    """Silences ``datasets`` over a local file: brief bars, and errors that are raised here."""
     import datasets
 
-    logger = logging.getLogger("datasets")
-    level, silent = logger.level, datasets.are_progress_bars_disabled()
-    logger.setLevel(logging.CRITICAL)
+    silent = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        yield
+        with log_level("datasets", logging.CRITICAL):
+            yield
     finally:
-        logger.setLevel(level)
         if not silent:
             datasets.enable_progress_bars()
 

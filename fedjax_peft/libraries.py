@@ -1,0 +1,84 @@
+"""Settings of other libraries that hold for the whole process. No other module changes them.
+
+Importing this package changes nothing. A setting is made where it is first needed, or at the start
+of the command line (:func:`prepare`), and what the user has set stays:
+
+* ``OPENBLAS_NUM_THREADS=1``, before scipy is loaded: by the first matrix decomposition, or by what
+  imports scikit-learn, seqeval or scipy (:func:`limit_blas_threads`);
+* ``TRANSFORMERS_NO_ADVISORY_WARNINGS=1``, before the first tokenizer.
+
+Log levels (of absl, which orbax uses, and of ``datasets``) are raised only for the duration of a
+call and restored after it (:func:`log_level`).
+
+JAX's own settings are made in :mod:`fedjax_peft.engine.compilation`.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+__all__ = [
+    "limit_blas_threads",
+    "log_level",
+    "prepare",
+    "printed_once",
+    "silence_transformers_advice",
+]
+
+_HUB_LOGGERS = ("huggingface_hub", "datasets")
+
+
+def prepare() -> None:
+    """Makes all settings; the command line calls this before anything else."""
+    limit_blas_threads()
+    silence_transformers_advice()
+
+
+def limit_blas_threads() -> None:
+    """Makes OpenBLAS run in one thread, unless ``OPENBLAS_NUM_THREADS`` is set.
+
+    On a CPU, XLA's LAPACK is scipy's OpenBLAS. Its threads wait for each other at every small
+    product: on an idle machine they gain nothing here, and on a busy one a decomposition of 0.3 s
+    was seen to take 70 s. OpenBLAS reads the variable when scipy is loaded, so a program that
+    imports scipy or scikit-learn itself, before it uses this package, must set the variable itself.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def silence_transformers_advice() -> None:
+    """Stops ``transformers`` from warning that PyTorch is missing, which is not needed here."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+
+@contextmanager
+def log_level(logger: str, level: int) -> Iterator[None]:
+    """Drops what a library logs below a level in the block, or in the decorated function.
+
+    Args:
+      logger: its name, such as ``absl``, the logger of orbax.
+      level: such as ``logging.WARNING``; a higher level that is already set stays.
+    """
+    target = logging.getLogger(logger)
+    before = target.level
+    target.setLevel(max(level, before))
+    try:
+        yield
+    finally:
+        target.setLevel(before)
+
+
+@contextmanager
+def printed_once() -> Iterator[None]:
+    """Makes warnings of the Hugging Face hub's client appear once in the block.
+
+    These libraries print through a handler of their own. absl, which optax and orbax import, gives
+    the root logger another one, so that every message would be printed twice.
+    """
+    with ExitStack() as stack:
+        for name in _HUB_LOGGERS:
+            logger = logging.getLogger(name)
+            if logger.handlers:
+                stack.callback(setattr, logger, "propagate", logger.propagate)
+                logger.propagate = False
+        yield

@@ -1,0 +1,129 @@
+"""Settings of other libraries: made in one place, when they are needed, and not by an import."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from huggingface_hub.utils import logging as hub_logging
+
+import fedjax_peft
+from fedjax_peft import errors, libraries, linalg
+from fedjax_peft.cli.main import main
+from fedjax_peft.models import hub
+from fedjax_peft.simulation.checkpoint import Checkpoints
+
+VARIABLE = "OPENBLAS_NUM_THREADS"
+ROOT = Path(fedjax_peft.__file__).parent
+
+FIRST_USE = """
+import json, logging, os
+from threadpoolctl import threadpool_info
+import fedjax_peft.algorithms, fedjax_peft.simulation.checkpoint, fedjax_peft.models.hub
+from fedjax_peft import linalg
+import jax
+seen = {"imported": os.environ.get("OPENBLAS_NUM_THREADS"), "absl": logging.getLogger("absl").level}
+jax.jit(linalg.svd)(jax.numpy.eye(3))
+seen["used"] = os.environ.get("OPENBLAS_NUM_THREADS")
+seen["scipy"] = [x["num_threads"] for x in threadpool_info() if "scipy.libs" in x["filepath"]]
+print(json.dumps(seen))
+"""
+
+
+def run_first_use(**variables):
+    environment = {k: v for k, v in os.environ.items() if k != VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_USE],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_importing_sets_nothing_and_the_first_decomposition_limits_openblas():
+    seen = run_first_use()
+    assert (seen["imported"], seen["absl"]) == (None, logging.NOTSET)
+    assert seen["used"] == "1"
+    assert all(threads == 1 for threads in seen["scipy"])
+
+
+@pytest.mark.parametrize("use", [libraries.limit_blas_threads, lambda: linalg.qr(jnp.eye(2))])
+def test_what_the_user_has_set_stays(use, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "7")
+    use()
+    assert os.environ[VARIABLE] == "7"
+
+
+def test_the_command_line_makes_all_settings_at_its_start(monkeypatch, capsys):
+    names = (VARIABLE, "TRANSFORMERS_NO_ADVISORY_WARNINGS")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert [os.environ.get(name) for name in names] == ["1", "1"]
+
+
+def test_all_decompositions_and_all_uses_of_scipy_limit_openblas():
+    decomposition = re.compile(r"jnp\.linalg\.(svd|qr|eigh?|cholesky|inv|solve|lstsq|pinv)\b")
+    loads_scipy = re.compile(r"^ +(from|import) (scipy|sklearn|seqeval)\b", re.MULTILINE)
+    for path in ROOT.rglob("*.py"):
+        text = path.read_text()
+        if path.name != "linalg.py":
+            assert not decomposition.search(text), f"{path} should call fedjax_peft.linalg"
+        if loads_scipy.search(text):
+            assert "limit_blas_threads()" in text, path
+
+
+def test_orbax_is_quiet_only_while_it_is_called(tmp_path, caplog):
+    absl = logging.getLogger("absl")
+    before = absl.level
+    with caplog.at_level(logging.INFO):  # of the root logger, as a notebook may have it
+        checkpoints = Checkpoints(tmp_path)
+        checkpoints.save(1, {"x": jnp.ones(3)})
+        assert checkpoints.latest == 1
+        checkpoints.close()
+    assert [r for r in caplog.records if r.name == "absl"] == []
+    assert absl.level == before
+
+
+@pytest.mark.parametrize(("own", "during"), [(0, 30), (40, 40)])
+def test_log_levels_are_raised_and_restored(own, during):
+    logger = logging.getLogger("some.library")
+    logger.setLevel(own)
+    seen = []
+
+    @libraries.log_level("some.library", logging.WARNING)
+    def fail():
+        seen.append(logger.level)
+        raise KeyError
+
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            fail()
+    assert (seen, logger.level) == ([during, during], own)
+
+
+def test_a_warning_of_the_hub_is_printed_once(monkeypatch, capsys):
+    """Although absl has given the root logger a handler beside the hub's own."""
+    own, root = logging.StreamHandler(sys.stderr), logging.StreamHandler(sys.stderr)
+    logger = hub_logging.get_logger()  # which gives it a handler
+    monkeypatch.setattr(logger, "handlers", [own])
+    monkeypatch.setattr(logging.getLogger(), "handlers", [root])
+
+    def offline(*_, **__):
+        logger.warning("you are not signed in")
+        raise OSError("offline")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(errors.InputError, match="offline"):
+        hub.load_tokenizer("someone/model")
+    assert capsys.readouterr().err.count("you are not signed in") == 1
+    assert logger.propagate, "as before"
