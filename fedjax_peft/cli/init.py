@@ -8,8 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-import tomli_w
-
+from fedjax_peft import toml
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import replace_file
@@ -135,30 +134,27 @@ def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:
     folder = path.absolute().parent
     clients = max(2, min(10 if sample else 20, found.rows // 8))
     mapping = {"text": found.text, "label": found.label}
-    renamed = ", ".join(f"{ours} = {_quoted(its)}" for ours, its in mapping.items() if ours != its)
+    columns = ", ".join(
+        f"{name} = {toml.literal(column)}" for name, column in mapping.items() if name != column
+    )
     natural = "# Or a client for each value of a column: name = 'natural', by = {}\n"
     out = Path("runs") / folder.name
     filled = _TEMPLATE.format(
         command=f"fedjax-peft run {shlex.quote(str(path))} --out {shlex.quote(str(out))}",
-        title=_quoted(folder.name),
+        title=toml.literal(folder.name),
         rounds=8 if sample else 10,
         per_round=max(1, clients // 2),
-        data=_quoted(os.path.relpath(data.absolute(), folder)),
-        columns=f"columns = {{ {renamed} }} #~ our name = the file's\n" if renamed else "",
+        data=toml.literal(os.path.relpath(data.absolute(), folder)),
+        columns=f"columns = {{ {columns} }} #~ our name = the file's\n" if columns else "",
         length=32 if sample else 128,
         test_examples=""
         if found.rows < _MANY
         else "test_examples = 500 #~ evaluate on this many only; without it, on all\n",
         clients=clients,
-        natural="".join(natural.format(_quoted(name)) for name in found.others[:1]),
+        natural="".join(natural.format(toml.literal(name)) for name in found.others[:1]),
     )
     lines = (line.split(" #~ ") for line in filled.split("\n"))
     return "\n".join(f"{code:30} # {why[0]}" if why else code for code, *why in lines)
-
-
-def _quoted(text: str) -> str:
-    """Returns a text as TOML."""
-    return tomli_w.dumps({"x": text})[4:].strip()
 
 
 def _columns(data: Path, text: str | None, label: str | None) -> _Columns:

@@ -393,7 +393,7 @@ def _run_all(
     if options.dry_run:
         for name, config in todo.items():
             print(*map(display.printable, record.config_text(config).split("\n")), sep="\n")
-            show = console.dry_run(titles[name], configs.about(config), print)
+            show = console.dry_run(titles[name], configs.describe(config), print)
             with contextlib.suppress(console.DryRun):
                 configs.run(config, on_phase=show)
         return []
@@ -422,7 +422,7 @@ def _run_each(
     for name, config in todo.items():
         with console.screen(
             titles[name],
-            configs.about(config),
+            configs.describe(config),
             config["rounds"],
             out / name / "metrics.jsonl",
             verbosity=options.verbose - options.quiet,
@@ -599,7 +599,7 @@ def _list(options: argparse.Namespace) -> None:
             "(a directory)": "of json, csv or parquet files, images, or LEAF's json by user",
         },
         **{table: _first_lines(module) for table, module in configs.NAMESPACES.items()},
-        "systems (system = ...), and what each leaves to you": presets.lines(),
+        "systems (system = ...), and the keys that you choose": presets.lines(),
     }
     print(listing(sections, options.words))
 

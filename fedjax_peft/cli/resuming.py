@@ -1,7 +1,6 @@
 """What ``fedjax-peft resume`` continues: a run, or the runs of a config with several methods."""
 
 import shlex
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import replace_file
 from fedjax_peft.simulation import record
+from fedjax_peft.toml import read_toml
 
 __all__ = ["check_resumable", "command", "is_finished", "note_methods", "stored_configs"]
 
@@ -74,6 +74,6 @@ def _noted(path: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path)
     except ValueError as error:
         raise InputError(f"{path} is not valid TOML: {error}.") from None

@@ -1,1 +1,1 @@
-"""Configurations: the keys of a TOML file, and what is made of them."""
+"""Config files: their keys, presets, and the runs that they describe."""

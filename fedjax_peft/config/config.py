@@ -1,13 +1,12 @@
 """Config files: TOML tables that name a function of the library and give its arguments.
 
-The schema is not written down anywhere: it is read off the signatures of the functions that a
-config calls, so a new algorithm is configurable as soon as it exists, and a key means here exactly
-what it means in Python.
+The schema is read from the signatures of the functions that a config calls. A new algorithm can
+therefore be configured as soon as it exists, and a key means the same as the argument in Python.
 
     rounds = 20                      # top level: arguments of simulate()
-    system = "federa/fedlr"          # optional: a published system's tables, under the ones here
+    system = "federa/fedlr"          # optional: defaults from a published system
     [model]                          # load_model(name, dtype=..., ...), the kind of its head, or
-                                     # the config.json of a model from scratch
+                                     # the config.json of a model with random weights
     [data]                           # load_dataset(name, max_length=..., ...), and its tokenizer
     [partition]                      # name = a function of data.partition; or "paper", see presets
     [peft]                           # name = a function of peft
@@ -16,22 +15,21 @@ what it means in Python.
     [optimizer]                      # name = adamw, adam or sgd
     [time]                           # TimeModel.preset(preset=..., ...)
     [stop]                           # optional: early_stop(target=..., patience=..., ...)
-    [methods.NAME]                   # optional: a run for each, these keys over all the others
+    [methods.NAME]                   # optional: one run for each table; its keys replace the others
 
-A table may be given by its name alone: ``algorithm = "fedprox"`` is ``[algorithm]`` with
-``name = "fedprox"``. A relative path is looked for beside the config file first, then in the
-working directory.
+A string can stand for a table: ``algorithm = "fedprox"`` is ``[algorithm]`` with
+``name = "fedprox"``. A relative path is searched beside the config file first, then in the working
+directory.
 
-In the place of a function's name, ``module:function`` or ``file.py:function`` takes one of your
-own, from the config's folder or from what Python can import: ``[aggregator] name = "my:median"``.
-Such a config runs the code of that file.
+``name`` can also be a function of yours, as ``module:function`` or ``file.py:function``, for
+example ``[aggregator] name = "my:median"``. The module is searched in the config's folder, then
+among the modules that Python can import. Reading such a config runs the code of that file.
 """
 
 import contextlib
 import copy
 import inspect
 import os
-import tomllib
 import types
 import typing
 from collections import abc
@@ -40,14 +38,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pydantic
-import tomli_w
 
-from fedjax_peft import aggregators, algorithms, assets, peft, tasks
+from fedjax_peft import aggregators, algorithms, assets, peft, tasks, toml
 from fedjax_peft.config import optimizers, plugins, presets
 from fedjax_peft.data import Clients, Dataset, partition, sources
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import read_text
 from fedjax_peft.models import heads, hub, registry
 from fedjax_peft.models.base import Model
 from fedjax_peft.nested import flatten, merge, unset
@@ -61,12 +57,12 @@ from fedjax_peft.simulation.stopping import early_stop
 __all__ = [
     "NAMESPACES",
     "Key",
-    "about",
     "all_keys",
     "build_algorithm",
     "build_method",
     "build_model",
     "check_arguments",
+    "describe",
     "federation",
     "load",
     "methods",
@@ -89,51 +85,51 @@ NAMESPACES: dict[str, types.ModuleType] = {
 """Tables whose ``name`` is a public function of a module."""
 
 _DEFAULT_NAMES = {"algorithm": "fedavg", "optimizer": "adamw", "peft": "lora"}
-_NAMED = {"model": "name", "data": "name", "time": "preset"} | dict.fromkeys(NAMESPACES, "name")
-"""Table -> the key that a string in place of the table gives."""
+_NAME_KEYS = {"model": "name", "data": "name", "time": "preset"} | dict.fromkeys(NAMESPACES, "name")
+"""Table -> the key whose value a string in place of the table stands for."""
 _PATHS = {
     "model": ("name",),
     "data": ("name", "source", "tokenizer"),
     "peft": ("adapter",),
 }
-"""Keys of tables whose values may be paths."""
+"""Table -> the keys whose values can be paths."""
 _OPTIONAL = ("aggregator", "stop")
-"""Tables without which the function that wants them takes its own default."""
+"""Tables that can be left out; the function that takes them then uses its own default."""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "model": hub.load_model,
     "data": sources.load_dataset,
     "time": TimeModel.preset,
     "stop": early_stop,
 }
-# Plain arguments of simulate that belong to the command line.
+# Arguments of simulate that the command line sets, and a config does not.
 _NOT_CONFIG = ("out", "resume", "progress")
 
 
 class _Extra(NamedTuple):
-    """Top-level keys that are no arguments of ``simulate``."""
+    """Top-level keys that are not arguments of ``simulate``."""
 
     name: str | None = None
-    """What tables and plots call the run."""
+    """The run's name in tables and plots."""
     system: str | None = None
-    """The published system, see systems.toml, whose settings the config starts from."""
+    """A published system of systems.toml; its settings are defaults for the other keys."""
     system_changes: Mapping[str, str] | None = None
-    """Written by the program: which of the system's settings the run replaced, "16 -> 8"."""
+    """Written by the program: the system's settings that the run replaced, as in "16 -> 8"."""
     client_holdout: float | None = None
-    """Share of every client's examples that is kept out of training to evaluate its model on."""
+    """Share of each client's examples that is held out, to test the client's model on it."""
     client_test: bool = False
-    """Evaluate every client's model on its own examples of the test split; for clients that are
-    there by nature (``partition.natural``)."""
+    """Test each client's model on the client's own examples of the test split; needs natural
+    clients (``partition.natural``)."""
     global_test: bool = True
     """Evaluate on the whole test split."""
     metric: Literal["squad", "fednlp_raw"] | None = None
-    """Question answering: whose F1 is the headline, see ``tasks.question_answering``."""
+    """Question answering: which F1 is the headline metric, see ``tasks.question_answering``."""
 
 
 _Leaf = int | float | str | bool
 
 
 class _Model(NamedTuple):
-    """Keys of the model's table that are no arguments of ``load_model``."""
+    """Keys of ``[model]`` that are not arguments of ``load_model``."""
 
     head: (
         Literal[
@@ -145,19 +141,19 @@ class _Model(NamedTuple):
         ]
         | None
     ) = None
-    """By default the one that the data's task needs."""
+    """The kind of head; by default the one that the data's task needs."""
     config: Mapping[str, _Leaf | Sequence[_Leaf]] | None = None
-    """The ``config.json`` of a model to start from random values; ``name`` is then just a name."""
+    """The ``config.json`` of a model with random weights; ``name`` is then only a label."""
 
 
 class _Data(NamedTuple):
-    """Keys of the data's table that are no arguments of ``load_dataset``."""
+    """Keys of ``[data]`` that are not arguments of ``load_dataset``."""
 
     tokenizer: str | None = None
-    """Whose tokenizer, as for ``load_tokenizer``; by default the model's."""
+    """Name or path of a tokenizer, as for ``load_tokenizer``; by default the model's tokenizer."""
 
 
-_BESIDE: dict[str, type] = {"model": _Model, "data": _Data}
+_EXTRA_KEYS: dict[str, type] = {"model": _Model, "data": _Data}
 _HEADS = {
     "classification": "classification",
     "image_classification": "classification",
@@ -172,34 +168,30 @@ _HEADS = {
 
 
 def load(path: str | Path) -> Config:
-    """Returns a config file; its relative paths, where they lead from its folder, are absolute.
+    """Returns the content of a config file, with absolute paths for files in the config's folder.
 
     Raises:
-      InputError: no such file, or not TOML.
+      InputError: the file does not exist or is not TOML.
     """
     path = Path(path)
     try:
-        raw = tomllib.loads(read_text(path))
+        raw = toml.read_toml(path)
     except FileNotFoundError:
         raise InputError(f"There is no config file {str(path)!r}.") from None
     except OSError as error:
         raise InputError(
             f"The config {str(path)!r} cannot be read as a TOML file: {error.strerror}."
         ) from None
-    except RecursionError:
-        raise InputError(
-            f"The config {str(path)!r} is not a TOML file: it is nested too deeply."
-        ) from None
-    except ValueError as error:  # not TOML, not UTF-8, or a whole number of too many digits
+    except ValueError as error:
         raise InputError(f"The config {str(path)!r} is not a TOML file: {error}.") from None
-    return _located(raw, path.parent)
+    return _with_absolute_paths(raw, path.parent)
 
 
-def _located(raw: Config, folder: Path) -> Config:
-    """Returns the config with absolute paths for what lies in ``folder``.
+def _with_absolute_paths(raw: Config, folder: Path) -> Config:
+    """Returns the config with absolute paths for the files in ``folder``.
 
-    A run then finds its model and its data from every working directory. What is not there stays as
-    it is: a name, a hub id, or a path from the working directory.
+    A run then finds its model and data from every working directory. Other values are unchanged:
+    names, hub ids and paths from the working directory.
     """
     result = _expanded(raw)
     for table, keys in _PATHS.items():
@@ -209,12 +201,12 @@ def _located(raw: Config, folder: Path) -> Config:
             result[table] = given | found
     for table in NAMESPACES:
         given = result.get(table)
-        if isinstance(given, dict) and plugins.is_own(given.get("name")):
-            result[table] = given | {"name": plugins.located(given["name"], folder)}
+        if isinstance(given, dict) and plugins.is_user_function(given.get("name")):
+            result[table] = given | {"name": plugins.with_absolute_path(given["name"], folder)}
     methods = result.get("methods")
     if isinstance(methods, dict):
         result["methods"] = {
-            name: _located(one, folder) if isinstance(one, dict) else one
+            name: _with_absolute_paths(one, folder) if isinstance(one, dict) else one
             for name, one in methods.items()
         }
     return result
@@ -225,7 +217,8 @@ def _absolute(value: Any, folder: Path) -> Any:
     names = {*sources.DATASETS, *assets.ASSETS, "auto", "hub", "tiny", ""}
     if not isinstance(value, str) or value in names:
         return value
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long a name, no such home
+    # The name can be too long, and `~user` can name an unknown user.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
         path = folder.absolute() / Path(value).expanduser()
         if path.exists():
             return os.path.normpath(path)
@@ -233,10 +226,15 @@ def _absolute(value: Any, folder: Path) -> Any:
 
 
 def override(raw: Config, text: str) -> Config:
-    """Returns the config with one ``dotted.key=value`` applied: a TOML value or a bare word.
+    """Returns the config with one override applied.
 
-    ``dotted.key=`` takes a key or table out of the config, so that the value of its system, or the
-    default, comes back.
+    Args:
+      raw: the config as written.
+      text: ``dotted.key=value`` sets a key; the value is TOML or a word without quotes.
+        ``dotted.key=`` removes a key or table, so that the system's value or the default applies.
+
+    Raises:
+      InputError: the override is not of this form, or a part of its key is not a table.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -244,21 +242,17 @@ def override(raw: Config, text: str) -> Config:
     if not value.strip():
         return unset(raw, key.strip())[0]
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except RecursionError:
-        raise InputError(f"The override {show(text)} is nested too deeply.") from None
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    except ValueError as error:  # a whole number of too many digits, or a date there is not
+        parsed = toml.parse_value(value)
+    except ValueError as error:
         raise InputError(f"The override {show(text)} has no usable value: {error}.") from None
     result = _expanded(copy.deepcopy(raw))
     *tables, last = key.strip().split(".")
     change: Any = parsed
     for table in reversed([*tables, last]):
         change = {table: change}
-    change = _located(change, Path())
-    if not tables and last in _NAMED and isinstance(parsed, str):
-        return _over(result, change)
+    change = _with_absolute_paths(change, Path())
+    if not tables and last in _NAME_KEYS and isinstance(parsed, str):
+        return _overlay(result, change)
     node = result
     for table in tables:
         node, change = node.setdefault(table, {}), change[table]
@@ -273,13 +267,13 @@ def override(raw: Config, text: str) -> Config:
 def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
     """Returns the configs of a file: one per ``[methods.NAME]``, or the file itself as ``""``.
 
-    Overrides ``key=value`` come last: they reach every method, and replace what its table says. To
-    reach one method only, name its table: ``methods.NAME.key=value``. ``key=`` takes a key out.
+    Overrides are applied last. ``key=value`` replaces the key in every method;
+    ``methods.NAME.key=value`` replaces it in one method. ``key=`` removes the key.
 
     Raises:
-      InputError: an override that is not of this form, or that takes out a key that is not there.
+      InputError: an override is not of this form, or it removes a key that does not exist.
     """
-    _check_unset(raw, overrides)
+    _check_removals(raw, overrides)
     for text in overrides:
         if text.startswith("methods."):
             raw = override(raw, text)
@@ -287,40 +281,40 @@ def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
     for text in overrides:
         if not text.startswith("methods."):
             result = {name: override(one, text) for name, one in result.items()}
-    return {name: _relabelled(written[name], one) for name, one in result.items()}
+    return {name: _renamed(written[name], one) for name, one in result.items()}
 
 
-def _relabelled(before: Config, after: Config) -> Config:
-    """Returns a config whose name says which other method the command line has put into it.
+def _renamed(before: Config, after: Config) -> Config:
+    """Returns a config whose name shows which method the command line replaced.
 
-    Without this, ``--only fedlr algorithm=ditto`` would be called "fedlr" in tables and plots.
+    Without this, a run with ``--only fedlr algorithm=ditto`` would be "fedlr" in tables and plots.
     """
     if "name" not in before or after.get("name") != before["name"]:
         return after
 
-    def named(config: Config, key: str) -> Any:
+    def name_of(config: Config, key: str) -> Any:
         value = _expanded(config).get(key)
         return value.get("name") if isinstance(value, dict) else value
 
     keys = ("system", "algorithm", "peft", "aggregator")
-    changed = [key for key in keys if named(after, key) not in (None, named(before, key))]
+    changed = [key for key in keys if name_of(after, key) not in (None, name_of(before, key))]
     if not changed:
         return after
-    news = ", ".join(f"{key}={named(after, key)}" for key in changed)
-    return {**after, "name": f"{before['name']} ({news})"}
+    changes = ", ".join(f"{key}={name_of(after, key)}" for key in changed)
+    return {**after, "name": f"{before['name']} ({changes})"}
 
 
-def _check_unset(raw: Config, overrides: Sequence[str]) -> None:
-    """Raises InputError for an override ``key=`` whose key no method of the config has."""
+def _check_removals(raw: Config, overrides: Sequence[str]) -> None:
+    """Raises InputError for an override ``key=`` if no method of the config has the key."""
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or value.strip() or not key.strip():
             continue
-        known = {"": raw} if key.startswith("methods.") else _split(raw)
-        if not any(unset(one, key.strip())[1] for one in known.values()):
-            keys = {name for one in known.values() for name in flatten(one)}
+        configs = {"": raw} if key.startswith("methods.") else _split(raw)
+        if not any(unset(one, key.strip())[1] for one in configs.values()):
+            keys = {name for one in configs.values() for name in flatten(one)}
             raise InputError(
-                f"The override {show(text)} takes {show(key.strip())} out of the config, which does"
+                f"The override {show(text)} removes {show(key.strip())} from the config, which does"
                 f" not have it. {nearest(key.strip(), keys)}"
             )
 
@@ -330,15 +324,15 @@ def _split(raw: Config) -> dict[str, Config]:
     if tables is None:
         return {"": raw}
     if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
-        raise InputError("[methods] must hold tables, one for each run: [methods.NAME].")
+        raise InputError("[methods] must contain tables, one for each run: [methods.NAME].")
     base = {k: v for k, v in raw.items() if k != "methods"}
-    return {name: _over(base, {"name": name, **table}) for name, table in tables.items()}
+    return {name: _overlay(base, {"name": name, **table}) for name, table in tables.items()}
 
 
 def _expanded(raw: Config) -> Config:
-    """Returns the config with a table for each string that gives only a table's name."""
+    """Returns the config with a table in place of each string that stands for one."""
     return {
-        key: {_NAMED[key]: value} if key in _NAMED and isinstance(value, str) else value
+        key: {_NAME_KEYS[key]: value} if key in _NAME_KEYS and isinstance(value, str) else value
         for key, value in raw.items()
     }
 
@@ -347,9 +341,10 @@ def resolve(raw: Config) -> Config:
     """Returns the complete config: every key checked, every default filled in.
 
     Raises:
-      InputError: an unknown key or name, or a value of the wrong type (the closest is named).
+      InputError: a key or name is unknown (the message gives the nearest one), or a value has the
+        wrong type.
     """
-    expanded = presets.expand(_expanded(raw), _over)
+    expanded = presets.expand(_expanded(raw), _overlay)
     try:
         result = _resolved(expanded)
     except InputError as error:
@@ -359,19 +354,19 @@ def resolve(raw: Config) -> Config:
 
 
 def resolve_recorded(config: Config) -> Config:
-    """Returns the complete config of a run's ``config.toml``, which holds every key.
+    """Returns the complete config of a run's ``config.toml``, which contains every key.
 
-    A preset that has changed or was renamed since then changes nothing: the run has its values.
+    The run's own values are used, even if its preset was changed or renamed since then.
 
     Raises:
       InputError: as :func:`resolve`.
     """
-    of_preset = {key: config.get(key) for key in ("system", "system_changes")}
-    return _resolved({k: v for k, v in config.items() if k not in of_preset}) | of_preset
+    preset = {key: config.get(key) for key in ("system", "system_changes")}
+    return _resolved({k: v for k, v in config.items() if k not in preset}) | preset
 
 
 def _resolved(raw: Config) -> Config:
-    """Returns the complete config of one whose system has been expanded."""
+    """Returns the complete config; the system's settings are already in ``raw``."""
     tables = [*_FUNCTIONS, *NAMESPACES]
     result = _checked("", _fields(simulate) | _fields(_Extra), raw, tables)
     for table in tables:
@@ -382,8 +377,8 @@ def _resolved(raw: Config) -> Config:
             result[table] = {}
             continue
         if table in _FUNCTIONS:
-            beside = _fields(_BESIDE[table]) if table in _BESIDE else {}
-            fields = _fields(_FUNCTIONS[table]) | beside
+            extra = _fields(_EXTRA_KEYS[table]) if table in _EXTRA_KEYS else {}
+            fields = _fields(_FUNCTIONS[table]) | extra
             result[table] = _checked(table, fields, given)
             continue
         name = given.get("name", _DEFAULT_NAMES.get(table))
@@ -391,15 +386,15 @@ def _resolved(raw: Config) -> Config:
         options = {k: v for k, v in given.items() if k != "name"}
         result[table] = {"name": name, **_checked(table, _fields(function), options)}
     if result["stop"]:
-        early_stop(**result["stop"])  # says what cannot be
+        early_stop(**result["stop"])  # raises InputError for values that cannot be used
     return result
 
 
 def check_arguments(function: Callable[..., Any], given: Config) -> Config:
-    """Returns all arguments of a function that takes plain values, defaults filled in.
+    """Returns all arguments of a function that takes plain values, with the defaults filled in.
 
     Raises:
-      InputError: an unknown key, or a value of the wrong type.
+      InputError: a key is unknown, or a value has the wrong type.
     """
     return _checked("", _fields(function), given)
 
@@ -417,25 +412,25 @@ def run(
 ) -> Run:
     """Runs a resolved config; the other arguments are those of ``simulate``."""
 
-    def begin(name: PhaseName) -> None:
+    def report_phase(name: PhaseName) -> None:
         if on_phase is not None:
             on_phase(Phase(name, 0, config["rounds"]))
 
-    begin("reading")
+    report_phase("reading")
     data, clients = federation(config)
     train, test = data["train"], data["test"]
     config = _explicit(config, train)
     client_test = None
     if config["client_test"]:
         by = config["partition"].get("by", "client")
-        # Somebody may have nothing to be tested on.
+        # A client can be without test examples.
         client_test = partition.natural(test, by=by, names=clients.names, min_size=0)
     if config["client_holdout"] is not None:
         clients, client_test = clients.holdout(config["client_holdout"], seed=config["seed"])
     options = {name: config[name] for name in _fields(simulate)}
     metric = config["metric"]
     task = None if metric is None else tasks.for_data(train, metric)
-    begin("loading")
+    report_phase("loading")
     return simulate(
         build_model(config, train.label_names),
         build_algorithm(config),
@@ -455,8 +450,8 @@ def run(
     )
 
 
-def about(config: Config) -> str:
-    """Returns what a resolved config runs, in a few words."""
+def describe(config: Config) -> str:
+    """Returns a short description of a resolved config: algorithm, PEFT method, model and data."""
     names = {table: config[table].get("name") for table in NAMESPACES}
     combined = f" with {names['aggregator']}" if names["aggregator"] else ""
     model, data = (Path(config[table]["name"]).name for table in ("model", "data"))
@@ -467,7 +462,7 @@ def about(config: Config) -> str:
 
 
 def _explicit(config: Config, train: Dataset) -> Config:
-    """Returns the config with what the data decided, so that it says all of what was run."""
+    """Returns the config with the settings that follow from the data, so that it is complete."""
     config = copy.deepcopy(config)
     if config["model"]["head"] is None:
         config["model"]["head"] = _HEADS[train.task]
@@ -477,39 +472,40 @@ def _explicit(config: Config, train: Dataset) -> Config:
 
 
 def federation(config: Config) -> tuple[dict[str, Dataset], Clients]:
-    """Returns the splits of a resolved config's data, and the clients that share the first one.
+    """Returns the splits of a resolved config's data, and the clients of the training split.
 
     Raises:
-      InputError: data that cannot be had or read, or settings that contradict each other.
+      InputError: the data are not available or cannot be read, or settings contradict each other.
     """
     if config["client_test"] and config["partition"]["name"] != "natural":
         raise InputError(
-            "client_test = true evaluates clients on their own test examples, which only clients"
-            f" of [partition] name = 'natural' have, not of {config['partition']['name']!r}. For"
-            " others, keep a share of their examples out of training: client_holdout = 0.2."
+            "client_test = true tests clients on their own test examples. Only clients of"
+            " [partition] name = 'natural' have such examples, not those of"
+            f" {config['partition']['name']!r}. For other partitions, hold out a share of each"
+            " client's training examples: client_holdout = 0.2."
         )
     if config["client_test"] and config["client_holdout"] is not None:
-        raise InputError("client_test = true and client_holdout contradict each other: keep one.")
+        raise InputError("client_test = true and client_holdout exclude each other: use only one.")
     options = {k: v for k, v in config["data"].items() if k not in _Data._fields}
     data = _seeded(sources.load_dataset, config, options, tokenizer=_tokenizer(config))
     return data, _call(config, "partition", data["train"])
 
 
 def _tokenizer(config: Config) -> Any:
-    """Returns the tokenizer that reads a config's data; None for images."""
+    """Returns the tokenizer for a config's data; None if none is needed or known."""
     entry = sources.DATASETS.get(config["data"]["name"])
-    named = config["data"]["tokenizer"]
+    name = config["data"]["tokenizer"]
     if entry is not None and entry.task == "image_classification":
         return None
-    if named is not None:
-        return hub.load_tokenizer(named)
+    if name is not None:
+        return hub.load_tokenizer(name)
     if config["model"]["config"] is not None:
-        return None  # a model from scratch; load_dataset says so if it needs one
+        return None  # random weights have no tokenizer; load_dataset raises if it needs one
     return hub.load_tokenizer(config["model"]["name"], source=config["model"]["source"])
 
 
 def build_model(config: Config, labels: Sequence[str]) -> Model:
-    """Returns the model of a resolved config, its PEFT method attached."""
+    """Returns the model of a resolved config, with its PEFT method attached."""
     options = dict(config["model"])
     shape, kind = options.pop("config"), options.pop("head") or "classification"
     head = heads.make(kind, tuple(labels))
@@ -523,7 +519,7 @@ def build_model(config: Config, labels: Sequence[str]) -> Model:
 
 
 def task_of(config: Config) -> str:
-    """Returns the task that a run's model has a head for."""
+    """Returns the task of a run, from the head of its model."""
     head = config.get("model", {}).get("head") or "classification"
     return next((task for task, its in _HEADS.items() if its == head), "classification")
 
@@ -536,11 +532,11 @@ def build_method(config: Config) -> Method:
 def build_algorithm(config: Config) -> Any:
     """Returns the algorithm of a resolved config."""
     function = _function("algorithm", config["algorithm"]["name"])
-    wanted = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     objects = {
         table: _call(config, table)
         for table in ("optimizer", "aggregator")
-        if table in wanted and config[table]
+        if table in parameters and config[table]
     }
     return _call(config, "algorithm", **objects)
 
@@ -555,7 +551,7 @@ def _call(config: Config, table: str, *arguments: Any, **objects: Any) -> Any:
 def _seeded(
     function: Callable[..., Any], config: Config, options: Config, *arguments: Any, **objects: Any
 ) -> Any:
-    """Calls a function with a table's options; a seed that is not given is the run's."""
+    """Calls a function with a table's options; a missing seed is the seed of the run."""
     if options.get("seed", 0) is None:
         options = {**options, "seed": config["seed"]}
     return function(*arguments, **objects, **options)
@@ -568,7 +564,7 @@ def _function(table: str, name: Any) -> Callable[..., Any]:
     module = NAMESPACES[table]
     if name is None:
         raise InputError(f"[{table}] needs a name. {nearest('', module.__all__)}")
-    if plugins.is_own(name):
+    if plugins.is_user_function(name):
         return plugins.load_function(table, name)
     if name not in module.__all__:
         raise InputError(f"There is no {table} {show(name)}. {nearest(str(name), module.__all__)}")
@@ -576,9 +572,9 @@ def _function(table: str, name: Any) -> Callable[..., Any]:
 
 
 def _fields(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Returns the arguments that a config may give: name -> (type, default; ``...`` if none).
+    """Returns the arguments that a config can set: name -> (type, default; ``...`` if required).
 
-    Those are the arguments of plain types; models, optimizers and the like are made from tables.
+    These are the arguments of plain types. Models, optimizers and other objects have tables.
     """
     hints = typing.get_type_hints(function.__new__ if isinstance(function, type) else function)
     fields = {}
@@ -597,9 +593,10 @@ def _fields(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def _unannotated(name: str, default: Any) -> Any:
-    """Returns the type of an argument that a user's function does not annotate.
+    """Returns the type of an argument without annotation, of a user's function.
 
-    Without a default it is a number, a string or a flag, unless it has the name of an object.
+    An argument without a default is a number, a string or a boolean, unless its name is that of an
+    object.
     """
     if name in ("optimizer", "aggregator", "data", "dataset", "train"):
         return object
@@ -609,17 +606,17 @@ def _unannotated(name: str, default: Any) -> Any:
 
 
 class Key(NamedTuple):
-    """A key that a config may have."""
+    """A key that a config can have."""
 
     table: str
-    """Its table; empty for a key at the top level."""
+    """The table of the key; empty for a key at the top level."""
     name: str
     owner: Callable[..., Any]
-    """The function that takes it as an argument, or the class that documents it as a field."""
+    """The function with this argument, or the class with this field."""
     kind: Any
-    """Its type."""
+    """The type of the value."""
     default: Any
-    """``...`` if it must be given."""
+    """The default value; ``...`` if the key is required."""
 
     @property
     def dotted(self) -> str:
@@ -628,11 +625,11 @@ class Key(NamedTuple):
 
 
 def all_keys() -> list[Key]:
-    """Returns every key of a config; those of a table with a ``name`` once for each function."""
+    """Returns every key of a config; in a table with a ``name``, the keys of each function."""
     owners: list[tuple[str, Callable[..., Any]]] = [("", simulate), ("", _Extra)]
     for table, function in _FUNCTIONS.items():
         owners += [(table, function)]
-        owners += [(table, _BESIDE[table])] if table in _BESIDE else []
+        owners += [(table, _EXTRA_KEYS[table])] if table in _EXTRA_KEYS else []
     for table, module in NAMESPACES.items():
         owners += [(table, getattr(module, name)) for name in module.__all__]
     return [
@@ -643,7 +640,7 @@ def all_keys() -> list[Key]:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Returns whether a type is made of what TOML has (paths are strings)."""
+    """Returns whether TOML can express the values of a type (paths are strings)."""
     origin = typing.get_origin(kind)
     if origin is Literal:
         return True
@@ -655,7 +652,7 @@ def _is_plain(kind: Any) -> bool:
 def _checked(
     table: str, fields: Mapping[str, tuple[Any, Any]], given: Config, others: Sequence[str] = ()
 ) -> Config:
-    """Returns the values of all fields: those given, checked strictly, and defaults."""
+    """Returns the values of all fields: the given ones, strictly checked, and the defaults."""
     where = f"[{table}] " if table else ""
     for key in given:
         if key not in fields and key not in others:
@@ -675,7 +672,7 @@ def _checked(
 def _explain(
     table: str, fields: Mapping[str, tuple[Any, Any]], error: pydantic.ValidationError
 ) -> str:
-    """Returns one sentence for each wrong field, and the right spelling where it can be guessed."""
+    """Returns a sentence for each wrong field, with a corrected value where one can be guessed."""
     where = f"[{table}] " if table else ""
     wrong: dict[str, tuple[Any, list[str]]] = {}
     for item in error.errors():
@@ -689,9 +686,8 @@ def _explain(
             sentences.append(
                 f"The config key {where}{key!r} cannot be {show(value)}: {', or '.join(reasons)}."
             )
-            if (meant := _meant(fields[key][0], value)) is not None:
-                literal = tomli_w.dumps({"x": meant})[4:].strip()
-                literal = " ".join(literal.split()).replace("[ ", "[").replace(", ]", "]")
+            if (guess := _corrected(fields[key][0], value)) is not None:
+                literal = toml.literal(guess)
                 shown = f"{table}.{key}" if table else key
                 sentences.append(
                     f"Write {key} = {literal}, or on the command line '{shown}={literal}'."
@@ -699,11 +695,11 @@ def _explain(
     return " ".join(sentences)
 
 
-def _meant(kind: Any, value: Any) -> Any:
-    """Returns the value of the right type that a wrong one looks like, None if there is none.
+def _corrected(kind: Any, value: Any) -> Any:
+    """Returns a value of the right type that the user may have meant; None if there is none.
 
-    A list where one element is given (``diagnostics=clients``), and a number or a truth value that
-    is not written as in TOML (``.5``, ``True``).
+    Corrected are single elements of lists (``diagnostics=clients``), and numbers and booleans that
+    are not written as in TOML (``.5``, ``True``).
     """
     guesses: list[Any] = [[value]]
     if isinstance(value, str):
@@ -719,10 +715,10 @@ def _meant(kind: Any, value: Any) -> Any:
     return None
 
 
-def _over(base: Config, over: Config) -> Config:
-    """Returns a config with another's keys over its own.
+def _overlay(base: Config, over: Config) -> Config:
+    """Returns ``base`` with the keys of ``over`` in place of its own.
 
-    A table that names another function replaces the whole one: options belong to a function.
+    A table with another function replaces the whole table, because options belong to a function.
     """
     base, over = _expanded(base), _expanded(over)
     for table in NAMESPACES:

@@ -1,4 +1,4 @@
-"""The client optimizers that a config file can name; Python code passes any optax optimizer."""
+"""The client optimizers that a config file can name. In Python, any optax optimizer can be used."""
 
 import math
 
@@ -22,11 +22,12 @@ def adamw(
 
     Args:
       learning_rate: the step size.
-      weight_decay: in every step, weights shrink by ``learning_rate * weight_decay`` of themselves.
+      weight_decay: each step shrinks the weights by the fraction ``learning_rate * weight_decay``.
       b1: decay rate of the mean of the gradients.
       b2: decay rate of the mean of the squared gradients.
-      eps: added to the denominator, so that it is not zero.
-      clip_norm: gradients whose global norm is larger are scaled down to it; None: never.
+      eps: a constant added to the denominator, so that it is not zero.
+      clip_norm: the largest global norm of a gradient; larger gradients are scaled down to it.
+        None: no clipping.
     """
     _check(learning_rate, clip_norm)
     return _clipped(
@@ -58,7 +59,7 @@ def sgd(
 
     Args:
       momentum: decay rate of the sum of earlier gradients; None or 0: plain SGD.
-      nesterov: use Nesterov's form of the momentum.
+      nesterov: use Nesterov momentum.
     """
     _check(learning_rate, clip_norm)
     return _clipped(optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov), clip_norm)
@@ -67,7 +68,7 @@ def sgd(
 def _check(learning_rate: float, clip_norm: float | None) -> None:
     for name, value in {"learning_rate": learning_rate, "clip_norm": clip_norm}.items():
         if value is not None and not 0 <= value < math.inf:
-            raise InputError(f"{name} = {value} must be a finite number from 0 up.")
+            raise InputError(f"{name} = {value} must be a finite number that is not negative.")
 
 
 def _clipped(

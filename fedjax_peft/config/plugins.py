@@ -1,6 +1,6 @@
-"""Functions of the user's own that a config names: ``module:function`` or ``file.py:function``.
+"""Functions of a user in a config: ``module:function`` or ``file.py:function``.
 
-A config that names one runs the code of that file, when it is read as well as when it is run.
+Reading or running such a config runs the code of the module.
 """
 
 import hashlib
@@ -16,37 +16,38 @@ from typing import Any
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
 
-__all__ = ["is_own", "load_function", "located"]
+__all__ = ["is_user_function", "load_function", "with_absolute_path"]
 
 
-def is_own(name: Any) -> bool:
-    """Returns whether a name is that of a user's function: it has a colon."""
+def is_user_function(name: Any) -> bool:
+    """Returns whether a name in a config is that of a user's function: it contains a colon."""
     return isinstance(name, str) and ":" in name
 
 
-def located(name: str, folder: Path) -> str:
-    """Returns the name with the absolute path of its file, if the file lies in ``folder``."""
+def with_absolute_path(name: str, folder: Path) -> str:
+    """Returns the name with the absolute path of its file, if the file is in ``folder``."""
     module, _, function = name.rpartition(":")
     file = _file(module, folder)
     return name if file is None else f"{os.path.normpath(file)}:{function}"
 
 
 def load_function(table: str, name: str) -> Callable[..., Any]:
-    """Returns the function that a name such as ``my_module:median`` is of.
+    """Returns the function with a name such as ``my_module:median``.
 
-    The module is a file in the working directory, or else one that Python can import.
+    The module is a file in the working directory; if there is none, a module that Python can
+    import.
 
     Args:
-      table: of the config, for the messages.
+      table: the table of the config, for messages.
       name: the module or the path of its file, a colon, and the function.
 
     Raises:
-      InputError: no such module or function, or a module that cannot be imported.
+      InputError: the module or the function does not exist, or the module cannot be imported.
     """
     module_name, _, function_name = name.rpartition(":")
     if not module_name or not function_name:
         raise InputError(
-            f"The {table} {show(name)} is not of the form module:function or file.py:function."
+            f"The {table} {show(name)} does not have the form module:function or file.py:function."
         )
     module = _module(table, module_name)
     function = getattr(module, function_name, None)
@@ -78,8 +79,8 @@ def _module(table: str, name: str) -> ModuleType:
     except Exception as error:
         raise _broken(table, name, error) from error
     raise InputError(
-        f"The {table} is of the module {show(name)}, which there is not: neither as a file in the"
-        " config's folder or the working directory, nor among what Python can import."
+        f"The {table} is in the module {show(name)}, which does not exist: it is not a file in the"
+        " config's folder or the working directory, and Python cannot import it."
     )
 
 
@@ -92,8 +93,8 @@ def _broken(table: str, name: str, error: Exception) -> InputError:
 
 
 def _execute(file: Path) -> ModuleType:
-    """Returns the module of a file, executed once in a process."""
-    # Not under its own name, which may be that of another module.
+    """Returns the module of a file; the file is executed once in a process."""
+    # The name must differ from the file's, which can be the name of another module.
     name = f"fedjax_peft_own_{file.stem}_{hashlib.sha256(bytes(file)).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -1,12 +1,11 @@
-"""Presets: the settings of published systems, and of the papers' federations of a data set.
+"""Presets: the settings of published systems, and the papers' partitions of data sets.
 
-``system = "federa/fedlr"`` in a config puts the settings of one role of a paper (``systems.toml``)
-under the config's own keys. ``partition = "paper"`` takes the clients that a paper gives the data
-set, with its rounds and clients a round (:class:`fedjax_peft.data.catalog.Settings`).
+``system = "federa/fedlr"`` in a config takes the settings of one role of a paper
+(``systems.toml``) as defaults. ``partition = "paper"`` takes a paper's partition of the data set,
+with its rounds and clients per round (:class:`fedjax_peft.data.catalog.Settings`).
 """
 
 import copy
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.nested import flatten, merge
+from fedjax_peft.toml import read_toml
 
 __all__ = [
     "System",
@@ -30,70 +30,74 @@ __all__ = [
 
 Config = dict[str, Any]
 Merge = Callable[[Config, Config], Config]
-"""(base, over) -> the base with the other's keys over its own."""
+"""(base, over) -> ``base`` with the keys of ``over`` in place of its own."""
 
 FILE = Path(__file__).with_name("systems.toml")
 NEUTRAL = "baselines"
-"""The section whose roles belong to no single paper: their names have no prefix."""
+"""The section of roles that belong to no single paper; their names have no prefix."""
 
 
 class System(NamedTuple):
     """A preset: one role of a published system."""
 
-    about: str
+    description: str
     """One line."""
     paper: str
     settings: Config
-    """Keys of a config."""
-    left: Mapping[str, str]
-    """Dotted keys that the user must choose -> what the paper says about them."""
+    """The config keys that the preset sets."""
+    user_choices: Mapping[str, str]
+    """Dotted keys that the preset does not set -> what the paper says about them."""
 
 
 @cache
 def _file() -> Config:
-    return tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return read_toml(FILE)
 
 
 def systems() -> dict[str, System]:
-    """Returns the presets by name: ``federa``, ``federa/fedlr`` and so on."""
+    """Returns the presets by name, such as ``federa`` and ``federa/fedlr``."""
     result = {}
     for paper, section in _file().items():
         if paper == "renamed":
             continue
         for role, table in section["roles"].items():
-            own = {k: v for k, v in table.items() if k not in ("about", "left")}
-            settings = merge(section.get("all", {}), own)
-            left = {**section.get("left", {}), **table.get("left", {})}
+            of_role = {k: v for k, v in table.items() if k not in ("description", "user_choices")}
+            settings = merge(section.get("all", {}), of_role)
+            choices = {**section.get("user_choices", {}), **table.get("user_choices", {})}
             name = role if paper == NEUTRAL or role == paper else f"{paper}/{role}"
-            result[name] = System(table["about"], section["title"], settings, left)
+            result[name] = System(table["description"], section["title"], settings, choices)
     return result
 
 
 def lines() -> dict[str, str]:
-    """Returns what ``fedjax-peft list`` shows of the presets: a line, and what each leaves."""
+    """Returns two lines for each preset: its description, and the keys that the user chooses."""
     return {
-        name: f"{one.about}\nleft to you: {', '.join(one.left)}" for name, one in systems().items()
+        name: f"{system.description}\nyou choose: {', '.join(system.user_choices)}"
+        for name, system in systems().items()
     }
 
 
 def describe(name: str) -> str:
-    """Returns all that a preset sets and leaves, a line each (``fedjax-peft list system NAME``)."""
+    """Returns a preset's settings and the user's choices, one on each line."""
     system = systems()[name]
-    said = [f"{key} = {_written(value)}" for key, value in flatten(system.settings).items()]
-    left = [f"{key}: {why}" for key, why in system.left.items()]
-    lines = [f"{name}: {system.about}", system.paper, "sets", *(f"  {x}" for x in said)]
-    return "\n".join([*lines, "leaves to you", *(f"  {x}" for x in left)])
+    settings = [f"  {key} = {_written(value)}" for key, value in flatten(system.settings).items()]
+    choices = [f"  {key}: {why}" for key, why in system.user_choices.items()]
+    head = [f"{name}: {system.description}", system.paper]
+    return "\n".join([*head, "sets", *settings, "you choose", *choices])
 
 
 def expand(raw: Config, over: Merge) -> Config:
-    """Returns a config with its system's settings, and below these its data set's, under its own.
+    """Returns a config with the settings of its system and of its data set's paper filled in.
+
+    The config's own keys take precedence over the system's, and these over the data set's.
 
     Args:
-      raw: as written, every table a table.
-      over: how a config goes over another.
+      raw: the config as written, with a table in place of each string that stands for one.
+      over: the function that overlays one config on another.
 
     Raises:
-      InputError: an unknown system (the nearest is named), or a data set without a paper's clients.
+      InputError: the system is unknown (the message gives the nearest one), or there is no paper's
+        partition of the data set.
     """
     raw = copy.deepcopy(raw)
     base = _system(raw["system"]).settings if raw.get("system") is not None else {}
@@ -107,22 +111,22 @@ def expand(raw: Config, over: Merge) -> Config:
 
 
 def changes(config: Config) -> dict[str, str]:
-    """Returns what a resolved config changes in its system's settings: key -> "16 -> 8".
+    """Returns the system's settings that a resolved config replaces: key -> "16 -> 8".
 
-    A key that the config's function does not have is left out: the change of the function says it.
+    Keys that the config's function does not have are left out; the changed name is listed.
     """
     if config.get("system") is None:
         return {}
-    ours = flatten(config)
+    values = flatten(config)
     result = {}
     for key, value in flatten(_system(config["system"]).settings).items():
-        if key in ours and ours[key] != value:
-            result[key] = f"{_written(value)} -> {_written(ours[key])}"
+        if key in values and values[key] != value:
+            result[key] = f"{_written(value)} -> {_written(values[key])}"
     return result
 
 
 def notices(raw: Config, config: Config) -> Iterator[str]:
-    """Yields what a user should know of a run's preset, one line each.
+    """Yields notes on a run's preset, one line each: replaced settings, and choices left open.
 
     Args:
       raw: the config as written.
@@ -133,30 +137,39 @@ def notices(raw: Config, config: Config) -> Iterator[str]:
         return
     system = _system(name)
     if changed := config.get("system_changes"):
-        said = ", ".join(f"{key} {change}" for key, change in changed.items())
+        listed = ", ".join(f"{key} {change}" for key, change in changed.items())
         yield (
-            f"system {name!r}: this run's own settings replace the preset's: {said}"
-            " (KEY= on the command line takes a preset's value back)"
+            f"system {name!r}: this run's own settings replace the preset's: {listed}"
+            " (KEY= on the command line restores a preset's value)"
         )
     given = {*flatten(raw), *raw, *flatten(system.settings)}
     partition = raw.get("partition")
     if (partition.get("name") if isinstance(partition, dict) else partition) == "paper":
         given |= {"rounds", "clients_per_round"}
     tables = {key.split(".")[0] for key in given}
-    left = [k for k in system.left if k not in given and not (k in tables and "." not in k)]
-    if left:
+    choices = [
+        key
+        for key in system.user_choices
+        if key not in given and not (key in tables and "." not in key)
+    ]
+    if choices:
         values = flatten(config)
-        said = ", ".join(f"{key} ({_written(values.get(key))})" for key in left)
-        yield f"system {name!r} leaves to you, here at their defaults: {said}"
+        listed = ", ".join(f"{key} ({_written(values.get(key))})" for key in choices)
+        yield f"system {name!r} does not set these keys, which have their defaults: {listed}"
 
 
 def missing_advice(raw: Config, message: str) -> str:
-    """Returns what the system says about the keys that an error message calls missing, or ""."""
+    """Returns the system's advice on keys that an error message calls missing; empty if none."""
     if raw.get("system") is None or "is missing" not in message:
         return ""
-    left = _system(raw["system"]).left
-    said = [f"{key}: {why}" for key, why in left.items() if f"{key.split('.')[-1]!r} is" in message]
-    return f" The system {raw['system']!r} leaves to you {'; '.join(said)}." if said else ""
+    advice = [
+        f"{key}: {why}"
+        for key, why in _system(raw["system"]).user_choices.items()
+        if f"{key.split('.')[-1]!r} is" in message
+    ]
+    if not advice:
+        return ""
+    return f" With the system {raw['system']!r} you choose {'; '.join(advice)}."
 
 
 def _system(name: Any) -> System:
@@ -166,13 +179,13 @@ def _system(name: Any) -> System:
     renamed = _file()["renamed"]
     if isinstance(name, str) and name in renamed:
         raise InputError(
-            f"The system {name!r} is now {renamed[name]!r}, whose settings are the paper's: some"
-            " of its numbers have changed."
+            f"The system {name!r} is now called {renamed[name]!r}. It has the settings of the"
+            " paper, so some of its numbers have changed."
         )
     text = str(name)
     advice = nearest(text, known)
     if not advice.startswith("Did you mean"):
-        # A role without its paper, such as "pfeiffer".
+        # The name can be a role without its paper, such as "pfeiffer".
         role = text.rpartition("/")[2]
         same = [one for one in known if one.rpartition("/")[2] == role]
         advice = f"Did you mean {' or '.join(map(repr, same[:3]))}?" if same else advice
@@ -180,12 +193,12 @@ def _system(name: Any) -> System:
 
 
 def _federation(data: Any) -> Config:
-    """Returns the part of a config that a paper's federation of a data set is."""
+    """Returns the config keys of a paper's partition of a data set."""
     known = {name: one.settings for name, one in DATASETS.items() if one.settings.partition}
     if not isinstance(data, str) or data not in known:
         raise InputError(
-            f"partition = 'paper' takes the clients that a paper gives a named data set; there are"
-            f" none for {show(data)}. {nearest(str(data), known)}"
+            f"partition = 'paper' takes the partition of a data set from a paper; there is none for"
+            f" {show(data)}. {nearest(str(data), known)}"
         )
     settings = known[data]
     counts = {"rounds": settings.rounds, "clients_per_round": settings.clients_per_round}

@@ -1,8 +1,7 @@
-"""Reading what runs have left on disk, for reports."""
+"""The files of a run's directory, read for reports."""
 
 import json
 import os
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from fedjax_peft.display import one_line
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import read_text
 from fedjax_peft.rows import Row, read_metrics
+from fedjax_peft.toml import read_toml
 
 __all__ = ["RunRecord", "load_run", "load_runs"]
 
@@ -19,7 +19,7 @@ class RunRecord(NamedTuple):
     """The recorded files of a run."""
 
     name: str
-    """The config's ``name``, or else the directory's, on one line."""
+    """The config's ``name`` on one line; the name of the directory if the config has none."""
     path: Path
     config: dict[str, Any]
     environment: dict[str, Any]
@@ -27,10 +27,10 @@ class RunRecord(NamedTuple):
 
 
 def load_run(path: str | os.PathLike[str]) -> RunRecord:
-    """Returns the record of a run's directory; the run may be unfinished.
+    """Returns the record of a run's directory; the run can be unfinished.
 
     Raises:
-        InputError: if the directory is not a run's, or one of its files is damaged.
+        InputError: the directory is not that of a run, or one of its files is damaged.
     """
     path = Path(path)
     missing = [name for name in ("config.toml", "metrics.jsonl") if not (path / name).is_file()]
@@ -38,18 +38,18 @@ def load_run(path: str | os.PathLike[str]) -> RunRecord:
         raise InputError(
             f"{path} is not a run: it has no {' and no '.join(missing)}. {_advice(path)}"
         )
-    config = _load(path / "config.toml", tomllib.loads)
+    config = _load(path / "config.toml", read_toml)
     return RunRecord(
         name=one_line(str(config.get("name") or path.resolve().name)),
         path=path,
         config=config,
-        environment=_load(path / "environment.json", json.loads),
+        environment=_load(path / "environment.json", _read_json),
         rows=read_metrics(path / "metrics.jsonl"),
     )
 
 
 def load_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
-    """Returns the record of a run's directory, or those of the runs directly inside of it.
+    """Returns the record of a run's directory, or the records of the runs directly inside it.
 
     Raises:
         InputError: see :func:`load_run`.
@@ -59,16 +59,20 @@ def load_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
     return [load_run(run) for run in inside or [path]]
 
 
-def _load(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-    """Returns the table in a file, an empty one if there is no such file."""
+def _read_json(path: Path) -> Any:
+    return json.loads(read_text(path))
+
+
+def _load(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
+    """Returns the table in a file; an empty one if the file does not exist."""
     if not path.is_file():
         return {}
     try:
-        content = parse(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:  # from either parser
+        content = read(path)
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read: {error}.") from error
     if not isinstance(content, dict):
-        raise InputError(f"{path} cannot be read: it must hold names and values.")
+        raise InputError(f"{path} cannot be read: it must contain names and values.")
     return content
 
 

@@ -5,7 +5,6 @@ import json
 import platform
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -18,13 +17,14 @@ import tomli_w
 from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.errors import InputError
-from fedjax_peft.files import read_text, replace_file
+from fedjax_peft.files import replace_file
 from fedjax_peft.nested import flatten
 from fedjax_peft.rows import Row, append_metrics, read_metrics, truncate_metrics
 from fedjax_peft.simulation import lock
 from fedjax_peft.simulation.checkpoint import Checkpoints
 from fedjax_peft.simulation.lock import RunLock
 from fedjax_peft.simulation.tensorboard import EventWriter, tag
+from fedjax_peft.toml import read_toml
 from fedjax_peft.typing import Params
 
 __all__ = [
@@ -213,10 +213,10 @@ def read_config(directory: Path) -> dict[str, Any]:
     """
     path = directory / "config.toml"
     try:
-        return tomllib.loads(read_text(path))
+        return read_toml(path)
     except OSError:
         raise InputError(f"{directory} is not a run directory: it has no config.toml.") from None
-    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
+    except ValueError as error:
         raise InputError(f"{path} is not valid TOML: {error}.") from None
 
 

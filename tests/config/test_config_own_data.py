@@ -1,4 +1,4 @@
-"""A table of one's own, from a config: one file, any column names, paths beside the config."""
+"""A user's table in a config: one file, any column names, paths relative to the config."""
 
 import csv
 
@@ -26,7 +26,7 @@ COLUMNS = {"text": "review", "label": "stars"}
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """The tiny checkpoint's."""
+    """The tokenizer of the tiny checkpoint."""
     return load_tokenizer(testing.write_tiny_checkpoint(tmp_path_factory.mktemp("model")))
 
 
@@ -43,7 +43,7 @@ def load(tokenizer):
 
 
 def test_one_file(load, tmp_path):
-    """It is split by a seed; columns are renamed, further ones are keys."""
+    """The rows are split by a seed, columns are renamed, and further columns are keys."""
     path = write_csv(tmp_path / "x.csv")
     data = load(path, test_share=0.25)
     assert (len(data["train"]), len(data["test"])) == (30, 10)
@@ -52,11 +52,11 @@ def test_one_file(load, tmp_path):
     same, other = load(path, test_share=0.25), load(path, test_share=0.25, seed=1)
     rows = [d["test"].columns["input_ids"].tolist() for d in (data, same, other)]
     assert rows[0] == rows[1] != rows[2]
-    assert len(load(path)["test"]) == 8, "a fifth, as of all.csv"
+    assert len(load(path)["test"]) == 8, "by default a fifth"
 
 
 def test_a_training_split_alone(load, tmp_path):
-    """Needs a share to test on, and the message says so."""
+    """A training split without a test split needs ``test_share``, which the error says."""
     write_csv(tmp_path / "train.csv")
     with pytest.raises(InputError, match=r"split 'test'.*test_share = 0\.2"):
         load(tmp_path)
@@ -66,8 +66,8 @@ def test_a_training_split_alone(load, tmp_path):
         load(tmp_path, test_share=0.1)
 
 
-def test_columns_that_are_not_there(load, tmp_path):
-    """The nearest one is named, and a missing one says how to map another."""
+def test_missing_columns(load, tmp_path):
+    """The error names the nearest column, or says how to map another one."""
     path = write_csv(tmp_path / "x.csv")
     with pytest.raises(InputError, match=r"Did you mean 'review'\?"):
         load(path, {"text": "revew", "label": "stars"})
@@ -78,8 +78,8 @@ def test_columns_that_are_not_there(load, tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.2])
-def test_a_share_is_between_0_and_1(load, tmp_path, share):
-    """Nobody trains on nothing."""
+def test_the_test_share_is_between_0_and_1(load, tmp_path, share):
+    """Neither split may be empty."""
     with pytest.raises(InputError, match="between 0 and 1"):
         load(write_csv(tmp_path / "x.csv"), test_share=share)
 
@@ -88,7 +88,7 @@ def test_a_share_is_between_0_and_1(load, tmp_path, share):
     ("name", "complaint"), [("x.xlsx", "must end in .json"), ("y.csv", "looked for in")]
 )
 def test_files_that_cannot_be_read(load, tmp_path, name, complaint):
-    """By their endings, or because they are not there."""
+    """The ending is unknown, or the file does not exist."""
     (tmp_path / "x.xlsx").touch()
     with pytest.raises(InputError, match=complaint):
         load(tmp_path / name)
@@ -110,7 +110,10 @@ max_length = 8
 
 @pytest.mark.parametrize("where", ["config", "working", "override"])
 def test_paths_of_a_config(tmp_path, monkeypatch, where):
-    """Beside the config first, then in the working directory; an override: in that only."""
+    """A path is searched beside the config, then in the working directory.
+
+    The path of an override is searched in the working directory only.
+    """
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()
     place = there if where == "config" else here
@@ -123,15 +126,15 @@ def test_paths_of_a_config(tmp_path, monkeypatch, where):
     overrides = ["data.name=x.csv"] if where == "override" else []
     (raw,) = config.methods(config.load("../there/config.toml"), overrides).values()
     resolved = config.resolve(raw)
-    if where != "working":  # as before: it may also be the name of something
+    if where != "working":  # the relative path is unchanged, because it can also be a name
         assert resolved["data"]["name"] == str(place / "x.csv")
     data, clients = config.federation(resolved)
     assert len(data["train"]) == 32
     assert len(clients) == 4
 
 
-def test_what_is_beside_a_config_hides_no_data_set(tmp_path):
-    """A named data set goes before a folder of that name."""
+def test_names_of_data_sets_take_precedence_over_folders(tmp_path):
+    """``sst2`` is the data set, even if a folder with this name lies beside the config."""
     (tmp_path / "sst2").mkdir()
     (tmp_path / "c.toml").write_text('data = "sst2"\nmethods.a.model = "sst2"\n')
     raw = config.load(tmp_path / "c.toml")

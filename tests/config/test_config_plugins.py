@@ -1,4 +1,4 @@
-"""Functions of the user's own in a config, by the name of their module; errors that say why."""
+"""Functions of a user in a config, by module or file name; errors name the cause."""
 
 import pytest
 
@@ -11,11 +11,11 @@ from fedjax_peft import aggregators, algorithms
 import beside
 
 def median(trim=0.1, times=2):
-    """A mean, in truth."""
+    """In truth a mean."""
     return aggregators.mean(error=False)._replace(name=f"median {trim} {times} {beside.WORD}")
 
-def mine(optimizer, aggregator=None, mu=0.5):
-    return algorithms.fedavg(optimizer, aggregator=aggregator)._replace(name=f"mine {mu}")
+def my_fedavg(optimizer, aggregator=None, mu=0.5):
+    return algorithms.fedavg(optimizer, aggregator=aggregator)._replace(name=f"my_fedavg {mu}")
 
 def halves(data, clients: int, seed: int = 0):
     return None
@@ -24,7 +24,7 @@ NUMBER = 1
 '''
 CONFIG = """
 rounds = 2
-algorithm = {name="my_functions:mine", mu=0.25}
+algorithm = {name="my_functions:my_fedavg", mu=0.25}
 [model]
 name = "x"
 [data]
@@ -45,7 +45,7 @@ patience = 3
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Returns a folder with a config and its module; the working directory is another one."""
+    """A folder with a config and its module, which is not the working directory."""
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "my_functions.py").write_text(OWN)
     (tmp_path / "configs" / "beside.py").write_text("WORD = 'here'")
@@ -56,23 +56,23 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "configs"
 
 
-def test_a_config_names_functions_of_its_folder(folder):
+def test_functions_of_a_module_in_the_configs_folder(folder):
     config = configs.resolve(configs.load(folder / "own.toml"))
     algorithm = configs.build_algorithm(config)
-    assert algorithm.name == "mine 0.25"
+    assert algorithm.name == "my_fedavg 0.25"
     assert algorithm.aggregator.name == "median 0.2 2 here"
     assert config["partition"] == {
         "name": f"{folder}/my_functions.py:halves",
         "clients": 3,
         "seed": None,
     }
-    # As the run's directory holds it, it is found from everywhere.
+    # The path is absolute, so that the run's directory is independent of the working directory.
     assert configs.resolve(config) == config
     assert config["stop"]["target"] == 0.9
     assert config["stop"]["patience"] == 3
 
 
-def test_a_name_may_be_of_what_python_imports(folder):
+def test_functions_of_a_module_that_python_can_import(folder):
     config = configs.load(folder / "own.toml")
     config["aggregator"] = {"name": "fedjax_peft.aggregators:mean"}
     assert configs.build_algorithm(configs.resolve(config)).aggregator.name == "mean"
@@ -81,16 +81,16 @@ def test_a_name_may_be_of_what_python_imports(folder):
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("nowhere:median", "the module 'nowhere', which there is not: neither as a file"),
-        ("configs/nowhere.py:median", "'configs/nowhere.py', which there is not"),
+        ("nowhere:median", "the module 'nowhere', which does not exist: it is not a file"),
+        ("configs/nowhere.py:median", "'configs/nowhere.py', which does not exist"),
         ("my_functions:mediam", "has no function 'mediam'. Did you mean 'median'"),
         ("my_functions:NUMBER", "has no function 'NUMBER'"),
-        ("my_functions:", "not of the form module:function"),
+        ("my_functions:", "does not have the form module:function"),
         ("broken:f", "cannot be imported: ModuleNotFoundError: .*no_such_module_anywhere"),
         ("wrong:f", "cannot be imported: SyntaxError: .*line 1"),
     ],
 )
-def test_what_is_missing_is_named(folder, name, complaint):
+def test_errors_name_the_missing_module_or_function(folder, name, complaint):
     raw = configs.load(folder / "own.toml")
     located = f"{folder}/my_functions.py" if name.startswith("my_") else ""
     raw["aggregator"] = {"name": name.replace("my_functions", located) if located else name}
@@ -98,7 +98,7 @@ def test_what_is_missing_is_named(folder, name, complaint):
         configs.resolve(raw)
 
 
-def test_arguments_of_own_functions_are_checked(folder):
+def test_arguments_of_user_functions_are_checked(folder):
     raw = configs.load(folder / "own.toml")
     for key, value, complaint in (
         ("trm", 0.1, "Did you mean 'trim'"),

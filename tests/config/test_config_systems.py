@@ -1,8 +1,8 @@
-"""Presets of published systems: each number is the paper's, and a config can replace each.
+"""Presets of published systems: each number is that of the paper, and a config can replace it.
 
-``PAPERS`` is this test's own copy of the papers' settings, made from the papers and not from the
-file. Every number of the file is compared with it, also those in the texts about what a preset
-leaves to the user, and a mutated file must not compare equal.
+``PAPERS`` is an independent copy of the papers' settings, made from the papers and not from the
+file. Every number of the file is compared with it, including those in the texts of
+``user_choices``. A file with a changed number must not compare equal.
 """
 
 import copy
@@ -40,7 +40,7 @@ FEDMCP = {
     "batch_size": 64,
     "optimizer.learning_rate": 0.0005,
     "peft.size": 16,
-    "left": {"data.max_length": [128], "data.split": [6, 2, 2]},
+    "user_choices": {"data.max_length": [128], "data.split": [6, 2, 2]},
 }
 FRA = {
     "rounds": 30,
@@ -49,12 +49,12 @@ FRA = {
     "peft.rank": 16,
     "optimizer.learning_rate": 0.0001,
     "optimizer.weight_decay": 0.005,
-    "left": {"local_steps": [5000]},
+    "user_choices": {"local_steps": [5000]},
 }
 FEDERA = {
     "batch_size": 16,
     "epochs": 1,
-    "left": {
+    "user_choices": {
         "rounds": [1],  # Table 1
         "clients_per_round": [1],
         "partition": [1],
@@ -63,11 +63,11 @@ FEDERA = {
     },
 }
 FEDERA_LORA = {**FEDERA, "peft.rank": 32, "peft.alpha": 32}
-STEPS_UNKNOWN = {**FEDERA["left"], "time.seconds_per_step": [8]}  # Table 8
+STEPS_UNKNOWN = {**FEDERA["user_choices"], "time.seconds_per_step": [8]}  # Table 8
 FEDADAPTERS = {
     "epochs": 5,
     "optimizer.eps": 0.0005,
-    "left": {
+    "user_choices": {
         "optimizer.learning_rate": [0.005, 0.001, 0.0005, 0.0001, 1],  # Table 1
         "partition": [9, 27, 3, 3],
     },
@@ -79,12 +79,15 @@ RECURRENT = {
     "model.config.embedding_size": 256,
     "model.config.hidden_size": 768,
     "model.config.num_layers": 2,
-    "left": {**FEDADAPTERS["left"], "model.config.vocab_size": [12, 54175]},  # Table 12
+    "user_choices": {
+        **FEDADAPTERS["user_choices"],
+        "model.config.vocab_size": [12, 54175],  # Table 12
+    },
 }
 BOTTLENECK = {"peft.reduction_factor": 16}
 LORA8 = {"peft.rank": 8, "peft.alpha": 8}
-CNN_LEFT = {**FEDADAPTERS["left"], "model.config.channels": [18.36]}
-BASELINE = {"left": {"rounds": [100]}}  # FedPETuning
+CNN_CHOICES = {**FEDADAPTERS["user_choices"], "model.config.channels": [18.36]}
+BASELINE = {"user_choices": {"rounds": [100]}}  # FedPETuning
 RANKS = {"peft.rank": 8, "client_ranks": [2, 4, 8]}
 PAPERS = {
     "fedft": BASELINE,
@@ -107,8 +110,8 @@ PAPERS = {
     "fra_lora/fra_ffa": FRA,
     "federa": FEDERA_LORA,
     "federa/fedlr": FEDERA_LORA,
-    "federa/fedap": {**FEDERA, **BOTTLENECK, "left": STEPS_UNKNOWN},
-    "federa/fedbf": {**FEDERA, "left": STEPS_UNKNOWN},
+    "federa/fedap": {**FEDERA, **BOTTLENECK, "user_choices": STEPS_UNKNOWN},
+    "federa/fedbf": {**FEDERA, "user_choices": STEPS_UNKNOWN},
     "federa/fedft": FEDERA,
     "fedadapters/text/full": NLP,
     "fedadapters/text/pfeiffer": {**NLP, **BOTTLENECK},
@@ -120,10 +123,10 @@ PAPERS = {
     "fedadapters/images/pfeiffer": {**CV, **BOTTLENECK},
     "fedadapters/images/lora": {**CV, **LORA8},
     "fedadapters/images/houlsby": {**CV, **BOTTLENECK},
-    "fedadapters/images/cnn": {**CV, "left": CNN_LEFT},
-    "flora": {"left": {}},
-    "flexlora": {**RANKS, "left": {"peft.alpha": [16]}},
-    "hetlora": {**RANKS, "left": {}},
+    "fedadapters/images/cnn": {**CV, "user_choices": CNN_CHOICES},
+    "flora": {"user_choices": {}},
+    "flexlora": {**RANKS, "user_choices": {"peft.alpha": [16]}},
+    "hetlora": {**RANKS, "user_choices": {}},
     "fedsa": {
         "rounds": 1000,
         "local_steps": 10,
@@ -132,10 +135,10 @@ PAPERS = {
         "peft.alpha": 16,
         "peft.dropout": 0.05,
         "optimizer.learning_rate": 0.02,
-        "left": {"partition": [3, 0.5]},
+        "user_choices": {"partition": [3, 0.5]},
     },
-    "fedex": {"left": {}},
-    "rolora": {"left": {}},
+    "fedex": {"user_choices": {}},
+    "rolora": {"user_choices": {}},
 }
 FEDERATIONS = {
     "20newsgroups": (256, 100, 10, 0.1, 1000),
@@ -145,18 +148,20 @@ FEDERATIONS = {
     "squad": (384, 300, 15, 0.1, 100),
     "mrqa": (512, 300, 15, 0.01, 200),
 }
-"""FeDeRA's Table 1: tokens, clients, clients a round, alpha, rounds."""
+"""FeDeRA's Table 1: tokens, clients, clients per round, alpha, rounds."""
 SHARES = {"sst2": [[0.9, 0.1], [0.1, 0.9]], "mnli": [[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]}
 """FRA-LoRA's label skew, by label and client."""
-WORDS = re.compile(r"(?<![\w.])(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?(?![\w])", re.ASCII)
+NUMBER = re.compile(r"(?<![\w.])(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?(?![\w])", re.ASCII)
 
 
 def numbers(system):
-    """Returns the numbers of a preset: key -> number, and those in the texts of ``left``."""
+    """Returns the numbers of a preset: key -> number, and those in the ``user_choices``."""
     flat = flatten(system.settings)
     found = {k: v for k, v in flat.items() if isinstance(v, int | float | list) and is_numeric(v)}
-    said = {k: [float(x) for x in WORDS.findall(text)] for k, text in system.left.items()}
-    return {**found, "left": {k: v for k, v in said.items() if v}}
+    choices = {
+        key: [float(x) for x in NUMBER.findall(text)] for key, text in system.user_choices.items()
+    }
+    return {**found, "user_choices": {k: v for k, v in choices.items() if v}}
 
 
 def is_numeric(value):
@@ -166,13 +171,13 @@ def is_numeric(value):
 
 
 def read(monkeypatch, content):
-    """Returns the presets of the content of a file."""
+    """Returns the numbers of the presets that a file with this content would define."""
     with monkeypatch.context() as patch:
         patch.setattr(presets, "_file", lambda: content)
         return {name: numbers(system) for name, system in presets.systems().items()}
 
 
-def test_every_number_is_the_papers():
+def test_every_number_is_that_of_the_paper():
     found = {name: numbers(system) for name, system in presets.systems().items()}
     assert found.keys() == PAPERS.keys()
     for name, expected in PAPERS.items():
@@ -180,15 +185,15 @@ def test_every_number_is_the_papers():
 
 
 def mutants(value, path=()):
-    """Yields (path, another value) for every number in a file's content, also within texts."""
+    """Yields (path, changed value) for every number in a file's content, also within texts."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from mutants(inner, (*path, key))
     elif isinstance(value, list):
         for i, inner in enumerate(value):
             yield from mutants(inner, (*path, i))
-    elif isinstance(value, str) and "left" in path:
-        for match in WORDS.finditer(value):
+    elif isinstance(value, str) and "user_choices" in path:
+        for match in NUMBER.finditer(value):
             yield path, f"{value[: match.start()]}7{match[0]}{value[match.end() :]}"
     elif is_numeric(value):
         yield path, value * 2 + 1
@@ -214,7 +219,7 @@ def test_every_number_of_the_file_has_its_source_beside_it():
         code = re.sub(r'"[^"]*"', "", code)
         if line.startswith(("#", "[")) or "=" not in code:
             continue
-        if WORDS.search(code.split("=", 1)[1]):
+        if NUMBER.search(code.split("=", 1)[1]):
             assert len(comment.strip()) >= len("Table 1"), f"line {number}: {line}"
 
 
@@ -265,15 +270,15 @@ def test_every_system_is_complete(name):
     for table in configs.NAMESPACES:
         if "name" in system.settings.get(table, {}):
             assert config[table]["name"] == system.settings[table]["name"]
-    assert configs.resolve(config) == config, "what a run records runs again"
+    assert configs.resolve(config) == config, "a recorded config resolves to itself"
     assert configs.build_algorithm(config).name
     assert configs.build_method(config).name == system.settings["peft"]["name"]
-    assert len(system.about) < 90
+    assert len(system.description) < 90
     assert system.paper
-    assert system.left, "a preset of everything but the data and the model"
+    assert system.user_choices
 
 
-def test_what_a_config_says_goes_before_the_system():
+def test_the_configs_own_keys_replace_those_of_the_system():
     config = configs.resolve({**REST, "system": "federa", "peft": {"rank": 4}})
     assert (config["peft"]["rank"], config["peft"]["init"]) == (4, "svd")
     assert config["optimizer"]["learning_rate"] == 0.1
@@ -283,7 +288,7 @@ def test_what_a_config_says_goes_before_the_system():
     assert configs.resolve(REST)["system_changes"] is None
 
 
-def test_another_function_does_not_get_the_systems_options():
+def test_another_function_does_not_get_the_options_of_the_systems_function():
     config = configs.resolve({**REST, "system": "federa", "peft": {"name": "opendelta"}})
     assert config["peft"]["name"] == "opendelta"
     assert config["peft"]["init"] != "svd"
@@ -296,32 +301,32 @@ def test_another_function_does_not_get_the_systems_options():
         ("fedrea", r"no system 'fedrea'. Did you mean 'federa'"),
         ("federa/fedrl", r"no system 'federa/fedrl'. Did you mean 'federa/fedlr'"),
         ("houlsby", r"Did you mean 'fedadapters/text/houlsby' or 'fedadapters/images/houlsby'"),
-        ("ffa_lora", r"The system 'ffa_lora' is now 'fra_lora/ffa'"),
-        ("fedmatch", r"The system 'fedmatch' is now 'fedmcp/fedmatch'"),
-        ("fedadapters_lora", r"The system 'fedadapters_lora' is now 'fedadapters/text/lora'"),
+        ("ffa_lora", r"The system 'ffa_lora' is now called 'fra_lora/ffa'"),
+        ("fedmatch", r"The system 'fedmatch' is now called 'fedmcp/fedmatch'"),
+        ("fedadapters_lora", r"'fedadapters_lora' is now called 'fedadapters/text/lora'"),
     ],
 )
-def test_an_unknown_system_is_named_with_the_nearest(name, message):
+def test_unknown_systems_get_the_nearest_names(name, message):
     with pytest.raises(InputError, match=message):
         configs.resolve({**REST, "system": name})
 
 
-def test_old_names_lead_to_presets():
+def test_renamed_systems_are_presets():
     renamed = tomllib.loads(presets.FILE.read_text())["renamed"]
     assert set(renamed.values()) <= presets.systems().keys()
     assert not renamed.keys() & presets.systems().keys()
 
 
-def test_what_is_missing_is_what_the_paper_leaves():
+def test_missing_keys_get_the_systems_advice():
     rest = {k: v for k, v in REST.items() if k != "rounds"}
-    with pytest.raises(InputError, match=r"'rounds' is missing.*system 'federa' leaves.*Table 1"):
+    with pytest.raises(InputError, match=r"'rounds' is missing.*'federa' you choose.*Table 1"):
         configs.resolve({**rest, "system": "federa"})
     rest = {k: v for k, v in REST.items() if k != "optimizer"}
-    with pytest.raises(InputError, match=r"leaves to you optimizer.learning_rate: chosen by"):
+    with pytest.raises(InputError, match=r"you choose optimizer.learning_rate: chosen by"):
         configs.resolve({**rest, "system": "federa"})
 
 
-def test_a_key_is_taken_out_on_the_command_line():
+def test_overrides_without_a_value_remove_keys():
     raw = {**REST, "system": "federa", "peft": {"rank": 4, "dropout": 0.1}, "batch_size": 8}
     resolved = configs.resolve(configs.methods(raw, ["peft.rank=", "batch_size ="])[""])
     assert (resolved["peft"]["rank"], resolved["peft"]["dropout"]) == (32, 0.1)
@@ -331,11 +336,11 @@ def test_a_key_is_taken_out_on_the_command_line():
     assert (resolved["peft"]["rank"], resolved["peft"]["dropout"]) == (32, 0)
     raw["methods"] = {"a": {"peft": {"rank": 2}}, "b": {}}
     both = configs.methods(raw, ["methods.a.peft.rank="])
-    assert [one["peft"]["rank"] for one in both.values()] == [4, 4], "the file's own again"
+    assert [one["peft"]["rank"] for one in both.values()] == [4, 4], "the value of the file"
     both = configs.methods(raw, ["peft.rank="])
     assert [configs.resolve(one)["peft"]["rank"] for one in both.values()] == [32, 32]
     for text in ("peft.rnk=", "rank=", "methods.c.rank=", "a.b.c="):
-        with pytest.raises(InputError, match=rf"'{text}' takes .* which does not have it"):
+        with pytest.raises(InputError, match=rf"'{text}' removes .* which does not have it"):
             configs.methods(raw, [text])
 
 
@@ -366,7 +371,7 @@ intermediate_size = 8
 """
 
 
-def test_a_run_says_and_records_what_it_changed(tmp_path, capsys):
+def test_a_run_prints_and_records_the_settings_that_it_replaced(tmp_path, capsys):
     testing.write_tiny_checkpoint(tmp_path / "model")
     file = tmp_path / "config.toml"
     file.write_text(CONFIG.replace("TOKENIZER", str(tmp_path / "model")))
@@ -374,15 +379,16 @@ def test_a_run_says_and_records_what_it_changed(tmp_path, capsys):
     err = capsys.readouterr().err
     assert "system 'fra_lora/fedavg': this run's own settings replace the preset's" in err
     assert "rounds 30 -> 1, peft.rank 16 -> 2" in err
-    assert "leaves to you, here at their defaults: batch_size (16), peft.alpha (not set)" in err
-    said = record.read_config(tmp_path / "run")["system_changes"]
-    assert said == {"rounds": "30 -> 1", "peft.rank": "16 -> 2"}
+    assert "does not set these keys, which have their defaults: batch_size (16), peft.al" in err
+    assert "peft.alpha (not set)" in err
+    changes = record.read_config(tmp_path / "run")["system_changes"]
+    assert changes == {"rounds": "30 -> 1", "peft.rank": "16 -> 2"}
 
 
-# ------------------------------------------------------------------ a paper's clients of a data set
+# -------------------------------------------------------------- a paper's partition of a data set
 
 
-def test_federations_are_those_of_the_papers():
+def test_partitions_are_those_of_the_papers():
     for name, (length, clients, a_round, alpha, rounds) in FEDERATIONS.items():
         settings = DATASETS[name].settings
         assert settings.partition["name"] == "dirichlet"
@@ -407,7 +413,7 @@ def test_federations_are_those_of_the_papers():
 
 
 @pytest.mark.parametrize("name", [n for n, one in DATASETS.items() if one.settings.partition])
-def test_a_config_takes_the_papers_clients(name):
+def test_a_config_takes_the_papers_partition(name):
     rest = {k: v for k, v in REST.items() if k not in ("rounds", "clients_per_round")}
     raw = {**rest, "data": {"name": name}, "partition": "paper"}
     config = configs.resolve(raw)
@@ -423,7 +429,7 @@ def test_a_config_takes_the_papers_clients(name):
     assert (own["rounds"], own["partition"]["seed"]) == (3, 5)
 
 
-def test_the_command_line_takes_the_papers_clients():
+def test_the_command_line_takes_the_papers_partition():
     raw = {**REST, "data": {"name": "wnut17"}}
     (config,) = configs.methods(raw, ["partition=paper", "rounds=", "clients_per_round="]).values()
     config = configs.resolve({**config, "system": "federa"})
@@ -431,7 +437,7 @@ def test_the_command_line_takes_the_papers_clients():
     assert config["partition"]["by"] == "type_set"
 
 
-def test_a_systems_rounds_go_before_another_papers():
+def test_a_systems_rounds_replace_those_of_the_data_sets_paper():
     raw = {k: v for k, v in REST.items() if k not in ("rounds", "clients_per_round")}
     raw |= {"system": "fedsa", "data": {"name": "mnli"}, "partition": "paper"}
     config = configs.resolve(raw)
@@ -456,10 +462,10 @@ GRID = {
     "hetlora": {"peft.rank": 8, "client_ranks": [2, 4, 8], "algorithm.prune": None},
     "fedsa": {"peft.rank": 8, "peft.alpha": 16, "peft.dropout": 0.05},
 }
-"""Of the committed table of experiments/algorithms, whose configs started from older presets."""
+"""Settings of the committed table of experiments/algorithms, made with older presets."""
 
 
-def test_the_committed_results_are_still_of_their_settings():
+def test_the_committed_results_have_the_settings_of_their_configs():
     methods = configs.methods(configs.load(EXPERIMENTS / "algorithms" / "20news.toml"))
     everywhere = {
         "rounds": 4,
@@ -482,19 +488,19 @@ def test_the_committed_results_are_still_of_their_settings():
 
 
 @pytest.mark.parametrize("system", [["federa"], 3, {"name": "federa"}])
-def test_a_system_that_is_no_name(system):
+def test_systems_must_be_names(system):
     with pytest.raises(InputError, match="There is no system"):
         configs.resolve({**REST, "system": system})
 
 
 @pytest.mark.parametrize("name", ["mrpc", "wnut", "a/folder", None])
-def test_data_without_a_papers_clients(name):
+def test_data_sets_without_a_papers_partition(name):
     raw = {**REST, "data": {} if name is None else {"name": name}, "partition": "paper"}
-    with pytest.raises(InputError, match=rf"there are none for {name!r}\. (Known|Did you mean)"):
+    with pytest.raises(InputError, match=rf"there is none for {name!r}\. (Known|Did you mean)"):
         configs.resolve(raw)
 
 
-def test_list_shows_all_of_a_preset(capsys):
+def test_list_shows_the_settings_and_choices_of_a_preset(capsys):
     assert cli.main(["list", "system", "federa/fedlr"]) == 0
     shown = capsys.readouterr().out
     assert "peft.rank = 32" in shown
@@ -503,13 +509,13 @@ def test_list_shows_all_of_a_preset(capsys):
     assert "fedmcp" not in shown
 
 
-def test_list_shows_presets_what_they_leave_and_federations(capsys):
+def test_list_shows_presets_user_choices_and_partitions(capsys):
     assert cli.main(["list"]) == 0
     shown = capsys.readouterr().out
     for name, system in presets.systems().items():
         assert f"  {name} " in shown
-        assert system.about in shown
-    assert "left to you: rounds, clients_per_round, partition" in shown
-    said = 'partition = "paper": dirichlet (clients = 30, alpha = 0.1, mode = client_prior,'
-    assert said in shown
+        assert system.description in shown
+    assert "you choose: rounds, clients_per_round, partition" in shown
+    line = 'partition = "paper": dirichlet (clients = 30, alpha = 0.1, mode = client_prior,'
+    assert line in shown
     assert "5 clients a round, 500 rounds (FeDeRA, Table 1)" in shown
