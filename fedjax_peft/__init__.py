@@ -30,6 +30,7 @@ _PUBLIC = {
     "tasks": "",
     "aggregators": "",
     "algorithms": "",
+    "transforms": "",
     "Run": "simulation.run",
     "simulate": "simulation.simulate",
     "early_stop": "simulation.stopping",
@@ -67,12 +68,13 @@ __all__ = [
     "simulate",
     "tasks",
     "testing",
+    "transforms",
     "tree",
     "typing",
 ]
 
 if TYPE_CHECKING:
-    from fedjax_peft import aggregators, algorithms, peft, tasks, testing, tree, typing
+    from fedjax_peft import aggregators, algorithms, peft, tasks, testing, transforms, tree, typing
     from fedjax_peft.data import heterogeneity, partition
     from fedjax_peft.data.combine import combine
     from fedjax_peft.data.dataset import Clients, Dataset

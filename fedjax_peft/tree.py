@@ -20,6 +20,7 @@ __all__ = [
     "broadcast",
     "distance",
     "nbytes",
+    "norm",
     "put",
     "select",
     "size",
@@ -80,6 +81,18 @@ def distance(x: PyTree, y: PyTree) -> jax.Array:
 
     squares = jax.tree.map(square, x, y)
     return jnp.sqrt(sum(jax.tree.leaves(squares), jnp.zeros(())))
+
+
+def norm(tree: PyTree) -> jax.Array:
+    """Returns the Euclidean norm over all leaves together, a float32 scalar.
+
+    Entries are divided by the largest one before they are squared, so that no square overflows.
+    """
+    leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(tree) if x.size]
+    largest = jnp.max(jnp.stack([jnp.zeros(()), *(jnp.max(jnp.abs(x)) for x in leaves)]))
+    by = jnp.where(largest > 0, largest, 1.0)
+    squares = [jnp.sum((x / by) ** 2) for x in leaves]
+    return largest * jnp.sqrt(sum(squares, jnp.zeros(())))
 
 
 def size(tree: PyTree) -> int:

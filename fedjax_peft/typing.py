@@ -167,6 +167,9 @@ class Aggregator(NamedTuple):
     refactors: bool = False
     """It factors the average LoRA product anew, so that A and B have another basis in every round:
     their entries cannot be compared, mixed or accumulated over rounds. The product can."""
+    linear: bool = False
+    """Its update is ``template`` plus the weighted mean of ``upload - template``, leaf by leaf.
+    Upload transforms that change the aggregate, such as noise, need that."""
     refactor: Callable[[Params, Params, Params], Aggregated] | None = None
     """(products, template, scales) -> the factors of the products, by leaf name.
 
@@ -196,6 +199,126 @@ class RoundContext(NamedTuple):
     probability of each client."""
 
 
+class Encoded(NamedTuple):
+    """What an upload transform makes of one client's change."""
+
+    update: PyTree
+    """What the server reads from the upload: the structure, shapes and dtypes of the change."""
+    memory: PyTree = ()
+    """What the client keeps for its next round."""
+    measured: PyTree = ()
+    """Float32 scalars about this client, for :class:`TransformServer`."""
+
+
+class Measurements(NamedTuple):
+    """What an upload transform measured of the clients of a round. Made by the engine."""
+
+    values: PyTree
+    """The scalars of ``Encoded.measured``, each float32 ``[slots]``, one entry for each client."""
+    accepted: jax.Array
+    """bool ``[slots]``: whose uploads were aggregated. Entries of other clients mean nothing."""
+
+
+class Decoded(NamedTuple):
+    """What the server's part of an upload transform returns."""
+
+    aggregate: PyTree
+    """The mean change, same structure as given."""
+    state: PyTree
+    """The transform's state for the next round."""
+    metrics: dict[str, jax.Array]
+    """Float32 scalars for the round's row of metrics; one that is not finite is written as null."""
+
+
+class TransformClient(Protocol):
+    """The client's part of an upload transform, written for a single client."""
+
+    def __call__(self, update: PyTree, memory: PyTree, received: PyTree, key: Key) -> Encoded:
+        """Returns the encoded change.
+
+        Args:
+          update: the change: what the client sends minus what it would send had it learned nothing.
+          memory: what this client kept from its last round.
+          received: what the server broadcasts for this transform (``Transform.broadcast``).
+          key: for random numbers of this client in this round.
+        """
+
+
+class TransformServer(Protocol):
+    """The server's part of an upload transform, once a round, after the aggregation."""
+
+    def __call__(
+        self, aggregate: PyTree, state: PyTree, measured: Measurements, context: RoundContext
+    ) -> Decoded:
+        """Returns the aggregate, the next state and metrics.
+
+        It is not called for a round in which no upload was accepted, or its results are discarded.
+
+        Args:
+          aggregate: the mean of the encoded changes; ``{}`` unless ``Transform.changes_aggregate``.
+          state: the transform's state.
+          measured: what the clients' parts measured.
+          context: what the server knows of the round.
+        """
+
+
+class TransformBytes(Protocol):
+    """The size of an encoded change on the wire."""
+
+    def __call__(self, template: PyTree, sizes: Mapping[str, int]) -> Mapping[str, int]:
+        """Returns leaf name -> bytes of one encoded upload.
+
+        Args:
+          template: shapes and dtypes of the change.
+          sizes: leaf name -> bytes without this transform, as the one before it in a chain leaves
+            them. Leaves are identified by their last dict key.
+        """
+
+
+def _no_state(template: PyTree) -> PyTree:
+    del template
+    return ()
+
+
+def _whole_state(state: PyTree) -> PyTree:
+    return state
+
+
+class Transform(NamedTuple):
+    """A transform of uploads: a pair of pure functions, at the client and at the server.
+
+    It applies to the **change** of a model: upload minus ``template``, the upload of a client that
+    learned nothing. The client's part runs after local training, before aggregation; the server's
+    part runs between the aggregation and the server's update. Transforms compose by
+    :func:`fedjax_peft.transforms.chain`.
+
+    A transform sees the part of an upload that ``Algorithm.change_field`` names; other parts are
+    sent as they are. Of that part, entries that are not sent stay unchanged whatever the transform
+    does: leaves that rest in a round (``Algorithm.sent_leaves``), and directions that the client
+    does not own (``client_ranks``). An upload that is not finite, before or after the transform, is
+    dropped, and its client keeps its former memory.
+    """
+
+    name: str
+    client: TransformClient
+    init: Callable[[PyTree], PyTree] = _no_state
+    """template of the change (shapes are enough) -> the server's state at the start; ``()``: none.
+    """
+    broadcast: Callable[[PyTree], PyTree] = _whole_state
+    """state -> what every client receives of it at the start of a round. It is counted in
+    ``bytes_down``."""
+    memory: Callable[[PyTree], PyTree] = _no_state
+    """template of the change -> what one client keeps at the start, such as zeros for error
+    feedback; ``()``: nothing."""
+    server: TransformServer | None = None
+    """The server's part; None: there is none."""
+    changes_aggregate: bool = False
+    """Whether ``server`` changes the aggregate. Such a transform is refused with an aggregator that
+    is not ``linear``."""
+    nbytes: TransformBytes | None = None
+    """The size of an encoded change; None: what the sizes were before."""
+
+
 class ServerUpdate(NamedTuple):
     """How the server moves. ``broadcast`` is what clients receive."""
 
@@ -211,8 +334,9 @@ class ServerUpdate(NamedTuple):
     """server state -> the upload of a client that learned nothing; None: it is the broadcast."""
     update_norm: Callable[[PyTree, PyTree, Params], jax.Array] | None = None
     """(one upload, ``template``, fixed leaves) -> length of the change of the model that the upload
-    means, a float32 scalar, 0 for ``template``; None: the length of ``upload - template``. The
-    entries that a client does not own (``client_ranks``) are those of ``template`` here."""
+    means, a float32 scalar, 0 for ``template``; None: the length of ``upload - template`` (of the
+    part that ``Algorithm.change_field`` names). The entries that a client does not own
+    (``client_ranks``) are those of ``template`` here."""
     frozen_delta: Callable[[PyTree], Params] | None = None
     """server state -> what is added to leaves of the frozen tree, by name, float32; None: nothing.
     """
@@ -320,3 +444,10 @@ class Algorithm(NamedTuple):
     """Why the entries of shared leaves must mean the same in every round, and what to use instead,
     in whole sentences. It is part of the error message for an aggregator that ``refactors``. None:
     any aggregator fits."""
+    change_field: str | None = None
+    """The field of an upload that holds the client's leaves, or their change: what upload
+    transforms see. Other fields, such as a control variate, are sent as they are. None: the whole
+    upload is leaves."""
+    no_transforms: str | None = None
+    """Why uploads cannot be transformed, in whole sentences, for the error message. None: they can.
+    """

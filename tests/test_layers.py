@@ -26,7 +26,7 @@ LAYERS = [
         "rows",
         "fields",
     },
-    {"models", "peft", "data", "tasks", "aggregators", "measures"},
+    {"models", "peft", "data", "tasks", "aggregators", "transforms", "measures"},
     {"algorithms"},
     {"engine", "inference", "report"},
     {"simulation"},

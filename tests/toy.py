@@ -12,6 +12,7 @@ from fedjax_peft.data import Clients, Dataset
 from fedjax_peft.engine.plan import make_plan
 from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.engine.uploads import start_transform
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.random import stream
@@ -119,7 +120,16 @@ class Engine:
     """The round program of an algorithm on the toy problem, as ``simulate`` uses it."""
 
     def __init__(
-        self, algorithm, federation, *, per_round, lanes, epochs=1, bound=None, ranks=None
+        self,
+        algorithm,
+        federation,
+        *,
+        per_round,
+        lanes,
+        epochs=1,
+        bound=None,
+        ranks=None,
+        transform=None,
     ):
         bound = bound or model()
         names = tree.assign_roles(bound.kinds, algorithm.roles)
@@ -134,7 +144,12 @@ class Engine:
         columns, key = federation.data.columns, stream(0, "clients")
         parts = (bound.apply, classification(), bound.frozen, fixed)
         setup = Setup(algorithm, *parts, key, self.clients)
-        setup = setup._replace(total_clients=int((federation.sizes > 0).sum()))
+        setup = setup._replace(
+            total_clients=int((federation.sizes > 0).sum()),
+            sampling_probability=per_round / self.clients,
+            transform=transform,
+        )
+        self.transform = transform
         if ranks is not None:
             setup = setup._replace(rank_mask=rank_masks(bound, ranks, self.clients))
         self.program = Program(setup, columns)
@@ -144,9 +159,12 @@ class Engine:
         return {**self.shared, **self.leaves}
 
     def start(self):
-        """Returns the server's state and the client state, both to be donated."""
+        """Returns the states of server, clients and transform, if any; all to be donated."""
         server = jax.tree.map(jnp.copy, self.algorithm.server.init(self.shared))
-        return server, tree.broadcast(self.client_state, self.clients)
+        state = (server, tree.broadcast(self.client_state, self.clients))
+        if self.transform is None:
+            return state
+        return (*state, start_transform(self.transform, self.algorithm, server, self.clients))
 
     def plan(self, cohort):
         """Returns the plan of a cohort of our own making, of the shape that all plans have."""
@@ -163,7 +181,8 @@ class Engine:
 
         With ``columns`` the same program runs on other examples of the same shapes.
         """
-        arguments = (*(state or self.start()), self.plan(cohort), round_index)
+        server, client_state, *transform_state = state or self.start()
+        arguments = (server, client_state, self.plan(cohort), round_index, *transform_state)
         inputs = self.program._inputs
         if columns is not None:
             self.program._inputs = (*inputs[:-1], jax.tree.map(jnp.asarray, dict(columns)))

@@ -68,7 +68,7 @@ def mean(*, error: bool = True) -> Aggregator:
                 exact[path] = scale(fixed, path) * matmul(known[a], known[b])
         return Aggregated(result, error_metrics(errors, exact) if errors else {})
 
-    return Aggregator("mean", zero, add, finish)
+    return Aggregator("mean", zero, add, finish, linear=True)
 
 
 def product_errors(

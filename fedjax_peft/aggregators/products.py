@@ -75,4 +75,4 @@ def product_changes(base: Aggregator) -> Aggregator:
             scales[path] = scale(fixed, path)
         return Aggregated({"change": change, "scale": scales}, {})
 
-    return base._replace(zero=zero, add=add, finish=finish)
+    return base._replace(zero=zero, add=add, finish=finish, linear=False)

@@ -140,6 +140,7 @@ def fednova(
         by_field(direction=mean(error=False), work=mean(error=False)),
         server,
         weights=weights,
+        change_field="direction",
     )
 
 

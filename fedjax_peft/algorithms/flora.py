@@ -81,6 +81,9 @@ def flora(
         weights=weights,
         relayed_leaves=r"\.lora_[ab]$",
         check=lora_model("flora", alone=True),
+        no_transforms="In FLoRA every client starts from a random A of its own, and uploads are"
+        " stacked: what a client sends minus what it received is not what it learned. Use"
+        " 'fedex' or 'fedavg'.",
     )
 
 

@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import tree
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.aggregators.lora import matmul, pairs, scale, truncation_metrics
 from fedjax_peft.algorithms.checks import lora_model
@@ -103,6 +102,7 @@ def fra_ffa(
         weights=weights,
         sent_leaves=sent_leaves,
         check=lora_model("fra_ffa"),
+        change_field="model",
     )
 
 
@@ -221,9 +221,6 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpd
         update,
         broadcast,
         params=lambda state: state["model"],
-        update_norm=lambda upload, template, fixed: tree.distance(
-            upload["model"], template["model"]
-        ),
     )
 
 

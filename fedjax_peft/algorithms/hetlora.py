@@ -97,6 +97,8 @@ def hetlora(
                 **_cut(broadcast, client_state["ranks"]),
                 **client_state["model"],
             },
+            no_transforms="With prune, uploads of HetLoRA hold zeros in the directions that a"
+            " client has dropped, which is no change of the model. Leave prune out.",
         )
     return algorithm._replace(weights=weights, check=lora_model("hetlora"))
 

@@ -148,9 +148,6 @@ def scaffold(
         broadcast=lambda state: state,
         params=lambda state: state["model"],
         template=lambda state: {"model": state["model"], "control": _zeros(state["model"])},
-        update_norm=lambda upload, template, fixed: tree.distance(
-            upload["model"], template["model"]
-        ),
     )
     return Algorithm(
         "scaffold",
@@ -162,6 +159,7 @@ def scaffold(
         model=lambda broadcast, client_state: {**broadcast["model"], **client_state["model"]},
         weights=weights,
         check=check,
+        change_field="model",
         needs_fixed_basis="SCAFFOLD's control variates are gradients of A and B of earlier rounds,"
         " and its server goes part of the way between two pairs of factors. Leave the aggregator"
         " out to average A and B, or use 'fedavg' or 'fedprox'.",

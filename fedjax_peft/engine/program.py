@@ -13,7 +13,17 @@ from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, most_slots, window
 from fedjax_peft.engine.round import RoundResult, build_round, evaluation, tuning
 from fedjax_peft.engine.sharding import replicate, replicated, split_lanes
-from fedjax_peft.typing import Algorithm, ApplyFn, Diagnosis, Key, Params, Probe, PyTree, Task
+from fedjax_peft.typing import (
+    Algorithm,
+    ApplyFn,
+    Diagnosis,
+    Key,
+    Params,
+    Probe,
+    PyTree,
+    Task,
+    Transform,
+)
 
 __all__ = ["Evaluator", "Measured", "Program", "Setup", "Work"]
 
@@ -45,6 +55,8 @@ class Setup(NamedTuple):
     """In which ``apply`` computes."""
     sampling_probability: float = 1.0
     """The share of all clients that a round samples, on average."""
+    transform: Transform | None = None
+    """Of uploads in training."""
 
 
 Work = Literal["training", "tuning", "personal", "global"]
@@ -59,7 +71,8 @@ class Program:
     and reused by later programs that differ in these only; it goes when the model goes. As under
     ``jax.jit``, the functions of algorithm, model and task must be pure.
 
-    The server state and the client state that it is called with are given up (donated).
+    The states that it is called with (of the server, the clients and the upload transform) are
+    given up (donated).
     """
 
     def __init__(
@@ -81,36 +94,52 @@ class Program:
         self.compile_seconds = 0.0
 
     def __call__(
-        self, server: PyTree, client_state: PyTree, plan: Plan, round_index: int
+        self,
+        server: PyTree,
+        client_state: PyTree,
+        plan: Plan,
+        round_index: int,
+        transform_state: PyTree = (),
     ) -> RoundResult:
         """Runs round ``round_index``; returns without waiting for the device."""
-        arguments = self._arguments(server, client_state, plan, round_index)
+        arguments = self._arguments(server, client_state, plan, round_index, transform_state)
         if self._compiled is None:
             self._compile(arguments)
         return self._compiled(*arguments)
 
-    def compile(self, server: PyTree, client_state: PyTree, plan: Plan) -> None:
+    def compile(
+        self, server: PyTree, client_state: PyTree, plan: Plan, transform_state: PyTree = ()
+    ) -> None:
         """Makes the program ready for arguments of these shapes, and runs nothing."""
-        self._compile(self._arguments(server, client_state, plan, 0))
+        self._compile(self._arguments(server, client_state, plan, 0, transform_state))
 
-    def known(self, server: PyTree, client_state: PyTree, plan: Plan) -> bool:
+    def known(
+        self, server: PyTree, client_state: PyTree, plan: Plan, transform_state: PyTree = ()
+    ) -> bool:
         """Returns whether a call with arguments of these shapes begins without compilation."""
         if self._compiled is not None:
             return True
-        key = self._key(self._arguments(server, client_state, plan, 0))
+        key = self._key(self._arguments(server, client_state, plan, 0, transform_state))
         return key in _programs_of(self._setup.apply)
 
     def _arguments(
-        self, server: PyTree, client_state: PyTree, plan: Plan, round_index: int
+        self,
+        server: PyTree,
+        client_state: PyTree,
+        plan: Plan,
+        round_index: int,
+        transform_state: PyTree,
     ) -> tuple:
         plan, index = replicate((plan, np.int32(round_index)), self._setup.mesh)
-        return (*self._inputs, server, client_state, plan, self._setup.key, index)
+        state = (server, client_state)
+        return (*self._inputs, *state, plan, self._setup.key, index, transform_state)
 
     def _key(self, arguments: tuple) -> Hashable:
         """Returns all that the compiled program depends on."""
         s = self._setup
         training = self._work == "training"
-        who = (s.clients, (s.total_clients, s.sampling_probability) if training else None)
+        context = (s.total_clients, s.sampling_probability, s.transform)
+        who = (s.clients, context if training else None)
         static = (s.algorithm, s.apply, s.task, *who, s.mesh, s.diagnosis, s.probe, s.dtype)
         leaves, structure = jax.tree.flatten(arguments)
         shapes = tuple((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
@@ -141,17 +170,19 @@ class Program:
         elif measures:
             personal = self._work == "personal"
             algorithm = evaluation(algorithm, personal=personal, probe=setup.probe)
+        training = self._work == "training"
         round_ = build_round(
             algorithm,
             setup.apply,
             setup.task,
             setup.clients,
             split_lanes(mesh),
-            setup.diagnosis if self._work == "training" else None,
+            setup.diagnosis if training else None,
             self._padded,
             setup.total_clients,
             setup.dtype,
             setup.sampling_probability,
+            setup.transform if training else None,
         )
 
         def measure(*arguments: Any) -> RoundResult:
@@ -159,7 +190,7 @@ class Program:
 
         return jax.jit(
             measure if measures else round_,
-            donate_argnums=() if measures else (4, 5),
+            donate_argnums=() if measures else (4, 5, 9),
             # As the next round's inputs are, whatever the compiler would prefer.
             out_shardings=replicated(mesh),
         )

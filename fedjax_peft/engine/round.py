@@ -19,8 +19,15 @@ import jax.numpy as jnp
 from fedjax_peft import tree
 from fedjax_peft.engine.lengths import token_columns
 from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.uploads import (
+    TransformState,
+    as_received,
+    change_part,
+    decode,
+    encoder,
+)
 from fedjax_peft.precision import effective
-from fedjax_peft.random import client_key, server_key
+from fedjax_peft.random import client_key, server_key, transform_key
 from fedjax_peft.typing import (
     Aggregated,
     Aggregator,
@@ -29,13 +36,16 @@ from fedjax_peft.typing import (
     ClientContext,
     ClientUpdate,
     Diagnosis,
+    Encoded,
     Key,
+    Measurements,
     Metrics,
     Params,
     Probe,
     PyTree,
     RoundContext,
     Task,
+    Transform,
 )
 
 __all__ = [
@@ -68,6 +78,8 @@ class RoundResult(NamedTuple):
     """Metrics of the aggregator, of the server and of the diagnosis."""
     predictions: dict[str, jax.Array]
     """What steps say of every example, ``[time steps, lanes, batch, ...]``; see ``PREDICTIONS``."""
+    transform_state: TransformState | tuple[()] = ()
+    """Of the upload transform; ``()`` without one."""
 
 
 def build_round(
@@ -81,6 +93,7 @@ def build_round(
     total_clients: int | None = None,
     dtype: Any = jnp.float32,
     sampling_probability: float = 1.0,
+    transform: Transform | None = None,
 ) -> Callable[..., RoundResult]:
     """Returns the pure function of a round, to be jitted.
 
@@ -95,8 +108,10 @@ def build_round(
       total_clients: how many clients have examples; by default all of them.
       dtype: in which ``apply`` computes.
       sampling_probability: the share of all clients that a round samples, on average.
+      transform: of the uploads.
     """
     server_ = algorithm.server
+    update_norm = server_.update_norm or partial(_distance, algorithm)
     total_clients = clients if total_clients is None else total_clients
 
     def round_(
@@ -109,9 +124,12 @@ def build_round(
         plan: Plan,
         key: Key,
         round_index: jax.Array,
+        transform_state: PyTree = (),
     ) -> RoundResult:
-        """Runs round ``round_index``; ``client_state`` and ``server`` may be donated.
+        """Runs round ``round_index``; ``server``, ``client_state`` and ``transform_state`` may be
+        donated.
 
+        ``transform_state`` is a :class:`TransformState`, or ``()`` without a transform.
         ``rank_mask`` says which entries of a leaf a client has, bool ``[clients, ...]`` by leaf
         name: the others are 0 in a fixed leaf, and leave the client as they came to it.
         """
@@ -129,6 +147,12 @@ def build_round(
             return algorithm.client(ClientContext(bound, task, own, round_index))
 
         broadcast, template = server_.broadcast(server), server_.unchanged(server)
+        sent_leaves = algorithm.sent_leaves(broadcast, round_index)
+        encode, memory = None, ()
+        if transform is not None:
+            received = transform.broadcast(transform_state.server)
+            encode = encoder(transform, algorithm, template, received, sent_leaves)
+            memory = tree.take(transform_state.memory, plan.client)
         if algorithm.weights == "uniform":
             ones: Any = jnp.where(plan.weight > 0, 1.0, 0.0)
             plan = plan._replace(weight=ones)
@@ -137,7 +161,9 @@ def build_round(
             algorithm.aggregator,
             broadcast,
             template,
-            lambda upload: (server_.update_norm or _distance)(upload, template, fixed),
+            lambda upload: update_norm(upload, template, fixed),
+            encode,
+            memory,
             tree.take(client_state, plan.client),
             tree.take(rank_mask, plan.client),
             columns,
@@ -149,39 +175,55 @@ def build_round(
         )
         result = algorithm.aggregator.finish(carry.acc, template, fixed)
         accepted = carry.finite & (plan.weight > 0)
-        received = {name: _summed(pair, accepted) for name, pair in carry.sums.items()}
+        summed = {name: _summed(pair, accepted) for name, pair in carry.sums.items()}
         context = RoundContext(
             round_index=round_index,
             participants=jnp.sum(accepted, dtype=jnp.float32),
             total_clients=total_clients,
-            metrics=received,
+            metrics=summed,
             fixed=fixed,
             key=server_key(key, round_index),
             sampling_probability=sampling_probability,
         )
-        new = server_.update(server, result.update, context)
-        measured = result.metrics
+        aggregate, measured = result.update, result.metrics
+        if transform is not None:
+            aggregate, state, metrics = decode(
+                transform,
+                algorithm,
+                template,
+                aggregate,
+                transform_state.server,
+                Measurements(carry.measured, accepted),
+                context,
+                sent_leaves,
+            )
+            measured = measured | metrics
+        new = server_.update(server, aggregate, context)
         if server_.frozen_delta is not None and server_.measure is not None:
             names = server_.frozen_delta(server)
             before, after = (
                 {n: effective(weights[n].astype(jnp.float32), dtype) for n in names}
                 for weights in (base, server_.merge_into_frozen(new, frozen))
             )
-            measured = measured | server_.measure(result.update, before, after, fixed)
+            measured = measured | server_.measure(aggregate, before, after, fixed)
         if server_.metrics is not None:
             measured = measured | server_.metrics(new)
         if diagnosis is not None:
             measured = measured | diagnosis(server_.model(server), server_.model(new), fixed)
         rows = jnp.where(plan.client < 0, clients, plan.client)
+        if transform is not None:
+            kept = tree.put(transform_state.memory, rows, carry.memory)
+            transform_state = TransformState(state, kept)
         return RoundResult(
             new,
             tree.put(client_state, rows, carry.client_state),
             carry.sums,
             carry.finite,
             carry.norms,
-            algorithm.sent_leaves(broadcast, round_index),
+            sent_leaves,
             measured,
             carry.predictions,
+            transform_state,
         )
 
     return round_
@@ -202,10 +244,23 @@ def _summed(pair: tuple[jax.Array, jax.Array], accepted: jax.Array) -> tuple[jax
     return total, count
 
 
+class _Ended(NamedTuple):
+    """What changes where clients end."""
+
+    acc: PyTree
+    client_state: PyTree
+    memory: PyTree
+    measured: PyTree
+    finite: jax.Array
+    norms: jax.Array
+
+
 class _Carry(NamedTuple):
     state: PyTree
     acc: PyTree
     client_state: PyTree
+    memory: PyTree
+    measured: PyTree
     sums: dict[str, tuple[jax.Array, jax.Array]]
     finite: jax.Array
     norms: jax.Array
@@ -218,6 +273,8 @@ def _run_clients(
     broadcast: PyTree,
     template: PyTree,
     update_norm: Callable[[PyTree], jax.Array],
+    encode: Callable[[Params, PyTree, PyTree, Key], tuple[PyTree, Encoded]] | None,
+    memory: PyTree,
     client_state: PyTree,
     rank_mask: Params,
     columns: Params,
@@ -248,6 +305,7 @@ def _run_clients(
         return constrain({**batch, **metadata})
 
     client_keys = jax.vmap(lambda c: client_key(key, round_index, c))(plan.client)
+    transform_keys = jax.vmap(lambda c: transform_key(key, round_index, c))(plan.client)
 
     def keys_at(t: jax.Array, step: jax.Array) -> Key:
         return jax.vmap(jax.random.fold_in)(tree.take(client_keys, plan.slot[t]), step)
@@ -293,41 +351,59 @@ def _run_clients(
             jnp.any(last),
             lambda c: end(state, slot, last, c),
             lambda c: c,
-            (carry.acc, carry.client_state, carry.finite, carry.norms),
+            _Ended(*(getattr(carry, name) for name in _Ended._fields)),
         )
-        acc, kept, finite, norms = ended
         predictions = jax.tree.map(lambda x, y: x.at[t].set(y), carry.predictions, predictions)
-        return _Carry(state, acc, kept, sums, finite, norms, predictions)
+        return _Carry(state=state, sums=sums, predictions=predictions, **ended._asdict())
 
-    def end(state: PyTree, slot: jax.Array, last: jax.Array, carry: tuple) -> tuple:
-        acc, kept, finite, norms = carry
+    def end(state: PyTree, slot: jax.Array, last: jax.Array, carry: _Ended) -> _Ended:
         client_mask = tree.take(rank_mask, slot)
         uploads, own = over_lanes(lambda client_mask, s: update(client_mask).final(s))(
             client_mask, state
         )
         received = tree.broadcast(template, 1)
-        uploads = _as_received(client_mask, uploads, received)
+        uploads = as_received(client_mask, uploads, received)
         # With the slots, because an upload may be empty and lanes are mapped by an array's axis.
         lengths = over_lanes(lambda u, _: update_norm(u))(uploads, slot)
+        remembered, noted = tree.take(carry.memory, slot), ()
+        usable: Any = True
+        if encode is not None:
+            # Before the transform, which could make an infinite upload finite.
+            usable = tree.all_finite(uploads, axis=0)
+            keys = tree.take(transform_keys, slot)
+            uploads, encoded = over_lanes(encode)(client_mask, uploads, remembered, keys)
+            remembered, noted = encoded.memory, encoded.measured
         if aggregator.unmasked_policy == "zero":
-            uploads = _as_received(client_mask, uploads, jax.tree.map(jnp.zeros_like, received))
-        own = _as_received(client_mask, own, tree.take(client_state, slot))
-        good = tree.all_finite((uploads, own), axis=0)
+            uploads = as_received(client_mask, uploads, jax.tree.map(jnp.zeros_like, received))
+        own = as_received(client_mask, own, tree.take(client_state, slot))
+        good = tree.all_finite((uploads, own, remembered), axis=0) & usable
         accepted = last & good
         weights = jnp.where(accepted, jnp.take(plan.weight, slot, mode="clip"), 0.0)
         uploads = tree.where(accepted, uploads, jax.tree.map(jnp.zeros_like, uploads))
         where = jnp.where(accepted, slot, slots)
-        norms = norms.at[where].set(lengths, mode="drop")
-        acc = aggregator.add(acc, uploads, weights, where, template)
-        finite = finite.at[jnp.where(last, slot, slots)].set(good, mode="drop")
-        return acc, tree.put(kept, where, own), finite, norms
+        return _Ended(
+            aggregator.add(carry.acc, uploads, weights, where, template),
+            tree.put(carry.client_state, where, own),
+            tree.put(carry.memory, where, remembered),
+            tree.put(carry.measured, where, noted),
+            carry.finite.at[jnp.where(last, slot, slots)].set(good, mode="drop"),
+            carry.norms.at[where].set(lengths, mode="drop"),
+        )
 
     shapes = jax.eval_shape(begin, 0)
     _, metric_shapes, said_shapes = jax.eval_shape(steps[-1], shapes, 0)
+    measured_shapes: PyTree = ()
+    if encode is not None:
+        inputs = (rank_mask, memory, transform_keys)
+        mask, kept, own_key = jax.eval_shape(lambda x: tree.take(x, 0), inputs)
+        _, encoded = jax.eval_shape(encode, mask, template, kept, own_key)
+        measured_shapes = encoded.measured
     start = _Carry(
         state=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
         acc=aggregator.zero(template, slots),
         client_state=client_state,
+        memory=memory,
+        measured=jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), measured_shapes),
         sums=jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), metric_shapes),
         finite=jnp.ones(slots, bool),
         norms=jnp.zeros(slots, jnp.float32),
@@ -341,18 +417,6 @@ def _run_clients(
 def _padded(x: jax.Array, template: jax.ShapeDtypeStruct) -> jax.Array:
     """Returns an array filled up with zeros to another's shape."""
     return jnp.pad(x, [(0, more - n) for n, more in zip(x.shape, template.shape, strict=True)])
-
-
-def _as_received(rank_mask: Params, new: PyTree, received: PyTree) -> PyTree:
-    """Returns the new leaves with the entries that their client does not own as it got them."""
-    if not rank_mask or not isinstance(new, dict):
-        return new
-    return {
-        name: jnp.where(rank_mask[name], x, received[name])
-        if name in rank_mask
-        else _as_received(rank_mask, x, received[name])
-        for name, x in new.items()
-    }
 
 
 def _lane_map(lanes: int) -> Callable[[Callable], Callable]:
@@ -370,10 +434,10 @@ def _lane_map(lanes: int) -> Callable[[Callable], Callable]:
     return one
 
 
-def _distance(upload: PyTree, template: PyTree, fixed: Params) -> jax.Array:
-    """Returns the length of what an upload of leaves changed (``ServerUpdate.update_norm``)."""
+def _distance(algorithm: Algorithm, upload: PyTree, template: PyTree, fixed: Params) -> jax.Array:
+    """Returns the length of the change of an upload's leaves (``ServerUpdate.update_norm``)."""
     del fixed
-    return tree.distance(upload, template)
+    return tree.distance(change_part(algorithm, upload), change_part(algorithm, template))
 
 
 def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = None) -> Algorithm:
@@ -445,4 +509,5 @@ def _sending_nothing(
         aggregator=nothing,
         server=still,
         sent_leaves=lambda broadcast, round_index: {},
+        change_field=None,
     )

@@ -1,0 +1,172 @@
+"""Uploads on their way to the server: which entries a client sends, and upload transforms.
+
+A transform sees the change of the declared part of an upload (``Algorithm.change_field``):
+
+    change  ←  upload - template                                      template: nothing was learned
+    upload  ←  template + client's part of the transform (change)                   in every lane
+    update  ←  template + server's part of the transform (update - template)        once a round
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft import tree
+from fedjax_peft.typing import (
+    Algorithm,
+    Decoded,
+    Encoded,
+    Key,
+    Measurements,
+    Params,
+    PyTree,
+    RoundContext,
+    Transform,
+)
+
+__all__ = ["TransformState", "as_received", "change_part", "decode", "encoder", "start_transform"]
+
+
+class TransformState(NamedTuple):
+    """What an upload transform carries from round to round."""
+
+    server: PyTree
+    """The server's state of the transform."""
+    memory: PyTree
+    """What the clients keep for it, ``[clients, ...]``."""
+
+
+def start_transform(
+    transform: Transform | None, algorithm: Algorithm, server: PyTree, clients: int
+) -> TransformState | tuple[()]:
+    """Returns the state of a transform before the first round; ``()`` without a transform.
+
+    Args:
+      transform: of the uploads.
+      algorithm: what is run.
+      server: the server's state at the start.
+      clients: how many there are in all.
+    """
+    if transform is None:
+        return ()
+    template = change_part(algorithm, algorithm.server.unchanged(server))
+    # Copies: the round program donates its state, and the template may hold the model's arrays.
+    state = jax.tree.map(jnp.array, transform.init(template))
+    return TransformState(state, tree.broadcast(transform.memory(template), clients))
+
+
+def change_part(algorithm: Algorithm, upload: PyTree) -> PyTree:
+    """Returns the part of an upload that holds the client's leaves, or their change."""
+    return upload if algorithm.change_field is None else upload[algorithm.change_field]
+
+
+def _with_part(algorithm: Algorithm, upload: PyTree, part: PyTree) -> PyTree:
+    """Returns an upload with another such part."""
+    return part if algorithm.change_field is None else {**upload, algorithm.change_field: part}
+
+
+def encoder(
+    transform: Transform,
+    algorithm: Algorithm,
+    template: PyTree,
+    received: PyTree,
+    sent_leaves: Mapping[str, jax.Array],
+) -> Callable[[Params, PyTree, PyTree, Key], tuple[PyTree, Encoded]]:
+    """Returns the function (rank mask, upload, memory, key) -> (transformed upload, encoded).
+
+    It is written for one client.
+
+    Args:
+      transform: of the uploads.
+      algorithm: what is run.
+      template: the upload of a client that learned nothing.
+      received: what the server broadcasts for the transform.
+      sent_leaves: ``Algorithm.sent_leaves`` of this round.
+    """
+    start = change_part(algorithm, template)
+
+    def encode(
+        client_mask: Params, upload: PyTree, memory: PyTree, key: Key
+    ) -> tuple[PyTree, Encoded]:
+        learned = change_part(algorithm, upload)
+        change = jax.tree.map(jnp.subtract, learned, start)
+        encoded = transform.client(change, memory, received, key)
+        made = as_received(client_mask, encoded.update, _zeros(change))
+        made = as_received(sent_leaves, made, _zeros(change))
+        sent = _moved(start, learned, change, made)
+        return _with_part(algorithm, upload, sent), encoded._replace(update=made)
+
+    return encode
+
+
+def decode(
+    transform: Transform,
+    algorithm: Algorithm,
+    template: PyTree,
+    update: PyTree,
+    state: PyTree,
+    measured: Measurements,
+    context: RoundContext,
+    sent_leaves: Mapping[str, jax.Array],
+) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
+    """Returns the aggregated update, the transform's state and its metrics, after its server part.
+
+    Where no upload was accepted, update and state stay as they are.
+
+    Args:
+      transform: of the uploads.
+      algorithm: what is run.
+      template: the upload of a client that learned nothing.
+      update: what the aggregator has made of the transformed uploads.
+      state: the transform's.
+      measured: what the clients' parts measured.
+      context: what the server knows of the round.
+      sent_leaves: ``Algorithm.sent_leaves`` of this round.
+    """
+    if transform.server is None:
+        return update, state, {}
+    some = context.participants > 0
+    if not transform.changes_aggregate:
+        done = transform.server({}, state, measured, context)
+        return update, tree.where(some, done.state, state), done.metrics
+    start, mean = change_part(algorithm, template), change_part(algorithm, update)
+    change = jax.tree.map(jnp.subtract, mean, start)
+    done = transform.server(change, state, measured, context)
+    made = as_received(sent_leaves, tree.where(some, done.aggregate, change), change)
+    moved = _moved(start, mean, change, made)
+    new: Decoded = done._replace(state=tree.where(some, done.state, state))
+    return _with_part(algorithm, update, moved), new.state, new.metrics
+
+
+def as_received(masks: Mapping[str, jax.Array], new: PyTree, received: PyTree) -> PyTree:
+    """Returns the new leaves with the entries outside of their mask as they were received.
+
+    Args:
+      masks: leaf name -> bool, which broadcasts to the leaf. A leaf without a mask is all new.
+      new: nested dicts of leaves; anything else is returned as it is.
+      received: likewise.
+    """
+    if not masks or not isinstance(new, dict):
+        return new
+    return {
+        name: jnp.where(masks[name], x, received[name])
+        if name in masks
+        else as_received(masks, x, received[name])
+        for name, x in new.items()
+    }
+
+
+def _zeros(template: PyTree) -> PyTree:
+    return jax.tree.map(jnp.zeros_like, template)
+
+
+def _moved(start: PyTree, end: PyTree, change: PyTree, made: PyTree) -> PyTree:
+    """Returns ``start + made``, or ``end`` in the entries where ``made`` equals ``change``.
+
+    These stay bit for bit as they were: ``start + (end - start)`` may differ by rounding.
+    """
+    return jax.tree.map(
+        lambda s, e, c, m: jnp.where(m == c, e, (s + m).astype(e.dtype)), start, end, change, made
+    )

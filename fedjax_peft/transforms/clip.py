@@ -1,0 +1,66 @@
+"""Clip the norm of every client's change (the first half of DP-FedAvg, McMahan et al. 2018).
+
+    client:  Δ_k ← Δ_k · min(1, C / ‖Δ_k‖)
+
+‖·‖ is the Euclidean norm over all leaves together, and C the largest norm. Each upload then moves
+the mean by at most its weight times C, whatever its data.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft import tree
+from fedjax_peft.display import show
+from fedjax_peft.errors import InputError
+from fedjax_peft.typing import (
+    Decoded,
+    Encoded,
+    Key,
+    Measurements,
+    PyTree,
+    RoundContext,
+    Transform,
+)
+
+__all__ = ["clip_norm"]
+
+
+def clip_norm(max_norm: float) -> Transform:
+    """Scales every client's change down to a Euclidean norm of at most ``max_norm``.
+
+    The row of a round gains ``clip_share``, the share of the aggregated clients whose change was
+    longer than that, and ``clip_median_norm``, the median of their norms before clipping: a usual
+    choice of ``max_norm``.
+
+    Args:
+      max_norm: the largest norm over all leaves that are sent; ``inf`` only measures.
+
+    Raises:
+      InputError: ``max_norm`` is not positive.
+    """
+    if isinstance(max_norm, bool) or not isinstance(max_norm, int | float) or not max_norm > 0:
+        raise InputError(f"max_norm = {show(max_norm)} of clip_norm must be a positive number.")
+
+    def client(update: PyTree, memory: PyTree, received: PyTree, key: Key) -> Encoded:
+        del received, key
+        norm = tree.norm(update)
+        scale = jnp.where(norm > max_norm, max_norm / jnp.where(norm > 0, norm, 1.0), 1.0)
+        clipped = jax.tree.map(lambda x: (x * scale).astype(x.dtype), update)
+        return Encoded(clipped, memory, norm)
+
+    def server(
+        aggregate: PyTree, state: PyTree, measured: Measurements, context: RoundContext
+    ) -> Decoded:
+        del context
+        accepted, norms = measured.accepted, measured.values
+        count = jnp.sum(accepted)
+        clipped = jnp.sum(accepted & (norms > max_norm)) / jnp.maximum(count, 1)
+        ordered = jnp.sort(jnp.where(accepted, norms, jnp.inf))
+        middle = ordered[(count - 1) // 2] / 2 + ordered[count // 2] / 2
+        metrics = {"clip_share": clipped, "clip_median_norm": middle}
+        # Nobody has no share and no median.
+        return Decoded(
+            aggregate, state, {n: jnp.where(count > 0, x, jnp.nan) for n, x in metrics.items()}
+        )
+
+    return Transform("clip_norm", client, server=server)
