@@ -76,7 +76,6 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "aggregators/flexlora": ([MEANS, PRODUCT], "flex or split"),
     "aggregators/fra": ([MEANS, PRODUCT], ""),
     "aggregators/hetlora": ([MEANS, ALL], "het"),
-    "aggregators/lora": ([MEANS], ""),
     "aggregators/mean": ([MEANS, "tests/engine/test_engine_round.py"], ""),
     "aggregators/products": ([PRODUCT], "slow or sgd or nothing or split or without"),
 }

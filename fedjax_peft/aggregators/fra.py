@@ -16,15 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft import tree
-from fedjax_peft.aggregators.lora import (
-    matmul,
-    pairs,
-    required_pairs,
-    scale,
-    truncation_metrics,
-)
 from fedjax_peft.errors import InputError
 from fedjax_peft.linalg import FRESH, canonical, dead_directions, qr, svd
+from fedjax_peft.lowrank import matmul, pairs, required_pairs, scale
+from fedjax_peft.measures.aggregation_error import truncation_metrics
 from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
 
 __all__ = ["fra", "truncated_average", "truncated_products", "truncating"]

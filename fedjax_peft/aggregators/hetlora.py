@@ -16,15 +16,16 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft import tree
-from fedjax_peft.aggregators.lora import (
+from fedjax_peft.lowrank import (
     empty_products,
-    error_metrics,
     matmul,
     pairs,
+    product_norms,
     required_pairs,
     scale,
     weighted_product,
 )
+from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
 
 __all__ = ["hetlora"]
@@ -93,10 +94,3 @@ def hetlora(*, error: bool = True) -> Aggregator:
         return Aggregated(result, error_metrics(errors, exact) if errors else {})
 
     return Aggregator("hetlora", zero, add, finish, unmasked_policy="zero")
-
-
-def product_norms(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns ``‖A_k B_k‖_F`` of stacked factors, from ``tr(AᵀA BBᵀ)``: no dense product."""
-    grams = jnp.einsum("kir,kiq->krq", a, a, precision="highest")
-    others = jnp.einsum("kro,kqo->krq", b, b, precision="highest")
-    return jnp.sqrt(jnp.maximum(jnp.sum(grams * others, axis=(1, 2)), 0.0))

@@ -4,14 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft import tree
-from fedjax_peft.aggregators.lora import (
-    empty_products,
-    error_metrics,
-    matmul,
-    pairs,
-    scale,
-    weighted_product,
-)
+from fedjax_peft.lowrank import empty_products, matmul, pairs, scale, weighted_product
+from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
 
 __all__ = ["mean", "product_errors"]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft import tree
-from fedjax_peft.aggregators.lora import (
+from fedjax_peft.lowrank import (
     empty_products,
     matmul,
     pairs,

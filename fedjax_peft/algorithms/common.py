@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft.aggregators.lora import empty_products, error_metrics, matmul, pairs, scale
+from fedjax_peft.lowrank import empty_products, matmul, pairs, scale
+from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.typing import (
     Batch,
     ClientContext,

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.aggregators.lora import required_pairs
 from fedjax_peft.aggregators.mean import product_errors
 from fedjax_peft.algorithms.checks import lora_model
 from fedjax_peft.algorithms.common import HeadPolicy, Weights, merge_into_frozen, roles
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.lowrank import required_pairs
 from fedjax_peft.typing import Aggregated, Aggregator, Algorithm, Params, PyTree
 
 __all__ = ["fedex"]

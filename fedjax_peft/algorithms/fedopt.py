@@ -41,12 +41,12 @@ import optax
 
 from fedjax_peft import tree
 from fedjax_peft.aggregators import fra
-from fedjax_peft.aggregators.lora import pairs, required_pairs
 from fedjax_peft.aggregators.products import PRODUCT, product_changes, with_products
 from fedjax_peft.algorithms.checks import at_least, fraction, positive
 from fedjax_peft.algorithms.common import HeadPolicy, Weights, roles
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.lowrank import pairs, required_pairs
 from fedjax_peft.typing import (
     Aggregated,
     Aggregator,

@@ -21,17 +21,17 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import tree
-from fedjax_peft.aggregators.hetlora import product_norms
-from fedjax_peft.aggregators.lora import (
+from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.common import HeadPolicy, Weights, merge_into_frozen, roles
+from fedjax_peft.algorithms.fedavg import client
+from fedjax_peft.lowrank import (
     empty_products,
     pairs,
+    product_norms,
     required_pairs,
     scale,
     weighted_product,
 )
-from fedjax_peft.algorithms.checks import lora_model
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, merge_into_frozen, roles
-from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.random import stream
 from fedjax_peft.typing import (
     Aggregated,

@@ -24,11 +24,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import fra, mean
-from fedjax_peft.aggregators.lora import matmul, pairs, scale, truncation_metrics
 from fedjax_peft.algorithms.checks import lora_model
 from fedjax_peft.algorithms.common import HeadPolicy, Weights, freeze_where, roles
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.errors import InputError
+from fedjax_peft.lowrank import matmul, pairs, scale
+from fedjax_peft.measures.aggregation_error import truncation_metrics
 from fedjax_peft.typing import (
     Aggregated,
     Aggregator,

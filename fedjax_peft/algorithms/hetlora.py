@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import aggregators, tree
-from fedjax_peft.aggregators.lora import pairs
 from fedjax_peft.algorithms.checks import at_least, lora_model
 from fedjax_peft.algorithms.common import (
     HeadPolicy,
@@ -36,6 +35,7 @@ from fedjax_peft.algorithms.common import (
 )
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.errors import InputError
+from fedjax_peft.lowrank import pairs
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,

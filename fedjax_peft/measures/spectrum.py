@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.aggregators.lora import pairs, scale
 from fedjax_peft.linalg import qr, svd
+from fedjax_peft.lowrank import pairs, scale
 from fedjax_peft.typing import Params
 
 __all__ = ["spectrum"]

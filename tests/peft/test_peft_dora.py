@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 from tiny import logits, tiny
 
-from fedjax_peft.aggregators.lora import pairs
 from fedjax_peft.errors import InputError
+from fedjax_peft.lowrank import pairs
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.layers import FusedLinear
 from fedjax_peft.peft import dora
