@@ -13,8 +13,8 @@ test: $(VENV)/.test lint
 
 # The documentation site; a warning, such as a broken link, is an error. `make test` builds it too.
 docs: $(VENV)/.docs
-	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build
-	@echo Open docs/_build/index.html
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+	@echo Open docs/_build/html/index.html
 
 # New hostile inputs for every fuzzer, some hours of them with FUZZ_EXAMPLES=100000.
 fuzz: $(VENV)/.test
