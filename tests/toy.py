@@ -3,6 +3,8 @@
 It has all that the engine can meet: frozen, fixed, adapter and head leaves, and dropout.
 """
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,10 @@ import numpy as np
 from fedjax_peft import tree
 from fedjax_peft.data import Clients, Dataset
 from fedjax_peft.engine.plan import make_plan
-from fedjax_peft.engine.program import Program, Setup
+from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.engine.uploads import start_transform
+from fedjax_peft.engine.session import Session
+from fedjax_peft.engine.state import State
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.random import stream
@@ -116,8 +119,21 @@ def context(round_index=1, metrics=None) -> RoundContext:
     )
 
 
+class Result(NamedTuple):
+    """A round of :class:`Engine`, on the host; its first two fields are the next round's state."""
+
+    server: Any
+    client_state: Any
+    sums: dict
+    finite: np.ndarray
+    norms: np.ndarray
+    sent_leaves: dict
+    aggregation: dict
+    transform_state: Any = ()
+
+
 class Engine:
-    """The round program of an algorithm on the toy problem, as ``simulate`` uses it."""
+    """A session of an algorithm on the toy problem, with cohorts of the test's own making."""
 
     def __init__(
         self,
@@ -134,45 +150,46 @@ class Engine:
         bound = bound or model()
         names = tree.assign_roles(bound.kinds, algorithm.roles)
         self.shared = tree.select(bound.trainable, names["shared"])
-        private = tree.select(bound.trainable, names["private"])
-        self.algorithm, self.leaves = algorithm, private
-        self.client_state = algorithm.init_client_state(self.shared, private)
-        self.clients, self.lanes = len(federation), lanes
+        self.leaves = tree.select(bound.trainable, names["private"])
+        self.algorithm, self.clients = algorithm, len(federation)
+        self.client_state = algorithm.init_client_state(self.shared, self.leaves)
         self.schedule = Schedule(federation.indices, per_round, 4, epochs, None, 0)
-        self.time_steps = self.schedule.time_steps(20, lanes)
         fixed = tree.select(bound.trainable, names["fixed"])
-        columns, key = federation.data.columns, stream(0, "clients")
         parts = (bound.apply, classification(), bound.frozen, fixed)
-        setup = Setup(algorithm, *parts, key, self.clients)
-        setup = setup._replace(
+        self.setup = Setup(algorithm, *parts, self.clients)._replace(
             total_clients=int((federation.sizes > 0).sum()),
             sampling_probability=per_round / self.clients,
             transform=transform,
         )
-        self.transform = transform
         if ranks is not None:
-            setup = setup._replace(rank_mask=rank_masks(bound, ranks, self.clients))
-        self.program = Program(setup, columns)
+            masks = rank_masks(bound, ranks, self.clients)
+            self.setup = self.setup._replace(rank_mask=masks)
+        self.lanes = lanes
+        self.session = self.session_on(federation.data.columns)
+
+    def session_on(self, columns):
+        """Returns the session on other examples of the same shapes; it compiles nothing anew."""
+        leaves, options = (self.shared, self.leaves), {"lanes": self.lanes, "rounds": 20}
+        return Session(self.setup, leaves, self.schedule, columns, **options)
 
     def model_at_start(self):
         """Returns the shared and private leaves that everybody starts from."""
         return {**self.shared, **self.leaves}
 
     def start(self):
-        """Returns the states of server, clients and transform, if any; all to be donated."""
-        server = jax.tree.map(jnp.copy, self.algorithm.server.init(self.shared))
-        state = (server, tree.broadcast(self.client_state, self.clients))
-        if self.transform is None:
-            return state
-        return (*state, start_transform(self.transform, self.algorithm, server, self.clients))
+        """Returns the states of server, clients and transform, if any; all to be consumed."""
+        state = self.session.init(0)
+        own = () if self.setup.transform is None else (state.transform_state,)
+        return (state.server, state.client_state, *own)
 
     def plan(self, cohort):
         """Returns the plan of a cohort of our own making, of the shape that all plans have."""
+        template = self.session.plan(1)
         return make_plan(
             cohort,
-            self.lanes,
-            time_steps=self.time_steps,
-            slots=self.schedule.per_round,
+            template.lanes,
+            time_steps=len(template.slot),
+            slots=len(template.client),
             batch_size=self.schedule.batch_size,
         )
 
@@ -181,12 +198,15 @@ class Engine:
 
         With ``columns`` the same program runs on other examples of the same shapes.
         """
+        session = self.session if columns is None else self.session_on(columns)
         server, client_state, *transform_state = state or self.start()
-        arguments = (server, client_state, self.plan(cohort), round_index, *transform_state)
-        inputs = self.program._inputs
-        if columns is not None:
-            self.program._inputs = (*inputs[:-1], jax.tree.map(jnp.asarray, dict(columns)))
-        try:
-            return jax.device_get(self.program(*arguments))
-        finally:
-            self.program._inputs = inputs
+        state = State(server, client_state, (), *transform_state, round_index=round_index - 1)
+        plan = self.plan(cohort)
+        if plan.useful:
+            state, info = session.step(state, plan)
+        else:  # a step would run nothing, and the program's own answer is of interest
+            info = session.program(plan)(state, plan, round_index)
+            state = info.state
+        fields = (getattr(info, name) for name in Result._fields[2:-1])
+        result = Result(state.server, state.client_state, *fields, state.transform_state)
+        return jax.device_get(result)

@@ -11,9 +11,9 @@ import optax
 
 from fedjax_peft import algorithms, tasks, tree
 from fedjax_peft.display import show
-from fedjax_peft.engine.lanes import choose_lanes
-from fedjax_peft.engine.program import Program, Setup
+from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.sharding import lane_mesh, replicate
 from fedjax_peft.errors import InputError
 from fedjax_peft.memory import require
@@ -21,7 +21,7 @@ from fedjax_peft.models.heads import classification
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
-from fedjax_peft.random import host_rng, stream
+from fedjax_peft.random import host_rng
 from fedjax_peft.simulation.record import device_name
 
 __all__ = ["Bench", "bench"]
@@ -71,34 +71,32 @@ class Bench:
         rows = np.arange(n, dtype=np.int32).reshape(clients, -1)
         schedule = Schedule(list(rows), clients, batch, 1, None, 0)
         mesh = lane_mesh()
-        frozen, fixed, columns = replicate(
-            (model.compute_frozen(), tree.select(model.trainable, names["fixed"]), columns), mesh
-        )
-
-        key = stream(0, "clients")
-        task = tasks.classification()
-        setup = Setup(algorithm, model.apply, task, frozen, fixed, key, clients, mesh)
-
-        def program(_: Schedule) -> Program:
-            return Program(setup, columns)
-
-        def start() -> tuple[Any, Any]:
-            shared = jax.tree.map(lambda x: x + 0, tree.select(model.trainable, names["shared"]))
-            return replicate((shared, {}), mesh)
-
-        lanes = choose_lanes(lanes, schedule, 1, start, program, mesh, frozen)
-        self.plan = schedule.plan(1, lanes, schedule.time_steps(1, lanes))
-        self._start, self.program = start, program(schedule)
+        frozen = replicate(model.compute_frozen(), mesh)
+        fixed, shared = (tree.select(model.trainable, names[role]) for role in ("fixed", "shared"))
+        parts = (algorithm, model.apply, tasks.classification(), frozen, fixed)
+        setup = Setup(*parts, clients, mesh)
+        self._session = Session(setup, (shared, {}), schedule, columns, lanes=lanes, rounds=1)
+        self.plan = self._session.plan(1)
         self.parameters = sum(x.size for n, x in frozen.items() if n.endswith("kernel"))
         self.round()
 
     def round(self) -> float:
         """Runs one round and returns its seconds, without compilation."""
-        server, client_state = jax.block_until_ready(self._start())
-        compiled = self.program.compile_seconds
+        state = jax.block_until_ready(self._session.init())
+        compiled = self._session.compile_seconds
         began = time.perf_counter()
-        jax.block_until_ready(self.program(server, client_state, self.plan, 1))
-        return time.perf_counter() - began - (self.program.compile_seconds - compiled)
+        jax.block_until_ready(self._session.step(state, self.plan))
+        return time.perf_counter() - began - (self._session.compile_seconds - compiled)
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds of compilation so far."""
+        return self._session.compile_seconds
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the compiled round needs on a device, arguments included."""
+        return self._session.peak_bytes
 
 
 def bench(
@@ -149,11 +147,11 @@ def bench(
     for number in range(repeats):
         on_phase(f"timing round {number + 1} of {repeats}")
         seconds.append(run.round())
-    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", run.program.peak_bytes)
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", run.peak_bytes)
     rate = run.plan.useful / statistics.median(seconds)
     return {
         "client_steps_per_s": rate,
-        "compile_s": run.program.compile_seconds,
+        "compile_s": run.compile_seconds,
         "lanes": run.plan.lanes,
         "slot_utilisation": run.plan.slot_utilisation,
         "peak_memory_mb": peak / 1e6,

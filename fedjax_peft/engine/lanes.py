@@ -12,8 +12,9 @@ import numpy as np
 
 from fedjax_peft.engine.program import Program
 from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Params, PyTree
+from fedjax_peft.typing import Params
 
 __all__ = ["Lanes", "best_lanes", "check_lanes", "choose_lanes", "cpu_lanes"]
 
@@ -65,7 +66,7 @@ def choose_lanes(
     lanes: Lanes,
     schedule: Schedule,
     rounds: int,
-    start: Callable[[], tuple[PyTree, PyTree]],
+    start: Callable[[], State],
     program: Callable[[Schedule], Program],
     mesh: Any,
     weights: Params,
@@ -90,14 +91,14 @@ def choose_lanes(
         plan = plan._replace(steps=np.minimum(plan.steps, np.int32(4)))
         live = int((plan.slot[: int(plan.steps)] < schedule.capacity).sum())
         run = program(fitted)
-        run.compile(*start(), plan)
+        run.compile(start(), plan)
         if run.peak_bytes > limit:
             return 0.0, run.peak_bytes
         seconds = []
         for _ in range(3):
-            server, client_state = jax.block_until_ready(start())
+            state = jax.block_until_ready(start())
             began = time.perf_counter()
-            jax.block_until_ready(run(server, client_state, plan, 1))
+            jax.block_until_ready(run(state, plan, 1))
             seconds.append(time.perf_counter() - began)
         return live / min(seconds), run.peak_bytes  # the first is a warm-up
 

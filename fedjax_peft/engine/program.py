@@ -13,6 +13,8 @@ from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, most_slots, window
 from fedjax_peft.engine.round import RoundResult, build_round, evaluation, tuning
 from fedjax_peft.engine.sharding import replicate, replicated, split_lanes
+from fedjax_peft.engine.state import State
+from fedjax_peft.random import stream
 from fedjax_peft.typing import (
     Algorithm,
     ApplyFn,
@@ -20,7 +22,6 @@ from fedjax_peft.typing import (
     Key,
     Params,
     Probe,
-    PyTree,
     Task,
     Transform,
 )
@@ -37,8 +38,6 @@ class Setup(NamedTuple):
     frozen: Params
     fixed: Params
     """Trainable leaves that never change."""
-    key: Key
-    """Of the clients' random streams."""
     clients: int
     """How many there are in all."""
     mesh: Any = None
@@ -71,8 +70,7 @@ class Program:
     and reused by later programs that differ in these only; it goes when the model goes. As under
     ``jax.jit``, the functions of algorithm, model and task must be pure.
 
-    The states that it is called with (of the server, the clients and the upload transform) are
-    given up (donated).
+    The state that it is called with is given up (donated).
     """
 
     def __init__(
@@ -91,48 +89,32 @@ class Program:
         inputs = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(columns))
         self._inputs = replicate(inputs, setup.mesh)
         self._compiled: Any = None
+        self._clients_key: tuple[int, Key] | None = None
         self.compile_seconds = 0.0
 
-    def __call__(
-        self,
-        server: PyTree,
-        client_state: PyTree,
-        plan: Plan,
-        round_index: int,
-        transform_state: PyTree = (),
-    ) -> RoundResult:
+    def __call__(self, state: State, plan: Plan, round_index: int) -> RoundResult:
         """Runs round ``round_index``; returns without waiting for the device."""
-        arguments = self._arguments(server, client_state, plan, round_index, transform_state)
+        arguments = self._arguments(state, plan, round_index)
         if self._compiled is None:
             self._compile(arguments)
         return self._compiled(*arguments)
 
-    def compile(
-        self, server: PyTree, client_state: PyTree, plan: Plan, transform_state: PyTree = ()
-    ) -> None:
+    def compile(self, state: State, plan: Plan) -> None:
         """Makes the program ready for arguments of these shapes, and runs nothing."""
-        self._compile(self._arguments(server, client_state, plan, 0, transform_state))
+        self._compile(self._arguments(state, plan, 0))
 
-    def known(
-        self, server: PyTree, client_state: PyTree, plan: Plan, transform_state: PyTree = ()
-    ) -> bool:
+    def known(self, state: State, plan: Plan) -> bool:
         """Returns whether a call with arguments of these shapes begins without compilation."""
         if self._compiled is not None:
             return True
-        key = self._key(self._arguments(server, client_state, plan, 0, transform_state))
+        key = self._key(self._arguments(state, plan, 0))
         return key in _programs_of(self._setup.apply)
 
-    def _arguments(
-        self,
-        server: PyTree,
-        client_state: PyTree,
-        plan: Plan,
-        round_index: int,
-        transform_state: PyTree,
-    ) -> tuple:
+    def _arguments(self, state: State, plan: Plan, round_index: int) -> tuple:
         plan, index = replicate((plan, np.int32(round_index)), self._setup.mesh)
-        state = (server, client_state)
-        return (*self._inputs, *state, plan, self._setup.key, index, transform_state)
+        if self._clients_key is None or self._clients_key[0] != state.seed:
+            self._clients_key = (state.seed, stream(int(state.seed), "clients"))
+        return (*self._inputs, state.on_device(), plan, self._clients_key[1], index)
 
     def _key(self, arguments: tuple) -> Hashable:
         """Returns all that the compiled program depends on."""
@@ -186,11 +168,12 @@ class Program:
         )
 
         def measure(*arguments: Any) -> RoundResult:
-            return round_(*arguments)._replace(server=(), client_state=())
+            nothing: Any = ()
+            return round_(*arguments)._replace(state=nothing)
 
         return jax.jit(
             measure if measures else round_,
-            donate_argnums=() if measures else (4, 5, 9),
+            donate_argnums=() if measures else (4,),
             # As the next round's inputs are, whatever the compiler would prefer.
             out_shardings=replicated(mesh),
         )
@@ -298,15 +281,13 @@ class Evaluator:
 
     def __call__(
         self,
-        server: PyTree,
-        client_state: PyTree,
+        state: State,
         on_part: Callable[[int], None] = lambda done: None,
     ) -> Measured:
         """Returns metrics and predictions.
 
         Args:
-          server: the server's state.
-          store: what the clients keep; the global model does without it: ``()``.
+          state: what the models are of; it is not given up.
           on_part: called after every part with the number of examples that are done.
         """
         plan, parts, start = self._plan, [], 0
@@ -314,7 +295,7 @@ class Evaluator:
         while start < int(plan.steps):
             part = self._part(start)
             began = time.perf_counter()
-            result = self._program(server, client_state, part, 0)
+            result = self._program(state, part, 0)
             steps = int(part.steps)
             predictions, structure = jax.tree.flatten(jax.device_get(result.predictions))
             parts.append(jax.tree.unflatten(structure, [x[:steps] for x in predictions]))
@@ -356,9 +337,9 @@ class Evaluator:
         sums = {name: (total(x), total(n)) for name, (x, n) in metrics.items()}
         return Measured(plan.client.tolist(), sums, examples, by_member)
 
-    def known(self, server: PyTree, client_state: PyTree) -> bool:
+    def known(self, state: State) -> bool:
         """Returns whether a call begins without compilation."""
-        return self._program.known(server, client_state, self._part(0))
+        return self._program.known(state, self._part(0))
 
     @property
     def examples(self) -> int:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from fedjax_peft import tree
 from fedjax_peft.engine.lengths import token_columns
 from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.state import State
 from fedjax_peft.engine.uploads import (
     TransformState,
     as_received,
@@ -63,9 +64,8 @@ PREDICTIONS = "predictions"
 class RoundResult(NamedTuple):
     """What a round returns; everything stays on the device."""
 
-    server: PyTree
-    client_state: PyTree
-    """What all clients keep, ``[clients, ...]``."""
+    state: State
+    """Without the host's integers (:meth:`State.on_device`)."""
     sums: dict[str, tuple[jax.Array, jax.Array]]
     """Metric -> (sum, count), each float32 ``[slots]``."""
     finite: jax.Array
@@ -78,8 +78,6 @@ class RoundResult(NamedTuple):
     """Metrics of the aggregator, of the server and of the diagnosis."""
     predictions: dict[str, jax.Array]
     """What steps say of every example, ``[time steps, lanes, batch, ...]``; see ``PREDICTIONS``."""
-    transform_state: TransformState | tuple[()] = ()
-    """Of the upload transform; ``()`` without one."""
 
 
 def build_round(
@@ -119,20 +117,21 @@ def build_round(
         fixed: Params,
         rank_mask: Params,
         columns: Params,
-        server: PyTree,
-        client_state: PyTree,
+        state: State,
         plan: Plan,
         key: Key,
         round_index: jax.Array,
-        transform_state: PyTree = (),
     ) -> RoundResult:
-        """Runs round ``round_index``; ``server``, ``client_state`` and ``transform_state`` may be
-        donated.
+        """Runs round ``round_index``; ``state`` may be donated.
 
-        ``transform_state`` is a :class:`TransformState`, or ``()`` without a transform.
         ``rank_mask`` says which entries of a leaf a client has, bool ``[clients, ...]`` by leaf
         name: the others are 0 in a fixed leaf, and leave the client as they came to it.
         """
+        server, client_state, transform_state = (
+            state.server,
+            state.client_state,
+            state.transform_state,
+        )
         base = server_.merge_into_frozen(server, frozen)
 
         def update(client_mask: Params) -> ClientUpdate:
@@ -187,7 +186,7 @@ def build_round(
         )
         aggregate, measured = result.update, result.metrics
         if transform is not None:
-            aggregate, state, metrics = decode(
+            aggregate, new_transform, metrics = decode(
                 transform,
                 algorithm,
                 template,
@@ -212,18 +211,20 @@ def build_round(
             measured = measured | diagnosis(server_.model(server), server_.model(new), fixed)
         rows = jnp.where(plan.client < 0, clients, plan.client)
         if transform is not None:
-            kept = tree.put(transform_state.memory, rows, carry.memory)
-            transform_state = TransformState(state, kept)
+            memory = tree.put(transform_state.memory, rows, carry.memory)
+            transform_state = TransformState(new_transform, memory)
         return RoundResult(
-            new,
-            tree.put(client_state, rows, carry.client_state),
+            state._replace(
+                server=new,
+                client_state=tree.put(client_state, rows, carry.client_state),
+                transform_state=transform_state,
+            ),
             carry.sums,
             carry.finite,
             carry.norms,
             sent_leaves,
             measured,
             carry.predictions,
-            transform_state,
         )
 
     return round_

@@ -11,10 +11,11 @@ from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.program import Evaluator, Measured, Setup
 from fedjax_peft.engine.sharding import replicate
+from fedjax_peft.engine.state import State
 from fedjax_peft.random import host_rng
 from fedjax_peft.rows import Row, finite_or_none
 from fedjax_peft.simulation.progress import Phases
-from fedjax_peft.typing import PyTree, Task
+from fedjax_peft.typing import Task
 
 __all__ = ["Evaluation", "evaluate", "evaluations", "is_lower_better", "worst"]
 
@@ -117,8 +118,7 @@ def worst(values: np.ndarray, metric: str, declared: Collection[str]) -> float:
 
 def evaluate(
     evaluations: Mapping[str, Evaluation],
-    server: PyTree,
-    client_state: PyTree,
+    state: State,
     *,
     each: bool,
     seen: Collection[int] = (),
@@ -130,8 +130,7 @@ def evaluate(
 
     Args:
       evaluations: from :func:`evaluations`.
-      server: the server's state.
-      store: what the clients keep, ``[clients, ...]``.
+      state: what the models are of; it is not consumed.
       each: also return the metrics of every client, as ``client_tests``.
       seen: the clients that have trained so far; the others still have their initial models.
       phases: is told how far the evaluation is.
@@ -142,13 +141,13 @@ def evaluate(
         lower = is_lower_better(task.headline, task.lower_is_better)
         row["headline_better"] = "lower" if lower else "higher"
         if phases is None:
-            measured = evaluator(server, client_state)
+            measured = evaluator(state)
         else:
-            if not evaluator.known(server, client_state):
+            if not evaluator.known(state):
                 phases.send("compiling", program=name)
             on_part = partial(phases.evaluating, name, evaluator.examples)
             on_part(0)
-            measured = evaluator(server, client_state, on_part)
+            measured = evaluator(state, on_part)
         if not personal:  # the members are parts of one
             measured = _joined(measured)
         members = [  # who has something to measure: a text of one token has no next one

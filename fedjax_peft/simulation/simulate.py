@@ -12,18 +12,18 @@ import numpy as np
 from fedjax_peft import tasks, tree
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.compilation import use_compilation_cache
-from fedjax_peft.engine.lanes import Lanes, check_lanes, choose_lanes
+from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.program import Program, Setup
-from fedjax_peft.engine.round import RoundResult
+from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.schedule import Sampling, Schedule
+from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.sharding import lane_mesh, replicate
+from fedjax_peft.engine.state import RoundInfo
 from fedjax_peft.errors import InputError
 from fedjax_peft.measures.diagnosis import adapters_cka, diagnosis
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import rank_masks
-from fedjax_peft.random import stream
 from fedjax_peft.rows import Row, finite_or_none, seen_clients
 from fedjax_peft.simulation.checks import (
     Diagnostic,
@@ -44,7 +44,7 @@ from fedjax_peft.simulation.record import Record, device_name
 from fedjax_peft.simulation.run import Run, global_leaves, learned_leaves
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.tuning import tuned, tuned_figures
-from fedjax_peft.typing import Algorithm, PyTree, Task
+from fedjax_peft.typing import Algorithm, Task
 
 __all__ = ["simulate"]
 
@@ -179,42 +179,24 @@ def simulate(
         local_steps=local_steps,
         epochs=epochs,
     )
-    schedule = schedule.for_rounds(rounds)
     mesh = lane_mesh(devices)
-    check_lanes(lanes, mesh)
-
-    def start() -> tuple[PyTree, PyTree]:
-        shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
-        # Copies: the round program donates its state, and the model's arrays must survive.
-        server = jax.tree.map(jnp.copy, algorithm.server.init(shared))
-        return replicate(
-            (server, tree.broadcast(algorithm.init_client_state(shared, private), len(clients))),
-            mesh,
-        )
-
-    server, client_state = start()
-    # What the aggregator cannot combine is said now, before there is a run directory.
-    jax.eval_shape(lambda s: algorithm.aggregator.zero(algorithm.server.unchanged(s), 1), server)
-    jax.eval_shape(lambda s: algorithm.server.merge_into_frozen(s, model.frozen), server)
-    frozen, fixed, columns = replicate(
+    task = task or tasks.for_data(clients.data)
+    rank_mask = {} if client_ranks is None else rank_masks(model, client_ranks, len(clients))
+    frozen, fixed, columns, rank_mask = replicate(
         (
             model.compute_frozen(),
             tree.select(model.trainable, names["fixed"]),
             dict(clients.data.columns),
+            rank_mask,
         ),
         mesh,
     )
-    task = task or tasks.for_data(clients.data)
-    key = stream(seed, "clients")
-    rank_mask = {} if client_ranks is None else rank_masks(model, client_ranks, len(clients))
-    rank_mask = replicate(rank_mask, mesh)
     setup = Setup(
         algorithm,
         model.apply,
         task,
         frozen,
         fixed,
-        key,
         len(clients),
         mesh,
         rank_mask,
@@ -224,10 +206,12 @@ def simulate(
         model.dtype,
         per_round / len(clients),
     )
-
-    def program(schedule: Schedule) -> Program:
-        return Program(setup, columns, padded=schedule.padded)
-
+    leaves = (
+        tree.select(model.trainable, names["shared"]),
+        tree.select(model.trainable, names["private"]),
+    )
+    session = Session(setup, leaves, schedule, columns, lanes=lanes, rounds=rounds)
+    state = session.init(seed)
     tested = evaluations(
         setup,
         clients.data,
@@ -254,14 +238,14 @@ def simulate(
         "time": time_model._asdict(),
         "seed": seed,
     }
-    ledger = Ledger(model, algorithm, server, len(clients), client_ranks)
+    ledger = Ledger(model, algorithm, state.server, len(clients), client_ranks)
     slowness, preload = time_model.slowness(len(clients), seed), preload_bytes(time_model, model)
     costs = Costs(ledger, time_model, slowness, deadline, preload)
 
     def skipped_leaves(round_index: int) -> list[str]:
         """Returns the leaves that clients do not send in a round."""
         return _skipped_leaves(
-            algorithm.sent_leaves(algorithm.server.broadcast(server), jnp.int32(round_index))
+            algorithm.sent_leaves(algorithm.server.broadcast(state.server), jnp.int32(round_index))
         )
 
     each = "clients" in diagnostics
@@ -275,7 +259,7 @@ def simulate(
         saved = None
         if record.checkpoints:
             last = record.rows[-1]["round"] if record.rows else -1
-            saved = record.checkpoints.restore((server, client_state), last)
+            saved = record.checkpoints.restore((state.server, state.client_state), last)
         record.rewind(saved[0] if saved else None)
         phases.send(
             "starting",
@@ -289,12 +273,12 @@ def simulate(
             evaluations={name: one.evaluator.examples for name, one in tested.items()},
             eval_every=eval_every,
             estimate=estimate(
-                schedule,
+                schedule.for_rounds(rounds),
                 costs,
                 skipped_leaves(1),
                 frozen=frozen,
-                server=server,
-                client_state=client_state,
+                server=state.server,
+                client_state=state.client_state,
                 columns=columns,
             ),
             device=device_name(),
@@ -304,7 +288,7 @@ def simulate(
         if saved is None:
             done = 0
             began = time.perf_counter()
-            row = {"round": 0, **evaluate(tested, server, client_state, each=each, phases=phases)}
+            row = {"round": 0, **evaluate(tested, state, each=each, phases=phases)}
             row |= {"bytes_up": 0, "bytes_down": 0}
             row["simulated_seconds"] = start_seconds(time_model, model)
             row["parameters"] = model.counts()
@@ -318,14 +302,11 @@ def simulate(
                 record.amend({**row, "stopped": stopped})
         else:
             done, (server, client_state) = saved
+            state = state._replace(server=server, client_state=client_state, round_index=done)
             stopped = _reason(stop, record.rows)
         if lanes == "auto":  # it may choose otherwise on another day
-            lanes = record.rows[-1].get("lanes", lanes)
-        weights = {**model.frozen, **model.trainable}
-        lanes = choose_lanes(lanes, schedule, rounds, start, program, mesh, weights)
-        schedule = schedule.for_lanes(lanes)
-        time_steps = schedule.time_steps(rounds, lanes)
-        run_round = program(schedule)
+            session.set_lanes(record.rows[-1].get("lanes", lanes))
+        schedule = session.schedule(seed)
         for earlier in record.rows:
             costs.record(earlier)
 
@@ -335,7 +316,7 @@ def simulate(
             if deadline is not None:
                 steps = {c: n for c in schedule.present(round_index) if (n := schedule.steps(c))}
                 late = costs.late(steps, skipped_leaves(round_index))
-            return schedule.plan(round_index, lanes, time_steps, late), late
+            return session.plan(round_index, seed, late), late
 
         def measure(row: Row, round_index: int, *, last: bool) -> Row:
             """Returns the scores that a round's row lacks, with the seconds (``time``) it took."""
@@ -344,14 +325,12 @@ def simulate(
             if "eval_s" not in spent and (last or round_index % eval_every == 0):
                 began = time.perf_counter()
                 seen = seen_clients([*record.rows[:round_index], row])
-                scores |= evaluate(
-                    tested, server, client_state, each=each, seen=seen, phases=phases
-                )
+                scores |= evaluate(tested, state, each=each, seen=seen, phases=phases)
                 spent["eval_s"] = time.perf_counter() - began
             if last and algorithm.tuning is not None:
                 began = time.perf_counter()
-                own = tuned(setup, columns, schedule, lanes, server, client_state, round_index + 1)
-                scores |= tuned_figures(evaluate(tested, server, own, each=False, phases=phases))
+                own = tuned(setup, columns, schedule, session.lanes(seed), state)
+                scores |= tuned_figures(evaluate(tested, own, each=False, phases=phases))
                 spent["tune_s"] = time.perf_counter() - began
             return {**scores, "time": spent}
 
@@ -359,9 +338,9 @@ def simulate(
             """Writes a checkpoint, where there is a run directory."""
             if record.checkpoints:
                 phases.send("saving")
-                record.save_params(learned_leaves(model, algorithm, server), model.labels)
+                record.save_params(learned_leaves(model, algorithm, state.server), model.labels)
                 # After its row: a resumed run makes the rows after its checkpoint again.
-                record.checkpoints.save(round_index, (server, client_state))
+                record.checkpoints.save(round_index, (state.server, state.client_state))
 
         round_index = done
         if stopped and saved is None:
@@ -370,26 +349,21 @@ def simulate(
         while round_index < rounds and not stopped:
             round_index += 1
             plan, late = ahead
-            if plan.useful and not run_round.known(server, client_state, plan):
+            if not session.known(state, plan):
                 phases.send("compiling", round_index, program="round")
             phases.send("training", round_index)
-            began, compiled = time.perf_counter(), run_round.compile_seconds
-            result = run_round(server, client_state, plan, round_index) if plan.useful else None
+            began, compiled = time.perf_counter(), session.compile_seconds
+            state, info = session.step(state, plan)
             if deadline is None:
                 # The next plan is made while the device computes. Who is late in the next round
                 # depends on what this one changes.
                 ahead = prepare(min(round_index + 1, rounds))
-            if result is None:  # nobody takes part
-                row = {"round": round_index, "clients": [], "dropped": [], "steps": 0}
-                row["lanes"] = lanes
-            else:
-                row = _row(round_index, plan, result, each=each, lower=lower)
-                share = schedule.padding_share(plan)
-                row |= {} if share is None else {"padding_share": share}
-                server, client_state = result.server, result.client_state
+            row = _row(info, each=each, lower=lower)
+            share = schedule.padding_share(plan) if plan.useful else None
+            row |= {} if share is None else {"padding_share": share}
             row |= {"failed": schedule.failed(round_index)} if failure_rate else {}
             row |= {"late": late} if deadline is not None else {}
-            compiled = run_round.compile_seconds - compiled
+            compiled = session.compile_seconds - compiled
             spent = {"train_s": time.perf_counter() - began - compiled}
             spent |= {"compile_s": compiled} if compiled else {}
             if nonfinite == "raise" and row["dropped"]:
@@ -413,13 +387,13 @@ def simulate(
             if stopped or round_index % checkpoint_every == 0 or round_index == rounds:
                 keep(round_index)
         phases.send("finished", round_index, stopped=stopped)
-    params = global_leaves(model, algorithm, server)
+    params = global_leaves(model, algorithm, state.server)
     return Run(
         model,
         algorithm,
         params,
-        client_state,
-        server,
+        state.client_state,
+        state.server,
         record.rows,
         record.out,
         client_ranks,
@@ -447,17 +421,18 @@ def _text_length(data: Dataset) -> int | None:
     return None if ids is None else int(ids.shape[1])
 
 
-def _row(
-    round_index: int, plan: Plan, result: RoundResult, *, each: bool, lower: Sequence[str]
-) -> Row:
+def _row(info: RoundInfo, *, each: bool, lower: Sequence[str]) -> Row:
     """Returns the metrics of a round, with ``each`` those of every client; waits for the device.
 
     ``lower`` names the metrics of which less is better.
     """
+    plan = info.plan
+    row: Row = {"round": info.round_index}
+    if not plan.useful:  # nobody takes part
+        return row | {"clients": [], "dropped": [], "steps": 0, "lanes": plan.lanes}
     sums, finite, norms, aggregation = jax.device_get(
-        (result.sums, result.finite, result.norms, result.aggregation)
+        (info.sums, info.finite, info.norms, info.aggregation)
     )
-    row: Row = {"round": round_index}
     for name, (total, count) in sums.items():
         good = finite & (count > 0)
         row[f"train_{name}"] = (
@@ -488,7 +463,7 @@ def _row(
             layers.setdefault(kind, {})[path] = finite_or_none(value)
         else:
             row[name] = finite_or_none(value)
-    skipped_leaves = _skipped_leaves(result.sent_leaves)
+    skipped_leaves = _skipped_leaves(info.sent_leaves)
     return (
         row
         | ({"layers": layers} if layers else {})

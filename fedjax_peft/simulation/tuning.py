@@ -3,13 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.engine.state import State
 from fedjax_peft.rows import Row
-from fedjax_peft.typing import PyTree
 
 __all__ = ["tuned", "tuned_figures"]
 
@@ -19,20 +16,17 @@ def tuned(
     columns: Mapping[str, Any],
     schedule: Schedule,
     lanes: int,
-    server: PyTree,
-    client_state: PyTree,
-    round_index: int,
-) -> PyTree:
-    """Returns what all clients keep, ``[clients, ...]``, after ``Algorithm.tuning``.
+    state: State,
+) -> State:
+    """Returns the state after every client has trained as ``Algorithm.tuning`` says.
 
     Args:
       setup: of the run.
       columns: of the training data, on the device.
       schedule: of the run; its batch size and padded lengths are used.
       lanes: of the run.
-      server: its state, which is not given up.
-      store: what the clients keep, which is not given up.
-      round_index: whose random streams are used; the round after the last one.
+      state: after the last round; it is not consumed. The random streams are those of the round
+        after it.
     """
     assert setup.algorithm.tuning is not None
     everyone = schedule._replace(
@@ -44,9 +38,10 @@ def tuned(
         failure_rate=0.0,
     )
     program = Program(setup, columns, work="tuning", padded=everyone.padded)
+    round_index = state.round_index + 1
     plan = everyone.plan(round_index, lanes, everyone.time_steps(1, lanes))
-    server, client_state = jax.tree.map(jnp.copy, (server, client_state))
-    return program(server, client_state, plan, round_index).client_state
+    tuned = program(state.copy(), plan, round_index).state
+    return state._replace(client_state=tuned.client_state)
 
 
 def tuned_figures(row: Row) -> Row:

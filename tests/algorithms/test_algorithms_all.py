@@ -15,6 +15,7 @@ from fedjax_peft import aggregators, algorithms, tree
 from fedjax_peft.aggregators.products import with_products
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.round import build_round, evaluation
+from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
 from fedjax_peft.random import stream
 from fedjax_peft.tasks import classification
@@ -144,8 +145,7 @@ def test_the_global_and_the_clients_own_models_can_be_measured(name):
             fixed,
             {},
             dict(federation.data.columns),
-            server,
-            client_state if personal else (),
+            State(server, client_state if personal else ()).on_device(),
         )
         key = stream(0, "clients")
         predictions = jax.eval_shape(
@@ -313,7 +313,8 @@ def test_the_given_aggregator_is_the_one_that_is_used(name):
     fixed = tree.select(model.trainable, names["fixed"])
     columns = {n: jnp.asarray(x) for n, x in FEDERATION.data.columns.items()}
     round_ = build_round(algorithm, model.apply, classification(), len(FEDERATION))
-    inputs = (fixed, {}, columns, *engine.start(), engine.plan(engine.schedule.cohort(1)))
+    state = State(*engine.start()).on_device()
+    inputs = (fixed, {}, columns, state, engine.plan(engine.schedule.cohort(1)))
     shapes = jax.eval_shape(round_, model.frozen, *inputs, stream(0, "clients"), jnp.int32(1))
     assert "mine" in shapes.aggregation
     # Its update is what the server gets.
@@ -418,7 +419,8 @@ def test_memory_does_not_grow_with_the_cohort(name):
         fixed = tree.select(model.trainable, names["fixed"])
         columns = {n: jnp.asarray(x) for n, x in federation.data.columns.items()}
         function = jax.jit(build_round(algorithm, model.apply, classification(), 100))
-        inputs = (model.frozen, fixed, {}, columns, *engine.start(), plan, stream(0, "clients"), 1)
+        state = State(*engine.start()).on_device()
+        inputs = (model.frozen, fixed, {}, columns, state, plan, stream(0, "clients"), 1)
         analysis = function.lower(*inputs).compile().memory_analysis()
         needed.append(analysis.temp_size_in_bytes)
     assert needed[1] <= 1.02 * needed[0]

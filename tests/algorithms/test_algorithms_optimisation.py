@@ -28,8 +28,8 @@ from fedjax_peft.algorithms import (
 from fedjax_peft.data import Clients
 from fedjax_peft.engine.plan import Cohort, make_plan
 from fedjax_peft.engine.program import Program, Setup
+from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
-from fedjax_peft.random import stream
 from fedjax_peft.typing import Outputs, Task
 
 # ---------------------------------------------------------------------- against slow references
@@ -324,14 +324,12 @@ class Quadratics:
             return jnp.sum(losses), jnp.sum(batch["mask"], dtype=jnp.float32)
 
         task = Task(loss, lambda outputs, batch: {"loss": loss(outputs, batch)})
-        setup = Setup(algorithm, apply, task, {}, {}, stream(0, "clients"), 4)
+        setup = Setup(algorithm, apply, task, {}, {}, 4)
         self.program = Program(setup, {"b": np.array([1, 4, 4], np.float32)})
         self.algorithm, shared = algorithm, {"x": jnp.zeros(())}
         client_state = tree.broadcast(algorithm.init_client_state(shared, {}), 4)
-        self.state, self.round_index = (
-            (jax.tree.map(jnp.copy, algorithm.server.init(shared)), client_state),
-            0,
-        )
+        self.state = State(jax.tree.map(jnp.copy, algorithm.server.init(shared)), client_state)
+        self.round_index = 0
         self.everybody = [(0, 1.0, [[0]]), (1, 2.0, [[1], [2]])]
 
     def round(self, members=None):
@@ -344,9 +342,9 @@ class Quadratics:
         )
         self.round_index += 1
         plan = make_plan(cohort, 2, time_steps=2, slots=2, batch_size=1)
-        result = self.program(*self.state, plan, self.round_index)
-        self.state = (result.server, result.client_state)
-        return float(self.algorithm.server.model(result.server)["x"])
+        result = self.program(self.state, plan, self.round_index)
+        self.state = State(*result.state[:2])
+        return float(self.algorithm.server.model(self.state.server)["x"])
 
 
 HALF = optax.sgd(0.5)

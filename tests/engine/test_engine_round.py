@@ -14,6 +14,7 @@ from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.engine.plan import Cohort, batches
 from fedjax_peft.engine.round import build_round
+from fedjax_peft.engine.state import State
 from fedjax_peft.random import client_key, stream
 from fedjax_peft.tasks import classification
 from fedjax_peft.typing import Roles
@@ -239,8 +240,9 @@ def test_memory_does_not_grow_with_the_cohort():
         plan = rig.plan(rig.schedule.cohort(1))
         fixed = {"layer.lora_scale": bound.trainable["layer.lora_scale"]}
         columns = {n: jnp.asarray(x) for n, x in federation.data.columns.items()}
-        function = jax.jit(build_round(algorithm, bound.apply, task, 100), donate_argnums=(4, 5))
-        inputs = (bound.frozen, fixed, {}, columns, *rig.start(), plan, stream(0, "clients"), 1)
+        function = jax.jit(build_round(algorithm, bound.apply, task, 100), donate_argnums=(4,))
+        state = State(*rig.start()).on_device()
+        inputs = (bound.frozen, fixed, {}, columns, state, plan, stream(0, "clients"), 1)
         analysis = function.lower(*inputs).compile().memory_analysis()
         needed.append(analysis.temp_size_in_bytes)
     assert needed[0] > 4 * 4 * 512 * toy.CLASSES, "at least the lanes' heads are in it"

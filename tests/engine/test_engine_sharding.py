@@ -16,6 +16,7 @@ import toy
 from fedjax_peft.aggregators import fra
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.errors import InputError
+from fedjax_peft.engine import session
 from fedjax_peft.simulation import simulate as loop
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -25,7 +26,7 @@ def remembered(*arguments, **options):
     programs.append(Program(*arguments, **options))
     return programs[-1]
 
-Program, loop.Program = loop.Program, remembered
+Program, session.Program = session.Program, remembered
 federation = toy.clients([7, 4, 12, 1, 9, 16, 3, 5, 10, 2])
 options = dict(rounds=3, clients_per_round=6, batch_size=4)
 test = {"mean": toy.dataset(26, seed=7), "fra": None}
