@@ -104,6 +104,9 @@ FIELDS = (
     Field("clip_share", "fraction", "clip_norm: uploads of the round that were clipped."),
     Field("clip_median_norm", "", "clip_norm: median of the norms of changes before clipping."),
     Field("switched", "0 or 1", "FRA-FFA: whether the run has switched to FFA."),
+    # ---- upload transforms
+    Field("clip_share", "fraction", "clip_norm: aggregated clients whose change was clipped."),
+    Field("clip_median_norm", "", "clip_norm: median L2 norm of their changes before clipping."),
     # ---- diagnostics
     Field("variation_magnitude_FACTOR", "", "Mean change of the columns' norms; FACTOR: a or b."),
     Field("variation_direction_FACTOR", "", "Mean of 1 - cosine of the columns' directions."),

@@ -86,13 +86,14 @@ def distance(x: PyTree, y: PyTree) -> jax.Array:
 def norm(tree: PyTree) -> jax.Array:
     """Returns the Euclidean norm over all leaves together, a float32 scalar.
 
-    Entries are divided by the largest one before they are squared, so that no square overflows.
+    Entries are divided by about the largest one before they are squared, so that no square
+    overflows or vanishes.
     """
     leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(tree) if x.size]
     largest = jnp.max(jnp.stack([jnp.zeros(()), *(jnp.max(jnp.abs(x)) for x in leaves)]))
-    by = jnp.where(largest > 0, largest, 1.0)
+    by = jnp.clip(largest, 1e-30, 1e30)  # the reciprocals of larger numbers may be flushed to 0
     squares = [jnp.sum((x / by) ** 2) for x in leaves]
-    return largest * jnp.sqrt(sum(squares, jnp.zeros(())))
+    return by * jnp.sqrt(sum(squares, jnp.zeros(())))
 
 
 def size(tree: PyTree) -> int:

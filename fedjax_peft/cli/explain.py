@@ -39,6 +39,7 @@ TABLES = {
     "algorithm": "the federated algorithm",
     "aggregator": "how uploads are combined; without this table the algorithm's own way",
     "optimizer": "the clients' optimizer",
+    "transforms": "what clients do to their uploads, in this order; without these tables nothing",
 }
 """Table of a config -> what it is for."""
 
@@ -76,10 +77,13 @@ def explain_function(table: str, name: str) -> str:
     """
     module = configs.NAMESPACES[table]
     if name not in module.__all__:
-        raise InputError(f"There is no {table} {name!r}. {nearest(name, module.__all__)}")
+        one = table.removesuffix("s")
+        raise InputError(f"There is no {one} {name!r}. {nearest(name, module.__all__)}")
     function = getattr(module, name)
     about = _plain(re.split(r"\n(?:Args|Returns|Raises):", _document(function))[0].strip())
     head = f'In a config:\n\n  [{table}]\n  name = "{name}"'
+    if table in configs.CHAINED:
+        head = f"In a config:\n\n  [{table}.{name}]"
     found = [key for key in configs.all_keys() if key.table == table and key.owner is function]
     rows = [
         _paragraph(f"{key.name}: {type_text(key.kind)}, {default_text(key.default)}", meaning(key))
@@ -190,7 +194,8 @@ def _table(table: str, known: Sequence[Key]) -> str:
         f"  {name:{width}}  {_plain(_document(getattr(module, name)).split(chr(10))[0])}"
         for name in module.__all__
     ]
-    return "\n".join([f"{head}; name is one of", *rows])
+    names = f"[{table}.NAME] for" if table in configs.CHAINED else "name is"
+    return "\n".join([f"{head}; {names} one of", *rows])
 
 
 def _paragraph(head: str, text: str) -> str:

@@ -42,8 +42,9 @@ def listing(sections: Sections, words: Sequence[str]) -> str:
         from fedjax_peft.cli import explain
         from fedjax_peft.config import config, presets
 
-        if section in config.NAMESPACES:
-            return explain.explain_function(section, rest)
+        tables = {_singular(table): table for table in config.NAMESPACES}
+        if section in tables:
+            return explain.explain_function(tables[section], rest)
         if section == "system":
             return presets.describe(rest)
     return _containing(chosen, rest, [])

@@ -13,13 +13,16 @@ therefore be configured as soon as it exists, and a key means the same as the ar
     [algorithm]                      # name = a function of algorithms
     [aggregator]                     # name = a function of aggregators
     [optimizer]                      # name = adamw, adam or sgd
+    [transforms.NAME]                # optional, one table for each: a function of transforms;
+                                     # clients apply them to their uploads in this order
     [time]                           # TimeModel.preset(preset=..., ...)
     [stop]                           # optional: early_stop(target=..., patience=..., ...)
     [methods.NAME]                   # optional: one run for each table; its keys replace the others
 
 A string can stand for a table: ``algorithm = "fedprox"`` is ``[algorithm]`` with
-``name = "fedprox"``. A relative path is searched beside the config file first, then in the working
-directory.
+``name = "fedprox"``. A list of names stands for tables without options:
+``transforms = ["my.py:codec"]``. In a method, an empty list removes the transforms of the config.
+A relative path is searched beside the config file first, then in the working directory.
 
 ``name`` can also be a function of yours, as ``module:function`` or ``file.py:function``, for
 example ``[aggregator] name = "my:median"``. The module is searched in the config's folder, then
@@ -39,7 +42,7 @@ from typing import Any, Literal, NamedTuple
 
 import pydantic
 
-from fedjax_peft import aggregators, algorithms, assets, peft, tasks, toml
+from fedjax_peft import aggregators, algorithms, assets, peft, tasks, toml, transforms
 from fedjax_peft.config import optimizers, plugins, presets
 from fedjax_peft.data import Clients, Dataset, partition, sources
 from fedjax_peft.display import show
@@ -53,14 +56,17 @@ from fedjax_peft.simulation.progress import Phase, PhaseName
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import early_stop
+from fedjax_peft.typing import Transform
 
 __all__ = [
+    "CHAINED",
     "NAMESPACES",
     "Key",
     "all_keys",
     "build_algorithm",
     "build_method",
     "build_model",
+    "build_transforms",
     "check_arguments",
     "describe",
     "federation",
@@ -81,11 +87,17 @@ NAMESPACES: dict[str, types.ModuleType] = {
     "algorithm": algorithms,
     "aggregator": aggregators,
     "optimizer": optimizers,
+    "transforms": transforms,
 }
 """Tables whose ``name`` is a public function of a module."""
+CHAINED = ("transforms",)
+"""Those of ``NAMESPACES`` that have a table for each function instead of a ``name``: several
+functions, in the order of the tables."""
 
 _DEFAULT_NAMES = {"algorithm": "fedavg", "optimizer": "adamw", "peft": "lora"}
-_NAME_KEYS = {"model": "name", "data": "name", "time": "preset"} | dict.fromkeys(NAMESPACES, "name")
+_NAME_KEYS = {"model": "name", "data": "name", "time": "preset"} | {
+    table: "name" for table in NAMESPACES if table not in CHAINED
+}
 """Table -> the key whose value a string in place of the table stands for."""
 _PATHS = {
     "model": ("name",),
@@ -203,6 +215,15 @@ def _with_absolute_paths(raw: Config, folder: Path) -> Config:
         given = result.get(table)
         if isinstance(given, dict) and plugins.is_user_function(given.get("name")):
             result[table] = given | {"name": plugins.with_absolute_path(given["name"], folder)}
+    for table in CHAINED:
+        given = result.get(table)
+        if isinstance(given, dict):
+            result[table] = {
+                plugins.with_absolute_path(name, folder)
+                if plugins.is_user_function(name)
+                else name: options
+                for name, options in given.items()
+            }
     methods = result.get("methods")
     if isinstance(methods, dict):
         result["methods"] = {
@@ -330,11 +351,17 @@ def _split(raw: Config) -> dict[str, Config]:
 
 
 def _expanded(raw: Config) -> Config:
-    """Returns the config with a table in place of each string that stands for one."""
-    return {
+    """Returns the config with a table in place of each string or list that stands for one."""
+    result = {
         key: {_NAME_KEYS[key]: value} if key in _NAME_KEYS and isinstance(value, str) else value
         for key, value in raw.items()
     }
+    for table in CHAINED:
+        names = result.get(table)
+        names = [names] if isinstance(names, str) else names
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            result[table] = {name: {} for name in names}
+    return result
 
 
 def resolve(raw: Config) -> Config:
@@ -373,6 +400,9 @@ def _resolved(raw: Config) -> Config:
         given = raw.get(table, {})
         if not isinstance(given, dict):
             raise InputError(f"[{table}] must be a table or a name, not {show(given)}.")
+        if table in CHAINED:
+            result[table] = {name: _resolved_link(table, name, x) for name, x in given.items()}
+            continue
         if table in _OPTIONAL and not given:
             result[table] = {}
             continue
@@ -388,6 +418,17 @@ def _resolved(raw: Config) -> Config:
     if result["stop"]:
         early_stop(**result["stop"])  # raises InputError for values that cannot be used
     return result
+
+
+def _resolved_link(table: str, name: str, options: Any) -> Config:
+    """Returns the complete options of one function of a table such as ``[transforms]``."""
+    function = _function(table, name)
+    if not isinstance(options, dict):
+        raise InputError(
+            f"The config key {table}.{name} cannot be {show(options)}: it must be a table of the"
+            f" options of {name!r}, [{table}.{name}]."
+        )
+    return _checked(f"{table}.{name}", _fields(function), options)
 
 
 def check_arguments(function: Callable[..., Any], given: Config) -> Config:
@@ -446,14 +487,17 @@ def run(
         on_round=on_round,
         on_phase=on_phase,
         progress=False,
+        transforms=build_transforms(config),
         **options,
     )
 
 
 def describe(config: Config) -> str:
     """Returns a short description of a resolved config: algorithm, PEFT method, model and data."""
-    names = {table: config[table].get("name") for table in NAMESPACES}
-    combined = f" with {names['aggregator']}" if names["aggregator"] else ""
+    names = {table: config[table]["name"] for table in ("partition", "peft", "algorithm")}
+    parts = [config["aggregator"].get("name"), *config.get("transforms", {})]
+    combined = " and ".join(part for part in parts if part)
+    combined = f" with {combined}" if combined else ""
     model, data = (Path(config[table]["name"]).name for table in ("model", "data"))
     return (
         f"{names['algorithm']}{combined} over {names['peft']} on {model},"
@@ -541,6 +585,14 @@ def build_algorithm(config: Config) -> Any:
     return _call(config, "algorithm", **objects)
 
 
+def build_transforms(config: Config) -> list[Transform]:
+    """Returns the upload transforms of a resolved config, in their order."""
+    return [
+        _seeded(_function("transforms", name), config, options)
+        for name, options in config["transforms"].items()
+    ]
+
+
 def _call(config: Config, table: str, *arguments: Any, **objects: Any) -> Any:
     """Calls the function that a table names."""
     options = {k: v for k, v in config[table].items() if k != "name"}
@@ -561,13 +613,13 @@ def _seeded(
 
 
 def _function(table: str, name: Any) -> Callable[..., Any]:
-    module = NAMESPACES[table]
+    module, one = NAMESPACES[table], table.removesuffix("s")
     if name is None:
         raise InputError(f"[{table}] needs a name. {nearest('', module.__all__)}")
     if plugins.is_user_function(name):
-        return plugins.load_function(table, name)
+        return plugins.load_function(one, name)
     if name not in module.__all__:
-        raise InputError(f"There is no {table} {show(name)}. {nearest(str(name), module.__all__)}")
+        raise InputError(f"There is no {one} {show(name)}. {nearest(str(name), module.__all__)}")
     return getattr(module, name)
 
 
@@ -621,6 +673,8 @@ class Key(NamedTuple):
     @property
     def dotted(self) -> str:
         """The key as the command line takes it, such as ``peft.rank``."""
+        if self.table in CHAINED:
+            return f"{self.table}.{self.owner.__name__}.{self.name}"
         return f"{self.table}.{self.name}" if self.table else self.name
 
 
@@ -727,4 +781,7 @@ def _overlay(base: Config, over: Config) -> Config:
             name = old.get("name", _DEFAULT_NAMES.get(table))
             if new.get("name", name) != name:
                 del base[table]
+    for table in CHAINED:
+        if over.get(table) == {}:
+            base.pop(table, None)
     return merge(base, over)

@@ -14,13 +14,14 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 
 from fedjax_peft import tree
+from fedjax_peft.engine.uploads import change_part
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.registry import unused_bytes
 from fedjax_peft.peft.ranks import cycle_ranks, owned_shares
 from fedjax_peft.random import host_rng
 from fedjax_peft.rows import Row
-from fedjax_peft.typing import Algorithm, PyTree
+from fedjax_peft.typing import Algorithm, PyTree, Transform
 
 __all__ = [
     "DEVICES",
@@ -319,7 +320,8 @@ class Ledger:
       (``ServerUpdate.frozen_delta``), where that is smaller. Before anything is passed on it
       fetches the initial leaves.
 
-    Of a LoRA leaf a client moves the share that it owns.
+    Of a LoRA leaf a client moves the share that it owns. An upload transform replaces the sizes of
+    uploads (``Transform.nbytes``), and clients also fetch what it broadcasts.
     """
 
     def __init__(
@@ -329,10 +331,20 @@ class Ledger:
         server: PyTree,
         clients: int,
         ranks: Sequence[int] | None = None,
+        transform: Transform | None = None,
     ):
-        """Args: what is run; ``server`` is its state (or shapes); ``ranks`` as in ``simulate``."""
-        upload = _sizes(jax.eval_shape(algorithm.server.unchanged, server))
-        broadcast = _sizes(jax.eval_shape(algorithm.server.broadcast, server))
+        """Prepares to count the traffic of a run.
+
+        Args:
+          model: with its PEFT method.
+          algorithm: what is run.
+          server: its state, or the shapes of it.
+          clients: how many there are in all.
+          ranks: as ``client_ranks`` of ``simulate``.
+          transform: of the uploads.
+        """
+        upload, received = _upload_sizes(algorithm, server, transform)
+        broadcast = _sizes(jax.eval_shape(algorithm.server.broadcast, server)) | received
         of_rank: dict[int | None, tuple[dict, dict]] = {None: (upload, broadcast)}
         for rank in set(ranks or ()):
             shares = owned_shares(model.trainable, rank)
@@ -487,6 +499,7 @@ def forecast(
     clients_per_round: int | None = None,
     time_model: TimeModel | None = None,
     whole: bool = False,
+    transform: Transform | None = None,
 ) -> Forecast:
     """Returns the bytes and simulated seconds of a run, without running it.
 
@@ -502,13 +515,14 @@ def forecast(
       time_model: by default ``TimeModel()``.
       whole: count every transfer as one of the whole checkpoint, frozen weights included, as some
         frameworks send it (and as FedAdapters counts full fine-tuning).
+      transform: of the uploads.
     """
     time = time_model or TimeModel()
     time.check()
     names = tree.assign_roles(model.kinds, algorithm.roles)
     shared = tree.select(model.trainable, names["shared"])
     server = jax.eval_shape(algorithm.server.init, shared)
-    ledger = Ledger(model, algorithm, server, clients)
+    ledger = Ledger(model, algorithm, server, clients, transform=transform)
     checkpoint = preload_bytes(time._replace(preload=True), model)
     preload, extra = (0, checkpoint) if whole else (preload_bytes(time, model), 0)
     costs = Costs(ledger, time, time.slowness(clients, seed=0), None, preload, extra)
@@ -533,6 +547,29 @@ def _sizes(shapes: PyTree) -> dict[str, int]:
         name = str(keys[-1]) if keys else ""
         sizes[name] = sizes.get(name, 0) + tree.nbytes(leaf)
     return sizes
+
+
+def _upload_sizes(
+    algorithm: Algorithm, server: PyTree, transform: Transform | None
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns leaf name -> bytes of an upload, and of what clients receive for the transform."""
+    template = jax.eval_shape(algorithm.server.unchanged, server)
+    if transform is None:
+        return _sizes(template), {}
+    change = change_part(algorithm, template)
+    sizes: Mapping[str, int] = _sizes(change)
+    if transform.nbytes is not None:
+        sizes = transform.nbytes(change, sizes)
+    field = algorithm.change_field
+    rest = {} if field is None else {n: x for n, x in template.items() if n != field}
+    others = _sizes(rest)
+    upload = {n: sizes.get(n, 0) + others.get(n, 0) for n in {**sizes, **others}}
+    received = jax.eval_shape(lambda x: transform.broadcast(transform.init(x)), change)
+    return upload, {_RECEIVED: tree.nbytes(received)} if tree.nbytes(received) else {}
+
+
+_RECEIVED = "upload transform"
+"""The name under which the ledger counts what clients receive for an upload transform."""
 
 
 def _owned(sizes: Mapping[str, int], shares: Mapping[str, Any]) -> dict[str, int]:

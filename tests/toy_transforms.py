@@ -1,0 +1,64 @@
+"""Upload transforms that use everything a transform can: memory, state, noise, metrics, bytes."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft import tree
+from fedjax_peft.random import stream
+from fedjax_peft.typing import Decoded, Encoded, Transform
+
+
+def noise(key, template, scale):
+    """Returns normal noise for every leaf of a dict."""
+    return {n: scale * jax.random.normal(stream(key, n), x.shape) for n, x in template.items()}
+
+
+def feedback(share=0.6, strength=0.01) -> Transform:
+    """Sends a share of change and memory with noise, and keeps the rest for the next round.
+
+    The strength of the clients' noise follows the cohort's mean norm, which the server broadcasts.
+    The server adds noise too, and the wire takes half of the bytes.
+    """
+
+    def client(update, memory, received, key):
+        total = jax.tree.map(jnp.add, update, memory)
+        added = noise(key, total, strength * received["length"])
+        sent = {n: share * x + added[n] for n, x in total.items()}
+        return Encoded(sent, jax.tree.map(jnp.subtract, total, sent), {"length": tree.norm(total)})
+
+    def server(aggregate, state, measured, context):
+        accepted, lengths = measured.accepted, measured.values["length"]
+        mean = jnp.sum(jnp.where(accepted, lengths, 0)) / context.participants
+        added = noise(context.key, aggregate, strength)
+        new = {"length": (state["length"] + mean) / 2, "rounds": state["rounds"] + 1}
+        metrics = {"feedback_length": new["length"]}
+        return Decoded({n: x + added[n] for n, x in aggregate.items()}, new, metrics)
+
+    return Transform(
+        "feedback",
+        client,
+        init=lambda template: {"length": jnp.ones(()), "rounds": jnp.zeros((), jnp.int32)},
+        broadcast=lambda state: {"length": state["length"]},
+        memory=lambda template: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), template),
+        server=server,
+        changes_aggregate=True,
+        nbytes=lambda template, sizes: {n: size // 2 for n, size in sizes.items()},
+    )
+
+
+def record() -> Transform:
+    """Changes nothing; reports the largest norm of the changes as it sees them."""
+
+    def client(update, memory, received, key):
+        return Encoded(update, memory, tree.norm(update))
+
+    def server(aggregate, state, measured, context):
+        largest = jnp.max(jnp.where(measured.accepted, measured.values, 0))
+        return Decoded(aggregate, state, {"largest_norm": largest})
+
+    return Transform("record", client, server=server)
+
+
+def ones() -> Transform:
+    """Sends 1 in every entry, also where a change is not finite."""
+    return Transform("ones", lambda update, *_: Encoded(jax.tree.map(jnp.ones_like, update)))
