@@ -194,8 +194,8 @@ def _table(table: str, known: Sequence[Key]) -> str:
         f"  {name:{width}}  {_plain(_document(getattr(module, name)).split(chr(10))[0])}"
         for name in module.__all__
     ]
-    names = f"[{table}.NAME] for" if table in configs.CHAINED else "name is"
-    return "\n".join([f"{head}; {names} one of", *rows])
+    place = f"[{table}.NAME] for" if table in configs.CHAINED else "name is"
+    return "\n".join([f"{head}; {place} one of", *rows])
 
 
 def _paragraph(head: str, text: str) -> str:

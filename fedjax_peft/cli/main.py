@@ -243,7 +243,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="WORD",
         help="models, backbones, data, partitions, peft, algorithms, aggregators, optimizers,"
-        " systems or keys, and perhaps a name (list algorithm ditto) or a part of one (list keys"
+        " transforms, systems or keys, and perhaps a name (list algorithm ditto) or a part of one (list keys"
         " rate); or any part of a name or description",
     )
     return parser

@@ -14,16 +14,38 @@ import jax
 import orbax.checkpoint as ocp
 
 from fedjax_peft import tree
+from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import defer_interrupts
 from fedjax_peft.libraries import log_level
 from fedjax_peft.typing import PyTree
 
-__all__ = ["Checkpoints", "read_checkpoint"]
+__all__ = ["Checkpoints", "read_checkpoint", "saved_parts", "with_saved_parts"]
 
 _log = logging.getLogger(__name__)
 _quiet = functools.partial(log_level, "absl")
 """Orbax logs every step at INFO, through absl, which would break up a progress display."""
+
+
+_OPTIONAL = ("aggregator_state", "transform_state")
+
+
+def saved_parts(state: State) -> tuple:
+    """Returns what a checkpoint holds of a state.
+
+    That is (server, client state), and in a dict those other states that hold something. Runs
+    without these have the same checkpoints as before the states existed.
+    """
+    others = {name: getattr(state, name) for name in _OPTIONAL}
+    others = {name: value for name, value in others.items() if jax.tree.leaves(value)}
+    return (state.server, state.client_state, *([others] if others else []))
+
+
+def with_saved_parts(state: State, parts: tuple) -> State:
+    """Returns a state with the parts that a checkpoint holds; see :func:`saved_parts`."""
+    server, client_state, *others = parts
+    state = state._replace(server=server, client_state=client_state)
+    return state._replace(**others[0]) if others else state
 
 
 class Checkpoints:
@@ -159,16 +181,16 @@ def read_checkpoint(
     ):
         for round_index in sorted(manager.all_steps(), reverse=True):
             try:
-                _, stored = manager.item_metadata(round_index).tree
+                _, stored, *others = manager.item_metadata(round_index).tree
                 clients = next((x.shape[0] for x in jax.tree.leaves(stored)), 0)
                 stacked = jax.eval_shape(functools.partial(tree.broadcast, n=clients), client_state)
+                # The other states are of no use here, but orbax restores all or nothing.
                 template = jax.tree.map(
                     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
-                    (server, stacked),
+                    (server, stacked, *others),
                 )
-                return round_index, manager.restore(
-                    round_index, args=ocp.args.StandardRestore(template)
-                )
+                restored = manager.restore(round_index, args=ocp.args.StandardRestore(template))
+                return round_index, (restored[0], restored[1])
             except Exception as error:  # orbax raises many kinds
                 reasons.append(f"round {round_index}: {_reason(error)}")
     why = "; ".join(reasons) or "there is none"

@@ -15,7 +15,8 @@ from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.memory import require
 from fedjax_peft.models.base import Model
 from fedjax_peft.simulation.cost import TimeModel, is_number
-from fedjax_peft.typing import Algorithm, Task
+from fedjax_peft.transforms import chain
+from fedjax_peft.typing import Algorithm, Task, Transform
 
 __all__ = [
     "Diagnostic",
@@ -25,6 +26,7 @@ __all__ = [
     "check_method",
     "check_objects",
     "check_settings",
+    "check_transforms",
     "clients_a_round",
 ]
 
@@ -194,6 +196,31 @@ def check_method(
             " aggregate by the mean.",
             stacklevel=3,
         )
+
+
+def check_transforms(
+    transforms: Transform | Sequence[Transform] | None, algorithm: Algorithm
+) -> Transform | None:
+    """Returns the upload transforms as one, None if there are none.
+
+    Raises:
+      InputError: something that is not a transform, or one that does not fit the algorithm.
+    """
+    if transforms is None or (isinstance(transforms, Sequence) and not len(transforms)):
+        return None
+    one = isinstance(transforms, Transform) or not isinstance(transforms, list | tuple)
+    transform = chain(*([transforms] if one else transforms))
+    cannot = f"{algorithm.name!r} cannot be combined with the upload transform {transform.name!r}"
+    if algorithm.no_transforms is not None:
+        raise InputError(f"{cannot}. {algorithm.no_transforms}")
+    if transform.changes_aggregate and not algorithm.aggregator.linear:
+        raise InputError(
+            f"{cannot}, which changes the mean of the uploads on the server: the aggregator"
+            f" {algorithm.aggregator.name!r} does not form that mean. Use an aggregator that is"
+            " linear in the uploads, such as fp.aggregators.mean(), with an algorithm that takes"
+            " one, such as 'fedavg'."
+        )
+    return transform
 
 
 def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> int:

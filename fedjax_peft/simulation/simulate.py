@@ -25,6 +25,7 @@ from fedjax_peft.measures.diagnosis import adapters_cka, diagnosis
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.rows import Row, finite_or_none, seen_clients
+from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
 from fedjax_peft.simulation.checks import (
     Diagnostic,
     check_data,
@@ -33,6 +34,7 @@ from fedjax_peft.simulation.checks import (
     check_method,
     check_objects,
     check_settings,
+    check_transforms,
     clients_a_round,
 )
 from fedjax_peft.simulation.cost import Costs, Ledger, TimeModel, preload_bytes, start_seconds
@@ -44,7 +46,7 @@ from fedjax_peft.simulation.record import Record, device_name
 from fedjax_peft.simulation.run import Run, global_leaves, learned_leaves
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.tuning import tuned, tuned_figures
-from fedjax_peft.typing import Algorithm, Task
+from fedjax_peft.typing import Algorithm, Task, Transform
 
 __all__ = ["simulate"]
 
@@ -71,6 +73,7 @@ def simulate(
     test_clients: int = 10,
     client_test: Clients | None = None,
     client_ranks: Sequence[int] | None = None,
+    transforms: Transform | Sequence[Transform] | None = None,
     diagnostics: Sequence[Diagnostic] = (),
     nonfinite: Literal["drop", "raise"] = "drop",
     failure_rate: float = 0.0,
@@ -118,6 +121,8 @@ def simulate(
       client_ranks: the LoRA rank of every client (a shorter list is repeated), at most the
         adapters': it trains and sends only its first so many directions, the others add nothing
         for it and stay as the server sent them.
+      transforms: of the clients' uploads, such as ``fp.transforms.clip_norm(1.0)``: one, or several
+        in the order in which a client applies them.
       diagnostics: what else to measure in every round, see ``Diagnostic``; each costs time.
       nonfinite: what to do with an upload that is not finite: leave it out and name its client in
         the metrics, or raise.
@@ -163,6 +168,7 @@ def simulate(
     check_settings(counts, from_zero, nonfinite, diagnostics)
     check_data(model, clients, test, client_test, task)
     check_method(model, algorithm, len(clients), client_ranks, diagnostics)
+    transform = check_transforms(transforms, algorithm)
     names = tree.assign_roles(model.kinds, algorithm.roles)
     time_model = time_model or TimeModel()
     check_faults(failure_rate, deadline, time_model)
@@ -205,6 +211,7 @@ def simulate(
         int(np.count_nonzero(clients.sizes)),
         model.dtype,
         per_round / len(clients),
+        transform,
     )
     leaves = (
         tree.select(model.trainable, names["shared"]),
@@ -238,7 +245,9 @@ def simulate(
         "time": time_model._asdict(),
         "seed": seed,
     }
-    ledger = Ledger(model, algorithm, state.server, len(clients), client_ranks)
+    if transform is not None and config is None:
+        metadata = {**metadata, "transforms": transform.name}
+    ledger = Ledger(model, algorithm, state.server, len(clients), client_ranks, transform)
     slowness, preload = time_model.slowness(len(clients), seed), preload_bytes(time_model, model)
     costs = Costs(ledger, time_model, slowness, deadline, preload)
 
@@ -259,7 +268,7 @@ def simulate(
         saved = None
         if record.checkpoints:
             last = record.rows[-1]["round"] if record.rows else -1
-            saved = record.checkpoints.restore((state.server, state.client_state), last)
+            saved = record.checkpoints.restore(saved_parts(state), last)
         record.rewind(saved[0] if saved else None)
         phases.send(
             "starting",
@@ -301,8 +310,8 @@ def simulate(
             if stopped:
                 record.amend({**row, "stopped": stopped})
         else:
-            done, (server, client_state) = saved
-            state = state._replace(server=server, client_state=client_state, round_index=done)
+            done, parts = saved
+            state = with_saved_parts(state, parts)._replace(round_index=done)
             stopped = _reason(stop, record.rows)
         if lanes == "auto":  # it may choose otherwise on another day
             session.set_lanes(record.rows[-1].get("lanes", lanes))
@@ -340,7 +349,7 @@ def simulate(
                 phases.send("saving")
                 record.save_params(learned_leaves(model, algorithm, state.server), model.labels)
                 # After its row: a resumed run makes the rows after its checkpoint again.
-                record.checkpoints.save(round_index, (state.server, state.client_state))
+                record.checkpoints.save(round_index, saved_parts(state))
 
         round_index = done
         if stopped and saved is None:

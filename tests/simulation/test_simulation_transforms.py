@@ -1,0 +1,238 @@
+"""Upload transforms in ``simulate``: resume, bytes, records, configs, refusals."""
+
+import itertools
+import shutil
+
+import jax
+import numpy as np
+import optax
+import pytest
+import toy
+from toy_transforms import feedback, ones, record
+
+import fedjax_peft as fp
+from fedjax_peft import aggregators, algorithms, fields, transforms
+from fedjax_peft.cli import explain
+from fedjax_peft.config import config as configs
+from fedjax_peft.errors import InputError
+from fedjax_peft.loading import restore
+from fedjax_peft.simulation.checkpoint import Checkpoints
+from fedjax_peft.simulation.cost import Ledger, forecast
+from fedjax_peft.simulation.simulate import simulate
+
+SGD = optax.sgd(0.1)
+FEDERATION = toy.clients([7, 4, 12, 1, 9])
+TOY_ADAPTER, TOY_HEAD = (5 * 2 + 2 * 6) * 4, (6 * 3 + 3) * 4
+BOTH = (transforms.clip_norm(0.2), feedback())
+
+
+def run(out=None, *, rounds=4, given=BOTH, algorithm=None, **options):
+    algorithm = algorithm or algorithms.fedavg(SGD, head="private")
+    options = {"clients_per_round": 3, "checkpoint_every": 2, "lanes": 2, "batch_size": 4} | options
+    return simulate(
+        toy.model(), algorithm, FEDERATION, rounds=rounds, out=out, transforms=given, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run without interruption."""
+    return run(tmp_path_factory.mktemp("straight") / "run")
+
+
+def test_a_run_resumes_bit_for_bit_with_state_and_memory(straight, tmp_path):
+    run(tmp_path / "run", rounds=2)
+    resumed = run(tmp_path / "run", resume=True)
+    for name in ("params", "server", "client_state"):
+        states = (getattr(made, name) for made in (straight, resumed))
+        for a, b in zip(*map(jax.tree.leaves, states), strict=True):
+            np.testing.assert_array_equal(a, b)
+    volatile = ("time", "slot_utilisation")
+    for a, b in itertools.zip_longest(straight.metrics, resumed.metrics):
+        assert {k: v for k, v in a.items() if k not in volatile} == {
+            k: v for k, v in b.items() if k not in volatile
+        }
+
+
+def test_the_checkpoint_holds_state_and_memory(straight, tmp_path):
+    """Without them a resume would go on from zeros."""
+    shutil.copytree(straight.out, tmp_path / "run")
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    stored = checkpoints._manager.item_metadata(4).tree[2]["transform_state"]
+    checkpoints.close()
+    shapes = [leaf.shape for leaf in jax.tree.leaves(stored)]
+    assert (5, 5, 2) in shapes, "the memory of five clients for A"
+    assert () in shapes, "the state"
+
+
+def test_clients_models_load_from_a_checkpoint_with_the_state_of_a_transform(straight):
+    algorithm = algorithms.fedavg(SGD, head="private")
+    round_index, server, client_state = restore(straight.out, toy.model(), algorithm)
+    assert round_index == 4
+    for a, b in zip(
+        jax.tree.leaves((straight.server, straight.client_state)),
+        jax.tree.leaves((server, client_state)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_another_transform_does_not_resume_a_run(straight):
+    with pytest.raises(InputError, match="was run with another config: transforms was"):
+        run(straight.out, resume=True, given=None)
+
+
+def test_the_rows_have_the_metrics_of_transforms_and_the_table_knows_them(straight):
+    row = straight.metrics[-1]
+    assert 0 <= row["clip_share"] <= 1
+    assert row["clip_median_norm"] > 0
+    assert row["feedback_length"] > 0
+    for name in ("clip_share", "clip_median_norm"):
+        assert fields.find(name) is not None
+
+
+def test_a_row_without_an_accepted_upload_has_no_share():
+    poisoned = toy.poisoned(FEDERATION, *range(5))
+    options = {"rounds": 1, "lanes": 2, "batch_size": 4, "transforms": BOTH[0]}
+    row = simulate(toy.model(), algorithms.fedavg(SGD), poisoned, **options).metrics[-1]
+    assert (row["clip_share"], row["clip_median_norm"]) == (None, None)
+
+
+# ------------------------------------------------------------------------------------------- bytes
+
+
+def ledger(algorithm, transform=None):
+    model = toy.model()
+    names = fp.tree.assign_roles(model.kinds, algorithm.roles)
+    server = algorithm.server.init(fp.tree.select(model.trainable, names["shared"]))
+    return Ledger(model, algorithm, server, 4, transform=transform)
+
+
+def test_bytes_of_a_transform_replace_those_of_the_leaves():
+    whole = TOY_ADAPTER + TOY_HEAD
+    assert ledger(algorithms.fedavg(SGD), transforms.clip_norm(1.0)).up(0) == whole
+    halved = ledger(algorithms.fedavg(SGD), transforms.chain(BOTH[0], feedback()))
+    assert halved.up(0) == whole // 2
+    # The broadcast, and the length that clients receive: a float32.
+    assert halved.down(0) == whole + 4
+    halved.record({"round": 1, "clients": [0], "dropped": [0]})
+    assert halved.down(0) == 0, "its upload was dropped: nothing has changed since it was there"
+    halved.record({"round": 2, "clients": [1], "dropped": []})
+    assert halved.down(0) == whole + 4
+    # Only the model's change is transformed, not SCAFFOLD's control variate.
+    scaffold = algorithms.scaffold(SGD, learning_rate=0.1)
+    assert ledger(scaffold, feedback()).up(0) == whole // 2 + whole
+
+
+def test_a_run_and_its_forecast_count_the_same_bytes():
+    made = run(clients_per_round=5, rounds=2, algorithm=algorithms.fedavg(SGD))
+    assert made.metrics[1]["bytes_up"] == 5 * (TOY_ADAPTER + TOY_HEAD) // 2
+    expected = forecast(
+        toy.model(),
+        algorithms.fedavg(SGD),
+        clients=5,
+        rounds=2,
+        steps=1,
+        transform=transforms.chain(*BOTH),
+    )
+    assert expected.bytes_up == sum(row["bytes_up"] for row in made.metrics)
+    assert expected.bytes_down == sum(row["bytes_down"] for row in made.metrics)
+
+
+# ---------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "transform", "message"),
+    [
+        (algorithms.flora(SGD), BOTH[0], "every client starts from a random A of its own"),
+        (algorithms.hetlora(SGD, prune=0.5), BOTH[0], "Leave prune out"),
+        (
+            algorithms.fedavg(SGD, aggregator=aggregators.fra()),
+            feedback(),
+            "the aggregator 'fra' does not form that mean. Use an aggregator that is linear",
+        ),
+        (algorithms.fedex(SGD), feedback(), "the aggregator 'fedex' does not form that mean"),
+        (algorithms.fedavg(SGD), "clip_norm", "Give the object and not its name"),
+        (algorithms.fedavg(SGD), [ones(), transforms.clip_norm], "Call it: clip_norm"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_with_a_reason(algorithm, transform, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        run(tmp_path / "run", given=transform, algorithm=algorithm)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_transform_that_leaves_the_aggregate_alone_takes_every_aggregator():
+    fra = algorithms.fedavg(SGD, aggregator=aggregators.fra())
+    made = run(rounds=1, given=[transforms.clip_norm(0.01), record()], algorithm=fra)
+    np.testing.assert_allclose(made.metrics[-1]["largest_norm"], 0.01, rtol=1e-5)
+
+
+# ----------------------------------------------------------------------------------------- configs
+
+REST = {
+    "rounds": 1,
+    "model": {"name": "x"},
+    "data": {"name": "y"},
+    "partition": {"name": "iid", "clients": 2},
+    "optimizer": {"learning_rate": 0.1},
+}
+
+
+def resolved(**tables):
+    return configs.resolve({**REST, **tables})
+
+
+def test_a_config_names_transforms_with_their_options():
+    config = resolved(transforms={"clip_norm": {"max_norm": 0.5}})
+    assert config["transforms"] == {"clip_norm": {"max_norm": 0.5}}
+    assert configs.resolve(config) == config
+    (made,) = configs.build_transforms(config)
+    assert made.name == "clip_norm"
+    assert configs.build_transforms(resolved()) == []
+    assert "fedavg with clip_norm over lora" in configs.describe(config)
+
+
+def test_a_key_of_a_transform_is_set_on_the_command_line_and_a_method_takes_them_out():
+    raw = configs.override(REST, "transforms.clip_norm.max_norm=2.0")
+    assert configs.resolve(raw)["transforms"] == {"clip_norm": {"max_norm": 2.0}}
+    raw = {**raw, "methods": {"with": {}, "without": {"transforms": []}}}
+    both = {name: configs.resolve(one) for name, one in configs.methods(raw).items()}
+    assert both["with"]["transforms"] == {"clip_norm": {"max_norm": 2.0}}
+    assert both["without"]["transforms"] == {}
+
+
+def test_functions_of_a_user_are_transforms(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from fedjax_peft.transforms import clip_norm\n\n"
+        "def halves(max_norm=0.5):\n    return clip_norm(max_norm)._replace(name='halves')\n"
+    )
+    (tmp_path / "run.toml").write_text('rounds = 1\ntransforms = ["mine.py:halves"]\n')
+    config = configs.load(tmp_path / "run.toml")
+    config = configs.resolve({**REST, **config})
+    assert config["transforms"] == {f"{tmp_path}/mine.py:halves": {"max_norm": 0.5}}
+    assert [one.name for one in configs.build_transforms(config)] == ["halves"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("clip_nrm", "There is no transform 'clip_nrm'. Did you mean 'clip_norm'"),
+        (["clip_norm"], r"The config key \[transforms.clip_norm\] 'max_norm' is missing"),
+        ({"clip_norm": {"norm": 1.0}}, r"Unknown config key \[transforms.clip_norm\] 'norm'"),
+        ({"clip_norm": 1.0}, "it must be a table of the options of 'clip_norm'"),
+        (1, r"\[transforms\] must be a table or a name"),
+    ],
+)
+def test_wrong_transforms_of_a_config_are_named(given, message):
+    with pytest.raises(InputError, match=message):
+        resolved(transforms=given)
+
+
+def test_transforms_are_listed_and_explained():
+    assert "[transforms.NAME] for one of\n  clip_norm  Scales" in explain.explain("transforms")
+    text = explain.explain_function("transforms", "clip_norm")
+    assert "[transforms.clip_norm]" in text
+    assert "max_norm: number, must be given" in text
+    assert "max_norm" in explain.explain("transforms.clip_norm.max_norm")
