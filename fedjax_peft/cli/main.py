@@ -243,8 +243,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="WORD",
         help="models, backbones, data, partitions, peft, algorithms, aggregators, optimizers,"
-        " transforms, systems or keys, and perhaps a name (list algorithm ditto) or a part of one (list keys"
-        " rate); or any part of a name or description",
+        " transforms, systems or keys, and perhaps a name (list algorithm ditto) or a part of one"
+        " (list keys rate); or any part of a name or description",
     )
     return parser
 
