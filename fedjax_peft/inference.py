@@ -16,10 +16,10 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.files import read_text
 from fedjax_peft.measures.representation import pool
 from fedjax_peft.models.base import Model
-from fedjax_peft.tasks.question_answering import answers
+from fedjax_peft.tasks.base import Inputs, Task
 from fedjax_peft.typing import Batch, Outputs, Params
 
-__all__ = ["INPUTS", "answer", "embed", "predict", "read_inputs"]
+__all__ = ["answer", "embed", "predict", "read_inputs"]
 
 
 def predict(
@@ -67,31 +67,23 @@ def embed(
     return _over_batches(model, model.trainable, columns, pooled, batch_size)["mean"]
 
 
-INPUTS: dict[str, dict[str, type]] = {
-    "classification": {"text": str, "text_pair": str},
-    "tagging": {"tokens": list},
-    "question_answering": {"question": str, "context": str},
-}
-"""Task -> the fields of a line that :func:`answer` reads; ``text_pair`` may be missing."""
-
-
 def answer(
     model: Model,
     params: Params,
     rows: Sequence[Mapping[str, Any]],
     *,
-    task: str,
+    task: Task,
     max_length: int = 128,
     batch_size: int = 64,
 ) -> list[dict[str, Any]]:
-    """Returns what a model says of each row, in order.
+    """Returns the prediction of a model for each row, in order.
 
     Args:
       model: with a head for the task.
       params: its trainable leaves.
-      rows: with the fields that :data:`INPUTS` names.
-      task: ``classification`` (the result has ``label`` and ``logits``), ``tagging`` (``tags``, one
-        for each word; O where a word is cut off) or ``question_answering`` (``answer``).
+      rows: with the fields of ``task.inputs``.
+      task: it says which fields a row has and what a prediction holds, such as ``label`` and
+        ``logits`` for classification.
       max_length: tokens per text.
       batch_size: texts at a time.
 
@@ -99,38 +91,33 @@ def answer(
       InputError: a model without a tokenizer, or a row that cannot be read.
     """
     _check_tokenizer(model)
+    inputs = _inputs(task)
     if not rows:
         return []
-    columns = {key: [row[key] for row in rows] for key in INPUTS[task] if key in rows[0]}
-    if task == "classification":
-        texts, pairs = columns["text"], columns.get("text_pair")
-        sizes = {"max_length": max_length, "batch_size": batch_size}
-        logits = predict(model, params, texts, pairs, **sizes)
-        return [
-            {"label": model.labels[int(row.argmax())], "logits": row.tolist()} for row in logits
-        ]
-    outside = model.labels[0]
-    if task == "tagging":
-        columns["tags"] = [[outside] * len(words) for words in columns["tokens"]]
-    else:
-        columns["id"] = list(range(len(rows)))
-    table = Table("The input", columns)
+    names = [field.name for field in inputs.fields if field.name in rows[0]]
+    columns = {name: [row[name] for row in rows] for name in names}
+    table = Table("The input", inputs.unlabelled(columns, model.labels))
     data = encode(task, table, model.labels, model.tokenizer, max_length=max_length, name="input")
-    of_task = tasks.for_data(data)
-    assert of_task.predict is not None
-    said = _over_batches(model, params, data.columns, of_task.predict, batch_size)
-    if task == "question_answering":
-        found = answers(said, data)
-        return [{"answer": found[i]} for i in range(len(rows))]
-    result = []
-    for words, of_tokens, tags in zip(
-        columns["tokens"], data.meta["word"], said["tag"], strict=True
-    ):
-        named = [outside] * len(words)
-        for word, tag in zip(of_tokens[of_tokens >= 0], tags[of_tokens >= 0], strict=True):
-            named[word] = model.labels[tag]
-        result.append({"tags": named})
-    return result
+    predict_rows = inputs.predict or task.predict
+    if predict_rows is None:
+        raise InputError(f"The task {task.name!r} has inputs, but nothing that predicts them.")
+    predictions = _over_batches(model, params, data.columns, predict_rows, batch_size)
+    return inputs.answers(predictions, data)
+
+
+def _inputs(task: Task) -> Inputs:
+    """Returns how rows without labels are read.
+
+    Raises:
+      InputError: the task does not say.
+    """
+    if task.inputs is None:
+        known = [make().name for make in map(tasks.find, tasks.__all__) if make().inputs]
+        raise InputError(
+            f"This run's model is for the task {task.name!r}; predict reads texts for"
+            f" {', '.join(known)}. Others can be used in Python."
+        )
+    return task.inputs
 
 
 def _check_tokenizer(model: Model) -> None:
@@ -161,18 +148,14 @@ def _over_batches(
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def read_inputs(path: str | Path, task: str) -> list[dict[str, Any]]:
+def read_inputs(path: str | Path, task: Task) -> list[dict[str, Any]]:
     """Returns the rows of a JSON-lines file, to be given to :func:`answer`.
 
     Raises:
-      InputError: a task that is not for texts, or a line without the fields that it needs (all or
-        none with ``text_pair``); the line is named.
+      InputError: a task that reads no rows without labels, or a line without a field that the task
+        requires. All lines or none may have an optional field. The message names the line.
     """
-    if task not in INPUTS:
-        raise InputError(
-            f"This run's model is for the task {task!r}; predict reads texts for"
-            f" {', '.join(INPUTS)}. Others can be used in Python."
-        )
+    inputs = _inputs(task)
     rows: list[dict[str, Any]] = []
     try:
         content = read_text(path)
@@ -188,14 +171,14 @@ def read_inputs(path: str | Path, task: str) -> list[dict[str, Any]]:
         except (ValueError, RecursionError) as error:
             raise InputError(f"{where} is not JSON: {error}.") from None
         row = {}
-        for field, kind in INPUTS[task].items():
-            if field == "text_pair" and isinstance(item, Mapping) and field not in item:
+        for field in inputs.fields:
+            if not field.required and isinstance(item, Mapping) and field.name not in item:
                 continue
-            what = "a list" if kind is list else "a string"
-            if not isinstance(item, Mapping) or not isinstance(item.get(field), kind):
-                raise InputError(f'{where} is not an object with {what} "{field}".')
-            row[field] = item[field]
+            what = "a list" if field.kind is list else "a string"
+            if not isinstance(item, Mapping) or not isinstance(item.get(field.name), field.kind):
+                raise InputError(f'{where} is not an object with {what} "{field.name}".')
+            row[field.name] = item[field.name]
         rows.append(row)
-        if row.keys() != rows[0].keys():
-            raise InputError(f'{where}: either all lines have a "text_pair" or none.')
+        for name in row.keys() ^ rows[0].keys():
+            raise InputError(f'{where}: either all lines have a "{name}" or none.')
     return rows

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import algorithms, tree
+from fedjax_peft import algorithms, tasks, tree
 from fedjax_peft.config import config as configs
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
@@ -23,6 +23,7 @@ from fedjax_peft.simulation.client_models import (
     untrained_note,
 )
 from fedjax_peft.simulation.run import Run
+from fedjax_peft.tasks import Task
 from fedjax_peft.typing import Algorithm, Params, PyTree
 
 __all__ = [
@@ -116,14 +117,15 @@ def algorithm_of(directory: Path, config: dict[str, Any], model: Model) -> Algor
     return plain._replace(name=str(name), server=server)
 
 
-def inputs_of(directory: Path, config: dict[str, Any]) -> tuple[str, int | None]:
+def inputs_of(directory: Path, config: dict[str, Any]) -> tuple[Task, int | None]:
     """Returns a run's task, and the tokens of its texts (None if they are no texts)."""
     if "model" in config:
         return configs.task_of(config), config.get("data", {}).get("max_length")
     if not (directory / recipe.NAME).exists():
-        return "classification", None
+        return tasks.classification(), None
     metadata = recipe.load_recipe(directory)
-    return configs.task_of({"model": metadata["model"]}), metadata["max_length"]
+    head = (metadata["model"] or {}).get("head", "classification")
+    return tasks.for_head(tasks.head_kind(head)), metadata["max_length"]
 
 
 def restore(directory: Path, model: Model, algorithm: Algorithm) -> tuple[int, PyTree, PyTree]:

@@ -5,7 +5,7 @@ functions and NamedTuples of functions; nothing needs to inherit from anything.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 
@@ -57,28 +57,40 @@ class ApplyFn(Protocol):
         """Returns the outputs for ``batch``; ``key`` is needed only if ``train`` (dropout)."""
 
 
-class Task(NamedTuple):
-    """What is learned: a loss and metrics over outputs, labels and masks.
+@runtime_checkable
+class Task(Protocol):
+    """What the engine and the algorithms use of a task; :class:`fedjax_peft.tasks.Task` is one.
 
     ``loss`` and ``metrics`` are computed on the device, batch by batch. A score that is not a mean
     over examples (an entity F1, the answers of a reader) is made on the host, by ``score``, from
-    what ``predict`` says of every example.
+    what ``predict`` returns for every example.
     """
 
-    loss: Callable[[Outputs, Batch], tuple[jax.Array, jax.Array]]
-    """(outputs, batch) -> (sum of losses, count) over the real examples of the batch."""
-    metrics: Callable[[Outputs, Batch], Metrics]
-    """(outputs, batch) -> metrics, evaluated without gradients."""
-    predict: Callable[[Outputs, Batch], dict[str, jax.Array]] | None = None
-    """(outputs, batch) -> arrays ``[batch, ...]`` that ``score`` needs of every example. An axis of
-    tokens may be shorter than the data's: it comes to ``score`` padded with zeros."""
-    score: Callable[[Mapping[str, float], Mapping[str, Any], Any], dict[str, float]] | None = None
-    """(means of the metrics, predictions ``[examples, ...]`` in numpy, the evaluated
-    :class:`fedjax_peft.data.Dataset`) -> further metrics."""
-    headline: str = "accuracy"
-    """The metric that tables and curves show."""
-    lower_is_better: tuple[str, ...] = ("loss",)
-    """The metrics of which less is better; of every other metric more is better."""
+    @property
+    def loss(self) -> Callable[[Outputs, Batch], tuple[jax.Array, jax.Array]]:
+        """(outputs, batch) -> (sum of losses, count) over the real examples of the batch."""
+
+    @property
+    def metrics(self) -> Callable[[Outputs, Batch], Metrics]:
+        """(outputs, batch) -> metrics, evaluated without gradients."""
+
+    @property
+    def predict(self) -> Callable[[Outputs, Batch], dict[str, jax.Array]] | None:
+        """(outputs, batch) -> arrays ``[batch, ...]`` that ``score`` needs; None: no score."""
+
+    @property
+    def score(
+        self,
+    ) -> Callable[[Mapping[str, float], Mapping[str, Any], Any], dict[str, float]] | None:
+        """(means of the metrics, predictions, evaluated data set) -> further metrics."""
+
+    @property
+    def headline(self) -> str:
+        """The metric that tables and curves show."""
+
+    @property
+    def lower_is_better(self) -> tuple[str, ...]:
+        """The metrics for which lower is better. For every other metric higher is better."""
 
 
 class ClientContext(NamedTuple):

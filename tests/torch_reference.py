@@ -60,7 +60,7 @@ class Family(NamedTuple):
     shape: dict
     embeddings: str | None
     """Our leaf of the token embedding table; None for a model of images."""
-    kinds: tuple[str, ...] = ("classification", "token_classification", "question_answering")
+    kinds: tuple[str, ...] = ("classification", "token_classification", "span_classification")
 
 
 FAMILIES = {
@@ -98,14 +98,14 @@ FAMILIES = {
             "eos_token_id": 4,
         },
         "transformer.wte.embedding",
-        ("classification", "token_classification", "question_answering", "causal_lm"),
+        ("classification", "token_classification", "span_classification", "causal_lm"),
     ),
     "vit": Family(ViTConfig, "ViT", VIT_SHAPE, None, ("classification",)),
 }
 CLASSES = {
     "classification": "ForSequenceClassification",
     "token_classification": "ForTokenClassification",
-    "question_answering": "ForQuestionAnswering",
+    "span_classification": "ForQuestionAnswering",
     "causal_lm": "LMHeadModel",
 }
 HEADS = [(family, kind) for family, f in FAMILIES.items() for kind in f.kinds]
@@ -116,7 +116,7 @@ def tiny_model(
 ):
     """Returns a random model with a head, in evaluation mode."""
     f = FAMILIES[family]
-    labels = {} if kind in ("question_answering", "causal_lm") else {"num_labels": classes}
+    labels = {} if kind in ("span_classification", "causal_lm") else {"num_labels": classes}
     image = kind == "classification" and f.embeddings is None
     make = getattr(transformers, f.name + ("ForImageClassification" if image else CLASSES[kind]))
     # Eager attention is the formula as the papers have it, and works for any mask.

@@ -22,7 +22,8 @@ import optax
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms, heads, peft, tree
-from fedjax_peft.data import DATASETS, Clients
+from fedjax_peft.data import Clients
+from fedjax_peft.data.catalog import DATASETS
 
 TASKS = DATASETS["glue_silo"].parts
 DUAL, TWO = peft.dual(size=16), heads.two_classifiers

@@ -12,6 +12,7 @@ therefore be configured as soon as it exists, and a key means the same as the ar
     [peft]                           # name = a function of peft
     [algorithm]                      # name = a function of algorithms
     [aggregator]                     # name = a function of aggregators
+    [task]                           # optional: name = a function of tasks; else the data's
     [optimizer]                      # name = adamw, adam or sgd
     [transforms.NAME]                # optional, one table for each: a function of transforms;
                                      # clients apply them to their uploads in this order
@@ -56,6 +57,7 @@ from fedjax_peft.simulation.progress import Phase, PhaseName
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import early_stop
+from fedjax_peft.tasks import Task
 from fedjax_peft.typing import Transform
 
 __all__ = [
@@ -88,6 +90,7 @@ NAMESPACES: dict[str, types.ModuleType] = {
     "aggregator": aggregators,
     "optimizer": optimizers,
     "transforms": transforms,
+    "task": tasks,
 }
 """Tables whose ``name`` is a public function of a module."""
 CHAINED = ("transforms",)
@@ -105,7 +108,7 @@ _PATHS = {
     "peft": ("adapter",),
 }
 """Table -> the keys whose values can be paths."""
-_OPTIONAL = ("aggregator", "stop")
+_OPTIONAL = ("aggregator", "stop", "task")
 """Tables that can be left out; the function that takes them then uses its own default."""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "model": hub.load_model,
@@ -134,7 +137,8 @@ class _Extra(NamedTuple):
     global_test: bool = True
     """Evaluate on the whole test split."""
     metric: Literal["squad", "fednlp_raw"] | None = None
-    """Question answering: which F1 is the headline metric, see ``tasks.question_answering``."""
+    """Which F1 is the headline metric, see ``tasks.question_answering``. Only without ``[task]``: a
+    task that is named there has this option itself."""
 
 
 _Leaf = int | float | str | bool
@@ -143,17 +147,9 @@ _Leaf = int | float | str | bool
 class _Model(NamedTuple):
     """Keys of ``[model]`` that are not arguments of ``load_model``."""
 
-    head: (
-        Literal[
-            "classification",
-            "two_classifiers",
-            "token_classification",
-            "question_answering",
-            "causal_lm",
-        ]
-        | None
-    ) = None
-    """The kind of head; by default the one that the data's task needs."""
+    head: str | None = None
+    """The kind of head (``models.heads.KINDS``), or a task that has this head; by default the head
+    of the data's task."""
     config: Mapping[str, _Leaf | Sequence[_Leaf]] | None = None
     """The ``config.json`` of a model with random weights; ``name`` is then only a label."""
 
@@ -166,14 +162,6 @@ class _Data(NamedTuple):
 
 
 _EXTRA_KEYS: dict[str, type] = {"model": _Model, "data": _Data}
-_HEADS = {
-    "classification": "classification",
-    "image_classification": "classification",
-    "tagging": "token_classification",
-    "question_answering": "question_answering",
-    "next_token": "causal_lm",
-}
-"""The head for a task."""
 
 
 # ------------------------------------------------------------------------------- reading a config
@@ -417,6 +405,7 @@ def _resolved(raw: Config) -> Config:
         result[table] = {"name": name, **_checked(table, _fields(function), options)}
     if result["stop"]:
         early_stop(**result["stop"])  # raises InputError for values that cannot be used
+    result["model"]["head"] = _head_kind(result["model"]["head"])
     return result
 
 
@@ -429,6 +418,20 @@ def _resolved_link(table: str, name: str, options: Any) -> Config:
             f" options of {name!r}, [{table}.{name}]."
         )
     return _checked(f"{table}.{name}", _fields(function), options)
+
+
+def _head_kind(name: str | None) -> str | None:
+    """Returns the kind of head that a config names by its kind or by a task.
+
+    Raises:
+      InputError: neither.
+    """
+    kind = None if name is None else tasks.head_kind(name)
+    if kind is not None and kind not in heads.KINDS:
+        raise InputError(
+            f"The config key [model] 'head' cannot be {show(name)}. {nearest(kind, heads.KINDS)}"
+        )
+    return kind
 
 
 def check_arguments(function: Callable[..., Any], given: Config) -> Config:
@@ -469,8 +472,7 @@ def run(
     if config["client_holdout"] is not None:
         clients, client_test = clients.holdout(config["client_holdout"], seed=config["seed"])
     options = {name: config[name] for name in _fields(simulate)}
-    metric = config["metric"]
-    task = None if metric is None else tasks.for_data(train, metric)
+    task = tasks.for_data(train, config["metric"])
     report_phase("loading")
     return simulate(
         build_model(config, train.label_names),
@@ -509,7 +511,7 @@ def _explicit(config: Config, train: Dataset) -> Config:
     """Returns the config with the settings that follow from the data, so that it is complete."""
     config = copy.deepcopy(config)
     if config["model"]["head"] is None:
-        config["model"]["head"] = _HEADS[train.task]
+        config["model"]["head"] = tasks.for_data(train).head
     if "input_ids" in train.columns:
         config["data"]["max_length"] = train.columns["input_ids"].shape[1]
     return config
@@ -530,8 +532,12 @@ def federation(config: Config) -> tuple[dict[str, Dataset], Clients]:
         )
     if config["client_test"] and config["client_holdout"] is not None:
         raise InputError("client_test = true and client_holdout exclude each other: use only one.")
+    task = _named_task(config)
+    if task is not None and config["metric"] is not None:
+        raise InputError("Set metric in [task]: at the top level it is for the data's own task.")
     options = {k: v for k, v in config["data"].items() if k not in _Data._fields}
-    data = _seeded(sources.load_dataset, config, options, tokenizer=_tokenizer(config))
+    tokenizer = _tokenizer(config)
+    data = _seeded(sources.load_dataset, config, options, tokenizer=tokenizer, task=task)
     return data, _call(config, "partition", data["train"])
 
 
@@ -539,7 +545,8 @@ def _tokenizer(config: Config) -> Any:
     """Returns the tokenizer for a config's data; None if none is needed or known."""
     entry = sources.DATASETS.get(config["data"]["name"])
     name = config["data"]["tokenizer"]
-    if entry is not None and entry.task == "image_classification":
+    task = _named_task(config) or (None if entry is None else entry.task)
+    if task is not None and task.encoder is not None and not task.encoder.needs_tokenizer:
         return None
     if name is not None:
         return hub.load_tokenizer(name)
@@ -551,7 +558,7 @@ def _tokenizer(config: Config) -> Any:
 def build_model(config: Config, labels: Sequence[str]) -> Model:
     """Returns the model of a resolved config, with its PEFT method attached."""
     options = dict(config["model"])
-    shape, kind = options.pop("config"), options.pop("head") or "classification"
+    shape, kind = options.pop("config"), options.pop("head") or task_of(config).head
     head = heads.make(kind, tuple(labels))
     if shape is None:
         model = _seeded(hub.load_model, config, options, head=head)
@@ -562,10 +569,27 @@ def build_model(config: Config, labels: Sequence[str]) -> Model:
     return attach(model, build_method(config), seed=config["seed"])
 
 
-def task_of(config: Config) -> str:
-    """Returns the task of a run, from the head of its model."""
-    head = config.get("model", {}).get("head") or "classification"
-    return next((task for task, its in _HEADS.items() if its == head), "classification")
+def task_of(config: Config) -> Task:
+    """Returns the task of a run: the one of ``[task]``, or one for the head of its model."""
+    head = config.get("model", {}).get("head")
+    return _named_task(config) or tasks.for_head(tasks.head_kind(head or "classification"))
+
+
+def _named_task(config: Config) -> Task | None:
+    """Returns the task of ``[task]``, None if the config has no such table.
+
+    Raises:
+      InputError: the function of ``[task]`` returns something else.
+    """
+    if not config.get("task"):
+        return None
+    task = _call(config, "task")
+    if not isinstance(task, Task):
+        raise InputError(
+            f"The task {show(config['task']['name'])} returns {type(task).__name__}, not a"
+            " fedjax_peft.tasks.Task."
+        )
+    return task
 
 
 def build_method(config: Config) -> Method:

@@ -16,6 +16,14 @@ from fedjax_peft.data.formats.leaf import read_users
 from fedjax_peft.data.formats.semeval import read_semeval
 from fedjax_peft.data.formats.squad import read_mrqa, read_squad
 from fedjax_peft.data.table import Table
+from fedjax_peft.tasks import (
+    classification,
+    image_classification,
+    next_token,
+    question_answering,
+    tagging,
+)
+from fedjax_peft.tasks.base import Task
 
 __all__ = ["DATASETS", "OWN", "Reader", "Settings", "Source"]
 
@@ -44,8 +52,8 @@ class Source(NamedTuple):
     """Where a data set comes from."""
 
     description: str
-    task: str = "classification"
-    """Which encoder and which function of :mod:`fedjax_peft.tasks` it is for."""
+    task: Task = classification()
+    """What is learned from it, and how its rows become arrays."""
     hub: str | None = None
     """Data set on the Hugging Face hub, if it is there."""
     config: str | None = None
@@ -248,7 +256,7 @@ DATASETS: dict[str, Source] = {
     ),
     "wnut17": Source(
         description="WNUT 2017, rare entities in posts: 6 types, 3,394 train, 1,287 test",
-        task="tagging",
+        task=tagging(),
         hub="leondz/wnut_17",
         revision="refs/convert/parquet",  # the main one is a script, which datasets 5 does not run
         columns={"ner_tags": "tags"},
@@ -262,7 +270,7 @@ DATASETS: dict[str, Source] = {
     ),
     "ploner": Source(
         description="PLONER, persons, places and organisations in eight sources of sentences",
-        task="tagging",
+        task=tagging(),
         columns={"ner_tags": "tags"},
         label_names=_iob2("PER", "ORG", "LOC"),
         test=None,
@@ -277,7 +285,7 @@ DATASETS: dict[str, Source] = {
     ),
     "squad": Source(
         description="SQuAD 1.1, answers in a context: 87,599 train, 10,570 validation (test here)",
-        task="question_answering",
+        task=question_answering(),
         hub="rajpurkar/squad",
         test="validation",
         formats=(read_squad,),
@@ -286,7 +294,7 @@ DATASETS: dict[str, Source] = {
     ),
     "mrqa": Source(
         description="MRQA 2019, questions from six sources, an equal share of each",
-        task="question_answering",
+        task=question_answering(),
         hub="mrqa-workshop/mrqa",
         columns={"subset": "source", "qid": "id", "detected_answers": "answers"},
         test=None,
@@ -301,7 +309,7 @@ DATASETS: dict[str, Source] = {
     ),
     "stack_overflow": Source(
         description="Stack Overflow by user, next token",
-        task="next_token",
+        task=next_token(),
         test=None,
         keys={"client": ()},
         formats=(read_users,),
@@ -313,7 +321,7 @@ DATASETS: dict[str, Source] = {
     ),
     "shakespeare": Source(
         description="Shakespeare's plays by role, next token",
-        task="next_token",
+        task=next_token(),
         hub="flwrlabs/shakespeare",
         # 4.2 million windows of 80 characters, each one further; y is the character after.
         columns={"character_id": "client", "x": "text"},
@@ -329,7 +337,7 @@ DATASETS: dict[str, Source] = {
     ),
     "emnist": Source(
         description="EMNIST by writer, handwritten characters: 62 classes",
-        task="image_classification",
+        task=image_classification(),
         hub="flwrlabs/femnist",
         columns={"writer_id": "client", "character": "label"},
         label_names=tuple(digits + ascii_uppercase + ascii_lowercase),
@@ -346,7 +354,7 @@ DATASETS: dict[str, Source] = {
     ),
     "cifar100": Source(
         description="CIFAR-100, photographs: 100 classes, 50,000 train, 10,000 test",
-        task="image_classification",
+        task=image_classification(),
         hub="uoft-cs/cifar100",
         columns={"img": "image", "fine_label": "label", "image_jpeg": "image"},
         label_names=tuple(_CIFAR100.split()),
@@ -357,7 +365,7 @@ DATASETS: dict[str, Source] = {
     ),
     "cifar10": Source(
         description="CIFAR-10, photographs: 10 classes, 50,000 train, 10,000 test",
-        task="image_classification",
+        task=image_classification(),
         hub="uoft-cs/cifar10",
         columns={"img": "image", "image_jpeg": "image"},
         label_names=(
@@ -370,7 +378,7 @@ DATASETS: dict[str, Source] = {
     ),
     "fashion_mnist": Source(
         description="Fashion-MNIST, pieces of clothing: 10 classes, 60,000 train, 10,000 test",
-        task="image_classification",
+        task=image_classification(),
         hub="zalando-datasets/fashion_mnist",
         label_names=(
             "T - shirt / top",

@@ -40,7 +40,9 @@ def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
     columns["classes"] = np.repeat(np.array(classes, np.int32), sizes)
     rows = np.split(np.arange(sum(sizes), dtype=np.int32), np.cumsum(sizes)[:-1])
     meta = {"task": np.repeat(np.array(list(datasets)), sizes)}
-    data = Dataset(columns, _labels(datasets), "+".join(datasets), meta=meta)
+    of_first = next(iter(datasets.values())).task
+    task = of_first if all(data.task == of_first for data in datasets.values()) else None
+    data = Dataset(columns, _labels(datasets), "+".join(datasets), task, meta)
     return Clients(data, tuple(rows), tuple(datasets))
 
 

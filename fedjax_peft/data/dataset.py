@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.random import host_rng
+from fedjax_peft.typing import Task
 
 __all__ = ["IGNORE", "Clients", "DataT", "Dataset"]
 
@@ -17,7 +18,7 @@ IGNORE = -100
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Examples as columns. Made by :func:`fedjax_peft.data.load_dataset` or by hand.
+    """Examples as columns. Made by :func:`fedjax_peft.load_dataset` or by hand.
 
     Raises:
       InputError: no columns, columns of unequal length, or a label without a name.
@@ -30,8 +31,9 @@ class Dataset:
     label_names: tuple[str, ...] = ()
     """Names of the classes; a label is an index into them."""
     name: str = ""
-    task: str = "classification"
-    """What is learned from it: a function of :mod:`fedjax_peft.tasks`."""
+    task: Task | str | None = None
+    """What is learned from it: a task, or the name of a function of :mod:`fedjax_peft.tasks`; None:
+    the class of each example (:func:`fedjax_peft.tasks.classification`)."""
     meta: Mapping[str, np.ndarray] = field(default_factory=dict)
     """What stays on the host, ``[examples, ...]`` too: keys to partition by (``client``,
     ``source``, ``tag_set``), and what a score needs. ``unit`` (int) numbers the things that

@@ -5,7 +5,7 @@ become a :class:`fedjax_peft.data.table.Table` under our column names first; all
 common.
 """
 
-import difflib
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,19 +14,20 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedjax_peft import tasks
 from fedjax_peft.assets import cache_dir, fetch
 from fedjax_peft.data import silo
 from fedjax_peft.data.catalog import DATASETS, OWN, Source
 from fedjax_peft.data.combine import combine
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encode import COLUMNS, class_names, encode
+from fedjax_peft.data.encode import encode, encoder_of
+from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.formats import tabular
-from fedjax_peft.data.formats.images import decode
-from fedjax_peft.data.formats.squad import canonical
 from fedjax_peft.data.standin import TINY_LENGTH, tiny_tables
-from fedjax_peft.data.table import Table, label_ids, require
+from fedjax_peft.data.table import Table, require
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.random import host_rng
+from fedjax_peft.tasks.base import Task
 
 __all__ = ["DATASETS", "load_dataset", "load_tables"]
 
@@ -51,6 +52,7 @@ def load_dataset(
     order: Literal["sorted", "first_seen"] | None = None,
     columns: Mapping[str, str] | None = None,
     test_share: float | None = None,
+    task: Task | str | None = None,
 ) -> dict[str, Dataset]:
     """Returns the encoded splits ``train`` and ``test`` (and ``validation`` of ``glue_silo``).
 
@@ -90,10 +92,13 @@ def load_dataset(
       test_share: share of the rows, strictly between 0 and 1, that is held out for ``test`` where
         there is no test split. It is drawn at random by ``seed``; where rows have a ``client``, it
         is the end of each client's rows. None: a fifth, for a single file and for ``all``.
+      task: what is learned, and how rows become arrays: a :class:`fedjax_peft.tasks.Task`, or the
+        name of a function of :mod:`fedjax_peft.tasks`. None: the task of the named data set, or the
+        one that fits the columns.
 
     Returns:
-      Split name -> data set, in the order of the source. Its columns are those of its task's
-      encoder (:data:`fedjax_peft.data.encode.ENCODERS`).
+      Split name -> data set, in the order of the source. Its columns are those that the task's
+      encoder makes.
 
     Raises:
       InputError: an unknown name, data that cannot be reached (and how to get them), unreadable
@@ -111,27 +116,20 @@ def load_dataset(
             raise InputError(f"{option} = {value!r} must be a whole number.")
     if entry.parts:
         _refuse(name, doc_stride=doc_stride, clusters=clusters, order=order)
-        _refuse(name, columns=columns, test_share=test_share)
+        _refuse(name, columns=columns, test_share=test_share, task=task)
         return _silo(name, tokenizer, length, source, seed, sizes, split or "6:2:2")
     _refuse(name, split=split)
     entry, tables = load_tables(
-        name, source=source, seed=seed, columns=columns, test_share=test_share
+        name, source=source, seed=seed, columns=columns, test_share=test_share, task=task
     )
-    names = entry.label_names or class_names(entry.task, tables["train"])
+    encoder = encoder_of(entry.task)
+    names = entry.label_names or encoder.class_names(tables["train"])
     for table in tables.values():  # all rows, so that an error does not depend on the subset
-        if "label" in COLUMNS[entry.task]:
-            label_ids(table, names)
-        for column in {"text", "text_pair"} & {*COLUMNS[entry.task]} & {*table.columns}:
-            require(table, column, str, "a text")
-    options: dict[str, Any] = {}
-    if entry.task == "question_answering":
-        options["stride"] = doc_stride
-    else:
-        _refuse(name, doc_stride=doc_stride)
-    if entry.task == "tagging":
-        options["order"] = order or "sorted"
-    else:
-        _refuse(name, order=order)
+        encoder.check(table, names)
+    options = {"doc_stride": doc_stride, "order": order}
+    known = inspect.signature(encoder.encode).parameters
+    _refuse(name, **{option: x for option, x in options.items() if option not in known})
+    options = {option: x for option, x in options.items() if x is not None}
     result = {}
     for part, table in tables.items():
         table = _subset(table, sizes[part], part, seed)
@@ -139,7 +137,7 @@ def load_dataset(
             entry.task, table, names, tokenizer, max_length=length, name=name, **options
         )
         if clusters is not None and part == "train":
-            result[part] = _clustered(result[part], table, clusters, seed)
+            result[part] = _clustered(result[part], table, encoder, clusters, seed)
     return result
 
 
@@ -157,21 +155,25 @@ def load_tables(
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
     test_share: float | None = None,
+    task: Task | str | None = None,
 ) -> tuple[Source, dict[str, Table]]:
     """Returns a data set's entry and its raw rows: ``train`` and ``test``, under our column names.
 
-    The entry of a file or directory of the user's own follows from its columns. Arguments and
-    errors are those of :func:`load_dataset`.
+    Without ``task``, the task of a file or directory of your own follows from its columns.
+    Arguments and errors are those of :func:`load_dataset`.
     """
+    task = tasks.find(task)() if isinstance(task, str) else task
     name, source = os.fspath(name), os.fspath(source)
     if test_share is not None and not 0 < test_share < 1:
         raise InputError(f"test_share = {test_share} must be between 0 and 1, such as 0.2.")
     entry = _entry(name, source)
+    entry = entry if task is None else entry._replace(task=task)
     tables = _read(name, entry, source, seed, test_share)
     tables = {part: _renamed(_chosen_columns(x, columns), entry) for part, x in tables.items()}
-    if name not in DATASETS:
-        entry = entry._replace(task=_task(next(iter(tables.values()))))
-    _check_columns(tables, entry)
+    if task is None and name not in DATASETS:
+        first = next(iter(tables.values()))
+        entry = entry._replace(task=tasks.for_columns(first.columns.keys(), first.origin))
+    _check_splits(tables, entry)
     if "all" in tables and entry.share is not None:
         tables["all"] = _equal_shares(tables["all"], entry.share, seed)
     tables = {part: _prepared(table, entry) for part, table in tables.items()}
@@ -217,7 +219,7 @@ def _read(
 ) -> dict[str, Table]:
     """Returns the raw tables by split: ``train`` and ``test``, or ``all``."""
     if source == "tiny":
-        return tiny_tables(entry, seed)
+        return tiny_tables(DATASETS[name], seed)  # rows for its own task, also with another one
     if name not in DATASETS:
         path = Path(name)
         if not path.is_dir():
@@ -279,7 +281,7 @@ def _read_hub(name: str, entry: Source) -> dict[str, Table]:
             f"The data set {name!r} is not on the Hugging Face hub. {_advice(name, entry)}"
         )
     parts = {"all": "train"} if entry.test is None else {"train": "train", "test": entry.test}
-    wanted = {*entry.columns, *COLUMNS[entry.task], *entry.keys}
+    wanted = {*entry.columns, *encoder_of(entry.task).columns, *entry.keys}
     tables = {}
     for part, there in parts.items():
         try:
@@ -339,64 +341,23 @@ def _renamed(table: Table, entry: Source) -> Table:
     return replace(table, columns=columns, label_names=names)
 
 
-def _task(table: Table) -> str:
-    """Returns what can be learned from a table that nobody has described."""
-    names = table.columns.keys()
-    if {"tokens", "tags"} <= names:
-        return "tagging"
-    if {"context", "question"} <= names:
-        return "question_answering"
-    if "image" in names:
-        return "image_classification"
-    labelled = difflib.get_close_matches("label", names)  # a misspelt one is an error, not a text
-    return "next_token" if "text" in names and not labelled else "classification"
-
-
-def _check_columns(tables: Mapping[str, Table], entry: Source) -> None:
-    """Raises InputError for a split that has no rows, or lacks the second texts of others.
-
-    A pair's second text is the one column that may be missing: whoever has misspelt it, or has it
-    in one split only, would train on something else without a word.
-    """
+def _check_splits(tables: Mapping[str, Table], entry: Source) -> None:
+    """Raises InputError for a split without rows, or for splits that do not fit together."""
     for table in tables.values():
         if not table.columns or not len(table):
             raise InputError(f"{table.origin} has no rows.")
-    if entry.task != "classification":
-        return
-    for table in tables.values():
-        if not {"text", "label"} & {*table.columns}:
-            raise InputError(
-                f"{table.origin} has neither a column 'text' nor 'label', only:"
-                f" {', '.join(table.columns)}. Say which columns have the texts and the labels:"
-                ' columns = {text = "...", label = "..."}.'
-            )
-    names = [name for name, ours in entry.columns.items() if ours == "text_pair"]
-    paired = any("text_pair" in table.columns for table in tables.values())
-    for table in tables.values():
-        further = {*table.columns} - {*COLUMNS["classification"]}
-        close = difflib.get_close_matches("text_pair", further, n=1, cutoff=0.8)
-        if "text_pair" not in table.columns and (names or paired or close):
-            name = names[0] if names else "text_pair"
-            raise InputError(
-                f"{table.origin} has no column {name!r}, the second text of a pair, only:"
-                f" {', '.join(table.columns)}. {nearest(name, further)}"
-            )
+    encoder_of(entry.task).check_splits(tables, entry.columns)
 
 
 def _prepared(table: Table, entry: Source) -> Table:
-    """Returns a table with labels by name, images as arrays, and answers as lists."""
-    # At once: one by one is a hundred times slower from a table of ``datasets``.
+    """Returns a table with names of classes, and in the form that the encoder reads."""
+    encoder = encoder_of(entry.task)
+    # All values at once: one by one is a hundred times slower from a table of ``datasets``.
     columns = {name: list(values[:]) for name, values in table.columns.items()}
-    for column in ("label", "tags"):
-        if entry.label_names is not None and column in columns:
-            columns[column] = [_named(value, entry.label_names) for value in columns[column]]
-    if entry.task == "image_classification" and "image" in columns:
-        columns["image"] = [
-            decode(image, f"The image in row {row} of {table.origin}")
-            for row, image in table.numbered(columns["image"])
-        ]
-    table = replace(table, columns=columns)
-    return canonical(table) if entry.task == "question_answering" else table
+    column = encoder.label_column
+    if entry.label_names is not None and column in columns:
+        columns[column] = [_named(value, entry.label_names) for value in columns[column]]
+    return encoder.prepare(replace(table, columns=columns))
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:
@@ -468,21 +429,13 @@ def _subset(table: Table, size: int | None, part: str, seed: int) -> Table:
     return table.take(np.sort(host_rng(seed, f"subset:{part}").permutation(n)[:size]).tolist())
 
 
-def _clustered(data: Dataset, table: Table, clusters: int, seed: int) -> Dataset:
+def _clustered(data: Dataset, table: Table, encoder: Encoder, clusters: int, seed: int) -> Dataset:
     """Returns a data set with the key ``cluster``."""
     from fedjax_peft.data.cluster import kmeans
 
-    columns = table.columns
-    if "question" in columns:
-        answers = [answers[0] if answers else "" for answers in columns["answers"]]
-        texts = [f"{q} {a}" for q, a in zip(columns["question"], answers, strict=True)]
-    elif "tokens" in columns:
-        texts = [" ".join(words) for words in columns["tokens"]]
-    elif "text" in columns:
-        texts = list(columns["text"])
-    else:
+    if encoder.texts is None:
         raise InputError(f"The data set {data.name!r} has no texts to make clusters of.")
-    groups = kmeans(texts, clusters, seed=seed)
+    groups = kmeans(encoder.texts(table), clusters, seed=seed)
     unit = data.meta.get("unit", np.arange(len(data)))
     return replace(data, meta={**data.meta, "cluster": groups[unit]})
 

@@ -256,7 +256,7 @@ FAMILY = Family(
             "ForSequenceClassification",
         ),
         "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
-        "question_answering": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
+        "span_classification": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
     },
     weights=WEIGHTS,
     # A bare encoder's checkpoint lacks the prefix.

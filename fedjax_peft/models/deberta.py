@@ -382,7 +382,7 @@ FAMILY = Family(
             "ForSequenceClassification",
         ),
         "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
-        "question_answering": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
+        "span_classification": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
     },
     weights=bert.WEIGHTS,
     renamed=(*bert.LEGACY, (r"^(embeddings|encoder)\.", r"deberta.\1.")),

@@ -183,7 +183,7 @@ FAMILY = Family(
             "ForSequenceClassification",
         ),
         "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
-        "question_answering": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
+        "span_classification": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
     },
     weights=(
         (r"(.+\.(LayerNorm|\w+_layer_norm))\.weight", r"\1.scale", False),

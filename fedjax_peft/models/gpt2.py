@@ -237,7 +237,7 @@ FAMILY = Family(
             "ForSequenceClassification",
         ),
         "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
-        "question_answering": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
+        "span_classification": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
         "causal_lm": Kind(GPT2LMHeadModel, (), "LMHeadModel"),
     },
     weights=(

@@ -12,12 +12,13 @@ from fedjax_peft.models.layers import Dropout, linear
 from fedjax_peft.typing import Batch, Outputs
 
 __all__ = [
+    "KINDS",
     "WITHOUT_CLASSES",
     "Head",
     "causal_lm",
     "classification",
     "make",
-    "question_answering",
+    "span_classification",
     "token_classification",
     "two_classifiers",
 ]
@@ -63,9 +64,9 @@ def token_classification(classes: int | Sequence[str], *, fresh: bool = False) -
     return Head("token_classification", _labels(classes), fresh)
 
 
-def question_answering(*, fresh: bool = False) -> Head:
+def span_classification(*, fresh: bool = False) -> Head:
     """Returns a head for answer spans: logits ``[batch, length, 2]``, of start and end."""
-    return Head("question_answering", ("start", "end"), fresh)
+    return Head("span_classification", ("start", "end"), fresh)
 
 
 def causal_lm() -> Head:
@@ -97,8 +98,10 @@ _WITH_CLASSES = {
     "token_classification": token_classification,
     "two_classifiers": two_classifiers,
 }
-WITHOUT_CLASSES = {"question_answering": question_answering, "causal_lm": causal_lm}
-"""The heads that have no classes of the data set, by ``Head.kind``."""
+WITHOUT_CLASSES = {"span_classification": span_classification, "causal_lm": causal_lm}
+"""The heads whose outputs are not the classes of the data set, by ``Head.kind``."""
+KINDS = (*_WITH_CLASSES, *WITHOUT_CLASSES)
+"""Every ``Head.kind``."""
 
 
 def make(kind: str, classes: int | Sequence[str]) -> Head:

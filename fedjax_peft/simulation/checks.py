@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fedjax_peft import algorithms
+from fedjax_peft import algorithms, tasks
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.display import show
 from fedjax_peft.dual_modes import mode
@@ -74,7 +74,7 @@ def check_objects(
         advice = "Of a dict of splits give one: test=data['test']."
         raise _other_kind("test", test, "fp.Dataset", advice)
     if task is not None and not isinstance(task, Task):
-        raise _other_kind("task", task, "fp.typing.Task", "fp.tasks has functions that return one.")
+        raise _other_kind("task", task, "fp.tasks.Task", "fp.tasks has functions that return one.")
     if stop is not None and not callable(stop):
         advice = "Make one: fp.early_stop(target=0.8, patience=5)."
         raise _other_kind("stop", stop, "function of the rows", advice)
@@ -275,7 +275,7 @@ def check_data(
 ) -> None:
     """Raises InputError for data that are not there, or do not fit the clients, head or task.
 
-    A ``task`` of the user's own may want anything of the data; None is what they are for.
+    Without ``task``, the task of the data is used. A task's own ``check`` is part of this.
     """
     if not clients.sizes.any():
         raise InputError("No client has an example to train on.")
@@ -292,17 +292,9 @@ def check_data(
     for name, data in {"training": clients.data, "test": test, "client_test": tested}.items():
         if data is None:
             continue
-        labelled = task is None and data.task in ("classification", "tagging")
-        if labelled and "labels" not in data.columns:
-            raise InputError(f"The {name} data are for {data.task}, but have no column 'labels'.")
-        official = task is None or task.headline in ("f1", "raw_f1")
-        if official and data.task == "question_answering":
-            unknown = next((q.id for q in data.references if not q.answers), None)
-            if unknown is not None:
-                raise InputError(
-                    f"The {name} data have questions without a known answer, such as the one with"
-                    f" the id {unknown!r}."
-                )
+        checked = tasks.for_data(data) if task is None else task
+        if isinstance(checked, tasks.Task):  # others have only what the engine uses
+            checked.check(data, name)
         size = model.config.get("vocab_size")
         if "input_ids" in data.columns and isinstance(size, int):
             token = int(data.columns["input_ids"].max(initial=0))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_peft import peft
+from fedjax_peft import peft, tasks
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
 from fedjax_peft.models import heads, hub, registry
@@ -93,7 +93,8 @@ def make_model(directory: Path) -> Model:
         options = dict(metadata["model"])
         made_by, kind = options.pop("made_by"), options.pop("head")
         make: Any = {"load_model": hub.load_model, "random_model": registry.random_model}[made_by]
-        model: Model = make(**options, head=heads.make(kind, tuple(metadata["labels"])))
+        head = heads.make(tasks.head_kind(kind), tuple(metadata["labels"]))
+        model: Model = make(**options, head=head)
         if metadata["method"] is not None:
             method = _method(metadata["method"])
             assert method is not None

@@ -1,25 +1,42 @@
-"""What is learned: losses and metrics over outputs, labels and masks."""
+"""Tasks: what is read, what is learned, and how it is scored. One file for each.
+
+Each public function returns a :class:`Task`. Everything else looks a task up here: by its name, by
+the columns of a table, or by the head of a model.
+"""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.tasks.base import Task as Task
 from fedjax_peft.tasks.classification import classification
+from fedjax_peft.tasks.image_classification import image_classification
 from fedjax_peft.tasks.next_token import next_token
 from fedjax_peft.tasks.question_answering import question_answering
 from fedjax_peft.tasks.tagging import tagging
-from fedjax_peft.typing import Task
 
-__all__ = ["classification", "for_data", "next_token", "question_answering", "tagging"]
+__all__ = [
+    "classification",
+    "image_classification",
+    "next_token",
+    "question_answering",
+    "tagging",
+]
 
-_TASKS: dict[str, Callable[..., Task]] = {
-    "classification": classification,
-    "image_classification": classification,
-    "tagging": tagging,
-    "question_answering": question_answering,
-    "next_token": next_token,
-}
+
+_FUNCTIONS: dict[str, Callable[..., Task]] = {name: globals()[name] for name in __all__}
+
+
+def find(name: str) -> Callable[..., Task]:
+    """Returns the function of this module with the given name; it returns a :class:`Task`.
+
+    Raises:
+      InputError: there is none (the nearest name is in the message).
+    """
+    if name not in _FUNCTIONS:
+        raise InputError(f"There is no task {name!r}. {nearest(name, __all__)}")
+    return _FUNCTIONS[name]
 
 
 def for_data(data: Any, metric: str | None = None) -> Task:
@@ -32,18 +49,66 @@ def for_data(data: Any, metric: str | None = None) -> Task:
     Raises:
       InputError: the data set names an unknown task, or its task has no choice of metrics.
     """
-    if data.task not in _TASKS:
-        raise InputError(
-            f"The data set {data.name!r} is for the task {data.task!r}, which there is not."
-            f" {nearest(data.task, _TASKS)}"
-        )
-    make = _TASKS[data.task]
+    task = data.task
+    if task is None:
+        task = classification()
+    elif isinstance(task, str):
+        if task not in _FUNCTIONS:
+            raise InputError(
+                f"The data set {data.name!r} is for the task {task!r}, which does not exist."
+                f" {nearest(task, __all__)} For a task of your own, give the object:"
+                " task=my_task()."
+            )
+        task = _FUNCTIONS[task]()
     if metric is None:
-        return make()
-    if "metric" not in inspect.signature(make).parameters:
-        chosen = sorted(n for n, f in _TASKS.items() if "metric" in inspect.signature(f).parameters)
+        return task
+    with_metric = [n for n, f in _FUNCTIONS.items() if "metric" in inspect.signature(f).parameters]
+    if task.name not in with_metric:
         raise InputError(
             f"metric = {metric!r} means nothing for the data set {data.name!r}, whose task is"
-            f" {data.task}: only {', '.join(chosen)} has a choice of metrics."
+            f" {task.name}: only {', '.join(with_metric)} has a choice of metrics."
         )
-    return make(metric=metric)
+    return _FUNCTIONS[task.name](metric=metric)
+
+
+def for_columns(columns: Collection[str], origin: str) -> Task:
+    """Returns the task of a table that nobody has described, by the names of its columns.
+
+    It is the task whose encoder recognises the largest number of them, and classification if no
+    encoder recognises any.
+
+    Args:
+      columns: their names.
+      origin: where the table is from, for the message.
+
+    Raises:
+      InputError: two tasks fit equally well.
+    """
+    scores: dict[str, int] = {}
+    for name, function in _FUNCTIONS.items():
+        encoder = function().encoder
+        scores[name] = 0 if encoder is None else encoder.recognises(columns)
+    most = max(scores.values())
+    fitting = [name for name, score in scores.items() if score == most]
+    if not most:
+        return classification()
+    if len(fitting) > 1:
+        raise InputError(
+            f"The columns of {origin} fit several tasks: {' and '.join(fitting)}. Choose one:"
+            f' task = "{fitting[0]}".'
+        )
+    return _FUNCTIONS[fitting[0]]()
+
+
+def for_head(kind: str) -> Task:
+    """Returns the first task whose models have a head of the given kind, else classification."""
+    tasks = (function() for function in _FUNCTIONS.values())
+    return next((task for task in tasks if task.head == kind), classification())
+
+
+def head_kind(name: str) -> str:
+    """Returns the kind of head of the task with this name; any other name is returned unchanged.
+
+    A config may name a head by its task.
+    """
+    return _FUNCTIONS[name]().head if name in _FUNCTIONS else name

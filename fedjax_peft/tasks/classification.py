@@ -1,14 +1,17 @@
-"""Classification of texts or images: cross entropy, accuracy and macro F1."""
+"""Classification of texts, or of pairs of texts: cross entropy, accuracy and macro F1."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.tasks.common import cross_entropy, real_rows, right
-from fedjax_peft.typing import Batch, Metrics, Outputs, Task
+from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.data.encoders.text import TEXT
+from fedjax_peft.tasks.base import Field, Inputs, Task, check_labels
+from fedjax_peft.tasks.common import correct, cross_entropy, real_rows
+from fedjax_peft.typing import Batch, Metrics, Outputs
 
 __all__ = ["classification"]
 
@@ -16,13 +19,23 @@ __all__ = ["classification"]
 def classification() -> Task:
     """Returns the task: batches have int ``labels`` ``[batch]`` and bool ``mask`` ``[batch]``.
 
-    With an int column ``classes`` ``[batch]``, an example's label is one of the head's first so
-    many classes and the others are ruled out: tasks of fewer classes can share a program with
-    larger ones (:func:`fedjax_peft.data.combine`).
+    Batches may have an int column ``classes`` ``[batch]``. An example's label is then one of the
+    head's first ``classes`` classes, and the logits of the others are masked. Data sets with
+    different numbers of classes can thus share a head (:func:`fedjax_peft.data.combine`).
 
-    The score is ``macro_f1``, the mean F1 of the classes that are labelled or predicted at all.
+    The score is ``macro_f1``: the mean F1 of the classes that occur as a label or as a prediction.
     """
-    return Task(_loss, _metrics, _predict, _score)
+    return Task(
+        _loss,
+        _metrics,
+        _predict,
+        _score,
+        name="classification",
+        encoder=TEXT,
+        head="classification",
+        inputs=_INPUTS,
+        check=_CHECK,
+    )
 
 
 def _logits(outputs: Outputs, batch: Batch) -> jax.Array:
@@ -40,7 +53,7 @@ def _loss(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
 
 def _metrics(outputs: Outputs, batch: Batch) -> Metrics:
     labels = batch["labels"]
-    accuracy = right(_logits(outputs, batch), labels, real_rows(batch, labels))
+    accuracy = correct(_logits(outputs, batch), labels, real_rows(batch, labels))
     return {"loss": _loss(outputs, batch), "accuracy": accuracy}
 
 
@@ -57,3 +70,28 @@ def _score(
     hits = np.bincount(gold[gold == predicted], minlength=classes)
     both = np.bincount(gold, minlength=classes) + np.bincount(predicted, minlength=classes)
     return {"macro_f1": float(np.mean(2 * hits[both > 0] / both[both > 0]))}
+
+
+def _unlabelled(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str, list[Any]]:
+    return {**columns, "label": [names[0]] * len(columns["text"])}
+
+
+def _all_logits(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
+    del batch
+    return {"logits": outputs.logits}
+
+
+def _answers(predictions: Mapping[str, Any], data: Dataset) -> list[dict[str, Any]]:
+    return [
+        {"label": data.label_names[int(row.argmax())], "logits": row.tolist()}
+        for row in predictions["logits"]
+    ]
+
+
+_INPUTS = Inputs(
+    (Field("text", str), Field("text_pair", str, required=False)),
+    _unlabelled,
+    _answers,
+    _all_logits,
+)
+_CHECK = check_labels("classification")

@@ -6,8 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_peft.tasks.common import cross_entropy, real_rows, right
-from fedjax_peft.typing import Batch, Metrics, Outputs, Task
+from fedjax_peft.data.encoders.language import LANGUAGE
+from fedjax_peft.tasks.base import Task
+from fedjax_peft.tasks.common import correct, cross_entropy, real_rows
+from fedjax_peft.typing import Batch, Metrics, Outputs
 
 __all__ = ["next_token"]
 
@@ -15,14 +17,23 @@ __all__ = ["next_token"]
 def next_token() -> Task:
     """Returns the task: batches have ``input_ids`` and ``attention_mask`` ``[batch, length]``.
 
-    Every real token but a block's first is predicted from the true ones before it, the end of the
-    text too. Loss and accuracy are means over them; the score is ``perplexity``.
+    The model predicts each real token of a block, except the first, from the true tokens before it.
+    The end-of-text token is predicted too. Loss and accuracy are means over these tokens; the score
+    is ``perplexity``.
     """
-    return Task(_loss, _metrics, score=_score, lower_is_better=("loss", "perplexity"))
+    return Task(
+        _loss,
+        _metrics,
+        score=_score,
+        lower_is_better=("loss", "perplexity"),
+        name="next_token",
+        encoder=LANGUAGE,
+        head="causal_lm",
+    )
 
 
 def _targets(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns logits ``[batch, length - 1, vocabulary]``, and their labels and which count."""
+    """Returns logits ``[batch, length - 1, vocabulary]``, their labels, and which labels count."""
     real = batch["attention_mask"][:, 1:].astype(bool)
     return outputs.logits[:, :-1], batch["input_ids"][:, 1:], real & real_rows(batch, real)
 
@@ -32,12 +43,12 @@ def _loss(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
 
 
 def _metrics(outputs: Outputs, batch: Batch) -> Metrics:
-    return {"loss": _loss(outputs, batch), "accuracy": right(*_targets(outputs, batch))}
+    return {"loss": _loss(outputs, batch), "accuracy": correct(*_targets(outputs, batch))}
 
 
 def _score(
     means: Mapping[str, float], predictions: Mapping[str, Any], data: Any
 ) -> dict[str, float]:
     del predictions, data
-    with np.errstate(over="ignore"):  # of a model that has diverged
+    with np.errstate(over="ignore"):  # the model may have diverged
         return {"perplexity": float(np.exp(np.float64(means["loss"])))}

@@ -4,17 +4,19 @@ import functools
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.data.encoders.spans import span_text
+from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.data.encoders.spans import SPANS, span_text
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.tasks.base import Field, Inputs, Task
 from fedjax_peft.tasks.common import cross_entropy, real_rows, total
-from fedjax_peft.typing import Batch, Metrics, Outputs, Task
+from fedjax_peft.typing import Batch, Metrics, Outputs
 
 __all__ = ["answers", "exact_match", "normalized", "overlap_f1", "question_answering"]
 
@@ -30,18 +32,19 @@ def question_answering(
     """Returns the task: batches have ``start_positions`` and ``end_positions`` ``[batch]``.
 
     Logits are ``[batch, length, 2]``. The loss is the mean of the cross entropies of start and end
-    over the real tokens; accuracy is the share of windows with both ends right.
+    over the real tokens; accuracy is the share of windows whose start and end are both correct.
 
-    The score is of questions, not windows: the answer is the span with the largest sum of start and
-    end logit in any window. ``exact_match`` and ``f1`` are SQuAD's (the best over the gold answers,
-    mean over questions), as shares of 1. ``raw_exact_match`` and ``raw_f1`` are those that FedNLP
-    prints, and FeDeRA (Yan et al. 2024) after it: means over all pairs of a question and one of its
-    gold answers, without the best, so that no model can reach 1.
+    The score counts questions, not windows: the answer to a question is the span with the largest
+    sum of start and end logit in any of its windows. ``exact_match`` and ``f1`` are SQuAD's (the
+    best over the gold answers, then the mean over questions), from 0 to 1. ``raw_exact_match`` and
+    ``raw_f1`` are the metrics of FedNLP and of FeDeRA (Yan et al. 2024): means over all pairs of a
+    question and one of its gold answers. They do not take the best gold answer, so a model cannot
+    reach 1 where gold answers differ.
 
     Args:
       n_best: how many starts and ends of each window are combined.
-      max_answer_length: tokens of an answer, at most.
-      metric: whose F1 is the headline; both are always computed.
+      max_answer_length: the largest number of tokens in an answer.
+      metric: which F1 is the headline, SQuAD's or FedNLP's; both are always computed.
 
     Raises:
       InputError: an unknown metric, or a number below 1.
@@ -53,18 +56,33 @@ def question_answering(
             f"n_best={n_best} and max_answer_length={max_answer_length} must be at least 1."
         )
     predict, score = _bound(_predict, n_best), _bound(_score, max_answer_length)
-    return Task(_loss, _metrics, predict, score, _HEADLINES[metric])
+    return Task(
+        _loss,
+        _metrics,
+        predict,
+        score,
+        headline=_HEADLINES[metric],
+        name="question_answering",
+        encoder=SPANS,
+        head="span_classification",
+        inputs=Inputs(
+            (Field("question", str), Field("context", str)),
+            _unlabelled,
+            _bound(_answers, max_answer_length),
+        ),
+        check=_check,
+    )
 
 
-@functools.cache  # the same function every time, so that its program is recognised
+@functools.cache  # the same function for the same argument, so that its program is found again
 def _bound(function: Callable[..., Any], first: Any) -> Callable[..., Any]:
     return functools.partial(function, first)
 
 
 def _ends(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns logits ``[batch, 2, length]`` of start and end, and their labels and which count."""
+    """Returns start and end logits ``[batch, 2, length]``, their labels, and which labels count."""
     logits = jnp.swapaxes(outputs.logits.astype(jnp.float32), 1, 2)
-    # Finite: a row without any token is as good as uniform, not NaN.
+    # Finite, so that the softmax of a row without any token is uniform and not NaN.
     real = batch["attention_mask"].astype(bool)[:, None, :]
     logits = jnp.where(real, logits, jnp.finfo(jnp.float32).min)
     labels = jnp.stack([batch["start_positions"], batch["end_positions"]], axis=1)
@@ -83,9 +101,9 @@ def _metrics(outputs: Outputs, batch: Batch) -> Metrics:
 
 
 def _predict(n_best: int, outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
-    """Returns the likeliest starts and ends in the context and their logits, ``[batch, n_best]``.
+    """Returns the most likely starts and ends in the context and their logits.
 
-    Where the context has fewer tokens, the other logits are -inf.
+    All arrays are ``[batch, n_best]``. Where the context has fewer tokens, further logits are -inf.
     """
     best = {}
     for end, name in enumerate(("start", "end")):
@@ -104,8 +122,8 @@ def _score(
     del means
     if "offsets" not in data.meta:
         raise InputError(
-            f"The data set {data.name!r} does not say where its tokens are in the contexts (meta"
-            " 'offsets'), so there are no answers to score. fedjax_peft.load_dataset makes it."
+            f"The data set {data.name!r} has no meta 'offsets' (where each token is in its"
+            " context), so its answers cannot be scored. fedjax_peft.load_dataset makes it."
         )
     best, raw = [], []
     for unit, answer in answers(predictions, data, max_answer_length).items():
@@ -121,12 +139,12 @@ def _score(
 def answers(
     predictions: Mapping[str, Any], data: Any, max_answer_length: int = 30
 ) -> dict[int, str]:
-    """Returns the answer to each question, by its number; empty where no window has a span.
+    """Returns question number -> answer; the answer is empty if no window has a span.
 
     Args:
-      predictions: what :func:`question_answering` predicts of each window, ``[windows, n_best]``.
-      data: the windows, made by :func:`fedjax_peft.data.encoders.spans.encode_spans`.
-      max_answer_length: tokens of an answer, at most.
+      predictions: of each window, by the task's ``predict``: ``[windows, n_best]``.
+      data: the windows, by :func:`fedjax_peft.data.encoders.spans.encode_spans`.
+      max_answer_length: the largest number of tokens in an answer.
     """
     scores, starts, ends = _best_spans(max_answer_length, predictions)
     best: dict[int, str] = {}
@@ -141,9 +159,9 @@ def answers(
 def _best_spans(
     max_answer_length: int, predictions: Mapping[str, Any]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the best span of each window: score (-inf: there is none), start and end, ``[n]``."""
+    """Returns score (-inf if there is none), start and end of each window's best span, ``[n]``."""
     start, end = predictions["start"][:, :, None], predictions["end"][:, None, :]
-    with np.errstate(invalid="ignore"):  # of a model that has diverged
+    with np.errstate(invalid="ignore"):  # the model may have diverged
         scores = predictions["start_logit"][:, :, None] + predictions["end_logit"][:, None, :]
     valid = (start <= end) & (end < start + max_answer_length) & np.isfinite(scores)
     scores = np.where(valid, scores, -np.inf).reshape(len(scores), -1)
@@ -153,12 +171,12 @@ def _best_spans(
 
 
 def exact_match(answer: str, gold: str) -> float:
-    """Returns 1 if the two are the same but for case, punctuation, articles and spaces, else 0."""
+    """Returns 1 if the answers differ at most in case, punctuation, articles and spaces, else 0."""
     return float(normalized(answer) == normalized(gold))
 
 
 def overlap_f1(answer: str, gold: str) -> float:
-    """Returns the F1 of the words of two normalized answers; two empty ones agree."""
+    """Returns the F1 of the words of two normalized answers; 1 if both are empty."""
     words, of_gold = normalized(answer).split(), normalized(gold).split()
     if not words or not of_gold:
         return float(words == of_gold)
@@ -167,6 +185,27 @@ def overlap_f1(answer: str, gold: str) -> float:
 
 
 def normalized(answer: str) -> str:
-    """Returns an answer in lower case, without ASCII punctuation, articles and further spaces."""
+    """Returns an answer in lower case, without ASCII punctuation, articles and extra spaces."""
     plain = answer.lower().translate(_PUNCTUATION)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
+
+
+def _unlabelled(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str, list[Any]]:
+    del names
+    return {**columns, "id": list(range(len(columns["question"])))}
+
+
+def _answers(
+    max_answer_length: int, predictions: Mapping[str, Any], data: Dataset
+) -> list[dict[str, Any]]:
+    found = answers(predictions, data, max_answer_length)
+    return [{"answer": found[unit]} for unit in range(len(data.references))]
+
+
+def _check(data: Dataset, which: str) -> None:
+    unknown = next((question.id for question in data.references if not question.answers), None)
+    if unknown is not None:
+        raise InputError(
+            f"The {which} data have questions without a known answer, such as the one with the id"
+            f" {unknown!r}."
+        )

@@ -7,24 +7,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.data.dataset import IGNORE
+from fedjax_peft.data.dataset import IGNORE, Dataset
+from fedjax_peft.data.encoders.tags import TAGS
 from fedjax_peft.libraries import limit_blas_threads
-from fedjax_peft.tasks.common import cross_entropy, real_rows, right
-from fedjax_peft.typing import Batch, Metrics, Outputs, Task
+from fedjax_peft.tasks.base import Field, Inputs, Task, check_labels
+from fedjax_peft.tasks.common import correct, cross_entropy, real_rows
+from fedjax_peft.typing import Batch, Metrics, Outputs
 
 __all__ = ["tagging"]
 
 
 def tagging() -> Task:
-    """Returns the task: batches have int ``labels`` ``[batch, length]``, ``IGNORE`` at most tokens.
+    """Returns the task: batches have int ``labels`` ``[batch, length]``.
 
-    Loss and accuracy are means over labelled tokens. The score is ``f1``, ``precision`` and
-    ``recall`` of whole entities, by ``seqeval`` as in CoNLL's evaluation: an I- of another type
-    than the tag before it begins an entity. They are of the words that were not cut off;
-    ``lost_entities`` is the share of the gold entities that were.
+    The label of a token that is not the first of a word is ``IGNORE``. Loss and accuracy are means
+    over the other tokens. The score is ``f1``, ``precision`` and ``recall`` of whole entities, by
+    ``seqeval`` as in CoNLL's evaluation: an I- tag of another type than the tag before it begins an
+    entity. Words that ``max_length`` cuts off do not count; ``lost_entities`` is the share of the
+    gold entities that are cut off.
     """
-    lower = ("loss", "lost_entities")
-    return Task(_loss, _metrics, _predict, _score, headline="f1", lower_is_better=lower)
+    return Task(
+        _loss,
+        _metrics,
+        _predict,
+        _score,
+        headline="f1",
+        lower_is_better=("loss", "lost_entities"),
+        name="tagging",
+        encoder=TAGS,
+        head="token_classification",
+        inputs=_INPUTS,
+        check=_CHECK,
+    )
 
 
 def _counted(batch: Batch) -> jax.Array:
@@ -36,7 +50,7 @@ def _loss(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
 
 
 def _metrics(outputs: Outputs, batch: Batch) -> Metrics:
-    accuracy = right(outputs.logits, batch["labels"], _counted(batch))
+    accuracy = correct(outputs.logits, batch["labels"], _counted(batch))
     return {"loss": _loss(outputs, batch), "accuracy": accuracy}
 
 
@@ -69,3 +83,24 @@ def _tags(names: Sequence[str], tags: np.ndarray, labels: np.ndarray) -> list[li
     """Returns the names of the tags of each sentence's words, those that have a label."""
     seen = labels != IGNORE
     return [[names[tag] for tag in row[own]] for row, own in zip(tags, seen, strict=True)]
+
+
+def _unlabelled(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str, list[Any]]:
+    return {**columns, "tags": [[names[0]] * len(words) for words in columns["tokens"]]}
+
+
+def _answers(predictions: Mapping[str, Any], data: Dataset) -> list[dict[str, Any]]:
+    """Returns one tag for each word; the first tag, O, for a word that is cut off."""
+    names, result = data.label_names, []
+    rows = zip(data.references, data.meta["word"], predictions["tag"], strict=True)
+    for words, word_of_token, tags in rows:
+        named = [names[0]] * len(words)
+        first = word_of_token >= 0
+        for word, tag in zip(word_of_token[first], tags[first], strict=True):
+            named[word] = names[tag]
+        result.append({"tags": named})
+    return result
+
+
+_INPUTS = Inputs((Field("tokens", list),), _unlabelled, _answers)
+_CHECK = check_labels("tagging")

@@ -756,7 +756,7 @@ HEADS_OF = {
     "classification": lambda: heads.classification(3),
     "causal_lm": heads.causal_lm,
     "token_classification": lambda: heads.token_classification(("O", "B-X")),
-    "question_answering": heads.question_answering,
+    "span_classification": heads.span_classification,
 }
 
 

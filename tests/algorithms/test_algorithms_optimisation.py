@@ -30,7 +30,8 @@ from fedjax_peft.engine.plan import Cohort, make_plan
 from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Outputs, Task
+from fedjax_peft.tasks import Task
+from fedjax_peft.typing import Outputs
 
 # ---------------------------------------------------------------------- against slow references
 

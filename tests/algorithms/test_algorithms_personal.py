@@ -29,8 +29,8 @@ from fedjax_peft.data import partition
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.tasks import classification
-from fedjax_peft.typing import ClientContext, Outputs, Task
+from fedjax_peft.tasks import Task, classification
+from fedjax_peft.typing import ClientContext, Outputs
 
 SIZES, EPOCHS, BATCH = (7, 4, 12, 1, 9), 2, 4
 FEDERATION = toy.clients(SIZES)

@@ -10,7 +10,7 @@ from fedjax_peft.algorithms import fedavg
 from fedjax_peft.data import Dataset, partition
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.typing import Task
+from fedjax_peft.tasks import Task
 
 VOCAB = 12
 

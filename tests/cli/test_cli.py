@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from fedjax_peft import algorithms, assets, testing
 from fedjax_peft.cli import main as cli
-from fedjax_peft.data import DATASETS
+from fedjax_peft.data.catalog import DATASETS
 
 CONFIG = """
 rounds = 2

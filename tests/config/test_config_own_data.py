@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_peft import testing
 from fedjax_peft.config import config
-from fedjax_peft.data import load_dataset
+from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.hub import load_tokenizer
 

@@ -16,7 +16,7 @@ from fedjax_peft import heads, peft, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import presets
-from fedjax_peft.data import DATASETS
+from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.errors import InputError
 from fedjax_peft.nested import flatten
 from fedjax_peft.peft.base import count

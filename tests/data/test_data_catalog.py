@@ -4,8 +4,7 @@ import datasets
 import pytest
 
 from fedjax_peft import assets, tasks
-from fedjax_peft.data import DATASETS
-from fedjax_peft.data.encode import COLUMNS, ENCODERS
+from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.sources import load_tables
 from fedjax_peft.errors import InputError
 
@@ -57,9 +56,9 @@ def test_entries_are_complete(name):
     assert "\n" not in entry.description
     assert entry.parts or entry.download
     assert set(entry.parts) <= DATASETS.keys()
-    assert entry.task in ENCODERS.keys() & COLUMNS.keys()
-    assert set(entry.columns.values()) <= {*COLUMNS[entry.task], *entry.keys}
-    assert bool(entry.shape) == (entry.task == "image_classification")
+    assert entry.task == tasks.find(entry.task.name)()
+    assert set(entry.columns.values()) <= {*entry.task.encoder.columns, *entry.keys}
+    assert bool(entry.shape) == (entry.task.name == "image_classification")
     assert entry.asset is None or assets.ASSETS[entry.asset].hub == entry.hub
 
 
@@ -153,8 +152,3 @@ def test_what_cannot_be_reached_says_what_to_download(monkeypatch, name):
     message = str(caught.value)
     assert DATASETS[name].download in message
     assert str(assets.cache_dir() / "data" / name) in message
-
-
-def test_tasks_exist():
-    known = set(tasks.__all__) | {"image_classification"}
-    assert {entry.task for entry in DATASETS.values()} <= known

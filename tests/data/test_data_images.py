@@ -381,7 +381,7 @@ def test_encoded_data_set():
     np.testing.assert_array_equal(pixels, x.transpose(0, 3, 1, 2))
     assert data.labels.tolist() == [1, 0, 1]
     assert data.labels.dtype == np.int32
-    assert (data.label_names, data.name, data.task) == (("0", "7"), "some", "image_classification")
+    assert (data.label_names, data.name) == (("0", "7"), "some")
 
 
 def test_grey_images_have_one_channel_unless_some_have_colours():

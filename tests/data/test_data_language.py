@@ -29,7 +29,7 @@ def test_blocks_put_together_are_the_text_and_its_end(make):
         assert full[:-1].all()  # only the last is padded
     assert np.all(np.diff(mask.astype(int), axis=1) <= 0)
     assert np.all(np.diff(unit) >= 0)
-    assert (data.task, ids.dtype, mask.dtype) == ("next_token", np.int32, np.bool_)
+    assert (ids.dtype, mask.dtype) == (np.int32, np.bool_)
 
 
 def test_padding_is_the_end_of_text_where_there_is_no_other():

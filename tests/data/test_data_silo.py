@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from fedjax_peft.data import load_dataset
 from fedjax_peft.data.silo import divide
+from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 from fedjax_peft.testing import write_tiny_checkpoint

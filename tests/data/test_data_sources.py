@@ -15,8 +15,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from fedjax_peft import assets
-from fedjax_peft.data import load_dataset, sources
+from fedjax_peft.data import sources
 from fedjax_peft.data.formats import folders
+from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.errors import InputError
 
 ROWS = [("one", "y"), ("two", "x"), ("three", "y"), ("NA", "z")]
@@ -167,7 +168,7 @@ def test_what_is_learned_follows_from_the_columns(tmp_path, tokenizer, row, task
     tokenizer = copy.copy(tokenizer)
     tokenizer.eos_token = "[UNK]"
     data = load_dataset(str(tmp_path), tokenizer=tokenizer, max_length=6)
-    assert {part.task for part in data.values()} == {task}
+    assert {part.task.name for part in data.values()} == {task}
     assert column in data["train"].columns
     assert len(data["train"]) >= 2
 

@@ -52,7 +52,7 @@ def test_answers_come_back_exactly(kind, max_length):
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_windows_are_those_of_transformers(kind):
-    data, tokenizer = encode(table(), kind, 48, stride=9), TOKENIZERS[kind]
+    data, tokenizer = encode(table(), kind, 48, doc_stride=9), TOKENIZERS[kind]
     tokens = tokenizer(
         table().columns["question"],
         table().columns["context"],
@@ -75,7 +75,7 @@ def test_windows_are_those_of_transformers(kind):
 
 
 def test_a_window_without_the_whole_answer_points_to_its_first_token():
-    data = encode(table(["Anders and Ib Koldsen."]), max_length=32, stride=12)
+    data = encode(table(["Anders and Ib Koldsen."]), max_length=32, doc_stride=12)
     start, end = data.columns["start_positions"], data.columns["end_positions"]
     holds = start > 0
     assert 0 < holds.sum() < len(data)
@@ -192,9 +192,9 @@ def test_offsets_are_small_and_large_enough():
 
 def test_lengths_and_strides_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match=r"stride is 128, .* 31 tokens of a context"):
-        encode(table(), max_length=64, stride=128)
+        encode(table(), max_length=64, doc_stride=128)
     with pytest.raises(InputError, match="stride is -1"):
-        encode(table(), stride=-1)
+        encode(table(), doc_stride=-1)
     with pytest.raises(InputError, match="no room for both"):
         encode(table(), max_length=4)
     with pytest.raises(InputError, match="not a fast tokenizer"):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from fedjax_peft.data import DATASETS, load_dataset
-from fedjax_peft.data.sources import load_tables
+from fedjax_peft.data.catalog import DATASETS
+from fedjax_peft.data.sources import load_dataset, load_tables
 from fedjax_peft.testing import write_tiny_checkpoint
 
 NAMES = [name for name, entry in DATASETS.items() if not entry.parts]

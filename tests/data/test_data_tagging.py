@@ -73,7 +73,7 @@ def test_what_is_cut_off_stays_in_the_references():
     assert np.all(data.labels[:, 5] == IGNORE)
     assert data.references == whole.references == tuple(tuple(tags) for _, tags in ROWS)
     assert data.meta["unit"].tolist() == [0, 1, 2]
-    assert (data.task, data.label_names) == ("tagging", NAMES)
+    assert data.label_names == NAMES
 
 
 def test_words_without_tokens_move_nothing():

@@ -16,8 +16,8 @@ from fedjax_peft.engine.lengths import Lengths, token_columns
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.tasks import Task
 from fedjax_peft.testing import tiny_model
-from fedjax_peft.typing import Task
 
 FULL = 64
 

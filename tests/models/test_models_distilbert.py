@@ -96,8 +96,8 @@ def test_dropout_rates():
 
     assert of(heads.classification(2)) == [0.1, 0.2, 0.1, 0.4]
     assert of(heads.token_classification(2)) == [0.1, 0.2, 0.1, 0.1]
-    assert of(heads.question_answering()) == [0.1, 0.2, 0.1, 0.3]
-    assert of(heads.question_answering(), 0.0) == [0.0] * 4
+    assert of(heads.span_classification()) == [0.1, 0.2, 0.1, 0.3]
+    assert of(heads.span_classification(), 0.0) == [0.0] * 4
 
 
 # --------------------------------------------------------------------------------------- padding

@@ -10,7 +10,7 @@ from fedjax_peft.algorithms import fedavg, fedmcp
 from fedjax_peft.rows import headline_is_lower_better, seen_clients
 from fedjax_peft.simulation.evaluation import is_lower_better, worst
 from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.typing import Task
+from fedjax_peft.tasks import Task
 
 SIZES = (7, 4, 12, 5, 9)
 TRAIN, HELD_OUT = toy.clients(SIZES).holdout(0.4)

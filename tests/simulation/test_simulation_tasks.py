@@ -11,7 +11,8 @@ import pytest
 from fedjax_peft import embed, heads, load_model, load_tokenizer, tasks, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
-from fedjax_peft.data import DATASETS, load_dataset
+from fedjax_peft.data.catalog import DATASETS
+from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.rows import read_metrics
 from fedjax_peft.typing import Outputs
 
@@ -265,11 +266,11 @@ def test_client_test_needs_clients_that_are_in_the_test_split_too(finished, root
 def oracle(data):
     """Returns the outputs of a model that knows the labels."""
     columns = data.columns
-    if data.task == "question_answering":
+    if data.task.name == "question_answering":
         at = np.stack([columns["start_positions"], columns["end_positions"]], axis=-1)
         hot = np.arange(columns["input_ids"].shape[1])[None, :, None] == at[:, None]
         return Outputs(9.0 * jnp.asarray(hot), jnp.zeros(0))
-    if data.task == "next_token":
+    if data.task.name == "next_token":
         after = np.roll(columns["input_ids"], -1, axis=1)
         return Outputs(9.0 * jnp.asarray(np.arange(64) == after[..., None]), jnp.zeros(0))
     labels = columns["labels"][..., None]

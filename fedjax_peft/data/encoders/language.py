@@ -1,17 +1,19 @@
 """Texts to blocks of tokens, to predict each next one."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, texts_of
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import padding_token, whole
 from fedjax_peft.errors import InputError
 
-__all__ = ["encode_language"]
+__all__ = ["LANGUAGE", "encode_language"]
 
 
 def encode_language(
@@ -49,7 +51,7 @@ def encode_language(
     key = ["language", fingerprint(tokenizer), tokenizer.eos_token_id, max_length, *texts]
     columns = cached(key, lambda: _encode(tokenizer, texts, max_length))
     meta = {"unit": columns.pop("unit")}
-    return Dataset(columns, (), name, "next_token", meta)
+    return Dataset(columns, name=name, meta=meta)
 
 
 def _encode(tokenizer: Any, texts: list[str], max_length: int) -> dict[str, np.ndarray]:
@@ -65,3 +67,35 @@ def _encode(tokenizer: Any, texts: list[str], max_length: int) -> dict[str, np.n
     ids = np.full(mask.shape, padding_token(tokenizer), np.int32)
     ids[mask] = np.concatenate([np.empty(0, np.int32), *blocks])
     return {"input_ids": ids, "attention_mask": mask, "unit": np.array(unit, np.int32)}
+
+
+def _recognises(columns: Collection[str]) -> int:
+    # A column with nearly the name "label" is a spelling mistake, which must not go unnoticed.
+    labelled = difflib.get_close_matches("label", columns)
+    return 1 if "text" in columns and not labelled else 0
+
+
+def _check(table: Table, names: Sequence[str]) -> None:
+    del names
+    require(table, "text", str, "a text")
+
+
+def _texts(table: Table) -> list[str]:
+    return list(table.columns["text"])
+
+
+def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
+    """Returns texts in which each word is followed by the same other word."""
+    del wanted
+    words = rng.integers(0, STAND_IN_WORDS, (n, 1)) + 7 * np.arange(12)
+    return {"text": texts_of(rng, words % STAND_IN_WORDS)}
+
+
+LANGUAGE = Encoder(
+    columns=("text",),
+    encode=encode_language,
+    recognises=_recognises,
+    check=_check,
+    texts=_texts,
+    stand_in=_stand_in,
+)

@@ -1,16 +1,19 @@
 """Images as a column of pixels."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.data.encoders.base import Encoder, StandIn, balanced_classes
 from fedjax_peft.data.formats.images import decode
-from fedjax_peft.data.table import Table, label_ids
+from fedjax_peft.data.table import Table, label_ids, label_names
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.random import host_rng
 
-__all__ = ["encode_images"]
+__all__ = ["PIXELS", "encode_images"]
 
 
 def encode_images(
@@ -46,12 +49,8 @@ def encode_images(
             f" {nearest('image', table.columns)}"
         )
     labels = label_ids(table, names)
-    images = [
-        decode(value, f"The image in row {row} of {table.origin}")
-        for row, value in table.numbered(table.columns["image"])
-    ]
-    columns = {"pixel_values": _stacked(table, images), "labels": labels}
-    return Dataset(columns, tuple(names), name, "image_classification")
+    columns = {"pixel_values": _stacked(table, _decoded(table)), "labels": labels}
+    return Dataset(columns, tuple(names), name)
 
 
 def _stacked(table: Table, images: list[np.ndarray]) -> np.ndarray:
@@ -70,3 +69,49 @@ def _stacked(table: Table, images: list[np.ndarray]) -> np.ndarray:
             )
         place[:] = image if image.ndim == 2 else image.transpose(2, 0, 1)
     return pixels
+
+
+def _decoded(table: Table) -> list[np.ndarray]:
+    return [
+        decode(value, f"The image in row {row} of {table.origin}")
+        for row, value in table.numbered(table.columns["image"])
+    ]
+
+
+def _recognises(columns: Collection[str]) -> int:
+    return int("image" in columns)
+
+
+def _prepare(table: Table) -> Table:
+    if "image" not in table.columns:
+        return table
+    return replace(table, columns={**table.columns, "image": _decoded(table)})
+
+
+def _check(table: Table, names: Sequence[str]) -> None:
+    label_ids(table, names)
+
+
+def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
+    """Returns noisy images. The image of a class is made of coarse squares."""
+    labels = balanced_classes(rng, n, len(wanted.names))
+    height, width, *channels = wanted.shape
+    coarse = (len(wanted.names), height // 4, width // 4, *channels)
+    pictures = host_rng(0, "tiny:pictures").integers(0, 2, coarse) * 128
+    pictures = pictures.repeat(4, axis=1).repeat(4, axis=2)
+    noise = rng.integers(0, 128, (n, *wanted.shape))
+    images = (pictures[labels] + noise).astype(np.uint8)
+    return {"image": list(images), "label": [wanted.names[label] for label in labels]}
+
+
+PIXELS = Encoder(
+    columns=("image", "label"),
+    encode=encode_images,
+    recognises=_recognises,
+    label_column="label",
+    class_names=label_names,
+    prepare=_prepare,
+    check=_check,
+    needs_tokenizer=False,
+    stand_in=_stand_in,
+)

@@ -1,17 +1,19 @@
 """Questions about a context to windows of it, labelled with where the answer is."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn
+from fedjax_peft.data.formats.squad import canonical
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import joined, model_columns, offsets, padding_token, whole
 from fedjax_peft.errors import InputError
 
-__all__ = ["Question", "encode_spans", "recovered", "span_text", "unanswerable"]
+__all__ = ["SPANS", "Question", "encode_spans", "recovered", "span_text", "unanswerable"]
 
 _QUESTION = 64
 """The most tokens of a question, as in BERT's SQuAD code."""
@@ -35,7 +37,7 @@ def encode_spans(
     *,
     max_length: int,
     name: str,
-    stride: int | None = None,
+    doc_stride: int | None = None,
 ) -> Dataset:
     """Returns windows of contexts, each with its question before it: one example a window.
 
@@ -50,8 +52,8 @@ def encode_spans(
       tokenizer: a fast tokenizer of ``transformers``.
       max_length: tokens per window, the question and special tokens included.
       name: of the data set.
-      stride: how many tokens of the context neighbouring windows share (``doc_stride``); by default
-        128, or half of what a window always holds, if that is less.
+      doc_stride: how many tokens of the context neighbouring windows share; by default 128, or
+        half of what a window always holds, if that is less.
 
     Returns:
       ``input_ids`` int32, ``attention_mask`` bool, perhaps ``token_type_ids`` int32, and
@@ -70,10 +72,10 @@ def encode_spans(
     if room < 2:
         raise InputError(f"max_length is {max_length}: no room for both a question and a context.")
     limit = min(_QUESTION, room // 2)
-    stride = min(_STRIDE, (room - limit) // 2) if stride is None else stride
+    stride = min(_STRIDE, (room - limit) // 2) if doc_stride is None else doc_stride
     if not 0 <= stride < room - limit:
         raise InputError(
-            f"The stride is {stride}, but with max_length={max_length} and questions of up to"
+            f"doc_stride is {stride}, but with max_length={max_length} and questions of up to"
             f" {limit} tokens a window may hold {room - limit} tokens of a context: choose a stride"
             " below that, or a larger max_length."
         )
@@ -86,11 +88,9 @@ def encode_spans(
     meta = {name: columns.pop(name) for name in ("unit", "offsets")}
     return Dataset(
         columns | _positions(columns["context_mask"], meta["unit"], meta["offsets"], spans),
-        (),
-        name,
-        "question_answering",
-        meta,
-        questions,
+        name=name,
+        meta=meta,
+        references=questions,
     )
 
 
@@ -229,3 +229,37 @@ def _positions(
     hold = some & (begin == least[unit]) & (end == most[unit])
     positions = {"start_positions": first, "end_positions": last}
     return {key: np.where(hold, x, 0).astype(np.int32) for key, x in positions.items()}
+
+
+def _recognises(columns: Collection[str]) -> int:
+    return 2 if {"context", "question"} <= {*columns} else 0
+
+
+def _texts(table: Table) -> list[str]:
+    first = [answers[0] if answers else "" for answers in table.columns["answers"]]
+    return [f"{q} {a}" for q, a in zip(table.columns["question"], first, strict=True)]
+
+
+def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
+    """Returns questions that are a word of the context; the answer is the word after it."""
+    del wanted
+    columns: dict[str, Any] = {"id": [f"question {i}" for i in range(n)]}
+    contexts = [[f"w{i}" for i in rng.permutation(STAND_IN_WORDS)[:12]] for _ in range(n)]
+    places = rng.integers(0, 11, n)
+    columns["question"] = [words[i] for words, i in zip(contexts, places, strict=True)]
+    columns["context"] = [" ".join(words) for words in contexts]
+    columns["answers"] = [[words[i + 1]] for words, i in zip(contexts, places, strict=True)]
+    columns["answer_starts"] = [
+        [len(" ".join(words[: i + 1])) + 1] for words, i in zip(contexts, places, strict=True)
+    ]
+    return columns
+
+
+SPANS = Encoder(
+    columns=("id", "question", "context", "answers", "answer_starts"),
+    encode=encode_spans,
+    recognises=_recognises,
+    prepare=canonical,
+    texts=_texts,
+    stand_in=_stand_in,
+)

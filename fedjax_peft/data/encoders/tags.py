@@ -1,18 +1,19 @@
 """Tagged words (named entities) to token columns, one label a word."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from fedjax_peft.data.dataset import IGNORE, Dataset
+from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, balanced_classes
 from fedjax_peft.data.iob import sentences
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import joined, model_columns, padding_token
 from fedjax_peft.errors import InputError, nearest
 
-__all__ = ["encode_tags", "tag_names", "tag_set", "type_set"]
+__all__ = ["TAGS", "encode_tags", "tag_names", "tag_set", "type_set"]
 
 _ORDERS = ("sorted", "first_seen")
 
@@ -73,7 +74,7 @@ def encode_tags(
         if "source" in table.columns:
             pairs = zip(table.columns["source"], some, strict=True)
             meta[f"source_{kind}"] = np.array([f"{source}-{own}" for source, own in pairs], np.str_)
-    return Dataset(columns, tuple(names), name, "tagging", meta, tuple(map(tuple, tags)))
+    return Dataset(columns, tuple(names), name, meta=meta, references=tuple(map(tuple, tags)))
 
 
 def tag_names(table: Table) -> tuple[str, ...]:
@@ -147,3 +148,37 @@ def _columns(tokenizer: Any, encodings: Sequence[Any], max_length: int) -> dict[
         found, at = np.unique(words, return_index=True)
         first[row, at] = found  # of the special tokens it is -1
     return {**columns, "word": first}
+
+
+def _recognises(columns: Collection[str]) -> int:
+    return 2 if {"tokens", "tags"} <= {*columns} else 0
+
+
+def _texts(table: Table) -> list[str]:
+    return [" ".join(words) for words in table.columns["tokens"]]
+
+
+def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
+    """Returns sentences with one entity each. Every tag but O has its own word."""
+    names = wanted.names
+    tokens, tags = [], []
+    for kind in balanced_classes(rng, n, (len(names) - 1) // 2):
+        words = rng.integers(len(names), STAND_IN_WORDS, 10)
+        ids = np.zeros(10, int)
+        first = rng.integers(0, 8)
+        ids[first : first + 2] = 1 + 2 * kind, 2 + 2 * kind  # B- and I- of the type
+        words = np.where(ids > 0, ids, words)
+        tokens.append([f"w{word}" for word in words])
+        tags.append([names[i] for i in ids])
+    return {"tokens": tokens, "tags": tags}
+
+
+TAGS = Encoder(
+    columns=("tokens", "tags"),
+    encode=encode_tags,
+    recognises=_recognises,
+    label_column="tags",
+    class_names=tag_names,
+    texts=_texts,
+    stand_in=_stand_in,
+)

@@ -71,7 +71,7 @@ def assert_same(got, expected, batch):
 AUTO = {
     "classification": AutoModelForSequenceClassification,
     "token_classification": AutoModelForTokenClassification,
-    "question_answering": AutoModelForQuestionAnswering,
+    "span_classification": AutoModelForQuestionAnswering,
     "causal_lm": AutoModelForCausalLM,
 }
 
@@ -90,7 +90,7 @@ def assert_peft_reads(directory, method, tmp_path, *, family="bert", kind="class
     adapter = export(model, params, tmp_path / "adapter")
     reference = auto(family, kind).from_pretrained(directory, attn_implementation="eager")
     batch = padded_batch(reference.config)
-    if kind == "question_answering":  # peft 0.21 does not hand token types on there
+    if kind == "span_classification":  # peft 0.21 does not hand token types on there
         batch.pop("token_type_ids", None)
     reference = PeftModel.from_pretrained(reference, adapter)
     got = ours(model, params, batch)
@@ -156,7 +156,7 @@ def test_other_methods(base, method, tmp_path):
 TASKS = {
     "classification": "SEQ_CLS",
     "token_classification": "TOKEN_CLS",
-    "question_answering": "QUESTION_ANS",
+    "span_classification": "QUESTION_ANS",
     "causal_lm": "CAUSAL_LM",
 }
 

@@ -68,7 +68,7 @@ def test_merged(base, name, tmp_path):
     assert config["id2label"] == {str(i): f"LABEL_{i}" for i in range(CLASSES)}
 
 
-OTHERS = [("roberta", "token_classification"), ("distilbert", "question_answering")]
+OTHERS = [("roberta", "token_classification"), ("distilbert", "span_classification")]
 OTHERS += [("deberta-v2", "classification"), ("gpt2", "classification"), ("vit", "classification")]
 
 

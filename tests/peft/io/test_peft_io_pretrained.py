@@ -89,7 +89,7 @@ def test_round_trip_is_exact(model, name, tmp_path):
         ("gpt2", "classification", peft.dora(2)),
         ("vit", "classification", peft.ia3()),
         ("roberta", "token_classification", peft.lora(2)),
-        ("deberta-v2", "question_answering", peft.prompt_tuning(2)),
+        ("deberta-v2", "span_classification", peft.prompt_tuning(2)),
         ("distilbert", "classification", peft.lora(2, targets=["q_lin", "lin2"])),
     ],
 )
@@ -434,7 +434,7 @@ def test_adapter_of_another_model(base, adapter, tmp_path):
             heads.classification(7, fresh=True),
             r"classifier.weight is \[3, 32\], .* needs \[7, 32\]",
         ),
-        (heads.question_answering(fresh=True), r"classifier.bias \[3\] has no place"),
+        (heads.span_classification(fresh=True), r"classifier.bias \[3\] has no place"),
     ):
         with pytest.raises(InputError, match=complaint):
             attach(load_model(base, head=head), peft.pretrained(adapter))

@@ -1,0 +1,116 @@
+"""The contract of an encoder: how the rows of a table become the columns that a model reads."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.data.table import Table
+
+__all__ = ["STAND_IN_WORDS", "Encode", "Encoder", "StandIn", "balanced_classes", "texts_of"]
+
+STAND_IN_WORDS = 59
+"""Stand-ins have the words ``w0`` to ``w58``, which the tokenizer of
+:func:`fedjax_peft.testing.write_tiny_checkpoint` knows."""
+
+
+class Encode(Protocol):
+    """Encodes the rows of one split. Its further keyword arguments are options of the encoder."""
+
+    def __call__(
+        self, table: Table, names: Sequence[str], tokenizer: Any, *, max_length: int, name: str
+    ) -> Dataset:
+        """Returns the data set of a table.
+
+        Args:
+          table: one split.
+          names: all classes or tags; empty where the task has none.
+          tokenizer: a fast tokenizer of ``transformers``; None where the encoder reads no texts.
+          max_length: tokens per example.
+          name: of the data set.
+
+        Raises:
+          InputError: a row that cannot be used (its number is in the message).
+        """
+
+
+class StandIn(NamedTuple):
+    """What the made-up rows of a data set must look like."""
+
+    names: Sequence[str]
+    """All classes or tags."""
+    columns: Collection[str]
+    """The columns, under our names, into which the entry renames others."""
+    shape: tuple[int, ...]
+    """Of an image; empty for texts."""
+
+
+def _recognises_nothing(columns: Collection[str]) -> int:
+    del columns
+    return 0
+
+
+def _no_names(table: Table) -> tuple[str, ...]:
+    del table
+    return ()
+
+
+def _any_splits(tables: Mapping[str, Table], renamed: Mapping[str, str]) -> None:
+    del tables, renamed
+
+
+def _same_table(table: Table) -> Table:
+    return table
+
+
+def _any_rows(table: Table, names: Sequence[str]) -> None:
+    del table, names
+
+
+class Encoder(NamedTuple):
+    """How the rows of a table become arrays. Only the first two fields have no default."""
+
+    columns: tuple[str, ...]
+    """The columns that the encoder reads. Further columns of a table are keys to partition by."""
+    encode: Encode
+    """Encodes one split. An option of ``load_dataset`` such as ``doc_stride`` reaches it if it has
+    a keyword argument of this name."""
+    recognises: Callable[[Collection[str]], int] = _recognises_nothing
+    """(column names of an undescribed table) -> how many of them show that the table is for this
+    encoder; 0: it is not."""
+    label_column: str | None = None
+    """The column of class or tag names. A source may give numbers instead of names."""
+    class_names: Callable[[Table], tuple[str, ...]] = _no_names
+    """training split -> all class or tag names in it, in order."""
+    check_splits: Callable[[Mapping[str, Table], Mapping[str, str]], None] = _any_splits
+    """(tables by split, the entry's renamed columns: theirs -> ours) -> None. Raises InputError for
+    splits whose columns do not fit together."""
+    prepare: Callable[[Table], Table] = _same_table
+    """Returns the table with its columns in the form that ``encode`` reads."""
+    check: Callable[[Table, Sequence[str]], None] = _any_rows
+    """(prepared table, class names) -> None. Raises InputError for a row that cannot be used. It
+    sees all rows, also those that ``train_examples`` leaves out."""
+    texts: Callable[[Table], list[str]] | None = None
+    """Returns one text for each row, to make clusters of; None: the rows have no text."""
+    needs_tokenizer: bool = True
+    """False for an encoder that reads no texts."""
+    stand_in: Callable[[np.random.Generator, int, StandIn], dict[str, Any]] | None = None
+    """(generator, n, what they must look like) -> the columns of n made-up rows, from which a model
+    can learn. For ``source = "tiny"``; None: there are none."""
+
+
+def texts_of(rng: np.random.Generator, words: np.ndarray) -> list[str]:
+    """Returns a text for each row of ``words``: its first 5 words or more.
+
+    Args:
+      rng: draws the lengths.
+      words: numbers of words, int ``[n, longest]``.
+    """
+    lengths = rng.integers(5, words.shape[1] + 1, len(words))
+    return [" ".join(f"w{i}" for i in row[:k]) for row, k in zip(words, lengths, strict=True)]
+
+
+def balanced_classes(rng: np.random.Generator, n: int, count: int) -> np.ndarray:
+    """Returns the classes of n rows, int ``[n]``: each class about equally often."""
+    return rng.permutation(np.arange(n) % count)

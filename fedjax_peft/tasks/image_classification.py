@@ -1,0 +1,20 @@
+"""Classification of images, with the loss and the metrics of texts."""
+
+from fedjax_peft.data.encoders.pixels import PIXELS
+from fedjax_peft.tasks.base import Task, check_labels
+from fedjax_peft.tasks.classification import classification
+
+__all__ = ["image_classification"]
+
+
+def image_classification() -> Task:
+    """Returns :func:`fedjax_peft.tasks.classification` of images.
+
+    Batches have uint8 ``pixel_values`` ``[batch, channels, height, width]``.
+    """
+    return classification()._replace(
+        name="image_classification", encoder=PIXELS, inputs=None, check=_CHECK
+    )
+
+
+_CHECK = check_labels("image_classification")
