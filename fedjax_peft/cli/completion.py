@@ -1,4 +1,4 @@
-"""``fedjax-peft completion``: what a shell needs to complete commands, options and config keys."""
+"""``fedjax-peft completion``: shell scripts that complete commands, options and config keys."""
 
 import argparse
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ __all__ = ["script"]
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Returns the completion script of a parser for bash, zsh or tcsh.
 
-    Commands, options, files and, in bash and zsh, the keys of a config are completed.
+    It completes commands, options and files; in bash and zsh also the keys of a config.
     """
     for action in _actions(parser):
         if action.dest == "overrides":

@@ -1,6 +1,6 @@
-"""What the command line shows of a run: a banner, its phases, and a line for every round.
+"""The display of a run on the command line: a banner, its phases, and a line for each round.
 
-In a terminal a bar is redrawn; elsewhere there are plain lines, and at least one every few seconds.
+A terminal shows a progress bar. Other outputs get plain lines, at least one every few seconds.
 """
 
 import sys
@@ -20,17 +20,17 @@ from fedjax_peft.rows import Row, read_metrics
 from fedjax_peft.simulation.estimate import Estimate
 from fedjax_peft.simulation.progress import Phase, describe, duration
 
-__all__ = ["DryRun", "Screen", "banner", "dry_run", "screen", "signs_of_life"]
+__all__ = ["DryRun", "Screen", "banner", "dry_run", "progress_lines", "screen"]
 
 SECONDS = 5.0
-"""The longest silence of a run whose output is no terminal."""
+"""Longest time without a line, if the output is not a terminal."""
 
 
 class Screen(Protocol):
-    """A display of a run."""
+    """The display of a run."""
 
     def on_phase(self, phase: Phase) -> None:
-        """Shows what begins."""
+        """Shows the phase that starts."""
 
     def on_round(self, row: Row) -> None:
         """Shows the metrics of a round."""
@@ -38,16 +38,16 @@ class Screen(Protocol):
 
 @contextmanager
 def screen(
-    title: str, about: str, rounds: int, metrics: Path, *, verbosity: int = 0
+    title: str, description: str, rounds: int, metrics: Path, *, verbosity: int = 0
 ) -> Iterator[Screen]:
-    """Yields the display of a run; it ends with the block.
+    """Yields the display of a run, which is closed at the end of the block.
 
     Args:
       title: the run's name.
-      about: what is run, for the banner.
+      description: the algorithm, model and data in a few words, for the banner.
       rounds: communication rounds.
-      metrics: the run's file of rows, which has those before a resume.
-      verbosity: -1 shows nothing, 0 the usual, 1 every phase and what it took.
+      metrics: the run's ``metrics.jsonl``, which has the rows before a resume.
+      verbosity: -1 shows nothing, 0 is the default, 1 shows every phase and its duration.
     """
     title = one_line(title)
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -55,13 +55,13 @@ def screen(
     if verbosity < 0:
         yield _Silent()
     elif console.is_terminal:
-        bar = _Bar(console, title, about, rounds, text, verbose=verbosity > 0)
+        bar = _Bar(console, title, description, rounds, text, verbose=verbosity > 0)
         try:
             yield bar
         finally:
             bar.close()
     else:
-        lines = _Lines(title, about, rounds, text, verbose=verbosity > 0)
+        lines = _Lines(title, description, rounds, text, verbose=verbosity > 0)
         try:
             yield lines
         finally:
@@ -69,22 +69,28 @@ def screen(
 
 
 class DryRun(Exception):
-    """Ends a run before its first program is compiled."""
+    """Raised to end a run before its first program is compiled."""
 
 
-def dry_run(title: str, about: str, show: Callable[[str], None]) -> Callable[[Phase], None]:
+def dry_run(title: str, description: str, show: Callable[[str], None]) -> Callable[[Phase], None]:
     """Returns an ``on_phase`` that shows the banner and then raises :class:`DryRun`."""
 
     def on_phase(phase: Phase) -> None:
         if phase.name == "starting":
-            show(banner(title, about, phase))
+            show(banner(title, description, phase))
             raise DryRun
 
     return on_phase
 
 
-def banner(title: str, about: str, phase: Phase) -> str:
-    """Returns what a run is and costs, in a few lines; ``phase`` is its ``starting``."""
+def banner(title: str, description: str, phase: Phase) -> str:
+    """Returns a few lines on a run and the cost of its first round.
+
+    Args:
+      title: the run's name.
+      description: the algorithm, model and data in a few words.
+      phase: the phase ``starting`` of the run.
+    """
     details = phase.details
     costs: Estimate = details["estimate"]
     trained = {k: n for k, n in details["parameters"].items() if k != "frozen" and n}
@@ -93,7 +99,7 @@ def banner(title: str, about: str, phase: Phase) -> str:
     every = details["eval_every"]
     memory = {k: n for k, n in costs.memory.items() if n}
     lines = {
-        "clients": f"{details['clients']:,}, of which {details['clients_per_round']:,} in a round;"
+        "clients": f"{details['clients']:,}, of which {details['clients_per_round']:,} per round;"
         f" {details['train_examples']:,} training examples",
         "parameters": f"{sum(trained.values()):,} trained{several if len(trained) > 1 else ''},"
         f" {details['parameters'].get('frozen', 0):,} frozen",
@@ -112,7 +118,7 @@ def banner(title: str, about: str, phase: Phase) -> str:
         lines["resumed"] = f"after round {details['resumed_from']} of {phase.rounds}"
     width = max(map(len, lines))
     body = (f"  {name:{width}}  {one_line(text)}" for name, text in lines.items())
-    return "\n".join([f"{one_line(title)}: {one_line(about)}, {phase.rounds} rounds", *body])
+    return "\n".join([f"{one_line(title)}: {one_line(description)}, {phase.rounds} rounds", *body])
 
 
 class _Silent:
@@ -124,7 +130,7 @@ class _Silent:
 
 
 class _Describe:
-    """Puts phases into words. A program is compiled in the phase that follows ``compiling``."""
+    """Describes phases in words; ``compiling`` is combined with the phase that follows it."""
 
     def __init__(self) -> None:
         self._compiling = ""
@@ -136,23 +142,23 @@ class _Describe:
 
 
 class _Watch:
-    """Prints lines, and what is being done whenever nothing has been printed for a while."""
+    """Prints lines, and repeats the current phase if nothing was printed for some seconds."""
 
     def __init__(self, title: str, file: TextIO):
         self._title, self._file = title, file
         self._lock = threading.Lock()
-        self._printed = self._began = time.monotonic()
-        self._doing = ""
-        self._over = threading.Event()
+        self._printed = self._started = time.monotonic()
+        self._phase = ""
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._repeat, daemon=True)
         self._thread.start()
 
-    def begin(self, doing: str, *, silence: float = 0.0) -> None:
-        """Notes what begins, and prints it if nothing was printed for ``silence`` seconds."""
+    def start(self, phase: str, *, silence: float = 0.0) -> None:
+        """Sets the current phase, and prints it if nothing was printed for ``silence`` seconds."""
         now = time.monotonic()
-        self._doing, self._began = doing, now
+        self._phase, self._started = phase, now
         if now - self._printed >= silence:
-            self.print(f"{self._title}  {doing}")
+            self.print(f"{self._title}  {phase}")
 
     def print(self, text: str) -> None:
         with self._lock:
@@ -160,36 +166,43 @@ class _Watch:
             print(text, file=self._file, flush=True)
 
     def close(self) -> None:
-        self._over.set()
+        self._closed.set()
         self._thread.join()
 
     def _repeat(self) -> None:
-        while not self._over.wait(SECONDS / 10):
+        while not self._closed.wait(SECONDS / 10):
             now = time.monotonic()
-            if self._doing and now - self._printed >= SECONDS:
+            if self._phase and now - self._printed >= SECONDS:
                 try:
-                    self.print(f"{self._title}  {self._doing}, {now - self._began:.0f} s")
-                except (OSError, ValueError):  # the main thread will meet it too, and tell it
+                    self.print(f"{self._title}  {self._phase}, {now - self._started:.0f} s")
+                except (OSError, ValueError):  # the main thread will raise and report it too
                     return
 
 
 @contextmanager
-def signs_of_life(title: str) -> Iterator[Callable[[str], None]]:
-    """Yields a function that prints to stderr what begins, and repeats it while it lasts."""
+def progress_lines(title: str) -> Iterator[Callable[[str], None]]:
+    """Yields a function that prints a phase to stderr and repeats it while the phase lasts."""
     watch = _Watch(title, sys.stderr)
     try:
-        yield watch.begin
+        yield watch.start
     finally:
         watch.close()
 
 
 class _Lines:
-    """Plain lines: one a round, one for a phase that lasts, and one whenever it is quiet."""
+    """Plain lines: one for each round and each long phase, and one after a time without a line."""
 
     def __init__(
-        self, title: str, about: str, rounds: int, text: Callable[[Row], str], *, verbose: bool
+        self,
+        title: str,
+        description: str,
+        rounds: int,
+        text: Callable[[Row], str],
+        *,
+        verbose: bool,
     ):
-        self._title, self._about, self._rounds, self._text = title, about, rounds, text
+        self._title, self._description = title, description
+        self._rounds, self._text = rounds, text
         self._silence = 1.0 if verbose else SECONDS
         self._describe = _Describe()
         self._watch = _Watch(title, sys.stdout)
@@ -199,12 +212,12 @@ class _Lines:
             if phase.details.get("stopped"):
                 self._watch.print(_stopped(self._title, phase))
             return
-        doing = self._describe(phase)
+        text = self._describe(phase)
         if phase.name == "starting":
-            self._watch.print(banner(self._title, self._about, phase))
+            self._watch.print(banner(self._title, self._description, phase))
             return
         always = phase.name in ("reading", "loading", "compiling")
-        self._watch.begin(doing, silence=0.0 if always else self._silence)
+        self._watch.start(text, silence=0.0 if always else self._silence)
 
     def on_round(self, row: Row) -> None:
         self._watch.print(f"{self._title}  round {row['round']}/{self._rounds}  {self._text(row)}")
@@ -218,23 +231,24 @@ def _stopped(title: str, phase: Phase) -> str:
 
 
 class _Bar:
-    """A bar over the rounds, with the metrics of the last one and what is done now."""
+    """A progress bar over the rounds, with the metrics of the last round and the current phase."""
 
     def __init__(
         self,
         console: Console,
         title: str,
-        about: str,
+        description: str,
         rounds: int,
         text: Callable[[Row], str],
         *,
         verbose: bool,
     ):
-        self._console, self._title, self._about, self._text = console, title, about, text
+        self._console, self._title, self._text = console, title, text
+        self._description = description
         self._rounds, self._verbose = rounds, verbose
         self._describe = _Describe()
         self._last = ""
-        # Every part keeps to one line, whatever the width of the terminal.
+        # The text stays on one line in a terminal of any width.
         plain = Column(no_wrap=True, overflow="ellipsis")
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -247,11 +261,11 @@ class _Bar:
         self._task: Any = None
 
     def on_phase(self, phase: Phase) -> None:
-        if phase.name in ("reading", "loading"):  # which may show bars of their own
+        if phase.name in ("reading", "loading"):  # these phases can show their own progress bars
             self._console.print(f"{self._title}  {describe(phase)}")
             return
         if phase.name == "starting":
-            self._console.print(banner(self._title, self._about, phase))
+            self._console.print(banner(self._title, self._description, phase))
             done = phase.round_index
             self._task = self._progress.add_task(
                 self._title, total=self._rounds, completed=done, state=""
@@ -283,7 +297,7 @@ class _Bar:
 
 
 def _row_text(metrics: Path, *, timed: bool) -> Callable[[Row], str]:
-    """Returns the function that puts a row into words, with the bytes since the beginning."""
+    """Returns a function from a row to its line, with the bytes sent since the start of the run."""
     sent: int | None = None
 
     def total(row: Row) -> int:
@@ -299,9 +313,9 @@ def _row_text(metrics: Path, *, timed: bool) -> Callable[[Row], str]:
         if row.get("train_loss") is not None:
             parts.append(f"loss {row['train_loss']:.3f}")
         name = row.get("headline")
-        for metric, whose in ((f"test_{name}", name), (f"client_{name}_mean", f"clients' {name}")):
-            if row.get(metric) is not None:
-                parts.append(f"{whose} {row[metric]:.3f}")
+        for key, label in ((f"test_{name}", name), (f"client_{name}_mean", f"clients' {name}")):
+            if row.get(key) is not None:
+                parts.append(f"{label} {row[key]:.3f}")
                 break
         parts.append(f"{total(row) / 1e6:.1f} MB")
         if row.get("dropped"):
@@ -320,7 +334,7 @@ def _bytes(row: Row) -> int:
 
 
 def _size(count: int) -> str:
-    """Returns a number of bytes in the unit that suits it."""
+    """Returns a number of bytes with a suitable unit."""
     for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= one:
             return f"{count / one:,.1f} {unit}"

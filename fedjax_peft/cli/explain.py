@@ -1,4 +1,4 @@
-"""What a config key, or a function that a config names, means: read off signatures and docstrings.
+"""The meaning of config keys and of the functions that a config names, from their docstrings.
 
 ``fedjax-peft run --explain KEY``, ``fedjax-peft list keys [WORD]`` and ``fedjax-peft list algorithm
 ditto`` print these texts.
@@ -32,27 +32,27 @@ __all__ = [
 TABLES = {
     "model": "the pretrained model, and its head",
     "data": "the data set, and its tokenizer",
-    "time": "the model of simulated seconds",
-    "stop": "when to end a run before its last round; without this table never",
-    "partition": "how the training examples are shared out among clients",
-    "peft": "what is trained: the PEFT method",
+    "time": "the time model, which gives the simulated seconds of a round",
+    "stop": "conditions for ending a run early; without this table a run makes all its rounds",
+    "partition": "the partition of the training examples into clients",
+    "peft": "the PEFT method, which decides what is trained",
     "algorithm": "the federated algorithm",
-    "aggregator": "how uploads are combined; without this table the algorithm's own way",
+    "aggregator": "the aggregation of uploads; without this table the algorithm's own aggregator",
     "optimizer": "the clients' optimizer",
-    "transforms": "what clients do to their uploads, in this order; without these tables nothing",
+    "transforms": "upload transforms, applied in this order; without these tables none",
 }
-"""Table of a config -> what it is for."""
+"""Table of a config -> its meaning."""
 
 
 def explain(word: str) -> str:
-    """Returns what a config key means, with its type and default; or a table, with its functions.
+    """Returns the meaning, type and default of a config key, or the functions of a table.
 
     Args:
-      word: a key as the command line takes it (``peft.rank``), its last part (``rank``), or the
-        name of a table (``peft``).
+      word: a key as on the command line (``peft.rank``), its last part (``rank``), or the name of
+        a table (``peft``).
 
     Raises:
-      InputError: no such key; the nearest ones are named.
+      InputError: the key does not exist; the message gives the nearest ones.
     """
     known = configs.all_keys()
     if word in TABLES:
@@ -70,17 +70,17 @@ def explain(word: str) -> str:
 
 
 def explain_function(table: str, name: str) -> str:
-    """Returns what a function that ``[table]`` can name does, and its keys.
+    """Returns the description and the keys of a function that ``[table]`` can name.
 
     Raises:
-      InputError: no such function.
+      InputError: the function does not exist; the message gives the nearest ones.
     """
     module = configs.NAMESPACES[table]
     if name not in module.__all__:
         one = table.removesuffix("s")
         raise InputError(f"There is no {one} {name!r}. {nearest(name, module.__all__)}")
     function = getattr(module, name)
-    about = _plain(re.split(r"\n(?:Args|Returns|Raises):", _document(function))[0].strip())
+    description = _plain(re.split(r"\n(?:Args|Returns|Raises):", _document(function))[0].strip())
     head = f'In a config:\n\n  [{table}]\n  name = "{name}"'
     if table in configs.CHAINED:
         head = f"In a config:\n\n  [{table}.{name}]"
@@ -90,17 +90,17 @@ def explain_function(table: str, name: str) -> str:
         for key in found
     ]
     body = "\n".join(["and its keys:", "", *rows]) if rows else "It has no keys."
-    return f"{about}\n\n{head}\n\n{body}"
+    return f"{description}\n\n{head}\n\n{body}"
 
 
 def key_lines(word: str = "") -> str:
-    """Returns a line for every key: its type, default and meaning.
+    """Returns a short paragraph for each key: its type, default and meaning.
 
     Args:
-      word: only keys that contain it, in their name or meaning.
+      word: select the keys whose name or meaning contains this word.
 
     Raises:
-      InputError: no key contains it.
+      InputError: no key contains the word; the message gives the nearest ones.
     """
     known = configs.all_keys()
     found = [key for key in known if word.lower() in f"{key.dotted} {meaning(key)}".lower()]
@@ -111,7 +111,7 @@ def key_lines(word: str = "") -> str:
 
 
 def meaning(key: Key) -> str:
-    """Returns what a key means, from its function's docstring; empty if that says nothing."""
+    """Returns the meaning of a key from its function's docstring; empty if it is not documented."""
     if isinstance(key.owner, type):
         return _plain(_field_documents(key.owner).get(key.name, ""))
     own = _arguments(key.owner)
@@ -153,7 +153,7 @@ def default_text(default: Any) -> str:
 
 
 def _plural(text: str) -> str:
-    """Returns the plural of a type; none for one of several types."""
+    """Returns the plural of a type in words; empty for a union of types."""
     if '"' in text:
         return text
     if " or " in text:
@@ -164,19 +164,19 @@ def _plural(text: str) -> str:
 def _paragraphs(
     keys: Sequence[Key], shortened: Callable[[str], str] = lambda text: text
 ) -> list[str]:
-    """Returns a paragraph for each key; functions that have the same one share it."""
-    alike: dict[tuple[str, str, str, str], list[Key]] = {}
+    """Returns a paragraph for each key; functions with the same description share a paragraph."""
+    groups: dict[tuple[str, str, str, str], list[Key]] = {}
     for key in keys:
-        said = (key.dotted, type_text(key.kind), default_text(key.default), meaning(key))
-        alike.setdefault(said, []).append(key)
+        description = (key.dotted, type_text(key.kind), default_text(key.default), meaning(key))
+        groups.setdefault(description, []).append(key)
     return [
         _paragraph(f"{dotted}: {kind}, {default}{_of(group)}", shortened(text))
-        for (dotted, kind, default, text), group in alike.items()
+        for (dotted, kind, default, text), group in groups.items()
     ]
 
 
 def _of(group: Sequence[Key]) -> str:
-    """Returns whose key it is, where its table names one of several functions."""
+    """Returns the functions with this key, if the table can name several functions."""
     if group[0].table not in configs.NAMESPACES:
         return ""
     return f" (of {', '.join(key.owner.__name__ for key in group)})"
@@ -219,7 +219,7 @@ def _document(function: Callable[..., Any]) -> str:
 
 @cache
 def _arguments(function: Callable[..., Any]) -> Mapping[str, str]:
-    """Returns what a docstring's ``Args`` say: argument -> its description in one line."""
+    """Returns the ``Args`` of a docstring: argument -> its description in one line."""
     match = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", _document(function), re.DOTALL | re.MULTILINE)
     if match is None:
         return {}
@@ -230,7 +230,7 @@ def _arguments(function: Callable[..., Any]) -> Mapping[str, str]:
 
 @cache
 def _field_documents(owner: type) -> Mapping[str, str]:
-    """Returns the strings below the fields of a class."""
+    """Returns the docstrings below the fields of a class: field -> docstring in one line."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
     (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
     documents: dict[str, str] = {}

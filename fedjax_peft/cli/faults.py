@@ -1,4 +1,4 @@
-"""What the command line says when the machine refuses: files, encodings, memory, output."""
+"""Errors of the operating system: files, encodings, memory and output, explained to users."""
 
 import contextlib
 import errno
@@ -15,115 +15,116 @@ __all__ = [
     "flush_output",
     "guard_streams",
     "is_output_fault",
+    "print_error",
     "silence_output",
-    "tell",
 ]
 
 _ADVICE = {
-    errno.ENOSPC: "Make room there",
-    errno.EDQUOT: "Make room there",
-    errno.EFBIG: "Raise the limit for the size of a file (ulimit -f)",
-    errno.EMFILE: "Raise the limit for open files (ulimit -n)",
+    errno.ENOSPC: "Free some space there",
+    errno.EDQUOT: "Free some space there",
+    errno.EFBIG: "Raise the limit on file sizes (ulimit -f)",
+    errno.EMFILE: "Raise the limit on open files (ulimit -n)",
     errno.ENFILE: "Close other programs",
     errno.EACCES: "Choose another path, or change its permissions",
     errno.EPERM: "Choose another path, or change its permissions",
     errno.EROFS: "Choose another path",
-    errno.EEXIST: "Choose another path: a file or a link of this name is in the way",
+    errno.EEXIST: "Choose another path: a file or a link has this name",
     errno.ENOTDIR: "A part of the path is a file, not a folder",
-    errno.EISDIR: "It is a folder, and a file is needed",
-    errno.ELOOP: "Symbolic links on the path lead in a circle",
+    errno.EISDIR: "It is a folder, but a file is needed",
+    errno.ELOOP: "The path contains a cycle of symbolic links",
     errno.ENAMETOOLONG: "Choose a shorter name",
 }
-"""Error number of the operating system -> what helps."""
+"""Error number of the operating system -> remedy."""
 _ADDRESS_SPACE = 3_500_000_000
-"""Bytes. With jax 0.10 a run of a tiny model aborts at 3.0e9 and completes at 4.0e9."""
+"""Bytes that JAX needs. With jax 0.10, a run of a tiny model aborts at 3.0e9, not at 4.0e9."""
 _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EINVAL)
-"""Errors that name no path where a file that is already open cannot be written to."""
+"""Errors of writing to an open file; they do not contain its path."""
 _NO_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "bad_alloc")
 _NO_LIBRARY_MEMORY = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 
 
 def guard_streams() -> None:
-    """Makes output safe: no character that the terminal's encoding lacks can stop a command.
+    """Makes standard output and error safe to print to.
 
-    Output and error streams that the caller has closed are opened on nothing, so that no file which
-    is opened later takes their place and receives what is printed.
+    Characters that the terminal's encoding lacks are escaped. Streams that the caller has closed
+    are opened on the null device; otherwise a file that is opened later would get their descriptor
+    and receive what is printed.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def check_limits() -> None:
-    """Raises InputError where the process may have so little address space that JAX would abort.
+    """Raises InputError if the process is limited to less address space than JAX needs.
 
-    XLA ends the process when it can start no thread, without a chance to say so in Python.
+    XLA aborts the process when it cannot start a thread, and Python cannot catch this.
     """
     try:
         import resource
-    except ImportError:  # not on this system
+    except ImportError:  # the operating system has no such limits
         return
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < _ADDRESS_SPACE:
         raise InputError(
-            f"This process may use {limit / 1e9:.1f} GB of address space (ulimit -v), and JAX needs"
-            f" {_ADDRESS_SPACE / 1e9:.1f} GB, most of which is reserved and never used. Raise the"
-            " limit: ulimit -v unlimited."
+            f"This process is limited to {limit / 1e9:.1f} GB of address space (ulimit -v). JAX"
+            f" needs {_ADDRESS_SPACE / 1e9:.1f} GB, most of which is reserved and never used. Raise"
+            " the limit: ulimit -v unlimited."
         )
 
 
-def tell(text: str) -> None:
-    """Prints to standard error, if there is one that can be written to."""
+def print_error(text: str) -> None:
+    """Prints to standard error; does nothing if it cannot be written to."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
 
 def flush_output() -> None:
-    """Writes out what was printed, so that a fault shows while it can still be reported."""
+    """Flushes standard output, so that an error occurs while it can still be reported."""
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def is_output_fault() -> bool:
-    """Returns whether standard output cannot be written to; tries with an empty line."""
+    """Returns whether standard output cannot be written to; the test writes an empty line."""
     try:
         flush_output()
         descriptor = sys.stdout.fileno()
-    except (ValueError, AttributeError):  # closed, or no file at all
+    except (ValueError, AttributeError):  # closed, or not a file
         return False
     except OSError:
         return True
     try:
-        os.write(descriptor, b"\n")  # a buffer forgets what it could not write
+        os.write(descriptor, b"\n")  # flush alone is not enough: a failed flush empties the buffer
     except OSError:
         return True
     return False
 
 
 def silence_output() -> None:
-    """Sends what is still to be printed to nowhere, at the end of a command that has failed."""
+    """Redirects standard output to the null device, after a command has failed."""
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError, AttributeError):
         return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 def explain(error: BaseException) -> str | None:
-    """Returns one paragraph about a fault of files, encodings, memory or installation.
+    """Returns one paragraph about an error of files, encodings, memory or installation.
 
     Args:
-      error: what stopped the command.
+      error: the exception that stopped the command.
 
     Returns:
-      The paragraph, with the path and the reason where they are known; None for any other error,
+      The paragraph, with the path and the reason if they are known. None for any other exception,
       which is a defect of the program and needs its traceback.
     """
     text = _text(error)
@@ -139,8 +140,8 @@ def _text(error: BaseException) -> str | None:
         what = "written" if isinstance(error, UnicodeEncodeError) else "read"
         return (
             f"A text or a path cannot be {what} in the encoding {error.encoding!r}: {error.reason}"
-            f" ({show(error.object, 60)}). Save files as UTF-8, and set a locale with UTF-8, such"
-            " as LC_ALL=C.UTF-8."
+            f" ({show(error.object, 60)}). Save files as UTF-8, and set a UTF-8 locale, such as"
+            " LC_ALL=C.UTF-8."
         )
     if isinstance(error, MemoryError) or any(word in message for word in _NO_MEMORY):
         detail = f": {first}" if first else ""
@@ -151,9 +152,9 @@ def _text(error: BaseException) -> str | None:
     if isinstance(error, RecursionError):
         return "A file or a value is nested too deeply to be read."
     if isinstance(error, ValueError) and "embedded null" in message:
-        return "A path holds the character NUL, which no name of a file may have."
+        return "A path contains the character NUL, which file names cannot contain."
     if isinstance(error, RuntimeError) and message.startswith("Symlink loop"):
-        return f"{first}: the links lead in a circle."
+        return f"{first}: the symbolic links form a cycle."
     if isinstance(error, RuntimeError) and "can't start new thread" in message:
         return "The system allows no further threads (ulimit -u, ulimit -v)."
     if isinstance(error, ImportError):
@@ -178,7 +179,7 @@ def _file_text(error: OSError, first: str) -> str:
         where = "A file cannot be used"
     advice = _ADVICE.get(error.errno or 0)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        advice = f"{advice}; a run that was interrupted goes on from its last checkpoint (--resume)"
+        advice = f"{advice}; --resume continues an interrupted run from its last checkpoint"
     return f"{where}: {reason}." + (f" {advice}." if advice else "")
 
 

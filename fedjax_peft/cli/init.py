@@ -1,4 +1,4 @@
-"""``fedjax-peft init``: a commented config for data of one's own, ready to run."""
+"""``fedjax-peft init``: a commented config for a user's data, ready to run."""
 
 import csv
 import io
@@ -16,39 +16,39 @@ from fedjax_peft.files import replace_file
 __all__ = ["Project", "write_project"]
 
 _TEMPLATE = """\
-# A federated fine-tuning run. The name of a table's function decides which other keys it has.
+# A federated fine-tuning run. In a table with a `name`, the name determines the other keys.
 #
 #   {command}
-#   {command} --dry-run    # what a round costs, without training
+#   {command} --dry-run    # the cost of a round, without training
 #   {command} rounds=20 peft.rank=16
-#   fedjax-peft list algorithms                   # what else a key can name
-#   fedjax-peft run --explain clients_per_round   # what a key means
+#   fedjax-peft list algorithms                   # the names that a key can have
+#   fedjax-peft run --explain clients_per_round   # the meaning of a key
 
 name = {title} #~ the run's name in tables and plots
 rounds = {rounds} #~ communication rounds
-clients_per_round = {per_round} #~ clients drawn in every round; without it, all of them
-batch_size = 8 #~ examples in a local step
-local_steps = 4 #~ local steps of a client in a round; or epochs = 1
-eval_every = 1 #~ rounds between two evaluations on the test examples
-seed = 0 #~ of everything random: the same seed gives the same results
+clients_per_round = {per_round} #~ clients sampled in each round; without it, all clients
+batch_size = 8 #~ examples per local step
+local_steps = 4 #~ local steps per client and round; or epochs = 1
+eval_every = 1 #~ evaluate on the test examples after every such number of rounds
+seed = 0 #~ random seed; the same seed gives the same results
 
 [model]
-name = "minilm-l6" #~ 22.7M parameters; or a Hugging Face id, or a folder with a checkpoint
+name = "minilm-l6" #~ 22.7M parameters; or a Hugging Face id, or a checkpoint folder
 
 [data]
 # A file (csv, json, jsonl, parquet), a folder or a known data set. Paths are relative to this file.
 name = {data}
-{columns}test_share = 0.2 #~ the share of the rows that is held out to test on
-max_length = {length} #~ tokens of a text; longer ones are cut
+{columns}test_share = 0.2 #~ share of the rows that is held out for testing
+max_length = {length} #~ tokens per text; longer texts are cut
 {test_examples}
-[partition] # who has which examples
-name = "dirichlet" #~ clients differ in their labels; or "iid", "quantity", "natural" ...
+[partition] # which client has which examples
+name = "dirichlet" #~ the clients' label distributions differ; or "iid", "quantity", "natural" ...
 clients = {clients}
-alpha = 1.0 #~ the smaller, the more the clients differ
+alpha = 1.0 #~ smaller values make the clients differ more
 {natural}
 [peft] # what is trained
 name = "lora" #~ or "dora", "houlsby", "bitfit", "full" ...
-rank = 8 #~ directions of an adapter
+rank = 8 #~ rank of each adapter
 # targets = ["query", "value"]   # the layers that are adapted
 
 [algorithm]
@@ -58,36 +58,36 @@ name = "fedavg" #~ or "fedprox", "scaffold", "ditto" ...
 name = "adamw" #~ or "adam", "sgd"
 learning_rate = 5e-3
 
-# Several runs from one config, compared in one table: a [methods.NAME] table each.
+# Several runs from one config, compared in one table: one [methods.NAME] table for each run.
 # [methods.fedavg]
 # [methods.ditto]
 # algorithm = "ditto"
 """
-"""``#~`` begins a comment that is moved to a common column."""
+"""``#~`` starts a comment; the comments are aligned in one column."""
 
 
 _MANY = 2500
-"""Rows of which a fifth is more than a quick evaluation takes."""
+"""From this number of rows on, the test set is limited, so that an evaluation stays quick."""
 
 
 class _Columns(NamedTuple):
-    """What a table looks like."""
+    """The columns of a table."""
 
     text: str
     label: str
     others: tuple[str, ...]
-    """Columns that could name clients."""
+    """Columns whose values could be clients."""
     rows: int
 
 
 class Project(NamedTuple):
-    """What was written."""
+    """The written files, and the columns of the data."""
 
     files: list[Path]
     text: str
-    """The column that the texts are taken from."""
+    """The column of the texts."""
     label: str
-    """The column that the labels are taken from."""
+    """The column of the labels."""
 
 
 def write_project(
@@ -97,22 +97,23 @@ def write_project(
     text: str | None = None,
     label: str | None = None,
 ) -> Project:
-    """Writes ``config.toml``, and a small sample to try it with where no data are given.
+    """Writes ``config.toml``, and a small sample of data if no data are given.
 
     Args:
-      directory: where to; it is made.
-      data: a file of the user's, which is read for the names of its columns.
-      text: the column with the texts; by default ``text``, or the one with the longest texts.
-      label: the column with the labels; by default ``label``, or the one with the fewest values.
+      directory: where to write; it is created if needed.
+      data: a table of the user, which is read to find its columns.
+      text: the column of the texts; by default ``text``, or else the column with the longest texts.
+      label: the column of the labels; by default ``label``, or else the column with the fewest
+        values.
 
     Raises:
-      InputError: there is a config already, or the file cannot be read or has no such columns.
+      InputError: the config exists already, the file cannot be read, or a column does not exist.
     """
     config = directory / "config.toml"
     if config.exists():
-        raise InputError(f"{config} exists already: choose another directory, or edit it.")
+        raise InputError(f"{config} exists already. Choose another directory, or edit this file.")
     if data is None and (text or label):
-        raise InputError("The columns of which file? Name it with --data FILE.")
+        raise InputError("--text and --label need the file that has these columns: --data FILE.")
     found = None if data is None else _columns(data, text, label)
     written = [config]
     directory.mkdir(parents=True, exist_ok=True)
@@ -137,7 +138,7 @@ def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:
     columns = ", ".join(
         f"{name} = {toml.literal(column)}" for name, column in mapping.items() if name != column
     )
-    natural = "# Or a client for each value of a column: name = 'natural', by = {}\n"
+    natural = "# Or one client for each value of a column: name = 'natural', by = {}\n"
     out = Path("runs") / folder.name
     filled = _TEMPLATE.format(
         command=f"fedjax-peft run {shlex.quote(str(path))} --out {shlex.quote(str(out))}",
@@ -145,11 +146,11 @@ def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:
         rounds=8 if sample else 10,
         per_round=max(1, clients // 2),
         data=toml.literal(os.path.relpath(data.absolute(), folder)),
-        columns=f"columns = {{ {columns} }} #~ our name = the file's\n" if columns else "",
+        columns=f"columns = {{ {columns} }} #~ name here = name in the file\n" if columns else "",
         length=32 if sample else 128,
         test_examples=""
         if found.rows < _MANY
-        else "test_examples = 500 #~ evaluate on this many only; without it, on all\n",
+        else "test_examples = 500 #~ evaluate on this number only; without it, on all\n",
         clients=clients,
         natural="".join(natural.format(toml.literal(name)) for name in found.others[:1]),
     )
@@ -158,19 +159,20 @@ def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:
 
 
 def _columns(data: Path, text: str | None, label: str | None) -> _Columns:
-    """Returns the columns of a file: those that are named, or the likely ones."""
+    """Returns the columns of texts and labels: the given names, or the most likely columns."""
     from fedjax_peft.data.formats import tabular
 
     if not data.exists():
         raise InputError(f"There is no file {str(data)!r}.")
     if data.is_dir() or tabular.kind(data) is None:
         raise InputError(
-            f"{data} is not one of the files that can be read here: {', '.join(tabular.ENDINGS)}."
+            f"{data} is not a table that can be read. The name must end in one of"
+            f" {', '.join(tabular.ENDINGS)}."
         )
     columns = tabular.read_file(data, alone=True).columns
-    for wanted in (text, label):
-        if wanted is not None and wanted not in columns:
-            raise InputError(f"{data} has no column {wanted!r}. {nearest(wanted, columns)}")
+    for name in (text, label):
+        if name is not None and name not in columns:
+            raise InputError(f"{data} has no column {name!r}. {nearest(name, columns)}")
     texts = {n: sum(map(len, v)) for n, v in columns.items() if all(isinstance(x, str) for x in v)}
     kinds = {n: len(set(v)) for n, v in columns.items() if all(isinstance(x, str | int) for x in v)}
     text = text or ("text" if "text" in texts else max(texts, key=texts.__getitem__, default=None))
@@ -186,15 +188,15 @@ def _columns(data: Path, text: str | None, label: str | None) -> _Columns:
     rows = len(columns[text])
     if kinds.get(label, 0) > max(rows // 2, 10):
         raise InputError(
-            f"The column {label!r} of {data} has {kinds[label]:,} values in {rows:,} rows;"
-            " these are no classes. Name the column of the labels with --label."
+            f"The column {label!r} of {data} has {kinds[label]:,} different values in {rows:,}"
+            " rows, too many for classes. Give the column of the labels with --label."
         )
     others = tuple(n for n, count in kinds.items() if n not in (text, label) and 2 <= count < rows)
     return _Columns(text, label, others, rows)
 
 
 def _sample() -> str:
-    """Returns 160 short reviews and their moods, as csv."""
+    """Returns 160 short reviews, with the mood of each as its label, as csv."""
     things = ["phone", "kettle", "lamp", "chair", "film", "book", "tent", "radio", "soup", "bag"]
     good = ["I love this {}", "The {} works very well", "A wonderful {}", "Best {} I ever had"]
     bad = ["I hate this {}", "The {} broke at once", "A terrible {}", "Worst {} I ever had"]

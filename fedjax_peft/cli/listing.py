@@ -1,4 +1,4 @@
-"""What ``fedjax-peft list`` prints: sections of names and descriptions, all or some of them."""
+"""The text that ``fedjax-peft list`` prints: names and descriptions in sections."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,22 +7,23 @@ from fedjax_peft.errors import InputError, nearest
 __all__ = ["listing"]
 
 Sections = Mapping[str, Mapping[str, str]]
-"""Title -> name -> description; further lines of a description stand below it."""
+"""Title -> name -> description, which can have several lines."""
 
 _ALIASES = {"method": "peft", "dataset": "data", "key": "keys"}
 
 
 def listing(sections: Sections, words: Sequence[str]) -> str:
-    """Returns what ``fedjax-peft list WORDS`` prints.
+    """Returns the output of ``fedjax-peft list WORDS``.
 
     Args:
-      sections: all there is.
-      words: nothing, for all; a section (``algorithms``); a section and a name, for its arguments
-        (``algorithm ditto``) or settings (``system federa``); a section and a part of a name or
-        description; ``keys`` and perhaps a part of a key; or any word, for what contains it.
+      sections: all sections.
+      words: empty for everything; a section (``algorithms``); a section and a name, for the name's
+        arguments (``algorithm ditto``) or settings (``system federa``); a section and a part of a
+        name or description; ``keys``, optionally with a part of a key; or a part of any name or
+        description.
 
     Raises:
-      InputError: nothing has this name or contains this word; the nearest is named.
+      InputError: no name or description contains the words; the message gives the nearest name.
     """
     if not words:
         return _text(sections)
@@ -58,7 +59,7 @@ def _containing(sections: Sections, word: str, others: Sequence[str]) -> str:
     found = {title: entries for title, entries in found.items() if entries}
     if not found:
         names = {name for entries in sections.values() for name in entries} | {*others}
-        raise InputError(f"Nothing that can be listed contains {word!r}. {nearest(word, names)}")
+        raise InputError(f"No name or description contains {word!r}. {nearest(word, names)}")
     return _text(found)
 
 

@@ -1,4 +1,4 @@
-"""What ``fedjax-peft resume`` continues: a run, or the runs of a config with several methods."""
+"""The runs that ``fedjax-peft resume`` continues: one run, or those of several methods."""
 
 import shlex
 from collections.abc import Iterable, Mapping
@@ -13,50 +13,52 @@ from fedjax_peft.toml import read_toml
 __all__ = ["check_resumable", "command", "is_finished", "note_methods", "stored_configs"]
 
 METHODS = "methods.toml"
-"""Beside the runs of several methods: the complete config of each, those not begun included."""
+"""The file, beside the runs of several methods, with the complete config of each method."""
 
 
 def note_methods(out: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes the configs of a command with several methods, so that all of them can be continued.
+    """Writes the configs of several methods, so that methods without a run yet can be resumed too.
 
-    Methods of an earlier command in the same folder stay. A run without a name of its own needs
-    no note: its directory holds its config.
+    The methods of an earlier command in the same folder are kept. A single run needs no such file,
+    because its directory contains its config.
     """
     if list(configs) == [""]:
         return
     out.mkdir(parents=True, exist_ok=True)
-    earlier = _noted(out / METHODS)
+    earlier = _read_methods(out / METHODS)
     replace_file(out / METHODS, record.config_text({**earlier, **configs}).encode(errors="replace"))
 
 
 def stored_configs(path: Path) -> dict[str, dict[str, Any]]:
-    """Returns the configs of the runs in a directory by name; ``""`` for a directory that is a run.
+    """Returns the configs of the runs in a directory: name -> config.
+
+    The name is ``""`` if the directory itself is a run.
 
     Raises:
-      InputError: there is no run.
+      InputError: the directory contains no run.
     """
     if (path / "config.toml").is_file():
         return {"": record.read_config(path)}
     inside = sorted(p.parent for p in path.glob("*/config.toml")) if path.is_dir() else []
     found = {run.name: record.read_config(run) for run in inside}
-    found = {**_noted(path / METHODS), **found}
+    found = {**_read_methods(path / METHODS), **found}
     if found:
         return found
     beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     advice = "" if path.exists() else f" {nearest(path.name, beside)}"
     raise InputError(
-        f"There is nothing to resume: {path} holds no run. A run is a directory that"
-        f" `fedjax-peft run` has made.{advice}"
+        f"There is nothing to resume: {path} contains no run. A run is a directory that"
+        f" `fedjax-peft run` has written.{advice}"
     )
 
 
 def check_resumable(out: Path, names: Iterable[str]) -> None:
-    """Raises InputError if none of the named runs has begun in ``out``."""
+    """Raises InputError if ``out`` contains none of the named runs."""
     runs = [out / name for name in names]
     if not any((run / "config.toml").exists() for run in runs):
         raise InputError(
-            f"There is nothing to resume: {out} holds no run of this config. Leave --resume out to"
-            " begin one, or name the directory of the run: fedjax-peft resume RUN."
+            f"There is nothing to resume: {out} contains no run of this config. To start one, omit"
+            " --resume. To resume another run, give its directory: fedjax-peft resume RUN."
         )
 
 
@@ -66,11 +68,11 @@ def is_finished(run: Path, rounds: int) -> bool:
 
 
 def command(out: Path) -> str:
-    """Returns the command that continues what is in ``out``."""
+    """Returns the command that continues the runs in ``out``."""
     return f"fedjax-peft resume {shlex.quote(str(out))}"
 
 
-def _noted(path: Path) -> dict[str, dict[str, Any]]:
+def _read_methods(path: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     try:

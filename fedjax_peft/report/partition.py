@@ -30,7 +30,7 @@ __all__ = [
     "class_table",
     "classes_key",
     "composition",
-    "different",
+    "distinct_partitions",
     "heat_map",
     "inspect",
     "size_table",
@@ -78,7 +78,7 @@ class PartitionReport(NamedTuple):
     """Of each pair of them, float ``[compared, compared]``."""
 
 
-def different(configs: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def distinct_partitions(configs: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Returns the first, by name, of all resolved configs that share out the same data alike."""
     firsts: dict[str, str] = {}
     for name, config in configs.items():

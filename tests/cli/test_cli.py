@@ -1,4 +1,4 @@
-"""The command line, end to end, on a tiny checkpoint and tiny texts."""
+"""The command line, end to end, with a tiny checkpoint and tiny texts."""
 
 import json
 import subprocess
@@ -44,7 +44,7 @@ CONFIGS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.toml"))
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A folder with a model, data and a config."""
+    """A folder with a tiny model, tiny texts and a config."""
     root = tmp_path_factory.mktemp("project")
     testing.write_tiny_checkpoint(root / "model")
     testing.write_tiny_texts(root / "data", train=80, test=40)
@@ -54,13 +54,13 @@ def project(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(project):
-    """A finished run of that config, with a two-method comparison beside it."""
+    """The directory of a finished run of the config."""
     assert cli.main(["run", str(project / "config.toml"), "--out", str(project / "run")]) == 0
     return project / "run"
 
 
 def fails(capsys, *arguments: str) -> str:
-    """Returns the one paragraph that a bad call prints; checks its form."""
+    """Returns the error message of a command that must fail; it must be one paragraph."""
     assert cli.main(list(arguments)) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("fedjax-peft: ")
@@ -69,8 +69,8 @@ def fails(capsys, *arguments: str) -> str:
     return captured.err
 
 
-def test_run_leaves_a_complete_directory(finished):
-    """Config, environment, metrics, checkpoints, TensorBoard and the trained leaves."""
+def test_run_writes_a_complete_directory(finished):
+    """It contains config, environment, metrics, checkpoints, TensorBoard files and parameters."""
     names = {p.name for p in finished.iterdir()}
     assert names >= {
         *("config.toml", "environment.json", "metrics.jsonl"),
@@ -81,8 +81,8 @@ def test_run_leaves_a_complete_directory(finished):
     assert json.loads((finished / "environment.json").read_text())["versions"]["jax"]
 
 
-def test_resolved_config_runs_again_to_the_same_result(finished, project):
-    """The recorded config is complete."""
+def test_the_recorded_config_reproduces_the_run(finished, project):
+    """The recorded config is complete and resolves to itself."""
     again = project / "again"
     assert cli.main(["run", str(finished / "config.toml"), "--out", str(again)]) == 0
     first, second = (load_file(run / "params.safetensors") for run in (finished, again))
@@ -91,8 +91,8 @@ def test_resolved_config_runs_again_to_the_same_result(finished, project):
     assert (again / "config.toml").read_text() == (finished / "config.toml").read_text()
 
 
-def test_methods_share_a_file(project, capsys):
-    """[methods.NAME] tables are runs of one comparison; overrides reach all of them."""
+def test_a_config_with_several_methods(project, capsys):
+    """Each [methods.NAME] table is a run; overrides apply to all of them."""
     path = project / "both.toml"
     path.write_text(
         (project / "config.toml").read_text()
@@ -104,21 +104,21 @@ def test_methods_share_a_file(project, capsys):
     assert "Mean  round 1/1" in printed
     assert "fra  round 1/1" in printed
     assert (out / "mean" / "metrics.jsonl").exists()
-    assert cli.main(["report", str(out)]) == 0, "a folder of runs stands for all of them"
+    assert cli.main(["report", str(out)]) == 0, "report accepts a folder of runs"
     assert (out / "report.html").exists()
     assert "seed = 3" in (out / "fra" / "config.toml").read_text()
 
 
 def test_report(finished, capsys):
-    """A table and a page."""
+    """It prints a table and writes a page and curves."""
     assert cli.main(["report", str(finished)]) == 0
     assert "run" in capsys.readouterr().out
     assert (finished / "report.html").read_text().startswith("<!")
     assert (finished / "accuracy_vs_round.svg").read_text().startswith("<?xml")
 
 
-def test_predict_keeps_order_and_agrees_with_the_run(finished, tmp_path):
-    """One line out for each line in."""
+def test_predict_writes_one_line_for_each_input_line(finished, tmp_path):
+    """The order is kept, and the label is the class with the largest logit."""
     lines = [{"text": "w9 w10 w11"}, {"text": ""}, {"text": "w40 " * 50}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = tmp_path / "out.jsonl"
@@ -139,8 +139,8 @@ def test_predict_keeps_order_and_agrees_with_the_run(finished, tmp_path):
         ('["w1"]', "line 2 is not an object"),
     ],
 )
-def test_predict_names_the_bad_line(finished, tmp_path, capsys, line, complaint):
-    """Nothing is written."""
+def test_predict_names_the_invalid_line(finished, tmp_path, capsys, line, complaint):
+    """No output file is written."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"text": "w1"}\n' + line + "\n")
     error = fails(capsys, "predict", str(finished), "--input", str(source), "--output", str(target))
@@ -149,7 +149,7 @@ def test_predict_names_the_bad_line(finished, tmp_path, capsys, line, complaint)
 
 
 def test_export(finished, tmp_path):
-    """A directory that Hugging Face PEFT reads (its parity is tested with the peft package)."""
+    """The files are those of Hugging Face PEFT; tests/peft compares them with that package."""
     assert (
         cli.main(["export", str(finished), "--format", "peft", "--out", str(tmp_path / "a")]) == 0
     )
@@ -161,12 +161,12 @@ def test_export(finished, tmp_path):
 
 
 def test_bench_prints_one_json_object(capsys):
-    """With the keys that it promises."""
+    """The object has the documented keys."""
     shape = ["layers=1", "hidden=16", "heads=2", "ffn=16", "vocab=32", "length=4", "batch=2"]
     more = ["clients=3", "steps=2", "rank=2", "lanes=2", "repeats=1"]
     assert cli.main(["bench", *shape, *more, "--json"]) == 0
     captured = capsys.readouterr()
-    assert "bench  timing round 1 of 1\n" in captured.err, "a sign of life, beside the result"
+    assert "bench  timing round 1 of 1\n" in captured.err, "stdout has the result only"
     result = json.loads(captured.out)
     assert result.keys() >= {
         *("client_steps_per_s", "compile_s", "lanes", "slot_utilisation"),
@@ -177,7 +177,7 @@ def test_bench_prints_one_json_object(capsys):
 
 
 def test_list_and_assets(capsys):
-    """Everything that a config can name."""
+    """``list`` contains every name that a config can use."""
     assert cli.main(["list"]) == 0
     printed = capsys.readouterr().out
     for name in ("minilm-l6", "20newsgroups", "lora", "mean", "fra", "iid", "pooled", "fedbf"):
@@ -185,17 +185,17 @@ def test_list_and_assets(capsys):
     for name in algorithms.__all__:
         (line,) = [x for x in printed.splitlines() if x.split()[:1] == [name] and "  " in x][:1]
         assert len(line) > 30
-    for name, source in DATASETS.items():  # each with what is needed to get it
+    for name, source in DATASETS.items():  # each with the ways to get it
         _, own = printed.split(f"\n  {name} ", 1)
         assert own.lstrip().startswith(source.description)
-        wanted = [source.hub, source.download, *source.parts]
-        assert all(text in own[:900] for text in wanted if text), name
+        ways = [source.hub, source.download, *source.parts]
+        assert all(text in own[:900] for text in ways if text), name
     assert cli.main(["assets"]) == 0
     assert "not fetched" in capsys.readouterr().out
 
 
 def test_bad_asset(capsys, monkeypatch):
-    """An unknown name, and a download whose checksum differs."""
+    """Errors: an unknown name, and a download with another checksum."""
     assert "minilm-l6" in fails(capsys, "assets", "minilm")
     monkeypatch.setattr(
         assets, "fetch", lambda name: (_ for _ in ()).throw(assets.InputError("checksum differs"))
@@ -225,7 +225,7 @@ def test_bad_asset(capsys, monkeypatch):
     ],
 )
 def test_bad_config(project, capsys, override, complaint):
-    """One clear paragraph, exit code 2, and no run directory left behind."""
+    """The error is one paragraph, the exit code is 2, and no run directory is created."""
     out = project / "bad"
     error = fails(capsys, "run", str(project / "config.toml"), override, "--out", str(out))
     assert complaint in error
@@ -253,8 +253,8 @@ def test_bad_config(project, capsys, override, complaint):
     ],
     ids=lambda x: x[0],
 )
-def test_what_does_not_go_together(project, capsys, overrides, complaints):
-    """Algorithms say what they need before anything is written."""
+def test_incompatible_settings(project, capsys, overrides, complaints):
+    """The error names what an algorithm needs, and no run directory is created."""
     out = project / "bad"
     config = str(project / "config.toml")
     error = fails(capsys, "run", config, *overrides, "--out", str(out))
@@ -264,7 +264,7 @@ def test_what_does_not_go_together(project, capsys, overrides, complaints):
 
 @pytest.mark.parametrize("word", ["--nonsense", "nonsense"])
 def test_unknown_words(project, capsys, word):
-    """A word that is neither an option nor an override; options may follow overrides."""
+    """A word that is neither an option nor an override is an error that names it."""
     with pytest.raises(SystemExit) as exit_:
         cli.main(["run", str(project / "config.toml"), "rounds=1", "--resume", word])
     assert exit_.value.code == 2
@@ -272,7 +272,7 @@ def test_unknown_words(project, capsys, word):
 
 
 def test_existing_run_is_safe(finished, capsys):
-    """Without --resume or --overwrite nothing is touched."""
+    """Without --resume or --overwrite, an existing run is not changed."""
     config = str(finished / "config.toml")
     before = (finished / "metrics.jsonl").read_bytes()
     assert "--resume" in fails(capsys, "run", config, "--out", str(finished))
@@ -285,14 +285,14 @@ def test_existing_run_is_safe(finished, capsys):
 
 
 def test_overwrite_removes_only_runs(project, tmp_path, capsys):
-    """A directory of something else is never deleted."""
+    """A directory that is not a run is never deleted."""
     (tmp_path / "precious.txt").write_text("keep")
     config = str(project / "config.toml")
     fails(capsys, "run", config, "--out", str(tmp_path), "--overwrite")
     assert (tmp_path / "precious.txt").read_text() == "keep"
 
 
-def test_outputs_that_cannot_be_written_are_named_before_the_work(finished, tmp_path, capsys):
+def test_output_paths_are_checked_before_the_work(finished, tmp_path, capsys):
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "w1"}')
     (tmp_path / "file").write_text("")
@@ -313,15 +313,15 @@ def test_outputs_that_cannot_be_written_are_named_before_the_work(finished, tmp_
 
 
 def test_reports_and_predictions_need_a_run(tmp_path, capsys):
-    """A folder that is no run is named."""
+    """The error names a folder that is not a run."""
     assert str(tmp_path) in fails(capsys, "report", str(tmp_path))
     assert str(tmp_path) in fails(capsys, "export", str(tmp_path), "--out", str(tmp_path / "x"))
 
 
-def test_help_is_quick_to_load():
-    """The command itself imports nothing heavy."""
+def test_the_parser_imports_nothing_heavy():
+    """Otherwise --help would take seconds."""
     code = (
-        "import sys, fedjax_peft.cli.main as c; c._parser();"
+        "import sys, fedjax_peft.cli.main, fedjax_peft.cli.parser as p; p.build_parser();"
         "print(sorted(m for m in ('jax', 'flax', 'transformers', 'datasets') if m in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -329,8 +329,8 @@ def test_help_is_quick_to_load():
 
 
 @pytest.mark.parametrize("chosen", [None, "elsewhere"])
-def test_compiled_programs_are_kept_where_the_user_says(tmp_path, monkeypatch, chosen):
-    """By default beside the other things that are fetched or made once."""
+def test_the_directory_of_compiled_programs(tmp_path, monkeypatch, chosen):
+    """The default is the package's cache directory; JAX's variable takes precedence."""
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     if chosen:
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / chosen))
@@ -348,15 +348,15 @@ def test_compiled_programs_are_kept_where_the_user_says(tmp_path, monkeypatch, c
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_experiment_configs_are_valid(path):
-    """Every committed config resolves."""
+    """Every config in experiments/ resolves."""
     from fedjax_peft.config import config
 
     for one in config.methods(config.load(path)).values():
         assert config.resolve(one)["rounds"] > 0
 
 
-def test_overrides_reach_every_method():
-    """The command line has the last word, over a method's own table too."""
+def test_overrides_apply_to_every_method():
+    """Overrides replace the keys of a method's own table too."""
     from fedjax_peft.config import config
 
     raw = {"rounds": 1, "methods": {"a": {"rounds": 2}, "b": {"peft": {"rank": 3}}}}
@@ -367,7 +367,7 @@ def test_overrides_reach_every_method():
 
 
 def test_demo_config_is_valid():
-    """Three methods, every key known."""
+    """All three methods resolve."""
     from fedjax_peft.config import config
 
     raw = config.load(Path(cli.__file__).with_name("demo.toml"))

@@ -1,4 +1,4 @@
-"""The completion scripts, as a shell uses them."""
+"""The completion scripts, executed by a shell."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ from fedjax_peft.cli import main as cli
 
 
 def completed(script: str, *words: str) -> set[str]:
-    """Returns what bash offers for the last one of the words."""
+    """Returns the completions that bash offers for the last word."""
     line = " ".join(f"'{word}'" for word in words)
     code = f"{script}\nCOMP_WORDS=({line}) COMP_CWORD={len(words) - 1}\n"
     code += '_shtab_fedjax_peft\nprintf "%s\\n" "${COMPREPLY[@]}"'
@@ -19,16 +19,17 @@ def completed(script: str, *words: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def bash():
-    """The script for bash."""
+    """The completion script for bash."""
     if shutil.which("bash") is None:
         pytest.skip("no bash")
     from fedjax_peft.cli.completion import script
+    from fedjax_peft.cli.parser import build_parser
 
-    return script(cli._parser(), "bash")
+    return script(build_parser(), "bash")
 
 
 def test_commands_options_and_keys(bash):
-    """All that can be typed."""
+    """Commands, options, choices and config keys are completed."""
     assert {"run", "report", "list"} <= completed(bash, "fedjax-peft", "")
     assert completed(bash, "fedjax-peft", "ini") == {"init"}
     assert completed(bash, "fedjax-peft", "run", "--dr") == {"--dry-run"}
@@ -40,7 +41,7 @@ def test_commands_options_and_keys(bash):
 
 
 def test_files(bash, tmp_path, monkeypatch):
-    """A config is a file."""
+    """The config argument completes file names."""
     (tmp_path / "mine.toml").touch()
     monkeypatch.chdir(tmp_path)
     assert completed(bash, "fedjax-peft", "run", "mi") == {"mine.toml"}
@@ -48,6 +49,6 @@ def test_files(bash, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("shell", ["zsh", "tcsh"])
 def test_other_shells(shell, capsys):
-    """They get a script."""
+    """Scripts exist for zsh and tcsh too."""
     assert cli.main(["completion", shell]) == 0
     assert "fedjax-peft" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What the command line shows of a run, in a terminal and elsewhere."""
+"""The display of a run, in a terminal and in other outputs."""
 
 import time
 
@@ -16,7 +16,7 @@ from fedjax_peft.simulation.simulate import simulate
 
 
 def run(**options):
-    """A run of four clients, two of them in a round."""
+    """Runs four clients, two of them per round."""
     return simulate(
         toy.model(),
         fedavg(optax.sgd(0.1)),
@@ -30,15 +30,15 @@ def run(**options):
 
 
 def show(tmp_path, verbosity=0):
-    """A run on the screen."""
+    """Runs with the display of the command line."""
     with console.screen(
         "mine", "fedavg over lora", 2, tmp_path / "metrics.jsonl", verbosity=verbosity
     ) as screen:
         return run(on_phase=screen.on_phase, on_round=screen.on_round)
 
 
-def test_the_banner_foretells_the_first_round(tmp_path, capsys):
-    """Clients, parameters, device and out; steps and bytes are those of the first row."""
+def test_the_banner_estimates_the_first_round(tmp_path, capsys):
+    """Its clients, steps and bytes equal those of the first row."""
     seen = []
     result = run(on_phase=seen.append)
     costs, row = seen[0].details["estimate"], result.metrics[1]
@@ -48,12 +48,12 @@ def test_the_banner_foretells_the_first_round(tmp_path, capsys):
     assert costs.memory["data"] == sum(x.nbytes for x in toy.dataset(24).columns.values())
     text = console.banner("mine", "fedavg over lora", seen[0])
     assert text.startswith("mine: fedavg over lora, 2 rounds\n")
-    for part in ("4, of which 2 in a round", "frozen", f"{costs.steps} local steps", "20 examples"):
+    for part in ("4, of which 2 per round", "frozen", f"{costs.steps} local steps", "20 examples"):
         assert part in text
 
 
 def test_plain_lines(tmp_path, capsys):
-    """The banner, the compilations, and a line for every round."""
+    """They are the banner, the compilations and one line for each round."""
     show(tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("mine: fedavg over lora")
@@ -64,7 +64,7 @@ def test_plain_lines(tmp_path, capsys):
 
 @pytest.mark.parametrize(("verbosity", "lines"), [(-1, 0), (1, 1)])
 def test_quiet_and_verbose(tmp_path, capsys, verbosity, lines):
-    """Nothing at all, or what every round took."""
+    """Quiet prints nothing; verbose prints the duration of every round."""
     show(tmp_path, verbosity)
     printed = capsys.readouterr().out
     assert bool(printed) == bool(lines)
@@ -72,7 +72,7 @@ def test_quiet_and_verbose(tmp_path, capsys, verbosity, lines):
 
 
 def test_a_terminal_has_a_bar(tmp_path, capsys, monkeypatch):
-    """With the metrics of the last round, and names that are no markup."""
+    """The bar shows the metrics of the last round. Names are not interpreted as markup."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
     with console.screen("[red]x", "fedavg", 2, tmp_path / "metrics.jsonl") as screen:
@@ -83,22 +83,22 @@ def test_a_terminal_has_a_bar(tmp_path, capsys, monkeypatch):
     assert "loss" in printed
 
 
-def test_silence_is_broken(tmp_path, capsys, monkeypatch):
-    """A phase that lasts is named again and again; it ends with the run."""
+def test_a_long_phase_is_printed_repeatedly(tmp_path, capsys, monkeypatch):
+    """The repetition ends with the run."""
     monkeypatch.setattr(console, "SECONDS", 0.1)
     with console.screen("mine", "", 3, tmp_path / "metrics.jsonl") as screen:
         screen.on_phase(Phase("compiling", 1, 3, details={"program": "round"}))
         screen.on_phase(Phase("training", 1, 3))
         time.sleep(0.5)
-    signs = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" s")]
-    assert len(signs) >= 2
-    assert signs[0].startswith("mine  compiling (round), then training round 1 of 3, ")
+    repeats = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" s")]
+    assert len(repeats) >= 2
+    assert repeats[0].startswith("mine  compiling (round), then training round 1 of 3, ")
     time.sleep(0.2)
     assert capsys.readouterr().out == ""
 
 
-def test_bytes_count_from_before_a_resume(tmp_path, capsys):
-    """Rows after the one that a run goes on from do not count: they are made again."""
+def test_bytes_include_the_rounds_before_a_resume(tmp_path, capsys):
+    """Rows after the checkpoint do not count, because these rounds run again."""
     row = {"bytes_up": 1_000_000, "bytes_down": 500_000}
     for number in range(4):
         append_metrics(tmp_path / "metrics.jsonl", {"round": number, **row})
@@ -117,8 +117,8 @@ optimizer.learning_rate = 3e-3
 """
 
 
-def test_a_dry_run_leaves_nothing(tmp_path, capsys, monkeypatch):
-    """The complete config and the banner; no program is compiled, and nothing is written."""
+def test_a_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
+    """It prints the complete config and the banner, and compiles no program."""
     testing.write_tiny_checkpoint(tmp_path / "model")
     testing.write_tiny_texts(tmp_path / "data", train=40, test=20)
     (tmp_path / "c.toml").write_text(CONFIG)

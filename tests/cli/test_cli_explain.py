@@ -1,4 +1,4 @@
-"""``run --explain`` and ``list``: what a key or a name means, read off the functions themselves."""
+"""``run --explain`` and ``list``: the meaning of keys and names, from the docstrings."""
 
 import pytest
 
@@ -10,17 +10,17 @@ from fedjax_peft.config import config
 KEYS = config.all_keys()
 
 
-def test_every_key_says_what_it_means():
-    """Whoever adds an argument that a config can give documents it."""
+def test_every_key_is_documented():
+    """An argument that a config can set needs a docstring."""
     assert len(KEYS) > 200
-    silent = [f"{key.dotted} of {key.owner.__name__}" for key in KEYS if not explain.meaning(key)]
-    assert silent == []
-    # A reference to another argument explains nothing.
+    missing = [f"{key.dotted} of {key.owner.__name__}" for key in KEYS if not explain.meaning(key)]
+    assert missing == []
+    # A reference to another argument is not an explanation.
     assert [key.dotted for key in KEYS if explain.meaning(key).startswith("see ")] == []
 
 
 def test_every_key_has_a_type_and_a_default():
-    """In words, and nothing of Python's own notation."""
+    """Both are in words, without Python's notation."""
     for key in KEYS:
         text = f"{explain.type_text(key.kind)}, {explain.default_text(key.default)}"
         assert not any(word in text for word in ("None", "typing", "Ellipsis", "True", "()")), text
@@ -35,7 +35,7 @@ def test_every_key_has_a_type_and_a_default():
         ("data.columns", ["table of texts, none by default", "our column name"]),
         ("client_ranks", ["list of whole numbers"]),
         ("sampling", ['"uniform" or "size" or "poisson"', 'default "uniform"']),
-        ("client_holdout", ["kept out of training"]),  # a field's own text
+        ("client_holdout", ["held out"]),  # documented as a field
         ("peft.activation", ["(of houlsby)", "Hugging Face name"]),  # by reference
         ("peft", ["  dora "]),
         ("peft.name", ["  dora "]),
@@ -44,7 +44,7 @@ def test_every_key_has_a_type_and_a_default():
     ],
 )
 def test_explain(word, parts):
-    """A key by its whole or last name, or a table."""
+    """The word is a key, the last part of a key, or a table."""
     text = explain.explain(word)
     for part in parts:
         assert part in text
@@ -53,13 +53,13 @@ def test_explain(word, parts):
 
 
 def test_explain_names_the_nearest_key():
-    """As every other error."""
+    """A misspelt key is an error."""
     with pytest.raises(errors.InputError, match="'rank'"):
         explain.explain("rnk")
 
 
 def test_explain_needs_no_config(capsys):
-    """Like --help."""
+    """``--explain`` answers without a config file."""
     with pytest.raises(SystemExit) as exit_:
         cli.main(["run", "--explain", "peft.rank"])
     assert exit_.value.code == 0
@@ -84,15 +84,15 @@ def test_explain_needs_no_config(capsys):
     ids=" ".join,
 )
 def test_list_can_be_filtered(capsys, words, there, not_there):
-    """By section, name, or a part of either."""
+    """The words are a section, a name, or a part of a name."""
     assert cli.main(["list", *words]) == 0
     printed = capsys.readouterr().out
     assert all(text in printed for text in there), printed
     assert not any(text in printed for text in not_there), printed
 
 
-def test_list_of_nothing_names_the_nearest(capsys):
-    """A misspelt name or section."""
+def test_list_names_the_nearest_for_misspelt_words(capsys):
+    """The word can be a name or a section."""
     assert cli.main(["list", "algorithm", "dito"]) == 2
     assert "'ditto'" in capsys.readouterr().err
     assert cli.main(["list", "algorythms"]) == 2

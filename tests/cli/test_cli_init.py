@@ -1,4 +1,4 @@
-"""``fedjax-peft init``: a config that runs as it is written."""
+"""``fedjax-peft init`` writes a config that runs without changes."""
 
 import csv
 
@@ -12,7 +12,7 @@ from fedjax_peft.rows import read_metrics
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """An empty working directory, and a tiny model in place of MiniLM."""
+    """A working directory with a tiny checkpoint, which replaces MiniLM."""
     testing.write_tiny_checkpoint(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -25,16 +25,16 @@ def write_table(path, rows, header=("id", "who", "review body", "stars")):
 
 
 def refused(capsys, *words):
-    """Returns the message of a refused ``init``."""
+    """Returns the error message of an ``init`` that must fail."""
     assert cli.main(["init", *words]) == 2
     return capsys.readouterr().err
 
 
-def test_a_sample_runs_as_it_is(place, capsys):
-    """Config and sample are written, and the printed line works."""
+def test_the_sample_runs_without_changes(place, capsys):
+    """Config and sample are written, and the printed command works."""
     assert cli.main(["init", "mine"]) == 0
     printed = capsys.readouterr().out
-    assert "Texts are in 'review', labels in 'mood'." in printed
+    assert "Text column: 'review'. Label column: 'mood'." in printed
     (line,) = [line for line in printed.splitlines() if line.startswith("Next: fedjax-peft ")]
     words = line.removeprefix("Next: fedjax-peft ").split()
     assert cli.main([*words, "model=model", "rounds=1", "clients_per_round=2"]) == 0
@@ -46,37 +46,37 @@ def test_a_sample_runs_as_it_is(place, capsys):
     assert "#~" not in text
 
 
-def test_a_table_of_ones_own(place, capsys):
-    """Its columns are guessed, said, and written down; its place is relative to the config."""
+def test_a_users_table(place, capsys):
+    """Its columns are guessed, printed and written; its path is relative to the config."""
     rows = [(i, f"user {i % 7}", f"word {i} and some more", i % 5) for i in range(3000)]
     write_table(place / "r.csv", rows)
     assert cli.main(["init", "deep/mine", "--data", "r.csv"]) == 0
-    assert "Texts are in 'review body', labels in 'stars'." in capsys.readouterr().out
+    assert "Text column: 'review body'. Label column: 'stars'." in capsys.readouterr().out
     text = (place / "deep/mine/config.toml").read_text()
     assert 'name = "../../r.csv"' in text
     assert "'natural', by = \"who\"" in text
     raw = config.load(place / "deep/mine/config.toml")
     resolved = config.resolve(config.override(raw, "model=model"))
-    assert resolved["data"]["test_examples"] == 500, "an evaluation takes seconds"
+    assert resolved["data"]["test_examples"] == 500, "limited, so that an evaluation takes seconds"
     data, clients = config.federation(resolved)
     assert (len(data["train"]), len(data["test"]), len(clients)) == (2400, 500, 20)
     assert data["train"].label_names == tuple("01234")
 
 
-def test_columns_that_are_named(place, capsys):
-    """Named ones go before guessed ones, and a misspelt one before anything is written."""
+def test_given_columns(place, capsys):
+    """Given names are used instead of guesses; for a misspelt name, nothing is written."""
     write_table(place / "r.csv", [(i, i % 2, "a longer text", i % 3) for i in range(40)])
     assert "Did you mean 'stars'" in refused(capsys, "x", "--data", "r.csv", "--label", "star")
     assert not (place / "x").exists()
     words = ["--data", "r.csv", "--text", "review body", "--label", "who"]
     assert cli.main(["init", "x", *words]) == 0
-    assert "labels in 'who'" in capsys.readouterr().out
+    assert "Label column: 'who'" in capsys.readouterr().out
 
 
-def test_what_is_refused(place, capsys):
-    """Nothing is replaced, and no table is taken for what it is not."""
+def test_errors(place, capsys):
+    """Existing files are not replaced, and a column of names is not used as labels."""
     write_table(place / "r.csv", [(i, f"u{i}", f"t{i}") for i in range(40)], ("id", "who", "text"))
-    assert "no classes" in refused(capsys, "x", "--data", "r.csv")
+    assert "too many for classes" in refused(capsys, "x", "--data", "r.csv")
     assert "no file 'y.csv'" in refused(capsys, "x", "--data", "y.csv")
     assert "--data FILE" in refused(capsys, "x", "--text", "who")
     (place / "x").mkdir()

@@ -1,4 +1,4 @@
-"""``fedjax-peft resume``: an interrupted run goes on where it is, with no override to repeat."""
+"""``fedjax-peft resume`` continues an interrupted run; its overrides need not be repeated."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ peft.rank = 3
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A folder with a model, data and two configs."""
+    """A folder with a tiny model, tiny texts and two configs."""
     root = tmp_path_factory.mktemp("project")
     testing.write_tiny_checkpoint(root / "model")
     testing.write_tiny_texts(root / "data", train=24, test=8)
@@ -47,7 +47,7 @@ def project(tmp_path_factory):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Replaces training: a call is listed, and leaves a run of all rounds or is interrupted."""
+    """Replaces training: a call is recorded, and writes a finished or an interrupted run."""
     calls, interrupted = [], set()
 
     def run(config, *, out, resume=False, **_):
@@ -69,7 +69,7 @@ def runs(monkeypatch):
     return run
 
 
-def test_ctrl_c_prints_the_command_that_goes_on(project, tmp_path, runs, capsys):
+def test_an_interrupt_prints_the_command_to_continue(project, tmp_path, runs, capsys):
     out = tmp_path / "my run"
     runs.interrupted.add("my run")
     arguments = ["run", str(project / "single.toml"), "peft.rank=5", "seed=7", "--out", str(out)]
@@ -83,7 +83,7 @@ def test_ctrl_c_prints_the_command_that_goes_on(project, tmp_path, runs, capsys)
     assert (again["peft"]["rank"], again["seed"]) == (5, 7)
 
 
-def test_all_methods_go_on_those_not_begun_too(project, tmp_path, runs, capsys):
+def test_methods_without_a_run_yet_are_resumed_too(project, tmp_path, runs, capsys):
     out = tmp_path / "runs"
     runs.interrupted.add("one")
     several = str(project / "several.toml")
@@ -96,14 +96,14 @@ def test_all_methods_go_on_those_not_begun_too(project, tmp_path, runs, capsys):
         ("two", 4, "two"),
     ]
     assert "one" in capsys.readouterr().out
-    # One of them, and later more rounds of all.
+    # More rounds for one of the methods, then for all of them.
     assert cli.main(["resume", str(out / "two"), "rounds=4"]) == 0
     assert runs.calls[-1][0]["rounds"] == 4
     assert cli.main(["resume", str(out), "rounds=5"]) == 0
     assert [c["rounds"] for c, _, _ in runs.calls[-2:]] == [5, 5]
 
 
-def test_the_config_of_a_run_is_resumed_where_it_is(project, tmp_path, runs, monkeypatch):
+def test_the_recorded_config_is_resumed_in_its_directory(project, tmp_path, runs, monkeypatch):
     out = tmp_path / "elsewhere"
     monkeypatch.chdir(tmp_path)
     assert cli.main(["run", str(project / "single.toml"), "--out", str(out)]) == 0
@@ -112,7 +112,7 @@ def test_the_config_of_a_run_is_resumed_where_it_is(project, tmp_path, runs, mon
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_resume_with_nothing_to_resume_says_so(project, tmp_path, runs, capsys, monkeypatch):
+def test_errors_when_there_is_nothing_to_resume(project, tmp_path, runs, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments in (
         ["run", str(project / "single.toml"), "--resume"],
@@ -128,12 +128,12 @@ def test_a_resume_with_nothing_to_resume_says_so(project, tmp_path, runs, capsys
     assert "Did you mean 'run'?" in capsys.readouterr().err
     assert cli.main(["resume", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "has made all of its 3 rounds" in text
+    assert "has finished all 3 rounds" in text
     assert f"fedjax-peft resume {out} rounds=6" in text
     assert len(runs.calls) == 1
 
 
-def test_a_real_run_goes_on_by_its_directory_alone(project, tmp_path):
+def test_a_run_is_resumed_from_its_directory_alone(project, tmp_path):
     def rows(out):
         lines = (out / "metrics.jsonl").read_text().splitlines()
         return [{**json.loads(line), "time": 0} for line in lines]

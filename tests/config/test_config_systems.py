@@ -518,4 +518,4 @@ def test_list_shows_presets_user_choices_and_partitions(capsys):
     assert "you choose: rounds, clients_per_round, partition" in shown
     line = 'partition = "paper": dirichlet (clients = 30, alpha = 0.1, mode = client_prior,'
     assert line in shown
-    assert "5 clients a round, 500 rounds (FeDeRA, Table 1)" in shown
+    assert "5 clients per round, 500 rounds (FeDeRA, Table 1)" in shown

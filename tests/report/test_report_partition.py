@@ -158,7 +158,7 @@ def test_configs_that_share_data_alike_are_reported_once():
     }
     other = {**one, "partition": {"name": "natural", "by": "client"}}
     configs = {"a": one, "b": {**one, "rounds": 3}, "c": other, "d": {**one, "seed": 1}}
-    assert list(partition_report.different(configs)) == ["a", "c", "d"]
+    assert list(partition_report.distinct_partitions(configs)) == ["a", "c", "d"]
     assert partition_report.title(one) == "d: dirichlet(clients=5)"
     assert partition_report.classes_key(other) is None
     by = {**one, "partition": {"name": "iid", "by": "cluster"}}

@@ -195,4 +195,4 @@ def test_a_preset_that_is_gone_does_not_stop_a_run_from_being_read(checkpoint, t
     (out / "config.toml").write_text(config.replace('"fedlr"', '"ffa_lora"'))  # renamed since
     assert_same(fp.load_run(out), before)
     assert cli.main(["resume", str(out)]) == 0
-    assert "nothing left to resume" in capsys.readouterr().out
+    assert "nothing to resume" in capsys.readouterr().out

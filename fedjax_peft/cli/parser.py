@@ -1,0 +1,234 @@
+"""The commands of ``fedjax-peft`` and their options."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fedjax_peft import __version__, display
+from fedjax_peft.cli import results, running, tools
+
+__all__ = ["build_parser"]
+
+_RUN_HELP = """\
+a config is a TOML file; every key can be replaced on the command line:
+  fedjax-peft run my.toml rounds=20 peft.rank=8 algorithm=fedprox --out runs/mine
+
+how to write a config and find its keys:
+  fedjax-peft init mine                write a commented config for your own data, ready to run
+  fedjax-peft list                     list models, data sets, algorithms and other names
+  fedjax-peft list algorithm ditto     describe an algorithm and its keys
+  fedjax-peft list keys rate           list all keys that concern "rate"
+  fedjax-peft run --explain peft.rank  explain one key: meaning, type and default
+"""
+
+
+class _ArgumentParser(argparse.ArgumentParser):
+    """A parser whose errors show arguments shortened and without terminal escapes."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(display.paragraph(message))
+
+
+class _Explain(argparse.Action):
+    """Prints the answer to ``--explain KEY`` and exits, as ``--help`` does; no config is needed."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        from fedjax_peft.cli.explain import explain
+
+        print(explain(values))
+        parser.exit()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands; each command's function is in ``options.command``."""
+    parser = _ArgumentParser(
+        prog="fedjax-peft",
+        description="Simulate federated parameter-efficient fine-tuning of transformers.",
+    )
+    parser.add_argument("--version", action="version", version=f"fedjax_peft {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, function: Callable[[argparse.Namespace], None], text: str) -> Any:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(command=function, parser=added)
+        return added
+
+    _add_running(command)
+    _add_results(command)
+    _add_tools(command, parser)
+    return parser
+
+
+def _add_running(command: Callable[..., Any]) -> None:
+    run = command("run", running.run, "run a config file")
+    run.epilog = _RUN_HELP
+    run.formatter_class = argparse.RawDescriptionHelpFormatter
+    run.add_argument("config", type=Path, metavar="CONFIG.toml")
+    run.add_argument(
+        "--explain",
+        action=_Explain,
+        metavar="KEY",
+        help="explain a config key and stop: peft.rank, rank, algorithm",
+    )
+    run.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="run only this [methods.NAME]"
+    )
+    _add_overrides(run)
+    _add_run_options(run)
+
+    resume = command("resume", running.resume, "continue an interrupted run")
+    resume.add_argument(
+        "run", type=Path, metavar="RUN", help="a run, or a folder with the runs of several methods"
+    )
+    resume.add_argument(
+        "overrides", nargs="*", metavar="rounds=N", help="more rounds than first planned"
+    )
+    _add_verbosity(resume)
+    resume.set_defaults(resume=True, overwrite=False, dry_run=False)
+
+    demo = command(
+        "demo", running.demo, "compare three methods on real data; a few minutes on two CPU cores"
+    )
+    _add_overrides(demo)
+    _add_run_options(demo)
+
+
+def _add_results(command: Callable[..., Any]) -> None:
+    report = command("report", results.report, "compare runs: table, report.html and curves")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="or a folder of runs")
+    report.add_argument("--out", type=Path, metavar="DIR", help="default: beside the runs")
+    report.add_argument(
+        "--target",
+        type=float,
+        metavar="0.8",
+        help="also show the cost of reaching 90, 95 and 99 %% of this test score",
+    )
+
+    export = command("export", results.export, "write a run's adapter and head, or merged model")
+    export.add_argument("run", type=Path, metavar="RUN")
+    export.add_argument(
+        "--format",
+        choices=["peft", "adapterhub", "merged"],
+        default="peft",
+        help="for Hugging Face PEFT (default), for AdapterHub's adapters, or a plain checkpoint",
+    )
+    _add_client_options(export, "one export for each of these clients (or all), in a folder")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR")
+    export.add_argument("--overwrite", action="store_true", help="replace another export in DIR")
+
+    predict = command(
+        "predict",
+        results.predict,
+        'predict for lines such as {"text": ...}, {"tokens": [...]} or {"question": ...,'
+        ' "context": ...}, depending on the run\'s task',
+    )
+    predict.add_argument("run", type=Path, metavar="RUN")
+    predict.add_argument("--input", type=Path, required=True, metavar="FILE.jsonl")
+    predict.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE.jsonl",
+        help="the file to write; with --clients a folder",
+    )
+    _add_client_options(predict, "one file for each of these clients (or all), in a folder")
+
+
+def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> None:
+    init = command("init", tools.init, "write a commented config for your own data, ready to run")
+    init.add_argument("directory", type=Path, metavar="DIR")
+    init.add_argument(
+        "--data", type=Path, metavar="FILE", help="your table; by default a small sample is made"
+    )
+    init.add_argument("--text", metavar="COLUMN", help="column of the texts; default: guessed")
+    init.add_argument("--label", metavar="COLUMN", help="column of the labels; default: guessed")
+
+    shares = command(
+        "partition", tools.partition, "show how a config partitions its data, without training"
+    )
+    shares.add_argument("config", type=Path, metavar="CONFIG.toml")
+    _add_overrides(shares)
+    shares.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: runs/<config's name>-partition"
+    )
+    shares.add_argument(
+        "--by", metavar="KEY", help="key of the classes; default: the partition's, or the labels"
+    )
+    shares.add_argument(
+        "--measure",
+        choices=["js", "js_sqrt", "jeffreys"],
+        default="js",
+        help="distance between clients: Jensen-Shannon (default), its root, or Jeffreys / 2",
+    )
+    shares.add_argument(
+        "--base",
+        choices=["2", "e", "10"],
+        default="2",
+        help="base of the logarithm in Jensen-Shannon",
+    )
+
+    bench = command("bench", tools.bench, "time the local-update engine on random data")
+    _add_overrides(bench)
+    bench.add_argument("--json", action="store_true", help="print one JSON object")
+
+    fetch = command("assets", tools.list_assets, "list or fetch the demo's model and data")
+    fetch.add_argument("name", nargs="?", metavar="NAME")
+
+    shell = command(
+        "completion", tools.completion, "print a script for your shell that completes with Tab"
+    )
+    shell.add_argument("shell", choices=["bash", "zsh", "tcsh"])
+    shell.epilog = 'bash: eval "$(fedjax-peft completion bash)" in ~/.bashrc'
+    shell.set_defaults(root=parser)
+
+    names = command("list", tools.list_names, "list the names that a config can use")
+    names.add_argument(
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="models, backbones, data, partitions, peft, algorithms, aggregators, optimizers,"
+        " transforms, systems or keys, optionally with a name (list algorithm ditto) or a part of"
+        " one (list keys rate); or any part of a name or description",
+    )
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="replaces a config key; key= removes it"
+    )
+
+
+def _add_client_options(parser: argparse.ArgumentParser, several: str) -> None:
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
+        "--client", type=int, metavar="N", help="use this client's model, not the global one"
+    )
+    chosen.add_argument("--clients", metavar="0,3,7|all", help=several)
+
+
+def _add_verbosity(parser: argparse.ArgumentParser) -> None:
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("-q", "--quiet", action="store_true", help="show only the final table")
+    amount.add_argument(
+        "-v", "--verbose", action="store_true", help="show every phase and its duration"
+    )
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/<config's name>")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="show the complete config and the cost of a round, and stop before training",
+    )
+    _add_verbosity(parser)
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    existing.add_argument("--overwrite", action="store_true", help="replace an existing run")

@@ -1,0 +1,109 @@
+"""The commands ``report``, ``export`` and ``predict``: they read the directories of runs.
+
+Heavy modules are imported inside the functions, so that ``--help`` answers at once.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedjax_peft.cli.process import prepare_jax
+from fedjax_peft.files import check_output, replace_file
+
+if TYPE_CHECKING:
+    from fedjax_peft.loading import TrainedModels
+    from fedjax_peft.report.records import RunRecord
+
+__all__ = ["export", "predict", "print_table", "report"]
+
+
+def report(options: argparse.Namespace) -> None:
+    """Prints the comparison of runs and writes ``report.html`` with its figures."""
+    from rich.console import Console
+
+    from fedjax_peft.report import page as reports
+    from fedjax_peft.report.records import load_runs
+
+    runs = [run for path in options.runs for run in load_runs(path)]
+    print_table(runs)
+    common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
+    page = reports.write_report(runs, options.out or common, target=options.target)
+    if options.target is not None:
+        console = Console()
+        console.print("", reports.target_table(runs, options.target, console.width), sep="\n")
+    print(page)
+
+
+def print_table(runs: "Sequence[RunRecord]") -> None:
+    """Prints the table of runs and, if there are several, a sentence about the best one."""
+    from rich.console import Console
+
+    from fedjax_peft.report import page as reports
+
+    console = Console()
+    console.print(reports.table(runs, console.width))
+    if len(runs) > 1:
+        console.print("", reports.conclusion(runs), sep="\n", markup=False, highlight=False)
+
+
+def export(options: argparse.Namespace) -> None:
+    """Writes the trained leaves of a run in an exchange format."""
+    prepare_jax()
+    from fedjax_peft.peft.io import export as exporting
+    from fedjax_peft.peft.io.describe import describe
+
+    models = _models(options)
+    how = {"format": options.format, "overwrite": options.overwrite}
+    if options.clients is None:
+        params = models.params(options.client)
+        first = out = exporting.export(models.model, params, options.out, **how)
+    else:
+        clients = ((c, models.params(c)) for c in models.chosen)
+        out = exporting.export_clients(models.model, clients, options.out, **how)
+        first = exporting.client_directory(out, models.chosen[0])
+    print(f"{out}\n{describe(models.model, first, options.format)}")
+    _print_note(models)
+
+
+def predict(options: argparse.Namespace) -> None:
+    """Writes the predictions of a run's model for the lines of a file."""
+    prepare_jax()
+    from fedjax_peft import inference, loading
+    from fedjax_peft.simulation import record
+
+    check_output(options.output)  # before the work whose result goes there
+    task, length = loading.inputs_of(options.run, record.read_config(options.run))
+    rows = inference.read_inputs(options.input, task)
+    models = _models(options)
+    clients: list[int | None] = [*models.chosen] or [None]
+    for client in clients:
+        params = models.params(client)
+        answers = inference.answer(models.model, params, rows, task=task, max_length=length or 128)
+        lines = "".join(f"{json.dumps(line)}\n" for line in answers)
+        output = options.output
+        if options.clients is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            output = output / f"client_{client:04d}.jsonl"
+        replace_file(output, lines.encode())
+    _print_note(models)
+
+
+def _models(options: argparse.Namespace) -> "TrainedModels":
+    """Returns the models of a run that the options select."""
+    from fedjax_peft.loading import load_models
+    from fedjax_peft.simulation.client_models import check_format
+
+    clients = options.clients if options.client is None else [options.client]
+    models = load_models(options.run, clients)
+    if hasattr(options, "format"):
+        check_format(options.format, moved=models.algorithm.server.frozen_delta is not None)
+    return models
+
+
+def _print_note(models: "TrainedModels") -> None:
+    if models.note:
+        print(f"fedjax-peft: {models.note}", file=sys.stderr)

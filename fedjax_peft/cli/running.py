@@ -1,0 +1,160 @@
+"""The commands ``run``, ``resume`` and ``demo``: they train and print the table of the runs.
+
+Heavy modules are imported inside the functions, so that ``--help`` answers at once.
+"""
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedjax_peft import display
+from fedjax_peft.cli.process import prepare_jax
+from fedjax_peft.cli.results import print_table
+from fedjax_peft.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from fedjax_peft.report.records import RunRecord
+
+__all__ = ["demo", "resume", "run"]
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the methods of a config file."""
+    path, out = options.config, Path("runs") / options.config.stem
+    if options.resume and path.name == "config.toml" and (path.parent / "metrics.jsonl").exists():
+        out = path.parent  # the config of a run: continue this run in its own directory
+    _run_file(path, options, default_out=out)
+
+
+def resume(options: argparse.Namespace) -> None:
+    """Continues a run, or the runs of a config with several methods."""
+    prepare_jax()
+    from fedjax_peft.cli import resuming
+    from fedjax_peft.config import config as configs
+
+    stored = resuming.stored_configs(options.run)
+    written = configs.methods({"methods": stored}, options.overrides)
+    # `methods` fills in a missing name with that of the folder, which is not part of the config.
+    written = {name: {**one, "name": stored[name].get("name")} for name, one in written.items()}
+    resolved = {name: configs.resolve_recorded(one) for name, one in written.items()}
+    if all(resuming.is_finished(options.run / n, one["rounds"]) for n, one in resolved.items()):
+        rounds = max(one["rounds"] for one in resolved.values())
+        print(
+            f"There is nothing to resume: {options.run} has finished all {rounds} rounds. To train"
+            f" for more rounds: {resuming.command(options.run)} rounds={2 * rounds}"
+        )
+        return
+    _run_all(resolved, options, options.run, options.run.resolve().name)
+
+
+def demo(options: argparse.Namespace) -> None:
+    """Runs the demo's config and prints suggestions for next steps."""
+    if not options.resume:  # the demo replaces its earlier results
+        options.overwrite = True
+    out = options.out or Path("runs/demo")
+    config = Path(__file__).with_name("demo.toml")
+    records = _run_file(config, options, default_out=out)
+    if options.dry_run:
+        return
+    from fedjax_peft.report import page as reports
+
+    page = reports.write_report(records, out)
+    first = out / records[0].path.name
+    print(f"\nCurves and details: {page}\nNext, use the trained adapter:")
+    print(f"  fedjax-peft export {first} --format peft --out adapter")
+    print("Or change a setting and compare:")
+    again = out.with_name(f"{out.name}-seed1")
+    print(f"  fedjax-peft demo seed=1 --out {again} && fedjax-peft report {out} {again} --out runs")
+
+
+def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> list["RunRecord"]:
+    """Runs every method of a config file, prints the table and returns the records."""
+    prepare_jax()
+    from fedjax_peft.cli import resuming
+    from fedjax_peft.config import config as configs
+    from fedjax_peft.config import presets
+
+    out = options.out or default_out
+    # All configs are checked before the first run starts.
+    raw = configs.methods(configs.load(path), options.overrides)
+    only = getattr(options, "only", [])
+    for name in only:
+        if name not in raw:
+            raise InputError(f"{path} has no [methods.{name}]. {nearest(name, raw)}")
+    raw = {name: one for name, one in raw.items() if name in only or not only}
+    resolved = {name: configs.resolve(one) for name, one in raw.items()}
+    if options.quiet <= options.verbose:
+        for name, config in resolved.items():
+            title = config["name"] or name or path.stem
+            for line in presets.notices(raw[name], config):
+                print(display.one_line(f"fedjax-peft: {title}: {line}"), file=sys.stderr)
+    if options.resume and not options.dry_run:
+        resuming.check_resumable(out, resolved)
+    return _run_all(resolved, options, out, path.stem)
+
+
+def _run_all(
+    resolved: dict[str, dict[str, Any]], options: argparse.Namespace, out: Path, title: str
+) -> list["RunRecord"]:
+    """Runs resolved configs, prints the table and returns the records.
+
+    Args:
+      resolved: name -> config; the run's directory is ``out`` / name.
+      options: the options of ``run``.
+      out: the directory of the runs.
+      title: the title of a run without a name.
+    """
+    from fedjax_peft.cli import console, resuming
+    from fedjax_peft.config import config as configs
+    from fedjax_peft.simulation import record
+
+    titles = {name: config["name"] or name or title for name, config in resolved.items()}
+    if options.dry_run:
+        for name, config in resolved.items():
+            print(*map(display.printable, record.config_text(config).split("\n")), sep="\n")
+            show = console.dry_run(titles[name], configs.describe(config), print)
+            with contextlib.suppress(console.DryRun):
+                configs.run(config, on_phase=show)
+        return []
+    if options.overwrite:
+        for name in resolved:
+            record.remove_run(out / name)
+    resuming.note_methods(out, resolved)
+    try:
+        return _run_each(resolved, titles, options, out)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"Continue with: {resuming.command(out)}") from None
+
+
+def _run_each(
+    resolved: dict[str, dict[str, Any]],
+    titles: dict[str, str],
+    options: argparse.Namespace,
+    out: Path,
+) -> list["RunRecord"]:
+    """Runs resolved configs one after the other; see :func:`_run_all`."""
+    from fedjax_peft.cli import console
+    from fedjax_peft.config import config as configs
+    from fedjax_peft.report.records import load_run
+
+    records = []
+    for name, config in resolved.items():
+        with console.screen(
+            titles[name],
+            configs.describe(config),
+            config["rounds"],
+            out / name / "metrics.jsonl",
+            verbosity=options.verbose - options.quiet,
+        ) as screen:
+            configs.run(
+                config,
+                out=out / name,
+                resume=options.resume,
+                on_round=screen.on_round,
+                on_phase=screen.on_phase,
+            )
+        records.append(load_run(out / name))
+    print_table(records)
+    return records

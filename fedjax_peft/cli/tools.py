@@ -1,0 +1,155 @@
+"""The commands ``init``, ``partition``, ``bench``, ``assets``, ``list`` and ``completion``.
+
+Heavy modules are imported inside the functions, so that ``--help`` answers at once.
+"""
+
+import argparse
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedjax_peft import assets, display
+from fedjax_peft.cli.process import prepare_jax
+
+if TYPE_CHECKING:
+    from fedjax_peft.data.catalog import Source
+
+__all__ = ["bench", "completion", "init", "list_assets", "list_names", "partition"]
+
+
+def init(options: argparse.Namespace) -> None:
+    """Writes a config for the user's data and prints the command that runs it."""
+    from fedjax_peft.cli.init import write_project
+
+    project = write_project(
+        options.directory, data=options.data, text=options.text, label=options.label
+    )
+    print(*project.files, sep="\n")
+    print(display.one_line(f"Text column: {project.text!r}. Label column: {project.label!r}."))
+    config = options.directory / "config.toml"
+    out = Path("runs") / options.directory.absolute().name
+    print(f"Next: fedjax-peft run {shlex.quote(str(config))} --out {shlex.quote(str(out))}")
+
+
+def partition(options: argparse.Namespace) -> None:
+    """Prints and writes the report of a config's partition."""
+    prepare_jax()
+    from rich.console import Console
+
+    from fedjax_peft.config import config as configs
+    from fedjax_peft.report import partition as reports
+
+    out = options.out or Path("runs") / f"{options.config.stem}-partition"
+    raw = configs.methods(configs.load(options.config), options.overrides)
+    resolved = {name: configs.resolve(one) for name, one in raw.items()}
+    distinct = reports.distinct_partitions(resolved)
+    for name, config in distinct.items():
+        _, clients = configs.federation(config)
+        report = reports.inspect(
+            clients,
+            reports.title(config),
+            by=options.by or reports.classes_key(config),
+            measure=options.measure,
+            base=math.e if options.base == "e" else float(options.base),
+        )
+        Console().print(reports.size_table(report), "", reports.class_table(report), sep="\n")
+        for path in reports.write(report, out / name if len(distinct) > 1 else out):
+            print(path)
+
+
+def bench(options: argparse.Namespace) -> None:
+    """Prints the speed of the local-update engine."""
+    prepare_jax(cache=False)  # with the cache, compile_s would be the time of a look-up
+    from fedjax_peft.cli import bench as benching
+    from fedjax_peft.cli import console
+    from fedjax_peft.config import config as configs
+
+    given: dict[str, Any] = {}
+    for text in options.overrides:
+        given = configs.override(given, text)
+    arguments = configs.check_arguments(benching.bench, given)
+    with console.progress_lines("bench") as on_phase:
+        result = benching.bench(**arguments, on_phase=on_phase)
+    if options.json:
+        print(json.dumps(result))
+        return
+    for key, value in result.items():
+        if key != "shape":
+            print(f"{key:20} {value:,.4g}" if isinstance(value, float) else f"{key:20} {value}")
+
+
+def list_assets(options: argparse.Namespace) -> None:
+    """Fetches one asset and prints its path, or lists all assets."""
+    if options.name is not None:
+        print(assets.fetch(options.name))
+        return
+    for name, asset in assets.ASSETS.items():
+        state = "fetched" if assets.is_cached(name) else "not fetched"
+        print(f"{name:14} {state:12} {asset.description} ({asset.licence})")
+    print(f"Stored in {assets.cache_dir()} (set FEDJAX_PEFT_CACHE to change the directory).")
+
+
+def completion(options: argparse.Namespace) -> None:
+    """Prints the completion script for a shell."""
+    from fedjax_peft.cli.completion import script
+
+    print(script(options.root, options.shell))
+
+
+def list_names(options: argparse.Namespace) -> None:
+    """Lists the names that a config can use, with descriptions."""
+    from fedjax_peft.cli.listing import listing
+    from fedjax_peft.config import config as configs
+    from fedjax_peft.config import presets
+    from fedjax_peft.data.sources import DATASETS
+    from fedjax_peft.models import registry
+
+    folder = assets.cache_dir() / "data"
+    sections = {
+        "models": {
+            **{name: a.description for name, a in assets.ASSETS.items() if a.kind == "model"},
+            "(a checkpoint)": "hub id or path of a backbone below (config.json + safetensors)",
+        },
+        "backbones (model_type) and their heads": {
+            name: ", ".join(family.kinds) for name, family in registry.FAMILIES.items()
+        },
+        f"data sets (from source = DIR or {folder}/NAME, otherwise as described)": {
+            **{name: _data_lines(source) for name, source in DATASETS.items()},
+            "(a directory)": "with json, csv or parquet files, images, or LEAF's json by user",
+        },
+        **{table: _first_lines(module) for table, module in configs.NAMESPACES.items()},
+        "systems (system = ...), and the keys that you choose": presets.lines(),
+    }
+    print(listing(sections, options.words))
+
+
+def _data_lines(source: "Source") -> str:
+    """Returns the description of a data set and the ways to get it, one on each line."""
+    if source.parts:
+        ways = [f"the data sets {', '.join(source.parts)}"]
+        return "\n".join([source.description, *ways, *_paper_line(source)])
+    ways = ["from PyPI"] if source.asset else []
+    ways += [f"from the hub, {source.hub}"] if source.hub else []
+    ways += [f"by hand: {source.download}"]
+    return "\n".join([source.description, *ways, *_paper_line(source)])
+
+
+def _paper_line(source: "Source") -> list[str]:
+    """Returns a line about ``partition = "paper"`` for a data set; no line if there is none."""
+    settings = source.settings
+    if settings.partition is None:
+        return []
+    options = {k: v for k, v in settings.partition.items() if k != "name"}
+    arguments = ", ".join(f"{key} = {value}" for key, value in options.items())
+    return [
+        f'partition = "paper": {settings.partition["name"]} ({arguments}),'
+        f" {settings.clients_per_round} clients per round, {settings.rounds} rounds"
+        f" ({settings.paper})"
+    ]
+
+
+def _first_lines(module: Any) -> dict[str, str]:
+    documents = {name: getattr(module, name).__doc__ or "" for name in module.__all__}
+    return {name: text.strip().split("\n")[0] for name, text in documents.items()}
