@@ -1,28 +1,30 @@
-"""A run's metrics: one JSON object a line, one line a round, and what is read off them.
+"""A run's ``metrics.jsonl``: one JSON object on each line, one line for each round.
 
-All fields, with their units, are in :mod:`fedjax_peft.fields`. In short:
+:mod:`fedjax_peft.fields` lists all fields with their units. In short:
 
 A row is a dict with an integer ``round`` (0 = before training); every other field is optional.
-``bytes_up``, ``bytes_down`` and ``simulated_seconds`` are per round and are accumulated here. Lists
-of client ids: ``clients`` (who sent an upload), of them ``dropped`` (not finite), beside them
-``failed`` and ``late`` (not heard). ``skipped_leaves`` are the leaves that clients did not send.
+``bytes_up``, ``bytes_down`` and ``simulated_seconds`` are the values of one round; this module sums
+them over rounds. These fields are lists of client ids: ``clients`` sent an upload; ``dropped`` are
+those of them whose upload was not finite; ``failed`` and ``late`` were sampled but sent no upload
+in time. ``skipped_leaves`` are the leaves that clients did not send.
 
 An evaluated round has ``headline`` (the metric that the task is judged by), ``headline_better``
 (``higher`` or ``lower``) and, for each metric such as ``accuracy``:
 
-* ``test_accuracy``: of the global model on the test set; where clients have models of their own,
-  the mean over ``test_count`` of these, ``test_accuracy_std`` is their standard deviation, and
-  ``global_test_accuracy`` is of the shared model.
-  ``test_examples`` is the size of the test set (windows of one question count once).
+* ``test_accuracy``: the score of the global model on the test set. If clients have their own
+  models, it is the mean over ``test_count`` of them, ``test_accuracy_std`` is their standard
+  deviation, and ``global_test_accuracy`` is the score of the shared model. ``test_examples`` is the
+  size of the test set (several windows of one question count once).
 * ``client_accuracy_mean``, ``_weighted``, ``_std`` and ``_worst``: over the ``client_count``
-  clients with a test of their own, each with its model. The mean counts all clients the same, and
-  ``_weighted`` counts each by the size of its test; ``client_examples`` is their sum.
-* The same names with ``_seen`` or ``_unseen`` at the end, such as ``client_accuracy_mean_seen``
-  and ``client_count_unseen``: of the clients that have trained (an upload of theirs was aggregated
-  in this round or an earlier one), and of the others, whose private leaves still have their initial
-  values. A group without clients has only its count.
-* ``tuned_test_accuracy``, ``tuned_client_accuracy_mean`` and so on, in the last round: of clients'
-  models that were adapted just for this evaluation (FedRep's ``tune_epochs``).
+  clients with their own tests, each with its own model. ``_mean`` gives all clients the same
+  weight; ``_weighted`` weights each by the size of its test. ``client_examples`` is the sum of
+  these sizes.
+* The same names with the suffix ``_seen`` or ``_unseen``, such as ``client_accuracy_mean_seen``
+  and ``client_count_unseen``. Seen clients have trained: an upload of theirs was aggregated in this
+  round or before. The private leaves of unseen clients still have their initial values. A group
+  without clients has only its count.
+* ``tuned_test_accuracy``, ``tuned_client_accuracy_mean`` and so on, in the last round: scores of
+  clients' models that were adapted just for this evaluation (FedRep's ``tune_epochs``).
 """
 
 import json
@@ -55,25 +57,25 @@ __all__ = [
 Row: TypeAlias = dict[str, Any]
 
 _AXES = {"bytes": ("bytes_up", "bytes_down"), "simulated_seconds": ("simulated_seconds",)}
-"""Cumulative x axis -> the per-round fields it adds up."""
+"""Cumulative x axis -> the per-round fields that are summed."""
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
-    """Returns the rows of a ``metrics.jsonl``, in order of rounds.
+    """Returns the rows of a ``metrics.jsonl``, sorted by round.
 
-    A last line without its line break was torn by a crash and is ignored; NaN and infinities read
-    as ``None``.
+    A last line without a line break is the result of a crash and is ignored. NaN and infinite
+    values are read as ``None``.
 
     Raises:
-        InputError: if there is no such file, another line is not a row (the line and the field are
-            named), or a round occurs twice.
+        InputError: the file does not exist, a line is not a row (the message names the line and the
+            field), or a round occurs twice.
     """
     path = Path(path)
     try:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"The metrics {path} cannot be read: {error.strerror}.") from error
-    lines = content.split(b"\n")  # the last one has no line break: it is empty, or torn
+    lines = content.split(b"\n")  # the last one has no line break: it is empty or incomplete
     rows: dict[int, Row] = {}
     for n, line in enumerate(lines, start=1):
         if not line.strip():
@@ -87,20 +89,20 @@ def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
         if row["round"] in rows:
             raise InputError(
                 f"{path}, line {n}: round {row['round']} occurs a second time. Two processes have"
-                " run in this directory and mixed their rows, so it holds no result: run again."
+                " written to this directory, so its rows are not from one run. Run it again."
             )
         rows[row["round"]] = row
     return [rows[r] for r in sorted(rows)]
 
 
 def append_metrics(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
-    """Appends one row and returns when it is on disk.
+    """Appends one row; the row is on disk when the function returns.
 
-    Scalars and arrays of numpy or JAX become plain numbers, non-finite numbers become null. A line
-    that a crash tore is removed first, so that it cannot end up in the middle of the file.
+    Scalars and arrays of numpy or JAX become plain numbers, and non-finite numbers become null. An
+    incomplete last line, which a crash can leave, is removed first.
     """
     path = Path(path)
-    if _is_torn(path):
+    if _ends_incomplete(path):
         replace_file(path, _lines(read_metrics(path)))
     with naming(path), path.open("ab") as file:
         file.write(_lines([row]))
@@ -109,7 +111,7 @@ def append_metrics(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None
 
 
 def truncate_metrics(path: str | os.PathLike[str], last_round: int) -> None:
-    """Keeps the rows with ``round <= last_round``, atomically; does nothing if there is no file."""
+    """Removes the rows after ``last_round``, atomically; does nothing if there is no file."""
     path = Path(path)
     if path.exists():
         rows = [row for row in read_metrics(path) if row["round"] <= last_round]
@@ -117,7 +119,7 @@ def truncate_metrics(path: str | os.PathLike[str], last_round: int) -> None:
 
 
 def number(row: Mapping[str, Any], key: str) -> float | None:
-    """Returns a field as a finite float, or ``None`` if it is missing, null or no number."""
+    """Returns a field as a finite float; ``None`` if it is missing, null or not a number."""
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -125,49 +127,58 @@ def number(row: Mapping[str, Any], key: str) -> float | None:
 
 
 def finite_or_none(value: Any) -> float | None:
-    """Returns a float, None (JSON's null) if it is not finite."""
+    """Returns a float; None (JSON's null) if the value is not finite."""
     return float(value) if math.isfinite(value) else None
 
 
 def series(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
-    """Returns the points of a curve, for the rounds that have a ``y``.
+    """Returns the x and y coordinates of a curve, for the rounds that have the field ``y``.
 
     Args:
-        rows: Rows in order of rounds.
-        x: ``"round"``, or what has been spent up to and with the round: ``"bytes"`` (up and down,
-            all clients) or ``"simulated_seconds"``. No points if no row has the field.
+        rows: Rows sorted by round.
+        x: ``"round"``, or a cost summed up to and including the round: ``"bytes"`` (up and down,
+            all clients) or ``"simulated_seconds"``. Without this cost in any row, the curve has no
+            points.
         y: Any numeric field.
 
     Raises:
-        InputError: if ``x`` is none of these.
+        InputError: ``x`` is another word.
     """
     if x == "round":
         spent = [float(row["round"]) for row in rows]
     elif x in _AXES:
         spent = _running_total(rows, _AXES[x])
     else:
-        raise InputError(f"No axis is called {x!r}. {nearest(x, ['round', *_AXES])}")
+        raise InputError(f"There is no axis {x!r}. {nearest(x, ['round', *_AXES])}")
     values = [number(row, y) for row in rows]
-    # Not strict: nothing was spent where no row has the field.
+    # Not strict, because `spent` is empty if no row has the cost.
     points = [(a, b) for a, b in zip(spent, values, strict=False) if b is not None]
     return [a for a, _ in points], [b for _, b in points]
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the figures that describe a run; ``None`` for what its rows do not tell.
+    """Returns the figures that describe a run; ``None`` for a figure that its rows do not contain.
+
+    Scores are values of the headline metric.
 
     Returns:
-        ``headline`` (the metric that the task is judged by), ``rounds`` (the last one),
-        ``final_score`` and ``final_round``, ``best_score`` and ``best_round`` (its values on the
-        test set, fractions; the first round on a tie), ``bytes_up``,
-        ``bytes_down``, ``simulated_seconds`` and ``wall_seconds`` (totals; wall time adds up all
-        entries of a row's ``time``), ``client_rounds`` (how many times a client took part),
-        ``dropped`` (uploads), ``slot_utilisation``, ``aggregation_error`` and
-        ``aggregation_error_relative`` (means over rounds), the ``trained`` parameters (shared and
-        private ones), ``test_examples``, of personal models ``test_count`` and ``test_std`` of the
-        headline metric, and of the last evaluation of clients ``client_count``, ``client_mean``,
-        ``client_weighted``, ``client_std`` and ``client_worst`` of the headline metric, the first
-        three also of the clients ``_seen`` and ``_unseen`` (see the top).
+        A dict with these keys:
+
+        * ``headline``: the metric that the task is judged by;
+        * ``rounds``: the last round;
+        * ``final_score`` and ``final_round``, ``best_score`` and ``best_round``: on the test set;
+          of equal best scores, the first round counts;
+        * ``test_examples``; for personal models also ``test_count`` and ``test_std``;
+        * ``tuned_score``: the last ``tuned_test_...`` score;
+        * ``bytes_up``, ``bytes_down``, ``simulated_seconds`` and ``wall_seconds``: totals; the wall
+          time is the sum of all entries of ``time``;
+        * ``client_rounds`` and ``dropped``: the number of uploads, and of those not finite;
+        * ``slot_utilisation``, ``aggregation_error`` and ``aggregation_error_relative``: means over
+          rounds;
+        * ``trained``: the number of trained parameters, shared and private;
+        * ``client_count``, ``client_mean`` and ``client_weighted``, also with ``_seen`` and
+          ``_unseen``; ``client_std`` and ``client_worst``; ``tuned_client_mean`` and
+          ``tuned_client_std``: from the last evaluation of clients.
     """
     metric = headline(rows)
     rounds, scores = series(rows, "round", f"test_{metric}")
@@ -189,6 +200,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "test_examples": _last(rows, "test_examples"),
         "test_count": _last(rows, "test_count"),
         "test_std": _last(rows, f"test_{metric}_std"),
+        "tuned_score": _last(rows, f"tuned_test_{metric}"),
         **_of_clients(rows, metric),
         "trained": _trained(rows),
     }
@@ -199,6 +211,7 @@ def _of_clients(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, flo
     start = f"client_{metric}_"
     tested = [row for row in rows if any(key.startswith(start) for key in row)][-1:]
     fields = {f"client_{kind}": f"client_{metric}_{kind}" for kind in ("std", "worst")}
+    fields |= {f"tuned_client_{k}": f"tuned_client_{metric}_{k}" for k in ("mean", "std")}
     for group in ("", "_seen", "_unseen"):
         fields[f"client_count{group}"] = f"client_count{group}"
         fields |= {
@@ -220,18 +233,18 @@ def headline(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def headline_is_lower_better(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether less of the headline metric is better.
+    """Returns whether lower values of the headline metric are better.
 
-    Rows of earlier versions do not tell; then it is decided by the metric's name.
+    Rows of earlier versions do not contain the direction; the metric's name then decides.
     """
-    told = next((row["headline_better"] for row in rows if "headline_better" in row), None)
-    if told is None:
+    recorded = next((row["headline_better"] for row in rows if "headline_better" in row), None)
+    if recorded is None:
         return headline(rows) in ("loss", "perplexity", "lost_entities")
-    return told == "lower"
+    return recorded == "lower"
 
 
 def seen_clients(rows: Iterable[Mapping[str, Any]]) -> set[int]:
-    """Returns the clients of which at least one upload was aggregated."""
+    """Returns the clients that have trained: at least one of their uploads was aggregated."""
     seen: set[int] = set()
     for row in rows:
         sent, dropped = (row.get(key) or () for key in ("clients", "dropped"))
@@ -240,10 +253,11 @@ def seen_clients(rows: Iterable[Mapping[str, Any]]) -> set[int]:
 
 
 def rounds_to(rows: Sequence[Mapping[str, Any]], target: float) -> int | None:
-    """Returns the first round whose headline metric has reached ``target``, or ``None``.
+    """Returns the first round in which the headline metric reaches ``target``, or ``None``.
 
-    That is at or above it, or at or below it where less is better. Round 0 is before training.
-    Metrics are rounded to float32: 19 of 25 reach 0.76, although that is 0.7599999905 there.
+    The metric must be at least the target, or at most the target if lower is better. Round 0 is
+    before training. A small tolerance allows for float32: an accuracy of 19 / 25 is stored as
+    0.7599999905, and reaches 0.76.
     """
     rounds, values = series(rows, "round", f"test_{headline(rows)}")
     sign = -1 if headline_is_lower_better(rows) else 1
@@ -263,7 +277,7 @@ _MEANS = ("slot_utilisation", "aggregation_error", "aggregation_error_relative")
 
 
 def _parse(line: bytes) -> Row:
-    """Returns the row of one line; raises ValueError if it is none."""
+    """Returns the row of a line; raises ValueError if the line is not a row."""
     row = json.loads(line.decode(), parse_constant=lambda _: None)
     if not isinstance(row, dict) or type(row.get("round")) is not int:
         raise ValueError("it must be a JSON object with an integer 'round'")
@@ -271,22 +285,22 @@ def _parse(line: bytes) -> Row:
         raise ValueError(f"its 'round' is {show(row['round'], 40)}")
     for key, value in row.items():
         if (wrong := _fault(key, value)) is not None:
-            raise ValueError(f"its {show(key, 60)} is {show(value, 60)}, and {wrong}")
+            raise ValueError(f"its {show(key, 60)} is {show(value, 60)}, but {wrong}")
     return {_RENAMED.get(key) or key: value for key, value in row.items()}
 
 
 _RENAMED = {"unsent": "skipped_leaves"}
-"""Fields of rows that version 0.1.0 wrote -> their present names."""
+"""Former name of a field, in version 0.1.0 -> present name."""
 _CLIENTS = ("clients", "dropped", "failed", "late")
 _TABLES = ("time", "roles", "parameters")
 _NUMBERS = re.compile(r"((global_|tuned_)*test|train|bytes|aggregation_error|simulated)_\w+|steps")
-"""Fields of numbers; a file that was edited may hold anything under these names."""
+"""Fields that must be numbers; a file edited by hand can contain other values."""
 
 
 def _fault(key: str, value: Any) -> str | None:
-    """Returns what a field must be, if its value is something else that no reader could use."""
+    """Returns the requirement that the value of a field violates; None if the value is valid."""
     if _is_huge(value):
-        return "it must not hold whole numbers beyond 64 bits"
+        return "it must not contain integers beyond 64 bits"
     if key in _CLIENTS:
         good = isinstance(value, list) and all(type(client) is int for client in value)
         return None if good else "it must be a list of clients' numbers"
@@ -306,7 +320,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_huge(value: Any) -> bool:
-    """Returns whether a value is or holds a whole number that no float can stand for."""
+    """Returns whether a value is or contains an integer that is too large for a float."""
     if isinstance(value, dict):
         return any(map(_is_huge, value.values()))
     if isinstance(value, list):
@@ -315,13 +329,13 @@ def _is_huge(value: Any) -> bool:
 
 
 def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Returns rows in the form they have on disk."""
+    """Returns rows as JSON lines."""
     text = (json.dumps(_plain(row), allow_nan=False, ensure_ascii=False) for row in rows)
     return "".join(f"{line}\n" for line in text).encode()
 
 
 def _plain(value: Any) -> Any:
-    """Returns what JSON can hold: no arrays, no non-finite numbers."""
+    """Returns a value as JSON types: lists instead of arrays, None for non-finite numbers."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):  # arrays and scalars of numpy and JAX
@@ -331,8 +345,8 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _is_torn(path: Path) -> bool:
-    """Returns whether the last line lacks its newline, with which every whole write ends."""
+def _ends_incomplete(path: Path) -> bool:
+    """Returns whether the last line has no line break; every complete line ends with one."""
     if not path.exists() or path.stat().st_size == 0:
         return False
     with path.open("rb") as file:
@@ -345,7 +359,7 @@ def _column(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def _clock(row: Mapping[str, Any]) -> list[float]:
-    """Returns the wall-clock seconds of a round, phase by phase."""
+    """Returns the wall-clock seconds of each phase of a round."""
     phases = row.get("time")
     if not isinstance(phases, Mapping):
         return []
@@ -353,12 +367,12 @@ def _clock(row: Mapping[str, Any]) -> list[float]:
 
 
 def _count(rows: Iterable[Mapping[str, Any]], key: str) -> int:
-    """Returns how many entries the lists of a field have in all."""
+    """Returns the total length of the lists of a field."""
     return sum(len(row[key]) for row in rows if isinstance(row.get(key), list))
 
 
 def _running_total(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[float]:
-    """Returns the sum of the fields up to each row, or nothing if no row has any of them."""
+    """Returns the sum of the fields up to each row; an empty list if no row has any of them."""
     if not any(_column(rows, key) for key in keys):
         return []
     totals, total = [], 0.0

@@ -25,16 +25,17 @@ def report(options: argparse.Namespace) -> None:
     """Prints the comparison of runs and writes ``report.html`` with its figures."""
     from rich.console import Console
 
-    from fedjax_peft.report import page as reports
+    from fedjax_peft.report import page as pages
+    from fedjax_peft.report import tables
     from fedjax_peft.report.records import load_runs
 
     runs = [run for path in options.runs for run in load_runs(path)]
     print_table(runs)
     common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
-    page = reports.write_report(runs, options.out or common, target=options.target)
+    page = pages.write_report(runs, options.out or common, target=options.target)
     if options.target is not None:
         console = Console()
-        console.print("", reports.target_table(runs, options.target, console.width), sep="\n")
+        console.print("", tables.target_table(runs, options.target, console.width), sep="\n")
     print(page)
 
 
@@ -42,12 +43,12 @@ def print_table(runs: "Sequence[RunRecord]") -> None:
     """Prints the table of runs and, if there are several, a sentence about the best one."""
     from rich.console import Console
 
-    from fedjax_peft.report import page as reports
+    from fedjax_peft.report import tables
 
     console = Console()
-    console.print(reports.table(runs, console.width))
+    console.print(tables.table(runs, console.width))
     if len(runs) > 1:
-        console.print("", reports.conclusion(runs), sep="\n", markup=False, highlight=False)
+        console.print("", tables.conclusion(runs), sep="\n", markup=False, highlight=False)
 
 
 def export(options: argparse.Namespace) -> None:

@@ -58,9 +58,9 @@ def demo(options: argparse.Namespace) -> None:
     records = _run_file(config, options, default_out=out)
     if options.dry_run:
         return
-    from fedjax_peft.report import page as reports
+    from fedjax_peft.report.page import write_report
 
-    page = reports.write_report(records, out)
+    page = write_report(records, out)
     first = out / records[0].path.name
     print(f"\nCurves and details: {page}\nNext, use the trained adapter:")
     print(f"  fedjax-peft export {first} --format peft --out adapter")

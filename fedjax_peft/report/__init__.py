@@ -1,1 +1,1 @@
-"""Reports of runs: tables, comparisons, figures and pages."""
+"""Reports of runs and of partitions: tables, figures and pages."""

@@ -1,4 +1,4 @@
-"""What a partition looks like: sizes, classes of each client, and how far clients are apart."""
+"""The report of a partition: sizes, classes of each client, and distances between clients."""
 
 import json
 import math
@@ -42,44 +42,44 @@ __all__ = [
 Measure = Literal["js", "js_sqrt", "jeffreys"]
 
 COMPARED = 1000
-"""Clients that are compared in pairs; of more, so many are drawn."""
+"""Most clients that are compared in pairs; of more clients, a random sample is compared."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 TABLE_CLASSES, TABLE_CLIENTS = 20, 6
-"""Largest classes and first clients of the table; 80 columns hold them."""
+"""Number of the largest classes and of the first clients in the table, which fit 80 columns."""
 COLORED, BARS = 20, 300
-"""Classes with a colour of their own, and clients with a bar: as many as eyes tell apart."""
+"""Most classes with different colours, and most clients with a bar, in the figure."""
 NAMED = 30
-"""Clients whose names stand below their bars; more would touch."""
+"""Most clients whose names are written below their bars; more names would overlap."""
 
 
 class PartitionReport(NamedTuple):
-    """A partition in numbers."""
+    """The figures of a partition."""
 
     title: str
     names: tuple[str, ...]
-    """Of the clients."""
+    """Names of the clients."""
     examples: int
-    """Of the data, those that belong to nobody too."""
+    """Number of examples, including those that belong to no client."""
     sizes: np.ndarray
     """Examples of each client, int ``[clients]``."""
     by: str
-    """What the classes are: ``"label"`` or a key."""
+    """The source of the classes: ``"label"`` or a key."""
     classes: tuple[str, ...]
-    """Empty where examples have no classes."""
+    """Names of the classes; empty if the examples have no classes."""
     histogram: np.ndarray
-    """Examples of each class of each client, int ``[clients, classes]``."""
+    """Examples per client and class, int ``[clients, classes]``."""
     measure: str
     """The divergence in words."""
     limit: float | None
-    """The largest that there can be, if any."""
+    """The largest possible divergence; None if it is not bounded."""
     compared: np.ndarray
-    """The clients with a divergence, int ``[compared]``, ascending: those with examples."""
+    """The clients that are compared, int ``[compared]``, ascending; all have examples."""
     divergence: np.ndarray
-    """Of each pair of them, float ``[compared, compared]``."""
+    """The divergence of each pair of them, float ``[compared, compared]``."""
 
 
 def distinct_partitions(configs: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns the first, by name, of all resolved configs that share out the same data alike."""
+    """Returns the resolved configs by name, without those whose partition equals an earlier one."""
     firsts: dict[str, str] = {}
     for name, config in configs.items():
         model = {key: config["model"][key] for key in ("name", "source")}  # for its tokenizer
@@ -89,9 +89,9 @@ def distinct_partitions(configs: Mapping[str, dict[str, Any]]) -> dict[str, dict
 
 
 def title(config: Mapping[str, Any]) -> str:
-    """Returns the federation of a resolved config in a line: the data, and what is done to them.
+    """Returns the data set and the call of the partition of a resolved config, in one line.
 
-    The call of the partition is told without what is its default anyway.
+    Arguments with their default values are omitted.
     """
     name = config["partition"]["name"]
     defaults = {k: p.default for k, p in signature(getattr(partition, name)).parameters.items()}
@@ -101,7 +101,7 @@ def title(config: Mapping[str, Any]) -> str:
 
 
 def classes_key(config: Mapping[str, Any]) -> str | None:
-    """Returns the key whose values a resolved config's partition takes for classes, if any."""
+    """Returns the key whose values are the classes of a resolved config's partition, if any."""
     of_users = config["partition"]["name"] in ("natural", "grouped")
     return None if of_users else config["partition"].get("by")
 
@@ -117,15 +117,15 @@ def inspect(
     """Returns the report of a partition.
 
     Args:
-      clients: a federation.
-      title: for the figures.
-      by: a key of ``data.meta`` whose values are the classes; None: the labels. Examples with
-        several labels, or none, then have no classes.
-      measure: Jensen-Shannon, its square root, or half of Jeffreys'.
-      base: of Jensen-Shannon's logarithm.
+      clients: the clients of a partition.
+      title: the title of the figures.
+      by: a key of ``data.meta`` whose values are the classes. None: the labels are the classes, and
+        data with several labels per example, or none, have no classes.
+      measure: Jensen-Shannon, its square root, or half of the Jeffreys divergence.
+      base: the base of the logarithm in Jensen-Shannon.
 
     Raises:
-      InputError: no such key.
+      InputError: the key does not exist.
     """
     histogram, classes = (
         heterogeneity.histograms(clients, by)
@@ -144,7 +144,7 @@ def inspect(
         by or "label",
         classes,
         histogram,
-        _called(measure, base),
+        _measure_name(measure, base),
         None if measure == "jeffreys" else float(_divergence(np.eye(2), measure, base)[0, 1]),
         compared,
         _divergence(histogram[compared], measure, base),
@@ -152,7 +152,7 @@ def inspect(
 
 
 def summary(report: PartitionReport) -> dict[str, Any]:
-    """Returns the report as JSON has it; the divergences only as their mean."""
+    """Returns the content of ``partition.json``; of the divergences it has only the mean."""
     sizes = report.sizes
     return {
         "title": report.title,
@@ -177,31 +177,31 @@ def summary(report: PartitionReport) -> dict[str, Any]:
 
 
 def size_table(report: PartitionReport) -> Table:
-    """Returns sizes and the mean divergence for a terminal."""
+    """Returns a table for a terminal with the sizes and the mean divergence."""
     out = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     out.add_column(style="bold")
     out.add_column()
     sizes = report.sizes
     unowned = report.examples - int(sizes.sum())
-    nobody = f", {unowned:,} of them nobody's" if unowned else ""
+    rest = f", {unowned:,} of them without a client" if unowned else ""
     rows = {"Partition": report.title} if report.title else {}
     rows |= {
         "Clients": f"{len(sizes):,}",
-        "Examples": f"{report.examples:,}{nobody}",
-        "Of a client": f"{sizes.min():,} to {sizes.max():,}, mean {sizes.mean():,.1f}",
+        "Examples": f"{report.examples:,}{rest}",
+        "Per client": f"{sizes.min():,} to {sizes.max():,}, mean {sizes.mean():,.1f}",
         "Quantiles": ", ".join(f"{q:.0%} {np.quantile(sizes, q):,.0f}" for q in QUANTILES),
     }
     if report.classes:
-        few = _number(len(report.compared), len(sizes))
+        sampled = _sample_note(len(report.compared), len(sizes))
         rows["Classes"] = f"{len(report.classes):,} by {report.by}"
-        rows["Divergence"] = f"{_mean(report):.3f} ({report.measure}; mean of all pairs{few})"
+        rows["Divergence"] = f"{_mean(report):.3f} ({report.measure}; mean of all pairs{sampled})"
     for name, value in rows.items():
         out.add_row(name, Text(plots.one_line(value)))
     return out
 
 
 def class_table(report: PartitionReport) -> Table:
-    """Returns how many examples of the largest classes there are, and the first clients have."""
+    """Returns a table for a terminal: examples per class, in total and for the first clients."""
     out = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     out.add_column(Text(f"\n{plots.one_line(report.by).capitalize()}"), no_wrap=True)
     out.add_column("\nTotal", justify="right")
@@ -216,7 +216,7 @@ def class_table(report: PartitionReport) -> Table:
     sizes = [f"{n:,}" for n in report.sizes[: len(shown)]]
     out.add_row("Total", f"{report.sizes.sum():,}", *sizes, style="bold")
     if more := len(report.sizes) - len(shown):
-        out.caption = f"{more:,} further clients are in partition.json."
+        out.caption = f"{more:,} more clients are in partition.json."
         out.caption_justify = "left"
     return out
 
@@ -225,13 +225,13 @@ def write(report: PartitionReport, folder: str | os.PathLike[str]) -> list[Path]
     """Writes ``partition.json`` and the figures; returns their paths.
 
     Raises:
-      InputError: the folder cannot be made.
+      InputError: the folder cannot be created.
     """
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"The folder {folder} cannot be made: {error.strerror}.") from None
+        raise InputError(f"The folder {folder} cannot be created: {error.strerror}.") from None
     paths = [folder / "partition.json"]
     replace_file(paths[0], json.dumps(summary(report)).encode())
     figures = {"classes": composition, "divergence": heat_map} if report.classes else {}
@@ -242,15 +242,15 @@ def write(report: PartitionReport, folder: str | os.PathLike[str]) -> list[Path]
 
 
 def heat_map(report: PartitionReport) -> "Figure":
-    """Returns FeDeRA's figure 7: how far each two clients are apart, the most distant first."""
+    """Returns FeDeRA's figure 7: distances of all pairs of clients, most distant ones first."""
     order = heterogeneity.sorted_order(report.divergence)
     fig = plots.figure_class()(figsize=(5.6, 4.8), layout="constrained", facecolor=plots.PAPER)
     ax = fig.add_subplot()
     _dress(ax)
     distances = report.divergence[order][:, order]
     image = ax.imshow(distances, cmap="Blues", vmin=0, vmax=report.limit)
-    few = _number(len(report.compared), len(report.sizes))
-    ax.set_xlabel(f"Clients by their mean distance{few}", labelpad=6, **plots.lettering())
+    sampled = _sample_note(len(report.compared), len(report.sizes))
+    ax.set_xlabel(f"Clients by their mean distance{sampled}", labelpad=6, **plots.lettering())
     ax.set_ylabel("Clients", labelpad=6, **plots.lettering())
     names = [_short(report.names[client], 7) for client in report.compared[order]]
     _name(ax.xaxis, names)
@@ -264,10 +264,10 @@ def heat_map(report: PartitionReport) -> "Figure":
 
 
 def composition(report: PartitionReport) -> "Figure":
-    """Returns a figure with a bar for each client: its size, and below it the shares of classes.
+    """Returns a figure with the size and the class shares of each client.
 
-    Clients are sorted by their largest class, so that equal ones stand together; of very many, the
-    figure shows some, evenly along this order.
+    Clients are sorted by their largest class, so that similar clients are neighbours. If there are
+    very many clients, the figure shows a subset at regular positions in this order.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -292,15 +292,15 @@ def composition(report: PartitionReport) -> "Figure":
     below.set_ylabel(
         f"{plots.one_line(report.by).capitalize()} (%)", labelpad=6, **plots.lettering()
     )
-    few = _number(len(sizes), len(report.sizes))
-    below.set_xlabel(f"Clients by their largest class{few}", labelpad=6, **plots.lettering())
+    sampled = _sample_note(len(sizes), len(report.sizes))
+    below.set_xlabel(f"Clients by their largest class{sampled}", labelpad=6, **plots.lettering())
     _name(below.xaxis, [_short(report.names[client], 7) for client in order[every]])
     _legend(fig, names, colors)
     return fig
 
 
 def _name(axis: "Axis", clients: Sequence[str], *, turned: bool = True) -> None:
-    """Writes the name of each client where it stands; of many, none: a place is no number."""
+    """Writes the name of each client at its position; for many clients, the axis has no labels."""
     named = [plots.drawable(name) for name in clients] if len(clients) <= NAMED else []
     axis.set_ticks(range(len(named)), named)
     if turned and any(len(name) > 3 for name in named):
@@ -308,7 +308,7 @@ def _name(axis: "Axis", clients: Sequence[str], *, turned: bool = True) -> None:
 
 
 def _legend(fig: "Figure", names: Sequence[str], colors: Sequence[str]) -> None:
-    """Names the colours at the right, in the order of the layers, the top one first."""
+    """Adds a legend of the colours at the right, in the order of the layers from top to bottom."""
     from matplotlib.patches import Patch
 
     shown = [_short(name, plots.NAME_LENGTH) for name in reversed(names)]
@@ -322,12 +322,12 @@ def _legend(fig: "Figure", names: Sequence[str], colors: Sequence[str]) -> None:
 
 
 def _steps(ax: "Axes", layers: Any, colors: Sequence[str]) -> None:
-    """Stacks layers ``[layers][clients]`` as bars of width 1, with gaps where there is room."""
+    """Draws layers ``[layers][clients]`` as stacked bars, with gaps if there are few clients."""
     edges = np.arange(len(layers[0]) + 1) - 0.5
     top = np.zeros(len(layers[0]))
     for layer, color in zip(layers, colors, strict=True):
         bottom, top = top, top + layer
-        # The last step needs an end of its own.
+        # The last step needs an end point.
         low, high = np.append(bottom, bottom[-1]), np.append(top, top[-1])
         ax.fill_between(edges, low, high, step="post", color=color, linewidth=0)
     if len(layers[0]) <= 150:
@@ -345,9 +345,9 @@ def _title(ax: "Axes", title: str) -> None:
 
 
 def _colors(n: int, rest: bool) -> list[str]:
-    """Returns colours of n classes, of which the last may be the rest of them.
+    """Returns the colours of n classes; with ``rest``, the last one is the grey of other classes.
 
-    They are the palette's, then its light and its dark shades, and the two colours of text.
+    The colours are those of the palette, its light and dark shades, and the two text colours.
     """
     from matplotlib.colors import to_hex, to_rgb
 
@@ -358,7 +358,7 @@ def _colors(n: int, rest: bool) -> list[str]:
 
 
 def _largest(report: PartitionReport, most: int) -> tuple[list[str], np.ndarray]:
-    """Returns the names of the largest classes and of the rest, and counts ``[clients, names]``."""
+    """Returns the names of the largest classes and the others, and counts ``[clients, names]``."""
     order = np.argsort(-report.histogram.sum(axis=0), kind="stable")
     if len(order) <= most:
         return [report.classes[i] for i in order], report.histogram[:, order]
@@ -376,7 +376,7 @@ def _divergence(histogram: np.ndarray, measure: Measure, base: float) -> np.ndar
     return heterogeneity.js_divergence(histogram, base, sqrt=measure == "js_sqrt")
 
 
-def _called(measure: Measure, base: float) -> str:
+def _measure_name(measure: Measure, base: float) -> str:
     if measure == "jeffreys":
         return "Jeffreys / 2"
     root = ", square root" if measure == "js_sqrt" else ""
@@ -387,12 +387,12 @@ def _mean(report: PartitionReport) -> float:
     return heterogeneity.mean_pairwise(report.divergence) if len(report.divergence) else 0.0
 
 
-def _number(shown: int, of: int) -> str:
+def _sample_note(shown: int, of: int) -> str:
     return "" if shown == of else f", {shown:,} of {of:,} clients"
 
 
 def _short(name: str, most: int) -> str:
-    """Returns a name of limited length: its ends, since the names of a set often begin alike."""
+    """Returns a name with at most ``most`` characters; the start and the end are kept."""
     name = plots.one_line(name)
-    keep = (most - 1) // 2
-    return name if len(name) <= most else f"{name[: most - 1 - keep]}…{name[-keep:]}"
+    end = (most - 1) // 2
+    return name if len(name) <= most else f"{name[: most - 1 - end]}…{name[-end:]}"

@@ -1,6 +1,6 @@
 """Curves of runs as matplotlib figures, for notebooks, papers and the report.
 
-Figures are made as objects, without pyplot: no global state, no display, no figure to close.
+Figures are created without pyplot, so there is no global state and no figure to close.
 """
 
 import functools
@@ -16,7 +16,7 @@ from fedjax_peft.display import one_line
 from fedjax_peft.files import replace_file
 from fedjax_peft.rows import headline, headline_is_lower_better, series
 
-if TYPE_CHECKING:  # matplotlib takes a while to import, and most commands draw nothing
+if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's colours, safe for colour-blind readers; without yellow, too pale on paper."""
+"""Okabe and Ito's colours for colour-blind readers, without yellow, which is too pale on paper."""
 DASHES: tuple[Any, ...] = (
     "solid",
     (0, (9, 1.5)),
@@ -48,23 +48,25 @@ DASHES: tuple[Any, ...] = (
     (0, (2.5, 1.5)),
     (0, (1, 1.3)),
 )
-"""One line style for each colour, so that a print in grey can be read; the most ink first."""
+"""One line style for each colour, for prints in grey; the densest line first."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 """One marker for each colour."""
 INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
-FONT = "DejaVu Sans"  # the one that matplotlib brings along
-NAME_LENGTH = 30  # characters of a run's name beside its curve
-LOG_FROM = 30  # a cost axis is logarithmic from this ratio between the runs' totals
+FONT = "DejaVu Sans"  # included in matplotlib
+NAME_LENGTH = 30
+"""Most characters of a run's name beside its curve."""
+LOG_FROM = 30
+"""A cost axis is logarithmic if the runs' totals differ at least by this factor."""
 
 
 _NO_METADATA = dict.fromkeys(["Creator", "Date", "Format", "Type"])
 
 
 class Unit(NamedTuple):
-    """A unit to print amounts in."""
+    """A unit for bytes or seconds."""
 
     size: float
-    """How many bytes or seconds one unit is."""
+    """Bytes or seconds in one unit."""
     symbol: str
     name: str
 
@@ -81,7 +83,7 @@ def byte_unit(largest: float) -> Unit:
 
 def time_unit(largest: float) -> Unit:
     """Returns the unit (seconds, minutes, hours) for durations up to ``largest`` seconds."""
-    return _unit(_SECONDS, largest / 2)  # 90 seconds read better than 1.5 minutes
+    return _unit(_SECONDS, largest / 2)  # below two minutes, print seconds
 
 
 def amount(value: float, unit: Unit) -> str:
@@ -107,21 +109,21 @@ def curves(
     *,
     narrow: bool = False,
 ) -> "Figure":
-    """Returns a figure of one metric of each run, against rounds or against what they cost.
+    """Returns a figure of one metric of each run, against rounds, bytes or simulated seconds.
 
-    Runs whose curves coincide are drawn over each other, the upper ones thinner, so that all of
-    them can be seen.
+    Curves that coincide are drawn with different line widths, the thinnest on top, so that all of
+    them are visible.
 
     Args:
-        runs: Name -> rows, in the order of the labels; :func:`styles` gives each name its style.
-        x: ``"round"``, ``"bytes"`` or ``"simulated_seconds"``, the latter two accumulated. A cost
-            is drawn on a logarithmic axis where the runs' totals are far apart.
-        metric: A numeric field of the rows, by default what the runs' tasks are judged by on the
-            test set. Fractions are drawn in percent.
-        narrow: For a page as narrow as a telephone's, with the names below the axes.
+        runs: Name -> rows, in the order of the labels. The styles are those of :func:`styles`.
+        x: ``"round"``, ``"bytes"`` or ``"simulated_seconds"``; the latter two are accumulated. A
+            cost axis is logarithmic if the runs' totals differ much.
+        metric: A numeric field of the rows; by default the headline metric on the test set.
+            Fractions are drawn in percent.
+        narrow: Whether the figure is for a narrow screen, with the names below the axes.
 
     Raises:
-        InputError: if ``x`` is none of these.
+        InputError: ``x`` is another word.
     """
     fields = {name: metric or f"test_{headline(rows)}" for name, rows in runs.items()}
     lines = {name: _points(rows, x, fields[name]) for name, rows in runs.items()}
@@ -136,7 +138,7 @@ def curves(
     unit = _x_axis(ax, x, [xs for xs, _ in lines.values()])
     style = styles(runs)
     ends, drawn = {}, []
-    for name in sorted(lines, key=lambda name: _dash(style[name])):  # the most ink lies lowest
+    for name in sorted(lines, key=lambda name: _dash(style[name])):  # densest line first
         shown = [(a / unit, b) for a, b in zip(*lines[name], strict=True) if a or not _is_log(ax)]
         if shown:
             drawn.append((name, shown))
@@ -156,11 +158,11 @@ def curves(
 
 
 def styles(names: Iterable[str]) -> dict[str, int]:
-    """Returns the number of each run's style, which follows from its name.
+    """Returns name -> the number of the run's style.
 
-    So a run looks the same in every report. Only where several names would get the same colour,
-    the later ones (in a fixed order of all names) take the next colour that is free; a seventh run
-    starts again with the first colour and another line style.
+    The style follows from the name, so a run looks the same in every report. If several names have
+    the same colour, the later ones (in the order of their hashes) get the next free colour. From
+    the seventh run on, colours are used again with another line style.
     """
     n = len(PALETTE)
     hashes = {
@@ -168,16 +170,16 @@ def styles(names: Iterable[str]) -> dict[str, int]:
     }
     found: dict[str, int] = {}
     for i, name in enumerate(sorted(hashes, key=hashes.__getitem__)):
-        turn, taken = i // n, set(found.values())
-        wanted = (turn * n + (hashes[name] + step) % n for step in range(n))
-        found[name] = next(number for number in wanted if number not in taken)
+        turn, used = i // n, set(found.values())
+        candidates = (turn * n + (hashes[name] + step) % n for step in range(n))
+        found[name] = next(style for style in candidates if style not in used)
     return {name: found[name] for name in hashes}
 
 
 def save(fig: "Figure", path: str | os.PathLike[str]) -> None:
-    """Writes a figure, atomically: as SVG if the path ends so, else as PNG of 150 dots per inch.
+    """Writes a figure atomically: as SVG if the path ends in ``.svg``, otherwise as PNG (150 dpi).
 
-    The same figure gives the same bytes.
+    Equal figures give equal bytes.
     """
     if os.fspath(path).endswith(".svg"):
         replace_file(path, _render(fig, "svg", metadata=_NO_METADATA))
@@ -186,12 +188,14 @@ def save(fig: "Figure", path: str | os.PathLike[str]) -> None:
 
 
 def svg(fig: "Figure", prefix: str = "") -> str:
-    """Returns a figure as an ``<svg>`` element to put into a page.
+    """Returns a figure as an ``<svg>`` element for an HTML page.
 
-    ``prefix`` goes before all its ids, which must differ between the figures of a page.
+    The colours are CSS variables (``--ink``, ``--muted``, ``--grid``, ``--paper``, ``--run-0`` ...)
+    with the figure's colours as defaults, so that a page can change them for a dark screen.
 
-    Its colours are CSS variables (``--ink``, ``--muted``, ``--grid``, ``--paper``, ``--run-0`` ...)
-    that fall back to those of the figure, so that a page can restyle it, say for a dark screen.
+    Args:
+        fig: The figure.
+        prefix: Text before each id of the element; the ids in a page must differ.
     """
     text = _render(fig, "svg", metadata=_NO_METADATA).decode()
     text = re.sub(r"<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
@@ -204,7 +208,7 @@ def svg(fig: "Figure", prefix: str = "") -> str:
 
 
 def common(names: Iterable[str], otherwise: str) -> str:
-    """Returns the one name that all have, or another word if they differ."""
+    """Returns the name if all names are equal, otherwise ``otherwise``."""
     found = set(names)
     return found.pop() if len(found) == 1 else otherwise
 
@@ -215,10 +219,10 @@ def figure_class() -> "type[Figure]":
     from matplotlib.text import Text
 
     class Curves(Figure):
-        """A figure that a notebook shows although pyplot was never imported.
+        """A figure that a notebook can show without pyplot.
 
-        All of its texts are drawn as they are: no dollar sign of a name starts a formula, and what
-        the font lacks is an empty square.
+        Dollar signs in texts do not start formulas, and characters that the font lacks are drawn as
+        empty squares.
         """
 
         def draw(self, renderer: Any) -> None:
@@ -237,7 +241,7 @@ def _render(fig: "Figure", form: str, **options: Any) -> bytes:
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
-    with rc_context({"svg.hashsalt": "fedjax_peft"}):  # or ids would be random
+    with rc_context({"svg.hashsalt": "fedjax_peft"}):  # otherwise ids would be random
         fig.savefig(buffer, format=form, dpi=150, facecolor=fig.get_facecolor(), **options)
     return buffer.getvalue()
 
@@ -249,7 +253,7 @@ def _unit(units: Sequence[Unit], largest: float) -> Unit:
 def _points(
     rows: Sequence[Mapping[str, Any]], x: str, metric: str
 ) -> tuple[list[float], list[float]]:
-    """Returns the points to draw: none if training costs nothing on this axis (not simulated)."""
+    """Returns the points of a curve; none if the run has no costs on this axis (not simulated)."""
     xs, ys = series(rows, x, metric)
     if len(xs) > 1 and xs[-1] == 0:
         return [], []
@@ -257,7 +261,7 @@ def _points(
 
 
 def is_share(metric: str) -> bool:
-    """Returns whether a metric is a fraction that readers know in percent."""
+    """Returns whether a metric is a fraction that is printed in percent."""
     return any(word in metric for word in ("accuracy", "f1", "exact_match", "score"))
 
 
@@ -270,7 +274,7 @@ def lettering(size: float = 9, color: str = INK) -> dict[str, Any]:
 
 
 def _dress(ax: "Axes") -> None:
-    """Takes away what carries no data."""
+    """Removes frame lines and ticks, and sets the colours."""
     ax.set_facecolor(PAPER)
     ax.set_axisbelow(True)
     ax.margins(x=0.02)
@@ -282,7 +286,7 @@ def _dress(ax: "Axes") -> None:
 
 
 def _x_axis(ax: "Axes", x: str, columns: Sequence[Sequence[float]]) -> float:
-    """Sets up the x axis; returns how many bytes or seconds (or rounds) one of its units is."""
+    """Sets up the x axis; returns the number of bytes, seconds or rounds in one of its units."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
     totals = [xs[-1] for xs in columns if xs]
@@ -302,7 +306,7 @@ def _x_axis(ax: "Axes", x: str, columns: Sequence[Sequence[float]]) -> float:
             ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             ax.xaxis.minorticks_off()
             title += ", logarithmic"
-    if totals and not largest:  # only the start: no axis of tiny and negative numbers
+    if totals and not largest:  # only round 0: avoid an axis of tiny and negative numbers
         ax.set(xlim=(-0.02, 1.0), xticks=[0])
     ax.set_xlabel(title, labelpad=6, **lettering())
     return unit
@@ -312,7 +316,7 @@ def _y_axis(ax: "Axes", metric: str, *, lower: bool) -> None:
     title = one_line(metric.replace("_", " ")).capitalize().replace("f1", "F1")
     if is_share(metric):
         low, high = ax.get_ylim()
-        ax.set_ylim(max(low, -1.0), min(high, 101.0))  # room for the line width, no more
+        ax.set_ylim(max(low, -1.0), min(high, 101.0))  # one percent more, for the line width
         title += " (%)"
     if lower:
         title += ", lower is better"
@@ -320,12 +324,12 @@ def _y_axis(ax: "Axes", metric: str, *, lower: bool) -> None:
 
 
 def _draw(ax: "Axes", points: Sequence[tuple[float, float]], style: int, *, above: int) -> None:
-    """Draws a curve that is ``above`` as many others of the same points wider than the top one."""
+    """Draws a curve; its line is wider if ``above`` equal curves are drawn on top of it."""
     look = _look(style)
     xs, ys = [x for x, _ in points], [y for _, y in points]
     ax.plot(xs, ys, linewidth=1.8 + 2 * above, solid_capstyle="round", **look)
     dots: dict[str, Any] = {"marker": _marker(style), "linestyle": "none", "color": look["color"]}
-    if len(xs) <= 30:  # show what was measured, unless the dots would merge
+    if len(xs) <= 30:  # more dots would overlap
         ax.plot(xs, ys, markersize=3.5 + 2.5 * above, markeredgewidth=0, **dots)
     ends = dots | {"markersize": 6 + 2.5 * above, "markeredgecolor": PAPER, "clip_on": False}
     ax.plot(xs[-1:], ys[-1:], **ends)
@@ -336,7 +340,7 @@ def _look(style: int) -> dict[str, Any]:
 
 
 def _dash(style: int) -> int:
-    """Returns which line style; the runs of one colour have different ones."""
+    """Returns the index of the line style; runs with the same colour have different ones."""
     turn, color = divmod(style, len(PALETTE))
     return (color + turn) % len(DASHES)
 
@@ -348,27 +352,27 @@ def _marker(style: int) -> str:
 def _label(
     ax: "Axes", names: Sequence[str], ends: Mapping[str, float], style: Mapping[str, int]
 ) -> None:
-    """Names the curves at the right, each as close to its end as the others let it be.
+    """Writes the names at the right, as close to the ends of the curves as space allows.
 
-    Runs without points come last, at the bottom and in grey, so that nobody looks for them.
+    Runs without points come last, at the bottom, in grey.
     """
     low, high = ax.get_ylim()
     heights = [(ends[name] - low) / (high - low) if name in ends else 0.0 for name in names]
-    # A line of text, as a part of the axes' height (about 85 % of the figure's).
+    # Height of a line of text, as a fraction of the axes' height (85 % of the figure's height).
     gap = 13 / (0.85 * 72 * ax.figure.get_figheight())  # type: ignore[union-attr]
-    for name, y in zip(names, _spread(heights, gap), strict=True):
-        there: dict[str, Any] = {"transform": ax.transAxes}
+    for name, y in zip(names, _separate(heights, gap), strict=True):
+        place: dict[str, Any] = {"transform": ax.transAxes}
         if name in ends:
-            look = {"linewidth": 1.8, "clip_on": False, **there, **_look(style[name])}
+            look = {"linewidth": 1.8, "clip_on": False, **place, **_look(style[name])}
             ax.plot([1.015, 1.085], [y, y], **look)
         text, color = _label_text(name, name in ends)
-        ax.text(1.1, y, text, va="center_baseline", **there, **lettering(color=color))
+        ax.text(1.1, y, text, va="center_baseline", **place, **lettering(color=color))
 
 
 def _legend(
     fig: "Figure", names: Sequence[str], ends: Mapping[str, float], style: Mapping[str, int]
 ) -> None:
-    """Names the curves below the axes."""
+    """Writes the names of the curves below the axes."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -383,7 +387,7 @@ def _legend(
         return
     legend = fig.legend(
         handles,
-        ["-"] * len(names),  # the names follow: matplotlib leaves out those with a leading _
+        ["-"] * len(names),  # replaced below, because matplotlib omits labels with a leading _
         loc="outside lower left",
         frameon=False,
         handlelength=3.2,
@@ -395,14 +399,15 @@ def _legend(
 
 
 def _label_text(name: str, has_points: bool) -> tuple[str, str]:
-    """Returns the words and the colour of a curve's label."""
+    """Returns the text and the colour of a curve's label."""
     return (_short(name), INK) if has_points else (f"{_short(name)} (no points)", MUTED)
 
 
-def _spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Returns heights in [0, 1] at least ``gap`` apart, in the same order and close to the given.
+def _separate(heights: Sequence[float], gap: float) -> list[float]:
+    """Returns heights in [0, 1] in the same order, close to the given ones, at least ``gap`` apart.
 
-    The mean of pushing everything up and pushing everything down keeps groups centred.
+    Each height is the mean of its values when all are pushed up and when all are pushed down, so
+    that groups stay centred.
     """
     order = sorted(range(len(heights)), key=heights.__getitem__)
     ys = [heights[i] for i in order]
@@ -422,7 +427,7 @@ def _push(ys: Sequence[float], gap: float) -> list[float]:
 
 
 def drawable(text: str) -> str:
-    """Returns text with a square for each character that the font of the figures lacks."""
+    """Returns the text with a square in place of each character that the font lacks."""
     if text.isascii() and text.isprintable():
         return text
     from matplotlib.font_manager import findfont, get_font
@@ -434,9 +439,9 @@ def drawable(text: str) -> str:
 
 
 def _short(name: str) -> str:
-    """Returns a name that fits beside a curve."""
+    """Returns a name with at most ``NAME_LENGTH`` characters; the start and the end are kept."""
     name = one_line(name)
     if len(name) <= NAME_LENGTH:
         return name
-    keep = (NAME_LENGTH - 1) / 2  # both ends: runs of a sweep often differ in the last characters
-    return f"{name[: math.ceil(keep)]}…{name[-math.floor(keep) :]}"
+    half = (NAME_LENGTH - 1) / 2  # names in a sweep often differ in their last characters
+    return f"{name[: math.ceil(half)]}…{name[-math.floor(half) :]}"

@@ -1,8 +1,9 @@
 """The files of a run's directory, read for reports."""
 
+import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from fedjax_peft.files import read_text
 from fedjax_peft.rows import Row, read_metrics
 from fedjax_peft.toml import read_toml
 
-__all__ = ["RunRecord", "load_run", "load_runs"]
+__all__ = ["RunRecord", "distinct", "load_run", "load_runs", "unique"]
 
 
 class RunRecord(NamedTuple):
@@ -57,6 +58,30 @@ def load_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
     path = Path(path)
     inside = [] if _is_run(path) else _runs_in(path)
     return [load_run(run) for run in inside or [path]]
+
+
+def distinct(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Returns the runs with different names.
+
+    Equal names are extended by the parts of the paths that differ, or else by a number, as for the
+    same run given twice.
+    """
+    paths = [run.path.resolve() for run in runs]
+    names: list[str] = []
+    for run, path in zip(runs, paths, strict=True):
+        same = {p for other, p in zip(runs, paths, strict=True) if other.name == run.name}
+        part = os.path.relpath(path, os.path.commonpath(same))
+        if len({p.name for p in same}) == 1:
+            part = os.path.dirname(part) or part  # the last component is common to all of them
+        name = run.name if part == "." else f"{run.name} ({one_line(part)})"
+        names.append(unique(name, names))
+    return [run._replace(name=name) for run, name in zip(runs, names, strict=True)]
+
+
+def unique(name: str, names: Collection[str]) -> str:
+    """Returns the name, or ``name (2)`` and so on if it is among ``names``."""
+    candidates = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
+    return next(one for one in candidates if one not in names)
 
 
 def _read_json(path: Path) -> Any:

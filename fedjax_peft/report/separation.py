@@ -1,19 +1,19 @@
-"""Whether differences between runs are larger than chance: of the test set, and of the seeds.
+"""Decides whether differences between runs are larger than chance.
 
-Two sources of chance are known here:
+Two sources of chance are considered:
 
 * The test set is a sample. The accuracy p on n examples has the standard error sqrt(p (1 - p) / n)
-  (binomial). Of a difference of two accuracies the variances are added, as if the two runs had been
-  tested on different examples. Both have seen the same ones, so this is cautious. A mean over K
-  clients' models has the standard error of the clients, their standard deviation / sqrt(K), by
-  Student's t; on a common test set the two variances are added.
-* Training is random. Of runs that differ in their seeds only, the score is the mean. Two such
-  groups with at least two seeds in common are compared seed by seed: the differences have a mean
-  and, by Student's t, an interval.
+  (binomial). For the difference of two accuracies the variances are added, as if the runs were
+  tested on different examples. This is conservative, because the examples are the same. A mean over
+  the models of K clients has the standard error s / sqrt(K), where s is the standard deviation over
+  clients; its margin uses Student's t. On a common test set the two variances are added.
+* Training is random. Runs that differ in their seeds only form a group; its score is the mean. Two
+  groups with at least two common seeds are compared seed by seed: Student's t gives the confidence
+  interval of the mean difference.
 
-The margin of a difference is the square root of the sum of the squares of the two margins. Each is
-for 95 % confidence in all pairs of groups together (Bonferroni). A difference beyond its margin
-separates two groups; what has no margin separates nothing.
+The margin of a difference is the square root of the sum of the two squared margins. Each margin
+has 95 % confidence over all pairs of groups together (Bonferroni). Two groups are separated if
+their difference is larger than its margin. Without a margin, they are not separated.
 """
 
 import math
@@ -26,7 +26,7 @@ from fedjax_peft.libraries import limit_blas_threads
 __all__ = ["LEVEL", "Comparison", "Group", "Measurement", "Ranking", "binomial", "rank"]
 
 LEVEL = 0.05
-"""The chance of any false separation in a comparison of several groups."""
+"""Probability of any false separation in a comparison of several groups."""
 
 
 class Measurement(NamedTuple):
@@ -34,7 +34,7 @@ class Measurement(NamedTuple):
 
     value: float
     variance: float | None = None
-    """Of the value, because the test is a sample; None if it is not known."""
+    """Variance of the value over test sets; None if it is not known."""
     freedom: float = math.inf
     """Degrees of freedom of that variance."""
 
@@ -53,62 +53,61 @@ class Group(NamedTuple):
 
     @property
     def deviation(self) -> float | None:
-        """The standard deviation of the score over the seeds, None of a single one."""
+        """The standard deviation of the score over the seeds; None for a single seed."""
         values = [one.value for one in self.by_seed.values()]
         return statistics.stdev(values) if len(values) > 1 else None
 
     def only(self, seeds: Sequence[str]) -> "Group":
-        """Returns the group with some of its seeds."""
+        """Returns the group with the given seeds only."""
         return self._replace(by_seed={seed: self.by_seed[seed] for seed in seeds})
 
 
 class Comparison(NamedTuple):
-    """The best group beside another one."""
+    """The comparison of the best group with another one."""
 
     best: str
     other: str
     difference: float
-    """Of the mean scores, best minus other."""
+    """Mean score of the best group minus that of the other one."""
     margin: float | None
-    """None if it is not known."""
+    """The margin of the difference; None if it is not known."""
     basis: str
-    """What the margin is from, or why there is none."""
+    """The sources of chance in the margin, or the reason why the margin is not known."""
 
     @property
     def separated(self) -> bool:
-        """Whether the difference is larger than chance."""
+        """Whether the difference is larger than its margin."""
         return self.margin is not None and abs(self.difference) > self.margin
 
 
 class Ranking(NamedTuple):
-    """Groups in the order of their scores, and whether the first is ahead of the others."""
+    """Groups sorted by score, and the comparisons of the first group with the others."""
 
     groups: list[Group]
-    """The best first."""
+    """The groups, the best one first."""
     comparisons: list[Comparison]
-    """Of the first group with every other one."""
+    """The comparisons of the first group with each other group."""
 
     @property
     def winner(self) -> Group | None:
-        """The group that is separated from every other one, if there is one."""
-        ahead = self.comparisons and all(one.separated for one in self.comparisons)
-        return self.groups[0] if ahead else None
+        """The first group if it is separated from all others, otherwise None."""
+        separated = self.comparisons and all(one.separated for one in self.comparisons)
+        return self.groups[0] if separated else None
 
     @property
     def level(self) -> list[Group]:
-        """The first group and those that are not separated from it."""
-        apart = [one.separated for one in self.comparisons]
-        others = zip(self.groups[1:], apart, strict=True)
-        return [*self.groups[:1], *(group for group, ahead in others if not ahead)]
+        """The first group and the groups that are not separated from it."""
+        others = zip(self.groups[1:], self.comparisons, strict=True)
+        return [*self.groups[:1], *(group for group, one in others if not one.separated)]
 
 
 def rank(groups: Sequence[Group], *, lower_is_better: bool, obstacle: str | None = None) -> Ranking:
-    """Returns groups in the order of their mean scores, the first compared with every other.
+    """Returns the groups sorted by mean score, and the comparisons of the first with the others.
 
     Args:
-      groups: with different names; of equal scores the earlier one comes first.
-      lower_is_better: the direction of the score.
-      obstacle: why no comparison is possible, if that is so.
+      groups: groups with different names; groups with equal scores keep their order.
+      lower_is_better: whether lower scores are better.
+      obstacle: the reason why no comparison is possible, if there is one.
     """
     sign = 1 if lower_is_better else -1
     ordered = sorted(groups, key=lambda group: sign * group.mean)
@@ -118,9 +117,9 @@ def rank(groups: Sequence[Group], *, lower_is_better: bool, obstacle: str | None
 
 
 def binomial(share: float, examples: int) -> float:
-    """Returns the variance of a share of so many examples.
+    """Returns the variance of a share of ``examples`` examples.
 
-    One example of each outcome is added, so that a share of 0 or 1 has a variance too.
+    One example of each outcome is added, so that the variance is positive for a share of 0 or 1.
     """
     near = (share * examples + 1) / (examples + 2)
     return near * (1 - near) / examples
@@ -138,27 +137,27 @@ def _compare(best: Group, other: Group, level: float, obstacle: str | None) -> C
         return result(None, obstacle)
     if not shared:
         return result(None, "no common seed")
-    squares, parts = [], []
+    squares, sources = [], []
     tested = [*a.by_seed.values(), *b.by_seed.values()]
     variances = [one.variance for one in tested if one.variance is not None]
     if len(variances) == len(tested):
-        # All seeds have the same test set, whose chance does not shrink with their number.
+        # All seeds share one test set, so its variance does not shrink with more seeds.
         error = math.sqrt(2 * statistics.fmean(variances))
         freedom = min(one.freedom for one in tested)
         squares.append((_critical(level, freedom) * error) ** 2)
-        parts.append("test set" if math.isinf(freedom) else "tests and clients")
+        sources.append("test set" if math.isinf(freedom) else "tests and clients")
     if len(shared) > 1:
-        apart = [a.by_seed[seed].value - b.by_seed[seed].value for seed in shared]
-        error = statistics.stdev(apart) / math.sqrt(len(apart))
-        squares.append((_critical(level, len(apart) - 1) * error) ** 2)
-        parts.append(f"{len(shared)} seeds, paired")
+        differences = [a.by_seed[seed].value - b.by_seed[seed].value for seed in shared]
+        error = statistics.stdev(differences) / math.sqrt(len(differences))
+        squares.append((_critical(level, len(differences) - 1) * error) ** 2)
+        sources.append(f"{len(shared)} seeds, paired")
     if not squares:
-        return result(None, "size of the test unknown")
-    return result(math.sqrt(sum(squares)), " and ".join(parts))
+        return result(None, "size of the test set unknown")
+    return result(math.sqrt(sum(squares)), " and ".join(sources))
 
 
 def _critical(level: float, freedom: float) -> float:
-    """Returns how many standard errors a difference must have; Student's t, two-sided."""
+    """Returns the two-sided critical value in standard errors: normal, or else Student's t."""
     if math.isinf(freedom):
         return statistics.NormalDist().inv_cdf(1 - level / 2)
     limit_blas_threads()

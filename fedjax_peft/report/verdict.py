@@ -1,15 +1,14 @@
-"""What a report may say about the scores of runs: their ranking, and it in one sentence."""
+"""The ranking of runs by their scores, and its result in one sentence."""
 
-import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_peft.nested import flatten
 from fedjax_peft.report import plots, separation
-from fedjax_peft.report.records import RunRecord
+from fedjax_peft.report.records import RunRecord, unique
 from fedjax_peft.report.separation import Group, Measurement, Ranking
 from fedjax_peft.rows import headline_is_lower_better, series, summary
 
@@ -20,16 +19,15 @@ __all__ = [
     "listing",
     "printed",
     "score_text",
-    "unique",
     "verdict",
     "word",
 ]
 
 SEED = re.compile(r"(^|\.|_)seed$")
-"""Config keys that only change what is random."""
+"""Config keys of random seeds."""
 _SHARES_OF_EXAMPLES = ("accuracy", "exact_match")
-"""Metrics that are means over examples, each between 0 and 1. The binomial variance is their upper
-bound; a score such as an entity F1 is no mean over examples."""
+"""Metrics that are means of values between 0 and 1 over examples. The binomial variance is an upper
+bound of their variance. Other scores, such as the F1 of entities, are not means over examples."""
 
 
 class Judgement(NamedTuple):
@@ -38,29 +36,29 @@ class Judgement(NamedTuple):
     what: str
     """The score in words, such as ``final test accuracy``."""
     text: Callable[[float], str]
-    """A score in words, with its unit."""
+    """Prints a score with its unit."""
     gap: Callable[[float], str]
-    """The size of a difference of two scores in words, with its unit."""
+    """Prints the difference of two scores with its unit."""
     lower: bool
-    """Whether less is better."""
+    """Whether lower scores are better."""
     on_test: bool
-    """Whether the score is on the test set; else it is the mean over the clients' own tests."""
+    """Whether the score is on the test set; otherwise it is the mean over clients' tests."""
     scores: Mapping[int, Measurement]
-    """Run -> score, without runs that were not tested after training."""
+    """Index of a run -> score; runs that were not tested after training are missing."""
     members: Mapping[str, list[int]]
-    """Group -> its runs, in the order of their seeds' first appearance."""
+    """Group -> indices of its runs, in the order of their seeds' first appearance."""
     ranking: Ranking
 
     @property
     def best(self) -> set[int]:
-        """The run that may be marked as the best: of a single seed, ahead of all others."""
+        """The run to mark as the best: separated from all others, in a group of a single seed."""
         winner = self.ranking.winner
         runs = self.members[winner.name] if winner else []
         return set(runs) if len(runs) == 1 else set()
 
 
 def judge(runs: Sequence[RunRecord]) -> Judgement | None:
-    """Returns the ranking of runs that have different names, or None if none has a score."""
+    """Returns the ranking of runs with different names; None if no run has a score."""
     facts = [summary(run.rows) for run in runs]
     on_test = any(fact["final_score"] is not None for fact in facts)
     metrics = [fact["headline"] for fact in facts]
@@ -99,11 +97,13 @@ def judge(runs: Sequence[RunRecord]) -> Judgement | None:
 
 
 def verdict(runs: Sequence[RunRecord], judged: Judgement | None) -> str:
-    """Returns the result in a few words, naming a winner only if it is separated from the others.
+    """Returns one or two sentences about the result.
+
+    A winner is named only if it is separated from all others.
 
     Args:
-      runs: with different names.
-      judged: from :func:`judge` for the same runs.
+      runs: runs with different names.
+      judged: the result of :func:`judge` for these runs.
     """
     if judged is None:
         scores = {word(summary(run.rows)["headline"]) for run in runs}
@@ -118,8 +118,8 @@ def verdict(runs: Sequence[RunRecord], judged: Judgement | None) -> str:
     if judged.ranking.winner:
         return (
             f"{first.name} has the best {judged.what}: {judged.text(first.mean)}"
-            f"{_error(judged, first, runs)}. Every other one is behind by more than the margin of"
-            f" error.{_one_seed(judged)}"
+            f"{_error(judged, first, runs)}. The difference to every other run is larger than the"
+            f" margin of error.{_one_seed(judged)}"
         )
     level = judged.ranking.level
     named = [f"{group.name} {judged.text(group.mean)}" for group in level]
@@ -129,17 +129,17 @@ def verdict(runs: Sequence[RunRecord], judged: Judgement | None) -> str:
         why = f"the margin of error is not known ({', '.join(sorted(unknown))})"
     else:
         why = "their differences are within the margin of error"
-    rest = f" {_capital(_count(behind))} behind by more than that." if behind else ""
+    rest = f" {_others(behind)} worse by more than the margin." if behind else ""
     return f"{_capital(judged.what)}: {listing(named)} are not separated; {why}.{rest}"
 
 
 def word(metric: str) -> str:
-    """Returns a metric's name in a sentence."""
+    """Returns a metric's name as it is written in a sentence."""
     return {"f1": "F1"}.get(metric, metric.replace("_", " "))
 
 
 def printed(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Returns dotted key -> the value as it is printed."""
+    """Returns dotted key -> printed value."""
     return {
         key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
         for key, value in flatten(settings).items()
@@ -147,14 +147,8 @@ def printed(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def score_text(share: bool) -> Callable[[float], str]:
-    """Returns what prints a score with its unit; a ``share`` is printed in percent."""
+    """Returns the function that prints a score with its unit; a ``share`` is printed in percent."""
     return (lambda value: f"{100 * value:.1f} %") if share else "{:.4g}".format
-
-
-def unique(name: str, taken: Collection[str]) -> str:
-    """Returns the name, or one with a number that is not taken: ``name (2)``."""
-    tries = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
-    return next(one for one in tries if one not in taken)
 
 
 # Scores and groups.
@@ -164,7 +158,7 @@ def _on_test(run: RunRecord, fact: Mapping[str, Any]) -> Measurement | None:
     value = fact["final_score"]
     if value is None or not fact["final_round"]:
         return None
-    examples = fact["test_examples"] or _asked(run.config)
+    examples = fact["test_examples"] or _configured_size(run.config)
     if not examples or fact["headline"] not in _SHARES_OF_EXAMPLES or not 0 <= value <= 1:
         return Measurement(value)
     variance = separation.binomial(value, int(examples))
@@ -173,7 +167,7 @@ def _on_test(run: RunRecord, fact: Mapping[str, Any]) -> Measurement | None:
         return Measurement(value, variance)
     if count < 2:
         return Measurement(value)
-    # The mean over some clients' models: these clients are a sample too.
+    # The score is a mean over clients' models, and these clients are a sample too.
     return Measurement(value, variance + deviation**2 / (count - 1), count - 1)
 
 
@@ -186,15 +180,15 @@ def _on_clients(run: RunRecord, fact: Mapping[str, Any]) -> Measurement | None:
     return Measurement(value, deviation**2 / (count - 1), count - 1)
 
 
-def _asked(config: Mapping[str, Any]) -> int | None:
-    """Returns the test examples that the config asked for: older rows do not tell their number."""
+def _configured_size(config: Mapping[str, Any]) -> int | None:
+    """Returns the config's number of test examples, which rows of older versions do not contain."""
     data = config.get("data")
     size = data.get("test_examples") if isinstance(data, dict) else None
     return size if type(size) is int and size > 0 else None
 
 
 def _source(config: Mapping[str, Any]) -> list[Any]:
-    """Returns what the test set is a sample of."""
+    """Returns the name and source of the data set from which the test set was sampled."""
     data = config.get("data")
     return [data.get("name"), data.get("source")] if isinstance(data, dict) else [data]
 
@@ -204,9 +198,10 @@ def _seed(config: Mapping[str, Any]) -> str:
 
 
 def _groups(runs: Sequence[RunRecord], tested: Sequence[int]) -> dict[str, list[int]]:
-    """Returns the runs of each group by its name; a run of the same config and seed is left out.
+    """Returns group -> indices of its runs, which differ in their seeds only.
 
-    The config of a run that was made in Python does not tell all settings, so it is alone.
+    Of runs with the same config and seed, only the first is used. The config of a run made in
+    Python does not contain all settings, so this run is a group by itself.
     """
     found: dict[Any, dict[str, int]] = {}
     for i in tested:
@@ -217,9 +212,9 @@ def _groups(runs: Sequence[RunRecord], tested: Sequence[int]) -> dict[str, list[
     members = [list(seeds.values()) for seeds in found.values()]
     given = [{_given_name(runs[i]) for i in rows} for rows in members]
     names: dict[str, list[int]] = {}
-    for rows, own in zip(members, given, strict=True):
-        shared = len(rows) > 1 and len(own) == 1 and sum(own == other for other in given) == 1
-        name = min(own) if shared else runs[rows[0]].name
+    for rows, of_group in zip(members, given, strict=True):
+        common = len(rows) > 1 and len(of_group) == 1 and given.count(of_group) == 1
+        name = min(of_group) if common else runs[rows[0]].name
         names[unique(name, names)] = rows
     return names
 
@@ -232,7 +227,7 @@ def _given_name(run: RunRecord) -> str:
 
 
 def _error(judged: Judgement, group: Group, runs: Sequence[RunRecord]) -> str:
-    """Returns what a score is of: its seeds, or its standard error and what the run had spent."""
+    """Returns the seeds of a score; for one seed, its standard error and the cost of the run."""
     if group.deviation is not None:
         n = len(group.by_seed)
         return f" (mean of {n} seeds, standard deviation {judged.gap(group.deviation)})"
@@ -245,7 +240,7 @@ def _error(judged: Judgement, group: Group, runs: Sequence[RunRecord]) -> str:
 
 
 def _after(run: RunRecord, judged: Judgement) -> str:
-    """Returns what a run had spent when it was last tested, in words."""
+    """Returns the cost of a run up to its last test, in words."""
     name = summary(run.rows)["headline"]
     field = f"test_{name}" if judged.on_test else f"client_{name}_mean"
 
@@ -264,12 +259,12 @@ def _after(run: RunRecord, judged: Judgement) -> str:
 
 def _one_seed(judged: Judgement) -> str:
     if any(group.deviation is None for group in judged.ranking.groups):
-        return " Each has one seed only, and other seeds may rank them differently."
+        return " Each run has one seed only; other seeds may give another ranking."
     return ""
 
 
-def _count(n: int) -> str:
-    return "one other is" if n == 1 else f"{n} others are"
+def _others(n: int) -> str:
+    return "One other run is" if n == 1 else f"{n} other runs are"
 
 
 def _capital(text: str) -> str:
@@ -277,7 +272,7 @@ def _capital(text: str) -> str:
 
 
 def listing(items: Sequence[str], shown: int = 5) -> str:
-    """Returns "a, b and c", or "a, b and 7 more"."""
+    """Returns text such as "a, b and c" or "a, b and 7 more"."""
     if len(items) > shown:
         items = [*items[: shown - 1], f"{len(items) - shown + 1} more"]
     return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]]))

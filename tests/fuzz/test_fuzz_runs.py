@@ -13,7 +13,7 @@ from rich.console import Console
 from fedjax_peft import loading, testing
 from fedjax_peft.config import config as configs
 from fedjax_peft.report import page as report
-from fedjax_peft.report import records
+from fedjax_peft.report import records, tables
 from fedjax_peft.simulation import record
 
 ROW = {
@@ -67,7 +67,7 @@ def show(place, *, page=False, **files):
     with refused_or_fine():
         runs = [run for _ in range(2) for run in records.load_runs(folder)]
         text = io.StringIO()
-        Console(file=text, width=100, color_system=None).print(report.table(runs))
+        Console(file=text, width=100, color_system=None).print(tables.table(runs))
         assert "\x1b" not in text.getvalue()
         if page:
             report.write_report(runs, place / "page")

@@ -12,7 +12,7 @@ from rich.console import Console
 from fedjax_peft.cli.main import main
 from fedjax_peft.errors import InputError
 from fedjax_peft.report import page as report
-from fedjax_peft.report import records
+from fedjax_peft.report import records, tables
 from fedjax_peft.report.verdict import judge
 from fedjax_peft.rows import rounds_to
 
@@ -53,7 +53,7 @@ def page(runs, tmp_path):
 
 def printed(runs, width=80):
     out = io.StringIO()
-    Console(width=width, file=out).print(report.table(runs, width))
+    Console(width=width, file=out).print(tables.table(runs, width))
     return out.getvalue()
 
 
@@ -104,7 +104,7 @@ def test_a_crashed_run_without_an_environment_loads(tmp_path):
     assert load(path)[0].rows == [{"round": 0}]
 
 
-def test_what_is_no_run_gets_advice(tmp_path):
+def test_errors_for_paths_that_are_not_runs(tmp_path):
     make_run(tmp_path / "runs" / "federa")
     with pytest.raises(InputError, match=r"no config\.toml and no metrics.*Did you mean 'federa'"):
         records.load_run(tmp_path / "runs" / "fedara")
@@ -118,14 +118,14 @@ def test_what_is_no_run_gets_advice(tmp_path):
 
 @pytest.mark.parametrize("file", ["config.toml", "environment.json"])
 @pytest.mark.parametrize("text", [b"{", b"\xff", b"[1]="])
-def test_a_damaged_file_is_named(tmp_path, file, text):
+def test_errors_name_the_damaged_file(tmp_path, file, text):
     path = make_run(tmp_path / "fra")
     (path / file).write_bytes(text)
     with pytest.raises(InputError, match=file.replace(".", r"\.")):
         records.load_run(path)
 
 
-def test_namesakes_are_told_apart_by_their_paths(tmp_path):
+def test_runs_with_equal_names_show_their_paths(tmp_path):
     paths = [make_run(tmp_path / part) for part in ("0/x/fra", "1/x/fra", "fedlr")]
     text = printed(load(*paths, paths[2]), width=120)
     names = [line.split("  ")[0] for line in text.splitlines()[2:]]
@@ -133,7 +133,7 @@ def test_namesakes_are_told_apart_by_their_paths(tmp_path):
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
-def test_names_stay_in_a_narrow_terminal(tmp_path, width):
+def test_names_are_complete_in_a_narrow_terminal(tmp_path, width):
     roots = ("experiments-of-monday", "experiments-of-tuesday")
     paths = [make_run(tmp_path / root / "federa") for root in roots]
     lines = printed(load(*paths), width=width).splitlines()
@@ -158,7 +158,7 @@ def test_the_table_fits_80_columns(tmp_path):
     assert "[bold]" in "".join(line[:20].strip() for line in lines)
 
 
-def test_the_report_is_one_page_that_needs_nothing_else(tmp_path):
+def test_the_page_is_self_contained(tmp_path):
     runs = load(make_run(tmp_path / "fedlr", top=0.5), make_run(tmp_path / "fra"))
     path = report.write_report(runs, tmp_path / "deep" / "out")
     assert {p.name for p in path.parent.iterdir()} == {
@@ -170,7 +170,7 @@ def test_the_report_is_one_page_that_needs_nothing_else(tmp_path):
     text = path.read_text()
     assert text.startswith("<!doctype html>")
     parsed = Page(text)
-    assert parsed.tags.count("svg") == 6, "each for wide and for narrow windows"
+    assert parsed.tags.count("svg") == 6, "one for wide and one for narrow windows"
     ids = re.findall(r'\bid="([^"]*)"', text)
     assert len(set(ids)) == len(ids)
     assert not {"script", "link", "img", "iframe"} & set(parsed.tags)
@@ -182,7 +182,7 @@ def test_the_report_is_one_page_that_needs_nothing_else(tmp_path):
     assert report.write_report(runs, tmp_path / "again").read_text() == text
 
 
-def test_the_best_value_is_marked_if_the_test_set_separates_it(tmp_path):
+def test_the_best_score_is_marked_if_the_test_set_separates_it(tmp_path):
     runs = load(
         make_run(tmp_path / "fedlr", top=0.5, test_examples=400),
         make_run(tmp_path / "fra", test_examples=400),
@@ -190,16 +190,16 @@ def test_the_best_value_is_marked_if_the_test_set_separates_it(tmp_path):
     text = page(runs, tmp_path)
     lead = "fra has the best final test accuracy: 80.0 % (standard error 2.0 points) after 4 rounds"
     assert f"{lead}, 8.00 MB of communication and 2.00 min of simulated time." in text
-    assert "other seeds may rank them differently" in text
+    assert "other seeds may give another ranking" in text
     parsed = Page(text)
     assert parsed.row("fedlr", "4")[2:4] == ["50.0", "50.0 (4)"]
-    # The best of several rounds is the test set's choice.
+    # The best of several rounds is chosen on the test set, so it is not marked.
     assert parsed.row("fra", "4")[2:4] == ["80.0 (best)", "80.0 (4)"]
     row = parsed.row("fra and fedlr")
     assert row == ["fra and fedlr", "30.0 points", "± 6.3 points", "test set", "separated"]
 
 
-def test_no_winner_is_named_that_the_test_set_does_not_separate(tmp_path, capsys):
+def test_no_winner_is_named_within_the_margin_of_the_test_set(tmp_path, capsys):
     runs = [
         make_run(tmp_path / name, top=top, test_examples=400)
         for name, top in {"fedlr": 0.48, "federa": 0.485, "fra": 0.488}.items()
@@ -207,27 +207,28 @@ def test_no_winner_is_named_that_the_test_set_does_not_separate(tmp_path, capsys
     text = page(load(*runs), tmp_path)
     assert "best final" not in text.replace("best final score", "").replace("best final test", "")
     assert "(best)" not in text
-    said = "fra 48.8 %, federa 48.5 % and fedlr 48.0 % are not separated; their differences are"
-    assert f"Final test accuracy: {said} within the margin of error." in text
+    sentence = "fra 48.8 %, federa 48.5 % and fedlr 48.0 % are not separated; their differences are"
+    assert f"Final test accuracy: {sentence} within the margin of error." in text
     assert text.count(">not separated</td>") == 2
     assert main(["report", *map(str, runs), "--out", str(tmp_path / "out")]) == 0
-    assert said in " ".join(capsys.readouterr().out.split())
+    assert sentence in " ".join(capsys.readouterr().out.split())
 
 
 def test_no_winner_is_named_without_a_size_of_the_test_set(tmp_path):
-    """As of old runs; but the config may tell the size."""
+    """Rows of old runs do not contain the size, but the config can contain it."""
     top = {"a": 0.9, "b": 0.1}
     old = load(*(make_run(tmp_path / "old" / name, top=x) for name, x in top.items()))
     text = page(old, tmp_path)
-    assert "are not separated; the margin of error is not known (size of the test unknown)" in text
+    assert "are not separated; the margin of error is not known" in text
+    assert "(size of the test set unknown)" in text
     assert "(best)" not in text
     data = "[data]\ntest_examples = 400\n"
-    told = load(*(make_run(tmp_path / name, top=x, config=data) for name, x in top.items()))
-    assert "a has the best final test accuracy" in page(told, tmp_path)
+    sized = load(*(make_run(tmp_path / name, top=x, config=data) for name, x in top.items()))
+    assert "a has the best final test accuracy" in page(sized, tmp_path)
 
 
 def seeded(root, *, scores, name, test_examples=4000):
-    """Writes a run for each seed, of one method."""
+    """Writes one run for each seed, all with the same method."""
     for seed, top in enumerate(scores):
         path = make_run(root / f"seed{seed}" / name, top=top, test_examples=test_examples)
         config = f'name = "{name}"\nseed = {seed}\nrounds = 4\nmethod = "{name}"\n[model]\n'
@@ -236,7 +237,7 @@ def seeded(root, *, scores, name, test_examples=4000):
 
 
 def test_seeds_are_compared_in_pairs(tmp_path):
-    """Seeds differ by 8 points, which a comparison within each seed does not see."""
+    """Scores differ by 8 points between seeds; comparisons within each seed are not affected."""
     better = [*seeded(tmp_path, scores=[0.58, 0.50, 0.54], name="federa")]
     worse = [*seeded(tmp_path, scores=[0.52, 0.44, 0.481], name="fedlr")]
     parsed = Page(text := page(load(*better, *worse), tmp_path))
@@ -249,24 +250,24 @@ def test_seeds_are_compared_in_pairs(tmp_path):
     assert text.count("(best)") == 1, "single runs of several seeds are not marked"
 
 
-def test_a_group_of_seeds_and_a_namesake_of_other_settings(tmp_path):
+def test_a_run_with_other_settings_is_not_in_the_group_of_its_name(tmp_path):
     group = [*seeded(tmp_path / "a", scores=[0.5, 0.52], name="fedlr")]
     (other,) = seeded(tmp_path / "b", scores=[0.1], name="fedlr")
     path = other / "config.toml"
     path.write_text(path.read_text().replace("rounds", "batch_size = 3\nrounds"))
-    judged = judge(report._distinct(load(*group, other)))
+    judged = judge(records.distinct(load(*group, other)))
     assert sorted(map(len, judged.members.values())) == [1, 2]
     assert len(judged.ranking.groups) == 2
 
 
-def test_one_run_given_twice_is_compared_with_nothing(tmp_path):
+def test_a_run_given_twice_is_not_compared_with_itself(tmp_path):
     (path,) = seeded(tmp_path, scores=[0.5], name="fedlr")
     text = page(load(path, path), tmp_path)
     assert "Final test accuracy: 50.0 %" in text
     assert "What separates the runs" not in text
 
 
-def test_seeds_that_disagree_separate_nothing(tmp_path):
+def test_no_winner_is_named_within_the_margin_of_the_seeds(tmp_path):
     one = [*seeded(tmp_path, scores=[0.58, 0.50, 0.54], name="federa")]
     other = [*seeded(tmp_path, scores=[0.50, 0.52, 0.53], name="fedlr")]
     text = page(load(*one, *other), tmp_path)
@@ -281,7 +282,7 @@ def test_single_runs_of_different_seeds_are_not_compared(tmp_path):
     assert "the margin of error is not known (no common seed)" in page(load(one, other), tmp_path)
 
 
-def test_the_clients_mean_is_the_score_where_there_is_no_test_set(tmp_path):
+def test_without_a_test_set_the_score_is_the_mean_over_clients(tmp_path):
     runs = []
     for name, mean in (("ditto", 0.7), ("fedlr", 0.5)):
         path = make_run(tmp_path / name)
@@ -314,8 +315,29 @@ def test_seen_and_unseen_clients_have_columns(tmp_path):
     ]
 
 
-def lower(path, scores):
-    """Turns a run into one that is judged by its perplexity."""
+def test_tuned_scores_have_columns(tmp_path):
+    tuned = {
+        "client_accuracy_mean": 0.5,
+        "tuned_test_accuracy": 0.712,
+        "tuned_client_accuracy_mean": 0.734,
+        "tuned_client_accuracy_std": 0.1,
+    }
+    runs = load(make_run(tmp_path / "fedrep", **tuned), make_run(tmp_path / "fedavg"))
+    text = page(runs, tmp_path)
+    parsed = Page(text)
+    heads = parsed.rows[0]
+    column = heads.index("Tuned accuracy (%)")
+    assert heads[column - 1] == "Final accuracy (%)"
+    assert [parsed.row(name, "4")[column] for name in ("fedrep", "fedavg")] == ["71.2", "-"]
+    assert parsed.row("fedrep", "50.0")[-1] == "73.4 ± 10.0"
+    assert "Tuned scores are of models" in text
+    assert printed(runs).split()[:4] == ["Final", "Tuned", "Best", "acc."]
+    untuned = load(make_run(tmp_path / "ditto"))
+    assert "Tuned" not in page(untuned, tmp_path) + printed(untuned)
+
+
+def as_perplexity(path, scores):
+    """Changes the headline metric of a run to perplexity."""
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     for row, score in zip(rows, scores, strict=True):
         del row["test_accuracy"]
@@ -324,9 +346,9 @@ def lower(path, scores):
     return path
 
 
-def test_a_metric_of_which_less_is_better(tmp_path, capsys):
-    a = lower(make_run(tmp_path / "a"), [500.0, 90.0, 40.0, 50.0, 45.0])
-    b = lower(make_run(tmp_path / "b"), [500.0, 99.0, 60.0, 55.0, 50.0])
+def test_a_metric_where_lower_is_better(tmp_path, capsys):
+    a = as_perplexity(make_run(tmp_path / "a"), [500.0, 90.0, 40.0, 50.0, 45.0])
+    b = as_perplexity(make_run(tmp_path / "b"), [500.0, 99.0, 60.0, 55.0, 50.0])
     text = page(load(a, b), tmp_path)
     parsed = Page(text)
     assert parsed.row("a", "4")[2:4] == ["45", "40 (2)"], "the best is the lowest"
@@ -354,7 +376,7 @@ def test_coincident_curves_are_named(tmp_path):
     assert page(runs, tmp_path).count("The curves of a, b and c coincide.") == 1
 
 
-def test_every_cell_carries_its_heading_for_narrow_windows(tmp_path):
+def test_every_cell_has_its_heading_for_narrow_windows(tmp_path):
     text = page(load(make_run(tmp_path / "a"), make_run(tmp_path / "b", rounds=3)), tmp_path)
     (body,) = re.findall(r"<main>(.*)</main>", text, re.S)
     cells = re.findall(r"<td[^>]*>", body)
@@ -375,15 +397,15 @@ def test_costs_of_targets(tmp_path):
 def test_costs_of_a_given_target(tmp_path, capsys):
     slow = make_run(tmp_path / "slow", top=0.74, rounds=8)
     fast = make_run(tmp_path / "fast", top=0.8, rounds=10)
-    # 72, 76 and 79.2 %: the one ends at 74 %, the other has 72 % after 9 rounds, 80 % after 10.
+    # 72, 76 and 79.2 %: `slow` ends at 74 %; `fast` has 72 % after 9 rounds and 80 % after 10.
     expected = ["8", "16.0", "4.00", *"------"], ["9", "18.0", "4.50", *["10", "20.0", "5.00"] * 2]
     text = report.write_report(load(slow, fast), tmp_path / "out", target=0.8).read_text()
     parsed = Page(text)
     first = next(i for i, row in enumerate(parsed.rows) if "90 % of the target: 72.0 %" in row)
-    assert "reached a part of the target 80.0 %." in text
+    assert "reached a percentage of the target 80.0 %." in text
     rows = parsed.rows[first + 2 : first + 4]
     assert rows == [["slow", *expected[0]], ["fast", *expected[1]]]
-    # And in a terminal.
+    # The same in a terminal.
     arguments = ["report", str(slow), str(fast), "--out", str(tmp_path / "out"), "--target", "0.8"]
     assert main(arguments) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -397,23 +419,23 @@ def test_costs_of_a_given_target(tmp_path, capsys):
     assert "To 80" not in capsys.readouterr().out
 
 
-def test_a_target_that_nobody_reaches_and_one_that_cannot_be(tmp_path, capsys):
+def test_targets_that_are_not_reached_or_not_possible(tmp_path, capsys):
     path = make_run(tmp_path / "a", top=0.5)
     text = report.write_report(load(path), tmp_path / "out", target=0.9).read_text()
     assert Page(text).row("a", "-") == ["a", *"---------"]
     for target in ("80", "0", "nan"):
         assert main(["report", str(path), "--target", target]) == 2
-        assert f"The target {target} must be a share" in capsys.readouterr().err
+        assert f"The target {target} must be a fraction" in capsys.readouterr().err
 
 
-def test_a_target_is_reached_in_spite_of_float32():
+def test_reaching_a_target_allows_for_float32():
     exact = float(np.float32(0.76))
     assert exact < 0.76
     assert rounds_to([{"round": 3, "test_accuracy": exact}], 0.76) == 3
     assert rounds_to([{"round": 3, "test_accuracy": 0.7599}], 0.76) is None
 
 
-def test_configs_are_compared_by_what_differs(tmp_path):
+def test_differing_and_shared_settings(tmp_path):
     a = make_run(tmp_path / "a", config='targets = ["q"]\n[data]\nname = "x"\n')
     b = make_run(tmp_path / "b", config='targets = ["q", "v"]\n[data]\nname = "x"\nseed = 1\n')
     text = page(load(a, b), tmp_path)
@@ -425,7 +447,7 @@ def test_configs_are_compared_by_what_differs(tmp_path):
     assert "<dt>commit</dt><dd>abc</dd>" in text
 
 
-def test_many_differences_are_rows(tmp_path):
+def test_more_than_six_differing_settings_are_rows(tmp_path):
     keys = "abcdefgh"
     a = make_run(tmp_path / "a", config="".join(f"{key} = 1\n" for key in keys))
     b = make_run(tmp_path / "b", config="".join(f"{key} = 2\n" for key in keys))
@@ -434,34 +456,34 @@ def test_many_differences_are_rows(tmp_path):
     assert ["peft.h", "1", "2"] in parsed.rows
 
 
-def test_warnings_say_what_to_know_before_comparing(tmp_path):
+def test_warnings(tmp_path):
     a = make_run(tmp_path / "a", dropped=[17], train_loss=None, config='[data]\nname = "x"\nseed=1')
     b = make_run(tmp_path / "b", rounds=3, config='[data]\nname = "y"\nseed=2')
     (b / "config.toml").write_text((b / "config.toml").read_text().replace("= 3", "= 9"))
     (section,) = re.findall(
         r'<section class="warnings".*?</section>', page(load(a, b), tmp_path), re.S
     )
-    for told in (
-        "a: 1 upload not finite and left out, of client 17 in round 4.",
+    for warning in (
+        "a: 1 upload not finite and excluded: client 17 in round 4.",
         "a: train_loss was not finite in round 4.",
-        "b: unfinished or cut short, it has 3 of 9 rounds.",
+        "b: unfinished or stopped early, after 3 of 9 rounds.",
         "different lengths: 3 to 4 rounds",
-        "differ in their seed, so a part is chance: data.seed is 1, 2.",
+        "different seeds, so differences are partly chance: data.seed is 1, 2.",
         "different test sets: data.name is x, y.",
     ):
-        assert told in section
+        assert warning in section
     assert section.count("<li>") == 6
 
 
-def test_warnings_tell_who_was_not_heard(tmp_path):
+def test_warnings_name_clients_without_an_aggregated_upload(tmp_path):
     path = make_run(tmp_path / "a", failed=[3, 5], late=[7], clients=[])
     text = page(load(path), tmp_path)
-    for told in (
-        "a: 2 uploads missing because their clients dropped out, of clients 3, 5 in round 4.",
-        "a: 1 upload too late and left out, of client 7 in round 4.",
-        "a: nobody took part in round 4.",
+    for warning in (
+        "a: 2 uploads missing because clients dropped out: clients 3, 5 in round 4.",
+        "a: 1 upload too late and excluded: client 7 in round 4.",
+        "a: no client took part in round 4.",
     ):
-        assert f"<li>{told}</li>" in text
+        assert f"<li>{warning}</li>" in text
 
 
 def test_a_clean_comparison_has_no_warnings(tmp_path):
@@ -478,7 +500,7 @@ def test_hostile_names_and_values_are_escaped(tmp_path):
     text = page(runs, tmp_path)
     assert not {"script", "b", "i"} & set(Page(text).tags)
     assert "&lt;script&gt;alert(1) &lt;b&gt;&amp;漢" in text
-    assert "<script>" in printed(runs)  # a terminal shows it as it is
+    assert "<script>" in printed(runs)  # not escaped in a terminal
 
 
 @pytest.mark.parametrize("count", [1, 12])
@@ -490,7 +512,7 @@ def test_any_number_of_runs_and_rounds(tmp_path, count, rounds):
     assert printed(runs).count("run") == count
 
 
-def test_runs_that_recorded_nothing(tmp_path):
+def test_runs_without_rows(tmp_path):
     path = make_run(tmp_path / "a")
     (path / "metrics.jsonl").write_text("")
     text = page(load(path), tmp_path)
@@ -513,7 +535,7 @@ def test_unknown_fields_and_missing_ones_are_tolerated(tmp_path):
     assert not any("Simulated" in cell for cell in parsed.rows[0])
 
 
-def test_a_report_of_nothing_or_onto_a_file_is_an_input_error(tmp_path):
+def test_input_errors_for_no_runs_and_for_a_file_as_directory(tmp_path):
     with pytest.raises(InputError, match="at least one run"):
         report.write_report([], tmp_path)
     runs = load(make_run(tmp_path / "a"))

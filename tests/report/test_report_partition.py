@@ -1,4 +1,4 @@
-"""The report of a partition says what its clients have, and the figures show it."""
+"""The report of a partition: its numbers, tables and figures."""
 
 import io
 import json
@@ -50,7 +50,7 @@ def printed(table):
     return [" ".join(line.split()) for line in capture.get().splitlines()]
 
 
-def test_the_numbers_are_those_of_the_partition():
+def test_the_numbers_equal_those_of_the_partition():
     clients = federation()
     report = partition_report.inspect(clients, "a title")
     said = json.loads(json.dumps(partition_report.summary(report)))
@@ -81,23 +81,23 @@ def test_measures(measure, base, words, limit):
     assert image.get_clim()[1] == pytest.approx(limit or report.divergence.max())
 
 
-def test_tables_are_for_80_columns():
+def test_tables_fit_80_columns():
     report = partition_report.inspect(federation(classes=40, clients=30, n=4000))
     lines = printed(partition_report.class_table(report))
     assert lines[1] == "Label Total 0 1 2 3 4 5"
     assert len(lines) == 2 + partition_report.TABLE_CLASSES + 2
     assert lines[-3].startswith("21 others 2,100 ")
     assert lines[-2].startswith("Total 4,000 ")
-    assert lines[-1] == "24 further clients are in partition.json."
+    assert lines[-1] == "24 more clients are in partition.json."
     assert printed(partition_report.size_table(report))[0] == "Clients 30"
 
 
-def test_users_have_their_names_and_nobody_the_rest():
+def test_names_of_users_and_examples_without_a_client():
     clients = partition.natural(federation().data, clients=3, min_size=1)
     report = partition_report.inspect(clients, by="client")
     assert report.classes == tuple(f"user {i}" for i in range(7))
     assert partition_report.summary(report)["unowned"] == 120 - clients.sizes.sum()
-    assert "nobody's" in printed(partition_report.size_table(report))[1]
+    assert "without a client" in printed(partition_report.size_table(report))[1]
     assert printed(partition_report.class_table(report))[1].endswith(" ".join(clients.names))
 
 
@@ -114,12 +114,12 @@ def test_data_without_classes_have_sizes(tmp_path):
     report = partition_report.inspect(clients)
     assert [path.name for path in partition_report.write(report, tmp_path)] == ["partition.json"]
     lines = printed(partition_report.size_table(report))
-    assert lines[2] == "Of a client 4 to 5, mean 4.5"
+    assert lines[2] == "Per client 4 to 5, mean 4.5"
     assert not any(line.startswith("Classes") for line in lines)
 
 
 @pytest.mark.parametrize("clients", [20, 31])
-def test_a_place_in_a_figure_has_its_client_s_name_or_none(clients):
+def test_figures_label_clients_by_name_if_there_are_few(clients):
     report = partition_report.inspect(federation(3, clients, 600), "toy")
     below = partition_report.composition(report).axes[1]
     square = partition_report.heat_map(report).axes[0]
@@ -129,7 +129,7 @@ def test_a_place_in_a_figure_has_its_client_s_name_or_none(clients):
 
 
 @pytest.mark.parametrize(("classes", "clients"), [(3, 4), (20, 100), (22, 1100), (1, 1)])
-def test_figures_stay_legible(classes, clients, tmp_path):
+def test_figures_are_legible(classes, clients, tmp_path):
     report = partition_report.inspect(federation(classes, clients, 6000), "toy: dirichlet")
     fig = partition_report.composition(report)
     above, below = fig.axes
@@ -149,7 +149,7 @@ def test_figures_stay_legible(classes, clients, tmp_path):
     assert PAPER == "#ffffff"
 
 
-def test_configs_that_share_data_alike_are_reported_once():
+def test_equal_partitions_are_reported_once():
     one = {
         "model": {"name": "m", "source": "auto"},
         "data": {"name": "d"},
@@ -166,7 +166,7 @@ def test_configs_that_share_data_alike_are_reported_once():
 
 
 @pytest.mark.parametrize("name", ["$\\frac{$", "$$$", "\x1b[2J", "[/red]", "東京\u202e", "a\nb"])
-def test_names_of_users_are_drawn_as_they_are(name, tmp_path):
+def test_names_with_special_characters_are_drawn(name, tmp_path):
     labels = np.arange(40, dtype=np.int32) % 2
     data = Dataset({"labels": labels}, (name, f"{name}!"), "toy", meta={name: labels})
     parts = (np.arange(20), np.arange(20, 40))
@@ -179,10 +179,10 @@ def test_names_of_users_are_drawn_as_they_are(name, tmp_path):
     assert "\u202e" not in text.getvalue()
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_a_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("")
     report = partition_report.inspect(federation())
-    with pytest.raises(partition_report.InputError, match="cannot be made"):
+    with pytest.raises(partition_report.InputError, match="cannot be created"):
         partition_report.write(report, tmp_path / "file" / "inside")
 
 

@@ -1,4 +1,4 @@
-"""Figures hold what they should, and their labels stay apart."""
+"""Figures show the right points, and their labels do not overlap."""
 
 import io
 import re
@@ -38,14 +38,14 @@ def rows(rounds=3, top=0.8, size=1_000_000):
 
 
 def drawn(fig):
-    """Returns the curves: x and y of the lines in data coordinates that have more than a dot."""
+    """Returns x and y of the curves: lines in data coordinates with more than one point."""
     ax = fig.axes[0]
     lines = [line for line in ax.lines if line.get_transform() == ax.transData]
     return [line.get_xydata().tolist() for line in lines if line.get_linestyle() != "None"]
 
 
 def look(line):
-    """Returns a line's colour and its pattern of dashes."""
+    """Returns the colour and the dash pattern of a line."""
     return line.get_color(), str(line._dash_pattern)
 
 
@@ -53,7 +53,7 @@ def texts(fig):
     return [text.get_text() for text in fig.axes[0].texts]
 
 
-def test_a_curve_is_in_the_units_its_axes_name():
+def test_curves_are_in_the_units_of_their_axes():
     fig = curves({"fra": rows()}, "bytes")
     assert fig.axes[0].get_xlabel() == "Communication, up and down (MB)"
     assert fig.axes[0].get_ylabel() == "Test accuracy (%)"
@@ -76,23 +76,23 @@ def test_an_unknown_axis_is_an_input_error():
 
 @pytest.mark.parametrize("x", ["round", "bytes", "simulated_seconds"])
 @pytest.mark.parametrize("runs", [{}, {"a": []}, {"a": [{"round": 0}]}, {"a": rows(0)}])
-def test_little_or_nothing_still_renders(runs, x, tmp_path):
+def test_runs_with_few_or_no_points_are_drawn(runs, x, tmp_path):
     fig = curves(runs, x)
     save(fig, tmp_path / "a.png")
     assert ("Nothing recorded" in texts(fig)) == (runs != {"a": rows(0)})
 
 
-def test_runs_that_cannot_be_drawn_are_named_in_the_figure():
+def test_runs_without_points_are_named_in_the_figure():
     fig = curves({"a": rows(), "b": [{"round": 0, "train_loss": 1.0}]}, "round")
     assert texts(fig) == ["a", "b (no points)"]
 
 
-def test_a_cost_that_was_not_simulated_is_no_vertical_line():
+def test_a_run_without_simulated_time_has_no_points():
     still = [row | {"simulated_seconds": 0.0} for row in rows()]
     assert drawn(curves({"a": still}, "simulated_seconds")) == []
 
 
-def test_costs_far_apart_are_drawn_logarithmically():
+def test_very_different_costs_get_a_logarithmic_axis():
     near, far = rows(), rows(size=100_000_000)
     assert curves({"a": near, "b": near}, "bytes").axes[0].get_xscale() == "linear"
     fig = curves({"a": near, "b": far}, "bytes")
@@ -115,7 +115,7 @@ def test_labels_of_twelve_long_names_do_not_overlap_or_leave_the_figure(spread):
 
 
 def swatch(names, name):
-    """Returns how the curve of a name looks beside the other names."""
+    """Returns the style of a name's curve in a figure with other names."""
     ax = curves({n: rows() for n in names}, "round").axes[0]
     swatches = [line for line in ax.lines if line.get_transform() == ax.transAxes]
     return look(swatches[names.index(name)])
@@ -132,12 +132,12 @@ def test_a_run_looks_the_same_in_every_report():
     assert len(set(styles(["fra", twin]).values())) == 2
 
 
-def test_a_print_in_grey_tells_runs_apart():
+def test_runs_are_distinguishable_in_grey():
     names = [f"run {i}" for i in range(6)]
     assert len({swatch(names, name)[1] for name in names}) == 6
 
 
-def test_coincident_curves_can_all_be_seen():
+def test_coincident_curves_are_all_visible():
     fig = curves(
         {"fedlr": rows(), "other": rows(top=0.5), "fra": rows(), "federa": rows()}, "round"
     )
@@ -151,7 +151,7 @@ def test_coincident_curves_can_all_be_seen():
     assert min(line.get_linewidth() for line in lines) == widths[-1]
 
 
-def test_less_is_better_is_said():
+def test_the_axis_says_if_lower_is_better():
     less = [{**row, "headline": "perplexity", "headline_better": "lower"} for row in rows()]
     less = [{**row, "test_perplexity": 90.0 / (1 + row["round"])} for row in less]
     assert curves({"a": less}, "round").axes[0].get_ylabel() == "Test perplexity, lower is better"
@@ -182,7 +182,7 @@ def test_figures_are_the_same_bytes_when_repeated(tmp_path):
     assert not found[0] & found[1]
 
 
-def test_twelve_runs_look_different():
+def test_twelve_runs_have_different_styles():
     fig = curves({str(i): rows() for i in range(12)}, "round")
     ax = fig.axes[0]
     swatches = [line for line in ax.lines if line.get_transform() == ax.transAxes]
@@ -190,7 +190,7 @@ def test_twelve_runs_look_different():
 
 
 @pytest.mark.parametrize("name", ["$x$", "a\nb", "<script>", "漢字 😀", "\x1b[31m", "%s", ""])
-def test_hostile_names_render(name, tmp_path):
+def test_names_with_special_characters_are_drawn(name, tmp_path):
     fig = curves({name: rows()}, "round")
     save(fig, tmp_path / "a.png")
     assert "<script" not in svg(fig)
@@ -207,11 +207,11 @@ def test_save_writes_a_png_of_150_dpi_and_nothing_else(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_notebook_can_show_a_figure():
+def test_figures_have_a_notebook_representation():
     assert curves({"a": rows()}, "round")._repr_png_().startswith(PNG)
 
 
-def test_svg_is_one_element_whose_colours_a_page_can_set():
+def test_svg_is_one_element_with_css_colours():
     text = svg(curves({"a": rows()}, "round"))
     color = styles(["a"])["a"]
     assert text.startswith("<svg")

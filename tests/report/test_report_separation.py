@@ -1,4 +1,4 @@
-"""Chance alone separates runs rarely, and real differences are found."""
+"""Equal methods are rarely separated, and real differences are found."""
 
 import math
 
@@ -16,7 +16,7 @@ def group(name, values, variance=None, freedom=math.inf):
 @pytest.mark.parametrize("seeds", [1, 3])
 @pytest.mark.parametrize("k", [2, 5])
 def test_equal_runs_are_separated_in_less_than_5_percent(k, seeds):
-    """Equal methods on independent test sets, where the margin is not even cautious."""
+    """The test sets are independent, which is the case for which the margin is exact."""
     rng, n, trials, found = np.random.default_rng(0), 400, 1000, 0
     for _ in range(trials):
         hits = rng.binomial(n, 0.5, (k, seeds)) / n
@@ -49,7 +49,7 @@ def test_seeds_are_paired():
     assert found.separated
 
 
-def test_pairs_share_the_level():
+def test_the_level_is_divided_by_the_number_of_pairs():
     two, three = (
         rank([group(str(i), [0.1 * i], 1e-4) for i in range(k)], lower_is_better=False)
         for k in (2, 3)
@@ -61,11 +61,11 @@ def test_pairs_share_the_level():
 @pytest.mark.parametrize(
     ("one", "other", "obstacle", "basis"),
     [
-        ([0.9], [0.1], None, "size of the test unknown"),
+        ([0.9], [0.1], None, "size of the test set unknown"),
         ([0.9], [0.1], "different data", "different data"),
     ],
 )
-def test_what_has_no_margin_separates_nothing(one, other, obstacle, basis):
+def test_without_a_margin_groups_are_not_separated(one, other, obstacle, basis):
     ranking = rank([group("a", one), group("b", other)], lower_is_better=False, obstacle=obstacle)
     assert ranking.winner is None
     assert [c.basis for c in ranking.comparisons] == [basis]

@@ -152,6 +152,9 @@ def test_summary():
             "slot_utilisation": 0.5,
             "aggregation_error_relative": 0.2,
             "client_accuracy_worst": 0.05,
+            "tuned_test_accuracy": 0.5,
+            "tuned_client_accuracy_mean": 0.6,
+            "tuned_client_accuracy_std": 0.2,
             "time": {"train_s": 2.0, "eval_s": 1.0, "compile_s": None},
         },
     ]
@@ -185,6 +188,9 @@ def test_summary():
         "client_weighted_unseen": None,
         "client_std": None,
         "client_worst": 0.05,
+        "tuned_score": 0.5,
+        "tuned_client_mean": 0.6,
+        "tuned_client_std": 0.2,
         "trained": 34,
     }
 

@@ -1,0 +1,361 @@
+"""Tables of one run or several: the comparison, and the cost of reaching a target."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.report import plots
+from fedjax_peft.report.records import RunRecord, distinct
+from fedjax_peft.report.verdict import Judgement, judge, score_text, verdict, word
+from fedjax_peft.rows import headline, headline_is_lower_better, rounds_to, series, summary
+
+__all__ = [
+    "MISSING",
+    "Column",
+    "Target",
+    "columns",
+    "conclusion",
+    "score_printer",
+    "table",
+    "target_table",
+    "targets",
+]
+
+MISSING = "-"
+"""The text of a cell without a value."""
+NAME_WIDTH = 16
+"""Characters for the name of a run in a terminal's table; a longer name is wrapped."""
+TARGETS = (90, 95, 99)
+"""Percentages of the target (by default the best final score), as in FeDeRA's Table 5."""
+UNTRAINED = "untrained"
+"""The cell of a run whose model reached the target before any training, at no cost."""
+
+
+class Column(NamedTuple):
+    """A column of a table with one row for each run."""
+
+    title: str
+    short: str
+    """The heading on a terminal, in two lines; empty if only the page shows the column."""
+    cells: list[str]
+    best: set[int]
+    """The rows with the best value; empty if no value is better than the others."""
+    of_clients: bool = False
+    """Whether the values are of the clients' own tests; the page has a separate table for them."""
+
+
+class Target(NamedTuple):
+    """The cost, for each run, of reaching a percentage of the target."""
+
+    share: int
+    """Percent of the target."""
+    score: str
+    columns: list[Column]
+
+
+def table(runs: Sequence[RunRecord], width: int = 80) -> Table:
+    """Returns the comparison of runs for a terminal of ``width`` characters.
+
+    If the terminal is too narrow for all columns, the last ones are omitted and the caption says
+    so.
+    """
+    runs = distinct(runs)
+    shown = [column for column in columns(runs, judge(runs)) if column.short]
+    return _terminal_table("\nRun", runs, shown, [c.short for c in shown], width, gap=2)
+
+
+def conclusion(runs: Sequence[RunRecord]) -> str:
+    """Returns one or two sentences about the scores of the runs."""
+    runs = distinct(runs)
+    return verdict(runs, judge(runs))
+
+
+def target_table(runs: Sequence[RunRecord], target: float, width: int = 80) -> Table:
+    """Returns the cost, for each run, of reaching 90, 95 and 99 percent of a test score.
+
+    Raises:
+        InputError: the target is not a possible value of the score.
+    """
+    runs = distinct(runs)
+    reached = targets(runs, target)
+    shown = [column for one in reached for column in one.columns]
+    heads = [
+        f"{'' if i else f'{one.share} %'}\n{column.title}"
+        for one in reached
+        for i, column in enumerate(one.columns)
+    ]
+    head = f"To {score_printer(runs)(target)}\nRun"
+    return _terminal_table(head, runs, shown, heads, width, gap=1)
+
+
+def _terminal_table(
+    head: str,
+    runs: Sequence[RunRecord],
+    columns: Sequence[Column],
+    heads: Sequence[str],
+    width: int,
+    *,
+    gap: int,
+) -> Table:
+    """Returns a table with the names of the runs in the first column, ``gap`` between columns."""
+
+    def text_width(texts: Iterable[str]) -> int:
+        return max(cell_len(line) for text in texts for line in text.split("\n"))
+
+    widths = [text_width([title, *c.cells]) + gap for title, c in zip(heads, columns, strict=True)]
+    name = min(text_width([head, *(run.name for run in runs)]), NAME_WIDTH) + gap
+    shown = len(columns)
+    while shown and name + sum(widths[:shown]) > width + gap:
+        shown -= 1
+    out = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    out.add_column(head, overflow="fold", min_width=name - gap)
+    for title in heads[:shown]:
+        out.add_column(title, justify="right", no_wrap=True)
+    for i, run in enumerate(runs):
+        cells = (Text(c.cells[i], "bold green" if i in c.best else "") for c in columns[:shown])
+        out.add_row(Text(run.name), *cells)
+    if omitted := len(columns) - shown:
+        out.caption = f"{omitted} more column{'' if omitted == 1 else 's'}: widen the terminal."
+        out.caption_justify = "left"
+    return out
+
+
+def columns(runs: Sequence[RunRecord], judged: Judgement | None) -> list[Column]:
+    """Returns the columns of the comparison, without those that are empty for all runs.
+
+    All values of a column have the same unit.
+
+    Args:
+        runs: runs with different names.
+        judged: the result of :func:`fedjax_peft.report.verdict.judge` for these runs.
+    """
+    facts = [summary(run.rows) for run in runs]
+    built = [*_score_columns(facts, judged), *_cost_columns(facts)]
+    return [column for column in built if set(column.cells) != {MISSING}]
+
+
+def _score_columns(facts: Sequence[dict[str, Any]], judged: Judgement | None) -> list[Column]:
+    """Returns the columns of rounds and scores."""
+
+    def get(key: str) -> list[Any]:
+        return [fact[key] for fact in facts]
+
+    metrics = get("headline")
+    score = word(plots.common(metrics, "score"))
+    short = {"accuracy": "acc."}.get(score, score)
+    share = all(map(plots.is_share, metrics))
+    text = _percent if share else "{:.4g}".format
+    unit, sign = (" (%)", " %") if share else ("", "")
+    tested = any(final is not None for final in get("final_score"))
+    best = judged.best if judged else set()
+    deviations = ["" if std is None else f" ± {text(std)}" for std in get("client_std")]
+    tuned = ["" if std is None else f" ± {text(std)}" for std in get("tuned_client_std")]
+    counts = {group: get(f"client_count_{group}") for group in ("seen", "unseen")}
+    grouped = any(counts["unseen"])  # otherwise all clients have trained
+    by_group = [
+        _column(
+            f"{group.capitalize()} clients’ mean{unit}, clients",
+            get(f"client_mean_{group}") if grouped else [None] * len(facts),
+            text,
+            notes=[f" ({MISSING if n is None else round(n)})" for n in counts[group]],
+            of_clients=True,
+        )
+        for group in ("seen", "unseen")
+    ]
+    return [
+        _column("Rounds", get("rounds"), str, short="\nRounds"),
+        _column(
+            f"Final {score}{unit}",
+            get("final_score"),
+            text,
+            best if tested else None,
+            short=f"Final\n{short}{sign}",
+        ),
+        _column(f"Tuned {score}{unit}", get("tuned_score"), text, short=f"Tuned\n{short}{sign}"),
+        _column(
+            f"Best {score}{unit}, round",
+            get("best_score"),
+            text,
+            short=f"Best {short}\n{sign.strip()} (round)".replace("\n (", "\n("),
+            notes=[f" ({best})" for best in get("best_round")],
+        ),
+        _column(
+            f"Clients’ mean{unit}",
+            get("client_mean"),
+            text,
+            None if tested else best,
+            short="" if tested else f"Clients’\n{short}{sign}",
+            notes=deviations,
+            of_clients=True,
+        ),
+        _column(f"Weighted by test size{unit}", get("client_weighted"), text, of_clients=True),
+        *by_group,
+        _column(f"Worst client{unit}", get("client_worst"), text, of_clients=True),
+        _column(
+            f"Clients’ mean, tuned{unit}",
+            get("tuned_client_mean"),
+            text,
+            notes=tuned,
+            of_clients=True,
+        ),
+    ]
+
+
+def _cost_columns(facts: Sequence[dict[str, Any]]) -> list[Column]:
+    """Returns the columns of parameters, communication and time, and the aggregation error."""
+
+    def get(key: str) -> list[Any]:
+        return [fact[key] for fact in facts]
+
+    up, down = get("bytes_up"), get("bytes_down")
+    upload = [
+        fact["bytes_up"] / fact["client_rounds"]
+        if fact["bytes_up"] is not None and fact["client_rounds"]
+        else None
+        for fact in facts
+    ]
+    simulated, wall = get("simulated_seconds"), get("wall_seconds")
+    one, total = _scale(plots.byte_unit, upload), _scale(plots.byte_unit, up + down)
+    clock, wall_clock = _scale(plots.time_unit, simulated), _scale(plots.time_unit, wall)
+    return [
+        _column("Trained parameters", get("trained"), "{:,.0f}".format),
+        _column(f"Upload per client and round ({one.unit})", upload, one.text, min),
+        _column(
+            f"Total up / down ({total.unit})",
+            up,
+            total.text,
+            short=f"Up / down\n{total.unit}",
+            notes=[f" / {total.text(n)}" for n in down],
+        ),
+        _column(
+            f"Simulated time ({clock.unit})", simulated, clock.text, short=f"Sim.\n{clock.unit}"
+        ),
+        _column(
+            f"Wall time ({wall_clock.unit})",
+            wall,
+            wall_clock.text,
+            short=f"Wall\n{wall_clock.unit}",
+        ),
+        _column("Slots in use (%)", get("slot_utilisation"), _percent),
+        _error_column(get("aggregation_error_relative"), get("aggregation_error")),
+    ]
+
+
+def _error_column(relative: Sequence[float | None], absolute: Sequence[float | None]) -> Column:
+    """Returns the aggregation error; the relative one, which compares better, if it is known."""
+    title = "Mean aggregation error"
+    if any(value is not None for value in relative):
+        return _column(f"{title} (%)", relative, _percent, short="Agg.\nerr. %")
+    return _column(title, absolute, "{:.2g}".format, short="Agg.\nerror")
+
+
+def _column(
+    title: str,
+    values: Sequence[float | None],
+    text: Callable[[float], str],
+    best: Callable[[Iterable[float]], float] | set[int] | None = None,
+    *,
+    short: str = "",
+    notes: Sequence[str] | None = None,
+    of_clients: bool = False,
+) -> Column:
+    """Returns a column.
+
+    Args:
+        title: the heading.
+        values: one value for each run.
+        text: the function that prints a value.
+        best: the rows to mark as the best; or ``max`` or ``min``, for values without an error.
+        short: the heading in a terminal.
+        notes: text after each value.
+        of_clients: whether the values are of the clients' own tests.
+    """
+    notes = notes or [""] * len(values)
+    cells = [
+        MISSING if value is None else text(value) + note
+        for value, note in zip(values, notes, strict=True)
+    ]
+    if not callable(best):
+        return Column(title, short, cells, best or set(), of_clients)
+    known = [value for value in values if value is not None]
+    marked = set()
+    if len(set(map(text, known))) > 1:
+        # Compare the printed texts, so that cells with equal texts are marked together.
+        first = text(best(known))
+        marked = {i for i, v in enumerate(values) if v is not None and text(v) == first}
+    return Column(title, short, cells, marked, of_clients)
+
+
+def targets(runs: Sequence[RunRecord], target: float | None) -> list[Target]:
+    """Returns the rounds, bytes and simulated time to each percentage of the target.
+
+    By default, the target is the best final score. The list is empty if no run was tested after
+    training. For a metric where lower is better, 90 percent of the target is target / 0.9.
+
+    Raises:
+        InputError: the target is not a possible value of the score.
+    """
+    lower = all(headline_is_lower_better(run.rows) for run in runs)
+    share = all(plots.is_share(headline(run.rows)) for run in runs)
+    if target is None:
+        facts = [summary(run.rows) for run in runs]
+        finals = (f["final_score"] for f in facts if f["final_round"])
+        target = (min if lower else max)(finals, default=None)
+        if target is None:
+            return []
+    elif share and not 0 < target <= 1:
+        raise InputError(f"The target {target:g} must be a fraction, such as 0.8 for 80 %.")
+    elif not 0 < target < math.inf:
+        raise InputError(f"The target {target:g} must be above 0.")
+    sizes = [_spent(run, "bytes") for run in runs]
+    times = [_spent(run, "simulated_seconds") for run in runs]
+    size = _scale(plots.byte_unit, (n for spent in sizes for n in spent.values()))
+    clock = _scale(plots.time_unit, (n for spent in times for n in spent.values()))
+    out = []
+    for percent in TARGETS:
+        part = target * 100 / percent if lower else percent * target / 100
+        rounds = [rounds_to(run.rows, part) for run in runs]
+        # Round 0 is the untrained model: it cost nothing, so the cost cells stay empty.
+        trained = [r or None for r in rounds]
+        at_bytes = [spent.get(r) for spent, r in zip(sizes, trained, strict=True)]
+        at_time = [spent.get(r) for spent, r in zip(times, trained, strict=True)]
+        cost_columns = [
+            _column("Round", rounds, lambda r: str(r) if r else UNTRAINED),
+            _column(size.unit, at_bytes, size.text),
+            _column(clock.unit, at_time, clock.text),
+        ]
+        out.append(Target(percent, score_printer(runs)(part), cost_columns))
+    return out
+
+
+def _spent(run: RunRecord, x: str) -> dict[int | None, float]:
+    """Returns round -> bytes or seconds up to and including this round."""
+    spent, rounds = series(run.rows, x, "round")
+    return {int(r): n for r, n in zip(rounds, spent, strict=True)}
+
+
+def score_printer(runs: Sequence[RunRecord]) -> Callable[[float], str]:
+    """Returns the function that prints a score of these runs with its unit."""
+    share = all(plots.is_share(headline(run.rows)) for run in runs)
+    return score_text(share)
+
+
+class _Scale(NamedTuple):
+    """The unit of a column, and the function that prints a value in it."""
+
+    unit: str
+    text: Callable[[float | None], str]
+
+
+def _scale(choose: Callable[[float], plots.Unit], values: Iterable[float | None]) -> _Scale:
+    unit = choose(max((value for value in values if value is not None), default=0.0))
+    return _Scale(unit.symbol, lambda n: MISSING if n is None else plots.digits(n / unit.size))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
