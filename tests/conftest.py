@@ -1,4 +1,9 @@
-"""What holds for every test: strict numerics, caches of its own, programs that do not pile up."""
+"""What holds for every test: strict numerics, quick compilation, caches of its own, no pile-up.
+
+Tracing and compiling decide the time of this suite: its programs are tiny, and each runs a few
+times. A new test is quick when it shares a program with its neighbours: the same ``toy.model()``,
+algorithm, shapes and lanes in one file, a cached factory, more rounds rather than more runs.
+"""
 
 import atexit
 import gc
@@ -7,23 +12,47 @@ import shutil
 import signal
 import tempfile
 
-import jax
-import pytest
+QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+"""The older code generator of XLA:CPU compiles several times faster, and what it makes runs about
+as fast. One module for each program, rather than one for each core, costs less in all."""
+os.environ["XLA_FLAGS"] = f"{QUICK_TO_COMPILE} {os.environ.get('XLA_FLAGS', '')}".strip()
 
-jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_legacy_prng_key", "error")
+import jax  # noqa: E402
+import pytest  # noqa: E402
 
 COMPILED = tempfile.mkdtemp(prefix="fedjax_peft-compiled-")
-"""Where compiled programs are kept: most of the time goes into them, and many tests have the same.
+"""Where compiled programs are kept, for many tests have the same.
 A directory for each worker, for JAX does not write these files atomically."""
 atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_legacy_prng_key", "error")
 for name, value in {
+    "jax_disable_most_optimizations": True,
     "jax_compilation_cache_dir": COMPILED,
     "jax_persistent_cache_min_compile_time_secs": 0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }.items():
     jax.config.update(name, value)
     os.environ[name.upper()] = str(value)  # for the processes that tests start
+
+
+def pytest_collection_finish(session):
+    """Spares the garbage collector all that was imported, and runs it less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
+@pytest.fixture(autouse=True)
+def _optimised_programs_for_real_models(monkeypatch, request):
+    """Models of real size run longer than they compile."""
+    if request.node.get_closest_marker("assets") is None:
+        yield
+        return
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "false")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(autouse=True)

@@ -76,7 +76,7 @@ def report():
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4",
         "PYTHONPATH": str(TESTS),
     }
     command = [sys.executable, "-W", "error", "-c", SCRIPT]
