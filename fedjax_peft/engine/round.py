@@ -327,8 +327,7 @@ def _run_clients(
 
     def advance_at(length: int, state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics, Params]:
         stepped, metrics, predictions = advance(length, state, t)
-        template = jax.eval_shape(partial(advance, None), state, t)[2]  # as long as the data
-        return stepped, metrics, jax.tree.map(_padded, predictions, template)
+        return stepped, metrics, jax.tree.map(_padded, predictions, prediction_shapes)
 
     steps = [partial(advance_at, length) for length in padded] or [partial(advance, None)]
 
@@ -392,7 +391,8 @@ def _run_clients(
         )
 
     shapes = jax.eval_shape(begin, 0)
-    _, metric_shapes, said_shapes = jax.eval_shape(steps[-1], shapes, 0)
+    # Predictions of shorter steps are padded to these shapes, which are as long as the data.
+    _, metric_shapes, prediction_shapes = jax.eval_shape(partial(advance, None), shapes, 0)
     measured_shapes: PyTree = ()
     if encode is not None:
         inputs = (rank_mask, memory, transform_keys)
@@ -409,7 +409,7 @@ def _run_clients(
         finite=jnp.ones(slots, bool),
         norms=jnp.zeros(slots, jnp.float32),
         predictions=jax.tree.map(
-            lambda x: jnp.zeros((len(plan.slot), *x.shape), x.dtype), said_shapes
+            lambda x: jnp.zeros((len(plan.slot), *x.shape), x.dtype), prediction_shapes
         ),
     )
     return jax.lax.fori_loop(0, plan.steps, body, start)
