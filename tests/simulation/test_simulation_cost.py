@@ -255,9 +255,7 @@ def test_presets():
     assert paper.round_seconds(0, 10 * 2**20, 20 * 2**20) == pytest.approx(3.0), "MiB"
     assert paper.clients_seconds({}, {0: 2**20, 1: 2**20}, {0: 0, 1: 0}, [1, 1])[1] == 0.2
     assert paper.preload
-    assert TimeModel.preset("fedadapters", cycle_ranks=0.5, latency=0.0) == paper._replace(
-        cycle_ranks=0.5
-    )
+    assert TimeModel.preset("fedadapters", spread=0.5, latency=0.0) == paper._replace(spread=0.5)
     federa = TimeModel.preset("federa", device="orin_full")
     assert federa.round_seconds(8, 408_576, 408_576) == pytest.approx(4.59 + 0.96)
     assert federa.transfer_seconds(1, 1) == 0.96, "no less than the smallest that was measured"
@@ -379,7 +377,7 @@ def test_a_config_gives_a_preset_and_what_differs_from_it():
 
 
 def test_slowness_is_lognormal_and_a_clients_own():
-    model = TimeModel(cycle_ranks=0.5)
+    model = TimeModel(spread=0.5)
     many = np.log(model.slowness(3000, seed=0))
     assert (many.mean(), many.std()) == (pytest.approx(0, abs=0.03), pytest.approx(0.5, abs=0.03))
     assert model.slowness(10, seed=0) == model.slowness(3000, seed=0)[:10]
@@ -390,8 +388,8 @@ def test_slowness_is_lognormal_and_a_clients_own():
 def test_a_round_lasts_as_long_as_its_slowest_client():
     sizes = [9, 4, 0, 1, 13, 5, 6, 2]
     transfer = (TOY_ADAPTER + TOY_HEAD) * (8 / 8e3 + 8 / 16e3) + 0.5
-    slow = TimeModel(2.0, 8e3, 16e3, 0.25, cycle_ranks=1.0)
-    for model in (slow, slow._replace(cycle_ranks=0.0)):
+    slow = TimeModel(2.0, 8e3, 16e3, 0.25, spread=1.0)
+    for model in (slow, slow._replace(spread=0.0)):
         result = run(fedavg(SGD), rounds=3, time_model=model)
         for row in result.metrics[1:]:
             factor = model.slowness(8, seed=0)
