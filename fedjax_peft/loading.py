@@ -12,6 +12,7 @@ from fedjax_peft import algorithms, tasks, tree
 from fedjax_peft.config import config as configs
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
+from fedjax_peft.roles import assign_roles
 from fedjax_peft.rows import read_metrics, seen_clients
 from fedjax_peft.simulation import recipe, record
 from fedjax_peft.simulation.checkpoint import read_checkpoint
@@ -74,7 +75,7 @@ def load_run(
         wide = model.wide | set(moved)  # what was added there is not rounded
         model = model.replace(frozen={**model.frozen, **moved}, wide=wide)
         params = {name: jnp.asarray(x) for name, x in learned.items() if name not in moved}
-        names = tree.assign_roles(model.kinds, algorithm.roles)
+        names = assign_roles(model.kinds, algorithm.roles)
         server, client_state = tree.select(params, names["shared"]), {}
     ranks = config.get("client_ranks")
     length = inputs_of(directory, config)[1]
@@ -134,7 +135,7 @@ def restore(directory: Path, model: Model, algorithm: Algorithm) -> tuple[int, P
     Raises:
       InputError: no checkpoint can be restored.
     """
-    names = tree.assign_roles(model.kinds, algorithm.roles)
+    names = assign_roles(model.kinds, algorithm.roles)
     shared, private = (tree.select(model.trainable, names[role]) for role in ("shared", "private"))
     kept = jax.eval_shape(algorithm.init_client_state, shared, private)
     template = jax.eval_shape(algorithm.server.init, shared)
@@ -207,7 +208,7 @@ def load_clients(directory: str | Path) -> ClientModels:
     """
     model, params, config = load_trained(directory)
     algorithm = algorithm_of(Path(directory), config, model)
-    names = tree.assign_roles(model.kinds, algorithm.roles)
+    names = assign_roles(model.kinds, algorithm.roles)
     shared, private = (tree.select(model.trainable, names[role]) for role in ("shared", "private"))
     check_clients([], jax.eval_shape(algorithm.init_client_state, shared, private))
     round_index, server, stacked = restore(Path(directory), model, algorithm)

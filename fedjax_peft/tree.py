@@ -3,7 +3,6 @@
 "Stacked" means that every leaf has a leading axis over clients, lanes or cohort slots.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -11,12 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.typing import PyTree, Roles
+from fedjax_peft.typing import PyTree
 
 __all__ = [
     "all_finite",
-    "assign_roles",
     "broadcast",
     "distance",
     "nbytes",
@@ -50,7 +47,7 @@ def put(tree: PyTree, index: jax.Array, rows: PyTree) -> PyTree:
 def where(mask: jax.Array, a: PyTree, b: PyTree) -> PyTree:
     """Returns ``a`` where ``mask`` else ``b``; ``mask`` indexes the leading axes of every leaf."""
 
-    def pick(x, y):
+    def pick(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(jnp.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim)), x, y)
 
     return jax.tree.map(pick, a, b)
@@ -109,50 +106,3 @@ def nbytes(tree: PyTree) -> int:
 def select(tree: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
     """Returns the named leaves, in sorted order."""
     return {name: tree[name] for name in sorted(names)}
-
-
-def assign_roles(kinds: Mapping[str, str], roles: Roles) -> dict[str, list[str]]:
-    """Returns ``{"fixed": names, "private": names, "shared": names}``, each sorted.
-
-    Args:
-      kinds: leaf name -> kind (``Model.kinds``: ``adapter``, ``head`` or ``fixed``).
-      roles: rules, regular expressions searched in ``"kind:name"``, such as ``"^head:"`` or
-        ``"lora_a$"``. ``fixed`` is tried before ``private`` before ``shared``, so the general
-        rule comes last. A leaf of kind ``fixed`` is always fixed.
-
-    Raises:
-      InputError: a leaf that no rule covers, a rule that covers none, or one whose leaves are all
-        of another role already.
-    """
-    rules = [("fixed", "^fixed:")]
-    rules += [
-        (role, rule) for role in ("fixed", "private", "shared") for rule in getattr(roles, role)
-    ]
-    names = {f"{kind}:{name}": name for name, kind in sorted(kinds.items())}
-    matches = {item: [full for full in names if re.search(item[1], full)] for item in rules}
-    owner: dict[str, tuple[str, str]] = {}
-    for item in rules:
-        for full in matches[item]:
-            owner.setdefault(full, item)
-    uncovered = [full for full in names if full not in owner]
-    if uncovered:
-        raise InputError(
-            f"No role rule covers the trainable leaf {uncovered[0]!r}"
-            f" ({len(uncovered)} leaves in all). Each must be shared, private or fixed."
-        )
-    for role, rule in rules[1:]:
-        found = matches[role, rule]
-        if not found:
-            raise InputError(
-                f"The {role} rule {rule!r} matches no trainable leaf. {nearest(rule, names)}"
-            )
-        if all(owner[full][0] != role for full in found):
-            other, earlier = owner[found[0]]
-            raise InputError(
-                f"The {role} rule {rule!r} contradicts the {other} rule {earlier!r}, which comes"
-                f" first: {found[0]!r} ({len(found)} leaves in all) cannot be both."
-            )
-    result: dict[str, list[str]] = {"fixed": [], "private": [], "shared": []}
-    for full, name in names.items():
-        result[owner[full][0]].append(name)
-    return {role: sorted(leaves) for role, leaves in result.items()}

@@ -391,7 +391,7 @@ class Roles(NamedTuple):
     """Which trainable leaves are whose: regular expressions searched in ``"kind:name"``.
 
     Shared leaves are broadcast and uploaded, private ones stay with their client, fixed ones never
-    change. Together the rules must cover every leaf; see :func:`fedjax_peft.tree.assign_roles`.
+    change. Together the rules must cover every leaf; see :func:`fedjax_peft.roles.assign_roles`.
     """
 
     shared: tuple[str, ...] = ()

@@ -1,23 +1,14 @@
-"""The algebra of stacked trees, and roles by name."""
+"""The algebra of stacked trees."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from fedjax_peft import tree
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Roles
 
 STACKED = {
     "a": jnp.arange(6, dtype=jnp.float32).reshape(3, 2),
     "b": {"c": jnp.array([1, 2, 3], jnp.int32)},
-}
-KINDS = {
-    "head.bias": "head",
-    "layer.lora_a": "adapter",
-    "layer.lora_b": "adapter",
-    "layer.lora_scale": "fixed",
 }
 
 
@@ -82,31 +73,3 @@ def test_size_and_bytes_of_arrays_and_of_shapes():
 
 def test_select_sorts_names():
     assert list(tree.select({"b": 1, "c": 2, "a": 3}, {"c", "a"})) == ["a", "c"]
-
-
-def test_roles_the_special_rule_comes_before_the_general():
-    roles = Roles(shared=("^adapter:", "^head:"), private=("lora_b$",))
-    assert tree.assign_roles(KINDS, roles) == {
-        "fixed": ["layer.lora_scale"],
-        "private": ["layer.lora_b"],
-        "shared": ["head.bias", "layer.lora_a"],
-    }
-    frozen = tree.assign_roles(KINDS, Roles(shared=("^adapter:",), fixed=("^head:",)))
-    assert frozen["fixed"] == ["head.bias", "layer.lora_scale"]
-
-
-def test_roles_must_cover_every_leaf():
-    with pytest.raises(InputError, match=r"'head:head\.bias' \(1 leaves in all\)"):
-        tree.assign_roles(KINDS, Roles(shared=("^adapter:",)))
-
-
-def test_a_role_rule_that_matches_nothing_is_named():
-    roles = Roles(shared=("^adapter:", "^head:"), private=("head:head.bios",))
-    with pytest.raises(InputError, match=r"private rule 'head:head\.bios' .*'head:head\.bias'"):
-        tree.assign_roles(KINDS, roles)
-
-
-def test_roles_that_contradict_each_other_are_named():
-    roles = Roles(shared=("^adapter:", "^head:"), private=("^head:",))
-    with pytest.raises(InputError, match=r"shared rule '\^head:' contradicts the private rule"):
-        tree.assign_roles(KINDS, roles)

@@ -19,6 +19,7 @@ from fedjax_peft.engine.state import State
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.random import stream
+from fedjax_peft.roles import assign_roles
 from fedjax_peft.tasks import classification
 from fedjax_peft.typing import Outputs, RoundContext
 
@@ -148,7 +149,7 @@ class Engine:
         transform=None,
     ):
         bound = bound or model()
-        names = tree.assign_roles(bound.kinds, algorithm.roles)
+        names = assign_roles(bound.kinds, algorithm.roles)
         self.shared = tree.select(bound.trainable, names["shared"])
         self.leaves = tree.select(bound.trainable, names["private"])
         self.algorithm, self.clients = algorithm, len(federation)

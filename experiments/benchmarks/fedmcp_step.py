@@ -23,6 +23,7 @@ import numpy as np
 import optax
 
 from fedjax_peft import algorithms, attach, heads, peft, random_model, tasks, tree
+from fedjax_peft.roles import assign_roles
 from fedjax_peft.typing import Algorithm, ClientContext
 
 TARGET = 3.8
@@ -39,7 +40,7 @@ def program(algorithm: Algorithm, head: heads.Head, method: peft.base.Method, a,
     }
     model = random_model(config, head=head, dtype=a.dtype, dropout=a.dropout)
     model = attach(model, method)
-    names = tree.assign_roles(model.kinds, algorithm.roles)
+    names = assign_roles(model.kinds, algorithm.roles)
     shared, private = (tree.select(model.trainable, names[role]) for role in ("shared", "private"))
 
     def steps(frozen, shared, private, batch, key):

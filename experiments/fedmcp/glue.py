@@ -24,6 +24,7 @@ import fedjax_peft as fp
 from fedjax_peft import algorithms, heads, peft, tree
 from fedjax_peft.data import Clients
 from fedjax_peft.data.catalog import DATASETS
+from fedjax_peft.roles import assign_roles
 
 TASKS = DATASETS["glue_silo"].parts
 DUAL, TWO = peft.dual(size=16), heads.two_classifiers
@@ -115,7 +116,7 @@ def main() -> None:
             on_round=lambda row: print(row["round"], row.get("train_accuracy"), flush=True),
         )
         backbone = plain.counts()["frozen"]
-        shared = tree.assign_roles(model.kinds, algorithm.roles)["shared"]
+        shared = assign_roles(model.kinds, algorithm.roles)["shared"]
         sent = tree.size(tree.select(model.trainable, shared)) / backbone
         took = np.median([row["time"]["train_s"] for row in run.metrics[1:]])
         scores = [100 * x for x in run.metrics[-1]["client_tests"]["accuracy"]]

@@ -28,17 +28,16 @@ import optax
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least
 from fedjax_peft.algorithms.common import (
-    HeadPolicy,
     Local,
     Weights,
     init_local,
     objective,
     replace_server,
-    roles,
     train,
     with_client_state,
 )
 from fedjax_peft.errors import InputError
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -140,7 +139,7 @@ def apfl(
 
     return Algorithm(
         "apfl",
-        roles(head),
+        head_roles(head),
         client,
         aggregator or mean(),
         replace_server(),

@@ -5,10 +5,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedjax_peft.algorithms.common import HeadPolicy
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
 from fedjax_peft.lowrank import pairs
+from fedjax_peft.roles import HeadPolicy
 from fedjax_peft.typing import Aggregator
 
 __all__ = [

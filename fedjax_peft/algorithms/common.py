@@ -16,17 +16,14 @@ from fedjax_peft.typing import (
     Metrics,
     Params,
     PyTree,
-    Roles,
     RoundContext,
     ServerUpdate,
 )
 
 __all__ = [
-    "HeadPolicy",
     "Local",
     "Weights",
     "add_to_gradient",
-    "dual_roles",
     "freeze_where",
     "init_local",
     "merge_into_frozen",
@@ -34,7 +31,6 @@ __all__ = [
     "optimizer_step",
     "proximal",
     "replace_server",
-    "roles",
     "train",
     "train_on",
     "with_client_state",
@@ -42,9 +38,6 @@ __all__ = [
 
 Weights = Literal["size", "uniform"]
 """Of clients in the aggregate: by their numbers of examples, or all the same."""
-
-HeadPolicy = Literal["shared", "private", "frozen"]
-"""``shared``: trained and averaged. ``private``: trained, never sent. ``frozen``: not trained."""
 
 
 def objective(
@@ -128,23 +121,6 @@ def train_on(
     shared = {name: params[name] for name in local.shared}
     private = {name: params[name] for name in local.private}
     return Local(shared, private, state), metrics
-
-
-def roles(head: HeadPolicy, *, adapters: Literal["shared", "private"] = "shared") -> Roles:
-    """Returns roles for a head policy with all adapters shared, or all private."""
-    if head == adapters:  # one rule: a model may train adapters only, or a head only
-        return Roles(**{head: ("^(adapter|head):",)})
-    return Roles(**{adapters: ("^adapter:",), "fixed" if head == "frozen" else head: ("^head:",)})
-
-
-def dual_roles(head: HeadPolicy) -> Roles:
-    """Returns roles for a head policy with global adapters shared and private ones private."""
-    rules = {
-        "shared": (r"^adapter:.*\.global_adapter\.",),
-        "private": (r"^adapter:.*\.private_adapter\.",),
-    }
-    policy = "fixed" if head == "frozen" else head
-    return Roles(**{**rules, policy: (*rules.get(policy, ()), "^head:")})
 
 
 def replace_server() -> ServerUpdate:

@@ -12,15 +12,14 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.common import (
-    HeadPolicy,
     Local,
     Weights,
     init_local,
     replace_server,
-    roles,
     train,
     with_client_state,
 )
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -81,7 +80,7 @@ def fedavg(
       keep_optimizer: clients keep their optimizer's state from round to round, which suits few
         clients that are always there. Refused over aggregators that factor anew, such as ``fra``.
     """
-    algorithm = averaging("fedavg", optimizer, roles(head), aggregator, keep_optimizer)
+    algorithm = averaging("fedavg", optimizer, head_roles(head), aggregator, keep_optimizer)
     return algorithm._replace(weights=weights)
 
 

@@ -15,8 +15,9 @@ the first one ended::
 import optax
 
 from fedjax_peft.algorithms.checks import only_head
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, roles
+from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import Aggregator, Algorithm
 
 __all__ = ["fedbabu"]
@@ -41,5 +42,5 @@ def fedbabu(
       InputError: another head policy.
     """
     only_head("fedbabu", head, "frozen")
-    algorithm = averaging("fedbabu", optimizer, roles(head), aggregator)
+    algorithm = averaging("fedbabu", optimizer, head_roles(head), aggregator)
     return algorithm._replace(weights=weights)

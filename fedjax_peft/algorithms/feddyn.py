@@ -26,14 +26,13 @@ from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import positive
 from fedjax_peft.algorithms.common import (
-    HeadPolicy,
     Local,
     add_to_gradient,
     init_local,
-    roles,
     train,
     with_client_state,
 )
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Algorithm,
     Batch,
@@ -121,7 +120,7 @@ def feddyn(
     )
     return Algorithm(
         "feddyn",
-        roles(head),
+        head_roles(head),
         client,
         mean(),
         server,

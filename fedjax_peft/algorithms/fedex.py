@@ -20,9 +20,10 @@ import optax
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.mean import product_errors
 from fedjax_peft.algorithms.checks import lora_model
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, merge_into_frozen, roles
+from fedjax_peft.algorithms.common import Weights, merge_into_frozen
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.lowrank import required_pairs
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import Aggregated, Aggregator, Algorithm, Params, PyTree
 
 __all__ = ["fedex"]
@@ -46,7 +47,7 @@ def fedex(
     Raises:
       InputError: on use, a model without LoRA, or with more than LoRA; ``client_ranks``.
     """
-    algorithm = averaging("fedex", optimizer, roles(head), _with_residual())
+    algorithm = averaging("fedex", optimizer, head_roles(head), _with_residual())
     return algorithm._replace(
         server=merge_into_frozen(),
         weights=weights,

@@ -37,15 +37,7 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least, dual_adapters, fraction
-from fedjax_peft.algorithms.common import (
-    HeadPolicy,
-    Local,
-    Weights,
-    dual_roles,
-    init_local,
-    replace_server,
-    train_on,
-)
+from fedjax_peft.algorithms.common import Local, Weights, init_local, replace_server, train_on
 from fedjax_peft.dual_modes import Mode, mode
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.measures.representation import (
@@ -56,6 +48,7 @@ from fedjax_peft.measures.representation import (
     pool,
 )
 from fedjax_peft.random import stream
+from fedjax_peft.roles import HeadPolicy, dual_roles
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,

@@ -33,7 +33,8 @@ import optax
 from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
-from fedjax_peft.algorithms.common import HeadPolicy, Local, Weights, init_local, roles, train
+from fedjax_peft.algorithms.common import Local, Weights, init_local, train
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Algorithm,
     Batch,
@@ -135,7 +136,7 @@ def fednova(
     )
     return Algorithm(
         "fednova",
-        roles(head),
+        head_roles(head),
         client,
         by_field(direction=mean(error=False), work=mean(error=False)),
         server,

@@ -43,10 +43,11 @@ from fedjax_peft import tree
 from fedjax_peft.aggregators import fra
 from fedjax_peft.aggregators.products import PRODUCT, product_changes, with_products
 from fedjax_peft.algorithms.checks import at_least, fraction, positive
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, roles
+from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.lowrank import pairs, required_pairs
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregated,
     Aggregator,
@@ -128,7 +129,7 @@ def fedopt(
                 f" 'fra' or 'flexlora', not {base.name!r}. Leave the aggregator out to use 'fra'."
             )
         combine, moves, reason = product_changes(base), _on_products(server, base), None
-    return averaging("fedopt", optimizer, roles(head), combine)._replace(
+    return averaging("fedopt", optimizer, head_roles(head), combine)._replace(
         server=moves, weights=weights, needs_fixed_basis=reason
     )
 

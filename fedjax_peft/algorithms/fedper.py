@@ -10,8 +10,9 @@ frozen. This is FedAvg with a private head, under the name that the literature k
 import optax
 
 from fedjax_peft.algorithms.checks import only_head
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, roles
+from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import Aggregator, Algorithm
 
 __all__ = ["fedper"]
@@ -36,5 +37,5 @@ def fedper(
       InputError: another head policy.
     """
     only_head("fedper", head, "private")
-    algorithm = averaging("fedper", optimizer, roles(head), aggregator)
+    algorithm = averaging("fedper", optimizer, head_roles(head), aggregator)
     return algorithm._replace(weights=weights)

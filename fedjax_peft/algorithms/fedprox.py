@@ -21,15 +21,14 @@ import optax
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least
 from fedjax_peft.algorithms.common import (
-    HeadPolicy,
     Local,
     Weights,
     init_local,
     proximal,
     replace_server,
-    roles,
     train,
 )
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -89,5 +88,5 @@ def fedprox(
         return ClientUpdate(init, step, final)
 
     return Algorithm(
-        "fedprox", roles(head), client, aggregator or mean(), replace_server(), weights=weights
+        "fedprox", head_roles(head), client, aggregator or mean(), replace_server(), weights=weights
     )

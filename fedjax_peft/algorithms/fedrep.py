@@ -31,15 +31,9 @@ import optax
 from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import only_head, whole
-from fedjax_peft.algorithms.common import (
-    HeadPolicy,
-    Weights,
-    objective,
-    optimizer_step,
-    replace_server,
-    roles,
-)
+from fedjax_peft.algorithms.common import Weights, objective, optimizer_step, replace_server
 from fedjax_peft.random import stream
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -137,7 +131,9 @@ def fedrep(
     def tuning(context: ClientContext) -> ClientUpdate:
         return ClientUpdate(init, partial(head_step, context), lambda state: ({}, state.head))
 
-    algorithm = Algorithm("fedrep", roles(head), client, aggregator or mean(), replace_server())
+    algorithm = Algorithm(
+        "fedrep", head_roles(head), client, aggregator or mean(), replace_server()
+    )
     return algorithm._replace(
         weights=weights, tuning=Tuning(tuning, tune_epochs) if tune_epochs else None
     )

@@ -13,8 +13,9 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import lora_model
-from fedjax_peft.algorithms.common import HeadPolicy, Weights
+from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.roles import HeadPolicy
 from fedjax_peft.typing import Aggregator, Algorithm, Roles
 
 __all__ = ["fedsa"]

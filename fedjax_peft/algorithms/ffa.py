@@ -12,8 +12,9 @@ what two public implementations freeze and average.
 import optax
 
 from fedjax_peft.algorithms.checks import lora_model
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, roles
+from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import Aggregator, Algorithm
 
 __all__ = ["ffa"]
@@ -37,7 +38,7 @@ def ffa(
     Raises:
       InputError: on use, a model without LoRA.
     """
-    rules = roles(head)
+    rules = head_roles(head)
     rules = rules._replace(fixed=(*rules.fixed, r"\.lora_a$"))
     algorithm = averaging("ffa", optimizer, rules, aggregator)
     return algorithm._replace(weights=weights, check=lora_model("ffa"))

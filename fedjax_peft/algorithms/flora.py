@@ -22,7 +22,7 @@ import optax
 
 from fedjax_peft import tree
 from fedjax_peft.algorithms.checks import lora_model
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, merge_into_frozen, roles
+from fedjax_peft.algorithms.common import Weights, merge_into_frozen
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.lowrank import (
     empty_products,
@@ -33,6 +33,7 @@ from fedjax_peft.lowrank import (
     weighted_product,
 )
 from fedjax_peft.random import stream
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregated,
     Aggregator,
@@ -74,7 +75,7 @@ def flora(
 
     return Algorithm(
         "flora",
-        roles(head),
+        head_roles(head),
         bound,
         _stacking(),
         merge_into_frozen()._replace(update_norm=_update_norm),

@@ -25,11 +25,12 @@ import optax
 
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.algorithms.checks import lora_model
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, freeze_where, roles
+from fedjax_peft.algorithms.common import Weights, freeze_where
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.errors import InputError
 from fedjax_peft.lowrank import matmul, pairs, scale
 from fedjax_peft.measures.aggregation_error import truncation_metrics
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregated,
     Aggregator,
@@ -95,7 +96,7 @@ def fra_ffa(
 
     return Algorithm(
         "fra_ffa",
-        roles(head),
+        head_roles(head),
         lambda context: _client(optimizer, context),
         _aggregator(rank),
         _server(trigger, at, patience, calm),

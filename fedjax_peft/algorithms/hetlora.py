@@ -24,18 +24,17 @@ import optax
 from fedjax_peft import aggregators, tree
 from fedjax_peft.algorithms.checks import at_least, lora_model
 from fedjax_peft.algorithms.common import (
-    HeadPolicy,
     Local,
     Weights,
     init_local,
     objective,
     replace_server,
-    roles,
     train_on,
 )
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.errors import InputError
 from fedjax_peft.lowrank import pairs
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -83,12 +82,12 @@ def hetlora(
         raise InputError("penalty is on the directions that prune would drop: set prune too.")
     combine = aggregator or aggregators.hetlora()
     if prune is None:
-        algorithm = averaging("hetlora", optimizer, roles(head), combine)
+        algorithm = averaging("hetlora", optimizer, head_roles(head), combine)
     else:
         share = prune
         algorithm = Algorithm(
             "hetlora",
-            roles(head),
+            head_roles(head),
             lambda context: _client(optimizer, context, share, penalty),
             combine,
             replace_server()._replace(update_norm=_update_norm),

@@ -10,8 +10,8 @@ from typing import Literal
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.common import roles
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.roles import head_roles
 from fedjax_peft.typing import Algorithm, Roles
 
 __all__ = ["Trained", "local", "trained_as"]
@@ -37,7 +37,7 @@ def local(
 def trained_as(role: Literal["shared", "private"], train: Trained) -> Roles:
     """Returns roles by which the trained leaves have one role, and the others are fixed."""
     if train == "all":
-        return roles(role, adapters=role)
+        return head_roles(role, adapters=role)
     if train == "adapters":
-        return roles("frozen", adapters=role)
+        return head_roles("frozen", adapters=role)
     return Roles(**{role: ("^head:",), "fixed": ("^adapter:",)})

@@ -26,16 +26,15 @@ import optax
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.algorithms.common import (
-    HeadPolicy,
     Local,
     Weights,
     init_local,
     replace_server,
-    roles,
     train_on,
     with_client_state,
 )
 from fedjax_peft.measures.representation import Pooling, check_pooling, cosines, pool
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -124,7 +123,7 @@ def moon(
 
     return Algorithm(
         "moon",
-        roles(head),
+        head_roles(head),
         client,
         aggregator or mean(),
         replace_server(),

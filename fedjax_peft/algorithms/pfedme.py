@@ -22,15 +22,9 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import positive
-from fedjax_peft.algorithms.common import (
-    HeadPolicy,
-    Weights,
-    objective,
-    optimizer_step,
-    proximal,
-    roles,
-)
+from fedjax_peft.algorithms.common import Weights, objective, optimizer_step, proximal
 from fedjax_peft.errors import InputError
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -130,7 +124,7 @@ def pfedme(
     server = ServerUpdate(lambda shared: shared, update, lambda state: state)
     return Algorithm(
         "pfedme",
-        roles(head),
+        head_roles(head),
         client,
         aggregator or mean(),
         server,

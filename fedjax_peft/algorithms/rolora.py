@@ -17,8 +17,9 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import lora_model
-from fedjax_peft.algorithms.common import HeadPolicy, Weights, freeze_where, replace_server, roles
+from fedjax_peft.algorithms.common import Weights, freeze_where, replace_server
 from fedjax_peft.algorithms.fedavg import client
+from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import Aggregator, Algorithm, ClientContext, ClientUpdate, Params
 
 __all__ = ["rolora"]
@@ -54,7 +55,7 @@ def rolora(
 
     return Algorithm(
         "rolora",
-        roles(head),
+        head_roles(head),
         bound,
         aggregator or mean(),
         replace_server(),

@@ -28,21 +28,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.algorithms.checks import positive
-from fedjax_peft.algorithms.common import (
-    HeadPolicy,
-    Local,
-    Weights,
-    add_to_gradient,
-    init_local,
-    roles,
-    train,
-)
+from fedjax_peft.algorithms.common import Local, Weights, add_to_gradient, init_local, train
 from fedjax_peft.algorithms.probe import sgd_rate
 from fedjax_peft.errors import InputError
+from fedjax_peft.roles import HeadPolicy, assign_roles, head_roles
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
@@ -98,11 +90,11 @@ def scaffold(
       InputError: a learning rate that is not positive; on use, one that is not the optimizer's.
     """
     positive(learning_rate=learning_rate, server_learning_rate=server_learning_rate)
-    rules = roles(head)
+    rules = head_roles(head)
 
     def check(kinds: Mapping[str, str], clients: int) -> None:
         del clients
-        names = tree.assign_roles(kinds, rules)
+        names = assign_roles(kinds, rules)
         _check_steps(optimizer, learning_rate, [*names["shared"], *names["private"]])
 
     def client(context: ClientContext) -> ClientUpdate:

@@ -22,6 +22,7 @@ from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.random import host_rng
+from fedjax_peft.roles import assign_roles
 from fedjax_peft.simulation.record import device_name
 
 __all__ = ["Bench", "bench"]
@@ -59,7 +60,7 @@ class Bench:
         head = classification(20)
         model = attach(random_model(config, head=head, dtype=dtype, dropout=dropout), lora(rank))
         algorithm = algorithms.fedavg(optax.adamw(1e-3))
-        names = tree.assign_roles(model.kinds, algorithm.roles)
+        names = assign_roles(model.kinds, algorithm.roles)
         rng = host_rng(0, "bench")
         n = clients * steps * batch
         require(9 * n * length, f"A benchmark on {n:,} examples", "Choose smaller sizes.")

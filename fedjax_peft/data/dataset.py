@@ -41,7 +41,7 @@ class Dataset:
     references: Sequence[Any] = ()
     """What a score compares with, for each unit, such as the gold answers of a question."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks lengths and labels."""
         lengths = {key: len(column) for key, column in (self.columns | dict(self.meta)).items()}
         if not self.columns:
@@ -113,7 +113,7 @@ class Clients(Generic[DataT]):
     names: tuple[str, ...] = ()
     """What the clients are called, such as the users they are; none: they are just numbered."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks that every index is a row of the data, and the names."""
         if not self.indices:
             raise InputError("A federated data set needs at least one client.")

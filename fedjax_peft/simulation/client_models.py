@@ -9,6 +9,7 @@ from fedjax_peft import tree
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import of_client
+from fedjax_peft.roles import assign_roles
 from fedjax_peft.typing import Algorithm, Params, PyTree
 
 __all__ = [
@@ -84,7 +85,7 @@ def check_global(model: Model, algorithm: Algorithm, advice: str) -> None:
       algorithm: what was run.
       advice: how to choose a client's model.
     """
-    private = tree.assign_roles(model.kinds, algorithm.roles)["private"]
+    private = assign_roles(model.kinds, algorithm.roles)["private"]
     trained = sum(kind != "fixed" for kind in model.kinds.values())
     if private:
         raise InputError(

@@ -20,6 +20,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.models.registry import unused_bytes
 from fedjax_peft.peft.ranks import cycle_ranks, owned_shares
 from fedjax_peft.random import host_rng
+from fedjax_peft.roles import assign_roles
 from fedjax_peft.rows import Row
 from fedjax_peft.typing import Algorithm, PyTree, Transform
 
@@ -519,7 +520,7 @@ def forecast(
     """
     time = time_model or TimeModel()
     time.check()
-    names = tree.assign_roles(model.kinds, algorithm.roles)
+    names = assign_roles(model.kinds, algorithm.roles)
     shared = tree.select(model.trainable, names["shared"])
     server = jax.eval_shape(algorithm.server.init, shared)
     ledger = Ledger(model, algorithm, server, clients, transform=transform)

@@ -24,6 +24,7 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.measures.diagnosis import adapters_cka, diagnosis
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import rank_masks
+from fedjax_peft.roles import assign_roles
 from fedjax_peft.rows import Row, finite_or_none, seen_clients
 from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
 from fedjax_peft.simulation.checks import (
@@ -169,7 +170,7 @@ def simulate(
     check_data(model, clients, test, client_test, task)
     check_method(model, algorithm, len(clients), client_ranks, diagnostics)
     transform = check_transforms(transforms, algorithm)
-    names = tree.assign_roles(model.kinds, algorithm.roles)
+    names = assign_roles(model.kinds, algorithm.roles)
     time_model = time_model or TimeModel()
     check_faults(failure_rate, deadline, time_model)
     per_round = clients_a_round(clients, clients_per_round, sampling)

@@ -18,6 +18,7 @@ from fedjax_peft.engine.round import build_round, evaluation
 from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
 from fedjax_peft.random import stream
+from fedjax_peft.roles import assign_roles
 from fedjax_peft.tasks import classification
 from fedjax_peft.typing import Aggregated, Outputs
 
@@ -132,7 +133,7 @@ def test_training_reaches_the_model_that_predicts(name):
 
 def test_the_global_and_the_clients_own_models_can_be_measured(name):
     algorithm, model, federation = make(name)
-    names = tree.assign_roles(model.kinds, algorithm.roles)
+    names = assign_roles(model.kinds, algorithm.roles)
     engine, fixed = rig(name), tree.select(model.trainable, names["fixed"])
     plan, round_index = engine.plan(engine.schedule.cohort(1)), jnp.zeros((), jnp.int32)
     server, client_state = engine.start()
@@ -162,7 +163,7 @@ def test_the_number_of_lanes_does_not_matter(name):
 
 def test_private_leaves_are_never_sent_and_fixed_ones_are_nobodys_state(name):
     algorithm, model, _ = make(name)
-    names = tree.assign_roles(model.kinds, algorithm.roles)
+    names = assign_roles(model.kinds, algorithm.roles)
     shared = tree.select(model.trainable, names["shared"])
     state = algorithm.server.init(shared)
     sent = leaf_names(algorithm.server.broadcast(state))
@@ -309,7 +310,7 @@ def test_the_given_aggregator_is_the_one_that_is_used(name):
     model = dual_model() if name in DUAL else toy.lora_model()
     assert algorithm.aggregator.name == "mine"
     engine = toy.Engine(algorithm, FEDERATION, per_round=5, lanes=1, bound=model)
-    names = tree.assign_roles(model.kinds, algorithm.roles)
+    names = assign_roles(model.kinds, algorithm.roles)
     fixed = tree.select(model.trainable, names["fixed"])
     columns = {n: jnp.asarray(x) for n, x in FEDERATION.data.columns.items()}
     round_ = build_round(algorithm, model.apply, classification(), len(FEDERATION))
@@ -362,7 +363,7 @@ def test_the_given_head_policy_decides_on_the_heads_role(name, policy):
             made(name, head=policy)
         return
     algorithm, model = made(name, head=policy)
-    roles = tree.assign_roles(model.kinds, algorithm.roles)
+    roles = assign_roles(model.kinds, algorithm.roles)
     heads = [n for n, kind in model.kinds.items() if kind == "head"]
     assert set(heads) <= set(roles["fixed" if policy == "frozen" else policy])
 
@@ -415,7 +416,7 @@ def test_memory_does_not_grow_with_the_cohort(name):
     for per_round in (10, 100):
         engine = toy.Engine(algorithm, federation, per_round=per_round, lanes=4, bound=model)
         plan = engine.plan(engine.schedule.cohort(1))
-        names = tree.assign_roles(model.kinds, algorithm.roles)
+        names = assign_roles(model.kinds, algorithm.roles)
         fixed = tree.select(model.trainable, names["fixed"])
         columns = {n: jnp.asarray(x) for n, x in federation.data.columns.items()}
         function = jax.jit(build_round(algorithm, model.apply, classification(), 100))

@@ -21,6 +21,7 @@ from fedjax_peft.measures.representation import SIMILARITIES, cka, cka_debiased,
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.random import client_key, host_rng, stream
+from fedjax_peft.roles import assign_roles
 from fedjax_peft.tasks import classification
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
 from fedjax_peft.typing import ClientContext, Outputs
@@ -320,7 +321,7 @@ def test_what_a_client_keeps_does_not_depend_on_the_others():
 
 def one_step(algorithm, bound, *, client=1, trace_only=False):
     """Returns a client's leaves after one step, and the step's metrics."""
-    roles = tree.assign_roles(bound.kinds, algorithm.roles)
+    roles = assign_roles(bound.kinds, algorithm.roles)
     shared, private = (tree.select(bound.trainable, roles[r]) for r in ("shared", "private"))
     fixed = tree.select(bound.trainable, roles["fixed"])
 
@@ -428,7 +429,7 @@ def test_passes_that_nobody_needs_are_not_made():
 @pytest.mark.parametrize("head", ["private", "shared", "frozen"])
 def test_head_policies(head):
     for algorithm in (fedmcp(optax.sgd(1.0), head=head), fedmatch(optax.sgd(1.0), head=head)):
-        roles = tree.assign_roles(KINDS, algorithm.roles)
+        roles = assign_roles(KINDS, algorithm.roles)
         role = "fixed" if head == "frozen" else head
         expected = {"fixed": [], "private": [*PRIVATE], "shared": [*GLOBAL]}
         expected[role] += HEADS
@@ -709,7 +710,7 @@ def test_passes_of_a_real_encoder_are_those_of_models_with_one_adapter(
     both, one, batch = encoder_batch()
     o = {"private_rep": private_rep, "pooling": pooling, "similarity": similarity}
     algorithm = fedmcp(optax.sgd(0.5), gamma=0.3, mu=2.0, **o)
-    roles = tree.assign_roles(both.kinds, algorithm.roles)
+    roles = assign_roles(both.kinds, algorithm.roles)
     shared, private = (tree.select(both.trainable, roles[r]) for r in ("shared", "private"))
 
     def apply(leaves, batch, key, train):

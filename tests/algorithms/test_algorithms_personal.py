@@ -28,6 +28,7 @@ from fedjax_peft.algorithms.moon import contrastive
 from fedjax_peft.data import partition
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.errors import InputError
+from fedjax_peft.roles import assign_roles
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks import Task, classification
 from fedjax_peft.typing import ClientContext, Outputs
@@ -657,10 +658,10 @@ def test_fedrep_tunes_heads_for_the_last_evaluation_only(tmp_path):
     ("train", "trained"), [("all", toy.SHARED), ("head", toy.HEAD), ("adapters", toy.ADAPTER)]
 )
 def test_what_a_baseline_trains(train, trained):
-    alone = tree.assign_roles(toy.KINDS, local(optax.sgd(0.1), train=train).roles)
+    alone = assign_roles(toy.KINDS, local(optax.sgd(0.1), train=train).roles)
     assert (alone["shared"], alone["private"]) == ([], sorted(trained))
     together = centralised(optax.sgd(0.1), train=train)
-    roles = tree.assign_roles(toy.KINDS, together.roles)
+    roles = assign_roles(toy.KINDS, together.roles)
     assert (roles["shared"], roles["private"]) == (sorted(trained), [])
     sent = together.sent_leaves(of(START, trained), jnp.int32(1))
     assert sent == dict.fromkeys(trained, False), "nothing is sent"

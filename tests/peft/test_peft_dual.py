@@ -11,7 +11,6 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from fedjax_peft import tree
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import classification
@@ -21,6 +20,7 @@ from fedjax_peft.peft import bottleneck, dual, opendelta
 from fedjax_peft.peft.base import attach, attach_module, count, merge
 from fedjax_peft.peft.bottleneck import PLACEMENTS
 from fedjax_peft.peft.dual import MODES, mode
+from fedjax_peft.roles import assign_roles
 from fedjax_peft.typing import Outputs, Roles
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
@@ -212,7 +212,7 @@ def test_only_the_up_projections_are_scaled():
 
 def test_names_make_the_roles():
     model, *_ = tiny()
-    roles = tree.assign_roles(
+    roles = assign_roles(
         model.kinds,
         Roles(
             shared=(r"^adapter:.*\.global_adapter\.",),

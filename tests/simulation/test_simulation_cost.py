@@ -15,6 +15,7 @@ from fedjax_peft.config import config
 from fedjax_peft.errors import InputError
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.peft.lora import lora
+from fedjax_peft.roles import assign_roles
 from fedjax_peft.simulation.cost import Costs, Ledger, TimeModel, forecast
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import tiny_model
@@ -33,7 +34,7 @@ SVD = Method("lora", {}, lambda *_: None, start_shapes_frozen=True)
 
 def ledger(algorithm, model=None, *, clients=4, ranks=None):
     model = model or toy.model()
-    names = tree.assign_roles(model.kinds, algorithm.roles)
+    names = assign_roles(model.kinds, algorithm.roles)
     server = algorithm.server.init(tree.select(model.trainable, names["shared"]))
     return Ledger(model, algorithm, server, clients, ranks)
 

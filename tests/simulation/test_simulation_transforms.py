@@ -16,6 +16,7 @@ from fedjax_peft.cli import explain
 from fedjax_peft.config import config as configs
 from fedjax_peft.errors import InputError
 from fedjax_peft.loading import restore
+from fedjax_peft.roles import assign_roles
 from fedjax_peft.simulation.checkpoint import Checkpoints
 from fedjax_peft.simulation.cost import Ledger, forecast
 from fedjax_peft.simulation.simulate import simulate
@@ -103,7 +104,7 @@ def test_a_row_without_an_accepted_upload_has_no_share():
 
 def ledger(algorithm, transform=None):
     model = toy.model()
-    names = fp.tree.assign_roles(model.kinds, algorithm.roles)
+    names = assign_roles(model.kinds, algorithm.roles)
     server = algorithm.server.init(fp.tree.select(model.trainable, names["shared"]))
     return Ledger(model, algorithm, server, 4, transform=transform)
 

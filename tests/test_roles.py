@@ -1,0 +1,72 @@
+"""Roles of leaves by rules."""
+
+import pytest
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.roles import assign_roles, dual_roles, head_roles
+from fedjax_peft.typing import Roles
+
+KINDS = {
+    "head.bias": "head",
+    "layer.lora_a": "adapter",
+    "layer.lora_b": "adapter",
+    "layer.lora_scale": "fixed",
+}
+
+
+def test_roles_the_special_rule_comes_before_the_general():
+    roles = Roles(shared=("^adapter:", "^head:"), private=("lora_b$",))
+    assert assign_roles(KINDS, roles) == {
+        "fixed": ["layer.lora_scale"],
+        "private": ["layer.lora_b"],
+        "shared": ["head.bias", "layer.lora_a"],
+    }
+    frozen = assign_roles(KINDS, Roles(shared=("^adapter:",), fixed=("^head:",)))
+    assert frozen["fixed"] == ["head.bias", "layer.lora_scale"]
+
+
+def test_roles_must_cover_every_leaf():
+    with pytest.raises(InputError, match=r"'head:head\.bias' \(1 leaves in all\)"):
+        assign_roles(KINDS, Roles(shared=("^adapter:",)))
+
+
+def test_a_role_rule_that_matches_nothing_is_named():
+    roles = Roles(shared=("^adapter:", "^head:"), private=("head:head.bios",))
+    with pytest.raises(InputError, match=r"private rule 'head:head\.bios' .*'head:head\.bias'"):
+        assign_roles(KINDS, roles)
+
+
+def test_roles_that_contradict_each_other_are_named():
+    roles = Roles(shared=("^adapter:", "^head:"), private=("^head:",))
+    with pytest.raises(InputError, match=r"shared rule '\^head:' contradicts the private rule"):
+        assign_roles(KINDS, roles)
+
+
+@pytest.mark.parametrize(
+    ("head", "adapters", "shared", "private", "fixed"),
+    [
+        ("shared", "shared", ["adapter", "head"], [], []),
+        ("private", "shared", ["adapter"], ["head"], []),
+        ("frozen", "shared", ["adapter"], [], ["head"]),
+        ("private", "private", [], ["adapter", "head"], []),
+        ("shared", "private", ["head"], ["adapter"], []),
+    ],
+)
+def test_roles_of_a_head_policy(head, adapters, shared, private, fixed):
+    kinds = {"adapter": "adapter", "head": "head"}
+    expected = {"shared": shared, "private": private, "fixed": fixed}
+    assert assign_roles(kinds, head_roles(head, adapters=adapters)) == expected
+
+
+def test_one_rule_serves_a_model_without_a_head_or_without_adapters():
+    for kind in ("adapter", "head"):
+        assert assign_roles({"x": kind}, head_roles("shared"))["shared"] == ["x"]
+
+
+@pytest.mark.parametrize("head", ["shared", "private", "frozen"])
+def test_roles_of_dual_adapters(head):
+    kinds = {"a.global_adapter.up": "adapter", "a.private_adapter.up": "adapter", "head": "head"}
+    found = assign_roles(kinds, dual_roles(head))
+    assert "a.global_adapter.up" in found["shared"]
+    assert "a.private_adapter.up" in found["private"]
+    assert "head" in found["fixed" if head == "frozen" else head]
