@@ -2,7 +2,6 @@
 
 from fedjax_peft.algorithms.apfl import apfl
 from fedjax_peft.algorithms.centralised import centralised
-from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.ditto import ditto
 from fedjax_peft.algorithms.fedavg import fedavg
 from fedjax_peft.algorithms.fedbabu import fedbabu
@@ -58,7 +57,3 @@ __all__ = [
     "rolora",
     "scaffold",
 ]
-
-# One check for all of them: what is no optimizer or aggregator is refused with the right call.
-for _name in (*__all__, "fedopt"):
-    globals()[_name] = checked(globals()[_name])

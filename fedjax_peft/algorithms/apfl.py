@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import at_least
+from fedjax_peft.algorithms.checks import at_least, checked
 from fedjax_peft.algorithms.common import (
     Local,
     Weights,
@@ -65,6 +65,7 @@ class State(NamedTuple):
     alpha: jax.Array
 
 
+@checked
 def apfl(
     optimizer: optax.GradientTransformation,
     *,

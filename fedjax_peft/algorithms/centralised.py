@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.algorithms.local import Trained, trained_as
 from fedjax_peft.errors import InputError
@@ -20,6 +21,7 @@ from fedjax_peft.typing import Algorithm, PyTree
 __all__ = ["centralised"]
 
 
+@checked
 def centralised(
     optimizer: optax.GradientTransformation, *, train: Trained = "all", keep_optimizer: bool = True
 ) -> Algorithm:

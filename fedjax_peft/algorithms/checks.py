@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
@@ -51,10 +51,14 @@ def fraction(**options: float) -> None:
             raise InputError(f"{name} = {value!r} must be a number from 0 to below 1.")
 
 
-def checked(factory: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an algorithm's factory that refuses optimizers and aggregators which are none.
+Factory = TypeVar("Factory", bound=Callable[..., Any])
 
-    Without the check they would fail deep inside a compilation.
+
+def checked(factory: Factory) -> Factory:
+    """Decorates a function that returns an algorithm: it refuses arguments of a wrong type.
+
+    ``optimizer`` and ``server`` must be optax optimizers, ``aggregator`` an aggregator or None.
+    Anything else would fail deep inside a compilation.
     """
     signature = inspect.signature(factory)
 
@@ -63,7 +67,7 @@ def checked(factory: Callable[..., Any]) -> Callable[..., Any]:
         try:
             given = signature.bind_partial(*arguments, **options).arguments
         except TypeError:
-            given = {}  # the call itself says what is wrong
+            given = {}  # the call below raises a better error
         for name in ("optimizer", "server"):
             if name in given:
                 _check_optimizer(factory.__name__, name, given[name])
@@ -71,7 +75,7 @@ def checked(factory: Callable[..., Any]) -> Callable[..., Any]:
             _check_aggregator(factory.__name__, given["aggregator"])
         return factory(*arguments, **options)
 
-    return make
+    return cast(Factory, make)
 
 
 def _check_optimizer(algorithm: str, argument: str, value: Any) -> None:

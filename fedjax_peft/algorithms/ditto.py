@@ -18,7 +18,7 @@ from typing import NamedTuple
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import at_least
+from fedjax_peft.algorithms.checks import at_least, checked
 from fedjax_peft.algorithms.common import (
     Local,
     Weights,
@@ -59,6 +59,7 @@ class State(NamedTuple):
     """v_k; all of its leaves are private."""
 
 
+@checked
 def ditto(
     optimizer: optax.GradientTransformation,
     *,

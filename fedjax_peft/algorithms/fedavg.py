@@ -11,6 +11,7 @@ With LoRA and :func:`aggregators.mean` this is FedLR (FedIT); with ``lora(init="
 import optax
 
 from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.common import (
     Local,
     Weights,
@@ -62,6 +63,7 @@ def client(
     return ClientUpdate(init, step, final)
 
 
+@checked
 def fedavg(
     optimizer: optax.GradientTransformation,
     *,

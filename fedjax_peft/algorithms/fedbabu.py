@@ -14,7 +14,7 @@ the first one ended::
 
 import optax
 
-from fedjax_peft.algorithms.checks import only_head
+from fedjax_peft.algorithms.checks import checked, only_head
 from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.roles import HeadPolicy, head_roles
@@ -23,6 +23,7 @@ from fedjax_peft.typing import Aggregator, Algorithm
 __all__ = ["fedbabu"]
 
 
+@checked
 def fedbabu(
     optimizer: optax.GradientTransformation,
     *,

@@ -24,7 +24,7 @@ import optax
 
 from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import positive
+from fedjax_peft.algorithms.checks import checked, positive
 from fedjax_peft.algorithms.common import (
     Local,
     add_to_gradient,
@@ -66,6 +66,7 @@ class Server(NamedTuple):
     """s = -h/α."""
 
 
+@checked
 def feddyn(
     optimizer: optax.GradientTransformation,
     *,

@@ -19,7 +19,7 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.mean import product_errors
-from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights, merge_into_frozen
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.lowrank import required_pairs
@@ -29,6 +29,7 @@ from fedjax_peft.typing import Aggregated, Aggregator, Algorithm, Params, PyTree
 __all__ = ["fedex"]
 
 
+@checked
 def fedex(
     optimizer: optax.GradientTransformation,
     *,

@@ -11,7 +11,7 @@ private prediction layer are those of the authors' code for question answering.
 
 import optax
 
-from fedjax_peft.algorithms.checks import dual_adapters
+from fedjax_peft.algorithms.checks import checked, dual_adapters
 from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.roles import HeadPolicy, dual_roles
@@ -20,6 +20,7 @@ from fedjax_peft.typing import Aggregator, Algorithm
 __all__ = ["fedmatch"]
 
 
+@checked
 def fedmatch(
     optimizer: optax.GradientTransformation,
     *,

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import at_least, dual_adapters, fraction
+from fedjax_peft.algorithms.checks import at_least, checked, dual_adapters, fraction
 from fedjax_peft.algorithms.common import Local, Weights, init_local, replace_server, train_on
 from fedjax_peft.dual_modes import Mode, mode
 from fedjax_peft.errors import InputError, nearest
@@ -72,6 +72,7 @@ class State(NamedTuple):
     local: Local
 
 
+@checked
 def fedmcp(
     optimizer: optax.GradientTransformation,
     *,

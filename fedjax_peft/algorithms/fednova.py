@@ -33,6 +33,7 @@ import optax
 from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.common import Local, Weights, init_local, train
 from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
@@ -71,6 +72,7 @@ class State(NamedTuple):
     gauge: Gauge
 
 
+@checked
 def fednova(
     optimizer: optax.GradientTransformation,
     *,

@@ -42,7 +42,7 @@ import optax
 from fedjax_peft import tree
 from fedjax_peft.aggregators import fra
 from fedjax_peft.aggregators.products import PRODUCT, product_changes, with_products
-from fedjax_peft.algorithms.checks import at_least, fraction, positive
+from fedjax_peft.algorithms.checks import at_least, checked, fraction, positive
 from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.errors import InputError, nearest
@@ -92,6 +92,7 @@ class ProductState(NamedTuple):
     """Of the last factorisation."""
 
 
+@checked
 def fedopt(
     optimizer: optax.GradientTransformation,
     *,
@@ -185,6 +186,7 @@ def _on_products(optimizer: optax.GradientTransformation, aggregator: Aggregator
     )
 
 
+@checked
 def fedavgm(
     optimizer: optax.GradientTransformation,
     *,
@@ -221,6 +223,7 @@ def fedavgm(
     return algorithm._replace(name="fedavgm")
 
 
+@checked
 def fedadam(
     optimizer: optax.GradientTransformation,
     *,
@@ -264,6 +267,7 @@ def fedadam(
     return algorithm._replace(name="fedadam")
 
 
+@checked
 def fedyogi(
     optimizer: optax.GradientTransformation,
     *,
@@ -307,6 +311,7 @@ def fedyogi(
     return algorithm._replace(name="fedyogi")
 
 
+@checked
 def fedadagrad(
     optimizer: optax.GradientTransformation,
     *,

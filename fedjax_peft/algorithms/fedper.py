@@ -9,7 +9,7 @@ frozen. This is FedAvg with a private head, under the name that the literature k
 
 import optax
 
-from fedjax_peft.algorithms.checks import only_head
+from fedjax_peft.algorithms.checks import checked, only_head
 from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.roles import HeadPolicy, head_roles
@@ -18,6 +18,7 @@ from fedjax_peft.typing import Aggregator, Algorithm
 __all__ = ["fedper"]
 
 
+@checked
 def fedper(
     optimizer: optax.GradientTransformation,
     *,

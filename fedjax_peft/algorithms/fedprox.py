@@ -19,7 +19,7 @@ from typing import NamedTuple
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import at_least
+from fedjax_peft.algorithms.checks import at_least, checked
 from fedjax_peft.algorithms.common import (
     Local,
     Weights,
@@ -50,6 +50,7 @@ class State(NamedTuple):
     received: Params
 
 
+@checked
 def fedprox(
     optimizer: optax.GradientTransformation,
     *,

@@ -30,7 +30,7 @@ import optax
 
 from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import only_head, whole
+from fedjax_peft.algorithms.checks import checked, only_head, whole
 from fedjax_peft.algorithms.common import Weights, objective, optimizer_step, replace_server
 from fedjax_peft.random import stream
 from fedjax_peft.roles import HeadPolicy, head_roles
@@ -59,6 +59,7 @@ class State(NamedTuple):
     head_optimizer: PyTree
 
 
+@checked
 def fedrep(
     optimizer: optax.GradientTransformation,
     *,

@@ -12,7 +12,7 @@ in the authors' code: ``lora_B`` and the classifier are local.
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.roles import HeadPolicy
@@ -21,6 +21,7 @@ from fedjax_peft.typing import Aggregator, Algorithm, Roles
 __all__ = ["fedsa"]
 
 
+@checked
 def fedsa(
     optimizer: optax.GradientTransformation,
     *,

@@ -11,7 +11,7 @@ what two public implementations freeze and average.
 
 import optax
 
-from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.roles import HeadPolicy, head_roles
@@ -20,6 +20,7 @@ from fedjax_peft.typing import Aggregator, Algorithm
 __all__ = ["ffa"]
 
 
+@checked
 def ffa(
     optimizer: optax.GradientTransformation,
     *,

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import tree
-from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights, merge_into_frozen
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.lowrank import (
@@ -48,6 +48,7 @@ from fedjax_peft.typing import (
 __all__ = ["flora"]
 
 
+@checked
 def flora(
     optimizer: optax.GradientTransformation,
     *,

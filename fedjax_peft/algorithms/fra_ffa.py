@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import fra, mean
-from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights, freeze_where
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.errors import InputError
@@ -51,6 +51,7 @@ __all__ = ["fra_ffa"]
 TOLERANCE = {"round": 0.0, "plateau": 0.01, "subspace": 0.1}
 
 
+@checked
 def fra_ffa(
     optimizer: optax.GradientTransformation,
     *,

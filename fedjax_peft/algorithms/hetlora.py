@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import aggregators, tree
-from fedjax_peft.algorithms.checks import at_least, lora_model
+from fedjax_peft.algorithms.checks import at_least, checked, lora_model
 from fedjax_peft.algorithms.common import (
     Local,
     Weights,
@@ -53,6 +53,7 @@ Ranks = dict[str, jax.Array]
 """Module path -> rank, int32."""
 
 
+@checked
 def hetlora(
     optimizer: optax.GradientTransformation,
     *,

@@ -10,6 +10,7 @@ from typing import Literal
 import optax
 
 from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.roles import head_roles
 from fedjax_peft.typing import Algorithm, Roles
@@ -20,6 +21,7 @@ Trained = Literal["all", "head", "adapters"]
 """Which leaves are trained; the others stay as they are."""
 
 
+@checked
 def local(
     optimizer: optax.GradientTransformation, *, train: Trained = "all", keep_optimizer: bool = False
 ) -> Algorithm:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import at_least, positive
+from fedjax_peft.algorithms.checks import at_least, checked, positive
 from fedjax_peft.algorithms.common import (
     Local,
     Weights,
@@ -60,6 +60,7 @@ class State(NamedTuple):
     local: Local
 
 
+@checked
 def moon(
     optimizer: optax.GradientTransformation,
     *,

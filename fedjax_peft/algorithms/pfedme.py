@@ -21,7 +21,7 @@ import jax
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import positive
+from fedjax_peft.algorithms.checks import checked, positive
 from fedjax_peft.algorithms.common import Weights, objective, optimizer_step, proximal
 from fedjax_peft.errors import InputError
 from fedjax_peft.roles import HeadPolicy, head_roles
@@ -58,6 +58,7 @@ class State(NamedTuple):
     optimizer: PyTree
 
 
+@checked
 def pfedme(
     optimizer: optax.GradientTransformation,
     *,

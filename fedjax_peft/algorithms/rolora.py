@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import lora_model
+from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights, freeze_where, replace_server
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.roles import HeadPolicy, head_roles
@@ -25,6 +25,7 @@ from fedjax_peft.typing import Aggregator, Algorithm, ClientContext, ClientUpdat
 __all__ = ["rolora"]
 
 
+@checked
 def rolora(
     optimizer: optax.GradientTransformation,
     *,

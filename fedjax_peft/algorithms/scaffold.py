@@ -30,7 +30,7 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
-from fedjax_peft.algorithms.checks import positive
+from fedjax_peft.algorithms.checks import checked, positive
 from fedjax_peft.algorithms.common import Local, Weights, add_to_gradient, init_local, train
 from fedjax_peft.algorithms.probe import sgd_rate
 from fedjax_peft.errors import InputError
@@ -64,6 +64,7 @@ class State(NamedTuple):
     steps: jax.Array
 
 
+@checked
 def scaffold(
     optimizer: optax.GradientTransformation,
     *,

@@ -137,8 +137,21 @@ def bench(
       repeats: timed rounds.
       on_phase: called with what begins, in words.
     """
-    shape = dict(locals())
-    del shape["repeats"], shape["on_phase"]
+    shape: dict[str, Any] = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "ffn": ffn,
+        "vocab": vocab,
+        "length": length,
+        "batch": batch,
+        "clients": clients,
+        "steps": steps,
+        "rank": rank,
+        "dropout": dropout,
+        "dtype": dtype,
+        "lanes": lanes,
+    }
     for name, value in {**shape, "repeats": repeats}.items():
         if type(value) is int and not 1 <= value < 2**31:
             raise InputError(f"{name} = {show(value)} must be from 1 to {2**31 - 1:,}.")

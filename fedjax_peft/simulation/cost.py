@@ -153,7 +153,18 @@ class TimeModel(NamedTuple):
         Raises:
           InputError: no such preset or device, or a rate that cannot be read.
         """
-        given = {k: v for k, v in locals().items() if k in cls._fields and v is not None}
+        fields = {
+            "seconds_per_step": seconds_per_step,
+            "bandwidth_up": bandwidth_up,
+            "bandwidth_down": bandwidth_down,
+            "latency": latency,
+            "spread": spread,
+            "topology": topology,
+            "server_bandwidth": server_bandwidth,
+            "preload": preload,
+            "svd_seconds": svd_seconds,
+        }
+        given: dict[str, Any] = {k: v for k, v in fields.items() if v is not None}
         for name in ("bandwidth_up", "bandwidth_down", "server_bandwidth"):
             if isinstance(given.get(name), str):
                 given[name] = _rate(name, given[name])
@@ -308,8 +319,9 @@ def _rate(name: str, text: str) -> float:
 class Ledger:
     """Who has fetched what: the bytes that a client moves in its next round.
 
-    A leaf is known by its last name, whatever it lies in, so that a control variate of a leaf moves
-    with it. A client sends the leaves of an upload that move in the round, and fetches
+    Leaves are identified by their last dict key. Equal keys, such as a parameter and its control
+    variate, are counted together, so they move together. A client sends the leaves of an upload
+    that move in the round, and fetches
 
     * at its first round all of the broadcast, and what the frozen tree was started with where that
       is told by the adapters (an SVD start): the initial value of every adapter leaf that is not in
@@ -541,7 +553,7 @@ def forecast(
 
 
 def _sizes(shapes: PyTree) -> dict[str, int]:
-    """Returns leaf name (its last key in a dict) -> bytes; namesakes are added up."""
+    """Returns the bytes by leaf name, the last dict key of a leaf; equal names are added up."""
     sizes: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
         keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]

@@ -25,7 +25,13 @@ __all__ = [
 ]
 
 
-_FUNCTIONS: dict[str, Callable[..., Task]] = {name: globals()[name] for name in __all__}
+_FUNCTIONS: dict[str, Callable[..., Task]] = {
+    "classification": classification,
+    "image_classification": image_classification,
+    "next_token": next_token,
+    "question_answering": question_answering,
+    "tagging": tagging,
+}
 
 
 def find(name: str) -> Callable[..., Task]:
