@@ -1,4 +1,7 @@
-"""What the README shows runs as it stands there."""
+"""What the README shows, and what moved from it to the documentation, runs as it stands there.
+
+``test_docs.py`` runs all Python of all pages; here is what must come out.
+"""
 
 import re
 import shlex
@@ -15,22 +18,32 @@ from fedjax_peft.data import sources
 ROOT = Path(__file__).parents[1]
 
 
-def code_block(containing: str) -> str:
-    """Returns the README's Python block with that text."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def code_block(containing: str, page: str = "README.md") -> str:
+    """Returns a page's Python block with that text."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     (block,) = [b for b in blocks if containing in b]
     return block
 
 
+def test_first_example_prints_what_it_shows(capsys):
+    """The example without a download: the words are equal, and its scores nearly."""
+    exec(code_block("for row in run.metrics"), {})
+    (shown,) = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for line, expected in zip(printed, map(str.split, shown.splitlines()), strict=True):
+        assert float(line.pop(2)) == pytest.approx(float(expected.pop(2)), abs=0.05)
+        assert line == expected
+
+
 def test_own_algorithm(capsys):
     """The page on writing an algorithm is a whole program."""
-    exec(code_block("def fedprox"), {})
+    exec(code_block("def fedprox", "docs/howto/own-algorithm.md"), {})
     assert "fedprox: 3 rounds" in capsys.readouterr().out
 
 
 def test_any_algorithm(capsys):
     """Two algorithms on the same clients."""
-    exec(code_block("fp.algorithms.ditto"), {})
+    exec(code_block("fp.algorithms.ditto", "docs/reference/algorithms.md"), {})
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == ["fedavg", "ditto"]
 
@@ -39,7 +52,7 @@ def test_any_algorithm(capsys):
 def test_backbones_and_methods(capsys):
     """Adapters, merging and counting, on the demo's model."""
     names: dict = {}
-    exec(code_block("fp.merge"), names)
+    exec(code_block("fp.merge", "docs/reference/models.md"), names)
     lines = capsys.readouterr().out.splitlines()
     # 6 layers of width 384, two adapters of 24 each; FRA-LoRA's set-up on RoBERTa-base.
     assert f"'adapter': {12 * (2 * 384 * 24 + 24 + 384)}" in lines[0]
@@ -70,7 +83,7 @@ def test_data_sets_of_the_papers(tmp_path, monkeypatch, capsys):
     """Tagging, on the stand-in of WNUT 2017: it learns something."""
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    exec(code_block('by="tag_set"'), names)
+    exec(code_block('by="tag_set"', "docs/reference/data.md"), names)
     assert "fedavg: 20 rounds, test f1 0." in capsys.readouterr().out
     assert names["run"].metrics[-1]["test_f1"] > 0.5
 
@@ -82,11 +95,17 @@ SMALL = {
 """What makes a command quick; the rest of it stays as the README has it."""
 
 
-def commands() -> list[str]:
-    """Returns the lines of the README's shell blocks, but for those of ``make``."""
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def commands(page: str = "docs/howto/command-line.md") -> list[str]:
+    """Returns the lines of a page's shell blocks, but for those of ``make``."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if line]
     return [line for line in lines if not line.startswith("make ")]
+
+
+def test_commands_of_the_readme_are_those_of_the_page():
+    """So that they run below."""
+    assert len(commands("README.md")) >= 3
+    assert {*commands("README.md")} <= {*commands()}
 
 
 @pytest.mark.timeout(2400)
