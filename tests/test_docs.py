@@ -1,5 +1,6 @@
 """The documentation site: it builds without a warning, and its examples run as they stand there."""
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -8,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_peft import aggregators, algorithms, peft
+from fedjax_peft import aggregators, algorithms, assets, peft, testing
+from fedjax_peft.data import sources
 
 ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+PAGES = sorted(p for p in (ROOT / "docs").rglob("*.md") if BLOCK.search(p.read_text()))
+SHORTER = {"max_length=64": "max_length=16", "rounds=20": "rounds=3", "rounds=10,": "rounds=1,"}
+"""What makes a page's runs quick; everything else stays as it is there."""
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +84,58 @@ def test_every_paper_has_an_entry():
     known = set(re.findall(r"^@\w+{(\w+),", (folder / "references.bib").read_text(), re.MULTILINE))
     cited = set(re.findall(r"`([a-z]+\d{4}\w+)`", text))
     assert cited == known
+
+
+@pytest.fixture(scope="module")
+def tiny_assets(tmp_path_factory):
+    """Tiny stand-ins for what pages load by name, and files that are the reader's own."""
+    folder = tmp_path_factory.mktemp("assets")
+    encoder = testing.write_tiny_checkpoint(folder / "my-checkpoint")
+    texts = testing.write_tiny_texts(folder / "news", train=400, test=500)
+    rows = ["review,stars,customer", *(f"w{i} w{i % 7} w9,{i % 2},{i % 6}" for i in range(60))]
+    return {"minilm-l6": encoder, "20newsgroups": texts}, {
+        "my-checkpoint": encoder,
+        "reviews.csv": "\n".join(rows),
+    }
+
+
+class Wandb(types.ModuleType):
+    """Stands in for the package, which is not installed here."""
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.rows = []
+
+    @contextlib.contextmanager
+    def init(self, **settings):
+        yield types.SimpleNamespace(log=lambda row, step: self.rows.append(row))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs")))
+def test_python_of_a_page_runs(page, tiny_assets, tmp_path, monkeypatch):
+    """From top to bottom, in one namespace and an empty folder."""
+    named, own = tiny_assets
+    for module in (assets, sources):
+        monkeypatch.setattr(module, "fetch", named.__getitem__)
+    for name, content in own.items():
+        if isinstance(content, Path):
+            (tmp_path / name).symlink_to(content)
+        else:
+            (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    wandb = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    code = "\n".join(BLOCK.findall(page.read_text()))
+    for long, short in SHORTER.items():
+        code = code.replace(long, short)
+    exec(compile(code, str(page), "exec"), {})
+    assert wandb.rows or "wandb" not in code
+
+
+def test_files_that_pages_name_exist():
+    """A page names files of the repository by their path."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    top = "docs|experiments|fedjax_peft|notebooks|tests"
+    for page in pages:
+        for path in re.findall(rf"`((?:{top})/[\w./-]*)`", page.read_text()):
+            assert (ROOT / path).exists(), f"{page.relative_to(ROOT)} names {path}"
