@@ -204,9 +204,12 @@ class ConfigKeys(SphinxDirective):
                 for row, owners in found.items()
             ]
             title = f"[{table}]" if table else "Top level"
-            text = (
-                explain.TABLES[table] if table else "arguments of simulate, and the run's own keys"
+            text = {"": "arguments of simulate, and the run's own keys", **explain.TABLES}.get(
+                table
             )
+            if text is None:
+                logger.warning("cli.explain.TABLES does not say what [%s] is for", table)
+                text = "of this table"
             sections.append(_section(title, f"{text[0].upper()}{text[1:]}.", _table(header, cells)))
         return sections
 

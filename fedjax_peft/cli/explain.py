@@ -32,6 +32,7 @@ __all__ = [
 TABLES = {
     "model": "the pretrained model, and its head",
     "data": "the data set, and its tokenizer",
+    "task": "the task: what is learned, and how it is scored; without this table the data's own",
     "time": "the time model, which gives the simulated seconds of a round",
     "stop": "conditions for ending a run early; without this table a run makes all its rounds",
     "partition": "the partition of the training examples into clients",
