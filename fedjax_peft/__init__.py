@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# The public API, loaded when first used: `import fedjax_peft` stays instant.
+# Name -> module of the public API. Modules are imported at first use, so that the import is fast.
 _PUBLIC = {
     "InputError": "errors",
     "Model": "models.base",

@@ -1,4 +1,4 @@
-"""``python -m fedjax_peft``: the command line."""
+"""Runs the command line with ``python -m fedjax_peft``."""
 
 import sys
 

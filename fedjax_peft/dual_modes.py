@@ -1,7 +1,7 @@
 """Modes of an encoder with a global and a private adapter at each site, as a tree transformation.
 
-Apart from the adapters themselves (:mod:`fedjax_peft.peft.dual`), because algorithms use it and see
-plain leaves only.
+This module is separate from the adapters (:mod:`fedjax_peft.peft.dual`), because algorithms use it
+and must not import flax.
 """
 
 import re
@@ -15,29 +15,30 @@ from fedjax_peft.typing import Params
 __all__ = ["MODES", "Mode", "mode"]
 
 Mode = Literal["dual", "global", "private"]
-"""Of the encoder: with both adapters, or with one alone."""
+"""The mode of the encoder: with both adapters, or with only one of them."""
 
 MODES: dict[Mode, dict[str, int]] = {
     "dual": {"global": 1, "private": 1},
     "global": {"global": 2, "private": 0},
     "private": {"global": 0, "private": 2},
 }
-"""Mode of the encoder -> factor on what each adapter adds, beside the ½ of the mean."""
+"""Mode of the encoder -> factor on the output of each adapter, in addition to the ½ of the mean."""
 
 
 def mode(params: Params, which: Mode) -> Params:
-    """Returns leaves with which the encoder runs with both adapters or as if it had one alone.
+    """Returns leaves that make the encoder use both adapters, or only one of them.
 
-    One alone has the coefficient 1 (FedMCP Eq 2), not ½. The other's up-projection is zero, so it
-    adds nothing and all its leaves get a gradient of exactly zero. Only that projection is scaled:
-    the trees may be stacked, and ``which`` is fixed when a function is compiled.
+    A single adapter has the coefficient 1 (FedMCP Eq. 2), not ½. The up-projection of the other
+    adapter is set to zero, so its output is zero and all its leaves have zero gradient. Only the
+    up-projections are scaled. The leaves can be stacked over clients.
 
     Args:
       params: trainable leaves of a model with :func:`dual` attached.
-      which: ``dual`` (h + ½ f_g + ½ f_p), ``global`` (h + f_g) or ``private`` (h + f_p).
+      which: ``dual`` (h + ½ f_g + ½ f_p), ``global`` (h + f_g) or ``private`` (h + f_p). It is a
+        Python string, fixed when a function is compiled.
 
     Raises:
-      InputError: an unknown mode, or leaves without a pair of adapters.
+      InputError: the mode is unknown, or the leaves contain no pair of adapters.
     """
     if which not in MODES:
         raise InputError(f"There is no mode {which!r}. {nearest(which, MODES)}")

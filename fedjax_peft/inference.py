@@ -1,4 +1,4 @@
-"""What a model predicts: logits, embeddings, tags and answers of texts."""
+"""Predictions of a model for texts: logits, embeddings, tags and answers."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -31,30 +31,38 @@ def predict(
     max_length: int = 128,
     batch_size: int = 64,
 ) -> np.ndarray:
-    """Returns float32 logits ``[texts, classes]``, in order.
+    """Returns the logits of texts, float32 ``[texts, classes]``, in order.
+
+    Args:
+      model: a model with a tokenizer and a classification head.
+      params: its trainable leaves.
+      texts: the texts.
+      pairs: a second text for each text, for tasks on pairs.
+      max_length: tokens per text; longer texts are cut.
+      batch_size: texts per batch.
 
     Raises:
-      InputError: a model without a tokenizer.
+      InputError: the model has no tokenizer.
     """
     _check_tokenizer(model)
     if not len(texts):
         return np.zeros((0, len(model.labels)), np.float32)
     columns = tokenize(model.tokenizer, texts, pairs, max_length=max_length)
-    said = _over_batches(
+    predictions = _over_batches(
         model, params, columns, lambda outputs, batch: {"logits": outputs.logits}, batch_size
     )
-    return said["logits"]
+    return predictions["logits"]
 
 
 def embed(
     model: Model, texts: Sequence[str], *, max_length: int = 128, batch_size: int = 64
 ) -> np.ndarray:
-    """Returns the mean of each text's last hidden states, float32 ``[texts, width]``.
+    """Returns the mean of the last hidden states of each text, float32 ``[texts, width]``.
 
-    For :func:`fedjax_peft.data.cluster.kmeans`, whose ``embed`` it can be.
+    It can be the ``embed`` of :func:`fedjax_peft.data.cluster.kmeans`.
 
     Raises:
-      InputError: a model without a tokenizer, or no texts.
+      InputError: the model has no tokenizer, or there are no texts.
     """
     _check_tokenizer(model)
     if not len(texts):
@@ -79,16 +87,16 @@ def answer(
     """Returns the prediction of a model for each row, in order.
 
     Args:
-      model: with a head for the task.
+      model: a model with a tokenizer and a head for the task.
       params: its trainable leaves.
-      rows: with the fields of ``task.inputs``.
-      task: it says which fields a row has and what a prediction holds, such as ``label`` and
+      rows: dicts with the fields of ``task.inputs``.
+      task: the task, which defines the fields of a row and of a prediction, such as ``label`` and
         ``logits`` for classification.
       max_length: tokens per text.
-      batch_size: texts at a time.
+      batch_size: texts per batch.
 
     Raises:
-      InputError: a model without a tokenizer, or a row that cannot be read.
+      InputError: the model has no tokenizer, or a row cannot be read.
     """
     _check_tokenizer(model)
     inputs = _inputs(task)
@@ -100,22 +108,22 @@ def answer(
     data = encode(task, table, model.labels, model.tokenizer, max_length=max_length, name="input")
     predict_rows = inputs.predict or task.predict
     if predict_rows is None:
-        raise InputError(f"The task {task.name!r} has inputs, but nothing that predicts them.")
+        raise InputError(f"The task {task.name!r} has inputs, but no predict function.")
     predictions = _over_batches(model, params, data.columns, predict_rows, batch_size)
     return inputs.answers(predictions, data)
 
 
 def _inputs(task: Task) -> Inputs:
-    """Returns how rows without labels are read.
+    """Returns the inputs of a task: the fields of rows without labels.
 
     Raises:
-      InputError: the task does not say.
+      InputError: the task does not define them.
     """
     if task.inputs is None:
         known = [make().name for make in map(tasks.find, tasks.__all__) if make().inputs]
         raise InputError(
-            f"This run's model is for the task {task.name!r}; predict reads texts for"
-            f" {', '.join(known)}. Others can be used in Python."
+            f"This run's model is for the task {task.name!r}, which predict does not support. It"
+            f" supports {', '.join(known)}. Use the model in Python for other tasks."
         )
     return task.inputs
 
@@ -132,8 +140,8 @@ def _over_batches(
     function: Callable[[Outputs, Batch], Mapping[str, Any]],
     batch_size: int,
 ) -> dict[str, np.ndarray]:
-    """Returns what a function of outputs and batch says of every row, ``[rows, ...]``."""
-    said = jax.jit(lambda f, p, batch: function(model.apply(f, p, batch, None, False), batch))
+    """Returns the values of ``function(outputs, batch)`` for all rows, each ``[rows, ...]``."""
+    compiled = jax.jit(lambda f, p, batch: function(model.apply(f, p, batch, None, False), batch))
     frozen, n = model.compute_frozen(), len(columns["input_ids"])
     parts = []
     for start in range(0, n, batch_size):
@@ -143,17 +151,17 @@ def _over_batches(
             name: np.pad(c, ((0, missing), *[(0, 0)] * (c.ndim - 1)), mode="edge")
             for name, c in batch.items()
         }
-        part = jax.device_get(said(frozen, params, padded))
+        part = jax.device_get(compiled(frozen, params, padded))
         parts.append({name: x[: batch_size - missing] for name, x in part.items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def read_inputs(path: str | Path, task: Task) -> list[dict[str, Any]]:
-    """Returns the rows of a JSON-lines file, to be given to :func:`answer`.
+    """Returns the rows of a JSON-lines file, as :func:`answer` needs them.
 
     Raises:
-      InputError: a task that reads no rows without labels, or a line without a field that the task
-        requires. All lines or none may have an optional field. The message names the line.
+      InputError: the task does not read rows without labels; a line lacks a required field; or only
+        some lines have an optional field. The message names the line.
     """
     inputs = _inputs(task)
     rows: list[dict[str, Any]] = []
@@ -161,7 +169,7 @@ def read_inputs(path: str | Path, task: Task) -> list[dict[str, Any]]:
         content = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The input {str(path)!r} cannot be read: {error}.") from None
-    # split, not splitlines: JSON strings may hold other line separators raw.
+    # Not splitlines, because JSON strings can contain other line separators.
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
@@ -176,9 +184,9 @@ def read_inputs(path: str | Path, task: Task) -> list[dict[str, Any]]:
                 continue
             what = "a list" if field.kind is list else "a string"
             if not isinstance(item, Mapping) or not isinstance(item.get(field.name), field.kind):
-                raise InputError(f'{where} is not an object with {what} "{field.name}".')
+                raise InputError(f'{where} is not a JSON object with {what} "{field.name}".')
             row[field.name] = item[field.name]
         rows.append(row)
         for name in row.keys() ^ rows[0].keys():
-            raise InputError(f'{where}: either all lines have a "{name}" or none.')
+            raise InputError(f'{where}: either all lines or none must have "{name}".')
     return rows

@@ -1,4 +1,4 @@
-"""The way back from a run directory to a :class:`fedjax_peft.Run`."""
+"""Loading runs and trained models from run directories."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,21 +43,22 @@ __all__ = [
 def load_run(
     directory: str | Path, *, model: Model | None = None, algorithm: Algorithm | None = None
 ) -> Run:
-    """Returns a run from its directory: metrics, parameters, ``predict``, ``export``, ``plot``.
+    """Returns a run from its directory, with metrics, parameters, ``predict`` and ``export``.
 
-    A run of a config file needs nothing else. Of a run that ``simulate`` made in Python, the model
-    is made again if ``load_model`` or ``random_model`` had made it and the library's methods were
-    attached. The algorithm, which is functions, is not kept: without it the global model is
-    loaded, if all leaves are shared.
+    For a run of a config file, only the directory is needed. For a run made by ``simulate`` in
+    Python, the model is rebuilt if it came from ``load_model`` or ``random_model`` with methods of
+    this library attached. The algorithm consists of functions and is not recorded. Without it, only
+    the global model is loaded, and all leaves must be shared.
 
     Args:
-      directory: of the run; it may be unfinished, and then holds its last checkpoint.
-      model: as given to ``simulate``, where it cannot be made again.
-      algorithm: as given to ``simulate``, for the models of the clients of a run made in Python.
+      directory: the run's directory; of an unfinished run, the last checkpoint is loaded.
+      model: the model given to ``simulate``, if it cannot be rebuilt.
+      algorithm: the algorithm given to ``simulate``; needed for the clients' models of a run made
+        in Python.
 
     Raises:
-      InputError: no run, one without a checkpoint, a model that cannot be made again or does not
-        fit, or private leaves without the ``algorithm``.
+      InputError: the directory is not a run or has no checkpoint; the model cannot be rebuilt or
+        does not fit; or leaves are private and ``algorithm`` is missing.
     """
     directory = Path(directory)
     config = record.read_config(directory)
@@ -65,16 +66,16 @@ def load_run(
     learned, labels = record.read_params(directory)
     model = base_model(directory, config, labels) if model is None else model
     _check_leaves(directory, model, learned)
-    known = algorithm is not None or "model" in config
+    has_algorithm = algorithm is not None or "model" in config
     algorithm = algorithm_of(directory, config, model) if algorithm is None else algorithm
-    if known:
+    if has_algorithm:
         _, server, client_state = restore(directory, model, algorithm)
         params = {**model.trainable, **algorithm.server.model(server)}
     else:
-        moved = {name: x for name, x in learned.items() if name in model.frozen}
-        wide = model.wide | set(moved)  # what was added there is not rounded
-        model = model.replace(frozen={**model.frozen, **moved}, wide=wide)
-        params = {name: jnp.asarray(x) for name, x in learned.items() if name not in moved}
+        merged = {name: x for name, x in learned.items() if name in model.frozen}
+        wide = model.wide | set(merged)  # these leaves stay float32, so that the sums are exact
+        model = model.replace(frozen={**model.frozen, **merged}, wide=wide)
+        params = {name: jnp.asarray(x) for name, x in learned.items() if name not in merged}
         names = assign_roles(model.kinds, algorithm.roles)
         server, client_state = tree.select(params, names["shared"]), {}
     ranks = config.get("client_ranks")
@@ -83,10 +84,10 @@ def load_run(
 
 
 def base_model(directory: Path, config: dict[str, Any], labels: tuple[str, ...]) -> Model:
-    """Returns the model of a run with the values that it started from.
+    """Returns the model of a run with its initial values.
 
     Raises:
-      InputError: the model of a run made in Python that cannot be made again.
+      InputError: the run was made in Python, and its model cannot be rebuilt.
     """
     if "model" in config:
         return configs.build_model(configs.resolve_recorded(config), labels)
@@ -94,10 +95,10 @@ def base_model(directory: Path, config: dict[str, Any], labels: tuple[str, ...])
 
 
 def algorithm_of(directory: Path, config: dict[str, Any], model: Model) -> Algorithm:
-    """Returns the algorithm of a run; of one made in Python, what its global model needs of it.
+    """Returns the algorithm of a run; for a run made in Python, one that loads its global model.
 
     Raises:
-      InputError: a run made in Python whose clients keep leaves to themselves.
+      InputError: the run was made in Python, and its clients have private leaves.
     """
     if "model" in config:
         return configs.build_algorithm(configs.resolve_recorded(config))
@@ -106,20 +107,20 @@ def algorithm_of(directory: Path, config: dict[str, Any], model: Model) -> Algor
     roles = rows[0].get("roles") if rows else None
     if not isinstance(roles, dict) or roles.get("private", 1):
         raise InputError(
-            f"The clients of {directory} keep leaves to themselves, and how they predict is part of"
-            f" {name!r}, an object of Python that the run does not keep. Give it:"
+            f"The clients of {directory} have private leaves. How they predict is defined by"
+            f" {name!r}, a Python object that is not recorded in the directory. Pass it:"
             " fp.load_run(directory, algorithm=...)."
         )
     learned, _ = record.read_params(directory)
-    # As the server of a trained model it adds nothing: what was learned is in the leaves already.
-    moved = any(leaf in model.frozen for leaf in learned)
+    # The recorded leaves already contain the sums, so this server adds nothing to frozen leaves.
+    changed = any(leaf in model.frozen for leaf in learned)
     plain = algorithms.fedavg(optax.identity())
-    server = plain.server._replace(frozen_delta=(lambda state: {}) if moved else None)
+    server = plain.server._replace(frozen_delta=(lambda state: {}) if changed else None)
     return plain._replace(name=str(name), server=server)
 
 
 def inputs_of(directory: Path, config: dict[str, Any]) -> tuple[Task, int | None]:
-    """Returns a run's task, and the tokens of its texts (None if they are no texts)."""
+    """Returns the task of a run, and the tokens per text (None for data that are not texts)."""
     if "model" in config:
         return configs.task_of(config), config.get("data", {}).get("max_length")
     if not (directory / recipe.NAME).exists():
@@ -130,7 +131,7 @@ def inputs_of(directory: Path, config: dict[str, Any]) -> tuple[Task, int | None
 
 
 def restore(directory: Path, model: Model, algorithm: Algorithm) -> tuple[int, PyTree, PyTree]:
-    """Returns the round of the newest checkpoint, the server's state, and what the clients keep.
+    """Returns the newest checkpoint: its round, the server's state and the clients' state.
 
     Raises:
       InputError: no checkpoint can be restored.
@@ -144,37 +145,40 @@ def restore(directory: Path, model: Model, algorithm: Algorithm) -> tuple[int, P
 
 
 def _check_leaves(directory: Path, model: Model, learned: Params) -> None:
-    """Raises InputError if what a run has learned is not of this model."""
-    ours = {name: x.shape for name, x in {**model.frozen, **model.trainable}.items()}
-    theirs = {name: x.shape for name, x in learned.items()}
-    wrong = sorted(n for n in theirs if ours.get(n) != theirs[n])
-    wrong += sorted(model.trainable.keys() - theirs.keys())
+    """Raises InputError if the learned leaves of a run do not fit the model."""
+    expected = {name: x.shape for name, x in {**model.frozen, **model.trainable}.items()}
+    recorded = {name: x.shape for name, x in learned.items()}
+    wrong = sorted(n for n in recorded if expected.get(n) != recorded[n])
+    wrong += sorted(model.trainable.keys() - recorded.keys())
     if wrong:
+        name = wrong[0]
         raise InputError(
-            f"The trained leaves in {directory} do not fit the model: {wrong[0]!r} is"
-            f" {theirs.get(wrong[0], 'missing')} there, and {ours.get(wrong[0], 'missing')} in it."
+            f"The trained leaves in {directory} do not fit the model: {name!r} is"
+            f" {recorded.get(name, 'missing')} in the directory and"
+            f" {expected.get(name, 'missing')} in the model."
         )
 
 
 class TrainedModels(NamedTuple):
-    """The models of a run on disk that somebody has chosen."""
+    """Selected models of a run on disk."""
 
     model: Model
     algorithm: Algorithm
     chosen: list[int]
-    """The numbers of the clients; none if the global model was chosen."""
+    """The selected clients; empty for the global model."""
     params: Callable[[int | None], Params]
-    """One of the clients, or None -> the trainable leaves of its model, or of the global one."""
+    """Client -> the trainable leaves of its model; None -> those of the global model."""
     note: str | None = None
-    """Which of the chosen clients never trained, if any."""
+    """A note on selected clients that never trained, if there are any."""
 
 
 def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> TrainedModels:
-    """Returns models of a run directory.
+    """Returns selected models of a run.
 
     Args:
-      directory: of the run.
-      clients: whose models: numbers, or text for :func:`read_clients`; None is the global model.
+      directory: the run's directory.
+      clients: the clients, as numbers or as a text for :func:`read_clients`; None selects the
+        global model.
 
     Raises:
       InputError: as :func:`load_trained`, :func:`load_clients` and :func:`check_global`.
@@ -182,7 +186,7 @@ def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> T
     if clients is None:
         model, params, config = load_trained(directory)
         algorithm = algorithm_of(Path(directory), config, model)
-        advice = "Choose a client's model, such as --client 0, or --clients all for all of them."
+        advice = "Select a client's model, such as --client 0, or all of them: --clients all."
         check_global(model, algorithm, advice)
         return TrainedModels(model, algorithm, [], lambda _: params)
     run = load_clients(directory)
@@ -200,11 +204,11 @@ def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> T
 
 
 def load_clients(directory: str | Path) -> ClientModels:
-    """Returns the models of a run directory's clients, from its newest checkpoint.
+    """Returns the models of a run's clients, from its newest checkpoint.
 
     Raises:
-      InputError: as :func:`load_trained`; a run that keeps nothing private, or whose checkpoints
-        cannot be read.
+      InputError: as :func:`load_trained`; or the clients have no private leaves; or no checkpoint
+        can be read.
     """
     model, params, config = load_trained(directory)
     algorithm = algorithm_of(Path(directory), config, model)
@@ -218,24 +222,24 @@ def load_clients(directory: str | Path) -> ClientModels:
 
 
 def load_trained(directory: str | Path) -> tuple[Model, Params, dict[str, Any]]:
-    """Returns the model of a run directory, its trained global leaves, and the run's config.
+    """Returns the model of a run, its trained global leaves, and the run's config.
 
     Raises:
-      InputError: no run, one without a checkpoint yet, or one made in Python whose model cannot be
-        made again.
+      InputError: the directory is not a run or has no checkpoint yet; or the run was made in Python
+        and its model cannot be rebuilt.
     """
     directory = Path(directory)
     config = record.read_config(directory)
     learned, labels = record.read_params(directory)
     model = base_model(directory, config, labels)
-    # Some algorithms move frozen weights too.
-    moved = {name: value for name, value in learned.items() if name in model.frozen}
-    params = {name: value for name, value in learned.items() if name not in moved}
-    frozen = tree.select(model.frozen, moved)
-    for had, has in ((model.trainable, params), (frozen, moved)):
-        if {n: x.shape for n, x in had.items()} != {n: x.shape for n, x in has.items()}:
+    # Some algorithms change frozen leaves too.
+    merged = {name: value for name, value in learned.items() if name in model.frozen}
+    params = {name: value for name, value in learned.items() if name not in merged}
+    frozen = tree.select(model.frozen, merged)
+    for expected, recorded in ((model.trainable, params), (frozen, merged)):
+        if {n: x.shape for n, x in expected.items()} != {n: x.shape for n, x in recorded.items()}:
             raise InputError(
                 f"The trained leaves in {directory} do not fit the model of its config."
             )
-    frozen = {**model.frozen, **moved}
-    return model.replace(frozen=frozen, wide=frozenset(moved)), params, config
+    frozen = {**model.frozen, **merged}
+    return model.replace(frozen=frozen, wide=frozenset(merged)), params, config

@@ -1,4 +1,4 @@
-"""Nested tables, such as configs, and their dotted keys."""
+"""Nested dicts with dotted keys, such as configs."""
 
 import copy
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ __all__ = ["flatten", "merge", "unset"]
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the values of a table by their dotted keys, such as ``peft.rank``."""
+    """Returns dotted key -> value, with keys such as ``peft.rank``."""
     result: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
@@ -19,7 +19,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of ``base`` with the values of ``over`` over its own, table by table."""
+    """Returns a copy of ``base`` updated with the values of ``over``, recursively."""
     result = copy.deepcopy(dict(base))
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -28,7 +28,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unset(table: Mapping[str, Any], key: str) -> tuple[dict[str, Any], bool]:
-    """Returns a copy without a dotted key or table, and whether it was there."""
+    """Returns a copy without a dotted key or table, and whether ``table`` contained it."""
     result = copy.deepcopy(dict(table))
     *tables, last = key.split(".")
     node: Any = result

@@ -1,4 +1,4 @@
-"""A tiny model and tiny data, made on the spot: for tests, and to try things without a download."""
+"""A tiny model and tiny data for tests and examples, without a download."""
 
 import json
 from pathlib import Path
@@ -30,23 +30,29 @@ TINY_BERT: dict[str, Any] = {
     "max_position_embeddings": 32,
     "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1,
-    # Larger than a real one's 0.02: at this width the signal must survive two layers.
+    # Larger than the usual 0.02, so that the signal of this narrow model survives two layers.
     "initializer_range": 0.15,
 }
 """The ``config.json`` of :func:`tiny_model`."""
 
 
 def tiny_model(classes: int = 4, *, seed: int = 0, **config: Any) -> Model:
-    """Returns a two-layer BERT classifier with random weights; ``config`` overrides its fields."""
+    """Returns a two-layer BERT classifier with random weights.
+
+    Args:
+      classes: number of classes.
+      seed: the seed of the weights.
+      **config: fields of the ``config.json`` that replace those of :data:`TINY_BERT`.
+    """
     return random_model({**TINY_BERT, **config}, head=classification(classes), seed=seed)
 
 
 def tiny_dataset(
     examples: int = 96, *, classes: int = 4, length: int = 12, vocab: int = 64, seed: int = 0
 ) -> Dataset:
-    """Returns a text-like data set that can be learned: each class favours tokens of its own.
+    """Returns a text-like data set that a model can learn: each class prefers certain tokens.
 
-    Lengths vary, and the rest is padding (token 0).
+    The examples have different lengths and are padded with token 0.
     """
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, examples).astype(np.int32)
@@ -64,9 +70,9 @@ def tiny_dataset(
 
 
 def write_tiny_checkpoint(directory: str | Path, *, seed: int = 0) -> Path:
-    """Writes a tiny BERT encoder (no head) with a tokenizer, as from Hugging Face.
+    """Writes a tiny BERT encoder without a head, and a tokenizer, in the format of Hugging Face.
 
-    The tokenizer knows the words ``w0`` to ``w58`` of :func:`write_tiny_texts`.
+    The vocabulary has the words ``w0`` to ``w58`` of :func:`write_tiny_texts`.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -86,7 +92,7 @@ def write_tiny_checkpoint(directory: str | Path, *, seed: int = 0) -> Path:
     tokenizer.save(str(directory / "tokenizer.json"))
     names = dict(zip(("pad", "cls", "sep", "unk", "mask"), special, strict=True))
     config = {f"{kind}_token": word for kind, word in names.items()}
-    config["eos_token"] = "[SEP]"  # GPT-2's way of ending a text
+    config["eos_token"] = "[SEP]"  # GPT-2 needs an end token
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return directory
@@ -95,7 +101,7 @@ def write_tiny_checkpoint(directory: str | Path, *, seed: int = 0) -> Path:
 def write_tiny_texts(
     directory: str | Path, *, train: int = 200, test: int = 100, classes: int = 4
 ) -> Path:
-    """Writes ``train.jsonl`` and ``test.jsonl`` of :func:`tiny_dataset`'s kind, as text."""
+    """Writes ``train.jsonl`` and ``test.jsonl`` with texts of the form of :func:`tiny_dataset`."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     for seed, (split, examples) in enumerate({"train": train, "test": test}.items()):

@@ -1,4 +1,4 @@
-"""Times the local-update engine on random data and a random-weight backbone of a given shape."""
+"""Measures the speed of the local-update engine, with random data and random weights."""
 
 import statistics
 import time
@@ -85,9 +85,9 @@ class Bench:
         """Runs one round and returns its seconds, without compilation."""
         state = jax.block_until_ready(self._session.init())
         compiled = self._session.compile_seconds
-        began = time.perf_counter()
+        start = time.perf_counter()
         jax.block_until_ready(self._session.step(state, self.plan))
-        return time.perf_counter() - began - (self._session.compile_seconds - compiled)
+        return time.perf_counter() - start - (self._session.compile_seconds - compiled)
 
     @property
     def compile_seconds(self) -> float:
@@ -96,7 +96,7 @@ class Bench:
 
     @property
     def peak_bytes(self) -> int:
-        """What the compiled round needs on a device, arguments included."""
+        """Memory of the compiled round on a device in bytes, including its arguments."""
         return self._session.peak_bytes
 
 
@@ -121,21 +121,21 @@ def bench(
     """Returns the speed of the local-update engine: medians over ``repeats`` rounds.
 
     Args:
-      layers: of the BERT-shaped backbone (the default shape is MiniLM-L6's).
-      hidden: its width.
-      heads: its attention heads.
-      ffn: width of its feed-forward layers.
-      vocab: size of its vocabulary.
-      length: tokens in an example.
-      batch: examples in a local step.
-      clients: clients in a round.
-      steps: local steps of each client.
-      rank: of LoRA on query and value.
-      dropout: everywhere in the model.
+      layers: layers of the BERT backbone; the default shape is that of MiniLM-L6.
+      hidden: width of the backbone.
+      heads: attention heads.
+      ffn: width of the feed-forward layers.
+      vocab: size of the vocabulary.
+      length: tokens per example.
+      batch: examples per local step.
+      clients: clients per round.
+      steps: local steps per client.
+      rank: rank of LoRA on query and value.
+      dropout: dropout rate everywhere in the model.
       dtype: compute dtype.
-      lanes: clients side by side.
-      repeats: timed rounds.
-      on_phase: called with what begins, in words.
+      lanes: clients that train side by side.
+      repeats: number of timed rounds.
+      on_phase: called with a description of each phase when it starts.
     """
     shape: dict[str, Any] = {
         "layers": layers,

@@ -12,7 +12,7 @@ therefore be configured as soon as it exists, and a key means the same as the ar
     [peft]                           # name = a function of peft
     [algorithm]                      # name = a function of algorithms
     [aggregator]                     # name = a function of aggregators
-    [task]                           # optional: name = a function of tasks; else the data's
+    [task]                           # optional: name = a function of tasks; default: the data's
     [optimizer]                      # name = adamw, adam or sgd
     [transforms.NAME]                # optional, one table for each: a function of transforms;
                                      # clients apply them to their uploads in this order
@@ -94,8 +94,8 @@ NAMESPACES: dict[str, types.ModuleType] = {
 }
 """Tables whose ``name`` is a public function of a module."""
 CHAINED = ("transforms",)
-"""Those of ``NAMESPACES`` that have a table for each function instead of a ``name``: several
-functions, in the order of the tables."""
+"""Keys of ``NAMESPACES`` with a table for each function instead of a ``name``. The functions are
+applied in the order of the tables."""
 
 _DEFAULT_NAMES = {"algorithm": "fedavg", "optimizer": "adamw", "peft": "lora"}
 _NAME_KEYS = {"model": "name", "data": "name", "time": "preset"} | {
@@ -137,8 +137,8 @@ class _Extra(NamedTuple):
     global_test: bool = True
     """Evaluate on the whole test split."""
     metric: Literal["squad", "fednlp_raw"] | None = None
-    """Which F1 is the headline metric, see ``tasks.question_answering``. Only without ``[task]``: a
-    task that is named there has this option itself."""
+    """Which F1 is the headline metric, see ``tasks.question_answering``. Only without ``[task]``,
+    whose function has this option itself."""
 
 
 _Leaf = int | float | str | bool
@@ -534,7 +534,7 @@ def federation(config: Config) -> tuple[dict[str, Dataset], Clients]:
         raise InputError("client_test = true and client_holdout exclude each other: use only one.")
     task = _named_task(config)
     if task is not None and config["metric"] is not None:
-        raise InputError("Set metric in [task]: at the top level it is for the data's own task.")
+        raise InputError("With a [task] table, set metric there and not at the top level.")
     options = {k: v for k, v in config["data"].items() if k not in _Data._fields}
     tokenizer = _tokenizer(config)
     data = _seeded(sources.load_dataset, config, options, tokenizer=tokenizer, task=task)

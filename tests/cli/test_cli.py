@@ -134,9 +134,9 @@ def test_predict_writes_one_line_for_each_input_line(finished, tmp_path):
     ("line", "complaint"),
     [
         ("{", "line 2 is not JSON"),
-        ('{"txt": "w1"}', 'line 2 is not an object with a string "text"'),
-        ('{"text": "w1", "text_pair": "w2"}', 'line 2: either all lines have a "text_pair"'),
-        ('["w1"]', "line 2 is not an object"),
+        ('{"txt": "w1"}', 'line 2 is not a JSON object with a string "text"'),
+        ('{"text": "w1", "text_pair": "w2"}', "line 2: either all lines or none must have"),
+        ('["w1"]', "line 2 is not a JSON object"),
     ],
 )
 def test_predict_names_the_invalid_line(finished, tmp_path, capsys, line, complaint):

@@ -78,7 +78,7 @@ def test_a_run_of_python_comes_back_without_its_algorithm(name, runs, tmp_path):
 
 def test_models_of_clients_need_the_algorithm(runs):
     run = runs["private"]
-    with pytest.raises(InputError, match=r"keep leaves to themselves.*algorithm=\.\.\."):
+    with pytest.raises(InputError, match=r"have private leaves.*algorithm=\.\.\."):
         fp.load_run(run.out)
     loaded = fp.load_run(run.out, algorithm=ALGORITHMS["private"])
     for client in range(3):
@@ -98,7 +98,7 @@ def test_the_command_line_predicts_and_exports_runs_of_python(runs, tmp_path, ca
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
     capsys.readouterr()
     assert cli.main(["export", str(runs["private"].out), "--out", str(tmp_path / "x")]) == 2
-    assert "keep leaves to themselves" in capsys.readouterr().err
+    assert "have private leaves" in capsys.readouterr().err
 
 
 def test_other_base_weights_are_noticed(runs, checkpoint, tmp_path, monkeypatch):

@@ -226,8 +226,8 @@ def test_predicted_answers_are_of_their_context(finished, tmp_path):
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
-        ("wnut17", '{"text": "w1"}', 'line 1 is not an object with a list "tokens"'),
-        ("squad", '{"question": "w1"}', 'line 1 is not an object with a string "context"'),
+        ("wnut17", '{"text": "w1"}', 'line 1 is not a JSON object with a list "tokens"'),
+        ("squad", '{"question": "w1"}', 'line 1 is not a JSON object with a string "context"'),
         ("stack_overflow", '{"text": "w1"}', "for the task 'next_token'"),
     ],
 )
