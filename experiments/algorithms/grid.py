@@ -1,8 +1,8 @@
-"""Runs every algorithm of 20news.toml and prints a grid of what each reached and what it cost.
+"""Runs every algorithm of 20news.toml and prints a table of their scores and costs.
 
     python experiments/algorithms/grid.py --out runs/algorithms > grid.md
 
-A method that has already finished in that folder is not run again; ``--only`` runs and prints some.
+Methods that are already finished in this folder are not run again. ``--only`` selects methods.
 """
 
 import argparse
@@ -18,13 +18,13 @@ CONFIG = Path(__file__).with_name("20news.toml")
 
 
 def finished(directory: Path, rounds: int) -> bool:
-    """Returns whether a run has made all its rounds."""
+    """Returns whether a run has finished all its rounds."""
     metrics = directory / "metrics.jsonl"
     return metrics.exists() and history.read_metrics(metrics)[-1]["round"] == rounds
 
 
 def line(name: str, directory: Path) -> str:
-    """Returns a row of the grid."""
+    """Returns a row of the table."""
     rows = history.read_metrics(directory / "metrics.jsonl")
     facts, last = history.summary(rows), rows[-1]
     compiled = sum(row["time"].get("compile_s", 0) for row in rows)
@@ -45,7 +45,7 @@ def line(name: str, directory: Path) -> str:
 
 
 def main() -> None:
-    """Runs what is missing, then prints."""
+    """Runs the methods that are not finished, then prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/algorithms"))
     parser.add_argument("--only", action="append", metavar="NAME")

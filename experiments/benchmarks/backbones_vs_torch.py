@@ -1,11 +1,11 @@
-"""Every backbone against torch: seconds of a forward pass and of a LoRA training step.
+"""Compares every backbone with torch: seconds of a forward pass and of a LoRA training step.
 
-Base-size models of random weights (the speed does not depend on them) and random tokens or pixels,
-with a classifier of 20 classes. The forward pass is in evaluation mode; a step is loss, gradient
-and AdamW on the LoRA factors and the head, with the config's dropout, and several follow each other
-as in a client's local update: here a loop in one program, as the round engine has it, in torch one
-in Python. Torch runs transformers and peft with its fused attention. The two take turns, A/B/A/B,
-in one process; medians are reported, compilation apart.
+The models have base size, random weights and a classifier of 20 classes; the inputs are random
+tokens or pixels. (The speed does not depend on the values.) The forward pass is in evaluation mode.
+A step is loss, gradient and AdamW on the LoRA factors and the head, with the config's dropout.
+Several steps follow each other, as in a client's local update: here in one program, as in the round
+engine, and in torch in a Python loop. Torch runs transformers and peft with fused attention. The
+two run alternately in one process. Medians are reported, and compilation separately.
 
     python experiments/benchmarks/backbones_vs_torch.py                  # CPU, about 15 minutes
     python experiments/benchmarks/backbones_vs_torch.py --families bert gpt2 --repeats 3
@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable
 from importlib import metadata
 
-# Two frameworks share the device: neither may take all of its memory at once.
+# Two frameworks share the device, so neither may reserve all of its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
@@ -68,7 +68,7 @@ TRANSFORMERS = {
 
 
 def batch_of(family: str, config: object, size: int, length: int) -> dict[str, np.ndarray]:
-    """Returns random examples; a ViT's have as many tokens as its image has patches."""
+    """Returns random examples; for ViT, the number of tokens is that of the image patches."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, CLASSES, size).astype(np.int32)
     if family == "vit":
@@ -79,7 +79,7 @@ def batch_of(family: str, config: object, size: int, length: int) -> dict[str, n
 
 
 class Ours:
-    """The bound model's forward pass and local steps, each one compiled program."""
+    """The forward pass and the local steps of our model, each as one compiled program."""
 
     def __init__(self, config: dict, batch: dict, device_dtype: str, steps: int):
         model = random_model(config, head=fp.heads.classification(CLASSES), dtype=device_dtype)
@@ -117,11 +117,11 @@ class Ours:
             return jax.lax.fori_loop(0, steps, body, (params, state, 0.0))
 
         self.frozen = frozen
-        began = time.perf_counter()
+        start = time.perf_counter()
         self._forward = jax.jit(forward).lower(frozen, self.params, self.batch).compile()
         arguments = (frozen, self.params, self.state, self.batch, self.key)
         self._train = jax.jit(train, donate_argnums=(1, 2)).lower(*arguments).compile()
-        self.compile_s = time.perf_counter() - began
+        self.compile_s = time.perf_counter() - start
 
     def forward(self) -> None:
         jax.block_until_ready(self._forward(self.frozen, self.params, self.batch))
@@ -133,7 +133,7 @@ class Ours:
 
 
 class Torch:
-    """The same with transformers and peft."""
+    """The same model with transformers and peft."""
 
     def __init__(self, name: str, config: object, batch: dict, dtype: str, steps: int):
         self.steps = steps
@@ -144,7 +144,7 @@ class Torch:
         save = [n for n in ("classifier", "pre_classifier", "score") if hasattr(model, n)]
         save += ["pooler"] if hasattr(model, "bert") or hasattr(model, "pooler") else []
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # between peft and transformers
+            warnings.simplefilter("ignore")  # a warning of peft about transformers
             lora = LoraConfig(r=RANK, lora_alpha=RANK, target_modules=targets, modules_to_save=save)
             self.model = get_peft_model(model, lora).to(self.device)
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -184,13 +184,13 @@ class Torch:
 
 def seconds(function: Callable[[], None]) -> float:
     """Returns the seconds of one call."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     function()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def compare(family: str, a: argparse.Namespace) -> dict:
-    """Returns medians of both sides, and the median ratio of neighbours in time."""
+    """Returns the median seconds of both programs, and the median ratio of consecutive runs."""
     name, fields = TRANSFORMERS[family]
     config = getattr(transformers, f"{name}Config")(num_labels=CLASSES, **fields)
     batch = batch_of(family, config, a.batch, a.length)
@@ -198,9 +198,9 @@ def compare(family: str, a: argparse.Namespace) -> dict:
     theirs = Torch(name, config, batch, a.dtype, a.steps)
     result: dict = {"family": family, "compile_s": ours.compile_s}
     for what, n in {"forward": 1, "train": a.steps}.items():
-        mine, other = getattr(ours, what), getattr(theirs, what)
-        mine(), other()  # to warm up
-        pairs = [(seconds(mine) / n, seconds(other) / n) for _ in range(a.repeats)]
+        jax_call, torch_call = getattr(ours, what), getattr(theirs, what)
+        jax_call(), torch_call()  # warm-up
+        pairs = [(seconds(jax_call) / n, seconds(torch_call) / n) for _ in range(a.repeats)]
         result[what] = {
             "ours_s": statistics.median(p[0] for p in pairs),
             "torch_s": statistics.median(p[1] for p in pairs),
@@ -220,7 +220,7 @@ def main() -> None:
         parser.add_argument(f"--{option}", type=int, default=default, help=f"default {default}")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     a = parser.parse_args()
-    torch.set_float32_matmul_precision("high")  # JAX's default: TF32 where the device has it
+    torch.set_float32_matmul_precision("high")  # the default of JAX: TF32 on devices that have it
 
     print(f"batch {a.batch}, length {a.length}, {a.dtype}, LoRA r={RANK}; seconds, medians")
     print(f"{'':12}{'forward':^26}{'LoRA step':^26}")

@@ -1,10 +1,10 @@
-"""A local step of FedMCP against one of FedAvg with a single adapter, in seconds, on one batch.
+"""Compares a local step of FedMCP with one of FedAvg with a single adapter, in seconds.
 
-FedMCP runs the encoder with both adapters, with the global one and with the private one, forwards
-and backwards, and once more forwards with the received global adapter: 3.5 single steps, if a
-forward pass costs as much as what goes backwards (frozen weights need no gradient). Both take their
-steps in one program, as a client does; they take turns, medians are reported, compilation is timed
-apart.
+FedMCP runs the encoder forward and backward with both adapters, with the global one and with the
+private one, and once more forward with the received global adapter. This is 3.5 single steps if a
+forward pass costs as much as a backward pass (frozen weights need no gradient). The steps of each
+algorithm run in one program, as on a client. The two programs run alternately. Medians are
+reported, and compilation separately.
 
     python experiments/benchmarks/fedmcp_step.py                 # BERT-base's shape
     python experiments/benchmarks/fedmcp_step.py --layers 6 --hidden 384 --ffn 1536   # MiniLM-L6's
@@ -55,9 +55,9 @@ def program(algorithm: Algorithm, head: heads.Head, method: peft.base.Method, a,
         return update.final(jax.lax.fori_loop(0, a.steps, step, update.init(shared, private, key)))
 
     arguments = (model.compute_frozen(), shared, private, batch, jax.random.key(0))
-    began = time.perf_counter()
+    start = time.perf_counter()
     compiled = jax.jit(steps).lower(*arguments).compile()
-    return compiled, arguments, time.perf_counter() - began
+    return compiled, arguments, time.perf_counter() - start
 
 
 def main() -> None:
@@ -93,10 +93,10 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(a.repeats):
         for name, (compiled, arguments, _) in runs.items():
-            began = time.perf_counter()
+            start = time.perf_counter()
             jax.block_until_ready(compiled(*arguments))
-            seconds[name].append((time.perf_counter() - began) / a.steps)
-    # Of neighbours in time, then the median: a slow spell of the machine hits both.
+            seconds[name].append((time.perf_counter() - start) / a.steps)
+    # Ratios of consecutive runs, which have the same load of the machine; then their median.
     pairs = zip(seconds["fedmcp"], seconds["fedavg"], strict=True)
     ratio = statistics.median(x / y for x, y in pairs)
 
@@ -104,7 +104,7 @@ def main() -> None:
     for name, (compiled, _, compile_s) in runs.items():
         memory = compiled.memory_analysis().temp_size_in_bytes / 1e6
         print(
-            f"{name:>7} {statistics.median(seconds[name]):8.3f} s a step (least"
+            f"{name:>7} {statistics.median(seconds[name]):8.3f} s per step (minimum"
             f" {min(seconds[name]):.3f})   {memory:,.0f} MB   compiled in {compile_s:.1f} s"
         )
     print(f"fedmcp / fedavg = {ratio:.2f} (target: at most {TARGET})")

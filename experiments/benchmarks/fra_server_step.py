@@ -1,8 +1,8 @@
-"""FRA-LoRA's server step: the QR decomposition of the factors against the dense SVD, in seconds.
+"""Times FRA-LoRA's server step: the QR decomposition of the factors, and the dense SVD.
 
 The default is 10 clients' uploads of rank 16 for query and value of a 12-layer model of width 768:
-24 matrices of 768x768. Both paths give the same result; the dense one is what the algorithm says
-when read literally. The two take turns, medians are reported, compilation is timed apart.
+24 matrices of 768x768. Both give the same result; the dense SVD is the algorithm as written in the
+paper. The two run alternately. Medians are reported, and compilation separately.
 
     python experiments/benchmarks/fra_server_step.py
 """
@@ -32,7 +32,7 @@ def main() -> None:
     for name, default in {**defaults, "repeats": 5}.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
     parser.add_argument(
-        "--no-error", dest="error", action="store_false", help="leave out the error measure"
+        "--no-error", dest="error", action="store_false", help="without the aggregation error"
     )
     a = parser.parse_args()
 
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _difference(one: tuple, other: tuple) -> float:
-    """Returns the largest relative Frobenius distance between two results' products."""
+    """Returns the largest relative Frobenius distance between the products of two results."""
     x, y = (jnp.matmul(r[0], r[1], precision="highest") for r in (one, other))
     return float(jnp.max(jnp.linalg.norm(x - y, axis=(1, 2)) / jnp.linalg.norm(y, axis=(1, 2))))
 

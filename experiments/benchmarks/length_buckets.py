@@ -1,12 +1,12 @@
-"""Rounds on SST-2 with steps at the length that their texts need, against padding to 128 tokens.
+"""Compares rounds on SST-2 with steps of different lengths with padding to 128 tokens.
 
-MiniLM-L6 with LoRA r=8, ten clients, one lane: the same rounds, examples and random numbers, run
-with ``length_buckets=4`` (the default), 1 (padded to the longest text there is) and 0 (to 128, as
-everybody else does). They take turns; medians of a round's training seconds are reported,
-compilation apart, and how far the losses of all rounds differ.
+MiniLM-L6 with LoRA of rank 8, ten clients, one lane. The same rounds, with the same examples and
+random numbers, run with ``length_buckets=4`` (the default), 1 (all texts padded to the longest one)
+and 0 (all padded to 128, as in other frameworks). The three run alternately. The table has the
+median training seconds of a round, the compilation time, and the difference of the losses.
 
     python experiments/benchmarks/length_buckets.py                     # SST-2 from the hub
-    python experiments/benchmarks/length_buckets.py --source DIR        # or from files
+    python experiments/benchmarks/length_buckets.py --source DIR        # from files
 """
 
 import argparse
@@ -20,7 +20,7 @@ BUCKETS = (4, 1, 0)
 
 
 def main() -> None:
-    """Runs the three and prints a Markdown table."""
+    """Runs the three settings and prints a Markdown table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

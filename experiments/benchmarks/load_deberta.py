@@ -1,9 +1,10 @@
-"""Loading: seconds and peak resident memory of a DeBERTaV3-base with LoRA, from a local checkpoint.
+"""Measures time and peak resident memory of loading a DeBERTaV3-base checkpoint with LoRA.
 
-Writes a random float32 checkpoint of DeBERTaV3-base's shape (735 MB) to a temporary directory; a
-fresh process then times ``attach(load_model(directory, head=classification(2)), lora(8))`` until
-every array is there. The baseline is the process's resident memory after its imports and JAX's
-first operation. Ratios are over the bytes of the checkpoint.
+The script writes a float32 checkpoint with DeBERTaV3-base's shape and random weights (735 MB) to a
+temporary directory. A new process then times
+``attach(load_model(directory, head=classification(2)), lora(8))`` until all arrays are ready. The
+baseline is the resident memory of the process after its imports and the first operation of JAX.
+Ratios are relative to the size of the checkpoint.
 
     python experiments/benchmarks/load_deberta.py
 """
@@ -57,24 +58,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=3, help="fresh processes; default 3")
+    parser.add_argument("--repeats", type=int, default=3, help="number of new processes; default 3")
     parser.add_argument("--stored", choices=STORED, default="float32", help="default float32")
     parser.add_argument("--write", metavar="DIRECTORY", help="only write the checkpoint there")
-    parser.add_argument("--measure", metavar="DIRECTORY", help="only load what is there, once")
+    parser.add_argument("--measure", metavar="DIRECTORY", help="only load the checkpoint once")
     a = parser.parse_args()
     if a.write or a.measure:
         done = write_checkpoint(Path(a.write), a.stored) if a.write else measure(a.measure)
         print(json.dumps(done))
         return
 
-    def apart(*options: str) -> Any:
-        """Runs this script in a process of its own: a process inherits its parent's peak."""
+    def run_script(*options: str) -> Any:
+        """Runs this script in a new process, because a forked one inherits its parent's peak."""
         command = [sys.executable, __file__, "--stored", a.stored, *options]
         return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
     with tempfile.TemporaryDirectory() as directory:
-        size = apart("--write", directory)
-        runs = [apart("--measure", directory) for _ in range(a.repeats)]
+        size = run_script("--write", directory)
+        runs = [run_script("--measure", directory) for _ in range(a.repeats)]
     for run in runs:
         run["peak_over_checkpoint"] = run["peak"] / size
         run["above_baseline_over_checkpoint"] = (run["peak"] - run["baseline"]) / size
@@ -95,19 +96,19 @@ def main() -> None:
 
 
 def measure(directory: str) -> dict:
-    """Returns seconds, and the bytes that are resident before loading and at the peak."""
+    """Returns the seconds, and the resident bytes before loading and at the peak."""
     jnp.zeros(1).block_until_ready()
     baseline = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    began = time.perf_counter()
+    start = time.perf_counter()
     model = attach(load_model(directory, head=classification(2)), lora(8))
     jax.block_until_ready((model.frozen, model.trainable))
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"seconds": seconds, "baseline": baseline, "peak": peak, "counts": model.counts()}
 
 
 def write_checkpoint(directory: Path, stored: str) -> int:
-    """Writes random weights without a head; returns the bytes of the file."""
+    """Writes random weights without a head; returns the size of the file in bytes."""
     rng = np.random.default_rng(0)
     tensors = {}
     module = abstract_module(CONFIG, classification(2))

@@ -1,16 +1,16 @@
-"""Local LoRA training in client-steps a second: our round engine against a plain torch + peft loop.
+"""Compares local LoRA training in our round engine with a plain torch + peft loop.
 
-Both do the same work on a BERT of random weights (the speed does not depend on them) and random
-tokens: every client starts from the broadcast adapter, pooler and classifier with a fresh AdamW,
-takes its local steps with loss and accuracy, and is added to the weighted mean. The two run in one
-process and take turns, A/B/A/B, so that what else the machine does meets both. Medians are
-reported; compilation is timed apart.
+The unit is client-steps per second. Both do the same work on a BERT with random weights and random
+tokens (the speed does not depend on the values): each client starts from the broadcast adapter,
+pooler and classifier with a new AdamW state, makes its local steps with loss and accuracy, and is
+added to the weighted mean. The two run alternately in one process, so that other load of the
+machine affects both. Medians are reported, and compilation separately.
 
     python experiments/benchmarks/local_step_vs_torch.py                         # CPU, 2 to 5 min
     python experiments/benchmarks/local_step_vs_torch.py --dtype bfloat16 --clients 32 --steps 8
 
-With ``--dtype bfloat16`` torch runs under autocast, its usual way; on CUDA float32 products may use
-TF32 on both sides. Needs the package's ``test`` extra (torch, peft).
+With ``--dtype bfloat16`` torch runs under autocast, as usual. On CUDA, float32 products may use
+TF32 in both. Needs the package's ``test`` extra (torch, peft).
 """
 
 import argparse
@@ -21,7 +21,7 @@ import time
 import warnings
 from importlib import metadata
 
-# Two frameworks share the device: neither may take all of its memory at once.
+# Two frameworks share the device, so neither may reserve all of its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
@@ -35,7 +35,7 @@ CLASSES = 20
 
 
 class TorchLoop:
-    """The same round in plain torch: one client after the other, one step after the other."""
+    """The same round in plain torch: a loop over clients and steps."""
 
     def __init__(self, a: argparse.Namespace, dropout: float):
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -56,11 +56,11 @@ class TorchLoop:
             lora_alpha=a.rank,
             target_modules=["query", "value"],
             task_type="SEQ_CLS",
-            modules_to_save=["bert.pooler", "classifier"],  # what we train, too
+            modules_to_save=["bert.pooler", "classifier"],  # as in our model
         )
         torch.manual_seed(0)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
+            warnings.simplefilter("ignore", FutureWarning)  # a warning of peft about transformers
             model = get_peft_model(BertForSequenceClassification(config), adapter)
         self.model = model.to(self.device).train()
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -95,17 +95,17 @@ class TorchLoop:
         self.loss = torch.zeros((), device=self.device)
         self.right = torch.zeros((), device=self.device)
         self._wait()
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         sums = [torch.zeros_like(p) for p in self.broadcast]
-        own = self.steps * self.batch
+        examples = self.steps * self.batch
         for client in range(self.clients):
-            order = client * own + torch.randperm(own).to(self.device)
+            order = client * examples + torch.randperm(examples).to(self.device)
             self.client(client, order)
             with torch.no_grad():
                 for total, parameter in zip(sums, self.trained, strict=True):
                     total += parameter / self.clients
         self._wait()
-        return time.perf_counter() - began
+        return time.perf_counter() - start_time
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -127,7 +127,7 @@ def compare(a: argparse.Namespace, dropout: float) -> dict:
     )
     theirs = TorchLoop(a, dropout)
     assert ours.plan.useful == theirs.useful
-    ours.round(), theirs.round()  # to warm up
+    ours.round(), theirs.round()  # warm-up
     seconds: dict[str, list[float]] = {"ours": [], "torch": []}
     for _ in range(a.repeats):
         seconds["ours"].append(ours.round())
@@ -137,18 +137,18 @@ def compare(a: argparse.Namespace, dropout: float) -> dict:
         "dropout": dropout,
         "ours_client_steps_per_s": speed["ours"],
         "torch_client_steps_per_s": speed["torch"],
-        # Of neighbours in time, then the median: a slow spell of the machine hits both.
+        # Ratios of consecutive runs, which have the same load of the machine; then their median.
         "ratio": statistics.median(
             t / o for o, t in zip(seconds["ours"], seconds["torch"], strict=True)
         ),
         "lanes": ours.plan.lanes,
-        "compile_s": ours.program.compile_seconds,
+        "compile_s": ours.compile_seconds,
         "seconds": seconds,
     }
 
 
 def environment() -> dict:
-    """Returns what the numbers depend on."""
+    """Returns the devices, versions and load that the numbers depend on."""
     return {
         "jax_device": f"{jax.devices()[0].device_kind} ({jax.devices()[0].platform})",
         "torch_device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--lanes", type=lambda x: x if x == "auto" else int(x), default="auto")
     parser.add_argument("--dropout", type=float, nargs="+", default=[0.1, 0.0])
     a = parser.parse_args()
-    # JAX's default: TF32 where the device has it.
+    # The default of JAX: TF32 on devices that have it.
     torch.set_float32_matmul_precision("high")
 
     print(f"{a.layers} layers, width {a.hidden}, batch {a.batch}, length {a.length}, {a.dtype}")

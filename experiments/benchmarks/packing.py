@@ -1,7 +1,8 @@
-"""How far a round plan is from its lower bound: unequal clients packed into lanes.
+"""Compares the length of round plans with their lower bound, for unequal clients in lanes.
 
-100 clients of a class-wise Dirichlet(0.1) split of 11,293 examples in 20 classes, batch 16, 20 of
-them a round. The bound is max(longest client, total steps / lanes). Takes seconds, needs no device.
+11,293 examples in 20 classes are divided among 100 clients by class-wise Dirichlet(0.1); batch 16,
+20 clients per round. The bound is max(longest client, total steps / lanes). The script takes
+seconds and needs no device.
 
     python experiments/benchmarks/packing.py
 """
@@ -15,15 +16,15 @@ from fedjax_peft.engine.plan import pack
 from fedjax_peft.engine.schedule import Schedule
 
 
-def excess(schedule: Schedule, number: int, lanes: int) -> float:
-    """Returns a round's plan length over its lower bound, minus 1."""
-    lengths = schedule.lengths(number)
+def excess(schedule: Schedule, round_index: int, lanes: int) -> float:
+    """Returns the length of a round's plan divided by its lower bound, minus 1."""
+    lengths = schedule.lengths(round_index)
     longest = max(sum(lengths[job] for job in queue) for queue in pack(lengths, lanes))
     return longest / max(max(lengths), -(-sum(lengths) // lanes)) - 1
 
 
 def main() -> None:
-    """Prints the mean and the worst excess for every number of lanes."""
+    """Prints the mean and the largest excess for each number of lanes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,9 +1,10 @@
-"""Memory of an algorithm with a memory: SCAFFOLD with a control variate for each of 1,000 clients.
+"""Measures the memory of SCAFFOLD with a control variate for each of 1,000 clients.
 
-MiniLM-L6's shape (6 layers, width 384, 12 heads) with random weights, LoRA r=8 on query and value
-and a shared classification head, random texts; 10 clients a round, through ``fp.simulate``. What
-the clients keep lies in the device's memory, here the host's; the figure is the process's peak
-resident memory, with Python, JAX's compiler and the frozen weights in it.
+The model has MiniLM-L6's shape (6 layers, width 384, 12 heads), random weights, LoRA of rank 8 on
+query and value, and a shared classification head. The texts are random. ``fp.simulate`` runs 10
+clients per round. The clients' state is in the memory of the device, which is the host here. The
+result is the peak resident memory of the process, including Python, JAX's compiler and the frozen
+weights.
 
     python experiments/benchmarks/scaffold_memory.py
 """
@@ -36,7 +37,7 @@ CLASSES, RATE = 20, 0.01
 
 
 def main() -> None:
-    """Runs a few rounds and prints the peak, what it is made of, and one line of JSON."""
+    """Runs a few rounds; prints the peak memory, its parts, and one line of JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,7 +88,7 @@ def main() -> None:
 
 
 def peak() -> int:
-    """Returns the process's peak resident memory so far, in bytes."""
+    """Returns the peak resident memory of the process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -1,16 +1,17 @@
-"""FedMCP and its eight baselines on six GLUE tasks, one task a client (the paper's Table I).
+"""FedMCP and its eight baselines on six GLUE tasks, one task for each client (Table I).
 
     python experiments/fedmcp/glue.py --data DIR --out table.md
 
 ``DIR`` has a folder for each task (``rte``, ``mrpc``, ``sst2``, ``qnli``, ``qqp``, ``mnli``) with
-the files that ``load_dataset("glue_silo")`` reads; ``hub`` takes them from there. Every round all
-six clients take part, for one local epoch (FedRep two: one for its head, one for its adapters), and
-their heads are their own. Accuracy is that of the last round; there is no choice by validation
-accuracy.
+the files that ``load_dataset("glue_silo")`` reads; ``hub`` downloads them from the Hugging Face
+hub. All six clients take part in every round, with one local epoch (FedRep has two: one for its
+head, one for its adapters) and private heads. The accuracy is that of the last round; no round is
+selected by validation accuracy.
 
-Splits: ``6:2:2`` is what the paper says (train and validation together, at most as many as MRPC
-has). ``fedpetuning`` is what its numbers look like: GLUE's train sets cut to MRPC's 3668 and halves
-of the validation sets cut to 204 examples. All cuts are stratified by label.
+Splits: ``6:2:2`` is the split in the paper's text (train and validation sets together, at most as
+many examples as MRPC has). ``fedpetuning`` is the split that its numbers suggest: GLUE's train sets
+cut to MRPC's 3668 examples, and halves of the validation sets cut to 204 examples. All cuts are
+stratified by label.
 """
 
 import argparse
@@ -44,23 +45,23 @@ PAPER = {
 def methods(a: argparse.Namespace) -> dict[str, tuple]:
     """Returns name -> (PEFT method, algorithm, epochs, head)."""
     adam, low = optax.adam(a.lr), optax.adam(a.full_lr)
-    own = {"head": "private", "weights": "uniform"}
+    private = {"head": "private", "weights": "uniform"}
     one = heads.classification
     return {
-        "FedAvg (full)": (peft.full(), algorithms.fedavg(low, **own), 1, one),
+        "FedAvg (full)": (peft.full(), algorithms.fedavg(low, **private), 1, one),
         "Local": (DUAL, algorithms.local(adam), 1, one),
-        "FedAvg (PEFT)": (DUAL, algorithms.fedavg(adam, **own), 1, one),
-        "FedLR": (peft.lora(rank=16), algorithms.fedavg(adam, **own), 1, one),
-        "FedAP": (peft.opendelta(size=16), algorithms.fedavg(adam, **own), 1, one),
-        "MOON": (DUAL, algorithms.moon(adam, **own), 1, one),
-        "FedRep": (DUAL, algorithms.fedrep(adam, **own), 2, one),
+        "FedAvg (PEFT)": (DUAL, algorithms.fedavg(adam, **private), 1, one),
+        "FedLR": (peft.lora(rank=16), algorithms.fedavg(adam, **private), 1, one),
+        "FedAP": (peft.opendelta(size=16), algorithms.fedavg(adam, **private), 1, one),
+        "MOON": (DUAL, algorithms.moon(adam, **private), 1, one),
+        "FedRep": (DUAL, algorithms.fedrep(adam, **private), 2, one),
         "FedMatch": (DUAL, algorithms.fedmatch(adam), 1, one),
         "FedMCP": (DUAL, algorithms.fedmcp(adam, gamma=a.gamma, mu=a.mu), 1, TWO),
     }
 
 
 def load(a: argparse.Namespace, tokenizer) -> tuple[Clients, Clients]:
-    """Returns the clients with their training examples, and with their test examples."""
+    """Returns the clients of the training examples and those of the test examples."""
     data = fp.load_dataset(
         "glue_silo",
         tokenizer=tokenizer,
@@ -75,15 +76,15 @@ def load(a: argparse.Namespace, tokenizer) -> tuple[Clients, Clients]:
 
 
 def main() -> None:
-    """Runs the methods and writes the table after each."""
+    """Runs the methods, and writes the table after each one."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", required=True, help="a folder of tasks, or hub")
-    parser.add_argument("--out", required=True, help="the table, Markdown")
+    parser.add_argument("--out", required=True, help="file for the table, in Markdown")
     parser.add_argument("--model", default="minilm-l6", help="as for load_model")
     parser.add_argument("--split", choices=["6:2:2", "fedpetuning"], default="6:2:2")
-    parser.add_argument("--cap", type=int, help="at most so many training examples a task")
+    parser.add_argument("--cap", type=int, help="most training examples per task")
     options = {"rounds": 25, "length": 128, "batch": 64, "seed": 0}
     rates = {"lr": 5e-4, "full_lr": 5e-5, "gamma": 0.5, "mu": 0.05}
     for name, default in {**options, **rates}.items():
@@ -93,14 +94,14 @@ def main() -> None:
     a = parser.parse_args()
 
     train, test = load(a, fp.load_tokenizer(a.model))
-    head = "| method | " + " | ".join(TASKS) + " | average | trained % | sent % | s a round"
+    head = "| method | " + " | ".join(TASKS) + " | average | trained % | sent % | s per round"
     lines = [f"{head} | paper: average | trained % | sent % |", "|" + "---|" * (len(TASKS) + 8)]
     known = methods(a)
     for name in a.only or known:
         method, algorithm, epochs, kind = known[name]
         plain = fp.load_model(a.model, head=kind(train.data.label_names, fresh=True), seed=a.seed)
         model = fp.attach(plain, method, seed=a.seed)
-        began = time.perf_counter()
+        start = time.perf_counter()
         run = fp.simulate(
             model,
             algorithm,
@@ -118,15 +119,15 @@ def main() -> None:
         backbone = plain.counts()["frozen"]
         shared = assign_roles(model.kinds, algorithm.roles)["shared"]
         sent = tree.size(tree.select(model.trainable, shared)) / backbone
-        took = np.median([row["time"]["train_s"] for row in run.metrics[1:]])
+        seconds = np.median([row["time"]["train_s"] for row in run.metrics[1:]])
         scores = [100 * x for x in run.metrics[-1]["client_tests"]["accuracy"]]
         scores = [*scores, float(np.mean(scores))]
-        there = PAPER.get(name, ("", "", ""))
+        paper = PAPER.get(name, ("", "", ""))
         cells = [f"{x:.2f}" for x in scores]
         cells += [f"{100 * model.counts()['adapter'] / backbone:.3f}", f"{100 * sent:.3f}"]
-        cells += [f"{took:.1f}", there[2], there[0], there[1]]
+        cells += [f"{seconds:.1f}", paper[2], paper[0], paper[1]]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        print(lines[-1], f"{time.perf_counter() - began:.0f} s", flush=True)
+        print(lines[-1], f"{time.perf_counter() - start:.0f} s", flush=True)
         settings = ", ".join(f"{k} {v}" for k, v in vars(a).items() if k not in ("data", "out"))
         Path(a.out).write_text("\n".join([*lines, "", f"Settings: {settings}.", ""]))
 

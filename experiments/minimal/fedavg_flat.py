@@ -1,8 +1,8 @@
-"""FedAvg over LoRA on one page: what a communication round computes, without the engine.
+"""FedAvg over LoRA in one short file: a communication round without the engine.
 
-Run it: ``python experiments/minimal/fedavg_flat.py`` (a minute on two CPU cores, no download). It
-prints the test accuracy after every round. ``fp.simulate`` computes the same numbers, with many
-clients side by side in one compiled program; ``tests/test_fedavg_flat.py`` compares the two.
+``python experiments/minimal/fedavg_flat.py`` prints the test accuracy after every round (a minute
+on two CPU cores, no download). ``fp.simulate`` computes the same numbers with many clients side by
+side in one compiled program; ``tests/test_fedavg_flat.py`` compares the two.
 """
 
 import jax
@@ -16,7 +16,7 @@ SEED, ROUNDS, PER_ROUND, BATCH = 0, 6, 4, 16
 
 
 def cross_entropy(model, params, batch, key, train):
-    """Returns the mean cross entropy of a batch, and the share of its examples that are right."""
+    """Returns the mean cross entropy and the accuracy on a batch."""
     logits = model.apply(model.frozen, params, batch, key, train).logits
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
     return losses.mean(), (logits.argmax(-1) == batch["labels"]).mean()
@@ -24,7 +24,7 @@ def cross_entropy(model, params, batch, key, train):
 
 def fedavg(model, clients, test, optimizer):
     """Yields (leaves of the global model, test loss, test accuracy) after every round."""
-    # The backbone is frozen: gradients exist for the LoRA factors A and B and for the head only.
+    # The backbone is frozen. Only the LoRA factors A and B and the head have gradients.
     trained = [name for name, kind in model.kinds.items() if kind != "fixed"]
     fixed = {name: x for name, x in model.trainable.items() if name not in trained}
 
@@ -42,27 +42,27 @@ def fedavg(model, clients, test, optimizer):
 
     server = {name: model.trainable[name] for name in trained}
     for round_index in range(1, ROUNDS + 1):
-        # 1. The server draws the cohort, without replacement.
+        # 1. The server samples the cohort, without replacement.
         rng = host_rng(SEED, "cohort", round_index)
         cohort = sorted(rng.choice(len(clients), PER_ROUND, replace=False).tolist())
 
         uploads, sizes = [], []
         for client in cohort:
-            # 2. Each client starts from the broadcast, with a fresh optimizer state ...
+            # 2. Each client starts from the broadcast leaves, with a new optimizer state ...
             params, opt_state = server, optimizer.init(server)
             rows = host_rng(SEED, "order", round_index, client).permutation(clients.indices[client])
             key = client_key(stream(SEED, "clients"), round_index, client)
 
-            # 3. ... and passes once over its own examples in shuffled batches.
+            # 3. ... and trains for one epoch on its own examples, in shuffled batches.
             for step, start in enumerate(range(0, len(rows), BATCH), start=1):
                 batch = {n: x[rows[start : start + BATCH]] for n, x in clients.data.columns.items()}
-                step_key = jax.random.fold_in(key, step)  # of the dropout
+                step_key = jax.random.fold_in(key, step)  # for the dropout
                 params, opt_state = local_step(params, opt_state, batch, step_key)
             if len(rows):
                 uploads.append(params)
                 sizes.append(len(rows))
 
-        # 4. The server averages the uploads leaf by leaf, weighted by the numbers of examples.
+        # 4. The server averages the uploads, weighted by the clients' numbers of examples.
         weights = jnp.array(sizes, jnp.float32)
         stacked = {name: jnp.stack([upload[name] for upload in uploads]) for name in trained}
         server = {name: jnp.average(x, axis=0, weights=weights) for name, x in stacked.items()}

@@ -1,9 +1,9 @@
-"""Chooses the demo's learning rates on validation, and shows why its curves dip at round 3.
+"""Chooses the demo's learning rates on validation data, and explains the dip at round 3.
 
     python experiments/results/demo/choose_rates.py --seeds 0 --rates 8e-3 4e-3 2e-3
 
-400 training documents are set aside for validation; the test documents are not looked at. Time:
-about a minute a run on two CPU cores, so ten minutes for the line above.
+400 training documents are held out for validation; the test documents are not used. Time: about a
+minute per run on two CPU cores, so ten minutes for this command.
 """
 
 import argparse
@@ -22,20 +22,20 @@ METHODS = {
 
 
 def label_skew(clients, seed):
-    """Prints how far the labels of each round's cohort are from those of all documents."""
+    """Prints the distance between the labels of each round's cohort and those of all documents."""
     work = {"batch_size": 16, "epochs": 1, "local_steps": 4, "seed": seed}
     schedule = Schedule(clients.indices, 10, **work).for_rounds(6)
     labels, classes = clients.data.labels, len(clients.data.label_names)
     share = np.bincount(labels, minlength=classes) / len(labels)
-    for number in range(1, 7):
-        rows = np.concatenate([clients.indices[c] for c in schedule.present(number)])
-        own = np.bincount(labels[rows], minlength=classes) / len(rows)
-        distance, missing = np.abs(own - share).sum() / 2, int((own < 0.01).sum())
-        print(f"seed {seed} round {number}: distance {distance:.2f}, groups below 1 %: {missing}")
+    for round_index in range(1, 7):
+        rows = np.concatenate([clients.indices[c] for c in schedule.present(round_index)])
+        cohort = np.bincount(labels[rows], minlength=classes) / len(rows)
+        distance, missing = np.abs(cohort - share).sum() / 2, int((cohort < 0.01).sum())
+        print(f"seed {seed} round {round_index}: distance {distance:.2f}, below 1 %: {missing}")
 
 
 def main():
-    """Prints the cohorts' label skew, and accuracy and loss on validation after each round."""
+    """Prints the label skew of the cohorts, and validation accuracy and loss after each round."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rates", type=float, nargs="+", default=[8e-3, 4e-3, 2e-3])
