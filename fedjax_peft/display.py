@@ -24,7 +24,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Returns text on one line: what does not print, and each run of white space, is a space."""
+    """Returns text on one line, with a space for white space and for what does not print."""
     return " ".join("".join(c if _prints(c) else " " for c in text).split())
 
 
@@ -40,7 +40,7 @@ def show(value: object, limit: int = 120) -> str:
     """Returns the ``repr`` of a value, printable and of at most about ``limit`` characters."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
+    except ValueError:  # Python refuses to write whole numbers of more than 4,300 digits
         text = f"a {type(value).__name__} that is too long to write"
     except RecursionError:
         text = f"a {type(value).__name__} that is nested too deeply to write"
@@ -63,5 +63,5 @@ def _prints(character: str) -> bool:
 
 
 def _is_space(character: str) -> bool:
-    # Line and paragraph separators, and ASCII's separators, are white space too.
+    # Excludes line and paragraph separators and ASCII's separators, which are white space too.
     return character.isspace() and character > "\x9f" and character not in "\u2028\u2029"

@@ -1,4 +1,4 @@
-"""The one exception of bad input, and the helper that words its advice."""
+"""The exception for bad input, and advice on unknown names."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ __all__ = ["InputError", "nearest"]
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used.
+    """An input of the user is wrong.
 
-    The message is one clear paragraph that names the thing and, where there is one, the nearest
-    right one. It is made safe to print, and values of thousands of characters are shortened. The
-    command line prints it without a traceback and exits with code 2.
+    The message is one paragraph that names the wrong thing, the nearest right one if there is one,
+    and the remedy. It is made safe to print, and values of thousands of characters are shortened.
+    The command line prints it without a traceback and exits with code 2.
     """
 
     def __init__(self, message: object = "") -> None:
@@ -23,7 +23,7 @@ class InputError(ValueError):
 def nearest(name: str, known: Iterable[str], *, shown: int = 12) -> str:
     """Returns advice for an unknown ``name``: the closest known ones, or the known ones."""
     known = sorted(set(known))
-    # A comparison takes as long as both names together, and no name of ours is this long.
+    # The time of a comparison grows with the names' lengths; no known name is this long.
     close = difflib.get_close_matches(name[:100], known, n=3, cutoff=0.6)
     if close:
         return f"Did you mean {' or '.join(map(show, close))}?"

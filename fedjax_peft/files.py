@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, with the path in every error."""
+"""Writing files completely or not at all, with the path in every error."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ __all__ = ["check_output", "defer_interrupts", "naming", "read_text", "replace_f
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Returns the text of a file in UTF-8; a pipe or a terminal will do.
+    """Returns the text of a file in UTF-8, which may be a pipe or a terminal.
 
     Raises:
       OSError: no such file, or a device such as ``/dev/zero``, which never ends.
@@ -27,9 +27,9 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Writes a file so that readers, and a crash, see the old content or the new, never a part.
+    """Writes a file so that it has the old content or the new one, also after a crash.
 
-    A symbolic link is followed. A device or a pipe, such as ``/dev/stdout``, is written to.
+    Symbolic links are followed. A device or a pipe, such as ``/dev/stdout``, is written directly.
 
     Raises:
       OSError: with the path.
@@ -57,7 +57,7 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
 def check_output(path: str | os.PathLike[str]) -> None:
     """Raises OSError with the path and the reason if a file cannot be written there.
 
-    For use before long work whose result is to be written. It creates nothing.
+    Call it before long work whose result is written there. It creates nothing.
     """
     with naming(path):
         try:
@@ -77,7 +77,7 @@ def check_output(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Puts a path into each OSError of the block: a full disk, for one, is reported without it."""
+    """Puts a path into every OSError of the block; some, as of a full disk, come without one."""
     try:
         yield
     except OSError as error:
@@ -87,16 +87,16 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Holds SIGINT (Ctrl-C) back until the end of the block; a second one comes through at once.
+    """Delays SIGINT (Ctrl-C) until the end of the block; a second one takes effect at once.
 
-    For a write whose interruption in the middle would leave scraps. Only the main thread receives
-    signals; in any other the block runs as it is.
+    Use it for a write that would leave incomplete files if it were interrupted. Only the main
+    thread receives signals; in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     previous = signal.getsignal(signal.SIGINT)
-    if not callable(previous):  # ignored, left to the system, or not Python's
+    if not callable(previous):  # ignored, the system's default, or not set from Python
         yield
         return
     received: list[tuple[int, FrameType | None]] = []

@@ -1,4 +1,4 @@
-"""How much memory a setting needs, before it is taken."""
+"""Checks that there is enough memory, before it is allocated."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ __all__ = ["available", "require"]
 
 
 def available() -> int | None:
-    """Returns the bytes of main memory that this process can still take; None if unknown."""
+    """Returns the bytes of main memory that this process can still allocate; None if unknown."""
     found = []
     with contextlib.suppress(OSError, ValueError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
@@ -23,12 +23,12 @@ def available() -> int | None:
 
 
 def require(size: float, what: str, advice: str) -> None:
-    """Raises InputError if something needs more memory than there is.
+    """Raises InputError if a setting needs more memory than is available.
 
     Args:
-      size: bytes, a lower bound: whatever needs more than it will fail later.
-      what: the setting with its value, as the subject of a sentence.
-      advice: what helps, as a sentence.
+      size: bytes; a lower bound is enough.
+      what: the setting and its value, as the subject of a sentence.
+      advice: the remedy, as a sentence.
     """
     free = available()
     if free is not None and size > free:

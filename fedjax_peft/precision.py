@@ -1,9 +1,9 @@
 """Weights that are wider than the dtype in which a model computes.
 
-A number of bfloat16 has 8 significant bits. What is added to a bfloat16 weight and is below half a
-unit in the last place, 0.2 to 0.4 % of the weight, is rounded away. :func:`split` writes a float32
-weight as a sum of two narrow ones, so that two products in the narrow dtype use nearly all of it:
-``x W ≈ x W_high + x W_low``.
+A number of bfloat16 has 8 significant bits. A change of a bfloat16 weight by less than half a unit
+in the last place, 0.2 to 0.4 % of the weight, is rounded away. :func:`split` writes a float32
+weight as a sum of two narrow ones, so that two products in the narrow dtype use nearly all of its
+bits: ``x W ≈ x W_high + x W_low``.
 """
 
 from typing import Any
@@ -24,18 +24,19 @@ def split(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
 
     Args:
       x: float32 ``[...]``.
-      dtype: narrower than float32. In bfloat16 the sum is off by at most 2⁻¹⁸ of ``x``, and by 2⁻⁹
-        of the remainder: of a bfloat16 weight plus something small, 0.2 % of the latter.
+      dtype: narrower than float32. In bfloat16 the sum differs from ``x`` by at most 2⁻¹⁸ of ``x``,
+        and by at most 2⁻⁹ of the remainder. If ``x`` is a bfloat16 weight plus a small change, this
+        is 0.2 % of the change.
     """
-    # Not by astype: XLA may drop a conversion there and back, and the remainder would be zero.
+    # Not by astype: XLA may remove a conversion and its inverse; the remainder would be zero.
     high = _rounded(x, dtype)
     return high.astype(dtype), (x - high).astype(dtype)
 
 
 def effective(x: jax.Array, dtype: Any) -> jax.Array:
-    """Returns, in the dtype of ``x``, the weights that ``split(x, dtype)`` stands for.
+    """Returns the sum of ``split(x, dtype)`` in the dtype of ``x``.
 
-    An array that is not wider than ``dtype`` stands for itself.
+    An array that is not wider than ``dtype`` is returned unchanged.
     """
     if not is_wider(x, dtype):
         return x

@@ -1,8 +1,8 @@
 """The key schedule: every random number of a run follows from one seed, by name.
 
-``seed -> named stream -> round -> client -> local step``. A key depends on what it is for and
-never on lane, slot, device or on what ran before, so results do not change with the packing and a
-resumed run continues exactly.
+``seed -> named stream -> round -> client -> local step``. A key depends on its purpose, and never
+on lane, slot, device or earlier work. So results do not change with the packing, and a resumed run
+continues exactly.
 """
 
 import zlib
@@ -32,8 +32,8 @@ def stream(seed: int | Key, *names: str) -> Key:
     """Returns the key of a named stream, such as ``stream(0, "init", "encoder.layer.0.lora_a")``.
 
     Args:
-      seed: the seed of the run, or a key to descend from.
-      *names: the purposes, from general to special.
+      seed: the seed of the run, or a key from which the stream's key is derived.
+      *names: the purpose, from general to special.
     """
     key = jax.random.key(_checked(seed)) if isinstance(seed, int) else seed
     for name in names:

@@ -1,4 +1,4 @@
-"""Algebra of stacked pytrees and selection of leaves by name.
+"""Algebra of stacked pytrees, and selection of leaves by name.
 
 "Stacked" means that every leaf has a leading axis over clients, lanes or cohort slots.
 """
@@ -45,7 +45,7 @@ def put(tree: PyTree, index: jax.Array, rows: PyTree) -> PyTree:
 
 
 def where(mask: jax.Array, a: PyTree, b: PyTree) -> PyTree:
-    """Returns ``a`` where ``mask`` else ``b``; ``mask`` indexes the leading axes of every leaf."""
+    """Returns ``a`` where ``mask`` is true, else ``b``; ``mask`` has the leading axes of leaves."""
 
     def pick(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(jnp.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim)), x, y)

@@ -39,7 +39,7 @@ class Model:
     frozen: Params
     """One copy for all clients."""
     trainable: Params
-    """The initial values of what a client owns."""
+    """The initial values of a client's leaves."""
     kinds: dict[str, str]
     """Trainable leaf name -> ``adapter``, ``head`` or ``fixed``."""
     graph: Any
@@ -47,7 +47,7 @@ class Model:
     head: tuple[str, ...] = ()
     """Module paths of the head."""
     name: str = ""
-    """Where the weights came from: what ``load_model`` was given."""
+    """The name that ``load_model`` was given."""
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The checkpoint's ``config.json``."""
     tokenizer: Any = None
@@ -57,11 +57,13 @@ class Model:
     method: Any = None
     """The PEFT method that was attached, or None."""
     wide: frozenset[str] = frozenset()
-    """Frozen leaves that a run holds in float32 whatever the compute dtype: something was added to
-    them that is too small for it. LoRA's layers compute with all of it."""
+    """Frozen leaves that a run holds in float32 whatever the compute dtype, because a narrower
+    dtype
+    would round away a change that was added to them. LoRA's layers compute with the full value."""
     recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """How ``load_model`` or ``random_model`` made it, so that a run on disk can make it again;
-    empty for a bound module and for merged weights."""
+    """The call of ``load_model`` or ``random_model`` that made it, from which a run on disk makes
+    it
+    again; empty for a bound module and for merged weights."""
 
     def module(self) -> nnx.Module:
         """Returns a fresh NNX module with these arrays."""
@@ -74,11 +76,11 @@ class Model:
         return dataclasses.replace(self, **changes)
 
     def counts(self) -> dict[str, int]:
-        """Returns the number of parameters by kind: ``adapter``, ``head`` and ``frozen``."""
+        """Returns the numbers of parameters: ``{"adapter": n, "head": n, "frozen": n}``."""
         return self._total(tree.size)
 
     def nbytes(self) -> dict[str, int]:
-        """Returns the bytes of the parameters by kind, as they are held here."""
+        """Returns the bytes of the arrays of this model, with the keys of :meth:`counts`."""
         return self._total(tree.nbytes)
 
     def _total(self, measure: Callable[[Any], int]) -> dict[str, int]:
@@ -100,8 +102,8 @@ class Model:
     def merge_into_frozen(self, changes: Params) -> "Model":
         """Returns the model with float32 arrays added to frozen leaves, by name.
 
-        The sums are those that a run computes with: the leaf as the run holds it, rounded to the
-        compute dtype, plus the change, which is not rounded.
+        The sums are those that a run computes with: the leaf rounded to the compute dtype, as the
+        run holds it, plus the unrounded change.
         """
         held = tree.select(self.compute_frozen(), changes)
         moved = {name: x.astype(jnp.float32) + changes[name] for name, x in held.items()}
@@ -133,11 +135,11 @@ def bind(
     """Returns an NNX module as a :class:`Model`.
 
     Args:
-      module: any NNX module. Its dropout may be ``nnx.Dropout`` or ours: random state of any kind
-        is set from the step's key.
+      module: any NNX module. Its dropout may be ``nnx.Dropout`` or that of this library: random
+        state of any kind is set from the step's key.
       head: paths of the submodules that are trained whole, such as ``("classifier",)``.
       forward: ``(module, batch) -> Outputs``; by default ``module(batch)``. A batch is a mapping of
-        columns. Plain logits are accepted in the place of ``Outputs``; algorithms and measures that
+        columns. Plain logits are accepted instead of ``Outputs``, but algorithms and measures that
         compare representations need ``Outputs`` with the hidden states.
       **info: other fields of :class:`Model`.
 
@@ -154,7 +156,7 @@ def bind(
         return is_inside(".".join(map(str, path)), head)
 
     trained = nnx.Any(AdapterParam, AdapterConst, in_head)
-    # Random state comes first: dropout inside the head is no parameter of it.
+    # Random state is split off first, because dropout inside the head is not a parameter of it.
     module.train()
     train_def, *states = nnx.split(module, nnx.RngState, trained, ...)
     rng, trainable, frozen = states
@@ -189,7 +191,7 @@ def is_inside(path: str, modules: Sequence[str]) -> bool:
 
 
 def _outputs(returned: Any) -> Outputs:
-    """Returns what a module returned as outputs; plain logits are accepted."""
+    """Returns a module's result as outputs; plain logits are accepted."""
     if isinstance(returned, Outputs):
         return returned
     if isinstance(returned, jax.Array) and returned.ndim >= 2:

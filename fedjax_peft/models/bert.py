@@ -158,9 +158,10 @@ class Encoder(nnx.Module):
     def __call__(self, x: Array, mask: Array) -> Encoded:
         """Returns the hidden states of all layers.
 
-        The first token's last layer is computed apart: where nobody reads the others (a classifier
-        does not), the compiler drops their query, output and feed-forward products, ten twelfths
-        of a layer. The numbers are the same (see :func:`layers.random_bytes` for the masks).
+        The last layer of the first token is computed separately. If only that token is used, as by
+        a classifier, the compiler drops the query, output and feed-forward products of the other
+        tokens, ten twelfths of a layer. The numbers are the same (for the dropout masks see
+        :func:`layers.random_bytes`).
         """
         *body, last = self.layer
         states = [x]

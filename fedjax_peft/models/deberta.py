@@ -1,9 +1,10 @@
 """DeBERTa-v2 and v3: an encoder with disentangled attention (He et al. 2021), and its heads.
 
-Beside content with content, a score compares the query's content with the key's relative position
-(c2p) and the key's content with the query's (p2c). Positions depend on query - key only, so what a
-layer needs of them is one vector a difference; :func:`skew` lays their products out by query and
-key. Nothing of the scores' size is gathered, forward or backward.
+A score is a sum of three products: content with content, the query's content with the key's
+relative position (c2p), and the key's content with the query's relative position (p2c). Positions
+depend on query - key only, so a layer needs one vector for each difference; :func:`skew` arranges
+their products by query and key. No array of the size of the scores is gathered, forward or
+backward.
 
 Module names are those of Hugging Face's torch model.
 """
@@ -44,7 +45,7 @@ def _at_least(least: int, default: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class DebertaConfig(BertConfig):
-    """BERT's fields with DeBERTa's defaults, and those of relative attention."""
+    """BERT's fields with DeBERTa's defaults, and the fields of relative attention."""
 
     vocab_size: int = 128100
     type_vocab_size: int = _at_least(0, 0)
@@ -53,9 +54,9 @@ class DebertaConfig(BertConfig):
     max_relative_positions: int = _at_least(-1, -1)
     """Below 1: ``max_position_embeddings``."""
     position_buckets: int = _at_least(-1, -1)
-    """Below 1: every difference has a vector of its own."""
+    """Below 1: every difference has its own vector."""
     pos_att_type: str | list | None = dataclasses.field(default=None, hash=False)
-    """Any of ``c2p`` and ``p2c``, joined by ``|`` or in a list (which has no hash)."""
+    """Any of ``c2p`` and ``p2c``, joined by ``|`` or in a list (lists have no hash)."""
     share_att_key: bool = False
     """Positions pass through the projections of the content."""
     norm_rel_ebd: str = "none"
@@ -101,13 +102,13 @@ class DebertaConfig(BertConfig):
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """Which position terms the scores have."""
+        """The position terms of the scores."""
         given = self.pos_att_type or ()
         return _words(given) if isinstance(given, str) else tuple(given)
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """What normalises the relative embeddings."""
+        """The normalisations of the relative embeddings."""
         return _words(self.norm_rel_ebd)
 
     @property
@@ -134,7 +135,7 @@ def _words(text: str) -> tuple[str, ...]:
 def log_buckets(difference: np.ndarray, buckets: int, farthest: int) -> np.ndarray:
     """Returns the signed bucket of every difference: itself up to ``buckets // 2``, then log steps.
 
-    In float32, as in torch: on the border between two buckets the rounding decides.
+    It is computed in float32, as in torch, because rounding decides at the border of two buckets.
     """
     near = buckets // 2
     size = np.maximum(np.abs(difference), near).astype(np.float32)
@@ -156,8 +157,9 @@ def skew(x: Array, m: int) -> Array:
     """Returns ``y[..., i, j] = x[..., i, j - i + n - 1]``, ``[..., n, m]``.
 
     ``x`` is ``[..., n, n + m - 1]``: column ``j - i + n - 1`` belongs to the difference ``j - i``.
-    One more column makes every row, read as one sequence, begin one place later than it should:
-    just what the next difference needs (the relative shift of Transformer-XL, Dai et al. 2019).
+    One column is added, and the array is read as one sequence and cut into rows of the old width.
+    This shifts each row by one place against the row before it (the relative shift of
+    Transformer-XL, Dai et al. 2019).
     """
     *lead, n, width = x.shape
     x = jnp.pad(x, [(0, 0)] * (len(lead) + 1) + [(0, 1)]).reshape(*lead, n * (width + 1))
@@ -208,7 +210,7 @@ class SelfAttention(nnx.Module):
             return linear(c.hidden_size, c.hidden_size, dtype)
 
         self.config = c
-        # As in the reference, the terms count here even where relative attention is off.
+        # As in the reference, the terms count even if relative attention is off.
         width = c.hidden_size // c.num_attention_heads
         self.scale = 1 / math.sqrt(width * (1 + len(set(c.terms))))
         self.query_proj = projection()
@@ -229,7 +231,7 @@ class SelfAttention(nnx.Module):
         k = self._heads(self.key_proj(x))
         scores = _product("bqhd,bkhd->bhqk", q, k)
         if table is not None:
-            # Projected row by row of the table: a batch, however large, adds nothing to it.
+            # The rows of the table are projected, at a cost that does not depend on the batch.
             rows = table_rows(self.config, q.shape[1], k.shape[1])
             scores = self._positions(scores, q, k, self.pos_dropout(table)[rows])
         scores = jnp.where(mask[:, :, :queries], scores, jnp.finfo(jnp.float32).min)
@@ -240,8 +242,8 @@ class SelfAttention(nnx.Module):
     def _positions(self, scores: Array, q: Array, k: Array, relative: Array) -> Array:
         """Returns the scores with the position terms, for ``relative [differences, width]``.
 
-        In the products the heads come first, which is the order that costs no copy; the axes are
-        turned after the skew, which leaves half of the columns.
+        In the products the heads come first, because this order needs no copy. The axes are swapped
+        after the skew, which halves the columns.
         """
         c = self.config
         if "c2p" in c.terms:
@@ -252,7 +254,7 @@ class SelfAttention(nnx.Module):
         if "p2c" in c.terms:
             project = self.query_proj if c.share_att_key else self.pos_query_proj
             queries = self._heads(project(relative)) * self.scale
-            if q.shape[1] == 1:  # one query meets every key at one difference
+            if q.shape[1] == 1:  # one query: each key has one difference
                 scores = scores + _product("bkhd,khd->bhk", k, queries[::-1])[:, :, None]
             else:
                 term = skew(_product("bkhd,rhd->hbkr", k, queries), q.shape[1])
@@ -294,13 +296,13 @@ class Encoder(nnx.Module):
         self.layer = nnx.List([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
         if c.relative_attention:
             self.rel_embeddings = nnx.Embed(2 * c.span, c.hidden_size, rngs=nnx.Rngs(0))
-        if "layer_norm" in c.norms:  # even where relative attention is off, as in the reference
+        if "layer_norm" in c.norms:  # even if relative attention is off, as in the reference
             self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
 
     def __call__(self, x: Array, mask: Array) -> Encoded:
         """Returns the hidden states of all layers; the first token's as in ``bert.Encoder``."""
         table = self.table(x.dtype)
-        # As in the reference, padding asks nothing: it attends to every token alike.
+        # As in the reference, a padding token attends to all tokens equally.
         pairs = mask[:, None, :, None] & mask[:, None, None, :]
         *body, last = self.layer
         states = [x]

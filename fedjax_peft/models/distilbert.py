@@ -32,7 +32,7 @@ from fedjax_peft.typing import Batch
 __all__ = ["FAMILY", "DistilBertConfig", "DistilBertModel"]
 
 EPSILON = 1e-12
-"""Of every layer norm; the config does not have it."""
+"""Epsilon of every layer norm; the config has no field for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ class TransformerBlock(nnx.Module):
 
 
 class Transformer(bert.Encoder):
-    """BERT's pass over layers, the first token's last layer apart, with DistilBERT's layers."""
+    """BERT's encoder with DistilBERT's layers."""
 
     def __init__(self, c: DistilBertConfig, dtype: Any):
         self.layer: Any = nnx.List([TransformerBlock(c, dtype) for _ in range(c.n_layers)])
@@ -132,7 +132,7 @@ class DistilBertModel(nnx.Module):
         self.transformer = Transformer(c, dtype)
 
     def __call__(self, batch: Batch) -> Encoded:
-        """Returns the hidden states; there are no token types.
+        """Returns the hidden states; token types are not used.
 
         Raises:
           InputError: a sequence that is longer than ``max_position_embeddings``.

@@ -1,4 +1,4 @@
-"""What a model family is: its modules, its config, and how its checkpoints map to them."""
+"""The description of a model family: its modules, its config, and its checkpoints' names."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,8 +17,9 @@ class Kind(NamedTuple):
     build: Callable[[Any, Head, Any], nnx.Module]
     """(config, head, compute dtype) -> module."""
     head: tuple[str, ...]
-    """Modules that are trained whole. A checkpoint may lack them: they are then initialised. The
-    last one has the classes."""
+    """Modules that are trained whole. If a checkpoint lacks them, they are initialised. The last
+    one
+    has the classes."""
     architecture: str
     """The end of Hugging Face's class name, as ``config.json`` records it."""
 
@@ -27,7 +28,7 @@ class Family(NamedTuple):
     """A model family, by ``model_type`` of ``config.json``."""
 
     name: str
-    """As Hugging Face's class names begin."""
+    """The beginning of Hugging Face's class names."""
     config: type
     """A dataclass of the fields that shape the model, under their Hugging Face names."""
     kinds: Mapping[str, Kind]
@@ -36,20 +37,20 @@ class Family(NamedTuple):
     """(checkpoint name, leaf name, transposed); the first full match counts. Transposed means that
     torch has ``[out, in]``, or ``[out, in, height, width]`` for a convolution."""
     renamed: tuple[tuple[str, str], ...]
-    """Substitutions that bring the names of other checkpoint forms to the usual one."""
+    """Substitutions from the names in other forms of checkpoints to the usual names."""
     ignored: tuple[str, ...]
-    """Tensors that have no use here."""
+    """Names of tensors that are not used."""
     targets: Mapping[str, tuple[str, ...]]
     """PEFT method -> the submodules that it adapts by default."""
     refused: Mapping[str, Any]
-    """Config fields that change the maths and are not implemented: name -> the value we have."""
+    """Config fields that change the maths: name -> the only value that is implemented."""
     saved: tuple[tuple[str, str], ...] = ()
-    """Substitutions that bring our names to those that checkpoints are written with."""
+    """Substitutions from the usual names to those that checkpoints are written with."""
     strict: bool = False
-    """Whether a config field that is not known is an error; else it is ignored."""
+    """Whether an unknown config field is an error; otherwise it is ignored."""
     unused: Callable[[Any], int] = lambda config: 0
-    """config -> bytes of what the torch checkpoint of the bare model holds and the model here does
-    not: a pooler, or causal masks."""
+    """config -> bytes of the torch checkpoint of the bare model that the model here does not use: a
+    pooler, or causal masks."""
 
 
 def check_heads(config: Any, width: str, heads: str) -> None:

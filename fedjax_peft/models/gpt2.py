@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019): the pre-layer-norm causal decoder and its heads.
 
-Module names are those of Hugging Face's torch model. Its dense layers (``Conv1D``) keep their
-weights ``[in, out]``, as flax does.
+Module names are those of Hugging Face's torch model. Its dense layers (``Conv1D``) store their
+weights as ``[in, out]``, as flax does.
 """
 
 import dataclasses
@@ -122,8 +122,8 @@ class Block(nnx.Module):
 
         Args:
           x: ``[batch, length, width]``.
-          mask: bool ``[batch, 1, length, length]``: what a token (third axis) sees.
-          token: which token of every row; the result then is ``[batch, 1, width]``.
+          mask: bool ``[batch, 1, length, length]``: which tokens (last axis) a token attends to.
+          token: one token for each row; the result is then ``[batch, 1, width]``.
         """
         h = self.attn(self.ln_1(x), mask, token)
         x = self.attention_residual(h, x if token is None else at(x, token, 1))
@@ -133,8 +133,9 @@ class Block(nnx.Module):
 class GPT2Model(nnx.Module):
     """Embeddings, blocks and the final layer norm.
 
-    Positions count every token, padding and a prompt included. As in Hugging Face, given
-    ``token_type_ids`` are looked up in the table of tokens (but not with a prompt, as in PEFT).
+    Positions count every token, padding and a prompt included. As in Hugging Face,
+    ``token_type_ids`` are looked up in the table of tokens; with a prompt they are ignored, as in
+    PEFT.
     """
 
     def __init__(self, c: GPT2Config, dtype: Any):
@@ -148,9 +149,10 @@ class GPT2Model(nnx.Module):
     def __call__(self, batch: Batch) -> Encoded:
         """Returns the hidden states; ``first`` is that of the last real token of every row.
 
-        That token's last layer is computed apart: where nobody reads the others (a classifier does
-        not), the compiler drops their attention, its output and the feed-forward products, three
-        quarters of a layer. The numbers are the same, the dropout masks of the last layer are not.
+        The last layer of that token is computed separately. If only that token is used, as by a
+        classifier, the compiler drops the attention, its output and the feed-forward products of
+        the other tokens, three quarters of a layer. The numbers are the same except for the dropout
+        masks of the last layer.
 
         Raises:
           InputError: a sequence that is longer than ``n_positions``.
@@ -179,8 +181,8 @@ class GPT2Model(nnx.Module):
     def last_token(self, ids: Array, real: Array) -> Array:
         """Returns the index of every row's rightmost token that is no padding, ``[batch]``.
 
-        As in Hugging Face, padding is what has the config's ``pad_token_id``; a config without one
-        leaves it to the attention mask (``real``).
+        As in Hugging Face, padding is every token with the config's ``pad_token_id``. If the config
+        has none, the attention mask (``real``) decides.
         """
         if self.pad is not None:
             real = ids != self.pad
@@ -260,7 +262,7 @@ FAMILY = Family(
         "ia3_feed_forward": ("mlp.c_proj",),
         "opendelta": ("c_proj",),
     },
-    # reorder_and_upcast_attn only says to compute scores in float32, as is done here anyway.
+    # reorder_and_upcast_attn asks for scores in float32, which is always done here.
     refused={"scale_attn_weights": True, "add_cross_attention": False},
     # A causal mask of every layer: a buffer of booleans.
     unused=lambda c: c.n_layer * c.n_positions**2,

@@ -1,4 +1,4 @@
-"""What a backbone is asked to predict, and the heads that all families have in common."""
+"""Heads: what a model predicts, and the modules that several families share."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -72,7 +72,7 @@ def span_classification(*, fresh: bool = False) -> Head:
 def causal_lm() -> Head:
     """Returns a head for the next token: logits ``[batch, length, vocabulary]``.
 
-    A pretrained model's is its own embedding table, tied, and stays frozen with it.
+    The head of a pretrained model is its embedding table (tied), and stays frozen with it.
     """
     return Head("causal_lm", ())
 
@@ -148,7 +148,7 @@ class MlpClassifier(nnx.Module):
 class SequenceClassifier(nnx.Module):
     """A backbone under Hugging Face's name for it, and classifiers on its first token.
 
-    Subclasses say what their family's classifier is: ``logits`` of the first token.
+    Subclasses define their family's classifier: ``logits`` of the first token.
     """
 
     def __init__(self, name: str, backbone: nnx.Module, head: Head, width: int, dropout: float):

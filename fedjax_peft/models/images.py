@@ -1,4 +1,4 @@
-"""Pixels as they are stored, to a model's input: on the device, batch by batch."""
+"""From stored pixels to a model's input, on the device and batch by batch."""
 
 import jax
 import jax.numpy as jnp
@@ -12,24 +12,26 @@ __all__ = ["prepare"]
 def prepare(
     pixels: Array, *, channels: int, size: tuple[int, int], mean: float = 0.5, std: float = 0.5
 ) -> Array:
-    """Returns stored images as a model takes them; float images are prepared, and stay as they are.
+    """Returns stored images as a model's input; float images are returned unchanged.
 
-    Images from 0 to 255 are scaled to ``(x / 255 - mean) / std``; resized, bilinearly, smoothed
-    where they shrink; and grey ones repeated in each channel. Hugging Face's ``ViTImageProcessor``
-    does the same, but resizes first and rounds to whole numbers: up to 1 of 255 apart.
+    Images from 0 to 255 are scaled to ``(x / 255 - mean) / std`` and resized, bilinearly, with
+    smoothing where they shrink; grey images are repeated in each channel. Hugging Face's
+    ``ViTImageProcessor`` does the same, but resizes first and rounds to whole numbers, so the
+    results differ by up to 1 of 255.
 
     Args:
       pixels: uint8 ``[batch, 1 or channels, height, width]``, or floats of any shape.
       channels: those of the model.
       size: height and width that the model takes.
-      mean: the grey that becomes 0; 0.5 in checkpoints of ImageNet-21k, and -1 to 1 the result.
-      std: what becomes 1.
+      mean: the brightness that becomes 0. With the defaults, those of checkpoints of ImageNet-21k,
+        the result is from -1 to 1.
+      std: the difference from ``mean`` that becomes 1.
 
     Returns:
       float32 ``[batch, channels, height, width]``, or the floats.
 
     Raises:
-      InputError: neither floats nor uint8, or another shape.
+      InputError: the images are neither floats nor uint8, or have another shape.
     """
     if jnp.issubdtype(pixels.dtype, jnp.floating):
         return pixels

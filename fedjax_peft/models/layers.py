@@ -1,8 +1,8 @@
-"""Layers that flax does not have in the form that we need.
+"""Layers that flax does not have in the form that is needed here.
 
-Four of them do nothing by themselves and are there to be replaced: :class:`Residual` (bottleneck
-adapters), :class:`PrefixSlot` (prefix tuning), :class:`TokenEmbed` (prompt tuning) and
-:class:`FusedLinear` (LoRA on a part of it). A model that is made of them takes every PEFT method.
+Four of them are places where PEFT methods attach, and add nothing by themselves: :class:`Residual`
+(bottleneck adapters), :class:`PrefixSlot` (prefix tuning), :class:`TokenEmbed` (prompt tuning) and
+:class:`FusedLinear` (LoRA on a part of it). Every PEFT method fits a model that consists of them.
 """
 
 import math
@@ -58,10 +58,10 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
 def random_bytes(key: Key, shape: tuple[int, ...]) -> jax.Array:
     """Returns uint8 random numbers of a shape ``[batch, (heads,) (length,) n]``.
 
-    A number depends on the key and on its own coordinates, not on the array's extent: the first
-    rows of a larger array equal the smaller array, so neither padding nor computing only the tokens
-    that are needed changes a mask. One threefry block gives eight numbers
-    (``jax.random.bits`` would spend one on each).
+    A number depends on the key and on its own coordinates, not on the size of the array: the first
+    rows of a larger array equal the smaller array. So a mask does not change with padding, or when
+    only some tokens are computed. One threefry block gives eight numbers (``jax.random.bits`` would
+    use one block for each number).
     """
     *lead, n = shape
     blocks = -(-n // 8)
@@ -78,7 +78,7 @@ def random_bytes(key: Key, shape: tuple[int, ...]) -> jax.Array:
         first, second = at(0) << 16 | at(1), at(2)
     elif len(lead) == 3 and fits:
         first, second = at(0) << 16 | at(2), at(1) << 16 | at(3)
-    else:  # other shapes are simply counted through
+    else:  # other shapes use a running count
         rows = jnp.arange(math.prod(lead), dtype=jnp.uint32).reshape(*lead, 1)
         first, second = jnp.broadcast_to(rows, grid), at(len(lead))
     words = threefry_2x32(
@@ -92,8 +92,8 @@ def random_bytes(key: Key, shape: tuple[int, ...]) -> jax.Array:
 def dropout(x: jax.Array, rate: float, key: Key) -> jax.Array:
     """Returns ``x`` with elements zeroed at ``rate``, the others scaled to keep the mean.
 
-    The rate is rounded to a multiple of 1/256 (0.1 becomes 26/256 = 0.1016) and the scale is exact
-    for the rounded rate: masks then cost a byte an element, which makes dropout almost free.
+    The rate is rounded to a multiple of 1/256 (0.1 becomes 26/256 = 0.1016), and the scale is exact
+    for the rounded rate. A mask then needs one random byte an element, so dropout costs little.
     """
     threshold = min(round(rate * 256), 255)
     if threshold == 0:
@@ -105,7 +105,8 @@ def dropout(x: jax.Array, rate: float, key: Key) -> jax.Array:
 class Dropout(nnx.Module):
     """Dropout whose key is set for each step (see :func:`fedjax_peft.models.base.bind`).
 
-    Two calls in one forward pass give the same mask: a module that drops twice holds two of these.
+    Two calls in one forward pass give the same mask, so a module that drops twice needs two of
+    these.
     """
 
     def __init__(self, rate: float):
@@ -156,7 +157,7 @@ def layer_norm(width: int, epsilon: float, dtype: Any) -> nnx.LayerNorm:
 
 
 class FusedLinear(nnx.Linear):
-    """Several projections of one input in one product, such as GPT-2's query, key and value."""
+    """Several projections of one input as one layer, such as GPT-2's query, key and value."""
 
     def __init__(self, n_in: int, n_out: int, parts: Sequence[str], dtype: Any):
         super().__init__(n_in, n_out, dtype=dtype, rngs=nnx.Rngs(0))
@@ -165,7 +166,7 @@ class FusedLinear(nnx.Linear):
 
 
 class TokenEmbed(nnx.Embed):
-    """The table of token embeddings. Prompt tuning makes it return tokens before the given ones."""
+    """The table of token embeddings. Prompt tuning makes it return a prompt before the tokens."""
 
     def __init__(self, vocabulary: int, width: int, dtype: Any):
         super().__init__(vocabulary, width, dtype=dtype, rngs=nnx.Rngs(0))
@@ -178,9 +179,9 @@ class TokenEmbed(nnx.Embed):
 
 
 class PrefixSlot(nnx.Module):
-    """Where an attention layer's keys and values pass; prefix tuning puts its own before them.
+    """The place where prefix tuning puts its keys and values before those of an attention layer.
 
-    ``width`` is that of all heads together.
+    ``width`` is the width of all heads together.
     """
 
     def __init__(self, width: int):
@@ -194,7 +195,7 @@ class PrefixSlot(nnx.Module):
 
 
 class Residual(nnx.Module):
-    """Where a sublayer's output joins the residual stream; bottleneck adapters go here.
+    """The sum of a sublayer's output and the residual stream; bottleneck adapters attach here.
 
     ``place`` is ``attention`` or ``feed_forward``.
     """
@@ -217,7 +218,7 @@ class Residual(nnx.Module):
 
 
 class Encoded(NamedTuple):
-    """What a backbone returns."""
+    """The result of a backbone."""
 
     states: tuple[jax.Array, ...]
     """Hidden states ``[batch, length, width]`` of the embeddings and of every layer."""
@@ -234,13 +235,13 @@ class Encoded(NamedTuple):
 
 
 def check_length(text: int, length: int, limit: int, field: str) -> None:
-    """Raises InputError where positions run out: a look-up beyond the table would give NaN.
+    """Raises InputError if a text has too many positions: a look-up beyond the table gives NaN.
 
     Args:
       text: tokens in a text.
-      length: positions that they need, with those of a prompt.
+      length: positions of the text and a prompt together.
       limit: positions that the model has.
-      field: what the model's config calls the limit.
+      field: name of the limit in the model's config.
     """
     if length > limit:
         prompt = f" and a prompt of {length - text}" if length > text else ""
@@ -251,5 +252,5 @@ def check_length(text: int, length: int, limit: int, field: str) -> None:
 
 
 def prepend(mask: jax.Array, n: int, value: Any = True) -> jax.Array:
-    """Returns ``[batch, length]`` with ``n`` columns of ``value`` put before it (for a prompt)."""
+    """Returns ``[batch, length]`` with ``n`` columns of ``value`` before it (for a prompt)."""
     return jnp.pad(mask, ((0, 0), (n, 0)), constant_values=value) if n else mask

@@ -37,7 +37,7 @@ class Embeddings(bert.Embeddings):
         self.pad = c.pad_token_id
 
     def positions(self, ids: Array, length: int) -> Array:
-        if length > ids.shape[1]:  # a prompt: Hugging Face then counts padding too
+        if length > ids.shape[1]:  # with a prompt, Hugging Face counts padding too
             return super().positions(ids, length) + self.pad + 1
         real = (ids != self.pad).astype(jnp.int32)
         return jnp.cumsum(real, axis=1) * real + self.pad

@@ -1,7 +1,7 @@
 """Models that are trained from scratch: recurrent ones for the next word, a CNN for images.
 
-They are the baselines of federated learning before pretrained models (McMahan et al. 2017). All of
-each is its head: everything is trained, nothing is frozen.
+They are the baselines of federated learning before pretrained models (McMahan et al. 2017). The
+whole model counts as its head: everything is trained, nothing is frozen.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class RecurrentConfig:
     hidden_size: int = 768
     num_layers: int = 2
     dropout: float = 0.0
-    """On the states of every layer but the last, as in torch."""
+    """Dropout rate of the states of every layer but the last, as in torch."""
     initializer_range: float | None = None
     """Standard deviation of the initial values; None scales it to each layer's inputs."""
 
@@ -51,7 +51,7 @@ class Cell(nnx.Module):
         self.hidden = linear(hidden_size, self.gates * hidden_size, dtype)
 
     def start(self, x: Array) -> Any:
-        """Returns the state before the first of the inputs ``[batch, length, gates · hidden]``."""
+        """Returns the initial state for the inputs ``[batch, length, gates · hidden]``."""
         return jnp.zeros((x.shape[0], self.hidden_size), x.dtype)
 
     def step(self, state: Any, x: Array) -> tuple[Any, Array]:
@@ -64,7 +64,7 @@ class Cell(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """Returns the outputs ``[batch, length, hidden]`` for the inputs ``[batch, length, in]``.
 
-        All inputs are projected in one product; only the state's has to wait for its turn.
+        All inputs are projected in one product; the states are projected step by step.
         """
         x = self.input(x)
         _, y = jax.lax.scan(self.step, self.start(x), x.swapaxes(0, 1))
@@ -105,7 +105,7 @@ class LstmCell(Cell):
 class NextWord(nnx.Module):
     """Embedding, recurrent layers, and a projection to the vocabulary.
 
-    A state depends on what came before it only, so padding on the right needs no mask.
+    A state depends on earlier tokens only, so padding on the right needs no mask.
     """
 
     cell: type[Cell]
@@ -145,7 +145,7 @@ class CnnConfig:
     """Channels of the image: 1 or 3."""
     channels: list | tuple = dataclasses.field(default=(32, 64, 128), hash=False)
     """Output channels of each convolution. FedAdapters (Mathematics 2023, 11, 4479) does not give
-    those of its CNN; the default is our choice."""
+    those of its CNN; the default was chosen here."""
     hidden_size: int = 1000
     initializer_range: float | None = None
     """Standard deviation of the initial values; None scales it to each layer's inputs."""
@@ -171,10 +171,10 @@ class CnnConfig:
 
 
 class Convolution(nnx.Module):
-    """A convolution of 5x5 that keeps the size, as one product of all patches.
+    """A convolution of 5x5 that keeps the size, computed as one product of all patches.
 
-    Lanes of clients have kernels of their own and steps are a loop: there it is as fast as alone,
-    while XLA's convolution is tens of times slower on a CPU. The kernel is
+    Each lane of clients has its own kernel, and local steps are a loop. There XLA's convolution is
+    tens of times slower on a CPU, while this product is as fast as outside. The kernel is
     ``[height, width, in, out]``, as in ``nnx.Conv``.
     """
 
@@ -196,7 +196,10 @@ class Convolution(nnx.Module):
 
 
 def _halved(x: Array) -> Array:
-    """Returns the largest of each 2x2 of ``[batch, height, width, channels]``; an odd rest goes."""
+    """Returns the maxima of 2x2 blocks of ``[batch, height, width, channels]``.
+
+    The last row or column of an odd size is dropped.
+    """
     n, height, width, channels = x.shape
     even = x[:, : height // 2 * 2, : width // 2 * 2]
     return even.reshape(n, height // 2, 2, width // 2, 2, channels).max((2, 4))
@@ -222,7 +225,7 @@ class ConvolutionalClassifier(nnx.Module):
         The dense layer's features are the hidden states, of length 1.
 
         Raises:
-          InputError: images of another shape than the config's; but uint8 ones are resized.
+          InputError: float images whose shape is not that of the config (uint8 images are resized).
         """
         pixels = jnp.asarray(batch["pixel_values"])
         pixels = prepare(pixels, channels=self.image[0], size=self.image[1:])

@@ -1,7 +1,7 @@
 """ViT: the pre-layer-norm image encoder and its classifier.
 
 Module names are those of Hugging Face's torch model in transformers 5.23. Checkpoints have older
-names, which it still writes; they are brought to these when loading.
+names, which transformers still writes; they are renamed when loading.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from fedjax_peft.typing import Batch
 __all__ = ["FAMILY", "ViTConfig", "ViTModel"]
 
 Pair = tuple[int, int]
-"""Of an image or a grid of patches: (height, width)."""
+"""(height, width) of an image or of a grid of patches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ViTConfig:
 
     @property
     def grid(self) -> Pair:
-        """How many patches an image of ``image_size`` has."""
+        """The numbers of patches of an image, by height and by width."""
         height, width = self.image
         return height // self.patch[0], width // self.patch[1]
 
@@ -159,7 +159,7 @@ class Embeddings(nnx.Module):
     def positions(self, grid: Pair) -> Array:
         """Returns the embeddings ``[1, 1 + patches, width]`` of a grid's positions.
 
-        Those of another grid than the config's are interpolated (``interpolate_pos_encoding``).
+        For a grid other than the config's they are interpolated (``interpolate_pos_encoding``).
         """
         table = self.position_embeddings[...]
         if grid == self.grid:
@@ -254,8 +254,8 @@ class ViTModel(nnx.Module):
     def __call__(self, batch: Batch) -> Encoded:
         """Returns the hidden states.
 
-        Images in uint8 are brought to the config's size, those in floats may have others. The class
-        token's last layer is computed apart: see :class:`bert.Encoder`.
+        uint8 images are resized to the config's size; float images may have other sizes. The last
+        layer of the class token is computed separately, as in :class:`bert.Encoder`.
         """
         *body, last = self.layers
         pixels = jnp.asarray(batch["pixel_values"])

@@ -1,4 +1,4 @@
-"""Attaching a PEFT method to a module: target rules, and the step from model to model."""
+"""Attaching a PEFT method to a model: target rules, counting and merging."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,26 +44,26 @@ class Method(NamedTuple):
 
     name: str
     options: Mapping[str, Any]
-    """What it was made with; recorded in runs and exports."""
+    """The arguments of the function that made it; recorded in runs and exports."""
     attach: Callable[[nnx.Module, Defaults, Key, Sequence[str]], nnx.Module]
     """(module, defaults, key, head) -> the adapted module (changed in place and returned).
 
-    ``defaults`` are the model family's targets by method. Nothing inside the module paths
-    of the ``head`` is adapted: a head is trained whole."""
+    ``defaults`` are the model family's targets by method. Nothing inside the module paths of the
+    ``head`` is adapted, because a head is trained whole."""
     start_shapes_frozen: bool = False
-    """The frozen tree depends on the adapters' initial values, so clients need those too."""
+    """Whether the frozen tree depends on the adapters' initial values; clients then need both."""
 
 
 class Adapted(nnx.Module):
-    """A submodule that a method put in the place of another, which it keeps as ``base``."""
+    """A submodule with which a method replaced another one; the other one is its ``base``."""
 
     base: Any
 
     def merged(self) -> nnx.Module:
-        """Returns ``base`` with what was learned folded into its own parameters.
+        """Returns ``base`` with the trained values merged into its own parameters.
 
         Raises:
-          InputError: a method that is not of the base's form.
+          InputError: the method is not of the base's form.
         """
         raise InputError(
             f"{type(self).__name__} cannot be merged: it is not of the form of the module that it"
@@ -72,7 +72,9 @@ class Adapted(nnx.Module):
 
 
 def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
-    """Returns the model with a PEFT method attached; only what it added and the head are trained.
+    """Returns the model with a PEFT method attached.
+
+    Only the method's leaves and the head are trained.
 
     Args:
       model: from ``load_model`` or ``bind``.
@@ -80,7 +82,7 @@ def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
       seed: of the adapters' initial values.
 
     Raises:
-      InputError: a model that already has a method, or what the method cannot be attached to.
+      InputError: the model already has a method, or the method does not fit it.
     """
     if model.method is not None:
         raise InputError(f"The model already has {model.method.name!r} attached.")
@@ -96,13 +98,13 @@ def count(
     head: Head,
     in_bytes: bool = False,
 ) -> dict[str, int]:
-    """Returns what ``Model.counts`` would say, from a ``config.json`` alone: nothing is allocated.
+    """Returns ``Model.counts()`` for a ``config.json``, without allocating a model.
 
     Args:
       config: such as ``{"model_type": "roberta", ...}``.
       method: what to attach; without one only the head is trained.
       head: what to predict.
-      in_bytes: count bytes (float32) in the place of parameters.
+      in_bytes: count bytes (float32) instead of parameters.
 
     Raises:
       InputError: as loading and attaching would.
@@ -112,7 +114,7 @@ def count(
 
 
 def abstract_model(config: Mapping[str, Any], method: Method | None = None, *, head: Head) -> Model:
-    """Returns the model of a ``config.json`` with shapes instead of arrays: nothing is allocated.
+    """Returns the model of a ``config.json`` with shapes instead of arrays.
 
     Args:
       config: such as ``{"model_type": "roberta", ...}``.
@@ -135,9 +137,9 @@ def abstract_model(config: Mapping[str, Any], method: Method | None = None, *, h
 
 
 def merge(model: Model, params: Params | None = None) -> Model:
-    """Returns a plain model in which everything that was trained is part of the weights.
+    """Returns a plain model whose weights include everything that was trained.
 
-    The weights are float32. A plain model that computes in bfloat16 rounds them, and with that most
+    The weights are float32. A plain model that computes in bfloat16 rounds them, which loses most
     of a change that is below 0.2 % of its weight.
 
     Args:
@@ -145,7 +147,7 @@ def merge(model: Model, params: Params | None = None) -> Model:
       params: the trained leaves, such as ``Run.params``; by default the model's own.
 
     Raises:
-      InputError: a method that cannot be merged (bottleneck adapters, prompts, prefixes).
+      InputError: the method cannot be merged (bottleneck adapters, prompts, prefixes).
     """
     if params is not None:
         model = model.replace(trainable=dict(params))
@@ -153,7 +155,7 @@ def merge(model: Model, params: Params | None = None) -> Model:
     adapted = {p: m for p, m in _named(module, Adapted) if not re.search(r"\.base(\.|$)", p)}
     for path, site in adapted.items():
         replace_module(module, path, site.merged())
-    # What a method had only marked as trained, such as a bias, is an ordinary parameter again.
+    # Parameters that a method only marked as trained, such as biases, become ordinary ones again.
     for _, owner in nnx.iter_modules(module):
         for name, value in list(vars(owner).items()):
             if isinstance(value, AdapterParam):
@@ -172,7 +174,7 @@ def _rebound(module: nnx.Module, model: Model, method: Method | None) -> Model:
         labels=model.labels,
         dtype=model.dtype,
         method=method,
-        recipe={} if method is None else model.recipe,  # merged weights are others
+        recipe={} if method is None else model.recipe,  # merged weights have no recipe
     )
 
 
@@ -194,12 +196,18 @@ def find(
     kinds: type | tuple[type, ...],
     head: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Returns the submodules of the given kinds that the rule names: path -> submodule.
+    """Returns the submodules that a target rule names: path -> submodule.
 
-    As in Hugging Face PEFT, what lies inside the ``head`` (module paths) is left out.
+    As in Hugging Face PEFT, submodules of the head are left out.
+
+    Args:
+      module: where to look.
+      targets: the rule, see :data:`Targets`.
+      kinds: only submodules of these types.
+      head: module paths of the head.
 
     Raises:
-      InputError: no rule, or a rule that matches nothing; the closest names are listed.
+      InputError: there is no rule, or it matches nothing; the closest names are listed.
     """
     inside = tuple(f"{path}." for path in head)
     candidates = {p: m for p, m in _named(module, kinds) if not f"{p}.".startswith(inside)}
@@ -212,7 +220,7 @@ def find(
     if isinstance(targets, str):
         found = {path: m for path, m in candidates.items() if re.fullmatch(targets, path)}
         if not found:
-            # A name that a list would find is more likely meant than a pattern of full paths.
+            # The user more likely means a name, which a list would find, than a full path.
             names = _suffixes(candidates)
             advice = nearest(targets, names)
             if targets in names:
@@ -234,7 +242,7 @@ def find(
 
 
 def submodule(module: nnx.Module, path: str) -> Any:
-    """Returns what is at a dotted path of ``module`` (itself if the path is empty)."""
+    """Returns the submodule at a dotted path (``module`` itself if the path is empty)."""
     found: Any = module
     for part in path.split(".") if path else ():
         found = found[int(part)] if part.isdigit() else getattr(found, part)

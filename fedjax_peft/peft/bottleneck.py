@@ -1,9 +1,9 @@
-"""Bottleneck adapters: ``f(h) = s · (act(h D + d) U + u)``, added to what a sublayer gives.
+"""Bottleneck adapters: ``f(h) = s · (act(h D + d) U + u)`` is added to a sublayer's output.
 
 Houlsby et al. (2019) and Pfeiffer et al. (2020) as in ``adapters``, which calls them
 ``double_seq_bn`` and ``seq_bn``; and OpenDelta's. They differ in where an adapter sits, what it
-reads, its activation and its start. With h the sublayer's output after its dropout, x its input and
-LN the layer norm that follows it in a post-norm model (pre-norm models have none there, LN = 1):
+reads, its activation and its initial values. Let h be the sublayer's output after its dropout, x
+its input, and LN the layer norm that follows it in a post-norm model (in a pre-norm model LN = 1):
 
     houlsby    LN(x + h + f(h))             after attention and after feed-forward
     pfeiffer   LN(x + h + f(LN(x + h)))     after feed-forward; the same LN twice
@@ -52,9 +52,9 @@ class Placement(NamedTuple):
     """Where adapters sit and what they read."""
 
     places: tuple[str, ...]
-    """Of the model's residual slots; empty: the outputs of the family's ``opendelta`` layers."""
+    """Residual slots of the model; empty: the outputs of the family's ``opendelta`` layers."""
     after_norm: bool
-    """They read LN(x + h) in the place of h."""
+    """Whether they read LN(x + h) instead of h."""
 
 
 PLACEMENTS = {
@@ -103,7 +103,7 @@ class AdaptedResidual(Adapted):
     def __call__(
         self, h: jax.Array, x: jax.Array, norm: Callable[[jax.Array], jax.Array] | None = None
     ) -> jax.Array:
-        """Returns ``x + h + f(h)``, or ``f`` of the normed sum; see ``Residual``."""
+        """Returns ``x + h + f(h)``, or ``x + h + f(norm(x + h))``; see ``Residual``."""
         read = h
         if self.after_norm:
             read = self.base(h, x, norm)
@@ -137,13 +137,13 @@ def houlsby(
 
     Args:
       reduction_factor: the bottleneck is the width divided by this, 16 by default.
-      size: or the bottleneck itself.
+      size: the width of the bottleneck, instead of a factor.
       targets: other places, as in Hugging Face PEFT: residual slots, or linear layers, whose
         outputs are then adapted; by default all residual slots after attention and feed-forward.
       activation: by its Hugging Face name.
-      init: ``bert`` (N(0, 0.02²); the adapted model is not quite the given one at the start),
-        ``houlsby`` (N(0, 0.01²) cut off at two deviations), ``mam_adapter`` (D uniform in
-        ±1/sqrt(width), U zero: nothing changes at the start) or ``opendelta`` (N(0, 0.01²)).
+      init: ``bert`` (N(0, 0.02²); the adapted model starts close to the given one), ``houlsby``
+        (N(0, 0.01²) cut off at two deviations), ``mam_adapter`` (D uniform in ±1/sqrt(width), U
+        zero: the adapted model starts equal to the given one) or ``opendelta`` (N(0, 0.01²)).
         Biases start at zero.
       scaling: the factor s.
 
@@ -202,13 +202,13 @@ def bottleneck(
     init: Init = "bert",
     scaling: float = 1.0,
 ) -> Method:
-    """Adapters in residual slots, in the general form of which Houlsby's and Pfeiffer's are cases.
+    """Adapters in residual slots: the general form of Houlsby's and Pfeiffer's.
 
-    Further arguments are those of :func:`houlsby`.
+    The other arguments are those of :func:`houlsby`.
 
     Args:
       places: the residual slots to adapt: ``attention``, ``feed_forward`` or both.
-      after_norm: read LN(x + h) in the place of h.
+      after_norm: read LN(x + h) instead of h.
 
     Raises:
       InputError: as :func:`houlsby`, or an unknown place.
@@ -275,7 +275,7 @@ def bottleneck_options(
 
 
 def bottleneck_size(width: int, reduction_factor: float | None, size: int | None) -> int:
-    """Returns the bottleneck for a width; as in ``adapters`` it is rounded down, to 1 at least."""
+    """Returns the width of the bottleneck, rounded down as in ``adapters``, and at least 1."""
     if size is not None:
         return size
     assert reduction_factor is not None

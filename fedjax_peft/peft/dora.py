@@ -1,4 +1,4 @@
-"""DoRA: LoRA on the direction of a weight, and its magnitude learned apart (Liu et al. 2024).
+"""DoRA (Liu et al. 2024): LoRA for the direction of a weight, and a separate learned magnitude.
 
     W' = m ∘ (W + s·AB) / ‖W + s·AB‖        norms of the columns, one for each output
 
@@ -34,8 +34,8 @@ class DoRALinear(LoRALinear):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the layer's output for ``x`` ``[..., in]``.
 
-        With dropout D it is ``x W + b + (g - 1) ∘ D(x) W + g ∘ s·D(x) AB``, ``g`` being ``m`` over
-        the norm: the frozen kernel is applied twice, as in Hugging Face PEFT.
+        With dropout D it is ``x W + b + (g - 1) ∘ D(x) W + g ∘ s·D(x) AB``, where ``g`` is ``m``
+        divided by the norm. The frozen kernel is applied twice, as in Hugging Face PEFT.
         """
         y = self.base(x)
         dropped = self.dropout(x)
@@ -43,7 +43,7 @@ class DoRALinear(LoRALinear):
         if self.base.bias is not None:
             product = product - self._over(self.base.bias[...], product)
         gain = self.lora_magnitude[...] / jax.lax.stop_gradient(self.norm())
-        low_rank = self.update(x, y.dtype)  # its dropout is the same mask
+        low_rank = self.update(x, y.dtype)  # with the same dropout mask
         return y + self._over(gain - 1, y) * product + self._over(gain, y) * low_rank
 
     def merged(self) -> nnx.Module:
@@ -56,13 +56,14 @@ class DoRALinear(LoRALinear):
     def norm(self) -> jax.Array:
         """Returns the norms of the columns of ``W + s·AB``, ``[out]``, in float32.
 
-        From the dense sum: expanding the square needs no ``[in, out]`` array, but loses digits
-        where an update cancels its column (2e-5 where a tenth of it is left, and a square below
-        zero in the end), and was no faster: either is small next to the products over tokens.
+        They are computed from the dense sum. Expanding the square would need no ``[in, out]``
+        array, but it loses digits where an update cancels its column (2e-5 where a tenth of it is
+        left; the square may even become negative). It was no faster, because both are small beside
+        the products over tokens.
         """
         kernel = self.base.kernel[...].astype(jnp.float32)
         norm = jnp.linalg.norm(kernel + self.product(), axis=0)
-        return jnp.maximum(norm, jnp.finfo(jnp.float32).tiny)  # a column of zeros has none
+        return jnp.maximum(norm, jnp.finfo(jnp.float32).tiny)  # for a column of zeros
 
     def _over(self, x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.broadcast_to(x, y.shape).astype(y.dtype)
@@ -88,10 +89,10 @@ def dora(
       alpha: the scale is s = alpha / r (``rslora``: alpha / sqrt(r)); by default alpha = r, s = 1.
       targets: which linear layers, as in Hugging Face PEFT; by default LoRA's.
       init: of A, as for :func:`fedjax_peft.lora`; B starts at zero.
-      dropout: on the input of all that is added to the frozen layer's output.
+      dropout: on the input of every term that is added to the frozen layer's output.
       rslora: rank-stabilised scale (Kalajdzievski 2023).
       rank_pattern: other ranks for some layers, as for :func:`fedjax_peft.lora`.
-      alpha_pattern: other alphas likewise.
+      alpha_pattern: other alphas, in the same form.
 
     Raises:
       InputError: an impossible option here; a target or pattern that matches nothing, or a rank

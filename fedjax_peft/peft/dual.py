@@ -1,7 +1,7 @@
 """FedMCP's pair of adapters at every site: ``h + ½ f_g(h) + ½ f_p(h)``.
 
-The global adapter is shared and the private one stays with its client: their leaves' names contain
-``.global_adapter.`` and ``.private_adapter.``, which is a rule for each role.
+The global adapter is shared, and the private one stays with its client. The names of their leaves
+contain ``.global_adapter.`` and ``.private_adapter.``, by which role rules tell them apart.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ __all__ = ["MODES", "DualBottleneck", "dual", "mode"]
 
 
 class DualBottleneck(nnx.Module):
-    """The mean of two bottlenecks that read the same."""
+    """The mean of two bottlenecks with the same input."""
 
     def __init__(self, global_adapter: Bottleneck, private_adapter: Bottleneck):
         self.global_adapter = global_adapter
@@ -52,14 +52,14 @@ def dual(
 
     Args:
       reduction_factor: the bottleneck is the width divided by this.
-      size: or the bottleneck itself, 16 by default as in FedMCP.
-      placement: where the pair sits and what it reads; see :mod:`fedjax_peft.peft.bottleneck`.
-        Activation and start are independent of it.
+      size: the width of the bottleneck, instead of a factor; 16 by default as in FedMCP.
+      placement: where the pair sits and what it reads; see :mod:`fedjax_peft.peft.bottleneck`. It
+        does not set the activation or the initial values.
       targets: other places; see :func:`fedjax_peft.peft.bottleneck.houlsby`.
       activation: by its Hugging Face name.
       init: ``bert``, ``houlsby``, ``mam_adapter`` or ``opendelta``, as for
-        :func:`fedjax_peft.peft.bottleneck.houlsby`. The two start at different values.
-      scaling: a factor on both.
+        :func:`fedjax_peft.peft.bottleneck.houlsby`. The two adapters get different values.
+      scaling: the factor s of both adapters.
 
     Raises:
       InputError: an impossible option here; a model without such places when it is attached.

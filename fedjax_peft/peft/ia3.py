@@ -17,8 +17,8 @@ __all__ = ["IA3Linear", "ia3"]
 class IA3Linear(Adapted):
     """``l ∘ (x W + b)``, or ``(l ∘ x) W + b`` in a feed-forward layer. ``base`` is frozen.
 
-    ``ia3_l`` is ``[out]``, ``[in]`` in a feed-forward layer; it starts at one. The bias of a layer
-    that is not feed-forward is scaled too, as in Hugging Face PEFT.
+    ``ia3_l`` is ``[out]`` (``[in]`` in a feed-forward layer) and starts at one. In other layers the
+    bias is scaled too, as in Hugging Face PEFT.
     """
 
     def __init__(self, base: nnx.Linear, feed_forward: bool):
@@ -51,10 +51,11 @@ def ia3(
     """(IA)³ (Liu et al. 2022): one learned factor for every feature of the adapted layers.
 
     Args:
-      targets: which linear layers, as in Hugging Face PEFT; by default its choice for the model
-        family (keys, values and the feed-forward layers). A fused projection is scaled whole.
-      feed_forward: those of the targets whose input is scaled instead of their output; by default
-        PEFT's choice for the model family, and none in a module of your own. ``[]`` means none.
+      targets: which linear layers, as in Hugging Face PEFT; by default PEFT's choice for the model
+        family (keys, values and the feed-forward layers). All parts of a fused projection are
+        scaled.
+      feed_forward: the targets whose input is scaled instead of their output; by default PEFT's
+        choice for the model family, and none in a module of your own. ``[]`` means none.
 
     Raises:
       InputError: when it is attached, a target that matches nothing, a feed-forward layer that is

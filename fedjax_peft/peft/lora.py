@@ -28,8 +28,8 @@ __all__ = ["FusedLoRALinear", "LoRALinear", "by_pattern", "lora", "scaling"]
 class LowRank(nnx.Module):
     """``x -> s · (x A) B``.
 
-    ``lora_scale`` holds ``s`` once for every direction (``[rank]``), so that a client may own fewer
-    directions than another in one stacked pytree.
+    ``lora_scale`` (``[rank]``) holds ``s`` for every direction. In one stacked pytree, a client of
+    a smaller rank has zeros there.
     """
 
     def __init__(self, a: jax.Array, b: jax.Array, scale: float, dropout: float):
@@ -39,9 +39,9 @@ class LowRank(nnx.Module):
         self.dropout = Dropout(dropout)
 
     def update(self, x: jax.Array, dtype: Any) -> jax.Array:
-        """Returns what is added to the output for an input ``[..., in]``."""
+        """Returns the change of the layer's output for an input ``[..., in]``."""
         a, b = self.lora_a[...].astype(dtype), self.lora_b[...].astype(dtype)
-        # s goes on B: it is small and outside the loop over tokens.
+        # s scales B, which is small and does not depend on the tokens.
         b = b * self.lora_scale[...].astype(dtype)[:, None]
         return (self.dropout(x).astype(dtype) @ a) @ b
 
@@ -54,14 +54,14 @@ class LowRank(nnx.Module):
 def frozen_output(base: nnx.Linear, x: jax.Array) -> jax.Array:
     """Returns the output of a frozen layer for ``x`` ``[..., in]``.
 
-    A kernel that is wider than the compute dtype is used in full, as a sum of two narrow ones. An
-    algorithm that adds to frozen weights (FLoRA, FedEx-LoRA) gives such kernels; a plain layer
-    would round most of what was added away.
+    A kernel that is wider than the compute dtype is used in full, as a sum of two narrow ones.
+    Algorithms that add to frozen weights (FLoRA, FedEx-LoRA) make such kernels, and a plain layer
+    would round most of the sum away.
     """
     kernel, dtype = base.kernel[...], base.dtype
     if dtype is None or not is_wider(kernel, dtype):
         return base(x)
-    # One product with twice as many inputs: the two parts are added before the output is rounded.
+    # In one product with twice the inputs, the parts are added before the output is rounded.
     x = x.astype(dtype)
     y = jnp.concatenate([x, x], axis=-1) @ jnp.concatenate(split(kernel, dtype))
     if base.bias is None:
@@ -70,7 +70,7 @@ def frozen_output(base: nnx.Linear, x: jax.Array) -> jax.Array:
 
 
 class LoRALinear(LowRank, Adapted):
-    """A linear layer and its low-rank update. ``base`` is frozen."""
+    """A linear layer with a low-rank update. ``base`` is frozen."""
 
     def __init__(self, base: Any, a: jax.Array, b: jax.Array, scale: float, dropout: float):
         super().__init__(a, b, scale, dropout)
@@ -132,7 +132,7 @@ def lora(
     alpha_pattern: Mapping[str, float] | None = None,
     parts: Sequence[str] | None = None,
 ) -> Method:
-    """Low-rank adapters (LoRA, Hu et al. 2021); with ``init="svd"`` FeDeRA's.
+    """Low-rank adapters (LoRA, Hu et al. 2021); with ``init="svd"`` those of FeDeRA.
 
     Args:
       rank: the number of directions r.
@@ -140,14 +140,14 @@ def lora(
       targets: which linear layers, as in Hugging Face PEFT; by default query and value.
       init: ``kaiming`` (PEFT's default: A uniform in ±1/sqrt(in), B zero), ``gaussian``
         (A ~ N(0, 1/r²), B zero), or ``svd`` (FeDeRA, Eq 6-10: the r largest singular directions of
-        W split evenly between A and B, the residual W - s·AB frozen; the forward is unchanged).
+        W split evenly between A and B, the residual W - s·AB frozen; outputs do not change).
       dropout: on the input of the low-rank branch only.
       rslora: rank-stabilised scale (Kalajdzievski 2023).
-      rank_pattern: other ranks for some layers, as in Hugging Face PEFT: the end of a path, or a
-        regular expression for it, -> rank.
-      alpha_pattern: other alphas likewise.
-      parts: of a fused projection (GPT-2's ``c_attn``: q, k and v), the parts that get an update
-        each, as in ``adapters``; by default one update spans them all, as in Hugging Face PEFT.
+      rank_pattern: other ranks for some layers, as in Hugging Face PEFT: {end of a path, or a
+        regular expression for it: rank}.
+      alpha_pattern: other alphas, in the same form.
+      parts: the parts of a fused projection (GPT-2's ``c_attn``: q, k and v) that each get an
+        update, as in ``adapters``; by default one update spans all parts, as in Hugging Face PEFT.
 
     Raises:
       InputError: an impossible option here; a target, pattern or part that matches nothing, or a
@@ -227,7 +227,7 @@ def attach_low_rank(
             raise InputError(
                 f"The pattern {pattern!r} matches no target. {nearest(pattern, sites)}"
             )
-    # What gets factors: whole kernels, or parts of them under names of their own.
+    # Whole kernels get factors, or parts of kernels, under the names of the parts.
     kernels, ranks, scales = {}, {}, {}
     for path, site in sites.items():
         if isinstance(site, Adapted) or ".base" in path:
@@ -270,7 +270,7 @@ def attach_low_rank(
 def _slices(
     path: str, site: nnx.Linear, parts: Sequence[str] | None, *, whole: bool = False
 ) -> dict[str, jax.Array]:
-    """Returns the kernels at a site by name: its own, or those of the parts (all if ``whole``)."""
+    """Returns the kernels of a layer by name: one, or one for each part (all if ``whole``)."""
     kernel = site.kernel[...]
     if parts is None:
         return {path: kernel}
@@ -295,7 +295,7 @@ def _matches(pattern: str, path: str) -> bool:
 
 
 def by_pattern(patterns: Mapping[str, Any], path: str, default: Any) -> Any:
-    """Returns the value of the first pattern that matches a path, as Hugging Face PEFT finds it."""
+    """Returns the value of the first pattern that matches a path, by Hugging Face PEFT's rule."""
     return next((value for key, value in patterns.items() if _matches(key, path)), default)
 
 
@@ -312,8 +312,8 @@ def principal_factors(
     ``A = U_r sqrt(S_r / s)``, ``B = sqrt(S_r / s) V_rᵀ``, residual ``W - s·AB``: FeDeRA Eq 6-10
     with corrected indices; dividing by s makes the start exact for any alpha. Signs are canonical,
     so that the start is the same on every backend. A direction whose singular value is zero gets
-    B = 0 and an A of the length of a Kaiming start, so that it can train; the residual keeps what
-    there is of it.
+    B = 0 and an A of the length of a Kaiming start, so that it can train; the residual keeps the
+    rounding noise in that direction.
     """
     factors, residuals = {}, {}
     alike = {name: (k.shape, ranks[name], scales[name]) for name, k in kernels.items()}
@@ -338,7 +338,7 @@ def _principal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, 
         b = jnp.where(dead, 0.0, root)[:, None] * vt
         return a, b, kernel - scale * jnp.matmul(a, b, precision="highest")
 
-    # One matrix at a time: concurrent batched LAPACK calls deadlock XLA's small CPU thread pools.
+    # One matrix at a time, because concurrent batched LAPACK calls deadlock small CPU thread pools.
     return jax.lax.map(one, kernels)
 
 

@@ -32,7 +32,7 @@ class Prefix(Adapted):
     def __call__(
         self, key: jax.Array, value: jax.Array, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns keys, values and mask for ``tokens`` more places, which every query attends.
+        """Returns keys, values and mask with the prefix in front; every query attends to it.
 
         Args:
           key: ``[batch, length, heads, width]``, and ``value`` alike.
@@ -46,7 +46,12 @@ class Prefix(Adapted):
 
 
 def _before(rows: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns ``[tokens, heads * width]`` put before ``[batch, length, heads, width]``."""
+    """Returns ``x`` ``[batch, length, heads, width]`` with ``rows`` before it in every example.
+
+    Args:
+      rows: ``[tokens, heads * width]``.
+      x: keys or values.
+    """
     batch, _, heads, width = x.shape
     shape = (batch, rows.shape[0], heads, width)
     first = jnp.broadcast_to(rows.astype(x.dtype).reshape(1, *shape[1:]), shape)
@@ -54,7 +59,7 @@ def _before(rows: jax.Array, x: jax.Array) -> jax.Array:
 
 
 class Encoder(nnx.Module):
-    """``tanh(E W + b)``, ``[tokens, hidden]``: what all layers' prefixes are made from."""
+    """``tanh(E W + b)``, ``[tokens, hidden]``: the common input of all layers' projections."""
 
     def __init__(self, tokens: int, width: int, hidden: int, key: Key):
         self.embedding = AdapterParam(jax.random.normal(stream(key, "embedding"), (tokens, width)))
@@ -65,7 +70,7 @@ class Encoder(nnx.Module):
 
 
 class ProjectedPrefix(Prefix):
-    """A prefix that a small network makes; the encoder is one module that all layers hold."""
+    """A prefix that a small network computes; all layers share one encoder."""
 
     def __init__(self, base: PrefixSlot, encoder: Encoder, key: Key):
         self.base = base
@@ -80,7 +85,7 @@ class ProjectedPrefix(Prefix):
 
 
 def _dense(n_in: int, n_out: int, key: Key) -> tuple[AdapterParam, AdapterParam]:
-    """Returns a kernel and a bias as torch's Linear starts: uniform in ±1/sqrt(in)."""
+    """Returns a kernel and a bias, uniform in ±1/sqrt(in) as in torch's Linear."""
 
     def uniform(name: str, *shape: int) -> AdapterParam:
         bound = n_in**-0.5
@@ -93,15 +98,15 @@ def _dense(n_in: int, n_out: int, key: Key) -> tuple[AdapterParam, AdapterParam]
 def prefix_tuning(tokens: int = 8, *, projection: int | None = None) -> Method:
     """Learned keys and values in every attention layer (prefix tuning, Li and Liang 2021).
 
-    The start is Hugging Face PEFT's, N(0, 1). The text keeps its own positions, so none are taken
-    from it and the pretrained first token stays first. (PEFT passes the prefix as a cache of past
-    tokens, after which a model counts on: there the text starts at position ``tokens``.)
+    Initial values are N(0, 1), as in Hugging Face PEFT. The text keeps its positions: the first
+    token stays at position 0, and the longest text is as long as without a prefix. (PEFT passes the
+    prefix as a cache of past tokens, so there the text starts at position ``tokens``.)
 
     Args:
       tokens: the length of the prefix.
-      projection: width of the hidden layer of a network from which all prefixes are made during
-        training, as with PEFT's ``prefix_projection``; by default the prefixes themselves are
-        trained. It steadies centralised training but has many times as many parameters to send.
+      projection: width of the hidden layer of a network that computes all prefixes, as with PEFT's
+        ``prefix_projection``; by default the prefixes themselves are trained. The network makes
+        centralised training more stable, but it has many times as many parameters to send.
 
     Raises:
       InputError: an impossible option here; a model whose attention has no place for a prefix

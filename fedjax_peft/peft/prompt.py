@@ -1,4 +1,4 @@
-"""Prompt tuning (Lester et al. 2021): learned tokens before those of the text."""
+"""Prompt tuning (Lester et al. 2021): learned tokens before the tokens of a text."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -19,8 +19,8 @@ __all__ = ["PromptEmbed", "prompt_tuning"]
 class PromptEmbed(Adapted):
     """A table of token embeddings that returns learned ones first. ``base`` is frozen.
 
-    ``prompt`` is ``[tokens, width]``. The backbone lengthens mask, token types and positions by the
-    difference, and cuts the prompt off the states that it returns.
+    ``prompt`` is ``[tokens, width]``. The backbone extends mask, token types and positions for the
+    prompt, and removes the prompt from the states that it returns.
     """
 
     def __init__(self, base: TokenEmbed, prompt: jax.Array):
@@ -35,15 +35,15 @@ class PromptEmbed(Adapted):
         return jnp.concatenate([rows, x], axis=1)
 
     def attend(self, query: jax.Array) -> jax.Array:
-        """Returns the products with the frozen table: a tied head predicts no prompt token."""
+        """Returns the products with the frozen table, because a tied head predicts no prompt."""
         return self.base.attend(query)
 
 
 def prompt_tuning(tokens: int = 8, *, init: Literal["random", "vocabulary"] = "random") -> Method:
-    """Learned tokens before the text (prompt tuning, Lester et al. 2021), as Hugging Face PEFT's.
+    """Learned tokens before the text (prompt tuning, Lester et al. 2021), as in Hugging Face PEFT.
 
-    The prompt takes the first positions, so the text must be that much shorter than the model's
-    longest. A classifier on the first token reads the prompt's first.
+    The prompt takes the first positions, so the longest text is shorter by ``tokens``. A classifier
+    that reads the first token reads the first token of the prompt.
 
     Args:
       tokens: the length of the prompt.
@@ -85,7 +85,16 @@ def _token_table(module: nnx.Module) -> tuple[str, TokenEmbed]:
 
 
 def places(module: nnx.Module, kind: type, ours: type) -> dict[str, Any]:
-    """Returns the submodules of a kind, path -> submodule; none may hold an ``ours`` already."""
+    """Returns the submodules of a type, path -> submodule.
+
+    Args:
+      module: where to look.
+      kind: the type.
+      ours: the type that replaces it.
+
+    Raises:
+      InputError: the module already has a submodule of the type ``ours``.
+    """
     found = {}
     for parts, site in nnx.iter_modules(module):
         path = ".".join(map(str, parts))

@@ -1,7 +1,7 @@
 """Clients of different LoRA ranks in one stacked pytree at the largest rank.
 
-A client of rank r_k owns the first r_k directions of every adapter. The others have scale 0 for it,
-so that they add nothing and get no gradient, and they leave it as they came.
+A client of rank r_k owns the first r_k directions of every adapter. The other directions have scale
+0 for it: they add nothing to the output, get no gradient, and are uploaded as they were received.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,19 @@ from fedjax_peft.typing import Params
 __all__ = ["cycle_ranks", "of_client", "owned_shares", "rank_masks"]
 
 _AXES = {"lora_a": 1, "lora_b": 0, "lora_scale": 0}
-"""Where a leaf has its directions."""
+"""The axis of the directions, by the last part of a leaf's name."""
 
 
 def rank_masks(model: Model, ranks: Sequence[int], clients: int) -> dict[str, np.ndarray]:
     """Returns which entries of the LoRA leaves each client owns, bool ``[clients, ...]``.
 
-    The axes that have no directions have length 1. Layers of a smaller rank than a client's are
-    owned whole. Fewer ranks than clients are repeated.
+    Every axis but that of the directions has length 1. A layer whose rank is below that of a client
+    is owned completely by it.
+
+    Args:
+      model: with LoRA attached.
+      ranks: of the clients; fewer ranks than clients are repeated.
+      clients: the number of clients.
 
     Raises:
       InputError: no rank, more ranks than clients, a rank below 1 or above the adapters', a model
@@ -67,17 +72,17 @@ def of_client(params: Params, ranks: Sequence[int] | None, client: int) -> Param
 
 
 def cycle_ranks(ranks: Sequence[Any], clients: int) -> list[Any]:
-    """Returns one rank for each client: the given ones, repeated."""
+    """Returns one rank for each client, by repeating the given ranks."""
     return [ranks[c % len(ranks)] for c in range(clients)]
 
 
 def owned_shares(trainable: Params, rank: int) -> dict[str, Fraction]:
-    """Returns the share of every LoRA leaf that a client of a rank owns."""
+    """Returns the share of every LoRA leaf that a client of the given rank owns."""
     sizes = {name: trainable[name].shape[axis] for name, axis in _low_rank(trainable).items()}
     return {name: Fraction(min(rank, n), n) for name, n in sizes.items()}
 
 
 def _low_rank(trainable: Params) -> dict[str, int]:
-    """Returns the LoRA leaves and their axes of directions."""
+    """Returns the LoRA leaves: name -> axis of the directions."""
     kinds = {name: name.rpartition(".")[2] for name in trainable}
     return {name: _AXES[kind] for name, kind in kinds.items() if kind in _AXES}

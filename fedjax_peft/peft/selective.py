@@ -1,8 +1,8 @@
-"""Methods that add nothing and train some of the model's own parameters.
+"""Methods that add no parameters and train some of the model's own.
 
-BitFit (Ben Zaken et al. 2022) trains the biases; layer-norm tuning the layer norms; ``full``
-everything; ``head_only`` nothing but the head. A parameter that is trained becomes an
-``AdapterParam`` of the same name and value, on the same module.
+BitFit (Ben Zaken et al. 2022) trains the biases, ``layer_norm`` the layer norms, ``full`` all
+parameters, and ``head_only`` only the head. A trained parameter becomes an ``AdapterParam`` of the
+same name and value, on the same module.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +26,8 @@ def bitfit(targets: str | Sequence[str] | None = None) -> Method:
 
     Args:
       targets: the modules whose biases are trained, named as in Hugging Face PEFT; by default all
-        that have one. ``["query", "intermediate.dense"]`` are those that the paper's section 4
-        finds to suffice in BERT.
+        modules with a bias. Section 4 of the paper finds ``["query", "intermediate.dense"]`` enough
+        in BERT.
 
     Raises:
       InputError: when it is attached, targets without a bias, or a module that is already adapted.
@@ -63,7 +63,7 @@ def layer_norm() -> Method:
 
 
 def full() -> Method:
-    """Full fine-tuning: every parameter is trained. A table that is also the head counts once.
+    """Full fine-tuning: all parameters are trained. A table that is also the head counts once.
 
     Raises:
       InputError: when it is attached, a module that has nothing but its head or is already adapted.
@@ -96,7 +96,7 @@ def head_only() -> Method:
 def _train(module: nnx.Module, head: Sequence[str], chosen: Chosen, what: str) -> nnx.Module:
     """Marks the chosen parameters outside the head as trained; returns the module."""
     _refuse_adapted(module)
-    # By identity, and put back wherever it is held: a tied parameter stays tied.
+    # By identity, and replaced in every module that holds it, so that tied parameters stay tied.
     marked: dict[int, tuple[Any, AdapterParam]] = {}
     for path, owner, name in _parameters(module, head):
         parameter = getattr(owner, name)

@@ -4,7 +4,6 @@ A directory holds ``adapter_config.json`` and ``adapter.safetensors``, and for t
 ``head_config.json`` and ``model_head.safetensors``. Pickle is never read.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,12 +12,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import replace_file
-from fedjax_peft.models.base import Model
+from fedjax_peft.models.base import Model, is_inside
 from fedjax_peft.models.checkpoint import read_json, source_name
 from fedjax_peft.models.hub import origin
 from fedjax_peft.models.layers import Residual
@@ -34,20 +30,27 @@ from fedjax_peft.peft.bottleneck import (
     pfeiffer,
     reduction_factor,
 )
+from fedjax_peft.peft.io.files import (
+    Tensors,
+    read_tensors,
+    to_torch,
+    write_json,
+    write_tensors,
+)
 from fedjax_peft.typing import Key, Params
 
 __all__ = ["export_adapterhub", "load_adapterhub"]
 
 
 class _Names(NamedTuple):
-    """What ``adapters`` calls things in a model family."""
+    """The names of a model family's modules in ``adapters``."""
 
     layers: str
-    """Path of the list of layers there."""
+    """Path of the list of layers in ``adapters``."""
     places: Mapping[str, str]
-    """Place -> path inside a layer of what holds its adapters."""
+    """Place -> path, inside a layer, of the module that holds its adapters."""
     ours: str = ""
-    """Path of the list of layers here, where it is another."""
+    """Path of the list of layers in this library, if it differs."""
 
 
 _INHERITED = {"attention": "attention.output", "feed_forward": "output"}
@@ -95,7 +98,7 @@ _INERT: dict[str, Any] = {
     "phm_rank": 1,
     "phm_bias": True,
 }
-"""Config fields that mean nothing beside those values -> the default of ``adapters``."""
+"""Config fields that have no effect beside those values -> the default of ``adapters``."""
 
 _USED: dict[str, tuple[type, ...]] = {
     "mh_adapter": (bool,),
@@ -106,15 +109,16 @@ _USED: dict[str, tuple[type, ...]] = {
     "scaling": (int, float),
     "init_weights": (str,),
 }
-"""The config fields that a method follows from, and their types."""
+"""The config fields that determine a method, and their types."""
 
 _METHODS = ("houlsby", "pfeiffer", "bottleneck")
-"""What the format can say."""
+"""The methods that the format can hold."""
 
 _VERSION = "adapters.1.3.0"
-"""Of the format. Files without a version are read with other activation names."""
+"""Version of the format. Files without a version use other names of activations."""
+_CONVERT = "save_adapter in adapters does with use_safetensors=True"
 _RENAMED = {"gelu": "gelu_new", "gelu_orig": "gelu"}
-"""Activations in files without a version -> since then."""
+"""Activation in files without a version -> its name since then."""
 
 
 # ---------------------------------------------------------------------------------------- writing
@@ -132,8 +136,8 @@ def export_adapterhub(
 
     In torch, on the original checkpoint with a head of the same form:
     ``adapters.init(model)``, then
-    ``model.load_adapter(directory, set_active=True, use_safetensors=True)``. What is trained here
-    as part of the head, such as BERT's pooler, is in the head's file and is loaded with it.
+    ``model.load_adapter(directory, set_active=True, use_safetensors=True)``. All leaves of the
+    head, BERT's pooler included, are in the head's file and are loaded with it.
 
     Args:
       model: what was trained, with :func:`houlsby`, :func:`pfeiffer` or :func:`bottleneck` in all
@@ -144,21 +148,21 @@ def export_adapterhub(
       base_model: recorded as the base model's hub id or path; by default where it came from.
 
     Raises:
-      InputError: another method or other places than the format can say, a model that is not of a
-        Hugging Face family, leaves of another model, or a name with a dot.
+      InputError: the format cannot hold the method or its places, the model is of no Hugging Face
+        family, the leaves are those of another model, or the name has a dot.
     """
     names = _check(model, params, name)
     module = model.replace(trainable=dict(params)).module()
     sites = _check_places(module)
     tensors = {
-        f"{_site(names, path, site)}.adapters.{name}.{theirs}": _array(variable[...], True)
+        f"{_site(names, path, site)}.adapters.{name}.{theirs}": to_torch(variable[...], True)
         for path, site in sites.items()
         for variable, theirs in _leaves(site)
     }
     width = next(iter(sites.values())).base.width
     options = model.method.options
     head = {leaf: params[leaf] for leaf, kind in model.kinds.items() if kind == "head"}
-    about: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "model_type": model.config["model_type"],
         "model_name": origin(model) if base_model is None else base_model,
         "model_class": class_name(model),
@@ -174,23 +178,23 @@ def export_adapterhub(
         "non_linearity": options["activation"],
         "reduction_factor": options["reduction_factor"] or reduction_factor(width, options["size"]),
         "scaling": options["scaling"],
-        # adapters draws values before it reads ours, so it must know the start.
+        # adapters draws initial values before it reads the file, so it must know their kind.
         "init_weights": "bert" if options["init"] == "opendelta" else options["init"],
     }
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
-    _write(target, "adapter.safetensors", tensors)
-    _write_json(target, "adapter_config.json", {**about, "name": name, "config": config})
+    write_tensors(target / "adapter.safetensors", tensors)
+    write_json(target / "adapter_config.json", {**metadata, "name": name, "config": config})
     if head:
         family = FAMILIES[model.config["model_type"]]
         held = {}
         for leaf, value in head.items():
             theirs, transposed = source_name(leaf, family)
-            held[theirs] = _array(value, transposed)
-        _write(target, "model_head.safetensors", held)
+            held[theirs] = to_torch(value, transposed)
+        write_tensors(target / "model_head.safetensors", held)
         labels = {label: i for i, label in enumerate(model.labels)}
         extra = {"name": None, "config": None, "label2id": labels, "num_labels": len(labels)}
-        _write_json(target, "head_config.json", {**about, **extra})
+        write_json(target / "head_config.json", {**metadata, **extra})
     return target
 
 
@@ -218,7 +222,7 @@ def _check(model: Model, params: Params, name: str) -> _Names:
 
 
 def _check_places(module: nnx.Module) -> dict[str, AdaptedResidual]:
-    """Returns the adapted slots by path, or raises if the format cannot say which they are."""
+    """Returns the adapted slots by path, or raises if the format cannot hold them."""
     adapted = _found(module, AdaptedResidual)
     places = {site.base.place for site in adapted.values()}
     slots = {
@@ -236,54 +240,43 @@ def _check_places(module: nnx.Module) -> dict[str, AdaptedResidual]:
     return adapted
 
 
-def _array(value: Any, transposed: bool) -> np.ndarray:
-    array = np.asarray(value, np.float32)
-    return np.ascontiguousarray(array.T if transposed else array)
-
-
-def _write(directory: Path, name: str, tensors: dict[str, np.ndarray]) -> None:
-    replace_file(directory / name, save(tensors, metadata={"format": "pt"}))
-
-
-def _write_json(directory: Path, name: str, value: Any) -> None:
-    replace_file(directory / name, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
-
-
 # ---------------------------------------------------------------------------------------- reading
 
 
 def load_adapterhub(directory: str | Path, *, with_head: bool = True) -> Method:
     """Returns the method of a directory in AdapterHub's format; attaching it sets the values.
 
-    It has the name and the options of what it attaches, such as ``houlsby``, so an adapted model
-    can be trained on and written again.
+    It has the name and the options of the method in the file, such as ``houlsby``, so an adapted
+    model can be trained further and exported again.
 
     Args:
       directory: with ``adapter_config.json`` and ``adapter.safetensors``.
       with_head: also set the head, if the directory has one.
 
     Raises:
-      InputError: files that are missing, pickle or not of this format; a config field whose value
-        changes the maths and is not implemented. When it is attached: adapters or a head that do
-        not fit the model (one message for all).
+      InputError: files are missing, damaged, pickle or of another format; or a config field changes
+        the maths in a way that is not implemented. When it is attached: the adapters or the head do
+        not fit the model (all mismatches are in one message).
     """
     directory = Path(directory)
-    about = read_json(directory / "adapter_config.json")
-    kind = str(about.get("model_type"))
+    metadata = read_json(directory / "adapter_config.json")
+    kind = str(metadata.get("model_type"))
     if kind not in _NAMES:
         raise InputError(
             f"The adapter in {directory} is for the model type {kind!r}, which is not supported."
             f" {nearest(kind, _NAMES)}"
         )
-    inner = _method(directory, about)
-    tensors = _read(directory, "adapter.safetensors", "pytorch_adapter.bin")
-    held: dict[str, np.ndarray] = {}
+    inner = _method(directory, metadata)
+    tensors = read_tensors(directory / "adapter.safetensors", "pytorch_adapter.bin", _CONVERT)
+    held: Tensors = {}
     if with_head and (directory / "head_config.json").exists():
-        held = _read(directory, "model_head.safetensors", "pytorch_model_head.bin")
+        held = read_tensors(
+            directory / "model_head.safetensors", "pytorch_model_head.bin", _CONVERT
+        )
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         inner.attach(module, defaults, key, head)
-        found, problems = _fit(module, kind, str(about.get("name")), tensors)
+        found, problems = _fit(module, kind, str(metadata.get("name")), tensors)
         if held:
             more, wrong = _fit_head(module, kind, head, held)
             found, problems = [*found, *more], [*problems, *wrong]
@@ -301,9 +294,9 @@ def load_adapterhub(directory: str | Path, *, with_head: bool = True) -> Method:
     return Method(inner.name, inner.options, attach)
 
 
-def _method(directory: Path, about: Mapping[str, Any]) -> Method:
+def _method(directory: Path, metadata: Mapping[str, Any]) -> Method:
     """Returns the method of an ``adapter_config.json``, without values."""
-    config = about.get("config")
+    config = metadata.get("config")
     if not isinstance(config, dict):
         raise InputError(f"{directory}/adapter_config.json has no table 'config'.")
     for field, value in config.items():
@@ -326,7 +319,7 @@ def _method(directory: Path, about: Mapping[str, Any]) -> Method:
                 f" implemented (only a value of type {types[-1].__name__} is)."
             )
     activation = used["non_linearity"].lower()
-    if "version" not in about:
+    if "version" not in metadata:
         activation = _RENAMED.get(activation, activation)
     given = {"mh_adapter": "attention", "output_adapter": "feed_forward"}
     places = tuple(place for field, place in given.items() if used[field])
@@ -370,10 +363,10 @@ def _fit_head(
     wanted = {}
     for leaf, variable in _head_leaves(module, head).items():
         theirs, transposed = source_name(leaf, family)
-        # adapters does not train a pooler that is part of the base model, so it may be absent.
+        # A pooler that is part of the base model may be absent, because adapters does not train it.
         if theirs in tensors or leaf.startswith(f"{head[-1]}."):
             wanted[theirs] = (variable, transposed)
-    # A tied output layer is the base model's table, and not ours to set.
+    # A tied output layer is the base model's embedding table, which stays as it is.
     tensors = {
         theirs: x
         for theirs, x in tensors.items()
@@ -386,7 +379,12 @@ def _fit_head(
 def _matched(
     wanted: Mapping[str, tuple[nnx.Variable, bool]], tensors: Mapping[str, np.ndarray]
 ) -> tuple[_Found, list[str]]:
-    """Pairs variables with tensors; ``wanted`` says whether a tensor is stored transposed."""
+    """Returns variables with their values, and a description of each mismatch.
+
+    Args:
+      wanted: tensor name -> (variable, whether the tensor is stored transposed).
+      tensors: of the file.
+    """
     found, problems = [], []
     for name, (variable, transposed) in wanted.items():
         shape = variable.shape[::-1] if transposed else variable.shape
@@ -400,27 +398,6 @@ def _matched(
     strange = sorted(tensors.keys() - wanted.keys())
     problems += [f"{n} {list(tensors[n].shape)} has no place in the model" for n in strange]
     return found, problems
-
-
-def _read(directory: Path, name: str, pickled: str) -> dict[str, np.ndarray]:
-    try:
-        # framework="flax" reads bfloat16 too, which numpy does not have.
-        with safe_open(directory / name, framework="flax") as file:
-            return {
-                key: np.asarray(file.get_tensor(key).astype(jnp.float32))
-                for key in file.keys()  # noqa: SIM118 (not a dict)
-            }
-    except SafetensorError as error:
-        raise InputError(f"{directory / name} is not a whole safetensors file ({error}).") from None
-    except OSError:
-        pass
-    if (directory / pickled).exists():
-        raise InputError(
-            f"{directory} holds its weights only as pickle ({pickled}), which can run any code when"
-            " it is read and is refused. Convert it to safetensors first (save_adapter in adapters"
-            " does with use_safetensors=True)."
-        )
-    raise InputError(f"{directory} holds no {name}.")
 
 
 # ------------------------------------------------------------------------------------------ sites
@@ -444,13 +421,12 @@ def _leaves(site: AdaptedResidual) -> list[tuple[nnx.Variable, str]]:
 
 
 def _site(names: _Names, path: str, site: AdaptedResidual) -> str:
-    """Returns the path in ``adapters`` of what holds a site's adapters."""
+    """Returns the path in ``adapters`` of the module that holds a site's adapters."""
     layer = next(part for part in path.split(".") if part.isdigit())
     return f"{names.layers}.{layer}.{names.places[site.base.place]}"
 
 
 def _head_leaves(module: nnx.Module, head: Sequence[str]) -> dict[str, nnx.Variable]:
-    inside = tuple(f"{path}." for path in head)
     flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
     leaves = {".".join(map(str, path)): variable for path, variable in flat}
-    return {leaf: variable for leaf, variable in leaves.items() if leaf.startswith(inside)}
+    return {leaf: variable for leaf, variable in leaves.items() if is_inside(leaf, head)}

@@ -1,4 +1,4 @@
-"""How others load an export: the lines to type, and what may surprise a reader of its files."""
+"""How to load an export with other libraries, and notes on its files."""
 
 import json
 from pathlib import Path
@@ -17,15 +17,15 @@ _AUTO = (
     "ForQuestionAnswering",
     "ForImageClassification",
 )
-"""Ends of the names of Hugging Face's classes that ``AutoModel...`` shares."""
+"""Ends of Hugging Face's class names that ``AutoModel...`` has too."""
 
 
 def describe(model: Model, directory: str | Path, format: Format) -> str:
-    """Returns what an export is: its path, its rank and why, and the lines that load it.
+    """Returns a description of an export: its rank and why, and the lines that load it.
 
     Args:
-      model: what was exported.
-      directory: of one export; of several clients' exports, one of them.
+      model: the exported model.
+      directory: of the export; for exports of several clients, the directory of one client.
       format: of the export.
     """
     lines = [*_notes(model, Path(directory), format), "Load it in Python:", ""]
@@ -68,7 +68,7 @@ def _auto_class(model: Model) -> str:
 
 
 def _notes(model: Model, directory: Path, format: Format) -> list[str]:
-    """Returns sentences on the rank in the file, where it is a low-rank adapter."""
+    """Returns sentences on the rank in the file, for a low-rank adapter."""
     if format != "peft" or model.method is None or model.method.name not in ("lora", "dora"):
         return []
     rank = json.loads((directory / "adapter_config.json").read_text())["r"]

@@ -1,7 +1,7 @@
-"""What was learned, in the file formats of others: Hugging Face PEFT, AdapterHub, transformers.
+"""Exports of trained models: for Hugging Face PEFT, for AdapterHub, or merged for transformers.
 
-An export appears whole or not at all: it is written beside its target and then renamed. Another
-export is replaced only on request.
+An export appears completely or not at all: it is written beside its target and then renamed.
+Another export is replaced only on request.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _HOLDS: dict[str, tuple[str, ...]] = {
     "adapterhub": ("houlsby", "pfeiffer", "bottleneck"),
     "merged": ("lora", "dora", "ia3", "bitfit", "layer_norm", "full", "head_only"),
 }
-"""Format -> methods."""
+"""Format -> the methods that it can hold."""
 
 
 def export(
@@ -44,10 +44,10 @@ def export(
     base_model: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Writes what was trained, the head included; returns the directory.
+    """Writes the trained leaves, the head included; returns the directory.
 
     Args:
-      model: what was trained; its ``trainable`` holds the initial values.
+      model: the model that was trained; its ``trainable`` holds the initial values.
       params: the trained leaves, such as ``Run.params``.
       directory: new, empty, or with an export of exactly the same content.
       format: one of ``FORMATS``.
@@ -56,8 +56,8 @@ def export(
         names.
 
     Raises:
-      InputError: a method that the format cannot hold, a model that is not of a Hugging Face
-        family, leaves of another model, or a directory that holds anything else.
+      InputError: the format cannot hold the method, the model is of no Hugging Face family, the
+        leaves are those of another model, or the directory holds anything else.
     """
     with _staged(directory, format, overwrite) as scratch:
         _writer(model, format, base_model)(params, scratch)
@@ -101,7 +101,7 @@ def client_directory(directory: Path, client: int) -> Path:
 
 
 def _writer(model: Model, format: Format, base_model: str | None) -> Callable[[Params, Path], None]:
-    """Returns what writes trained leaves into an empty directory."""
+    """Returns the function that writes trained leaves into an empty directory."""
     _check_model(model, format)
     architecture = class_name(model)
 
@@ -158,7 +158,7 @@ def _check_params(model: Model, params: Params) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------- whole or not
+# --------------------------------------------------------------------------- complete or not at all
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def _staged(directory: str | Path, format: str, overwrite: bool) -> Iterator[Pat
     target = Path(directory).resolve()
     if target.exists() and not target.is_dir():
         raise InputError(f"{directory} is a file: an export is a directory.")
-    # In the first directory above that exists: the same file system, and nothing to clean up.
+    # In the first parent directory that exists: the same file system, and no directory to remove.
     beside = next(p for p in target.parents if p.is_dir())
     scratch = beside / f".{target.name}.{os.getpid()}.tmp"
     try:
@@ -188,9 +188,9 @@ def _staged(directory: str | Path, format: str, overwrite: bool) -> Iterator[Pat
 
 
 def _replace(target: Path, scratch: Path, overwrite: bool) -> None:
-    """Renames ``scratch`` to ``target``, which may hold nothing but files of the same names.
+    """Renames ``scratch`` to ``target``, which may only hold files of the same names.
 
-    Without ``overwrite`` these must have the same content too.
+    Without ``overwrite`` the files must have the same content too.
     """
     if not target.exists():
         os.replace(scratch, target)

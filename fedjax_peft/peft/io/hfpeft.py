@@ -1,25 +1,23 @@
 """Adapters in Hugging Face PEFT's file format, for ``PeftModel.from_pretrained``.
 
-``adapter_config.json`` and ``adapter_model.safetensors``. An adapter fits the original checkpoint,
-whatever the start was. ``labels.json`` beside them has ``id2label`` and ``label2id`` of the head:
-PEFT's config has no field for the names of classes, and with a ``config.json`` transformers would
-take the directory for a whole model.
+A directory holds ``adapter_config.json`` and ``adapter_model.safetensors``. An adapter fits the
+original checkpoint, whatever its initial values were. ``labels.json`` has ``id2label`` and
+``label2id`` of the head: PEFT's config has no field for the names of classes, and transformers
+would take a directory with a ``config.json`` for a whole model.
 """
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save
 
-from fedjax_peft.files import replace_file
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import source_name
 from fedjax_peft.models.hub import origin
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.base import submodule
+from fedjax_peft.peft.io.files import Tensors, to_torch, write_json, write_tensors
 from fedjax_peft.peft.lora import by_pattern, scaling
 from fedjax_peft.typing import Params
 
@@ -28,7 +26,7 @@ __all__ = ["LABELS", "write_peft"]
 LABELS = "labels.json"
 """The file with the names of the classes; a model without such names has none."""
 
-_Content = tuple[dict[str, np.ndarray], dict[str, Any]]
+_Content = tuple[Tensors, dict[str, Any]]
 """(tensors by torch name, config fields)."""
 
 _TASKS = {
@@ -37,7 +35,7 @@ _TASKS = {
     "ForQuestionAnswering": "QUESTION_ANS",
     "LMHeadModel": "CAUSAL_LM",
 }
-"""The end of Hugging Face's class name -> PEFT's task type. It has none for images."""
+"""The end of Hugging Face's class name -> PEFT's task type. PEFT has none for images."""
 
 
 def write_peft(
@@ -60,13 +58,13 @@ def write_peft(
     """
     contents = {"ia3": _ia3, "prompt_tuning": _prompt}
     tensors, config = contents.get(model.method.name, _low_rank)(model, params)
-    # PEFT wraps the model in two modules, in one for a prompt.
+    # PEFT wraps the model in two modules, or in one module for a prompt.
     prefix = "base_model." if model.method.name == "prompt_tuning" else "base_model.model."
     whole = {n if n == "prompt_embeddings" else prefix + n: x for n, x in tensors.items()}
     for leaf, kind in model.kinds.items():
         if kind == "head":
             theirs, transposed = source_name(leaf, _family(model))
-            whole[prefix + theirs] = _array(params[leaf], transposed)
+            whole[prefix + theirs] = to_torch(params[leaf], transposed)
     config |= {
         "task_type": next((t for end, t in _TASKS.items() if architecture.endswith(end)), None),
         "base_model_name_or_path": base_model or origin(model),
@@ -74,38 +72,28 @@ def write_peft(
         "inference_mode": True,
     }
     tensors = {n: np.ascontiguousarray(x) for n, x in whole.items()}
-    replace_file(directory / "adapter_model.safetensors", save(tensors, metadata={"format": "pt"}))
-    _write_json(directory / "adapter_config.json", config)
+    write_tensors(directory / "adapter_model.safetensors", tensors)
+    write_json(directory / "adapter_config.json", config)
     if model.labels:
         names = dict(enumerate(model.labels))
         labels = {"id2label": names, "label2id": {name: i for i, name in names.items()}}
-        _write_json(directory / LABELS, labels)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    text = json.dumps(value, indent=2, sort_keys=True) + "\n"
-    replace_file(path, text.encode())
+        write_json(directory / LABELS, labels)
 
 
 def _family(model: Model) -> Any:
     return FAMILIES[model.config["model_type"]]
 
 
-def _array(value: Any, transposed: bool = False) -> np.ndarray:
-    array = np.asarray(value, np.float32)
-    return array.T if transposed else array
-
-
 # ----------------------------------------------------------------------------- the methods' files
 
 
 def _low_rank(model: Model, params: Params) -> _Content:
-    """LoRA and DoRA.
+    """Returns the contents of a LoRA or DoRA adapter.
 
-    After ``init="svd"`` the trained factors stand on the residual ``W - s·A₀B₀``, so what is
-    written is ``s·(AB - A₀B₀) = s·[A, A₀][B; -B₀]``, an exact adapter of twice the rank. Updates of
-    parts of a fused projection become one of the summed rank, likewise exact: ``[A_q, A_v]`` and
-    the B of each in the columns of its part.
+    After ``init="svd"`` the trained factors are added to the residual ``W - s·A₀B₀``. The adapter
+    of the original W is then ``s·(AB - A₀B₀) = s·[A, A₀][B; -B₀]``, exact and of twice the rank.
+    Updates of parts of a fused projection become one update of the summed rank, exact too: ``[A_q,
+    A_v]``, and each B in the columns of its part.
     """
     options = model.method.options
     fused = options["parts"] is not None
@@ -113,7 +101,7 @@ def _low_rank(model: Model, params: Params) -> _Content:
     sites: dict[str, list[str]] = {}
     for name in names:
         sites.setdefault(name.rpartition(".")[0] if fused else name, []).append(name)
-    # Only what is written as it was keeps rsLoRA's form; s is the same either way.
+    # Only unchanged factors keep the form of rsLoRA; s is the same in both forms.
     rslora = options["rslora"] and not fused and not model.method.start_shapes_frozen
 
     tensors, ranks, alphas = {}, {}, {}
@@ -130,7 +118,7 @@ def _low_rank(model: Model, params: Params) -> _Content:
             alpha if a.shape[1] == rank and rslora == options["rslora"] else (scale * a.shape[1])
         )
         if model.method.name == "dora":
-            tensors[f"{path}.lora_magnitude_vector"] = _array(params[f"{path}.lora_magnitude"])
+            tensors[f"{path}.lora_magnitude_vector"] = to_torch(params[f"{path}.lora_magnitude"])
     rank, alpha = (Counter(x.values()).most_common(1)[0][0] for x in (ranks, alphas))
     return tensors, {
         "peft_type": "LORA",
@@ -154,9 +142,9 @@ def _factors(
     """Returns (A ``[in, r]``, B ``[r, out]``) such that ``s·AB`` is added to the checkpoint."""
 
     def leaf(values: Params, name: str) -> np.ndarray:
-        return _array(values[f"{path}.{name}"])
+        return to_torch(values[f"{path}.{name}"])
 
-    # The file holds one s for all directions; a direction may have its own (0: not owned).
+    # The file holds one s for all directions; here directions may differ (0: not owned).
     share = leaf(params, "lora_scale") / np.float32(scale)
     a, b = leaf(params, "lora_a"), share[:, None] * leaf(params, "lora_b")
     if model.method.start_shapes_frozen:
@@ -183,7 +171,7 @@ def _ia3(model: Model, params: Params) -> _Content:
     inner = [path for path in paths if submodule(module, path).feed_forward]
     tensors = {}
     for path in paths:
-        scale = _array(params[f"{path}.ia3_l"])
+        scale = to_torch(params[f"{path}.ia3_l"])
         tensors[f"{path}.ia3_l"] = scale[None] if path in inner else scale[:, None]
     return tensors, {
         "peft_type": "IA3",
@@ -197,7 +185,7 @@ def _ia3(model: Model, params: Params) -> _Content:
 def _prompt(model: Model, params: Params) -> _Content:
     (leaf,) = (n for n, kind in model.kinds.items() if kind == "adapter")
     tokens, width = params[leaf].shape
-    return {"prompt_embeddings": _array(params[leaf])}, {
+    return {"prompt_embeddings": to_torch(params[leaf])}, {
         "peft_type": "PROMPT_TUNING",
         "num_virtual_tokens": tokens,
         "token_dim": width,

@@ -1,7 +1,8 @@
 """Adapters from elsewhere, in the format of Hugging Face PEFT or AdapterHub, as PEFT methods.
 
-Which modules are adapted is read off the tensors, so every way of choosing them is understood. What
-would change the maths and is not implemented is refused by name. Pickle is never read.
+The names of the tensors tell which modules are adapted, so every way of choosing targets is
+understood. A config field that changes the maths and is not implemented is refused by name. Pickle
+is never read.
 """
 
 import json
@@ -13,14 +14,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.errors import InputError
-from fedjax_peft.linalg import is_finite
+from fedjax_peft.models.base import is_inside
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.base import Defaults, Method, submodule
 from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.ia3 import ia3
+from fedjax_peft.peft.io.files import Tensors, read_tensors
 from fedjax_peft.peft.lora import by_pattern, lora
 from fedjax_peft.peft.prompt import PromptEmbed, prompt_tuning
 from fedjax_peft.typing import Key
@@ -29,10 +30,10 @@ __all__ = ["pretrained"]
 
 
 def pretrained(adapter: str | Path) -> Method:
-    """An adapter trained elsewhere (LoRA, DoRA, (IA)³, prompt or bottleneck) as the start.
+    """An adapter trained elsewhere (LoRA, DoRA, (IA)³, prompt or bottleneck) as initial values.
 
-    Attaching it sets its values, and those of the head as far as the directory has one; what it
-    lacks keeps its own. The method has the name and the options of what is attached, such as
+    Attaching it sets the adapter's values, and those of the head that the directory holds; other
+    leaves keep their values. The method has the name and the options of the adapter, such as
     ``lora``, so the model can be exported again.
 
     Args:
@@ -40,9 +41,9 @@ def pretrained(adapter: str | Path) -> Method:
         ``adapter_model.safetensors``), or one in AdapterHub's format.
 
     Raises:
-      InputError: files that are missing, damaged or pickle; a method or an option that is not
-        implemented. When it is attached: an adapter for another model or head (what does not fit
-        is counted, and the first named).
+      InputError: files are missing, damaged or pickle, or a method or an option is not implemented.
+        When it is attached: the adapter is for another model or head (mismatches are counted, and
+        the first one is named).
     """
     directory = Path(adapter)
     config = _read_config(directory)
@@ -55,7 +56,11 @@ def pretrained(adapter: str | Path) -> Method:
             f"The adapter in {directory} has peft_type = {config.get('peft_type')!r}, which is not"
             f" supported ({', '.join(_READERS)} are)."
         )
-    contents = _split(_read_tensors(directory))
+    contents = _split(
+        read_tensors(
+            directory / "adapter_model.safetensors", "*.bin", "save_pretrained in peft does"
+        )
+    )
     method = _READERS[config["peft_type"]](_Config(directory, config), contents)
     made_for = config.get("base_model_name_or_path")
 
@@ -87,9 +92,6 @@ def pretrained(adapter: str | Path) -> Method:
 # ------------------------------------------------------------------------------------------ files
 
 
-_Tensors = dict[str, np.ndarray]
-
-
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "adapter_config.json"
     try:
@@ -107,45 +109,16 @@ def _read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def _read_tensors(directory: Path) -> _Tensors:
-    """Returns the tensors in float32, by the names that the file has."""
-    path = directory / "adapter_model.safetensors"
-    try:
-        # framework="flax" reads bfloat16 too.
-        with safe_open(path, framework="flax") as file:
-            tensors = {n: np.asarray(file.get_tensor(n), np.float32) for n in file.keys()}  # noqa: SIM118
-        if damaged := [name for name, x in tensors.items() if not is_finite(x)]:
-            raise InputError(
-                f"{path} holds values that are not finite (NaN or infinity) in {len(damaged)}"
-                f" tensors, such as {damaged[0]!r}."
-            )
-        return tensors
-    except FileNotFoundError:
-        pass
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{path} is not a whole safetensors file ({error}). It may be truncated: fetch it"
-            " again."
-        ) from None
-    if pickles := sorted(p.name for p in directory.glob("*.bin")):
-        raise InputError(
-            f"{directory} holds its weights only as pickle ({pickles[0]}), which can run any code"
-            " when it is read and is refused. Convert it to safetensors first (save_pretrained in"
-            " peft does)."
-        )
-    raise InputError(f"{directory} holds no {path.name}.")
-
-
 class _Contents(NamedTuple):
     """The tensors of an adapter, in torch's layout."""
 
-    sites: dict[str, _Tensors]
-    """Path of an adapted module -> tensors by what they are (a key of ``_LEAVES``)."""
+    sites: dict[str, Tensors]
+    """Path of an adapted module -> tensors by kind (a key of ``_LEAVES``)."""
     prompt: np.ndarray | None
-    whole: _Tensors
-    """The others, by name: of modules that are trained whole."""
+    whole: Tensors
+    """The other tensors, by name: those of modules that are trained whole."""
     old_names: dict[str, str]
-    """Path of an adapted module -> as the file has it."""
+    """Path of an adapted module -> its path in the file."""
 
 
 _LEAVES = {
@@ -154,10 +127,10 @@ _LEAVES = {
     "lora_magnitude_vector": "lora_magnitude",
     "ia3_l": "ia3_l",
 }
-"""The end of a tensor's name -> our leaf, the transpose of it."""
+"""The end of a tensor's name -> the leaf, which is its transpose."""
 
 
-def _split(tensors: _Tensors) -> _Contents:
+def _split(tensors: Tensors) -> _Contents:
     contents = _Contents({}, tensors.pop("prompt_embeddings", None), {}, {})
     for key, x in tensors.items():
         name = key.removeprefix("base_model.").removeprefix("model.")
@@ -172,7 +145,7 @@ def _split(tensors: _Tensors) -> _Contents:
 
 
 def _renamed(name: str) -> str:
-    """Returns the name in the form that modules have now; older ones of ViT differ."""
+    """Returns the present name of a module or tensor; older files of ViT have other names."""
     if family := FAMILIES.get(name.partition(".")[0]):
         for pattern, replacement in family.renamed:
             name = re.sub(pattern, replacement, f"{name}.").removesuffix(".")
@@ -185,12 +158,12 @@ def _renamed(name: str) -> str:
 _INERT = {
     *("peft_type", "task_type", "auto_mapping", "peft_version", "inference_mode", "revision"),
     "base_model_name_or_path",
-    # What the tensors say.
+    # The tensors tell these.
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("modules_to_save", "feedforward_modules", "num_virtual_tokens", "token_dim"),
     # How torch stores the base's kernels; the adapter's tensors are the same.
     "fan_in_fan_out",
-    # How the adapter began, or of use only beside a field that is refused.
+    # Initial values of the adapter, or fields that matter only beside a field that is refused.
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "init_ia3_weights"),
     *("prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_path"),
     *("tokenizer_kwargs", "num_attention_heads", "num_layers"),
@@ -199,7 +172,7 @@ _INERT = {
 """Config fields that do not change what the tensors mean."""
 
 _STARTS = (True, False, "gaussian", "eva", "orthogonal")
-"""Values of ``init_lora_weights`` that leave the base as it was."""
+"""Values of ``init_lora_weights`` that do not change the base weights."""
 
 _NUMBER = (int, float)
 
@@ -245,13 +218,13 @@ class _Config:
         return table
 
     def check_used(self) -> None:
-        """Raises InputError for fields that are set and mean something that we do not have."""
+        """Raises InputError for fields that are set and have an effect that is not implemented."""
         unset: tuple[Any, ...] = (None, False, "none", "", [], {})
         others = {f: v for f, v in self.values.items() if f not in self.used and v not in unset}
         if others:
-            told = ", ".join(f"{field} = {value!r}" for field, value in sorted(others.items()))
+            listed = ", ".join(f"{field} = {value!r}" for field, value in sorted(others.items()))
             raise InputError(
-                f"The adapter in {self.directory} has {told}, which is not implemented."
+                f"The adapter in {self.directory} has {listed}, which is not implemented."
             )
 
 
@@ -267,7 +240,7 @@ def _low_rank(config: _Config, contents: _Contents) -> Method:
     rank, alpha = config.get("r", 8), config.get("lora_alpha", 8, _NUMBER)
     ranks = config.patterns("rank_pattern", (int,))
     alphas = config.patterns("alpha_pattern", _NUMBER)
-    # As Hugging Face PEFT understands the patterns, by the names that the file has.
+    # Hugging Face PEFT matches the patterns with the names in the file.
     olds = contents.old_names.items()
     each_rank = {path: by_pattern(ranks, old, rank) for path, old in olds}
     each_alpha = {path: by_pattern(alphas, old, alpha) for path, old in olds}
@@ -321,8 +294,8 @@ _READERS: dict[str, Callable[[_Config, _Contents], Method]] = {
 
 def _sites_of(
     config: _Config, contents: _Contents, kinds: set[str]
-) -> Iterator[tuple[str, _Tensors]]:
-    """Yields (path, tensors) of the adapted modules; they must have tensors of these kinds each."""
+) -> Iterator[tuple[str, Tensors]]:
+    """Yields (path, tensors) of the adapted modules; each must have tensors of all these kinds."""
     if not contents.sites:
         raise InputError(f"The adapter in {config.directory} holds no {min(kinds)} tensors.")
     for path, tensors in sorted(contents.sites.items()):
@@ -339,11 +312,11 @@ _Values = list[tuple[nnx.Variable, np.ndarray]]
 
 
 def _fit_sites(
-    module: nnx.Module, head: Sequence[str], sites: Mapping[str, _Tensors]
-) -> tuple[dict[str, _Tensors], list[str]]:
+    module: nnx.Module, head: Sequence[str], sites: Mapping[str, Tensors]
+) -> tuple[dict[str, Tensors], list[str]]:
     """Returns the tensors by the paths of the module's layers, and what does not fit."""
     modules = _modules(module)
-    found: dict[str, _Tensors] = {}
+    found: dict[str, Tensors] = {}
     problems = []
     for name, tensors in sites.items():
         path = _resolved(name, modules)
@@ -351,7 +324,7 @@ def _fit_sites(
         if not isinstance(layer, nnx.Linear):
             problems.append(f"there is no linear layer {name}")
             continue
-        if _inside(path, head):
+        if is_inside(path, head):
             problems.append(f"{name} is part of the head, which is trained whole")
             continue
         n_in, n_out = layer.kernel.shape
@@ -373,7 +346,7 @@ def _fit_sites(
 
 
 def _fit_head(
-    module: nnx.Module, head: Sequence[str], tensors: _Tensors
+    module: nnx.Module, head: Sequence[str], tensors: Tensors
 ) -> tuple[_Values, list[str]]:
     """Returns the head's variables with their values, and what does not fit.
 
@@ -391,7 +364,7 @@ def _fit_head(
         variable = getattr(layer, leaf, None)
         if not isinstance(variable, nnx.Variable):
             problems.append(f"{name} {list(x.shape)} has no place in the model")
-        elif not _inside(path, head):
+        elif not is_inside(path, head):
             problems.append(f"{name} was trained whole, and is not part of the model's head")
         elif x.shape != variable.shape[::-1]:
             needs = list(variable.shape[::-1])
@@ -423,10 +396,6 @@ def _modules(module: nnx.Module) -> dict[str, Any]:
 
 
 def _resolved(name: str, modules: Mapping[str, Any]) -> str:
-    """Returns the path that a name stands for; one of a bare encoder lacks the prefix."""
+    """Returns the path of a name in the file; names of a bare encoder lack the prefix."""
     ends = [path for path in modules if path.endswith(f".{name}")]
     return ends[0] if name not in modules and len(ends) == 1 else name
-
-
-def _inside(path: str, head: Sequence[str]) -> bool:
-    return f"{path}.".startswith(tuple(f"{part}." for part in head))

@@ -1,0 +1,72 @@
+"""Reading and writing the files of an adapter: safetensors and JSON. Pickle is never read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.files import replace_file
+from fedjax_peft.linalg import is_finite
+
+__all__ = ["Tensors", "read_tensors", "to_torch", "write_json", "write_tensors"]
+
+Tensors = dict[str, np.ndarray]
+"""By the names in the file, in torch's order of axes."""
+
+
+def to_torch(value: Any, transposed: bool = False) -> np.ndarray:
+    """Returns an array as float32 in C order, transposed on request."""
+    array = np.asarray(value, np.float32)
+    return np.ascontiguousarray(array.T if transposed else array)
+
+
+def write_tensors(path: Path, tensors: Tensors) -> None:
+    """Writes a safetensors file as torch's libraries do."""
+    replace_file(path, save(tensors, metadata={"format": "pt"}))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON with sorted keys."""
+    replace_file(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def read_tensors(path: Path, pickles: str, convert: str) -> Tensors:
+    """Returns the tensors of a safetensors file in float32.
+
+    Args:
+      path: of the file.
+      pickles: pattern of the files that hold the same as pickle.
+      convert: what writes safetensors instead, for the error message.
+
+    Raises:
+      InputError: there is no such file, it is damaged, it holds values that are not finite, or the
+        weights are only there as pickle.
+    """
+    try:
+        # framework="flax" reads bfloat16 too, which numpy does not have.
+        with safe_open(path, framework="flax") as file:
+            names = list(file.keys())
+            tensors = {name: np.asarray(file.get_tensor(name), np.float32) for name in names}
+    except FileNotFoundError:
+        if found := sorted(p.name for p in path.parent.glob(pickles)):
+            raise InputError(
+                f"{path.parent} holds its weights only as pickle ({found[0]}), which can run any"
+                " code when it is read and is refused. Convert it to safetensors first"
+                f" ({convert})."
+            ) from None
+        raise InputError(f"{path.parent} holds no {path.name}.") from None
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path} is not a whole safetensors file ({error}). It may be truncated: fetch it"
+            " again."
+        ) from None
+    if damaged := [name for name, x in tensors.items() if not is_finite(x)]:
+        raise InputError(
+            f"{path} holds values that are not finite (NaN or infinity) in {len(damaged)}"
+            f" tensors, such as {damaged[0]!r}."
+        )
+    return tensors
