@@ -1,4 +1,4 @@
-"""What holds for every test: strict numerics, quick compilation, caches of its own, no pile-up.
+"""Settings of all tests: strict numerics, quick compilation, separate caches, bounded memory.
 
 Tracing and compiling decide the time of this suite: its programs are tiny, and each runs a few
 times. A new test is quick when it shares a program with its neighbours: the same ``toy.model()``,

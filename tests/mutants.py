@@ -1,17 +1,17 @@
-"""A mutation run: small faults are put into the algorithms, and the tests must notice each.
+"""A mutation test: small faults are inserted into the algorithms, and the tests must find each.
 
     make mutants                                  # the named ones and a sample, about 20 minutes
-    python tests/mutants.py --list                # all, a line each
-    python tests/mutants.py --only fedrep         # those of files whose name contains a text
+    python tests/mutants.py --list                # all, one per line
+    python tests/mutants.py --only fedrep         # those of files with this in the name
     python tests/mutants.py --sample 0            # only the named ones
 
-Each mutant is one change of one file of ``fedjax_peft/algorithms`` or ``fedjax_peft/aggregators``,
-made in a temporary copy of the repository and run against the tests that are about that file. The
-general tools (mutmut, cosmic-ray) run a whole suite for every mutant, which here takes minutes of
-compilation; this one chooses tests by file and shares a compilation cache.
+Each mutant changes one file of ``fedjax_peft/algorithms`` or ``fedjax_peft/aggregators`` in a
+temporary copy of the repository, and runs the tests of this file. General tools (mutmut,
+cosmic-ray) run the whole suite for each mutant, with minutes of compilation. This script selects
+the tests by file and shares a compilation cache.
 
 Survivors are printed as a diff and make the exit code 1, except for those in ``EQUIVALENT``, which
-change nothing that could be seen.
+have no observable effect.
 """
 
 import argparse

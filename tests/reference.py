@@ -1,7 +1,7 @@
-"""Federated averaging of the toy problem, slowly: what the round engine must equal.
+"""A slow reference for the round engine: federated averaging of the toy problem.
 
-Loops over rounds, clients and batches in NumPy, float64: no jit, no lanes, no padding, gradients
-and Adam by hand. It shares with the library the names of the random streams and nothing else.
+It loops over rounds, clients and batches in NumPy float64, without jit, lanes or padding, and with
+gradients and Adam by hand. It shares only the names of the random streams with the library.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""Assets: a fake pip writes small wheels; nothing here needs a network."""
+"""Assets, with a fake pip that writes small wheels; no test needs a network."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Text of users made safe to print."""
+"""User text is made safe to print."""
 
 import pytest
 

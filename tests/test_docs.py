@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, and its examples run as they stand there."""
+"""The documentation builds without a warning, and its examples run."""
 
 import contextlib
 import re

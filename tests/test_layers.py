@@ -1,4 +1,4 @@
-"""Which module may import what: read from the source, and seen in a fresh process."""
+"""Import rules between modules, checked in the source and in a new process."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""Settings of other libraries: made in one place, when they are needed, and not by an import."""
+"""Settings of other libraries are made in one place, at first use, and not at import."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""The notebooks run, in a short form."""
+"""The notebooks run, with fewer rounds."""
 
 import json
 import re

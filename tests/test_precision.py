@@ -1,4 +1,4 @@
-"""Weights wider than the compute dtype: split in two, and used in full by LoRA's layers."""
+"""Weights wider than the compute dtype are split in two parts, and LoRA's layers use both."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The key schedule: distinct, repeatable, and blind to everything but its names."""
+"""The key schedule: keys are distinct, repeatable, and depend on their names only."""
 
 import itertools
 

@@ -1,6 +1,6 @@
-"""What the README shows, and what moved from it to the documentation, runs as it stands there.
+"""The examples of the README and of documentation pages run, with the expected results.
 
-``test_docs.py`` runs all Python of all pages; here is what must come out.
+``test_docs.py`` runs all Python of all pages; these tests check the results.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Roles of leaves by rules."""
+"""Rules assign a role to each leaf."""
 
 import pytest
 

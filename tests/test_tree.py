@@ -1,4 +1,4 @@
-"""The algebra of stacked trees."""
+"""Operations on stacked pytrees."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The tiny model that tests of PEFT methods share, and what it says about one batch."""
+"""The tiny model that tests of PEFT methods share, and its outputs on one batch."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Fast tokenizers of three kinds, trained on the spot on a few sentences of our own."""
+"""Fast tokenizers of three kinds, trained on a few sentences."""
 
 from tokenizers import (
     Tokenizer,

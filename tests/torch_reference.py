@@ -1,7 +1,7 @@
-"""The reference that our models are held against: tiny random Hugging Face models in torch.
+"""The reference for our models: tiny Hugging Face models in torch with random weights.
 
-Every parameter is random, biases and layer norms too, and the scale is such that logits are of
-order one: a tolerance of 1e-5 then means something.
+All parameters are random, including biases and layer norms. Their scale makes the logits of order
+one, so that a tolerance of 1e-5 is meaningful.
 """
 
 import re

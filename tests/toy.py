@@ -1,6 +1,6 @@
-"""A problem that compiles in a blink: LoRA on one frozen matrix and a softmax head, as plain dicts.
+"""A toy problem that compiles quickly: LoRA on one frozen matrix, and a softmax head.
 
-It has all that the engine can meet: frozen, fixed, adapter and head leaves, and dropout.
+It has all kinds of leaves that the engine supports (frozen, fixed, adapter, head), and dropout.
 """
 
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Upload transforms that use everything a transform can: memory, state, noise, metrics, bytes."""
+"""Upload transforms that use all features: memory, state, noise, metrics and bytes."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Mean and FRA against dense float64 algebra: what they return, and what they say of their error.
+"""Mean and FRA compared with dense float64 algebra: their results and their reported errors.
 
 ``template`` is the broadcast of the round. Exact average: ``ΔW̄ = Σ w_k s A_k B_k / Σ w_k``.
 """

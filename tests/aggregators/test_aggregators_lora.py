@@ -1,4 +1,4 @@
-"""Aggregators of LoRA factors against dense float64 algebra: identities from the papers."""
+"""Aggregators of LoRA factors compared with dense float64 algebra: identities from the papers."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What every algorithm must hold, whatever its paper says: a new one is tested by being listed."""
+"""The contract of every algorithm. A new algorithm is tested as soon as it is listed."""
 
 import functools
 import inspect

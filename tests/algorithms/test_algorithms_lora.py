@@ -1,6 +1,6 @@
-"""LoRA aggregation methods against a loop over clients in NumPy, float64, written from the papers.
+"""LoRA aggregation methods equal a loop over clients in NumPy float64, written from the papers.
 
-The toy's frozen kernel has the name here that LoRA gives it in real models.
+The frozen kernel of the toy model has the name that LoRA gives it in real models.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""FedProx, SCAFFOLD, FedDyn, FedNova and FedOpt: equal to slow references and to sums by hand."""
+"""FedProx, SCAFFOLD, FedDyn, FedNova and FedOpt equal slow references and sums by hand."""
 
 import functools
 import warnings

@@ -1,4 +1,4 @@
-"""Personalised algorithms and baselines: equal to loops written from the papers, in float64."""
+"""Personalised algorithms and baselines equal loops written from the papers, in float64."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Server optimizers over aggregators that factor anew: refused on A and B, right on the product.
+"""Server optimizers with aggregators that factor anew: refused on A and B, correct on the product.
 
 The reference is a loop in NumPy float64 over dense products, which shares no code with the library.
 """

@@ -1,4 +1,4 @@
-"""The baselines from before pretrained models learn in a federation, whole and from scratch."""
+"""The baselines without pretraining learn in federated training from random weights."""
 
 import jax.numpy as jnp
 import numpy as np

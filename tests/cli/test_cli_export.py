@@ -1,4 +1,4 @@
-"""Exports of finished runs, and a run that starts from one: the command line and ``Run``."""
+"""Exports of finished runs, and runs that start from an export; command line and Python."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The entries: classes in the hub's order, and rows as the hub has them."""
+"""The catalogue of data sets: classes in the hub's order, and rows as on the hub."""
 
 import datasets
 import pytest

@@ -1,4 +1,4 @@
-"""Clusters of texts: they find topics, repeat, and name what cannot be clustered."""
+"""Clusters of texts find topics and are repeatable; errors name data without clusters."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Data sets side by side, one client for each."""
+"""Combined data sets, with one client for each."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Every named data set from the files that its makers give, and what is wrong with such files."""
+"""Every named data set is read from its original files; errors name the defects of such files."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Divergences against numbers worked out by hand and against SciPy's."""
+"""Divergences equal numbers computed by hand and SciPy's numbers."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Images in each of their formats, as a column of pixels, and shifted from client to client."""
+"""Images in all formats, as a column of pixels, and with a feature shift for each client."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""Texts to blocks of tokens."""
+"""Texts are cut into blocks of tokens."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Examples by user, in LEAF's form and TFF's."""
+"""Examples by user, in the formats of LEAF and TFF."""
 
 import gzip
 import json

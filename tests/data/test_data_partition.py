@@ -1,4 +1,4 @@
-"""Partitions: exact cover, sizes, determinism, and the distributions they stand for."""
+"""Partitions: exact cover, sizes, determinism, and distributions."""
 
 import inspect
 import typing

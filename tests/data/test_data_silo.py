@@ -1,4 +1,4 @@
-"""GLUE's silo: sizes and shares of its two splits, and the columns of the whole."""
+"""The GLUE silo: sizes and shares of its two splits, and the combined columns."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Data sets by name, from directories, and from a stand-in for the hub."""
+"""Data sets by name, from directories, and from a fake hub."""
 
 import copy
 import gzip

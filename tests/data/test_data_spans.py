@@ -1,4 +1,4 @@
-"""Windows of contexts: answers come back from their labels, or their questions are reported."""
+"""Windows of contexts: answers are recovered from their labels, or the questions are reported."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Stand-ins: of the kind of the data set they stand for, and made of nothing but a seed."""
+"""Stand-ins have the form of their data set and are made from a seed only."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Tagged words: labels at first tokens, keys to partition by, and rows that are refused."""
+"""Tagged words: labels at first tokens, keys for partitions, and errors for invalid rows."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Tokenisation and its cache, with a tokenizer of six words."""
+"""Tokenisation and its cache, with a vocabulary of six words."""
 
 import numpy as np
 import pytest

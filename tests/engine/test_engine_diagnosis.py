@@ -1,4 +1,4 @@
-"""Drift of the global factors and the spectrum of their product, against NumPy and by hand."""
+"""Drift of the global factors and spectrum of their product equal NumPy and numbers by hand."""
 
 import numpy as np
 import pytest

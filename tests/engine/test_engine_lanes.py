@@ -1,4 +1,4 @@
-"""The choice of lanes."""
+"""The automatic choice of the number of lanes."""
 
 import pytest
 

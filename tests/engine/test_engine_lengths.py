@@ -1,4 +1,4 @@
-"""Padded lengths: how they are chosen, and that results do not depend on them."""
+"""Padded lengths: their choice, and the independence of results from them."""
 
 import functools
 import itertools

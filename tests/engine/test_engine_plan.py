@@ -1,4 +1,4 @@
-"""The round plan: every example of every client, once an epoch, and little idle time."""
+"""The round plan: it has every example of every client once per epoch, and few idle slots."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""A round as one program: equal to the slow reference, deaf to packing, padding and bad uploads."""
+"""A round as one program equals the slow reference; packing and padding have no effect."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Who takes part: every way of sampling as what its name says, and a function of the seed alone."""
+"""The schedule: each sampling method has its distribution and depends on the seed only."""
 
 import itertools
 from collections import Counter

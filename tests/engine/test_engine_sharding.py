@@ -1,4 +1,4 @@
-"""Lanes over several devices: the same numbers, and really divided."""
+"""Lanes over several devices: the same numbers, and arrays that are really divided."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What holds for every fuzzer: no warning is an error, and memory stays bounded."""
+"""Settings of all fuzzers: warnings are not errors, and memory is bounded."""
 
 import resource
 import warnings

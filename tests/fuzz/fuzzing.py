@@ -1,7 +1,7 @@
-"""Hostile inputs, and how they are drawn.
+"""Generators of damaged and unusual inputs.
 
-``make test`` draws a few examples, always the same ones. ``make fuzz`` sets ``FUZZ_EXAMPLES`` and
-draws that many new ones for every fuzzer.
+``make test`` generates a few examples, always the same ones. ``make fuzz`` sets ``FUZZ_EXAMPLES``
+and generates that number of new examples for every fuzzer.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Configs and overrides: whatever they hold, they resolve or are refused."""
+"""Configs and overrides with any content resolve or raise InputError."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Data files: whatever they hold, they are read or refused."""
+"""Data files with any content are read or raise InputError."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Model directories: a damaged file is refused, and nothing that is not finite is loaded."""
+"""Model directories: damaged files raise InputError, and no weight that is not finite is loaded."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Run directories that were edited or damaged: the report and the checkpoints' readers refuse."""
+"""Edited or damaged run directories: reports and checkpoints are read or raise InputError."""
 
 import io
 import json

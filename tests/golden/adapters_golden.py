@@ -1,7 +1,7 @@
-"""Writes the golden files: numbers and adapter files of AdapterHub's ``adapters`` 1.3.0 in torch.
+"""Writes the golden files: outputs and adapter files of AdapterHub's ``adapters`` 1.3.0 in torch.
 
-``adapters`` needs another transformers than this library, so it has an environment of its own, and
-nothing here imports the library:
+``adapters`` needs another version of transformers than this library. It therefore has a separate
+environment, and this script does not import the library:
 
     python -m venv env && env/bin/pip install torch==2.13.0 adapters==1.3.0
     env/bin/python tests/golden/adapters_golden.py                      # writes the files
@@ -9,7 +9,7 @@ nothing here imports the library:
     python tests/golden/adapterhub_exports.py DIR                       # ours, library environment
     env/bin/python tests/golden/adapters_golden.py --check-export DIR   # adapters reads ours
 
-What is written, for tiny models whose parameters are all random, layer norms and adapters too:
+The output, for tiny models with random parameters everywhere, including layer norms and adapters:
 
     adapters/FAMILY/                the checkpoint, as save_pretrained writes it
     adapters/FAMILY/inputs.safetensors

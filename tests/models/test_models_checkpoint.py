@@ -1,4 +1,4 @@
-"""What does not fit is refused in one clear paragraph; what fits survives a round trip."""
+"""Weights that do not fit raise one clear error; weights that fit survive a round trip."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Damaged checkpoints and tokenizers are refused by name."""
+"""Errors for damaged checkpoints and tokenizers name the file."""
 
 import json
 

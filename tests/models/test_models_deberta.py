@@ -1,4 +1,4 @@
-"""DeBERTa-v2 and v3 are transformers' own: every variant of disentangled attention, and training.
+"""DeBERTa-v2 and v3 equal transformers: every variant of disentangled attention, and training.
 
 The generic tests of heads, hidden states and gradients are in ``test_models_parity.py``.
 """

@@ -1,4 +1,4 @@
-"""DistilBERT: its config's names, checkpoint forms, padding, prompts, and LoRA as peft's."""
+"""DistilBERT: config names, checkpoint forms, padding, prompts, and LoRA equal to peft."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""GPT-2: its checkpoint forms, padding, the tied head, and LoRA on its fused projection."""
+"""GPT-2: checkpoint forms, padding, the tied head, and LoRA on its fused projection."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Stored images become a model's input as Hugging Face's processor makes it."""
+"""Stored images become the model input that Hugging Face's processor makes."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Dropout: uniform random bytes that depend on a number's own coordinates and on nothing else."""
+"""Dropout: uniform random bytes that depend only on the coordinates of an element."""
 
 import jax
 import jax.numpy as jnp

@@ -1,6 +1,6 @@
-"""A model in training says the same of a text however far it is padded, dropout and all.
+"""In training, the output for a text does not depend on its padding, even with dropout.
 
-The engine relies on it: it runs a step at the shortest of a few padded lengths.
+The engine relies on this: it runs a step at the shortest of a few padded lengths.
 """
 
 import jax

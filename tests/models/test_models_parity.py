@@ -1,4 +1,4 @@
-"""Our backbones give Hugging Face's numbers, whatever form the checkpoint has."""
+"""Our backbones equal Hugging Face's, for all forms of checkpoints."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The models without pretraining give torch's numbers, and all of each is trained."""
+"""The models without pretraining equal torch, and all their weights are trained."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""ViT gives Hugging Face's numbers for images of any size, and trains with LoRA as peft does.
+"""ViT equals Hugging Face for images of any size, and LoRA training equals peft.
 
 Parity of logits, hidden states and gradients at the config's own size: ``test_models_parity.py``.
 """

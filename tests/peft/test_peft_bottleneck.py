@@ -1,4 +1,4 @@
-"""Bottleneck adapters: their formulas, starts, counts, places, and what they refuse.
+"""Bottleneck adapters: formulas, initial values, counts, sites and errors.
 
 Parity with ``adapters`` in torch is in ``test_peft_io_adapterhub.py``.
 """

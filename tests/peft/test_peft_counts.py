@@ -1,4 +1,4 @@
-"""The papers' parameter counts, from configs alone: nothing of these sizes is ever allocated."""
+"""The papers' parameter counts, from configs only, without allocating the models."""
 
 import math
 

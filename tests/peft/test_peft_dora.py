@@ -1,4 +1,4 @@
-"""DoRA: its formula, its gradients, merging, and what it refuses."""
+"""DoRA: formula, gradients, merging and errors."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""FedMCP's pair of adapters: the mean of two, and either alone with coefficient 1."""
+"""FedMCP's pair of adapters: the mean of both, and each alone with coefficient 1."""
 
 import functools
 import re

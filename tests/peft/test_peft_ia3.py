@@ -1,4 +1,4 @@
-"""(IA)³: its formula, what it scales, merging, and what it refuses."""
+"""(IA)³: formula, scaled activations, merging and errors."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""LoRA: its formula, its starts, what it trains and what it refuses."""
+"""LoRA: formula, initial values, trained leaves and errors."""
 
 import functools
 

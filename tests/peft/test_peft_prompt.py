@@ -1,4 +1,4 @@
-"""Prompt and prefix tuning: what they put before the text, their starts, and what they refuse."""
+"""Prompt and prefix tuning: the added tokens, initial values and errors."""
 
 import functools
 

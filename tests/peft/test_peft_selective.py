@@ -1,4 +1,4 @@
-"""BitFit, layer-norm tuning, full fine-tuning, the head alone: what is trained, and only that."""
+"""BitFit, layer-norm tuning, full fine-tuning, head only: exactly these leaves are trained."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Local training of a method is that of ``peft`` with torch's AdamW: losses and trained weights."""
+"""Local training equals that of ``peft`` with torch's AdamW: losses and trained weights."""
 
 import re
 from collections.abc import Callable

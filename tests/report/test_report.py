@@ -1,4 +1,4 @@
-"""The report, from run directories to the page."""
+"""The report: run directories, tables and the page."""
 
 import io
 import json

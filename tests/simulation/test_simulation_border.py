@@ -1,4 +1,4 @@
-"""Arguments of the wrong kind are refused at the border of the API, with the right call."""
+"""Arguments of the wrong type raise an error that shows the right call."""
 
 import jax
 import numpy as np

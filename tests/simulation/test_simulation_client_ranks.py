@@ -1,4 +1,4 @@
-"""Clients of different LoRA ranks: what one does not own adds nothing, never moves, is not sent."""
+"""Clients with different LoRA ranks: masked rows add nothing, do not change and are not sent."""
 
 import numpy as np
 import optax

@@ -1,4 +1,4 @@
-"""Programs are compiled once: in a process, and from one process to the next."""
+"""Programs are compiled once, within a process and across processes."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""Bytes and simulated seconds, against figures worked out by hand."""
+"""Bytes and simulated seconds equal numbers computed by hand."""
 
 import math
 

@@ -1,12 +1,12 @@
-"""Tables of time and traffic come out of the library: FeDeRA 5, 8, 9; FedAdapters 10 to 12.
+"""The library reproduces tables of time and communication: FeDeRA 5, 8, 9; FedAdapters 10 to 12.
 
-Every test calls ``forecast`` or ``count`` with a preset and compares with the printed number; the
-test itself adds and multiplies nothing but units. What is not here, and why:
+Each test calls ``forecast`` or ``count`` with a preset and compares the result with the printed
+number; the test itself converts units only. These cells are not tested:
 
-* FeDeRA, Table 5: the other cells. A cell is rounds x seconds a round, and the paper does not print
-  the rounds. The two cells below are checked with the rounds that they imply.
+* FeDeRA, Table 5: the other cells. A cell is rounds x seconds per round, and the paper does not
+  print the rounds. The two cells below are checked with the rounds that they imply.
 * FeDeRA, Table 8: seconds of training of FedAP and FedBF, and all cells of DeBERTaV3 and of the
-  other data sets: the library holds no seconds a step for them.
+  other data sets: the library has no seconds per step for them.
 * FeDeRA, Table 9: only the rates that two of its cells imply are known here. They are compared
   with the time model's interpolation, which does not contain them.
 * FedAdapters, Tables 10 and 11: times of training. They need the numbers of steps, that is the

@@ -1,4 +1,4 @@
-"""Measures on request: what a row then says, beside what it always says."""
+"""Optional diagnostics: the additional fields of a row."""
 
 import numpy as np
 import optax

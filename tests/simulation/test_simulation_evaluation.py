@@ -1,4 +1,4 @@
-"""What an evaluation reports: the direction of metrics, and clients that never trained."""
+"""Evaluation: the direction of metrics, and clients that never trained."""
 
 import numpy as np
 import optax

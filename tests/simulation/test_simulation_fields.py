@@ -1,4 +1,4 @@
-"""The table of fields knows every field of real rows, with its unit."""
+"""The table of fields contains every field of real rows, with its unit."""
 
 import optax
 import pytest

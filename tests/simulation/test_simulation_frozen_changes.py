@@ -1,4 +1,4 @@
-"""FLoRA and FedEx in bfloat16: what they add to frozen kernels reaches everybody who uses them."""
+"""FLoRA and FedEx in bfloat16: their sums on frozen kernels are used in training and inference."""
 
 import functools
 

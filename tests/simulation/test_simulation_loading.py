@@ -1,4 +1,4 @@
-"""The way back from a run directory: ``fp.load_run``, and the command line on runs of Python."""
+"""Loading run directories: ``fp.load_run``, and the command line for runs made in Python."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""One process at a time writes to a run directory, and a mix of two is no result."""
+"""Only one process can write to a run directory; mixed rows of two processes are an error."""
 
 import json
 import os

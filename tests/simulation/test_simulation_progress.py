@@ -1,4 +1,4 @@
-"""Signs of life: the phases that a run sends, and how they are shown in Python."""
+"""Progress: the phases of a run, and their display in Python."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""Interrupted runs: whatever kills them, and whenever, they continue to the same numbers."""
+"""Interrupted runs continue to the same numbers, wherever they were interrupted."""
 
 import errno
 import json

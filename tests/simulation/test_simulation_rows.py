@@ -1,4 +1,4 @@
-"""Reading, writing and summing up metrics."""
+"""Reading, writing and summarising metrics."""
 
 import json
 import math

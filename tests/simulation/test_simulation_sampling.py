@@ -1,4 +1,4 @@
-"""Who takes part in a run, who fails, who is late: as if the others had not been there."""
+"""Sampled, failed and late clients: results are those of a run with the remaining clients only."""
 
 import functools
 import itertools

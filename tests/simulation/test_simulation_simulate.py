@@ -1,4 +1,4 @@
-"""``simulate``: the same numbers whatever the machine does, and nothing silently wrong."""
+"""``simulate``: reproducible numbers, and errors for wrong arguments."""
 
 import functools
 import json

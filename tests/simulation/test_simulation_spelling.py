@@ -1,4 +1,4 @@
-"""What a newcomer types instead of the exact spelling: accepted, or answered with the right one."""
+"""Common misspellings of arguments are accepted, or the error gives the right spelling."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""A run that ends before its last round: by a rule over its rows, or because on_round says so."""
+"""Early stopping: by a rule on the rows, or by ``on_round``."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every task end to end on the command line, from files as they are distributed."""
+"""Every task end to end on the command line, from files in their original format."""
 
 import gzip
 import json

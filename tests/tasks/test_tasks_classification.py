@@ -1,4 +1,4 @@
-"""Classification: sums over real rows, and macro F1; the task of a data set."""
+"""Classification: sums over real rows, macro F1, and the task of a data set."""
 
 import jax
 import jax.numpy as jnp

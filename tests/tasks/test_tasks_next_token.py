@@ -1,4 +1,4 @@
-"""The next token: which are targets, and perplexity."""
+"""Next-token prediction: targets and perplexity."""
 
 import jax
 import jax.numpy as jnp

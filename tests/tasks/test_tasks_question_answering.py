@@ -1,4 +1,4 @@
-"""Question answering: both ends, the best span over all windows, exact match and F1."""
+"""Question answering: start and end, the best span over all windows, exact match and F1."""
 
 import re
 import string

@@ -1,4 +1,4 @@
-"""Tagging: sums over labelled tokens, and entities as seqeval counts them."""
+"""Tagging: sums over labelled tokens, and entity scores equal to seqeval."""
 
 import time
 

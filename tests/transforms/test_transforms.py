@@ -1,4 +1,4 @@
-"""Upload transforms: ``clip_norm`` against a loop, chains, memory, state, masks, bad uploads."""
+"""Upload transforms: ``clip_norm`` equals a loop; chains, memory, state, masks, bad uploads."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""AdapterHub's files: what ``adapters`` wrote gives its numbers, and is what we write.
+"""AdapterHub's files: files of ``adapters`` give its outputs, and equal the files that we write.
 
 The golden files are those of ``tests/golden/adapters_golden.py``.
 """

@@ -1,4 +1,4 @@
-"""What is exported is what others read: our logits, as an adapter or merged into the model."""
+"""Other libraries get our logits from our exports, as an adapter or merged into the model."""
 
 import json
 import os

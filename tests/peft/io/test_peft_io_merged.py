@@ -1,4 +1,4 @@
-"""A model with all that was trained merged into its weights is a plain Hugging Face checkpoint."""
+"""A model with all trained leaves merged is a plain Hugging Face checkpoint."""
 
 import json
 

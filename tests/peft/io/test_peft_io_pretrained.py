@@ -1,4 +1,4 @@
-"""An adapter that peft wrote, or we, is where training starts: the same leaves, the same logits."""
+"""Training can start from an adapter written by peft or by us: the same leaves and logits."""
 
 import copy
 import json
