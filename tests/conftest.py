@@ -62,12 +62,24 @@ def _private_cache(tmp_path_factory, monkeypatch, request):
         monkeypatch.setenv("FEDJAX_PEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
+MANY_MAPS = 20_000
+"""Memory maps of this process from which on all compiled programs are given up. Each holds up to
+hundreds, Linux allows a process 65,530, and XLA dies of a segmentation fault beyond that."""
+
+
+def _maps() -> int:
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            return sum(1 for _ in maps)
+    except OSError:  # not Linux
+        return MANY_MAPS
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _release_programs(request):
-    """Frees what a file compiled, also for its global models, and its ``functools`` caches.
+    """Frees what a file compiled for its global models, and its ``functools`` caches.
 
-    Each compiled program holds hundreds of memory maps, and Linux allows a process 65,530 of them:
-    the whole suite needs more, and XLA then dies of a segmentation fault.
+    What JAX compiled for single operations stays for the next files, while there is room.
     """
     yield
     from fedjax_peft.models.base import Model
@@ -77,8 +89,10 @@ def _release_programs(request):
             value.cache_clear()
         if isinstance(value, Model):
             vars(value.apply).pop("_programs", None)
-    jax.clear_caches()
     gc.collect()
+    if _maps() >= MANY_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
