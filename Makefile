@@ -3,13 +3,19 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test docs fuzz lint mutants clean
+.PHONY: demo test quick docs fuzz lint mutants clean
 
 demo: $(VENV)/.base
 	$(BIN)/fedjax-peft demo
 
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
 test: $(VENV)/.test lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	$(PYTEST)
+
+# The tests to run after every change: neither those marked slow nor those that need a real model.
+quick: $(VENV)/.test
+	$(PYTEST) -m "not slow and not assets"
 
 # The documentation site; a warning, such as a broken link, is an error. `make test` builds it too.
 docs: $(VENV)/.docs

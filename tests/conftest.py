@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 
 QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 """The older code generator of XLA:CPU compiles several times faster, and what it makes runs about
@@ -34,6 +35,16 @@ for name, value in {
 }.items():
     jax.config.update(name, value)
     os.environ[name.upper()] = str(value)  # for the processes that tests start
+
+
+def pytest_collection_modifyitems(items):
+    """Puts the files that take longest first, so that all workers end at about the same time."""
+    load = Counter()
+    for item in items:
+        # A test of a real model takes as long as dozens of others.
+        weights = {"slow": 1, "assets": 50}
+        load[item.path] += sum(w for name, w in weights.items() if item.get_closest_marker(name))
+    items.sort(key=lambda item: -load[item.path])
 
 
 def pytest_collection_finish(session):

@@ -12,6 +12,8 @@ import pytest
 from fedjax_peft import aggregators, algorithms, assets, peft, testing
 from fedjax_peft.data import sources
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGES = sorted(p for p in (ROOT / "docs").rglob("*.md") if BLOCK.search(p.read_text()))

@@ -15,6 +15,8 @@ from fedjax_peft import assets, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.data import sources
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 

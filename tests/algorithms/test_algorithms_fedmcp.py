@@ -26,6 +26,8 @@ from fedjax_peft.tasks import classification
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
 from fedjax_peft.typing import ClientContext, Outputs
 
+pytestmark = pytest.mark.slow
+
 # ------------------------------------------------------------------------------ a tiny dual model
 
 FEATURES, LENGTH, WIDTH, SIZE, CLASSES, BATCH = 5, 3, 6, 2, 3, 4

@@ -28,6 +28,8 @@ from fedjax_peft.random import client_key, stream
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import tiny_dataset, tiny_model
 
+pytestmark = pytest.mark.slow
+
 SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)
 RATE, BATCH, EPOCHS = 0.02, 4, 2

@@ -33,6 +33,8 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.tasks import Task
 from fedjax_peft.typing import Outputs
 
+pytestmark = pytest.mark.slow
+
 # ---------------------------------------------------------------------- against slow references
 
 SIZES, RATE = (7, 4, 12, 3), 0.3

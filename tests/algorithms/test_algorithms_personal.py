@@ -33,6 +33,8 @@ from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks import Task, classification
 from fedjax_peft.typing import ClientContext, Outputs
 
+pytestmark = pytest.mark.slow
+
 SIZES, EPOCHS, BATCH = (7, 4, 12, 1, 9), 2, 4
 FEDERATION = toy.clients(SIZES)
 PER_ROUND = {"full": len(SIZES), "partial": 3}

@@ -34,6 +34,8 @@ from fedjax_peft.algorithms import (
 from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.checks import check_method
 
+pytestmark = pytest.mark.slow
+
 SGD = optax.sgd(0.3)
 SCAFFOLD = functools.partial(scaffold, SGD, learning_rate=0.3)
 

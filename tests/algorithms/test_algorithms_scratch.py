@@ -12,6 +12,8 @@ from fedjax_peft.models.registry import random_model
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks import Task
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 12
 
 

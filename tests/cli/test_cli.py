@@ -13,6 +13,8 @@ from fedjax_peft import algorithms, assets, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.data.catalog import DATASETS
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 rounds = 2
 clients_per_round = 2

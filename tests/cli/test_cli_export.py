@@ -29,7 +29,10 @@ TEXTS = ["w9 w10 w11 w40", "w30", "w50 w51 w52 w53 w54"]
 CLASSES = 4
 
 # peft 0.21 asks transformers 5 for an attribute that it has renamed.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+]
 
 
 @pytest.fixture(scope="module")

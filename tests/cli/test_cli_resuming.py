@@ -10,6 +10,8 @@ from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config as configs
 from fedjax_peft.simulation import record
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 rounds = 3
 clients_per_round = 2

@@ -19,6 +19,8 @@ from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks import Task
 from fedjax_peft.testing import tiny_model
 
+pytestmark = pytest.mark.slow
+
 FULL = 64
 
 

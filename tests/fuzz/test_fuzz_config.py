@@ -13,6 +13,8 @@ from fedjax_peft.config import config
 from fedjax_peft.display import printable
 from fedjax_peft.simulation.record import read_config, write_config
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {
     "rounds": 2,
     "name": "a run",

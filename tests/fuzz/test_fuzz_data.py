@@ -16,6 +16,8 @@ from fedjax_peft.models.hub import load_tokenizer
 from fedjax_peft.report import partition as partition_report
 from fedjax_peft.testing import write_tiny_checkpoint
 
+pytestmark = pytest.mark.slow
+
 ROWS = [{"text": f"w{i} w{i + 1}", "label": "ab"[i % 2], "client": f"c{i % 3}"} for i in range(12)]
 TAGGED = [{"tokens": ["w1", f"w{i}"], "tags": ["O", "B-x"]} for i in range(12)]
 ASKED = [

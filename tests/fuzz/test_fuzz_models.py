@@ -15,6 +15,8 @@ from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model, load_tokenizer
 from fedjax_peft.testing import write_tiny_checkpoint
 
+pytestmark = pytest.mark.slow
+
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 

@@ -16,6 +16,8 @@ from fedjax_peft.report import page as report
 from fedjax_peft.report import records, tables
 from fedjax_peft.simulation import record
 
+pytestmark = pytest.mark.slow
+
 ROW = {
     "round": 0,
     "headline": "accuracy",

@@ -32,6 +32,8 @@ from fedjax_peft.models.registry import FAMILIES, parse_config, random_model
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach
 
+pytestmark = pytest.mark.slow
+
 EXACT = {"rtol": 0, "atol": 1e-5}
 LENGTHS = (21, 7, 1, 16)
 V3_BASE = {

@@ -13,6 +13,8 @@ from fedjax_peft.models.heads import classification
 from fedjax_peft.models.images import prepare
 from fedjax_peft.models.registry import random_model
 
+pytestmark = pytest.mark.slow
+
 VIT = {
     "model_type": "vit",
     "hidden_size": 32,

@@ -12,6 +12,8 @@ from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft import houlsby, lora, prefix_tuning, prompt_tuning
 from fedjax_peft.peft.base import attach
 
+pytestmark = pytest.mark.slow
+
 BERT = {
     "vocab_size": 40,
     "hidden_size": 16,

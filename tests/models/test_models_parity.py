@@ -25,6 +25,8 @@ from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.heads import classification, two_classifiers
 from fedjax_peft.models.hub import load_model
 
+pytestmark = pytest.mark.slow
+
 EXACT = {"rtol": 0, "atol": 1e-5}
 """Float32 against float32; logits are of order one."""
 

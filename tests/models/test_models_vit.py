@@ -21,6 +21,8 @@ from fedjax_peft.models.layers import PrefixSlot, Residual
 from fedjax_peft.models.registry import abstract_module, random_model
 from fedjax_peft.models.vit import cubic_resize
 
+pytestmark = pytest.mark.slow
+
 EXACT = {"rtol": 0, "atol": 1e-5}
 TINY = {
     "model_type": "vit",

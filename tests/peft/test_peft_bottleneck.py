@@ -23,6 +23,8 @@ from fedjax_peft.peft.base import attach, attach_module, count, merge
 from fedjax_peft.peft.bottleneck import bottleneck_size, reduction_factor
 from fedjax_peft.typing import Outputs
 
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(5)
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 METHODS = {"houlsby": houlsby, "pfeiffer": pfeiffer, "opendelta": opendelta}

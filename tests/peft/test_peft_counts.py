@@ -11,6 +11,8 @@ from fedjax_peft.models.heads import classification
 from fedjax_peft.peft.base import attach, count
 from fedjax_peft.testing import tiny_model
 
+pytestmark = pytest.mark.slow
+
 BASE = {
     "hidden_size": 768,
     "num_hidden_layers": 12,

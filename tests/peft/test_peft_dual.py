@@ -23,6 +23,8 @@ from fedjax_peft.peft.dual import MODES, mode
 from fedjax_peft.roles import assign_roles
 from fedjax_peft.typing import Outputs, Roles
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 
 

@@ -20,6 +20,8 @@ from fedjax_peft.peft.prompt import PromptEmbed
 from fedjax_peft.testing import TINY_BERT, tiny_model
 from fedjax_peft.typing import Outputs
 
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(3)
 WORDS = "bert.embeddings.word_embeddings"
 SLOT = "bert.encoder.layer.{}.attention.self.prefix"

@@ -14,6 +14,8 @@ from fedjax_peft.models.heads import causal_lm, classification
 from fedjax_peft.peft.base import Method, attach, attach_module, count, merge
 from fedjax_peft.typing import Outputs
 
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(3)
 ROBERTA_BASE = {"model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1}
 METHODS = {

@@ -30,7 +30,10 @@ STEPS = 5
 ADAMW = {"weight_decay": 0.05, "eps": 1e-5}
 
 # peft 0.21 asks transformers 5 for an attribute that it has renamed.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+]
 
 
 # ---------------------------------------------------------------- peft's parameters as our leaves

@@ -14,6 +14,8 @@ from fedjax_peft.peft.selective import head_only
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import tiny_model
 
+pytestmark = pytest.mark.slow
+
 # Weight decay moves a parameter even where its gradient is zero.
 ADAMW = optax.adamw(0.05, weight_decay=0.3)
 SIZES = [9, 4, 13, 6]

@@ -19,6 +19,8 @@ from fedjax_peft.algorithms import ditto, fedavg
 from fedjax_peft.engine import program
 from fedjax_peft.simulation.simulate import simulate
 
+pytestmark = pytest.mark.slow
+
 SIZES = [7, 4, 12, 1, 9, 16, 3, 5]
 
 

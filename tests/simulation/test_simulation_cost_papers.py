@@ -27,6 +27,8 @@ from fedjax_peft.config import presets
 from fedjax_peft.peft.base import abstract_model, count
 from fedjax_peft.simulation.cost import DEVICES, TimeModel, forecast
 
+pytestmark = pytest.mark.slow
+
 SHARED, ALONE = (fedavg(optax.sgd(1.0), head=head) for head in ("shared", "frozen"))
 """With the head sent; without, as FeDeRA and FedAdapters count."""
 ROBERTA = {

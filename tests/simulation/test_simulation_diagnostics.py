@@ -13,6 +13,8 @@ from fedjax_peft.peft.base import attach
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
 
+pytestmark = pytest.mark.slow
+
 SIZES = [9, 4, 0, 13]
 
 

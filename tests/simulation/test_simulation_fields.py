@@ -6,6 +6,8 @@ import pytest
 import fedjax_peft as fp
 from fedjax_peft import fields
 
+pytestmark = pytest.mark.slow
+
 ADAM = optax.adam(1e-3)
 
 

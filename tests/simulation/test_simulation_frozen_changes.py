@@ -19,6 +19,8 @@ from fedjax_peft.simulation.record import read_params
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {**TINY_BERT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 DATA, TEST = tiny_dataset(32), tiny_dataset(32, seed=1)
 BY_LABEL = np.argsort(DATA.columns["labels"], kind="stable").astype(np.int32)

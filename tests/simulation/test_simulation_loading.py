@@ -14,6 +14,8 @@ import fedjax_peft as fp
 from fedjax_peft.cli import main as cli
 from fedjax_peft.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 ADAM = optax.adam(1e-2)
 TEXTS = ["w1 w9 w9", "w30 w31"]
 ALGORITHMS = {

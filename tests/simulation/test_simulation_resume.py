@@ -25,6 +25,8 @@ from fedjax_peft.rows import read_metrics
 from fedjax_peft.simulation import checkpoint, record
 from fedjax_peft.simulation.simulate import simulate
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
 CHILD = """
 import os, signal, sys, time

@@ -16,6 +16,8 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.cost import TimeModel
 from fedjax_peft.simulation.simulate import simulate
 
+pytestmark = pytest.mark.slow
+
 SIZES = (9, 4, 0, 1, 13, 5, 6, 2)
 STEPS = [-(-n // 4) for n in SIZES]
 TRAIN = toy.clients(SIZES)

@@ -26,6 +26,8 @@ from fedjax_peft.random import host_rng
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import TINY_BERT, tiny_dataset, tiny_model
 
+pytestmark = pytest.mark.slow
+
 SIZES = (7, 4, 12, 1, 9, 16, 3, 0, 5, 10, 2)
 TRAIN, HELD_OUT = toy.clients(SIZES).holdout(0.4)
 TEST = toy.dataset(30, seed=5)

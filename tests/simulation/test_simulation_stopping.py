@@ -15,6 +15,8 @@ from fedjax_peft.simulation.progress import Phase
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import early_stop
 
+pytestmark = pytest.mark.slow
+
 MODEL, ALGORITHM = toy.model(dropout=0), fedavg(optax.sgd(0.1))
 
 

@@ -16,6 +16,8 @@ from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.rows import read_metrics
 from fedjax_peft.typing import Outputs
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 rounds = 1
 batch_size = 8

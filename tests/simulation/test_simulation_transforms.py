@@ -21,6 +21,8 @@ from fedjax_peft.simulation.checkpoint import Checkpoints
 from fedjax_peft.simulation.cost import Ledger, forecast
 from fedjax_peft.simulation.simulate import simulate
 
+pytestmark = pytest.mark.slow
+
 SGD = optax.sgd(0.1)
 FEDERATION = toy.clients([7, 4, 12, 1, 9])
 TOY_ADAPTER, TOY_HEAD = (5 * 2 + 2 * 6) * 4, (6 * 3 + 3) * 4

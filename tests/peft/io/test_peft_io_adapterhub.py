@@ -24,6 +24,8 @@ from fedjax_peft.peft import bottleneck, dual, houlsby, lora, opendelta, pfeiffe
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.io.adapterhub import export_adapterhub, load_adapterhub
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[2] / "golden" / "adapters"
 FAMILIES = ["bert", "roberta", "distilbert", "deberta-v2", "gpt2", "gpt2-classifier", "vit"]
 NAMES = ["houlsby", "pfeiffer"]

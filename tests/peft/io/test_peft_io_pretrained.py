@@ -20,7 +20,10 @@ from fedjax_peft.peft.io.export import export
 EXACT = {"rtol": 0, "atol": 1e-5}
 
 # peft 0.21 asks transformers 5 for an attribute that it has renamed.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+]
 
 
 def trained(model, seed=1):
