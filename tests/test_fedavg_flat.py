@@ -8,6 +8,8 @@ import pytest
 
 import fedjax_peft as fp
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[1] / "experiments" / "minimal" / "fedavg_flat.py"
 
 
