@@ -193,7 +193,7 @@ def test_unknown_name_offers_the_nearest():
             function("minilm")
 
 
-def test_no_network_says_what_to_do(asset, monkeypatch):
+def test_without_a_network_the_error_gives_the_remedy(asset, monkeypatch):
     fail_with(monkeypatch, "WARNING: Retrying\nERROR: first\nERROR: No matching pack\nhint\n")
     with pytest.raises(InputError) as error:
         assets.fetch("toy")

@@ -17,7 +17,7 @@ from fedjax_peft.errors import InputError, nearest
         ("$\\frac{", "$\\frac{"),
     ],
 )
-def test_what_does_not_print_is_escaped(text, shown):
+def test_unprintable_characters_are_escaped(text, shown):
     assert display.printable(text) == shown
     shown.encode()
 

@@ -57,7 +57,7 @@ def test_an_impossible_place_is_named_before_and_at_the_write(place, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "loop"]
 
 
-def test_a_possible_place_is_left_alone(tmp_path):
+def test_checking_a_valid_path_creates_nothing(tmp_path):
     files.check_output(tmp_path / "new")
     files.check_output("new")
     assert not list(tmp_path.iterdir())
@@ -80,7 +80,7 @@ def _interrupted(done):
 
 
 @pytest.mark.usefixtures("interrupts")
-def test_a_second_interrupt_comes_through():
+def test_a_second_interrupt_is_not_deferred():
     done = []
 
     def twice():
@@ -94,7 +94,7 @@ def test_a_second_interrupt_comes_through():
     assert not done
 
 
-def test_other_threads_and_ignored_interrupts_are_left_alone():
+def test_interrupts_in_other_threads_and_ignored_ones_are_unchanged():
     done = []
 
     def work():

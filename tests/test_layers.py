@@ -208,7 +208,7 @@ def test_heavy_packages_stay_at_the_rim(package, homes, lazy):
         assert [i for i in found if not i.lazy] == []
 
 
-def test_what_is_really_loaded():
+def test_modules_loaded_in_a_new_process():
     script = """
 import json, sys
 def loaded(names):

@@ -48,7 +48,7 @@ def run_first_use(**variables):
     return json.loads(done.stdout)
 
 
-def test_importing_sets_nothing_and_the_first_decomposition_limits_openblas():
+def test_imports_set_no_variable_and_the_first_decomposition_limits_openblas():
     seen = run_first_use()
     assert (seen["imported"], seen["absl"]) == (None, logging.NOTSET)
     assert seen["used"] == "1"
@@ -56,7 +56,7 @@ def test_importing_sets_nothing_and_the_first_decomposition_limits_openblas():
 
 
 @pytest.mark.parametrize("use", [libraries.limit_blas_threads, lambda: linalg.qr(jnp.eye(2))])
-def test_what_the_user_has_set_stays(use, monkeypatch):
+def test_settings_of_the_user_are_not_changed(use, monkeypatch):
     monkeypatch.setenv(VARIABLE, "7")
     use()
     assert os.environ[VARIABLE] == "7"

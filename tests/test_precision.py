@@ -21,7 +21,7 @@ def relative(x, y):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_what_is_below_a_bfloat16_step_of_a_weight_is_kept(compiled):
+def test_sums_below_a_bfloat16_step_are_not_lost(compiled):
     parts = (jax.jit(split, static_argnums=1) if compiled else split)(NARROW + SMALL, jnp.bfloat16)
     assert [x.dtype for x in parts] == [jnp.bfloat16] * 2
     high, low = (np.asarray(x, np.float64) for x in parts)
@@ -30,7 +30,7 @@ def test_what_is_below_a_bfloat16_step_of_a_weight_is_kept(compiled):
     np.testing.assert_array_equal(effective(NARROW + SMALL, jnp.bfloat16), high + low)
 
 
-def test_what_is_not_wider_stands_for_itself():
+def test_weights_in_the_compute_dtype_are_not_split():
     x = NARROW + SMALL
     assert effective(x, jnp.float32) is x
     assert not is_wider(x, jnp.float32)
@@ -67,7 +67,7 @@ def test_a_frozen_layer_uses_all_of_a_wide_kernel(compiled):
         assert relative(of(lambda base, x: base(x)), exact) > 0.1
 
 
-def test_other_kernels_give_what_the_layer_gives():
+def test_split_kernels_equal_the_layer():
     x = jnp.asarray(RNG.normal(size=(2, 3, 32)), jnp.float32)
     for dtype, kernel in [(jnp.float32, NARROW), (jnp.bfloat16, NARROW.astype(jnp.bfloat16))]:
         base = layer(dtype, kernel)

@@ -14,7 +14,7 @@ KINDS = {
 }
 
 
-def test_roles_the_special_rule_comes_before_the_general():
+def test_special_role_rules_take_precedence_over_general_ones():
     roles = Roles(shared=("^adapter:", "^head:"), private=("lora_b$",))
     assert assign_roles(KINDS, roles) == {
         "fixed": ["layer.lora_scale"],
@@ -30,7 +30,7 @@ def test_roles_must_cover_every_leaf():
         assign_roles(KINDS, Roles(shared=("^adapter:",)))
 
 
-def test_a_role_rule_that_matches_nothing_is_named():
+def test_errors_name_a_role_rule_without_a_match():
     roles = Roles(shared=("^adapter:", "^head:"), private=("head:head.bios",))
     with pytest.raises(InputError, match=r"private rule 'head:head\.bios' .*'head:head\.bias'"):
         assign_roles(KINDS, roles)

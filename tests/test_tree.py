@@ -39,7 +39,7 @@ def test_where_picks_rows_whole():
     assert lists(got) == {"a": [[0, 1], [0, 0], [4, 5]], "b": {"c": [1, 0, 3]}}
 
 
-def test_weighted_sum_is_float32_whatever_comes_in():
+def test_weighted_sum_is_float32_for_all_dtypes():
     got = tree.weighted_sum(
         {"a": STACKED["a"].astype(jnp.bfloat16)}, jnp.array([1.0, 0.5, 2.0], jnp.float32)
     )

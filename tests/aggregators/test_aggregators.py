@@ -141,7 +141,7 @@ def test_mean_measures_small_errors_without_cancellation():
 
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_order_and_grouping_of_clients_change_nothing(aggregator, shape):
+def test_order_and_grouping_of_clients_have_no_effect(aggregator, shape):
     uploads, weights, template, fixed = context(shape, 1)
     whole, _ = aggregate(aggregator, uploads, weights, template, fixed)
     order = np.random.default_rng(0).permutation(len(weights))
@@ -164,7 +164,7 @@ def test_identical_clients_agree_with_themselves(aggregator, shape):
 
 
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
-def test_lanes_without_weight_change_nothing(aggregator):
+def test_lanes_without_weight_have_no_effect(aggregator):
     uploads, weights, template, fixed = context(SHAPES[1], 3)
     expected, measured = aggregate(aggregator, uploads, weights, template, fixed)
     # An idle lane: zeros, weight 0, a slot out of range. A client that dropped out: weight 0.
@@ -261,7 +261,7 @@ def test_dead_directions_are_revived_without_changing_the_product(shape):
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 12, 9), (3, 4, 8, 10)], ids=["qr", "dense"])
-def test_first_round_in_which_nothing_was_learned(shape):
+def test_a_first_round_with_unchanged_uploads(shape):
     uploads, weights, template, fixed = context(shape, 10)
     uploads[B][:] = 0
     update, metrics = aggregate(FRA, uploads, weights, template, fixed)

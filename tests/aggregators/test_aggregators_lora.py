@@ -175,7 +175,7 @@ def test_folding_makes_the_average_exact(shape, seed):
 
 @examples
 @given(shape=shapes, seed=seeds, rank=st.sampled_from([None, 1]))
-def test_truncation_tells_how_much_it_keeps(shape, seed, rank):
+def test_truncation_reports_the_kept_share_of_the_spectrum(shape, seed, rank):
     uploads, weights, template, fixed = context(shape, seed)
     sigma = np.linalg.svd(average(uploads, weights), compute_uv=False)
     keep = rank or shape[1]
@@ -242,7 +242,7 @@ def test_hetlora_weighs_every_matrix_by_itself():
         assert each == pytest.approx(measured["aggregation_error"], rel=1e-5)
 
 
-def test_hetlora_where_nothing_was_learned_averages_by_size():
+def test_hetlora_averages_zero_products_by_size():
     uploads, weights, template, fixed = context(SHAPES[0], 3)
     uploads[B][:] = 0
     update, metrics = aggregate(HET, uploads, weights, template, fixed)
@@ -285,7 +285,7 @@ def test_both_factors_must_be_shared(name):
             BY_NAME[name].zero({n: template[n] for n in names}, 3)
 
 
-def test_what_uploads_hold_of_directions_that_a_client_lacks():
+def test_every_aggregator_declares_its_unmasked_policy():
     assert {name: a.unmasked_policy for name, a in BY_NAME.items()} == {
         "mean": "received",
         "fra": "received",

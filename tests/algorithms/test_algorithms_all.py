@@ -161,7 +161,7 @@ def test_the_number_of_lanes_does_not_matter(name):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
-def test_private_leaves_are_never_sent_and_fixed_ones_are_nobodys_state(name):
+def test_private_leaves_are_never_sent_and_fixed_ones_are_not_in_any_state(name):
     algorithm, model, _ = make(name)
     names = assign_roles(model.kinds, algorithm.roles)
     shared = tree.select(model.trainable, names["shared"])
@@ -173,7 +173,7 @@ def test_private_leaves_are_never_sent_and_fixed_ones_are_nobodys_state(name):
     assert not leaf_names(rig(name).client_state) & set(names["fixed"])
 
 
-def test_a_round_that_nobody_takes_part_in_changes_nothing(name):
+def test_a_round_without_participants_changes_no_state(name):
     engine = rig(name)
     first = engine.run(engine.schedule.cohort(1), 1)
     again = engine.run(Cohort([], [], []), 2, jax.tree.map(jnp.asarray, first[:2]))
@@ -197,7 +197,7 @@ def test_a_single_client_with_a_single_example_moves_the_server(name):
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "centralised"], indirect=True)
-def test_only_those_who_take_part_change_what_they_keep(name):
+def test_only_participants_change_their_client_state(name):
     engine = rig(name)
     clients, weights, work = engine.schedule.cohort(1)
     result = engine.run(Cohort(clients[:2], weights[:2], work[:2]), 1)
@@ -232,7 +232,7 @@ RANKED = ("fedavg", "fedavg_flexlora", "fedavg_hetlora", "flora", "fra_ffa", "he
 
 
 @pytest.mark.filterwarnings("ignore:SCAFFOLD")
-def test_clients_that_learn_nothing_have_an_update_norm_of_zero(name):
+def test_unchanged_clients_have_an_update_norm_of_zero(name):
     algorithm, model, federation = make(name, rate=0.0)
     ranks = [1, 2] if name in RANKED else None
     engine = toy.Engine(

@@ -301,7 +301,7 @@ def test_fedmcp_is_the_paper_s_loop(case, lanes, per_round, weights):
     assert np.isfinite([total.sum() for total, _ in result.sums.values()]).all()
 
 
-def test_what_a_client_keeps_does_not_depend_on_the_others():
+def test_a_clients_state_does_not_depend_on_other_clients():
     algorithm = fedmcp(optax.sgd(RATE))
     rig = toy.Engine(algorithm, FEDERATION, per_round=3, lanes=3, bound=model())
     rows = FEDERATION.indices
@@ -350,7 +350,7 @@ def moved(leaves, bound, names):
     return {n: np.asarray(leaves[n]) - np.asarray(bound.trainable[n]) for n in names}
 
 
-def test_what_each_loss_moves():
+def test_the_leaves_that_each_loss_changes():
     bound = model()
     steps = {
         gamma: one_step(fedmcp(optax.sgd(1.0), mu=0, gamma=gamma), bound)[0] for gamma in (0.2, 0.6)
@@ -409,7 +409,7 @@ def test_with_the_private_adapter_off_it_is_fedavg_over_the_global_one():
         np.testing.assert_array_equal(result.client_state[name][0], bound.trainable[name])
 
 
-def test_passes_that_nobody_needs_are_not_made():
+def test_unneeded_passes_are_not_computed():
     calls = []
 
     def counted(frozen, p, batch, key, train):
@@ -573,7 +573,7 @@ def test_similarities_are_their_definitions(seed, n, name):
     factor=st.floats(1e-6, 1e6),
     name=st.sampled_from(["cka", "cka_debiased"]),
 )
-def test_cka_is_deaf_to_rotation_shift_and_factor(seed, n, factor, name):
+def test_cka_is_invariant_to_rotation_shift_and_scale(seed, n, factor, name):
     x, y = pair(seed, n)
     rng = np.random.default_rng(seed + 1)
     rotation, _ = np.linalg.qr(rng.normal(size=(5, 5)))
@@ -587,7 +587,7 @@ def test_cka_is_deaf_to_rotation_shift_and_factor(seed, n, factor, name):
 
 @pytest.mark.parametrize("name", SIMILARITIES)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
-def test_nothing_to_compare_is_zero_without_gradient(name, scale):
+def test_similarities_without_examples_are_zero_without_gradient(name, scale):
     x, y = (scale * z for z in pair(0, 6))
     same = np.repeat(x[:1], 6, axis=0)
     cases = [(x[:0], y[:0]), (0 * x, y), (0 * x, 0 * x)]
@@ -623,7 +623,7 @@ def test_known_values_of_independent_gaussians():
 # ------------------------------------------------------------------------ classes that are not ours
 
 
-def test_other_tasks_classes_count_for_nothing():
+def test_classes_of_other_tasks_have_no_effect():
     rng = np.random.default_rng(0)
     logits = jnp.asarray(rng.normal(size=(6, 4)), jnp.float32).at[:, 2:].add(9.0)
     batch = {"labels": jnp.array([0, 1, 0, 1, 0, 1]), "mask": jnp.arange(6) < 5}
@@ -766,7 +766,7 @@ HEADS_OF = {
 @pytest.mark.parametrize(
     ("family", "head"), [*(("gpt2", head) for head in HEADS_OF), ("rnn", "causal_lm")]
 )
-def test_the_first_token_of_a_causal_model_stands_for_nothing(family, head):
+def test_causal_models_pool_the_last_token_instead_of_the_first(family, head):
     bound = random_model(CAUSAL[family], head=HEADS_OF[head]())
     data = tiny_dataset(8, classes=3)
     batch = {n: data.columns[n] for n in ("input_ids", "attention_mask")}

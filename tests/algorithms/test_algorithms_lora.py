@@ -243,7 +243,7 @@ def test_rounds_equal_the_slow_reference(method, lanes):
 
 
 @pytest.mark.parametrize("method", CASES)
-def test_a_round_without_uploads_changes_nothing(method):
+def test_a_round_without_uploads_changes_no_state(method):
     _, rig = fast(method)
     start = jax.device_get(rig.start()[0])
     result = rig.run(cohort(rig, 1, ()))
@@ -265,7 +265,7 @@ def test_exact_methods_report_no_error(method):
             assert result.aggregation[f"aggregation_error{name}"] < 1e-6
 
 
-def test_fedex_reports_what_it_folds():
+def test_fedex_reports_the_merged_residual():
     results, rig = fast("fedex")
     fold = rig.algorithm.server.frozen_delta(results[0].server)[KERNEL]
     assert results[0].aggregation["residual"] == pytest.approx(np.linalg.norm(fold), rel=1e-5)
@@ -282,7 +282,7 @@ def test_rolora_trains_and_sends_one_factor_at_a_time():
 
 
 @pytest.mark.parametrize("resting", [A, B])
-def test_an_optimizer_knows_nothing_of_a_leaf_that_rests(resting):
+def test_optimizer_states_of_frozen_leaves_do_not_change(resting):
     params = {A: jnp.ones(3), B: jnp.full(3, 2.0)}
     gradient = {A: jnp.full(3, 0.5), B: jnp.full(3, -1.0)}
     optimizer = freeze_where(DECAY, lambda name: jnp.array(name != resting))
@@ -526,7 +526,7 @@ RANKED = {
 
 
 @pytest.mark.parametrize("method", RANKED)
-def test_clients_of_different_ranks_upload_zeros_where_they_have_nothing(method):
+def test_clients_upload_zeros_in_masked_rows(method):
     def simulated(ranks):
         return simulate(
             toy.lora_model(dropout=0),

@@ -577,7 +577,7 @@ def test_fednova_measures_the_weight_of_gradients(optimizer):
     assert Quadratics(fednova(optimizer)).round() == pytest.approx(expected, rel=1e-5)
 
 
-def test_fednova_counts_the_steps_of_adam_and_leaves_masked_leaves_alone():
+def test_fednova_counts_the_steps_of_adam_and_does_not_change_masked_leaves():
     rig = Quadratics(fednova(optax.adam(0.1)))
     ends = [
         Quadratics(fedavg(optax.adam(0.1))).round(rows)
@@ -643,7 +643,7 @@ def test_options_out_of_range(make, name):
         make()
 
 
-def test_fixed_leaves_stay_and_a_resumed_run_goes_on(tmp_path):
+def test_fixed_leaves_do_not_change_and_runs_can_be_resumed(tmp_path):
     algorithm = CASES["fedadam"][0](head="frozen")
     start = jax.device_get(toy.model().trainable)
     settings = {"rounds": 2, "clients_per_round": 2, "batch_size": 4, "checkpoint_every": 1}

@@ -362,7 +362,7 @@ def test_rounds_equal_the_slow_reference(name, lanes, cohort):
 @pytest.mark.parametrize(
     ("head", "lanes", "cohort"), [("shared", 1, "full"), ("private", 3, "partial")]
 )
-def test_an_optimizer_that_is_kept_goes_on(head, lanes, cohort):
+def test_a_stored_optimizer_state_continues(head, lanes, cohort):
     algorithm = fedavg(optax.adam(0.02), head=head, keep_optimizer=True)
     result = played(algorithm, lanes=lanes, per_round=PER_ROUND[cohort])
     server, client_state = kept_optimizer_slowly(PER_ROUND[cohort], ADAM, head)
@@ -463,7 +463,7 @@ def toy_problem():
     return ClientContext(apply, classification(), {}, jnp.int32(1)), bound.trainable
 
 
-def test_fedrep_leaves_the_other_part_and_its_moments_alone():
+def test_fedrep_does_not_change_the_other_part_and_its_moments():
     context, leaves = toy_problem()
     update = fedrep(optax.adam(0.1), head_epochs=2, body_epochs=1).client(context)
     body, head = ({n: leaves[n] for n in some} for some in (toy.ADAPTER, toy.HEAD))
@@ -510,7 +510,7 @@ def test_clients_predict_with_their_personal_models(make, head):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_moon_compares_what_pooling_says(pooling):
+def test_moon_compares_the_pooled_representations(pooling):
     """One step on texts of three tokens: the term is computed by hand from the hidden states."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(5, 3, 4)).astype(np.float32)
@@ -595,7 +595,7 @@ def test_a_single_step_of_fedrep_draws_two_dropout_masks():
     assert np.abs(result.server["layer.lora_b"] - same).max() > 1e-3
 
 
-def test_fedrep_gives_the_body_a_step_whatever_the_proportion():
+def test_fedrep_gives_the_body_at_least_one_step():
     federation = toy.clients([8, 20])  # two and five batches
     algorithm = fedrep(optax.sgd(0.3), head_epochs=10, body_epochs=1)
     rig = toy.Engine(algorithm, federation, per_round=2, lanes=1, bound=toy.model(dropout=0))
@@ -659,7 +659,7 @@ def test_fedrep_tunes_heads_for_the_last_evaluation_only(tmp_path):
 @pytest.mark.parametrize(
     ("train", "trained"), [("all", toy.SHARED), ("head", toy.HEAD), ("adapters", toy.ADAPTER)]
 )
-def test_what_a_baseline_trains(train, trained):
+def test_the_trained_leaves_of_baselines(train, trained):
     alone = assign_roles(toy.KINDS, local(optax.sgd(0.1), train=train).roles)
     assert (alone["shared"], alone["private"]) == ([], sorted(trained))
     together = centralised(optax.sgd(0.1), train=train)
@@ -669,7 +669,7 @@ def test_what_a_baseline_trains(train, trained):
     assert sent == dict.fromkeys(trained, False), "nothing is sent"
 
 
-def test_centralised_training_goes_on_from_round_to_round():
+def test_centralised_training_continues_over_rounds():
     everything = partition.pooled(FEDERATION.data)
     algorithm = centralised(optax.adam(0.02))
     result = played(algorithm, lanes=1, per_round=1, rounds=3, federation=everything)
@@ -722,7 +722,7 @@ def test_a_personalised_run_resumes_to_the_same_bits(straight, tmp_path):
     np.testing.assert_array_equal(scale, toy.model().trainable["layer.lora_scale"])
 
 
-def test_a_kept_optimizer_is_still_there_after_a_resume(tmp_path):
+def test_a_stored_optimizer_state_survives_a_resume(tmp_path):
     algorithm = local(optax.adam(0.02), keep_optimizer=True)
     assert_resumes(run(algorithm, out=tmp_path / "straight"), algorithm, tmp_path / "run")
 

@@ -68,7 +68,7 @@ def check(algorithm, model=None):
 
 @pytest.mark.parametrize("aggregator", [fra, flexlora])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_compares_factors_over_rounds_is_refused_over_new_factors(name, aggregator):
+def test_algorithms_that_compare_factors_over_rounds_refuse_new_factors(name, aggregator):
     algorithm = REFUSED[name](aggregator())
     with pytest.raises(InputError) as error:
         check(algorithm)
@@ -80,18 +80,18 @@ def test_what_compares_factors_over_rounds_is_refused_over_new_factors(name, agg
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_what_does_not_is_accepted(name):
+def test_other_algorithms_accept_new_factors(name):
     check(ACCEPTED[name](fra()))
 
 
-def test_the_refusal_names_the_alternative_and_comes_before_anything_is_written(tmp_path):
+def test_the_error_names_the_alternative_before_any_file_is_written(tmp_path):
     algorithm = fedavgm(SGD, aggregator=fra())
     with pytest.raises(InputError, match="Set space = 'product'"):
         fp.simulate(toy.model(), algorithm, toy.clients([4]), rounds=1, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_an_aggregator_of_ones_own_declares_what_it_does():
+def test_user_aggregators_declare_their_properties():
     own = mean()._replace(name="my_svd", refactors=True)
     with pytest.raises(InputError, match="'my_svd'"):
         check(fedavgm(SGD, aggregator=own))
@@ -113,7 +113,7 @@ def test_an_aggregator_of_ones_own_declares_what_it_does():
         fedavg(SGD, aggregator=mean()._replace(truncates=True)),
     ],
 )
-def test_whoever_truncates_warns_after_an_svd_start(algorithm):
+def test_truncating_aggregators_warn_after_an_svd_start(algorithm):
     class Svd:
         start_shapes_frozen = True
 
@@ -257,7 +257,7 @@ def test_sgd_with_step_1_on_products_is_fra():
     ],
     ids=["fedavgm", "fedadam", "fedyogi", "optax.adam"],
 )
-def test_nothing_learned_moves_nothing(algorithm):
+def test_unchanged_uploads_do_not_change_the_server(algorithm):
     model, _ = run(algorithm, 8)
     start = jax.device_get(toy.model().trainable)
     product = start[A] @ start[B]
@@ -271,7 +271,7 @@ def test_a_model_without_lora_is_refused():
         fedavgm(SGD, space="product").server.init({"head.kernel": jnp.ones((2, 2))})
 
 
-def test_a_config_reaches_it_and_a_resumed_run_goes_on(tmp_path):
+def test_it_can_be_configured_and_resumed(tmp_path):
     from fedjax_peft.config import config
 
     chosen = config.build_algorithm(

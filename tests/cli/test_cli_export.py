@@ -219,7 +219,7 @@ def texts(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["export", "predict"])
-def test_a_global_model_without_what_is_private_is_refused(alone, texts, tmp_path, capsys, command):
+def test_a_global_model_without_private_leaves_is_an_error(alone, texts, tmp_path, capsys, command):
     where = ["--out", str(tmp_path / "a")]
     if command == "predict":
         where = ["--input", str(texts), "--output", str(tmp_path / "a")]
@@ -269,7 +269,7 @@ def test_one_client_in_its_own_directory(project, alone, tmp_path):
         ("", "'' is neither"),
     ],
 )
-def test_clients_that_there_are_not(alone, tmp_path, capsys, clients, complaint):
+def test_clients_that_do_not_exist_are_errors(alone, tmp_path, capsys, clients, complaint):
     error = fails(
         capsys, "export", str(alone), f"--clients={clients}", "--out", str(tmp_path / "a")
     )
@@ -283,7 +283,7 @@ def test_a_run_without_private_leaves(finished, tmp_path, capsys):
     assert not any(tmp_path.iterdir())
 
 
-def test_export_changes_nothing_in_the_run(alone, tmp_path):
+def test_export_does_not_change_the_run(alone, tmp_path):
     before = {p: p.stat().st_mtime_ns for p in sorted(alone.rglob("*")) if p.is_file()}
     assert cli.main(["export", str(alone), "--clients=0", "--out", str(tmp_path / "a")]) == 0
     assert {p: p.stat().st_mtime_ns for p in sorted(alone.rglob("*")) if p.is_file()} == before

@@ -142,7 +142,7 @@ def test_rows_of_the_hub(monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", [name for name, entry in DATASETS.items() if not entry.parts])
-def test_what_cannot_be_reached_says_what_to_download(monkeypatch, name):
+def test_errors_for_unreachable_data_name_the_download(monkeypatch, name):
     def offline(*_args, **_options):
         raise ConnectionError("no route")
 

@@ -58,7 +58,7 @@ def test_texts_that_have_no_such_clusters(texts, clusters, message):
         kmeans(texts, clusters)
 
 
-def test_texts_that_are_all_alike_are_one_cluster():
+def test_equal_texts_are_one_cluster():
     assert kmeans(["one two"] * 5, 1).tolist() == [0] * 5
     assert sorted(set(kmeans(["a", "b", ""], 3).tolist())) == [0, 1, 2]
 

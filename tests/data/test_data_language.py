@@ -16,7 +16,7 @@ def encode(texts, tokenizer=None, max_length=8):
 
 
 @pytest.mark.parametrize("make", [tiny_tokenizers.gpt2, tiny_tokenizers.roberta])
-def test_blocks_put_together_are_the_text_and_its_end(make):
+def test_concatenated_blocks_are_the_text_and_the_end_token(make):
     tokenizer = make()
     texts = [*tiny_tokenizers.TEXTS, "", "x", "שלום عالم 🙂🏽\x00\x07"]
     data = encode(texts, tokenizer)
@@ -32,7 +32,7 @@ def test_blocks_put_together_are_the_text_and_its_end(make):
     assert (ids.dtype, mask.dtype) == (np.int32, np.bool_)
 
 
-def test_padding_is_the_end_of_text_where_there_is_no_other():
+def test_padding_is_the_end_token_without_a_pad_token():
     data = encode(["", "x"], max_length=4)
     assert data.columns["attention_mask"].sum(axis=1).tolist() == [1, 2]
     assert data.columns["input_ids"][0].tolist() == [0, 0, 0, 0]
@@ -58,7 +58,7 @@ def test_no_texts():
     assert encode([]).columns["input_ids"].shape == (0, 8)
 
 
-def test_what_cannot_be_used_is_named():
+def test_errors_name_data_that_cannot_be_used():
     with pytest.raises(InputError, match="no token for the end of a text"):
         encode(["x"], tiny_tokenizers.bert())
     with pytest.raises(InputError, match="Row 2 of the file has None"):

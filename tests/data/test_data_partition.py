@@ -138,7 +138,7 @@ def test_small_alpha_gives_a_client_one_label():
     assert np.all(counts.max(axis=0) >= 480)
 
 
-def test_late_clients_take_what_is_left_in_proportion():
+def test_late_clients_share_the_rest_in_proportion():
     # All want label 0 (nearly all of the prior); once it has run out, the rest goes 3 to 1.
     taken = _proportional(np.array([0, 300, 100]), 40)
     assert taken.tolist() == [0, 30, 10]
@@ -206,7 +206,7 @@ def test_label_share_reproduces_the_sst2_sizes():
     assert table(clients).tolist() == [[26_802, 3_757], [2_978, 33_812]]
 
 
-def test_a_data_set_is_kept_as_given():
+def test_the_data_set_is_not_copied():
     labels = np.arange(40, dtype=np.int32) % 4
     data = Dataset({"labels": labels, "x": np.zeros((40, 2))}, tuple("abcd"), "toy")
     for clients in (

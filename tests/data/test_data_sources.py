@@ -163,7 +163,7 @@ SPAN = {"context": "one two three", "question": "two", "answer": "three", "answe
         ({"client": "a", "text": "one two"}, "next_token", "input_ids"),
     ],
 )
-def test_what_is_learned_follows_from_the_columns(tmp_path, tokenizer, row, task, column):
+def test_the_task_follows_from_the_columns(tmp_path, tokenizer, row, task, column):
     write(tmp_path, train__jsonl=rows(row, row), test__jsonl=rows(row))
     tokenizer = copy.copy(tokenizer)
     tokenizer.eos_token = "[UNK]"
@@ -206,7 +206,7 @@ def test_a_whole_is_split(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("place", ["FEDJAX_PEFT_DATA", "cache"])
-def test_a_folder_of_the_name_goes_first(tmp_path, tokenizer, monkeypatch, place):
+def test_a_folder_with_the_name_takes_precedence(tmp_path, tokenizer, monkeypatch, place):
     folder = tmp_path / "data" / "mrpc"
     folder.mkdir(parents=True)
     row = rows({"sentence1": "one", "sentence2": "two", "label": 1})
@@ -229,7 +229,7 @@ def test_hostile_texts(tmp_path, tokenizer, text):
     assert load(tmp_path, tokenizer)["train"].columns["input_ids"].shape == (2, 3)
 
 
-def test_half_a_character_is_told_by_its_file(tmp_path, tokenizer):
+def test_errors_for_broken_utf8_name_the_file(tmp_path, tokenizer):
     write(tmp_path, train__jsonl=b'{"text": "one \\ud83d", "label": 1}', test__jsonl=GOOD)
     with pytest.raises(InputError, match=r"train\.jsonl could not be read"):
         load(tmp_path, tokenizer)
@@ -413,7 +413,7 @@ def test_20newsgroups(tokenizer):
 
 
 @pytest.mark.parametrize("size", [3, 55, None])
-def test_a_bad_row_is_named_by_its_number_whatever_the_subset(tmp_path, tokenizer, size):
+def test_errors_give_the_row_number_in_the_file_for_every_subset(tmp_path, tokenizer, size):
     rows = [("one", "x")] * 60
     rows[49] = (None, "x")
     write(tmp_path, train__jsonl=jsonl(rows), test__jsonl=jsonl(rows[:3]))

@@ -124,7 +124,7 @@ def test_the_first_of_several_answers_is_the_label():
     assert data.references[0].answers == ("1871", "in 1871")
 
 
-def test_a_repeated_answer_is_taken_where_the_row_says():
+def test_a_repeated_answer_is_found_at_its_start():
     second = CONTEXT.index("lighthouse", CONTEXT.index("lighthouse") + 1)
     data = encode(table(["lighthouse"], starts=[second]), max_length=512)
     row, start = 0, data.columns["start_positions"][0]
@@ -140,7 +140,7 @@ def test_a_repeated_answer_is_taken_where_the_row_says():
     ends=st.tuples(st.integers(0, 200), st.integers(0, 200)),
     max_length=st.integers(16, 40),
 )
-def test_whatever_is_answerable_comes_back(kind, words, ends, max_length):
+def test_all_answerable_answers_are_recovered(kind, words, ends, max_length):
     context = " ".join(words)
     first, last = sorted(x % len(words) for x in ends)
     answer = " ".join(words[first : last + 1])

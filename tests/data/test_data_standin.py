@@ -20,7 +20,7 @@ def tokenizer(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_stand_in_is_of_its_kind(tokenizer, name):
+def test_stand_ins_have_the_form_of_their_data_set(tokenizer, name):
     entry = DATASETS[name]
     data = load_dataset(name, tokenizer=tokenizer, source="tiny")
     assert {part: len(x) >= n for (part, x), n in zip(data.items(), (120, 40), strict=True)} == {

@@ -66,7 +66,7 @@ def test_labels_equal_those_of_transformers(make):
         assert data.labels[row].tolist() == expected
 
 
-def test_what_is_cut_off_stays_in_the_references():
+def test_truncated_words_stay_in_the_references():
     data = encode(max_length=6)
     whole = encode()
     np.testing.assert_array_equal(data.labels[:, :5], whole.labels[:, :5])
@@ -76,7 +76,7 @@ def test_what_is_cut_off_stays_in_the_references():
     assert data.label_names == NAMES
 
 
-def test_words_without_tokens_move_nothing():
+def test_words_without_tokens_do_not_shift_labels():
     data = encode([(["\x07", "Ib", "\u200b", "\x00", "burns"], ["O", "B-PER", "I-PER", "O", "O"])])
     assert [NAMES[i] for i in data.labels[0] if i != IGNORE] == ["B-PER", "O"]
 
@@ -126,7 +126,7 @@ def test_names_are_the_sources_or_both_tags_of_every_type():
     assert tag_names(replace(table(), label_names=("B-LOC", "O"))) == ("B-LOC", "O")
 
 
-def test_the_cache_is_of_the_same_words_whatever_their_tags():
+def test_the_cache_does_not_depend_on_the_tags():
     tokenizer = tiny_tokenizers.bert()
     first = encode(ROWS[:1], tokenizer)
     words, tags = ROWS[0]

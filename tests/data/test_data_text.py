@@ -56,7 +56,7 @@ def test_pairs_have_token_types():
     assert columns["token_type_ids"].dtype == np.int32
 
 
-def test_padding_is_on_the_right_whatever_the_tokenizer_prefers():
+def test_padding_is_on_the_right_for_every_tokenizer():
     columns = tokenize(make_tokenizer(padding_side="left"), ["red"], max_length=4)
     assert columns["input_ids"].tolist() == [[2, 4, 3, 0]]
 
@@ -124,7 +124,7 @@ def test_cache_is_used_and_equal(encodings):
     assert [path.suffix for path in cached()] == [".npz"]
 
 
-def test_cache_key_holds_all_that_matters(encodings):
+def test_the_cache_key_contains_all_inputs(encodings):
     calls = [
         (make_tokenizer(), ["red", "green"], None, 5),
         (make_tokenizer(), ["red", "green"], None, 6),
@@ -180,7 +180,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
     assert tokenize(make_tokenizer(), ["red"], max_length=4)["input_ids"].tolist() == [[2, 4, 3, 0]]
 
 
-def test_an_interrupted_write_leaves_nothing(monkeypatch):
+def test_an_interrupted_write_leaves_no_file(monkeypatch):
     def stop(*_args, **_columns):
         raise KeyboardInterrupt
 

@@ -67,7 +67,7 @@ def test_the_effective_rank_counts_directions():
         assert rank == pytest.approx(expected, abs=1e-5)
 
 
-def test_without_lora_there_is_nothing_to_say():
+def test_without_lora_there_are_no_measures():
     params = {"head.kernel": np.ones((2, 2), np.float32)}
     assert diagnosis([]) is None
     assert diagnosis(["variation", "spectrum"])(params, params, {}) == {}

@@ -67,7 +67,7 @@ def test_larger_groups_are_longer_so_that_short_lengths_do_not_pay():
 
 
 @pytest.mark.parametrize(("most", "padded"), [(0, (FULL,)), (1, (32,)), (2, (8, 32))])
-def test_how_many_lengths_there_may_be(most, padded):
+def test_the_number_of_padded_lengths(most, padded):
     assert fitted([5] * 50 + [30] * 50, most=most).padded == padded
 
 
@@ -157,7 +157,7 @@ def test_results_are_those_of_full_padding_dropout_included(lanes):
     assert all(b < a - 0.1 for a, b in shares if lanes == 1), shares
 
 
-def test_predictions_reach_the_score_in_the_order_of_the_data_whatever_their_length():
+def test_predictions_are_scored_in_the_order_of_the_data():
     """The score sees every example once, its token axis filled up with zeros."""
     seen = []
 

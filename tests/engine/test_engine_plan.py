@@ -78,7 +78,7 @@ def test_local_steps_cycle_through_epochs(size, batch_size, steps):
             assert sorted(rows) == indices.tolist()
 
 
-def test_epochs_are_shuffled_apart_and_an_order_can_be_kept():
+def test_each_epoch_is_shuffled_unless_no_rng_is_given():
     indices = np.arange(32)
     first, second = batches(indices, 32, epochs=2, rng=np.random.default_rng(0))
     assert first.tolist() != second.tolist()

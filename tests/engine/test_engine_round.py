@@ -135,7 +135,7 @@ def count_steps(optimizer):
     return fedavg(optimizer)._replace(client=client, roles=roles, aggregator=mean(error=False))
 
 
-def test_idle_lanes_and_empty_batches_change_nothing_not_even_counters():
+def test_idle_lanes_and_empty_batches_have_no_effect_on_state_or_counters():
     rig = toy.Engine(count_steps(ADAM), FEDERATION, per_round=4, lanes=3, epochs=EPOCHS)
     rows = FEDERATION.indices
     nothing = np.full((1, BATCH), -1, np.int32)
@@ -219,7 +219,7 @@ def test_an_upload_that_is_not_finite_is_left_out():
     assert all(np.isfinite(x) for x in result.aggregation.values())
 
 
-def test_a_round_without_any_finite_upload_changes_nothing():
+def test_a_round_without_a_finite_upload_changes_no_state():
     rig = poisoned()
     for cohort in (cohort_of(rig, *BAD), cohort_of(rig)):
         result = rig.run(cohort)

@@ -42,7 +42,7 @@ def test_a_round_depends_on_seed_and_number_only(sampling):
         assert rounds(one, 20) != rounds(schedule(sampling, seed=1), 20)
 
 
-def test_uniform_draws_have_stayed_what_they_were():
+def test_uniform_samples_equal_those_of_earlier_versions():
     expected = [
         sorted(host_rng(0, "cohort", number).choice(8, 3, replace=False).tolist())
         for number in range(1, 21)
@@ -116,7 +116,7 @@ def test_room_is_for_the_largest_round(options):
     assert schedule().for_rounds(30).capacity == schedule().capacity == 3
 
 
-def test_a_round_of_nobody_has_an_empty_plan():
+def test_a_round_without_clients_has_an_empty_plan():
     one = schedule("poisson", 1)
     number = next(n for n in range(1, 100) if not one.members(n))
     plan = one.plan(number, 2, one.time_steps(100, 2))

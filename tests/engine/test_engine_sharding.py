@@ -88,7 +88,7 @@ def report():
 
 
 @pytest.mark.parametrize("aggregator", ["mean", "fra"])
-def test_four_devices_give_what_one_gives(report, aggregator):
+def test_four_devices_give_the_results_of_one(report, aggregator):
     assert report["available"] == 4
     got = report[aggregator]
     assert got["moved"] > 0.01

@@ -221,7 +221,7 @@ def test_prompt_tokens_come_first(tmp_path):
         np.testing.assert_allclose(got, x[:, 3:], **EXACT)
 
 
-def test_first_token_computed_apart_is_the_first_token_in_training(tmp_path):
+def test_the_separately_computed_first_token_is_equal_in_training(tmp_path):
     """Dropout included: both passes through the last layer draw the same masks."""
     rates = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
     reference = one_layer(**rates)

@@ -78,7 +78,7 @@ def test_config_that_is_not_implemented(changes, named):
         random_model(TINY | changes, head=heads.classification(2))
 
 
-def test_there_is_no_language_model():
+def test_distilbert_has_no_language_model_head():
     with pytest.raises(InputError, match="no causal_lm head for distilbert"):
         random_model(TINY, head=heads.causal_lm())
 
@@ -124,7 +124,7 @@ def test_a_sequence_that_is_too_long_is_refused():
         jax.eval_shape(lambda b: model.apply(model.frozen, model.trainable, b, None, False), batch)
 
 
-def test_first_token_alone_has_the_masks_that_it_has_among_all():
+def test_the_first_token_computed_alone_has_the_same_dropout_masks():
     config = TINY | {"dropout": 0.3, "attention_dropout": 0.3, "seq_classif_dropout": 0.0}
     model = random_model(config, head=heads.classification(3))
     ids = np.arange(2, 22, dtype=np.int32).reshape(2, 10)

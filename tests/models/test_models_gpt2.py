@@ -145,7 +145,7 @@ def test_classifier_reads_the_rightmost_token_that_is_not_the_pad_token(tmp_path
     assert_equal(model, reference, batch)
 
 
-def test_without_a_pad_token_the_attention_mask_tells(tmp_path):
+def test_without_a_pad_token_the_attention_mask_gives_the_length(tmp_path):
     reference = tiny_model("gpt2", pad_token_id=None)
     model = load_model(saved(reference, tmp_path))
     lengths = (13, 7, 1, 10)

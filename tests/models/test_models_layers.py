@@ -32,7 +32,7 @@ def test_random_bytes_have_the_shape_and_no_repeated_block(shape):
     assert len(np.unique(blocks, axis=0)) == len(blocks)
 
 
-def test_random_bytes_of_more_rows_than_a_coordinate_holds():
+def test_random_bytes_for_more_rows_than_a_coordinate_can_count():
     blocks = np.asarray(random_bytes(KEY, (70_000, 8)))
     assert len(np.unique(blocks, axis=0)) == len(blocks)
 
@@ -142,7 +142,7 @@ def test_dropout_inside_the_head_is_no_parameter(family):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_first_token_alone_has_the_masks_that_it_has_among_all(family):
+def test_the_first_token_computed_alone_has_the_same_dropout_masks(family):
     # The logits come from the last layer computed for one token, ``hidden`` from the same layer
     # for all tokens. Without dropout in the head, the one is a function of the other.
     rates = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}

@@ -124,7 +124,7 @@ def test_half_precision_checkpoint_is_read_as_float32(tmp_path):
     assert_equal(model, reference.float(), padded_batch(reference.config))
 
 
-def test_the_class_token_computed_apart_is_that_of_the_hidden_states(model):
+def test_the_separately_computed_class_token_equals_the_hidden_state(model):
     """With dropout too: its masks are the first rows of the others'."""
     outputs = ours(model, images(16, 16), key=jax.random.key(1), train=True)
     dense = model.module().classifier

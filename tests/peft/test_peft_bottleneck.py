@@ -135,7 +135,7 @@ def test_houlsby_start_is_cut_off_at_two_deviations():
         assert abs(kernel.std() / 0.008796 - 1) < 0.05
 
 
-def test_mam_adapter_start_changes_nothing():
+def test_initial_mam_adapters_have_no_effect():
     down, up = start("mam_adapter")
     assert 0.99 / 8 < np.abs(down).max() <= 1 / 8  # ±1/sqrt(64)
     assert abs(down.std() * 8 * np.sqrt(3) - 1) < 0.05

@@ -193,6 +193,6 @@ def test_counts_are_those_of_the_real_model():
     assert in_bytes == model.nbytes() == {kind: 4 * n for kind, n in counted.items()}
 
 
-def test_what_cannot_be_attached_cannot_be_counted():
+def test_counting_has_the_errors_of_attaching():
     with pytest.raises(InputError, match="'qeury'"):
         count(ROBERTA, peft.lora(8, targets=["qeury"]), head=classification(2))

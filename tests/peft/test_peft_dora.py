@@ -124,7 +124,7 @@ def test_compute_dtype_is_kept_and_close():
 
 
 @pytest.mark.parametrize("init", ["kaiming", "gaussian"])
-def test_start_changes_nothing(init):
+def test_initial_values_have_no_effect(init):
     model = attach(tiny(), dora(4, alpha=6.0, init=init))
     np.testing.assert_allclose(logits(model), logits(tiny()), rtol=0, atol=1e-5)
     site = "bert.encoder.layer.1.attention.self.value"
@@ -134,7 +134,7 @@ def test_start_changes_nothing(init):
     assert not model.trainable[f"{site}.lora_b"].any()
 
 
-def test_what_is_trained_and_what_aggregators_see():
+def test_trained_leaves_and_the_leaves_of_aggregators():
     model = attach(tiny(), dora(4))
     sites = [
         f"bert.encoder.layer.{i}.attention.self.{n}" for i in (0, 1) for n in ("query", "value")
@@ -182,7 +182,7 @@ def test_impossible_options(options):
         dora(**options)
 
 
-def test_what_it_cannot_be_attached_to():
+def test_unsupported_layers_are_errors():
     with pytest.raises(InputError, match=r"'qurey'.*'query'"):
         attach(tiny(), dora(4, targets=["qurey"]))
     with pytest.raises(InputError, match="rank = 33"):

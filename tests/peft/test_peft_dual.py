@@ -176,7 +176,7 @@ def test_the_adapter_that_is_off_gets_no_gradient_at_all(which, silent):
             assert jnp.abs(x).max() > 0, name
 
 
-def test_the_adapter_that_is_off_may_be_anything():
+def test_the_inactive_adapter_has_no_effect():
     # Even one that has diverged must not spoil the other's pass.
     _, params, forward = tiny()
     broken = {
@@ -226,7 +226,7 @@ def test_names_make_the_roles():
     assert set(twins) < set(roles["private"])
 
 
-def test_the_two_start_apart_and_small():
+def test_the_two_adapters_start_with_different_small_values():
     model = attach(base("bert"), dual())
     for name, x in model.trainable.items():
         if ".global_adapter." in name and name.endswith("kernel"):

@@ -55,7 +55,7 @@ def test_compute_dtype_is_kept():
         assert layer(feed_forward, base)(jnp.ones((2, 8), jnp.bfloat16)).dtype == jnp.bfloat16
 
 
-def test_start_changes_nothing_and_merging_keeps_what_was_learned():
+def test_initial_values_have_no_effect_and_merging_keeps_learned_values():
     model = attach(tiny(), ia3())
     np.testing.assert_array_equal(logits(model), logits(tiny()))
     trained = {
@@ -141,7 +141,7 @@ def test_own_module():
     ],
     ids=["target", "feed_forward", "no target"],
 )
-def test_names_that_match_nothing(method, advice):
+def test_names_without_a_match_are_errors(method, advice):
     with pytest.raises(InputError, match=advice):
         attach(tiny(), method)
 

@@ -87,7 +87,7 @@ def test_merged_is_factored():
     assert jnp.max(jnp.abs(logits(model, trained) - logits(model))) > 0.1
 
 
-def test_directions_with_scale_zero_add_nothing():
+def test_directions_with_scale_zero_have_no_effect():
     # So a client may own fewer directions than another in one stacked pytree.
     module, a, b = layer(scale=2.0)
     module.lora_scale.set_value(jnp.array([2.0, 2.0, 0.0]))
@@ -273,7 +273,7 @@ def test_targets_are_read_as_in_peft(targets, count):
         (["classifier"], "'classifier'"),
     ],
 )
-def test_targets_that_match_nothing(targets, advice):
+def test_targets_without_a_match_are_errors(targets, advice):
     with pytest.raises(InputError) as caught:
         attach(tiny(), lora(4, targets=targets))
     assert advice in str(caught.value)
@@ -404,7 +404,7 @@ def test_svd_start_with_patterns_changes_no_logit():
     np.testing.assert_allclose(logits(model), logits(tiny()), rtol=0, atol=1e-5)
 
 
-def test_pattern_that_matches_nothing():
+def test_rank_patterns_without_a_match_are_errors():
     with pytest.raises(InputError, match="'valeu' matches no target"):
         attach(tiny(), lora(4, rank_pattern={"valeu": 2}))
 
@@ -433,7 +433,7 @@ def test_parts_of_a_fused_projection(init):
     np.testing.assert_allclose(site.merged()(x), after, rtol=0, atol=1e-5)
 
 
-def test_parts_that_are_not_there():
+def test_unknown_parts_are_errors():
     with pytest.raises(InputError, match="no part 'query'"):
         attach_module(fused(), lora(2, targets=["c_attn"], parts=["query"]))
     with pytest.raises(InputError, match="not a fused projection"):

@@ -66,7 +66,7 @@ def test_marked_leaves_are_trained_beside_the_head_and_no_others(method):
 
 
 @pytest.mark.parametrize("method", ["bitfit", "full"])
-def test_gradient_reaches_what_is_trained(method):
+def test_all_trained_leaves_have_a_gradient(method):
     model = attach(tiny(), METHODS[method])
 
     @jax.jit
@@ -187,7 +187,7 @@ def test_adapted_already(method):
         attach_module(module, METHODS[method])
 
 
-def test_nothing_to_train():
+def test_models_without_trainable_leaves_are_errors():
     with pytest.raises(InputError, match="no head"):
         attach(bind(MLP(nnx.Rngs(0))), peft.head_only())
     with pytest.raises(InputError, match="no parameter outside its head"):

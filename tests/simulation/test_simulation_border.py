@@ -46,7 +46,7 @@ def test_another_kind_of_thing_is_refused(options, complaint, tmp_path):
 
 
 @pytest.mark.parametrize("name", [*fp.algorithms.__all__, "fedopt"])
-def test_every_algorithm_refuses_what_is_no_optimizer(name):
+def test_every_algorithm_checks_its_optimizer(name):
     make = getattr(fp.algorithms, name)
     more = {"server": optax.sgd(1.0)} if name == "fedopt" else {}
     for value, advice in (
@@ -63,7 +63,7 @@ def test_every_algorithm_refuses_what_is_no_optimizer(name):
     ("value", "advice"),
     [("fra", r"fp\.aggregators\.fra\(\)"), (fp.aggregators.fra, r"Call it: fra\(\)"), (3, "mean")],
 )
-def test_what_is_no_aggregator_is_refused(value, advice):
+def test_objects_that_are_not_aggregators_are_errors(value, advice):
     with pytest.raises(InputError, match=f"'aggregator' of 'fedavg' is .*{advice}"):
         fedavg(optax.sgd(0.1), aggregator=value)
     with pytest.raises(TypeError, match="fedavg"):

@@ -42,7 +42,7 @@ def directions(params):
 
 
 @pytest.mark.parametrize("aggregator", [mean, fra])
-def test_full_ranks_change_nothing(aggregator):
+def test_full_ranks_equal_a_run_without_ranks(aggregator):
     algorithm = fedavg(ADAMW, aggregator=aggregator())
     one, other = run(None, algorithm), run([2, 2, 2, 2], algorithm)
     for name in one.params:
@@ -50,7 +50,7 @@ def test_full_ranks_change_nothing(aggregator):
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_a_direction_that_nobody_owns_never_moves(lanes):
+def test_directions_without_a_client_never_change(lanes):
     result = run([1, 1, 1, 1], lanes=lanes)
     before, after = directions(result.model.trainable), directions(result.params)
     assert np.abs(after[0] - before[0]).max() > 1e-3
@@ -96,7 +96,7 @@ def test_a_personal_model_has_its_own_rank():
     assert scales == [[1.5, 0.0], [1.5, 1.5]] * 2
 
 
-def test_what_is_not_owned_is_not_counted_as_sent():
+def test_masked_rows_are_not_counted_as_sent():
     full, head = 4 * (5 * 2 + 2 * 6), 4 * (6 * 3 + 3)
     row = run([1, 1, 2, 1]).metrics[1]
     assert row["bytes_up"] == row["bytes_down"] == 3 * (full // 2 + head) + full + head

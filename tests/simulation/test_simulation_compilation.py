@@ -64,7 +64,7 @@ def run(model, algorithm, *, seed=0, rounds=3, partition=0, **options):
     return simulate(model, algorithm, clients, test=test, rounds=rounds, seed=seed, **options)
 
 
-def test_another_seed_or_data_or_more_rounds_compile_nothing(model, algorithm, compilations):
+def test_another_seed_or_data_or_more_rounds_compile_no_program(model, algorithm, compilations):
     first = run(model, algorithm)
     with compilations() as seen:
         again = run(model, algorithm)
@@ -103,7 +103,7 @@ def test_another_algorithm_or_setting_is_another_program(model, algorithm):
     assert len(vars(model.apply)["_programs"]) >= 6
 
 
-def test_programs_go_with_their_model_and_their_number_is_bounded(monkeypatch):
+def test_programs_are_freed_with_their_model_and_bounded_in_number(monkeypatch):
     monkeypatch.setattr(program, "_MOST", 3)
     model = toy.model()
     frozen = weakref.ref(model.frozen["layer.kernel"])

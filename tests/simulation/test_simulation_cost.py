@@ -68,7 +68,7 @@ def test_bytes_follow_from_dtypes():
     assert moved(fedavg(SGD), model.replace(trainable=half)) == all_of((ADAPTER + HEAD) // 2)
 
 
-def test_bytes_follow_from_what_is_sent():
+def test_bytes_equal_the_size_of_the_sent_leaves():
     plain = fedavg(SGD)
     down = plain.server._replace(
         broadcast=lambda state: {"model": state, "control": state, "last": jnp.zeros(3, bool)},
@@ -82,7 +82,7 @@ def test_bytes_follow_from_what_is_sent():
     assert (one.up(3), one.down(3)) == (B, 2 * (TOY_ADAPTER + TOY_HEAD) + 3)
 
 
-def test_a_client_fetches_what_has_changed_since_it_was_there():
+def test_a_client_downloads_the_changes_since_its_last_round():
     one = ledger(fedavg(SGD, head="frozen"), clients=5)
     everything = TOY_ADAPTER
 
@@ -119,7 +119,7 @@ def test_an_svd_start_of_leaves_that_are_never_sent():
     assert still.down(1) == A + B + B, "A is the initial one still"
 
 
-def test_what_the_server_passes_on_one_by_one():
+def test_bytes_of_uploads_that_the_server_relays():
     stacked = fedavg(SGD, head="frozen")
     server = stacked.server._replace(frozen_delta=lambda state: {"layer.kernel": jnp.zeros((5, 6))})
     one = ledger(stacked._replace(server=server, relayed_leaves=r"lora_b$"), ranks=[1, 2])
@@ -184,7 +184,7 @@ def byte_rows(result):
     return [(row["bytes_up"], row["bytes_down"]) for row in result.metrics]
 
 
-def test_a_round_moves_what_its_clients_move():
+def test_the_bytes_of_a_round_are_the_sum_over_its_clients():
     result = run(fedavg(SGD))
     each = TOY_ADAPTER + TOY_HEAD
     counts = [0] + [len(row["clients"]) for row in result.metrics[1:]]
@@ -318,7 +318,7 @@ def test_topologies_by_hand():
         assert time.clients_seconds({}, {}, {}, slowness) == {}
 
 
-def test_measured_transfers_lie_on_straight_lines():
+def test_measured_transfers_are_interpolated_linearly():
     time = TimeModel(0.0, transfers=((100.0, 1.0), (300.0, 2.0), (400.0, 4.0)))
     pairs = {50: 1, 100: 1, 200: 1.5, 300: 2, 350: 3, 400: 4, 500: 6}
     assert {size: time.transfer_seconds(size, size) for size in pairs} == pairs
@@ -356,7 +356,7 @@ def test_rows_use_topology_preload_and_the_svd(tmp_path):
     assert costs.seconds == pytest.approx(2 * (4 + 0.5 + each * (8 / 8e3 + 8 / 16e3)))
 
 
-def test_a_config_gives_a_preset_and_what_differs_from_it():
+def test_a_config_can_replace_settings_of_a_time_preset():
     tables = {
         "model": {"name": "a"},
         "data": {"name": "b"},
@@ -400,7 +400,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client():
 
 
 @pytest.mark.parametrize("svd", [False, True])
-def test_alone_nothing_is_sent_and_only_computing_takes_time(svd):
+def test_local_training_has_no_bytes_and_computation_time_only(svd):
     result = run(local(SGD), svd=svd, rounds=2)
     assert byte_rows(result) == [(0, 0)] * 3
     for row in result.metrics[1:]:

@@ -104,7 +104,7 @@ def test_federas_hours_to_the_target():
 
 
 @pytest.mark.parametrize(("rank", "megabits"), [(64, 23.7), (128, 33.8)])
-def test_federas_budgets_are_near_what_the_model_says(rank, megabits):
+def test_federas_budgets_are_near_the_time_model(rank, megabits):
     """Table 9, 2.4M and 4.8M parameters: the rates (Mbit/s) that its cells imply, to 15 %."""
     model, time = federa("federa/fedlr")
     model = abstract_model(ROBERTA, peft.lora(rank), head=NEWS)
@@ -222,7 +222,7 @@ def test_traffic_and_its_time(name, whole, megabytes, clock):
     assert costs.seconds == pytest.approx(printed, rel=5e-3, abs=exact)
 
 
-def test_what_lora_saves():
+def test_the_communication_that_lora_saves():
     """98.1 % of the traffic, 99.8 % of that of a round."""
     model, time = built("text/lora")
     totals = [

@@ -74,7 +74,7 @@ def test_row_0_counts_parameters_by_kind_and_by_role(head, expected):
     assert row["parameters"] == {"adapter": 22, "head": 21, "frozen": 30}
 
 
-def test_the_update_norm_is_the_length_of_what_a_client_changed():
+def test_the_update_norm_is_the_norm_of_a_clients_change():
     start = toy.model().trainable
     alone = simulate(
         toy.model(),
@@ -106,12 +106,12 @@ def test_global_and_private_adapters_are_compared_on_the_test_set():
     ("wanted", "message"),
     [("varation", r"no diagnostic 'varation'.*'variation'"), ("cka", r"attach dual\(\)")],
 )
-def test_what_cannot_be_measured_is_said_at_once(wanted, message):
+def test_unsupported_diagnostics_are_errors_before_training(wanted, message):
     with pytest.raises(InputError, match=message):
         run(diagnostics=[wanted])
 
 
-def test_what_every_client_reaches_on_its_own_test():
+def test_scores_of_every_client_on_its_own_test():
     held = toy.clients([3, 0, 2, 5], seed=1)
     result = run(client_test=held, diagnostics=["clients"])
     for row in result.metrics:

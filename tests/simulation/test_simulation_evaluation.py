@@ -88,7 +88,7 @@ def test_the_worst_client_of_a_metric_of_the_user():
     assert headline_is_lower_better(result.metrics)
 
 
-def test_clients_that_never_trained_are_told_apart(personal):
+def test_clients_that_never_trained_have_separate_scores(personal):
     first, last = personal.metrics[0], personal.metrics[-1]
     seen = {c for row in personal.metrics[1:] for c in row["clients"]}
     assert 0 < len(seen) < len(SIZES)
@@ -111,7 +111,7 @@ def test_clients_that_never_trained_are_told_apart(personal):
         assert last[f"client_loss_worst{group}"] == pytest.approx(worst_loss, rel=1e-6)
 
 
-def test_personal_models_on_the_test_set_are_told_apart_too(personal):
+def test_personal_models_on_the_test_set_have_separate_scores_too(personal):
     last = personal.metrics[-1]
     counts = [last[f"test_count{group}"] for group in GROUPS]
     assert counts[0] == 4 == counts[1] + counts[2]

@@ -63,7 +63,7 @@ def test_all_of_the_change_reaches_the_kernels(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_error_is_measured_on_what_clients_compute_with(name):
+def test_the_error_is_measured_on_the_kernels_of_the_clients(name):
     """It is not 0, because bfloat16 rounds, and it is small beside what was learned."""
     for row in run(name).metrics[1:]:
         assert 0 < row["aggregation_error_relative"] < 0.005
@@ -81,7 +81,7 @@ def test_going_on_from_a_run_starts_where_it_ended(name):
         np.testing.assert_array_equal(after.trained.frozen[leaf], x)
 
 
-def test_a_merged_export_holds_the_kernels_that_clients_compute_with(tmp_path):
+def test_a_merged_export_has_the_kernels_of_the_clients(tmp_path):
     result = run("flora")
     result.export(tmp_path / "merged", format="merged")
     loaded = load_model(str(tmp_path / "merged"), head=classification(4))

@@ -41,7 +41,7 @@ def test_settings_that_are_too_large_are_refused(setting, words):
         run(**setting)
 
 
-def test_a_batch_that_memory_cannot_hold_is_refused():
+def test_batches_too_large_for_memory_are_errors():
     model = attach(testing.tiny_model(), peft.lora(1))
     clients = Clients(testing.tiny_dataset(8), (np.arange(8),))
     algorithm = algorithms.fedavg(optax.sgd(0.1))
@@ -49,7 +49,7 @@ def test_a_batch_that_memory_cannot_hold_is_refused():
         simulate(model, algorithm, clients, rounds=1, batch_size=500_000_000, local_steps=1)
 
 
-def test_an_evaluation_step_is_no_larger_than_what_is_evaluated():
+def test_evaluation_steps_are_at_most_as_large_as_the_test_set():
     assert _no_larger(1_000_000, 100) == 128
     assert _no_larger(1_000_000, 0) == 64
     assert _no_larger(64, 10) == 64
@@ -64,7 +64,7 @@ def test_tokens_of_another_vocabulary_are_refused():
         simulate(model, algorithms.fedavg(optax.sgd(0.1)), clients, rounds=1)
 
 
-def test_a_length_that_memory_cannot_hold_is_refused(tmp_path):
+def test_lengths_too_large_for_memory_are_errors(tmp_path):
     tokenizer = load_tokenizer(testing.write_tiny_checkpoint(tmp_path))
     with pytest.raises(InputError, match="max_length = 1000000000000 needs at least"):
         tokenize(tokenizer, ["w1", "w2"], max_length=10**12)
@@ -100,7 +100,7 @@ def test_benchmarks_of_impossible_shapes_are_refused(shape):
         bench(**{"layers": 1, "hidden": 8, "heads": 1, "ffn": 8, "vocab": 8, **shape})
 
 
-def test_what_fits_is_not_refused(monkeypatch):
+def test_settings_that_fit_into_memory_are_accepted(monkeypatch):
     memory.require(1, "x", "y")
     monkeypatch.setattr(memory, "available", lambda: None)
     memory.require(1e30, "x", "y")

@@ -56,7 +56,7 @@ def assert_same(loaded, run):
 
 
 @pytest.mark.parametrize("name", ["shared", "folded"])
-def test_a_run_of_python_comes_back_without_its_algorithm(name, runs, tmp_path):
+def test_a_run_made_in_python_loads_without_its_algorithm(name, runs, tmp_path):
     run = runs[name]
     loaded = fp.load_run(run.out)
     assert_same(loaded, run)
@@ -175,7 +175,7 @@ learning_rate = 1e-2
 """
 
 
-def test_a_run_of_a_config_needs_nothing_else(checkpoint, tmp_path):
+def test_a_run_of_a_config_loads_from_its_directory_alone(checkpoint, tmp_path):
     data = fp.testing.write_tiny_texts(tmp_path / "data", train=12, test=4)
     (tmp_path / "c.toml").write_text(CONFIG.format(model=checkpoint, data=data))
     out = tmp_path / "run"

@@ -45,7 +45,7 @@ def content(folder):
     return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_a_second_process_is_refused_whatever_it_wants(tmp_path, other):
+def test_a_second_process_cannot_run_resume_or_overwrite(tmp_path, other):
     out = tmp_path / "run"
     run(out)
     write(out, pid=other.pid, process_start=lock._start_of(other.pid))
@@ -67,7 +67,7 @@ def test_a_second_process_is_refused_whatever_it_wants(tmp_path, other):
     assert not out.exists()
 
 
-def test_a_run_holds_its_lock_until_it_ends_however_it_ends(tmp_path):
+def test_a_run_releases_its_lock_at_every_kind_of_end(tmp_path):
     out = tmp_path / "run"
 
     def again(row):
@@ -138,7 +138,7 @@ def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_gives_signs_of_life(tmp_path, monkeypatch):
+def test_a_lock_is_refreshed_regularly(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "BEAT", 0.01)
     with RunLock.take(tmp_path):
         os.utime(tmp_path / NAME, (1e9, 1e9))

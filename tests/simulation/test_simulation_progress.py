@@ -63,7 +63,7 @@ def test_a_run_sends_every_phase_before_it_begins(tmp_path):
     assert phases[-1].seconds_left == 0
 
 
-def test_progress_is_silent_where_nobody_looks(monkeypatch, capsys):
+def test_progress_prints_nothing_without_a_terminal(monkeypatch, capsys):
     run()
     assert capsys.readouterr().err == ""
     for stream, show, shown in (

@@ -156,7 +156,7 @@ def test_more_rounds_may_be_asked_for(straight, tmp_path):
     assert_same(run(out, resume=True), straight)
 
 
-def test_a_finished_run_has_nothing_left_to_do(straight, copy):
+def test_resuming_a_finished_run_trains_no_round(straight, copy):
     seen = []
     began = time.monotonic()
     assert_same(run(copy, resume=True, on_round=seen.append), straight)
@@ -182,7 +182,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(straight, copy, capl
     assert caplog.text == ""
 
 
-def test_without_a_readable_checkpoint_nothing_is_thrown_away(copy):
+def test_without_a_readable_checkpoint_no_file_is_deleted(copy):
     before = (copy / "metrics.jsonl").read_bytes()
     for number in ("6", "8"):
         cut(copy / "checkpoints" / number / "default" / "_METADATA")
@@ -242,7 +242,7 @@ def test_a_config_is_compared_key_by_key(tmp_path):
     assert len(start_with(config, out, resume=True).metrics) == 2
 
 
-def test_a_directory_that_holds_something_is_not_touched(copy, tmp_path):
+def test_a_directory_that_is_not_empty_is_not_changed(copy, tmp_path):
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     with pytest.raises(InputError, match="already holds a run: continue it with --resume"):
         run(copy)

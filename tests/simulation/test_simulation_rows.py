@@ -30,7 +30,7 @@ def write(path, rows):
     return path
 
 
-def test_what_is_appended_is_read_back(tmp_path):
+def test_appended_rows_are_read_back(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for row in ROWS:
         append_metrics(path, row)
@@ -196,7 +196,7 @@ def test_summary():
 
 
 @pytest.mark.parametrize("rows", [[], [{"round": 0}]])
-def test_a_summary_of_nothing_has_the_same_keys(rows):
+def test_a_summary_without_rows_has_the_same_keys(rows):
     facts = summary(rows)
     assert facts.keys() == summary(ROWS).keys()
     known = ("headline", "rounds", "client_rounds", "dropped")

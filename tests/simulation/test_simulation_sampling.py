@@ -101,7 +101,7 @@ def sparse(seed):
     return run(clients_per_round=1, sampling="poisson", seed=seed)
 
 
-def test_a_round_of_nobody_changes_nothing():
+def test_a_round_without_clients_changes_no_state():
     schedule = Schedule(TRAIN.indices, 1, 4, 1, None, 0, "poisson")
     seed = next(s for s in range(99) if not schedule._replace(seed=s).members(1))
     before, *after = rows(sparse(seed))
@@ -136,7 +136,7 @@ def test_a_client_that_fails_might_as_well_have_no_examples():
             np.testing.assert_array_equal(result.client_state[name][client], result.params[name])
 
 
-def test_a_round_in_which_all_fail_is_one_of_nobody():
+def test_a_round_in_which_all_clients_fail_is_a_round_without_clients():
     result = rows(run(clients_per_round=2, failure_rate=0.7))
     empty = [(before, row) for before, row in itertools.pairwise(result) if not row["clients"]]
     assert empty
@@ -165,7 +165,7 @@ def test_who_is_late_might_as_well_have_no_examples():
     assert len({row["test_loss"] for row in nobody}) == 1
 
 
-def test_what_is_left_to_fetch_decides_who_is_late():
+def test_lateness_depends_on_the_remaining_download():
     # The adapters take 2 seconds to fetch; who was there when nothing was taken has them.
     time = TimeModel(1.0, 1e12, EACH * 4, 0.0)
     result = run(rounds=3, time_model=time, deadline=2.5, sampling="all")
@@ -228,7 +228,7 @@ def test_another_deadline_is_another_run(tmp_path):
         ({"deadline": 3, "time_model": TimeModel("measured")}, r"a number, not 'measured'"),
     ],
 )
-def test_what_cannot_be_run_is_said_before_anything_is_written(options, message, tmp_path):
+def test_errors_of_settings_come_before_any_file_is_written(options, message, tmp_path):
     with pytest.raises(InputError, match=message):
         run(out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()

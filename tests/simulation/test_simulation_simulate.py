@@ -159,7 +159,7 @@ def test_bfloat16_computes_and_float32_learns():
     assert rows(result)[1]["train_loss"] != rows(tiny_bert(3)[1])[1]["train_loss"]
 
 
-def test_rows_say_what_happened():
+def test_the_fields_of_rows():
     result, _ = finished("mean")
     assert [row["round"] for row in result.metrics] == [0, 1, 2, 3, 4]
     for row in rows(result)[1:]:
@@ -271,7 +271,7 @@ def test_a_client_that_blows_up_is_dropped_and_named():
         run("private", clients=broken, client_test=None, nonfinite="raise")
 
 
-def test_a_run_in_which_everybody_blows_up_stays_where_it_was():
+def test_a_run_without_finite_uploads_does_not_change_the_model():
     broken = toy.poisoned(TRAIN, *np.flatnonzero(TRAIN.sizes).tolist())
     result = run("mean", clients=broken, client_test=None)
     for name, value in result.params.items():
@@ -328,7 +328,7 @@ FOUR = Dataset({"x": np.zeros((2, 5), np.float32), "labels": np.array([0, 3])}, 
         ({"test": TEST.take(np.arange(0))}, r"The test data have no examples"),
     ],
 )
-def test_what_cannot_be_run_is_said_before_anything_is_written(options, message, tmp_path):
+def test_errors_of_settings_come_before_any_file_is_written(options, message, tmp_path):
     arguments = {"clients": TRAIN, "rounds": 1, "clients_per_round": 3, **options}
     clients = arguments.pop("clients")
     with pytest.raises(InputError, match=message):
@@ -336,7 +336,7 @@ def test_what_cannot_be_run_is_said_before_anything_is_written(options, message,
     assert not (tmp_path / "run").exists()
 
 
-def test_what_the_algorithm_cannot_do_is_said_before_anything_is_written(tmp_path):
+def test_errors_of_the_algorithm_come_before_any_file_is_written(tmp_path):
     model = toy.model()
     names = {"layer.lora_a": "layer.down", "layer.lora_b": "layer.up"}
     plain: Model = model.replace(

@@ -24,7 +24,7 @@ def resolved(*overrides: str) -> config.Config:
     return config.resolve(config.methods(BASE, overrides)[""])
 
 
-def test_a_name_stands_for_its_table():
+def test_a_string_stands_for_a_table():
     """algorithm=fedprox is algorithm.name=fedprox; options of another function do not stay."""
     assert resolved("algorithm=fedprox", "algorithm.mu=0.2")["algorithm"]["mu"] == 0.2
     assert "lam" not in resolved("algorithm=fedprox")["algorithm"]
@@ -33,7 +33,7 @@ def test_a_name_stands_for_its_table():
     assert resolved("time=fedadapters")["time"]["preset"] == "fedadapters"
 
 
-def test_a_name_stands_for_its_table_in_a_file():
+def test_a_string_in_a_file_stands_for_a_table():
     """At the top level and in a method's table, over a system too."""
     raw = {**BASE, "algorithm": "fedprox", "peft": "dora", "aggregator": "mean"}
     raw["methods"] = {"a": {"algorithm": "ditto"}, "b": {"system": "fra_lora/ffa", "peft": "lora"}}
@@ -60,7 +60,7 @@ def test_a_value_of_the_wrong_form(override, hint):
     assert hint in str(error.value)
 
 
-def test_a_value_that_looks_like_nothing_has_no_hint():
+def test_values_without_a_likely_correction_get_no_hint():
     """No guess is better than a wrong one."""
     with pytest.raises(errors.InputError) as error:
         resolved("rounds=two")

@@ -97,7 +97,7 @@ def test_on_round_ends_a_run_with_its_final_evaluation_and_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("answer", [None, 1, "yes", False])
-def test_on_round_ends_a_run_by_true_alone(answer):
+def test_on_round_ends_a_run_by_returning_true_only(answer):
     assert len(run(rounds=2, on_round=lambda row: answer).metrics) == 3
 
 
@@ -138,7 +138,7 @@ def test_a_rule_ends_a_run_where_a_resumed_one_ends(tmp_path):
     assert len(run(out=out, resume=True, checkpoint_every=2, eval_every=6).metrics) == 7
 
 
-def test_the_command_line_says_why_a_run_has_stopped(tmp_path, capsys):
+def test_the_command_line_prints_the_reason_for_stopping(tmp_path, capsys):
     with console.screen("mine", "", 9, tmp_path / "metrics.jsonl") as screen:
         screen.on_phase(Phase("finished", 4, 9, details={"stopped": "test_f1 reached 0.8"}))
     assert "mine  stopped after round 4: test_f1 reached 0.8" in capsys.readouterr().out

@@ -294,7 +294,7 @@ def test_who_knows_the_labels_scores_one(root, name):
     assert scores.get("perplexity", 1) < 1.02
 
 
-def test_texts_are_embedded_whatever_their_padding(root):
+def test_embeddings_do_not_depend_on_padding(root):
     model = load_model(root / "model", head=heads.classification(2))
     short = embed(model, ["w1 w2", "w3"], max_length=8)
     assert short.shape == (2, 32)

@@ -57,7 +57,7 @@ def test_a_run_resumes_bit_for_bit_with_state_and_memory(straight, tmp_path):
         }
 
 
-def test_the_checkpoint_holds_state_and_memory(straight, tmp_path):
+def test_the_checkpoint_contains_state_and_memory(straight, tmp_path):
     """Without them a resume would go on from zeros."""
     shutil.copytree(straight.out, tmp_path / "run")
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
@@ -160,13 +160,13 @@ def test_a_run_and_its_forecast_count_the_same_bytes():
         (algorithms.fedavg(SGD), [ones(), transforms.clip_norm], "Call it: clip_norm"),
     ],
 )
-def test_what_cannot_be_combined_is_refused_with_a_reason(algorithm, transform, message, tmp_path):
+def test_invalid_combinations_are_errors_with_a_reason(algorithm, transform, message, tmp_path):
     with pytest.raises(InputError, match=message):
         run(tmp_path / "run", given=transform, algorithm=algorithm)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_transform_that_leaves_the_aggregate_alone_takes_every_aggregator():
+def test_transforms_without_a_server_part_work_with_every_aggregator():
     fra = algorithms.fedavg(SGD, aggregator=aggregators.fra())
     made = run(rounds=1, given=[transforms.clip_norm(0.01), record()], algorithm=fra)
     np.testing.assert_allclose(made.metrics[-1]["largest_norm"], 0.01, rtol=1e-5)

@@ -34,7 +34,7 @@ def test_loss_and_accuracy():
     assert [float(x) for x in metrics["accuracy"]] == [2, 3]
 
 
-def test_masked_rows_bring_nothing_not_even_nan():
+def test_masked_rows_have_no_effect_even_with_nan():
     logits = LOGITS.at[1].set(jnp.nan)
     batch = {"labels": BATCH["labels"].at[1].set(-100), "mask": jnp.array([True, False, True])}
     loss = lambda logits, batch: tasks.classification().loss(outputs(logits), batch)[0]  # noqa: E731

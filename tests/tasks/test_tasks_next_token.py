@@ -44,7 +44,7 @@ def test_the_true_next_token_is_right():
     ]
 
 
-def test_masked_rows_bring_nothing_not_even_nan():
+def test_masked_rows_have_no_effect_even_with_nan():
     mask = jnp.array([True, True, False])
     batch = {"input_ids": IDS, "attention_mask": REAL, "mask": mask}
     loss, right = expected(TARGETS[:3])

@@ -87,7 +87,7 @@ def test_accuracy_wants_both_ends():
     assert [float(value) for value in accuracy] == [1, 3]
 
 
-def test_masked_rows_bring_nothing_not_even_nan():
+def test_masked_rows_have_no_effect_even_with_nan():
     data = windows(0, 0)
     x = jnp.array(logits(data, (4, 6, 2), (4, 6, 2)))
     batch = {
@@ -119,7 +119,7 @@ def test_the_best_window_answers():
     }
 
 
-def test_an_answer_cut_by_the_stride_counts_for_what_is_left():
+def test_an_answer_cut_by_the_stride_is_scored_on_the_rest():
     data = windows(5, golds=("the red boat left Marenholm",))
     scores = scored(data, logits(data, (2, 3, 5.0)))  # "left Marenholm"
     assert (scores["exact_match"], scores["f1"]) == (0, pytest.approx(2 * 2 / (2 + 4)))

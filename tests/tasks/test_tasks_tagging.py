@@ -56,7 +56,7 @@ def test_loss_and_accuracy_are_of_labelled_tokens_of_real_rows():
     assert np.array_equal(np.any(np.asarray(gradient) != 0, axis=-1), counted)
 
 
-def test_a_batch_without_labelled_tokens_is_nothing():
+def test_a_batch_without_labelled_tokens_has_zero_sums():
     batch = {"labels": jnp.full((2, 3), IGNORE)}
     total, count = tasks.tagging().loss(outputs(jnp.ones((2, 3, 5))), batch)
     assert (float(total), float(count)) == (0, 0)

@@ -239,7 +239,7 @@ def test_directions_that_a_client_does_not_own_stay_as_they_came():
     )
 
 
-def test_the_norm_of_a_client_of_a_small_rank_is_of_what_it_owns():
+def test_the_norm_counts_the_unmasked_rows_of_a_client_only():
     rig = engine(chain(clip_norm(0.05), record()), ranks=[1, 2])
     result = rig.run(rig.schedule.cohort(1), 1)
     np.testing.assert_allclose(result.aggregation["largest_norm"], 0.05, rtol=1e-6)
@@ -293,7 +293,7 @@ def test_a_chain_runs_clients_parts_forwards_and_servers_parts_backwards():
         (1.0, "Give one such as fp.transforms.clip_norm"),
     ],
 )
-def test_what_is_not_a_transform_is_refused(wrong, message):
+def test_objects_that_are_not_transforms_are_errors(wrong, message):
     with pytest.raises(InputError, match=message):
         chain(wrong)
 

@@ -53,7 +53,7 @@ def read(path):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_adapters_wrote_gives_its_logits_and_hidden_states(family, name):
+def test_files_of_adapters_give_its_logits_and_hidden_states(family, name):
     directory = GOLDEN / family
     model = attach(base(family), load_adapterhub(directory / name))
     batch = load_file(directory / "inputs.safetensors")
@@ -71,7 +71,7 @@ def test_what_adapters_wrote_gives_its_logits_and_hidden_states(family, name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_we_write_is_what_adapters_writes(family, name, tmp_path):
+def test_our_files_equal_those_of_adapters(family, name, tmp_path):
     golden = GOLDEN / family / name
     model = attach(base(family), load_adapterhub(golden))
     export_adapterhub(model, model.trainable, tmp_path, name=name, base_model="")
@@ -233,12 +233,12 @@ def test_config_fields_that_change_the_maths(config, tmp_path):
     ],
     ids=["activation", "factor", "no places", "model type", "config"],
 )
-def test_configs_that_say_nothing_sensible(config, about, message, tmp_path):
+def test_invalid_configs_are_errors(config, about, message, tmp_path):
     with pytest.raises(InputError, match=message):
         load_adapterhub(changed(tmp_path, config, **about))
 
 
-def test_files_that_are_not_there_or_broken(tmp_path):
+def test_missing_or_broken_files_are_errors(tmp_path):
     with pytest.raises(InputError, match=r"holds no adapter_config.json"):
         load_adapterhub(tmp_path)
     weights = changed(tmp_path) / "adapter.safetensors"

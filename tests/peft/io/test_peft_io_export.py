@@ -223,7 +223,7 @@ def test_config(model, init, rank, tmp_path):
     assert config["base_model_name_or_path"] == model.name
 
 
-def test_untrained_svd_adapter_adds_nothing(model, tmp_path):
+def test_an_untrained_svd_adapter_has_no_effect(model, tmp_path):
     adapted = attach(model, peft.lora(4, init="svd"))
     export(adapted, adapted.trainable, tmp_path)
     written = load_file(tmp_path / "adapter_model.safetensors")
@@ -296,7 +296,7 @@ def test_interrupted_export_leaves_the_old_one(model, format, allowed, tmp_path,
     assert contents(tmp_path) == before
 
 
-def test_a_directory_of_something_else_is_left_alone(model, tmp_path):
+def test_a_directory_that_is_not_an_export_is_not_changed(model, tmp_path):
     adapted = attach(model, peft.lora(4))
     (tmp_path / "a").mkdir()
     export(adapted, trained(adapted), tmp_path / "a")
@@ -353,7 +353,7 @@ def test_one_export_for_each_client(model, tmp_path):
         (peft.lora(2), "peff", r"'peff' is unknown. Did you mean 'peft'\?"),
     ],
 )
-def test_format_that_cannot_hold_the_method(model, method, format, complaint, tmp_path):
+def test_formats_that_lack_a_method_are_errors(model, method, format, complaint, tmp_path):
     adapted = model if method is None else attach(model, method)
     with pytest.raises(InputError, match=complaint):
         export(adapted, adapted.trainable, tmp_path / "a", format=format)
