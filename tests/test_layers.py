@@ -179,6 +179,7 @@ def test_the_core_sees_plain_trees_and_functions():
         "roles",
         "algorithms",
         "aggregators",
+        "transforms",
         "engine",
         "measures",
     }
