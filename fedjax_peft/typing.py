@@ -305,10 +305,10 @@ class Transform(NamedTuple):
     :func:`fedjax_peft.transforms.chain`.
 
     A transform sees the part of an upload that ``Algorithm.change_field`` names; other parts are
-    sent as they are. Of that part, entries that are not sent stay unchanged whatever the transform
-    does: leaves that rest in a round (``Algorithm.sent_leaves``), and directions that the client
-    does not own (``client_ranks``). An upload that is not finite, before or after the transform, is
-    dropped, and its client keeps its former memory.
+    sent as they are. Of that part, entries that are not sent look like 0 to the transform, and stay
+    as they are whatever it returns: leaves that rest in a round (``Algorithm.sent_leaves``), and
+    directions that the client does not own (``client_ranks``). An upload that is not finite, before
+    or after the transform, is dropped, and its client keeps its former memory.
     """
 
     name: str

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from fedjax_peft import tree
 from fedjax_peft.random import stream
+from fedjax_peft.transforms.clip import clipped
 from fedjax_peft.typing import Decoded, Encoded, Transform
 
 
@@ -44,6 +45,15 @@ def feedback(share=0.6, strength=0.01) -> Transform:
         changes_aggregate=True,
         nbytes=lambda template, sizes: {n: size // 2 for n, size in sizes.items()},
     )
+
+
+def clip_by_state() -> Transform:
+    """``clip_norm`` whose largest norm is its state, so that one program runs any of them."""
+
+    def client(update, memory, received, key):
+        return Encoded(clipped(update, tree.norm(update), received), memory)
+
+    return Transform("clip_by_state", client, init=lambda template: jnp.float32(jnp.inf))
 
 
 def record() -> Transform:

@@ -92,9 +92,11 @@ def encoder(
     ) -> tuple[PyTree, Encoded]:
         learned = change_part(algorithm, upload)
         change = jax.tree.map(jnp.subtract, learned, start)
-        encoded = transform.client(change, memory, received, key)
-        made = as_received(client_mask, encoded.update, _zeros(change))
-        made = as_received(sent_leaves, made, _zeros(change))
+        zeros = jax.tree.map(jnp.zeros_like, change)
+        seen = as_received(sent_leaves, change, zeros)
+        encoded = transform.client(seen, memory, received, key)
+        made = as_received(client_mask, encoded.update, change)
+        made = as_received(sent_leaves, made, change)
         sent = _moved(start, learned, change, made)
         return _with_part(algorithm, upload, sent), encoded._replace(update=made)
 
@@ -156,10 +158,6 @@ def as_received(masks: Mapping[str, jax.Array], new: PyTree, received: PyTree) -
         else as_received(masks, x, received[name])
         for name, x in new.items()
     }
-
-
-def _zeros(template: PyTree) -> PyTree:
-    return jax.tree.map(jnp.zeros_like, template)
 
 
 def _moved(start: PyTree, end: PyTree, change: PyTree, made: PyTree) -> PyTree:

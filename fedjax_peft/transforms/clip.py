@@ -22,7 +22,7 @@ from fedjax_peft.typing import (
     Transform,
 )
 
-__all__ = ["clip_norm"]
+__all__ = ["clip_norm", "clipped"]
 
 
 def clip_norm(max_norm: float) -> Transform:
@@ -44,9 +44,7 @@ def clip_norm(max_norm: float) -> Transform:
     def client(update: PyTree, memory: PyTree, received: PyTree, key: Key) -> Encoded:
         del received, key
         norm = tree.norm(update)
-        scale = jnp.where(norm > max_norm, max_norm / jnp.where(norm > 0, norm, 1.0), 1.0)
-        clipped = jax.tree.map(lambda x: (x * scale).astype(x.dtype), update)
-        return Encoded(clipped, memory, norm)
+        return Encoded(clipped(update, norm, max_norm), memory, norm)
 
     def server(
         aggregate: PyTree, state: PyTree, measured: Measurements, context: RoundContext
@@ -54,13 +52,25 @@ def clip_norm(max_norm: float) -> Transform:
         del context
         accepted, norms = measured.accepted, measured.values
         count = jnp.sum(accepted)
-        clipped = jnp.sum(accepted & (norms > max_norm)) / jnp.maximum(count, 1)
+        share = jnp.sum(accepted & (norms > max_norm)) / jnp.maximum(count, 1)
         ordered = jnp.sort(jnp.where(accepted, norms, jnp.inf))
         middle = ordered[(count - 1) // 2] / 2 + ordered[count // 2] / 2
-        metrics = {"clip_share": clipped, "clip_median_norm": middle}
+        metrics = {"clip_share": share, "clip_median_norm": middle}
         # Nobody has no share and no median.
         return Decoded(
             aggregate, state, {n: jnp.where(count > 0, x, jnp.nan) for n, x in metrics.items()}
         )
 
     return Transform("clip_norm", client, server=server)
+
+
+def clipped(update: PyTree, norm: jax.Array, max_norm: float | jax.Array) -> PyTree:
+    """Returns a change of this norm scaled down to ``max_norm``, bit-equal where it is not longer.
+
+    Args:
+      update: a change.
+      norm: its Euclidean norm, a float32 scalar.
+      max_norm: the largest norm, positive.
+    """
+    scale = jnp.where(norm > max_norm, max_norm / jnp.where(norm > 0, norm, 1.0), 1.0)
+    return jax.tree.map(lambda x: (x * scale).astype(x.dtype), update)

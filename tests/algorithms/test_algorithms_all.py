@@ -10,6 +10,7 @@ import optax
 import pytest
 import reference
 import toy
+from toy_transforms import clip_by_state, record
 
 from fedjax_peft import aggregators, algorithms, tree
 from fedjax_peft.aggregators.products import with_products
@@ -19,7 +20,9 @@ from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
 from fedjax_peft.random import stream
 from fedjax_peft.roles import assign_roles
+from fedjax_peft.simulation.checks import check_transforms
 from fedjax_peft.tasks import classification
+from fedjax_peft.transforms import clip_norm
 from fedjax_peft.typing import Aggregated, Outputs
 
 SIZES = (7, 4, 12, 1, 9)
@@ -223,6 +226,47 @@ def test_one_client_of_numbers_that_are_not_finite_leaves_the_server_finite(name
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.server))
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.client_state))
         state = (result.server, result.client_state)
+
+
+# -------------------------------------------------------------------------------- upload transforms
+
+
+def refused(algorithm):
+    """Returns whether the uploads of an algorithm are no changes of the model, as it declares."""
+    if algorithm.no_transforms is None:
+        return False
+    with pytest.raises(InputError, match="cannot be combined with the upload transform"):
+        check_transforms(clip_norm(1.0), algorithm)
+    return True
+
+
+@pytest.mark.parametrize("name", algorithms.__all__, indirect=True)
+def test_changes_are_clipped_and_those_that_are_short_keep_every_bit(name):
+    """One program: the largest norm is a part of the transform's state."""
+    algorithm, model, federation = make(name)
+    if refused(algorithm):
+        return
+    transform = check_transforms([clip_by_state(), record()], algorithm)
+    options = {"per_round": len(federation), "lanes": 3, "bound": model}
+    engine = toy.Engine(algorithm, federation, transform=transform, **options)
+    cohort, plain = engine.schedule.cohort(1), rounds(name)[0]
+
+    def clipped_at(max_norm):
+        server, client_state, state = engine.start()
+        state = state._replace(server=(jnp.float32(max_norm), *state.server[1:]))
+        return engine.run(cohort, 1, (server, client_state, state))
+
+    whole, short = clipped_at(np.inf), clipped_at(1e-3)
+    for a, b in zip(jax.tree.leaves(plain[:2]), jax.tree.leaves(whole[:2]), strict=True):
+        np.testing.assert_array_equal(a, b)
+    if name != "fednova":  # it sends a direction for each unit of work
+        sent = name != "centralised"  # where nothing travels
+        longest = np.max(plain.norms) * sent
+        np.testing.assert_allclose(whole.aggregation["largest_norm"], longest, rtol=1e-5)
+    longest = 0.0 if name in ALONE else 1e-3
+    np.testing.assert_allclose(short.aggregation["largest_norm"], longest, rtol=1e-5)
+    assert short.finite.all()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(short[:2]))
 
 
 # ---------------------------------------------------------------------------- the norm of updates
