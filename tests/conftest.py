@@ -38,7 +38,7 @@ for name, value in {
 
 
 def pytest_collection_modifyitems(items):
-    """Puts the files that take longest first, so that all workers end at about the same time."""
+    """Runs the slowest files first, so that all workers end at about the same time."""
     load = Counter()
     for item in items:
         # A test of a real model takes as long as dozens of others.
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Spares the garbage collector all that was imported, and runs it less often."""
+    """Excludes imported objects from garbage collection, and collects less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
@@ -56,7 +56,7 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(autouse=True)
 def _optimised_programs_for_real_models(monkeypatch, request):
-    """Models of real size run longer than they compile."""
+    """Turns on XLA's optimisations for models of real size, which run longer than they compile."""
     if request.node.get_closest_marker("assets") is None:
         yield
         return
@@ -68,7 +68,7 @@ def _optimised_programs_for_real_models(monkeypatch, request):
 
 @pytest.fixture(autouse=True)
 def _private_cache(tmp_path_factory, monkeypatch, request):
-    """Tests write no cache but their own; only tests marked ``assets`` share the user's."""
+    """Gives tests a separate cache directory; only tests marked ``assets`` use the user's."""
     if request.node.get_closest_marker("assets") is None:
         monkeypatch.setenv("FEDJAX_PEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
 
@@ -88,7 +88,7 @@ def _maps() -> int:
 
 @pytest.fixture(autouse=True, scope="module")
 def _release_programs(request):
-    """Frees what a file compiled for its global models, and its ``functools`` caches.
+    """Frees the programs that a file compiled for its global models, and its ``functools`` caches.
 
     What JAX compiled for single operations stays for the next files, while there is room.
     """
@@ -108,7 +108,7 @@ def _release_programs(request):
 
 @pytest.fixture
 def interrupts():
-    """Lets SIGINT raise KeyboardInterrupt, also where the tests run in the background of a shell.
+    """Makes SIGINT raise KeyboardInterrupt, also if the tests run in the background of a shell.
 
     Such a process ignores SIGINT from its start.
     """

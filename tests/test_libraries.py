@@ -112,7 +112,7 @@ def test_log_levels_are_raised_and_restored(own, during):
 
 
 def test_a_warning_of_the_hub_is_printed_once(monkeypatch, capsys):
-    """Although absl has given the root logger a handler beside the hub's own."""
+    """The root logger also has a handler, from absl, beside that of the hub."""
     own, root = logging.StreamHandler(sys.stderr), logging.StreamHandler(sys.stderr)
     logger = hub_logging.get_logger()  # which gives it a handler
     monkeypatch.setattr(logger, "handlers", [own])

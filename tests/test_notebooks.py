@@ -46,5 +46,5 @@ def test_saved_outputs(path):
 
 
 def _texts(output):
-    """Returns what an output says in words."""
+    """Returns the texts of an output."""
     return [output.get("text", ""), *output.get("data", {}).get("text/plain", [])]

@@ -65,7 +65,7 @@ def test_backbones_and_methods(capsys):
 @pytest.mark.assets
 @pytest.mark.timeout(600)
 def test_python_example(tmp_path, monkeypatch):
-    """The ten lines on the demo's assets, for one round."""
+    """The ten-line example with the demo's assets, for one round."""
     monkeypatch.chdir(tmp_path)
     code = code_block("run.export")
     short = (
@@ -82,7 +82,7 @@ def test_python_example(tmp_path, monkeypatch):
 
 
 def test_data_sets_of_the_papers(tmp_path, monkeypatch, capsys):
-    """Tagging, on the stand-in of WNUT 2017: it learns something."""
+    """Tagging on the stand-in of WNUT 2017 improves the score."""
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(code_block('by="tag_set"', "docs/reference/data.md"), names)
@@ -105,7 +105,7 @@ def commands(page: str = "docs/howto/command-line.md") -> list[str]:
 
 
 def test_commands_of_the_readme_are_those_of_the_page():
-    """So that they run below."""
+    """They are executed by the next test."""
     assert len(commands("README.md")) >= 3
     assert {*commands("README.md")} <= {*commands()}
 

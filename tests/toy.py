@@ -91,7 +91,7 @@ def dataset(examples: int, *, features: int = FEATURES, seed: int = 0) -> Datase
 
 
 def clients(sizes, *, seed: int = 0) -> Clients:
-    """Returns clients of the given sizes that share out a data set of their sum."""
+    """Returns clients of the given sizes, which partition a data set."""
     total = sum(sizes)
     order = np.random.default_rng(seed + 1).permutation(total).astype(np.int32)
     return Clients(dataset(total, seed=seed), tuple(np.split(order, np.cumsum(sizes)[:-1])))
@@ -108,7 +108,7 @@ def poisoned(federation: Clients, *which: int) -> Clients:
 
 
 def context(round_index=1, metrics=None) -> RoundContext:
-    """Returns what a server knows of a round in which all of five clients took part."""
+    """Returns the context of a round in which all five clients took part."""
     return RoundContext(
         round_index=jnp.int32(round_index),
         participants=jnp.float32(5),
@@ -134,7 +134,7 @@ class Result(NamedTuple):
 
 
 class Engine:
-    """A session of an algorithm on the toy problem, with cohorts of the test's own making."""
+    """A session of an algorithm on the toy problem, with cohorts given by the test."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Engine:
         return Session(self.setup, leaves, self.schedule, columns, **options)
 
     def model_at_start(self):
-        """Returns the shared and private leaves that everybody starts from."""
+        """Returns the initial shared and private leaves."""
         return {**self.shared, **self.leaves}
 
     def start(self):
@@ -184,7 +184,7 @@ class Engine:
         return (state.server, state.client_state, *own)
 
     def plan(self, cohort):
-        """Returns the plan of a cohort of our own making, of the shape that all plans have."""
+        """Returns the plan of a given cohort, with the shape of all plans."""
         template = self.session.plan(1)
         return make_plan(
             cohort,

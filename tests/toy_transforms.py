@@ -57,7 +57,7 @@ def clip_by_state() -> Transform:
 
 
 def record() -> Transform:
-    """Changes nothing; reports the largest norm of the changes as it sees them."""
+    """Does not change uploads; reports the largest norm of the changes that it gets."""
 
     def client(update, memory, received, key):
         return Encoded(update, memory, tree.norm(update))

@@ -27,7 +27,7 @@ A, B, HEAD, SCALE = "x.lora_a", "x.lora_b", "head.kernel", "x.lora_scale"
 
 
 def context(shape, seed, s=1.5):
-    """Returns (uploads ``[clients, ...]``, weights, like, fixed), all random."""
+    """Returns random (uploads ``[clients, ...]``, weights, template, fixed)."""
     clients, r, n_in, n_out = shape
     rng = np.random.default_rng(seed)
 
@@ -42,7 +42,7 @@ def context(shape, seed, s=1.5):
 
 @functools.cache
 def program(aggregator, chunk=None):
-    """Returns the whole aggregation as one jitted function, ``chunk`` uploads to an ``add``."""
+    """Returns the aggregation as one jitted function; each ``add`` gets ``chunk`` uploads."""
 
     @jax.jit
     def run(uploads, weights, slots, template, fixed):

@@ -28,7 +28,7 @@ examples = settings(max_examples=8, deadline=None, derandomize=True)
 
 
 def context(shape, seed):
-    """Returns (uploads ``[clients, ...]``, weights, like, fixed), all random."""
+    """Returns random (uploads ``[clients, ...]``, weights, template, fixed)."""
     clients, r, n_in, n_out = shape
     rng = np.random.default_rng(seed)
 
@@ -75,7 +75,7 @@ def product(leaves):
 
 
 def used(update):
-    """Returns what a matrix got in all: the folded part and the factors' product."""
+    """Returns the total change of a matrix: the merged part plus the product of the factors."""
     if "fold" in update:
         return np.asarray(update["fold"]["x"], float) + product(update["model"])
     return product(update)

@@ -48,7 +48,7 @@ NAMES = sorted([*algorithms.__all__, *OTHERS])
 
 
 def dual_model():
-    """Returns a model with a global and a private adapter and two classifiers, as FedMCP wants."""
+    """Returns a model with a global and a private adapter and two classifiers, for FedMCP."""
     rng = np.random.default_rng(0)
     kinds, trainable = {}, {}
 
@@ -79,12 +79,12 @@ def dual_model():
 
 @pytest.fixture(scope="module", params=NAMES)
 def name(request):
-    """Of the algorithm. The module's scope keeps its tests together: few programs live at once."""
+    """The name of the algorithm. With module scope, the tests of an algorithm run together."""
     return request.param
 
 
 def make(name, rate=0.1):
-    """Returns the algorithm of a name with its model and federation."""
+    """Returns an algorithm by its name, with its model and clients."""
     factory = OTHERS.get(name) or getattr(algorithms, name)
     algorithm = factory(optax.sgd(rate), **OPTIONS.get(name, {}))
     model = dual_model() if name in DUAL else toy.lora_model()
@@ -101,7 +101,7 @@ def rig(name, lanes=3):
 
 @functools.lru_cache(maxsize=2)
 def rounds(name, lanes=3):
-    """Returns the results of three rounds, by one executable: other shapes it would refuse."""
+    """Returns the results of three rounds by one executable, which accepts only these shapes."""
     engine, state, results = rig(name, lanes), rig(name, lanes).start(), []
     for number in (1, 2, 3):
         result = engine.run(engine.schedule.cohort(number), number, state)
@@ -186,7 +186,7 @@ def test_a_round_without_participants_changes_no_state(name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ALONE], indirect=True)
 def test_a_single_client_with_a_single_example_moves_the_server(name):
-    """The least that there can be: a total weight of 1, and one upload."""
+    """The smallest possible round has a total weight of 1 and one upload."""
     engine = rig(name)
     cohort = engine.schedule.cohort(1)
     place = SIZES.index(1)
@@ -330,7 +330,7 @@ def test_directions_that_hetlora_has_pruned_do_not_count_in_the_update_norm(name
 
 
 def own_aggregator():
-    """Returns the mean, with a metric of its own and every leaf moved by 1."""
+    """Returns the mean aggregator with an additional metric; it adds 1 to every leaf."""
     mean = aggregators.mean(error=False)
 
     def finish(acc, template, fixed):
@@ -380,7 +380,7 @@ def taking(option):
 
 
 def made(name, **options):
-    """Returns an algorithm and the model that it is for."""
+    """Returns an algorithm and its model."""
     more = {"server": optax.sgd(0.5)} if name == "fedopt" else {}
     factory = getattr(algorithms, name)
     algorithm = factory(optax.sgd(0.1), **OPTIONS.get(name, {}), **more, **options)

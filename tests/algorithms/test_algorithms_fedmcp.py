@@ -47,7 +47,7 @@ def adapter(p, which, h):
 
 
 def outputs_of(p, hidden):
-    """Returns what the model says of hidden states: both classifiers read the first token."""
+    """Returns the outputs for hidden states; both classifiers read the first token."""
     main, second = (
         hidden[:, 0] @ p[f"{h}.kernel"] + p[f"{h}.bias"][None]
         for h in ("classifier", "second_classifier")
@@ -150,7 +150,7 @@ DEFINED = {"cka": hsic_cka, "cka_debiased": song_cka, "cosine": mean_cosine}
 
 
 def paper_loss(p, frozen, received, x, tokens, labels, classes, masks, o):
-    """Returns Eq 8 of one batch of one client."""
+    """Returns the loss of Eq. 8 for one batch of one client."""
 
     def passed(which):
         return forward(frozen, p, x, which, masks.get(which))
@@ -185,7 +185,7 @@ def paper_gradient(options):
 
 
 def paper(bound, federation, *, rounds, per_round, rate, epochs, weights, options):
-    """Returns (global adapter, what every client keeps) after some rounds of SGD."""
+    """Returns (global adapter, client states) after some rounds of SGD."""
     defaults = {"gamma": 0.5, "mu": 0.05, "similarity": "cka", "pooling": "mean"}
     o = {**defaults, "private_rep": "private_only", "stop": False, **options}
     columns = federation.data.columns
@@ -666,7 +666,7 @@ def encoder_batch():
 
 
 def alone(leaves, which):
-    """Returns the leaves of the model with a single adapter that has one of the two's values."""
+    """Returns the leaves of a single-adapter model, with the values of one of the two adapters."""
     other = {"global": "private", "private": "global"}[which]
     return {
         n.replace(f".{which}_adapter.", "."): x
@@ -676,7 +676,7 @@ def alone(leaves, which):
 
 
 def real_loss(leaves, received, both, one, batch, o):
-    """Returns Eq 8 with a pass of a single-adapter model wherever the paper runs one adapter."""
+    """Returns the loss of Eq. 8; single-adapter models compute the passes with one adapter."""
     real = np.flatnonzero(np.asarray(batch["mask"]))
     labels = batch["labels"][real]
 

@@ -78,7 +78,7 @@ def svd_factors(dense, split):
 
 
 class Slow:
-    """Plain averaging of all leaves; methods override what they do otherwise."""
+    """Plain averaging of all leaves; subclasses override the steps that differ."""
 
     shared, private, size_weights = toy.SHARED, (), True
 
@@ -215,7 +215,7 @@ def rounds_of(rig, cohorts):
 
 @functools.cache
 def fast(method, lanes=3):
-    """Returns the rounds' results, and their engine."""
+    """Returns the results of the rounds, and the engine."""
     rig = engine(CASES[method][0], lanes)
     return rounds_of(rig, COHORTS), rig
 
@@ -388,7 +388,7 @@ def test_a_subspace_that_hardly_turns_brings_the_switch():
 
 
 def pruned(leaves, client, penalty, rate=0.3):
-    """Returns (a client's leaves after a round of SGD, its rank), by the paper."""
+    """Returns (a client's leaves after a round of SGD, its rank), computed as in the paper."""
     frozen = reference.leaves64(toy.model().frozen)
 
     def tail(x):

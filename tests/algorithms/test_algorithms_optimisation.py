@@ -72,7 +72,7 @@ def train(theta, own, client, number, optimizer, stiff=0.0, extra=None):
 
 
 class Slow:
-    """What the references share: the leaves at the start, and what they look like at the end."""
+    """The common part of the references: the initial leaves, and the format of the results."""
 
     def __init__(self, head, per_round):
         shared, private = HEADS[head]
@@ -273,7 +273,7 @@ SETTINGS = [(name, 3, 3, "private", 0) for name in CASES] + [
 
 @pytest.mark.parametrize(("name", "per_round", "lanes", "head", "empty"), SETTINGS)
 def test_rounds_equal_the_slow_reference(name, per_round, lanes, head, empty):
-    """Clients without examples never take part, so ``empty`` of them change nothing."""
+    """Clients without examples never take part, so ``empty`` such clients have no effect."""
     make, slow = CASES[name]
     nobody = (np.zeros(0, np.int32),) * empty
     federation = Clients(FEDERATION.data, FEDERATION.indices + nobody)
@@ -477,7 +477,7 @@ def test_fednova_is_fedavg_for_equal_work_with_any_momentum():
 
 
 def test_optimum_of_unequal_clients():
-    """Their common optimum is 2.5; FedAvg ends elsewhere, these do not."""
+    """The common optimum is 2.5. FedAvg ends elsewhere; these algorithms reach it."""
     ends = {}
     for name, make in {
         "scaffold": lambda: scaffold(HALF, learning_rate=0.5),
@@ -597,7 +597,7 @@ def test_fednova_counts_the_steps_of_adam_and_does_not_change_masked_leaves():
 
 
 def test_fednova_measures_each_leaf_by_itself():
-    """Some leaves have momentum and the others do not."""
+    """Some leaves have momentum, others do not."""
     slow, heavy = optax.sgd(RATE), optax.sgd(RATE, momentum=0.6)
     labels = {n: "heavy" if n in toy.HEAD else "slow" for n in toy.SHARED}
     mixed = optax.multi_transform({"heavy": heavy, "slow": slow}, labels)
@@ -618,7 +618,7 @@ def test_fednova_measures_each_leaf_by_itself():
 
 
 def test_fednova_divides_by_each_client_s_own_weight_of_gradients():
-    """What was wrong by 39 % of a step with the option at its default: momentum unmentioned."""
+    """With the default option, which ignores momentum, the error was 39 % of a step."""
     rig = Quadratics(fednova(optax.sgd(0.5, momentum=0.9)))
     # Client 1: gradient -4, to 2; buffer -3.6 - 2 = -5.6, to 4.8; its a are 1.9 and 1.
     assert rig.round() == pytest.approx((1 + 2 * 2.9) / 3 * (0.5 + 2 * 4.8 / 2.9) / 3, rel=1e-6)

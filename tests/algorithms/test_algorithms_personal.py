@@ -82,7 +82,7 @@ def gradient_at(params, batch, frozen_head=None):
 
 
 def in_rounds(work, kept, shared, *, per_round, rounds=2, uniform=False, beta=1.0):
-    """Returns (server, what every client keeps); ``work`` is the local work of one client."""
+    """Returns (server, client states); ``work`` is the local work of one client."""
     server = {n: START[n] for n in shared}
     client_state = [kept] * len(SIZES)
     for number in range(1, rounds + 1):
@@ -208,7 +208,7 @@ def moon_loss(params, received, previous, batch, mu, temperature):
 
 
 def differences(loss, params, width=1e-5):
-    """Returns the gradient by central differences: nothing of a derivation can be wrong in it."""
+    """Returns the gradient by central differences, which need no derivation."""
     gradient = {}
     for name, value in params.items():
         gradient[name] = np.zeros_like(value)
@@ -321,7 +321,7 @@ CASES = {
 
 
 def played(algorithm, *, lanes, per_round, dropout=0.2, rounds=2, federation=FEDERATION):
-    """Returns the last of some rounds of the engine."""
+    """Returns the result of the last of several rounds of the engine."""
     bound = toy.model(dropout=dropout)
     options = {"per_round": per_round, "lanes": lanes, "epochs": EPOCHS, "bound": bound}
     rig = toy.Engine(algorithm, federation, **options)
@@ -615,7 +615,7 @@ def test_fedrep_gives_the_body_at_least_one_step():
 
 
 def test_fedrep_tunes_heads_for_the_last_evaluation_only(tmp_path):
-    """Against the same run without it, and a run of ``local`` on the heads alone."""
+    """Equals the same run without tuning, and a run of ``local`` on the heads alone."""
     model, federation = toy.model(dropout=0), toy.clients([9, 6, 12])
     train, held_out = federation.holdout(0.34)
     test = toy.dataset(40, seed=3)
@@ -695,7 +695,7 @@ DITTO, TEST = ditto(optax.adam(0.02)), toy.dataset(20, seed=3)
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """Returns a run of Ditto that nothing interrupted."""
+    """Returns a run of Ditto without interruption."""
     return run(DITTO, test=TEST, out=tmp_path_factory.mktemp("ditto") / "run")
 
 

@@ -58,7 +58,7 @@ def finished(project):
 
 @pytest.fixture(scope="module")
 def alone(project):
-    """A run whose clients keep everything; those who took part differ."""
+    """A run with private leaves only; clients that took part have different leaves."""
     return run(project, "local", "algorithm.name=local", "clients_per_round=4")
 
 
@@ -83,7 +83,7 @@ def peft_logits(project, adapter):
 
 
 def loaded_by(printed):
-    """Returns the logits of the model that the printed lines load, and checks its labels."""
+    """Returns the logits of the model loaded by the printed code, and checks its labels."""
     names = {}
     code = printed.partition("Load it in Python:\n")[2]
     exec(textwrap.dedent(code), names)
@@ -160,7 +160,7 @@ def test_some_clients_merged(alone, tmp_path):
 
 
 def test_adapterhub_with_a_shared_part(project, tmp_path, capsys):
-    """Adapters of the server, heads of the clients' own; PEFT cannot hold these adapters."""
+    """The adapters are shared and the heads private; PEFT does not support these adapters."""
     given = ["peft={name='houlsby',size=4}", "algorithm.head=private", "rounds=1"]
     out = run(project, "houlsby", *given)
     arguments = ["export", str(out), "--clients", "all", "--out", str(tmp_path / "a")]
@@ -290,7 +290,7 @@ def test_export_does_not_change_the_run(alone, tmp_path):
 
 
 def test_unreadable_checkpoints(alone, tmp_path, capsys):
-    """The one before is taken; without any the run is named."""
+    """The previous checkpoint is used; without any, the error names the run."""
     out = shutil.copytree(alone, tmp_path / "damaged")
     arguments = ["export", str(out), "--clients=0", "--out"]
     older, newer = sorted((out / "checkpoints").iterdir(), key=lambda p: int(p.name))
@@ -356,7 +356,7 @@ def test_predictions_in_python_are_of_the_run_s_own_length_and_client(tmp_path):
 
 
 def test_run_that_starts_from_an_export(project, finished, tmp_path):
-    """Its first evaluation is the other's last; it can be exported in turn."""
+    """Its first evaluation equals the last one of the exported run; it can be exported again."""
     assert cli.main(["export", str(finished), "--out", str(tmp_path / "a")]) == 0
     config = (project / "config.toml").read_text().replace("rank = 2", "")
     (project / "again.toml").write_text(config)

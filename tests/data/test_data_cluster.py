@@ -16,7 +16,7 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def topics():
-    """Texts of three topics, and which is whose."""
+    """Texts of three topics, and the topic of each text."""
     rng = np.random.default_rng(0)
     topic = rng.integers(0, 3, 90)
     return [" ".join(rng.choice(WORDS[t], 4)) for t in topic], topic

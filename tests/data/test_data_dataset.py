@@ -109,7 +109,7 @@ def test_clients_need_a_name_each(data, names):
 
 
 def test_reprs_are_one_short_line(data):
-    """Sizes, no arrays: a notebook prints what a cell ends with."""
+    """They show sizes and no arrays, because a notebook prints the last value of a cell."""
     clients = Clients(data, rows([0, 1], [2, 3], [4, 5]))
     for shown in (repr(data), repr(clients)):
         assert "\n" not in shown

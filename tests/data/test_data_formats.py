@@ -16,7 +16,7 @@ from fedjax_peft.errors import InputError
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch):
-    """Any look-up of a host fails, so a test that passes has not used the network."""
+    """Makes every host look-up fail, so that no test can use the network."""
 
     def refuse(*args, **_):
         raise AssertionError(f"network access: {args}")

@@ -60,7 +60,7 @@ def test_idx(tmp_path, packed):
 
 
 def test_emnist_is_turned_upright(tmp_path):
-    """In the folder that its archive unpacks to."""
+    """The files are in the folder that the archive contains."""
     upright = images(3, 6, 6)
     splits = {"train": (upright.swapaxes(1, 2), [10, 2, 61]), "test": (upright[:1], [2])}
     write_idx(tmp_path / "gzip", splits, prefix="emnist-byclass-", packed=True)
@@ -130,7 +130,7 @@ def records(pixels, *labels):
 
 @pytest.fixture
 def cifar10(tmp_path):
-    """A folder with two images in each file; labels are 0 to 9, and 3 and 7 to test on."""
+    """A folder with two images per file; training labels are 0 to 9, test labels 3 and 7."""
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     x = images(12, 32, 32, 3)
@@ -320,7 +320,7 @@ def test_unusual_modes_become_grey_or_rgb():
 
 
 def enlarged_png(side=60_000):
-    """Returns a small PNG that says that it is huge."""
+    """Returns a small PNG whose header claims a huge size."""
     data = bytearray(encoded(images(1, 4, 4)[0]))
     data[16:24] = struct.pack(">II", side, side)
     data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
@@ -422,7 +422,7 @@ def federation(pixels, clients):
 
 
 def shifted(clients, *settings):
-    """Returns the images before and after, float, client by client; the rest is as it was."""
+    """Returns the images of each client before and after; checks that nothing else has changed."""
     before, result = clients.data.columns["pixel_values"].copy(), shift_features(clients, *settings)
     after = result.data.columns["pixel_values"]
     assert (after.dtype, after.shape) == (np.uint8, before.shape)
@@ -442,7 +442,7 @@ def test_quarter_turns_are_exact(side):
 
 
 def test_other_angles_are_those_of_pil():
-    """At 45 degrees, inside the circle that stays in the frame."""
+    """The angle is 45 degrees; only the circle that stays in the frame is compared."""
     y, x = np.mgrid[:24, :20]
     smooth = np.clip(128 + 5 * (x - 9) + 3 * (y - 12), 0, 255).astype(np.uint8)
     clients = federation(np.broadcast_to(smooth, (5, 1, 24, 20)).copy(), 2)

@@ -11,7 +11,7 @@ from fedjax_peft.errors import InputError
 
 
 def leaf(examples, **changes):
-    """Returns LEAF's form of examples: user -> (x, y)."""
+    """Returns a LEAF file with examples: user -> (x, y)."""
     data = {user: {"x": x, "y": y} for user, (x, y) in examples.items()}
     sizes = [len(y) for _, y in examples.values()]
     return {"users": list(examples), "num_samples": sizes, "user_data": data} | changes
@@ -109,7 +109,7 @@ def test_next_token_ends_the_tokens(tmp_path):
 
 
 def test_comments_of_reddit(tmp_path):
-    """Pieces of equal length; the numbers of samples are those from before the split."""
+    """The pieces have equal length; the file's sample counts are those before the split."""
     pieces = [["<BOS>", "so", "it"], ["goes", "<EOS>", "<PAD>"]]
     targets = {"target_tokens": [["so", "it", "goes"], ["<EOS>", "<PAD>", "<PAD>"]], "score": 3}
     columns = read(tmp_path, leaf({"u": ([pieces], [targets])}, num_samples=[5]))
@@ -126,7 +126,7 @@ def test_pixels(tmp_path):
 
 
 def test_users_without_examples_are_left_out(tmp_path):
-    """LEAF does not list users whom it did not split, but keeps their empty lists."""
+    """LEAF omits users without a split from ``users``, but keeps their empty lists."""
     content = leaf({"u": (["one"], [0]), "v": ([], [])})
     content["user_data"]["w"] = {"x": [], "y": []}
     assert read(tmp_path, content)["client"] == ["u"]

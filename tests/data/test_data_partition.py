@@ -302,7 +302,7 @@ def test_signatures_serve_a_config_layer():
 
 @pytest.fixture
 def keyed():
-    """90 examples of tokens with labels of their own: 30 units of 3, with keys for each."""
+    """Returns 90 examples with token labels: 30 units of 3 examples, with keys."""
     unit = np.repeat(np.arange(30), 3)
     order = np.random.default_rng(0).permutation(90)
     meta = {

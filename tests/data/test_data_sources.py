@@ -25,7 +25,7 @@ ROWS = [("one", "y"), ("two", "x"), ("three", "y"), ("NA", "z")]
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch, request):
-    """Any look-up of a host fails, so a test that passes has not used the network."""
+    """Makes every host look-up fail, so that no test can use the network."""
     if request.node.get_closest_marker("assets") is None:
 
         def refuse(*args, **_):

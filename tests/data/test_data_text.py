@@ -28,7 +28,7 @@ def make_tokenizer(words=WORDS, **options):
 
 @pytest.fixture
 def encodings(monkeypatch):
-    """Counts real tokenisations (as opposed to reads of the cache)."""
+    """Counts tokenisations that were not read from the cache."""
     calls = []
     encode = text._encode
     monkeypatch.setattr(text, "_encode", lambda *args: calls.append(1) or encode(*args))

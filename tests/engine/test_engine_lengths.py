@@ -77,7 +77,7 @@ def test_the_number_of_padded_lengths(most, padded):
     most=st.integers(1, 3),
 )
 def test_the_chosen_lengths_are_the_best(lengths, group, most):
-    """Against all choices of so many multiples of 8, by their expected length."""
+    """No other choice of the same number of multiples of 8 has a smaller expected length."""
     chosen = fitted(lengths, group, most, full=40).padded
     lengths = [n or 40 for n in lengths]  # of a text without tokens nothing can be left out
     share = [np.mean(np.array(lengths) <= edge) ** group for edge in range(0, 48, 8)]
@@ -123,7 +123,7 @@ def federation():
 
 @functools.cache
 def run(length_buckets, *, lanes=1, task=None, **options):
-    """Two rounds with dropout, LoRA's and the model's own."""
+    """Runs two rounds with the dropout of LoRA and of the model."""
     model = attach(tiny_model(3, num_hidden_layers=1), lora(rank=2, dropout=0.1))
     algorithm = fedavg(optax.sgd(0.1))
     clients = federation()
@@ -158,7 +158,7 @@ def test_results_are_those_of_full_padding_dropout_included(lanes):
 
 
 def test_predictions_are_scored_in_the_order_of_the_data():
-    """The score sees every example once, its token axis filled up with zeros."""
+    """The score gets every example once, with the token axis padded with zeros."""
     seen = []
 
     def score(means, predictions, data):

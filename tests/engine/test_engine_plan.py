@@ -15,7 +15,7 @@ SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=9)
 
 
 def owners(sizes):
-    """Returns disjoint example lists, in an order that is not their own."""
+    """Returns disjoint example lists in a random order."""
     order = np.random.default_rng(0).permutation(sum(sizes)).astype(np.int32)
     return np.split(order, np.cumsum(sizes)[:-1])
 
@@ -137,7 +137,7 @@ def test_the_capacity_of_a_plan_is_that_of_other_seeds_and_more_rounds():
 
 @pytest.mark.parametrize(("lanes", "steps"), [(1, 1), (1, 4), (3, 2), (3, 50)])
 def test_windows_are_the_plan_in_parts(lanes, steps):
-    """Every part runs the same examples of the same clients, and begins each client anew."""
+    """Every part has the same examples of the same clients, and starts each client once."""
     work = [batches(rows, 4) for rows in owners([9, 30, 1, 17, 4])]
     whole = make_plan(
         Cohort([7, 3, 9, 1, 0], [1.0] * 5, work), lanes, time_steps=40, slots=5, batch_size=4

@@ -122,7 +122,7 @@ def test_metrics_are_sums_over_the_real_examples_of_every_slot():
 
 
 def count_steps(optimizer):
-    """Returns FedAvg whose private leaf, of its own making, is Adam's step counter."""
+    """Returns FedAvg with an additional private leaf: the step counter of Adam."""
 
     def client(context):
         inner = fedavg(optimizer).client(context)

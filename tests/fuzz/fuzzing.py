@@ -58,7 +58,7 @@ BYTES = [
 
 
 def fuzz(examples):
-    """Returns the settings of a fuzzer that draws so many examples in ``make test``."""
+    """Returns the settings of a fuzzer with this number of examples in ``make test``."""
     return settings(
         max_examples=EXAMPLES or examples,
         derandomize=not EXAMPLES,
@@ -71,7 +71,7 @@ def fuzz(examples):
 
 @contextlib.contextmanager
 def refused_or_fine():
-    """Lets an InputError pass, whose message must be safe to print, and nothing else."""
+    """Accepts an InputError whose message is safe to print; other exceptions fail the test."""
     try:
         yield
     except InputError as error:

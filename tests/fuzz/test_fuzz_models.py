@@ -33,7 +33,7 @@ def copy(intact, tmp_path_factory):
 
 
 def load(intact, folder, name, content):
-    """Loads a model of which one file has another content, as far as that takes."""
+    """Loads a model after replacing the content of one file."""
     (folder / name).write_bytes(content)
     try:
         with refused_or_fine():

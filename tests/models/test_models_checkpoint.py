@@ -243,7 +243,7 @@ def test_saved_checkpoint_is_read_by_transformers(family, tmp_path):
 
 
 def test_a_model_that_the_hub_does_not_give(monkeypatch):
-    """The reason is told, and the closest name that needs no hub."""
+    """The error gives the reason, and the closest name that needs no hub."""
 
     def offline(*arguments, **options):
         raise OSError("no route to the hub\nmore")

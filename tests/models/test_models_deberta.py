@@ -83,7 +83,7 @@ def outputs_of(model, batch):
 
 
 def assert_equal(model, reference, batch):
-    """Every hidden state, on padding too: what padding attends to is the reference's as well."""
+    """Checks all hidden states, including those of padding."""
     outputs = outputs_of(model, batch)
     logits, states = torch_states(reference, batch)
     assert np.abs(logits).max() > 0.5
@@ -111,7 +111,7 @@ def test_skew_is_its_formula(n, m):
 
 
 def test_no_gather_or_scatter_of_the_scores_size():
-    """Only the token embeddings and one row a difference are looked up, forward and backward."""
+    """Only token embeddings and one row per distance are looked up, forward and backward."""
     model = random_model(small(V3_BASE), head=classification(3))
     model = attach(model, lora(2))
     batch, length, heads = 3, 19, 4
@@ -190,7 +190,7 @@ def test_bfloat16_compute_is_close_to_float32(tmp_path):
 
 
 def test_prompt_tokens_come_first(tmp_path):
-    """They take part in everything, and their states are left out."""
+    """Prompt tokens take part in attention, and their states are removed from the outputs."""
     reference = one_layer(position_biased_input=True, type_vocab_size=2)
     model = load_model(saved(reference, tmp_path))
     prompt = np.random.default_rng(1).normal(size=(3, 32)).astype(np.float32)
@@ -222,7 +222,7 @@ def test_prompt_tokens_come_first(tmp_path):
 
 
 def test_the_separately_computed_first_token_is_equal_in_training(tmp_path):
-    """Dropout included: both passes through the last layer draw the same masks."""
+    """With dropout too: both passes through the last layer have the same masks."""
     rates = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
     reference = one_layer(**rates)
     model = load_model(saved(reference, tmp_path))
@@ -253,7 +253,7 @@ def test_dropout_rates_are_those_of_the_config(tmp_path):
 
 
 def test_pretraining_checkpoint(tmp_path):
-    """As published: no classifier, heads and absolute positions of no use, old layer-norm names."""
+    """The published form: no classifier, unused heads and positions, old names of layer norms."""
     reference = one_layer()
     file = saved(reference, tmp_path) / "model.safetensors"
 

@@ -53,7 +53,7 @@ def test_interpolation_is_that_of_torch(size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_it_is_hugging_faces_processor(size):
-    """Which rounds to whole numbers after each of the two directions: 1 of 255 at most."""
+    """The processor rounds after each direction, so differences of 1 in 255 are possible."""
     pixels = stored()
     processor = ViTImageProcessorPil(size={"height": size[0], "width": size[1]})
     images = [Image.fromarray(x.transpose(1, 2, 0)) for x in pixels]
@@ -92,7 +92,7 @@ def test_models_take_stored_images_of_any_size(config, channels):
 
 
 def test_floats_stay_as_they_are():
-    """The ViT takes them in other sizes than its config's."""
+    """ViT accepts them in sizes other than that of its config."""
     pixels = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 8, 8)), jnp.bfloat16)
     assert prepare(pixels, channels=3, size=(16, 24)) is pixels
     model = random_model(VIT, head=classification(3))

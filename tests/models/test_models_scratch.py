@@ -225,7 +225,7 @@ def test_random_values_have_the_scale_of_their_layer():
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "cnn"])
 def test_it_learns(kind):
-    """The next word is the last one plus one; the class is where an image is bright."""
+    """The next word is the last one plus one; the class is the bright part of an image."""
     config = CNN if kind == "cnn" else LSTM | {"model_type": kind}
     model = random_model(config, head=HEADS[kind])
     rng = np.random.default_rng(0)

@@ -37,7 +37,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def model():
-    """A random one, of one layer."""
+    """A random model with one layer."""
     return random_model(TINY, head=classification(3), dropout=0.3)
 
 
@@ -136,7 +136,7 @@ def test_the_separately_computed_class_token_equals_the_hidden_state(model):
 
 
 def test_both_forms_of_checkpoint_names(tmp_path):
-    """Transformers writes the older names, and reads its modules' own too."""
+    """Transformers writes the older names, and reads its present module names too."""
     reference = tiny_model("vit")
     batch = padded_batch(reference.config)
     file = saved(reference, tmp_path) / "model.safetensors"

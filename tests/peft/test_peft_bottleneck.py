@@ -231,7 +231,7 @@ def test_merging_is_refused():
 
 
 class Mixer(nnx.Module):
-    """What a user may bring: linear layers and, at will, residual slots."""
+    """A module of a user: linear layers and optional residual slots."""
 
     def __init__(self, rngs, *, slots):
         self.blocks = nnx.List([Block(rngs, post_norm=False) for _ in range(2)]) if slots else None

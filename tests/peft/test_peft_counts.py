@@ -47,7 +47,7 @@ TEXT = pytest.mark.parametrize("config", [ROBERTA, DEBERTA], ids=["roberta", "de
 
 
 def adapter(config, method, head=None):
-    """Returns the parameters that a method adds or trains, the head aside."""
+    """Returns the number of parameters that a method adds or trains, without the head."""
     return count(config, method, head=head or classification(2))["adapter"]
 
 

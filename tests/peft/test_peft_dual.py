@@ -69,7 +69,7 @@ def inputs(name):
 
 
 def targets(name, placement):
-    """Returns what our own module must name, as it has no defaults for OpenDelta."""
+    """Returns the targets for the user's module, which has no defaults for OpenDelta."""
     return ["dense"] if placement == "opendelta" and name != "bert" else None
 
 

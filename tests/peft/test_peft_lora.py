@@ -307,7 +307,7 @@ def test_attaching_twice():
 
 
 class MLP(nnx.Module):
-    """What a user may bring: not ours, with flax's own dropout."""
+    """A module of a user, with flax's dropout."""
 
     def __init__(self, rngs):
         self.hidden = nnx.Linear(6, 12, rngs=rngs)

@@ -42,7 +42,7 @@ def adapters(model):
 
 
 def expected(method):
-    """Returns the names that a method trains, told by their ends."""
+    """Returns the names that a method trains, found by their endings."""
     ends = {
         "bitfit": (".bias",),
         "bitfit-paper": ("query.bias", "intermediate.dense.bias"),

@@ -85,7 +85,7 @@ def as_projection(name, x, family):
 
 
 class Case(NamedTuple):
-    """A method, and how to have peft train the same."""
+    """A method, and the equivalent settings of peft."""
 
     ours: Method
     theirs: Callable[[Any, tuple[str, ...]], Any]
@@ -97,7 +97,7 @@ class Case(NamedTuple):
 
 
 def with_peft(config, **options):
-    """Returns what attaches peft's method."""
+    """Returns the function that attaches peft's method."""
 
     def make(base, head):
         whole = {"task_type": "SEQ_CLS", "modules_to_save": list(head)}
@@ -112,7 +112,7 @@ def with_peft(config, **options):
 
 
 def own_positions(batch, config):
-    """Returns the batch with positions that make up for peft's: it counts the prefix, we do not."""
+    """Returns the batch with shifted positions, because peft counts the prefix and we do not."""
     real = batch["attention_mask"]
     if config.model_type == "roberta":
         positions = np.cumsum(real, axis=1) * real + config.pad_token_id

@@ -25,7 +25,7 @@ SIZES = [7, 4, 12, 1, 9, 16, 3, 5]
 
 
 class Compilations(list):
-    """Names of the programs that XLA was asked for: compiled, or read from the cache on disk."""
+    """Names of the programs requested from XLA, compiled or read from the cache on disk."""
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_programs_are_freed_with_their_model_and_bounded_in_number(monkeypatch):
 
 @pytest.mark.parametrize("name", tasks.__all__)
 def test_a_task_is_the_same_every_time(name):
-    """Else its programs would not be recognised."""
+    """Otherwise its compiled programs would not be found."""
     make = getattr(tasks, name)
     assert make() == make()
 

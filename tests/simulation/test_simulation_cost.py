@@ -40,7 +40,7 @@ def ledger(algorithm, model=None, *, clients=4, ranks=None):
 
 
 def moved(algorithm, model):
-    """Returns a client's upload, and what it fetches: at first, later, and first but later."""
+    """Returns the bytes of an upload, a first download, a later one, and a late first one."""
     one = ledger(algorithm, model)
     first = one.down(0)
     one.record({"round": 1, "clients": [0], "dropped": []})

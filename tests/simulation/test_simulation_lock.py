@@ -28,7 +28,7 @@ def run(out, **options):
 
 @pytest.fixture
 def other():
-    """Returns a process of its own that lives."""
+    """Returns another running process."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         yield child
         child.kill()

@@ -58,7 +58,7 @@ ROUNDS = 8
 
 
 def run(out, *, rounds=ROUNDS, model=None, **options):
-    """Runs the toy problem with private heads: a server's state and a private store to be kept."""
+    """Runs the toy problem with private heads, so that server and clients have states."""
     return simulate(
         model or toy.model(),
         fedavg(optax.sgd(0.1), head="private"),
@@ -75,7 +75,7 @@ def run(out, *, rounds=ROUNDS, model=None, **options):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """Returns the run that nothing interrupted."""
+    """Returns the run without interruption."""
     return run(tmp_path_factory.mktemp("straight") / "run")
 
 
@@ -117,7 +117,7 @@ def cut(path, keep=0.5):
 
 
 def killed(out, how, at=0):
-    """Runs in a process of its own until that is dead."""
+    """Runs in a new process, which is killed."""
     path = os.pathsep.join([str(TESTS), str(TESTS / "run")])
     env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", CHILD, str(out), how, str(at)]

@@ -53,7 +53,7 @@ def run(clients=TRAIN, *, algorithm=None, rounds=8, **options):
 
 
 def emptied(*which):
-    """Returns the federation in which some clients have nothing."""
+    """Returns the clients, some of them without examples."""
     nothing = np.array([], np.int32)
     rows = [nothing if c in which else x for c, x in enumerate(TRAIN.indices)]
     return Clients(TRAIN.data, tuple(rows))

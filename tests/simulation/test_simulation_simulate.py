@@ -84,7 +84,7 @@ def leaves(result):
 
 
 def accuracy(params, data, indices=None):
-    """Returns a model's accuracy, by applying it once to everything."""
+    """Returns the accuracy of a model on all examples in one batch."""
     rows = np.arange(len(data)) if indices is None else indices
     batch = {n: jnp.asarray(x[rows]) for n, x in data.columns.items()}
     logits = toy.model().apply(toy.model().frozen, params, batch, None, False).logits
@@ -356,7 +356,7 @@ def test_errors_of_the_algorithm_come_before_any_file_is_written(tmp_path):
 
 
 def test_fra_on_an_svd_start_warns():
-    """FRA would cut away what lies outside of the principal part; the run goes on."""
+    """FRA would remove the part outside the principal components; the run continues."""
     started = attach(tiny_model(), lora(2, init="svd"))
     algorithm = fedavg(optax.adam(1e-3), aggregator=fra())
     federation = partition.iid(tiny_dataset(20), 4)

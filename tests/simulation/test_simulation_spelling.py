@@ -25,7 +25,7 @@ def resolved(*overrides: str) -> config.Config:
 
 
 def test_a_string_stands_for_a_table():
-    """algorithm=fedprox is algorithm.name=fedprox; options of another function do not stay."""
+    """algorithm=fedprox is algorithm.name=fedprox; options of the former function are removed."""
     assert resolved("algorithm=fedprox", "algorithm.mu=0.2")["algorithm"]["mu"] == 0.2
     assert "lam" not in resolved("algorithm=fedprox")["algorithm"]
     assert resolved("algorithm=ditto")["algorithm"]["lam"] == 0.5, "the same function: kept"
@@ -34,7 +34,7 @@ def test_a_string_stands_for_a_table():
 
 
 def test_a_string_in_a_file_stands_for_a_table():
-    """At the top level and in a method's table, over a system too."""
+    """At the top level and in a method's table, also with a system."""
     raw = {**BASE, "algorithm": "fedprox", "peft": "dora", "aggregator": "mean"}
     raw["methods"] = {"a": {"algorithm": "ditto"}, "b": {"system": "fra_lora/ffa", "peft": "lora"}}
     a, b = (config.resolve(one) for one in config.methods(raw).values())
@@ -54,14 +54,14 @@ def test_a_string_in_a_file_stands_for_a_table():
     ],
 )
 def test_a_value_of_the_wrong_form(override, hint):
-    """The line to type is in the message."""
+    """The error contains the corrected override."""
     with pytest.raises(errors.InputError) as error:
         resolved(override)
     assert hint in str(error.value)
 
 
 def test_values_without_a_likely_correction_get_no_hint():
-    """No guess is better than a wrong one."""
+    """A wrong hint would be worse than none."""
     with pytest.raises(errors.InputError) as error:
         resolved("rounds=two")
     assert "Write" not in str(error.value)
@@ -89,7 +89,7 @@ def test_an_unknown_option(capsys, words, hint):
     ("targets", "hint"), [("query", 'targets = ["query"]'), ("querry", "'query'")]
 )
 def test_a_target_that_is_no_list(targets, hint):
-    """A text is a pattern for paths; a plain name gets the list to write."""
+    """A string is a pattern for paths; for a plain name, the error gives the list to write."""
     with pytest.raises(errors.InputError) as error:
         peft.base.attach(testing.tiny_model(), peft.lora(rank=2, targets=targets))
     assert hint in str(error.value)
@@ -117,6 +117,6 @@ def test_the_package_is_a_command(monkeypatch, capsys):
     ],
 )
 def test_a_method_that_was_replaced_keeps_no_wrong_name(override, name):
-    """A table or plot must not call another method by the name of a [methods.NAME]."""
+    """Tables and plots must not show another method under the name of a [methods.NAME]."""
     raw = {**BASE, "algorithm": "fedavg", "peft": "lora", "methods": {"a": {"name": "FedLR"}}}
     assert config.methods(raw, [override])["a"]["name"] == name

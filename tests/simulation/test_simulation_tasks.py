@@ -115,7 +115,7 @@ def stack_overflow(folder):
 
 
 def fashion_mnist(folder):
-    """MNIST's idx: the class is how bright the picture is."""
+    """MNIST's idx: the class is the brightness of the image."""
     for part in ("train", "t10k"):
         labels = np.arange(40, dtype=np.uint8) % 10
         pixels = np.broadcast_to(labels[:, None, None] * 25, (40, 28, 28)).astype(np.uint8)

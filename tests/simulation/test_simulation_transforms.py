@@ -58,7 +58,7 @@ def test_a_run_resumes_bit_for_bit_with_state_and_memory(straight, tmp_path):
 
 
 def test_the_checkpoint_contains_state_and_memory(straight, tmp_path):
-    """Without them a resume would go on from zeros."""
+    """Without them, a resumed run would start from zeros."""
     shutil.copytree(straight.out, tmp_path / "run")
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
     stored = checkpoints._manager.item_metadata(4).tree[2]["transform_state"]

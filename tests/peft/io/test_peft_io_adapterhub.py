@@ -37,7 +37,7 @@ def base(family="bert"):
 
 
 def trained(model, seed=1):
-    """Returns trainable leaves as after a run: all moved."""
+    """Returns trainable leaves as after a run, all changed."""
     rng = np.random.default_rng(seed)
     return {
         name: (x + rng.normal(0, 0.2, x.shape)).astype("f4") for name, x in model.trainable.items()

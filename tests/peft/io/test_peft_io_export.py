@@ -46,7 +46,7 @@ pytestmark = [
 
 
 def trained(model, seed=1):
-    """Returns trainable leaves as after a run: all moved, the fixed ones as they were."""
+    """Returns trainable leaves as after a run: all changed, except the fixed ones."""
     rng = np.random.default_rng(seed)
     return {
         name: x if model.kinds[name] == "fixed" else x + rng.normal(0, 0.2, x.shape).astype("f4")
@@ -63,7 +63,7 @@ def theirs(reference, batch):
 
 
 def assert_same(got, expected, batch):
-    """Asserts that logits are equal, those of padding (and of peft's prompt) left out."""
+    """Asserts that logits are equal, without those of padding and of peft's prompt."""
     if got.ndim == 3:
         expected = expected[:, -got.shape[1] :]
         real = batch["attention_mask"].astype(bool)
@@ -276,7 +276,7 @@ def test_same_parameters_give_the_same_bytes(model, tmp_path):
 @pytest.mark.parametrize("format", ["peft", "merged"])
 @pytest.mark.parametrize("allowed", [0, 1])
 def test_interrupted_export_leaves_the_old_one(model, format, allowed, tmp_path, monkeypatch):
-    """Wherever it is interrupted: at the first rename, or between the two of the directories."""
+    """The interrupt comes at the first rename, or between the renames of the two directories."""
     adapted = attach(model, peft.lora(4))
     export(adapted, trained(adapted), tmp_path / "a", format=format)
     before = contents(tmp_path)

@@ -45,7 +45,7 @@ MERGED = {
 
 
 def assert_merges(directory, method, tmp_path, *, family="bert", kind="classification"):
-    """Asserts that transformers and we read the merged checkpoint alike."""
+    """Asserts that transformers and we get the same model from the merged checkpoint."""
     model = attach(load_model(directory), method)
     params = trained(model)
     out = export(model, params, tmp_path / "merged", format="merged")

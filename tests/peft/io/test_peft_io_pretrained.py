@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def trained(model, seed=1):
-    """Returns trainable leaves as after a run: all moved, the fixed ones as they were."""
+    """Returns trainable leaves as after a run: all changed, except the fixed ones."""
     rng = np.random.default_rng(seed)
     return {
         name: x if model.kinds[name] == "fixed" else x + rng.normal(0, 0.2, x.shape).astype("f4")
@@ -69,7 +69,7 @@ KEPT = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_round_trip_is_exact(model, name, tmp_path):
-    """The scale too; and what is written again is the same."""
+    """The scale is exact too, and writing the adapter again gives the same file."""
     adapted = attach(model, KEPT[name])
     params = trained(adapted)
     format = "adapterhub" if name == "houlsby" else "peft"
@@ -97,7 +97,7 @@ def test_round_trip_is_exact(model, name, tmp_path):
     ],
 )
 def test_round_trip_of_other_models(family, kind, method, tmp_path):
-    """Where the leaves may be others, the logits are not."""
+    """The leaves can differ, but the logits are equal."""
     model = load_model(saved(tiny_model(family, kind=kind), tmp_path / "base"))
     adapted = attach(model, method)
     params = trained(adapted)
@@ -191,7 +191,7 @@ def test_logits_are_those_of_peft(base, name, tmp_path):
 
 
 def test_gpt2(tmp_path):
-    """Its kernels are stored the other way round; both say so or not."""
+    """Its kernels are stored transposed, and the config can say so or not."""
     base = saved(tiny_model("gpt2", kind="causal_lm"), tmp_path / "base")
     config = LoraConfig(
         task_type="CAUSAL_LM", target_modules=["c_attn", "c_fc"], fan_in_fan_out=True
@@ -294,7 +294,7 @@ def adapter(model, tmp_path_factory):
 
 @pytest.fixture
 def spare(adapter, tmp_path):
-    """A copy of a LoRA adapter, to be spoilt."""
+    """A copy of a LoRA adapter, which tests damage."""
     return shutil.copytree(adapter, tmp_path / "spare")
 
 
@@ -336,7 +336,7 @@ def test_starts_that_changed_the_base(spare, start):
 
 
 def test_every_field_of_peft_is_decided(model, tmp_path):
-    """What get_peft_model writes for itself is read, each field of it."""
+    """Every field of the config that ``get_peft_model`` writes is read."""
     for name in ("defaults", "ia3", "prompt"):
         written(tmp_path / name, "bert", CONFIGS[name])
         peft.pretrained(tmp_path / name)
@@ -397,7 +397,7 @@ def spoil(spare, change):
 
 
 def test_tensors_that_do_not_belong(model, spare):
-    """All that does not fit is counted, the first are named."""
+    """The error gives the number of tensors that do not fit, and names the first ones."""
     prefix = "base_model.model."
 
     def change(stored):
@@ -444,7 +444,7 @@ def test_adapter_of_another_model(base, adapter, tmp_path):
 
 
 def test_layers_of_the_head(base, model, tmp_path):
-    """They are trained whole here."""
+    """They are trained fully here."""
     config = LoraConfig(task_type="SEQ_CLS", target_modules=["query", "pooler.dense"])
     written(tmp_path, "bert", config)
     with pytest.raises(InputError, match=r"bert.pooler.dense is part of the head"):
