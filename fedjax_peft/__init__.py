@@ -33,6 +33,9 @@ _PUBLIC = {
     "transforms": "",
     "Run": "simulation.run",
     "simulate": "simulation.simulate",
+    "session": "simulation.session",
+    "RoundInfo": "engine.state",
+    "State": "engine.state",
     "early_stop": "simulation.stopping",
     "TimeModel": "simulation.cost",
     "testing": "",
@@ -44,7 +47,9 @@ __all__ = [
     "Dataset",
     "InputError",
     "Model",
+    "RoundInfo",
     "Run",
+    "State",
     "TimeModel",
     "aggregators",
     "algorithms",
@@ -65,6 +70,7 @@ __all__ = [
     "partition",
     "peft",
     "random_model",
+    "session",
     "simulate",
     "tasks",
     "testing",
@@ -79,6 +85,7 @@ if TYPE_CHECKING:
     from fedjax_peft.data.combine import combine
     from fedjax_peft.data.dataset import Clients, Dataset
     from fedjax_peft.data.sources import load_dataset
+    from fedjax_peft.engine.state import RoundInfo, State
     from fedjax_peft.errors import InputError
     from fedjax_peft.inference import embed
     from fedjax_peft.loading import load_run
@@ -89,6 +96,7 @@ if TYPE_CHECKING:
     from fedjax_peft.peft.base import attach, count, merge
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.simulation.cost import TimeModel
+    from fedjax_peft.simulation.session import session
     from fedjax_peft.simulation.simulate import Run, simulate
     from fedjax_peft.simulation.stopping import early_stop
 

@@ -9,12 +9,9 @@ import jax
 import numpy as np
 import optax
 
-from fedjax_peft import algorithms, tasks, tree
+from fedjax_peft import algorithms
+from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.display import show
-from fedjax_peft.engine.program import Setup
-from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.engine.session import Session
-from fedjax_peft.engine.sharding import lane_mesh, replicate
 from fedjax_peft.errors import InputError
 from fedjax_peft.memory import require
 from fedjax_peft.models.heads import classification
@@ -22,8 +19,8 @@ from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.random import host_rng
-from fedjax_peft.roles import assign_roles
 from fedjax_peft.simulation.record import device_name
+from fedjax_peft.simulation.session import session
 
 __all__ = ["Bench", "bench"]
 
@@ -60,7 +57,6 @@ class Bench:
         head = classification(20)
         model = attach(random_model(config, head=head, dtype=dtype, dropout=dropout), lora(rank))
         algorithm = algorithms.fedavg(optax.adamw(1e-3))
-        names = assign_roles(model.kinds, algorithm.roles)
         rng = host_rng(0, "bench")
         n = clients * steps * batch
         require(9 * n * length, f"A benchmark on {n:,} examples", "Choose smaller sizes.")
@@ -70,15 +66,18 @@ class Bench:
             "labels": rng.integers(0, head.classes, n).astype(np.int32),
         }
         rows = np.arange(n, dtype=np.int32).reshape(clients, -1)
-        schedule = Schedule(list(rows), clients, batch, 1, None, 0)
-        mesh = lane_mesh()
-        frozen = replicate(model.compute_frozen(), mesh)
-        fixed, shared = (tree.select(model.trainable, names[role]) for role in ("fixed", "shared"))
-        parts = (algorithm, model.apply, tasks.classification(), frozen, fixed)
-        setup = Setup(*parts, clients, mesh)
-        self._session = Session(setup, (shared, {}), schedule, columns, lanes=lanes, rounds=1)
+        names = tuple(str(label) for label in range(head.classes))
+        self._session = session(
+            model,
+            algorithm,
+            Clients(Dataset(columns, names), tuple(rows)),
+            batch_size=batch,
+            lanes=lanes,
+            length_buckets=0,
+            rounds=1,
+        )
         self.plan = self._session.plan(1)
-        self.parameters = sum(x.size for n, x in frozen.items() if n.endswith("kernel"))
+        self.parameters = sum(x.size for n, x in model.frozen.items() if n.endswith("kernel"))
         self.round()
 
     def round(self) -> float:

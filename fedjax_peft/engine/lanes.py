@@ -5,18 +5,18 @@ A throughput knob: results do not change but for float32 rounding.
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import numpy as np
 
+from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.program import Program
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.state import State
-from fedjax_peft.errors import InputError
 from fedjax_peft.typing import Params
 
-__all__ = ["Lanes", "best_lanes", "check_lanes", "choose_lanes", "cpu_lanes"]
+__all__ = ["Lanes", "best_lanes", "choose_lanes", "cpu_lanes"]
 
 Lanes: TypeAlias = int | Literal["auto"]
 
@@ -57,25 +57,20 @@ def best_lanes(
         lanes = min(2 * lanes, most)
 
 
-def check_lanes(lanes: Lanes, mesh: Any) -> None:
-    if mesh is not None and lanes != "auto" and lanes % mesh.size:
-        raise InputError(f"lanes = {lanes} is not a multiple of {mesh.size} devices.")
-
-
 def choose_lanes(
     lanes: Lanes,
     schedule: Schedule,
     rounds: int,
     start: Callable[[], State],
     program: Callable[[Schedule], Program],
-    mesh: Any,
+    layout: Layout,
     weights: Params,
 ) -> int:
     """Returns the number of lanes, a multiple of the devices; ``weights`` are all of the model."""
-    devices = 1 if mesh is None else mesh.size
+    devices = layout.devices
     most = -(-schedule.capacity // devices) * devices
     if lanes != "auto":
-        check_lanes(lanes, mesh)
+        layout.check_lanes(lanes)
         return min(lanes, most)
     device = jax.devices()[0]
     if device.platform == "cpu":

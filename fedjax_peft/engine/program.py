@@ -1,18 +1,16 @@
-"""Rounds as compiled programs: compile once, donate, evaluate with the same machinery."""
+"""The compiled program of a round: compiled once, donated, kept for later sessions."""
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fedjax_peft.engine.lengths import Lengths
-from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, most_slots, window
-from fedjax_peft.engine.round import RoundResult, build_round, evaluation, tuning
-from fedjax_peft.engine.sharding import replicate, replicated, split_lanes
+from fedjax_peft.engine.layout import Layout
+from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.round import RoundResult, Work, at_work, build_round
 from fedjax_peft.engine.state import State
 from fedjax_peft.random import stream
 from fedjax_peft.typing import (
@@ -26,7 +24,7 @@ from fedjax_peft.typing import (
     Transform,
 )
 
-__all__ = ["Evaluator", "Measured", "Program", "Setup", "Work"]
+__all__ = ["Program", "Setup"]
 
 
 class Setup(NamedTuple):
@@ -40,8 +38,8 @@ class Setup(NamedTuple):
     """Trainable leaves that never change."""
     clients: int
     """How many there are in all."""
-    mesh: Any = None
-    """Devices that share the lanes; None for one device."""
+    layout: Layout = Layout()
+    """The devices, and where everything lives on them."""
     rank_mask: Params | None = None
     """Which entries of a leaf each client has, bool ``[clients, ...]``; by default all."""
     diagnosis: Diagnosis | None = None
@@ -58,11 +56,6 @@ class Setup(NamedTuple):
     """Of uploads in training."""
 
 
-Work = Literal["training", "tuning", "personal", "global"]
-"""What the clients of a program do: train, tune what they keep, or measure their own models or the
-global one."""
-
-
 class Program:
     """A round program, compiled once for a model, an algorithm and the shapes of its arguments.
 
@@ -70,7 +63,7 @@ class Program:
     and reused by later programs that differ in these only; it goes when the model goes. As under
     ``jax.jit``, the functions of algorithm, model and task must be pure.
 
-    The state that it is called with is given up (donated).
+    A call consumes the given state (its arrays are donated), unless the program only measures.
     """
 
     def __init__(
@@ -81,13 +74,17 @@ class Program:
         work: Work = "training",
         padded: tuple[int, ...] = (),
     ):
-        """``padded`` are the padded lengths of the plans that it will run.
+        """Prepares the arguments that do not change; nothing is compiled yet.
 
-        A program that measures keeps the state (it is not donated), and its result is without it.
+        Args:
+          setup: what to run.
+          columns: the examples.
+          work: what the clients do. The result of a program that measures is without a state.
+          padded: the padded lengths of the plans that it will run.
         """
         self._setup, self._work, self._padded = setup, work, padded
         inputs = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(columns))
-        self._inputs = replicate(inputs, setup.mesh)
+        self._inputs = setup.layout.put(inputs)
         self._compiled: Any = None
         self._clients_key: tuple[int, Key] | None = None
         self.compile_seconds = 0.0
@@ -111,7 +108,7 @@ class Program:
         return key in _programs_of(self._setup.apply)
 
     def _arguments(self, state: State, plan: Plan, round_index: int) -> tuple:
-        plan, index = replicate((plan, np.int32(round_index)), self._setup.mesh)
+        plan, index = self._setup.layout.put((plan, np.int32(round_index)))
         if self._clients_key is None or self._clients_key[0] != state.seed:
             self._clients_key = (state.seed, stream(int(state.seed), "clients"))
         return (*self._inputs, state.on_device(), plan, self._clients_key[1], index)
@@ -122,7 +119,7 @@ class Program:
         training = self._work == "training"
         context = (s.total_clients, s.sampling_probability, s.transform)
         who = (s.clients, context if training else None)
-        static = (s.algorithm, s.apply, s.task, *who, s.mesh, s.diagnosis, s.probe, s.dtype)
+        static = (s.algorithm, s.apply, s.task, *who, s.layout, s.diagnosis, s.probe, s.dtype)
         leaves, structure = jax.tree.flatten(arguments)
         shapes = tuple((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
         settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
@@ -145,20 +142,14 @@ class Program:
             programs.popitem(last=False)
 
     def _function(self) -> Any:
-        setup, mesh = self._setup, self._setup.mesh
-        algorithm, measures = setup.algorithm, self._work in ("personal", "global")
-        if self._work == "tuning":
-            algorithm = tuning(algorithm)
-        elif measures:
-            personal = self._work == "personal"
-            algorithm = evaluation(algorithm, personal=personal, probe=setup.probe)
-        training = self._work == "training"
+        setup = self._setup
+        training, measures = self._work == "training", self._work in ("personal", "global")
         round_ = build_round(
-            algorithm,
+            at_work(setup.algorithm, self._work, setup.probe),
             setup.apply,
             setup.task,
             setup.clients,
-            split_lanes(mesh),
+            setup.layout.split_lanes,
             setup.diagnosis if training else None,
             self._padded,
             setup.total_clients,
@@ -175,7 +166,7 @@ class Program:
             measure if measures else round_,
             donate_argnums=() if measures else (4,),
             # As the next round's inputs are, whatever the compiler would prefer.
-            out_shardings=replicated(mesh),
+            out_shardings=setup.layout.replicated,
         )
 
     @property
@@ -214,139 +205,3 @@ def _programs_of(apply: ApplyFn) -> OrderedDict[Hashable, Any]:
         return vars(apply).setdefault("_programs", OrderedDict())
     except (TypeError, AttributeError):  # an object without attributes: nothing is kept
         return OrderedDict()
-
-
-class Measured(NamedTuple):
-    """What an :class:`Evaluator` returns."""
-
-    clients: list[int]
-    """Whose model every member is."""
-    sums: dict[str, tuple[np.ndarray, np.ndarray]]
-    """Metric -> (sums, counts), one of each for every member."""
-    examples: list[np.ndarray]
-    """Every member's examples, int32 ``[n]``, ascending."""
-    predictions: list[dict[str, np.ndarray]]
-    """What every member's model says of these, ``[n, ...]``; empty if the task has no score."""
-
-
-_PARTS = 8
-"""Into about how many parts an evaluation of many quick steps is cut."""
-_PART_SECONDS = 2.0
-"""How long a part should take at most, where its steps are slow."""
-
-
-class Evaluator:
-    """Metrics of clients' models on given examples; the global model is a client like any other."""
-
-    def __init__(
-        self,
-        setup: Setup,
-        columns: Mapping[str, np.ndarray],
-        *,
-        members: Sequence[tuple[int, np.ndarray]],
-        batch_size: int,
-        personal: bool,
-        tokens: Lengths | None = None,
-    ):
-        """``members`` are (client id, its examples); an id may occur more than once.
-
-        With ``personal`` each has its client's model, else all have the global one. Of texts, whose
-        ``tokens`` are given, those alike in length go together.
-        """
-        devices = 1 if setup.mesh is None else setup.mesh.size
-        if tokens is not None:
-            members = [
-                (c, rows[np.argsort(tokens.examples[rows], kind="stable")]) for c, rows in members
-            ]
-            tokens = tokens.fitted(1)
-        work = [batches(indices, batch_size) for _, indices in members]
-        cohort = Cohort([c for c, _ in members], [1.0] * len(members), work)
-        self._plan = make_plan(
-            cohort,
-            devices,
-            time_steps=sum(len(w) for w in work),
-            slots=len(members),
-            batch_size=batch_size,
-            tokens=tokens,
-        )
-        steps = int(self._plan.steps)
-        # A part is a call of the program. The parts are for signs of life: metrics are added up
-        # step by step whatever the parts are.
-        self._capacity = max(-(-steps // _PARTS), min(steps, _PARTS))
-        self._slots = most_slots(self._plan, self._capacity)
-        self._part_steps = 1
-        padded = () if tokens is None else tokens.padded
-        own: Work = "personal" if personal else "global"
-        self._program = Program(setup, columns, work=own, padded=padded)
-
-    def __call__(
-        self,
-        state: State,
-        on_part: Callable[[int], None] = lambda done: None,
-    ) -> Measured:
-        """Returns metrics and predictions.
-
-        Args:
-          state: what the models are of; it is not given up.
-          on_part: called after every part with the number of examples that are done.
-        """
-        plan, parts, start = self._plan, [], 0
-        before = self._program.compile_seconds
-        while start < int(plan.steps):
-            part = self._part(start)
-            began = time.perf_counter()
-            result = self._program(state, part, 0)
-            steps = int(part.steps)
-            predictions, structure = jax.tree.flatten(jax.device_get(result.predictions))
-            parts.append(jax.tree.unflatten(structure, [x[:steps] for x in predictions]))
-            compiled, before = self._program.compile_seconds - before, self._program.compile_seconds
-            seconds = (time.perf_counter() - began - compiled) / steps
-            self._part_steps = max(1, min(int(_PART_SECONDS / max(seconds, 1e-9)), self._capacity))
-            start += steps
-            on_part(int((plan.examples[:start] >= 0).sum()))
-        found = jax.tree.map(lambda *xs: np.concatenate(xs).reshape(-1, *xs[0].shape[2:]), *parts)
-        return self._by_member(found["metrics"], found["predictions"])
-
-    def _part(self, start: int) -> Plan:
-        return window(
-            self._plan, start, self._part_steps, time_steps=self._capacity, slots=self._slots
-        )
-
-    def _by_member(
-        self, metrics: Mapping[str, Any], predictions: Mapping[str, np.ndarray]
-    ) -> Measured:
-        """Returns the measurements of every step, ``[steps * lanes, ...]``, by member."""
-        plan, used = self._plan, int(self._plan.steps)
-        slot = plan.slot[:used].reshape(-1)
-        batch = plan.examples[:used].reshape(-1, plan.examples.shape[-1])
-        steps = np.argsort(slot, kind="stable")
-        ends = np.searchsorted(slot[steps], np.arange(len(plan.client) + 1))
-        examples, by_member = [], []
-        for first, last in pairwise(ends):
-            own = steps[first:last]
-            real = batch[own] >= 0
-            order = np.argsort(batch[own][real], kind="stable")
-            examples.append(batch[own][real][order])
-            by_member.append({name: x[own][real][order] for name, x in predictions.items()})
-
-        def total(x: np.ndarray) -> np.ndarray:
-            sums = np.zeros(len(plan.client) + 1, np.float32)
-            np.add.at(sums, slot, x)  # in the order of the steps, as a device would add them
-            return sums[:-1]
-
-        sums = {name: (total(x), total(n)) for name, (x, n) in metrics.items()}
-        return Measured(plan.client.tolist(), sums, examples, by_member)
-
-    def known(self, state: State) -> bool:
-        """Returns whether a call begins without compilation."""
-        return self._program.known(state, self._part(0))
-
-    @property
-    def examples(self) -> int:
-        """How many examples are evaluated; one counts once for every member that it belongs to."""
-        return int((self._plan.examples >= 0).sum())
-
-    @property
-    def compile_seconds(self) -> float:
-        """Seconds of compilation so far."""
-        return self._program.compile_seconds

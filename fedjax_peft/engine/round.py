@@ -11,7 +11,7 @@ then the aggregation and the server update. Evaluation is the same loop with ste
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,13 +52,21 @@ from fedjax_peft.typing import (
 __all__ = [
     "PREDICTIONS",
     "RoundResult",
+    "Work",
+    "at_work",
     "build_round",
+    "distance",
     "evaluation",
     "tuning",
 ]
 
 PREDICTIONS = "predictions"
 """Under this name a step's metrics may hold arrays ``[batch, ...]``; they are kept, not summed."""
+
+
+Work = Literal["training", "tuning", "personal", "global"]
+"""What the clients of a round do: train, tune what they keep, or measure their own models or the
+global one."""
 
 
 class RoundResult(NamedTuple):
@@ -85,7 +93,7 @@ def build_round(
     apply: ApplyFn,
     task: Task,
     clients: int,
-    constrain: Callable[[Any], Any] | None = None,
+    constrain: Callable[[Any], Any] = lambda tree: tree,
     diagnosis: Diagnosis | None = None,
     padded: tuple[int, ...] = (),
     total_clients: int | None = None,
@@ -100,7 +108,7 @@ def build_round(
       apply: the model.
       task: the loss and metrics.
       clients: how many there are in all.
-      constrain: applied to every tree with a leading lane axis (sharding over devices).
+      constrain: applied to every tree with a leading lane axis: splits it over the devices.
       diagnosis: what else to measure of the global model.
       padded: the padded lengths that ``Plan.bucket`` chooses from; none where there are no tokens.
       total_clients: how many clients have examples; by default all of them.
@@ -109,7 +117,7 @@ def build_round(
       transform: of the uploads.
     """
     server_ = algorithm.server
-    update_norm = server_.update_norm or partial(_distance, algorithm)
+    update_norm = server_.update_norm or partial(distance, algorithm)
     total_clients = clients if total_clients is None else total_clients
 
     def round_(
@@ -282,11 +290,10 @@ def _run_clients(
     plan: Plan,
     key: Key,
     round_index: jax.Array,
-    constrain: Callable[[Any], Any] | None,
+    constrain: Callable[[Any], Any],
     padded: tuple[int, ...],
 ) -> _Carry:
     lanes, slots = plan.slot.shape[1], plan.client.shape[0]
-    constrain = constrain or (lambda x: x)
     over_lanes = _lane_map(lanes)
     tokens = token_columns(columns)
 
@@ -435,10 +442,19 @@ def _lane_map(lanes: int) -> Callable[[Callable], Callable]:
     return one
 
 
-def _distance(algorithm: Algorithm, upload: PyTree, template: PyTree, fixed: Params) -> jax.Array:
+def distance(algorithm: Algorithm, upload: PyTree, template: PyTree, fixed: Params) -> jax.Array:
     """Returns the length of the change of an upload's leaves (``ServerUpdate.update_norm``)."""
     del fixed
     return tree.distance(change_part(algorithm, upload), change_part(algorithm, template))
+
+
+def at_work(algorithm: Algorithm, work: Work, probe: Probe | None = None) -> Algorithm:
+    """Returns the algorithm whose clients do one kind of work."""
+    if work == "training":
+        return algorithm
+    if work == "tuning":
+        return tuning(algorithm)
+    return evaluation(algorithm, personal=work == "personal", probe=probe)
 
 
 def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = None) -> Algorithm:

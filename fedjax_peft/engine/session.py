@@ -1,34 +1,54 @@
-"""A session: an algorithm over a federation, prepared once, that runs round after round."""
+"""A session: one algorithm over one federation, prepared once, run round by round."""
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_peft import tree
-from fedjax_peft.engine.lanes import Lanes, check_lanes, choose_lanes
+from fedjax_peft.engine.evaluator import Evaluator, Examples, figures, joined
+from fedjax_peft.engine.lanes import Lanes, choose_lanes
+from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.program import Program, Setup
+from fedjax_peft.engine.reference import ReferenceProgram
 from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.engine.sharding import replicate
 from fedjax_peft.engine.state import RoundInfo, State
 from fedjax_peft.engine.uploads import start_transform
-from fedjax_peft.errors import InputError
+from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.typing import Params
 
-__all__ = ["Session"]
+__all__ = ["ENGINES", "Engine", "Session"]
+
+Engine: TypeAlias = Literal["compiled", "reference"]
+"""``compiled``: a round is one XLA program. ``reference``: a round is a Python loop over clients,
+one at a time and without jit: slow, and easy to read and to debug. The results are equal to float32
+rounding."""
+ENGINES: dict[str, Any] = {"compiled": Program, "reference": ReferenceProgram}
+
+
+class _Capacity(NamedTuple):
+    """What all plans of one seed have room for."""
+
+    rounds: int
+    """The rounds that fit for certain."""
+    schedule: Schedule
+    time_steps: int
 
 
 class Session:
-    """Communication rounds of one algorithm over one federation.
+    """Communication rounds of one algorithm over one federation; made by ``fp.session``.
 
-    It holds what does not change from round to round: the frozen weights, the data, the schedule
-    and the compiled programs. All that changes is in a :class:`State`, so that a loop over rounds
-    is the caller's::
+    A session holds what does not change from round to round: the frozen weights, the data, who
+    takes part in which round, and the compiled programs. Everything that changes is in a
+    :class:`State`, so that the loop over the rounds is the caller's::
 
         state = session.init(seed=0)
-        state, info = session.step(state)
+        for _ in range(100):
+            state, info = session.step(state)
+        scores = session.evaluate(state, test)
     """
 
     def __init__(
@@ -40,80 +60,102 @@ class Session:
         *,
         lanes: Lanes = "auto",
         rounds: int = 100,
+        engine: Engine = "compiled",
     ):
-        """Prepares; the round program is compiled when the first round runs.
+        """Prepares the rounds; the program is compiled when the first round runs.
 
         Args:
           setup: the algorithm, the model, the task and the devices.
-          leaves: the initial shared leaves and the initial private leaves.
+          leaves: the initial shared leaves, and the initial private leaves of every client.
           schedule: who takes part in which round; its seed is replaced by that of the state.
           columns: of the training data.
           lanes: clients that run side by side.
-          rounds: the plans have room for the largest of so many rounds. A later round that needs
-            more room compiles a larger program.
+          rounds: plans have room for the largest cohort of so many rounds. A later round that
+            needs more room is compiled anew.
+          engine: see :data:`Engine`.
 
         Raises:
-          InputError: lanes that do not fit the devices, or leaves that the aggregator or the server
-            cannot combine.
+          InputError: an unknown engine, lanes that do not fit the devices, a layout that is not
+            built, or leaves that the aggregator or the server cannot combine.
         """
-        check_lanes(lanes, setup.mesh)
-        self.setup, self.rounds = setup, rounds
-        self._leaves, self._schedule, self._lanes = leaves, schedule, lanes
-        self._columns = replicate(dict(columns), setup.mesh)
-        self._chosen: int | None = None
-        self._fitted: dict[int, tuple[Schedule, int]] = {}
-        self._programs: dict[Any, Program] = {}
+        if engine not in ENGINES:
+            raise InputError(f"There is no engine {engine!r}. {nearest(str(engine), ENGINES)}")
+        layout = setup.layout
+        layout.check()
+        if lanes != "auto":
+            layout.check_lanes(lanes)
+        constants = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(columns))
+        frozen, fixed, rank_mask, self.columns = layout.put(constants)
+        self.setup = setup._replace(frozen=frozen, fixed=fixed, rank_mask=rank_mask)
+        self._given_columns, self._leaves, self._schedule = columns, leaves, schedule
+        self._wanted_lanes, self._rounds, self._make = lanes, rounds, ENGINES[engine]
+        self._lanes: int | None = None
+        self._capacities: dict[int, _Capacity] = {}
+        self._programs: dict[Any, Any] = {}
         self._plans: dict[tuple, Plan] = {}
-        algorithm = setup.algorithm
-        server = jax.eval_shape(algorithm.server.init, leaves[0])
-        # What the aggregator cannot combine is an error before anything is written or compiled.
-        jax.eval_shape(
-            lambda s: algorithm.aggregator.zero(algorithm.server.unchanged(s), 1), server
-        )
-        jax.eval_shape(lambda s: algorithm.server.merge_into_frozen(s, setup.frozen), server)
+        self._evaluators: dict[tuple, tuple[Examples, Evaluator]] = {}
+        _check_shapes(self.setup, leaves[0])
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients predict with models of their own."""
+        return self.setup.algorithm.personal or bool(self._leaves[1])
+
+    @property
+    def has_global_model(self) -> bool:
+        """Whether there is a model of the whole federation: no leaf is private."""
+        return not self._leaves[1]
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds that the compilation of round programs has taken so far."""
+        return sum(program.compile_seconds for program in self._programs.values())
+
+    @property
+    def peak_bytes(self) -> int:
+        """The memory of the largest round program on a device, arguments included, in bytes."""
+        return max((program.peak_bytes for program in self._programs.values()), default=0)
 
     def init(self, seed: int = 0) -> State:
         """Returns the state before the first round.
 
         Args:
-          seed: of all that is random in the rounds: cohorts, failures, the order of examples,
-            dropout. The initial leaves are the model's.
+          seed: of everything random in the rounds: cohorts, failures, the order of examples,
+            dropout. The initial values of the leaves are the model's.
         """
         setup, (shared, private) = self.setup, self._leaves
-        # Copies, because the round program consumes its state and the model's arrays must survive.
+        # Copies, because a step consumes its state and the model's arrays must survive.
         server = jax.tree.map(jnp.copy, setup.algorithm.server.init(shared))
         kept = tree.broadcast(setup.algorithm.init_client_state(shared, private), setup.clients)
         transform = start_transform(setup.transform, setup.algorithm, server, setup.clients)
-        state = replicate(State(server, kept, (), transform).on_device(), setup.mesh)
-        return state._replace(round_index=0, seed=seed)
+        state = State(server, kept, (), transform)
+        return setup.layout.put(state.on_device())._replace(round_index=0, seed=seed)
 
     def step(self, state: State, plan: Plan | None = None) -> tuple[State, RoundInfo]:
-        """Runs the next round and returns the state after it, without waiting for the device.
+        """Runs the next round; returns the state after it and what happened.
 
-        The given state is consumed: its arrays are reused for the new one. Use ``state.copy()`` to
-        keep it.
+        It returns before the device has finished, and the plan of the next round can be made
+        meanwhile. The given state is consumed: its memory is reused. To keep a state, give
+        ``state.copy()``.
 
         Args:
-          state: from :meth:`init` or from the round before.
-          plan: by default the one of :meth:`plan`.
+          state: from :meth:`init` or from the step before.
+          plan: who does what; by default :meth:`plan` of this round.
 
         Raises:
-          InputError: the state was consumed by an earlier call.
+          InputError: the state was consumed by an earlier step.
         """
-        if any(x.is_deleted() for x in jax.tree.leaves(state) if isinstance(x, jax.Array)):
-            raise InputError(
-                "This state was consumed by an earlier step, which reused its memory. Go on from"
-                " the state that step returned, or step from state.copy()."
-            )
+        _check_alive(state)
         round_index, seed = int(state.round_index) + 1, int(state.seed)
-        plan = self.plan(round_index, seed) if plan is None else plan
-        if not plan.useful:  # nobody takes part
+        if plan is None:
+            plan = self.plan(round_index, seed)
+        if not plan.useful:  # nobody takes part, and nothing changes
             slots = len(plan.client)
-            info = RoundInfo(round_index, plan, {}, jnp.ones(slots, bool), jnp.zeros(slots), {}, {})
+            everyone, zeros = jnp.ones(slots, bool), jnp.zeros(slots, jnp.float32)
+            info = RoundInfo(round_index, plan, {}, everyone, zeros, {}, {})
             return state._replace(round_index=round_index), info
         result = self.program(plan, seed)(state, plan, round_index)
-        new = result.state._replace(round_index=round_index, seed=seed)
-        return new, RoundInfo(
+        info = RoundInfo(
             round_index,
             plan,
             result.sums,
@@ -122,9 +164,101 @@ class Session:
             result.sent_leaves,
             result.aggregation,
         )
+        return result.state._replace(round_index=round_index, seed=seed), info
+
+    def evaluate(
+        self,
+        state: State,
+        data: Examples,
+        *,
+        clients: Sequence[int] | None = None,
+        batch_size: int = 64,
+    ) -> dict[str, float]:
+        """Returns the task's metrics on a data set, by name, such as ``accuracy`` and ``loss``.
+
+        They are those of the global model. Where clients have models of their own, they are the
+        mean over the clients' models, each evaluated on all of the data.
+
+        Args:
+          state: of the models; it is not consumed.
+          data: the examples, such as a :class:`fedjax_peft.data.Dataset`.
+          clients: whose models are evaluated; by default those of all clients. Without private
+            leaves, it chooses personal models instead of the global one.
+          batch_size: examples in a step.
+        """
+        _check_alive(state)
+        personal = clients is not None or self.personal
+        rows = np.arange(len(data), dtype=np.int32)
+        everyone = range(self.setup.clients)
+        members = (
+            [(client, rows) for client in (everyone if clients is None else clients)]
+            if personal
+            else self.global_members(len(data))
+        )
+        key = (id(data), batch_size, tuple(client for client, _ in members))
+        if key not in self._evaluators:  # with the data, so that its id stays taken
+            evaluator = self.evaluator(data.columns, members, batch_size, personal=personal)
+            self._evaluators[key] = (data, evaluator)
+        measured = self._evaluators[key][1](state)
+        measured = measured if personal else joined(measured)
+        task = self.setup.task
+        found = [figures(measured, i, task, data) for i in range(len(measured.examples))]
+        return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+
+    def evaluator(
+        self,
+        columns: Mapping[str, Any],
+        members: Sequence[tuple[int, np.ndarray]],
+        batch_size: int,
+        *,
+        personal: bool,
+    ) -> Evaluator:
+        """Returns what measures models on examples; see :class:`Evaluator` for the arguments."""
+        known, tokens = columns is self._given_columns, self._schedule.tokens
+        return Evaluator(
+            # Every client has all entries of the global model.
+            self.setup if personal else self.setup._replace(rank_mask=None),
+            self.columns if known else self.setup.layout.put(dict(columns)),
+            members=members,
+            batch_size=batch_size,
+            personal=personal,
+            tokens=None if tokens is None else Lengths.of(columns, tokens.most),
+            make=self._make,
+        )
+
+    def global_members(self, examples: int) -> list[tuple[int, np.ndarray]]:
+        """Returns the members of an evaluation of the global model: the devices share the rows."""
+        rows = np.arange(examples, dtype=np.int32)
+        return [(0, part) for part in np.array_split(rows, self.setup.layout.devices)]
+
+    def tune(self, state: State) -> State:
+        """Returns the state after every client has trained as ``Algorithm.tuning`` says.
+
+        Nothing is sent, and the server stays as it is. The given state is not consumed. The random
+        numbers are those of the round after it.
+        """
+        tuning, seed = self.setup.algorithm.tuning, int(state.seed)
+        if tuning is None:
+            raise InputError(f"The algorithm {self.setup.algorithm.name!r} tunes no models.")
+        everyone = self._capacity(seed, 1).schedule._replace(
+            per_round=self.setup.clients,
+            slots=self.setup.clients,
+            epochs=tuning.epochs,
+            local_steps=None,
+            sampling="all",
+            failure_rate=0.0,
+        )
+        program = self._make(self.setup, self.columns, work="tuning", padded=everyone.padded)
+        lanes, round_index = self.lanes(seed), int(state.round_index) + 1
+        plan = everyone.plan(round_index, lanes, everyone.time_steps(1, lanes))
+        tuned = program(state.copy(), plan, round_index).state
+        return state._replace(client_state=tuned.client_state)
 
     def plan(self, round_index: int, seed: int = 0, without: Collection[int] = ()) -> Plan:
-        """Returns who does what in a round: a pure function of the round and the seed.
+        """Returns who does what in a round, a pure function of the arguments.
+
+        The last two plans are kept: a plan that was made while the device computed is at hand when
+        its round begins.
 
         Args:
           round_index: from 1.
@@ -133,62 +267,81 @@ class Session:
         """
         key = (round_index, seed, tuple(sorted(without)))
         if key not in self._plans:
-            schedule, time_steps = self._fit(seed)
-            made = schedule.plan(round_index, self.lanes(seed), time_steps, without)
-            self._plans = {**dict([*self._plans.items()][-1:]), key: made}
+            capacity = self._capacity(seed, round_index)
+            lanes = self.lanes(seed)
+            made = capacity.schedule.plan(round_index, lanes, capacity.time_steps, without)
+            last = list(self._plans.items())[-1:]
+            self._plans = {**dict(last), key: made}
         return self._plans[key]
 
     def schedule(self, seed: int = 0) -> Schedule:
-        """Returns who takes part in which round, for a seed."""
-        return self._fit(seed)[0]
+        """Returns who takes part in which round."""
+        return self._schedule._replace(seed=int(seed))
 
-    def set_lanes(self, lanes: Lanes) -> None:
-        """Replaces the wanted number of lanes, before the first round."""
-        self._lanes = lanes
+    def padding_share(self, plan: Plan, seed: int = 0) -> float | None:
+        """Returns the share of a plan's tokens that is padding, None where there are no texts."""
+        return self._capacity(int(seed), 1).schedule.padding_share(plan)
+
+    def lanes(self, seed: int = 0) -> int:
+        """Returns how many clients run side by side; chosen once, when it is first needed."""
+        if self._lanes is None:
+            shared, private = self._leaves
+            self._lanes = choose_lanes(
+                self._wanted_lanes,
+                self._schedule._replace(seed=seed).for_rounds(self._rounds),
+                self._rounds,
+                lambda: self.init(seed),
+                lambda schedule: self._make(self.setup, self.columns, padded=schedule.padded),
+                self.setup.layout,
+                {**self.setup.frozen, **self.setup.fixed, **shared, **private},
+            )
+        return self._lanes
+
+    def request_lanes(self, lanes: Lanes) -> None:
+        """Replaces the number of lanes that was asked for, before the first round is planned."""
+        self._wanted_lanes = lanes
 
     def known(self, state: State, plan: Plan) -> bool:
         """Returns whether a step with this plan begins without compilation."""
         return not plan.useful or self.program(plan, int(state.seed)).known(state, plan)
 
-    @property
-    def compile_seconds(self) -> float:
-        """Seconds of compilation of round programs so far."""
-        return sum(program.compile_seconds for program in self._programs.values())
-
-    @property
-    def peak_bytes(self) -> int:
-        """What the largest compiled round program needs on a device, arguments included."""
-        return max((program.peak_bytes for program in self._programs.values()), default=0)
-
-    def lanes(self, seed: int = 0) -> int:
-        """Returns how many clients run side by side; chosen at the first call."""
-        if self._chosen is None:
-            setup = self.setup
-            shared, private = self._leaves
-            weights = {**setup.frozen, **setup.fixed, **shared, **private}
-            schedule = self._schedule._replace(seed=seed).for_rounds(self.rounds)
-
-            def program(schedule: Schedule) -> Program:
-                return Program(setup, self._columns, padded=schedule.padded)
-
-            self._chosen = choose_lanes(
-                *(self._lanes, schedule, self.rounds, lambda: self.init(seed)),
-                *(program, setup.mesh, weights),
-            )
-        return self._chosen
-
-    def _fit(self, seed: int) -> tuple[Schedule, int]:
-        """Returns the schedule of a seed and the time steps that its plans have room for."""
-        if seed not in self._fitted:
-            lanes = self.lanes(seed)
-            schedule = self._schedule._replace(seed=seed).for_rounds(self.rounds).for_lanes(lanes)
-            self._fitted[seed] = (schedule, schedule.time_steps(self.rounds, lanes))
-        return self._fitted[seed]
-
-    def program(self, plan: Plan, seed: int = 0) -> Program:
-        """Returns the program that runs plans of this shape."""
-        padded = self._fit(seed)[0].padded
+    def program(self, plan: Plan, seed: int = 0) -> Any:
+        """Returns the round program for plans of this shape."""
+        padded = self._capacity(seed, 1).schedule.padded
         key = (*(x.shape for x in jax.tree.leaves(plan)), padded)
         if key not in self._programs:
-            self._programs[key] = Program(self.setup, self._columns, padded=padded)
+            self._programs[key] = self._make(self.setup, self.columns, padded=padded)
         return self._programs[key]
+
+    def _capacity(self, seed: int, round_index: int) -> _Capacity:
+        """Returns the room that plans of a seed have, enough for the given round."""
+        known = self._capacities.get(seed)
+        if known is None or round_index > known.rounds:
+            rounds = self._rounds if known is None else known.rounds
+            while rounds < round_index:
+                rounds *= 2
+            lanes = self.lanes(seed)
+            schedule = self._schedule._replace(seed=seed).for_rounds(rounds).for_lanes(lanes)
+            known = _Capacity(rounds, schedule, schedule.time_steps(rounds, lanes))
+            self._capacities[seed] = known
+        return known
+
+
+def _check_shapes(setup: Setup, shared: Params) -> None:
+    """Raises InputError for leaves that the aggregator or the server cannot combine.
+
+    Only shapes are computed: the error comes before anything is written or compiled.
+    """
+    aggregator, rules = setup.algorithm.aggregator, setup.algorithm.server
+    server = jax.eval_shape(rules.init, shared)
+    jax.eval_shape(lambda s: aggregator.zero(rules.unchanged(s), 1), server)
+    jax.eval_shape(lambda s: rules.merge_into_frozen(s, setup.frozen), server)
+
+
+def _check_alive(state: State) -> None:
+    """Raises InputError for a state whose arrays were consumed."""
+    if any(x.is_deleted() for x in jax.tree.leaves(state) if isinstance(x, jax.Array)):
+        raise InputError(
+            "This state was consumed by an earlier step, which reused its memory. Go on from the"
+            " state that the step returned, or give state.copy() to the step."
+        )

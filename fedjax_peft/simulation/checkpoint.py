@@ -14,6 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from fedjax_peft import tree
+from fedjax_peft.engine.layout import on_one_device
 from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import defer_interrupts
@@ -169,7 +170,6 @@ def read_checkpoint(
       server: shapes of the server's state.
       client_state: shapes of what one client keeps.
     """
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     reasons = []
     with (
         _quiet(logging.ERROR),  # orbax warns of what read_only means
@@ -185,11 +185,9 @@ def read_checkpoint(
                 clients = next((x.shape[0] for x in jax.tree.leaves(stored)), 0)
                 stacked = jax.eval_shape(functools.partial(tree.broadcast, n=clients), client_state)
                 # The other states are of no use here, but orbax restores all or nothing.
-                template = jax.tree.map(
-                    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
-                    (server, stacked, *others),
-                )
-                restored = manager.restore(round_index, args=ocp.args.StandardRestore(template))
+                template = on_one_device((server, stacked, *others))
+                args = ocp.args.StandardRestore(template)
+                restored = manager.restore(round_index, args=args)
                 return round_index, (restored[0], restored[1])
             except Exception as error:  # orbax raises many kinds
                 reasons.append(f"round {round_index}: {_reason(error)}")

@@ -1,5 +1,6 @@
 """What ``simulate`` asks of its arguments, before anything is allocated or written."""
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -20,13 +21,15 @@ from fedjax_peft.typing import Algorithm, Task, Transform
 
 __all__ = [
     "Diagnostic",
+    "check_counts",
     "check_data",
-    "check_faults",
+    "check_deadline",
+    "check_failure_rate",
     "check_memory",
     "check_method",
     "check_objects",
-    "check_settings",
     "check_transforms",
+    "check_words",
     "clients_a_round",
 ]
 
@@ -86,19 +89,18 @@ def _other_kind(argument: str, value: Any, wanted: str, advice: str) -> InputErr
     return InputError(f"The argument {argument!r} is {given}, and must be a {wanted}. {advice}")
 
 
-def check_settings(
-    positive: Mapping[str, int],
-    from_zero: Mapping[str, int],
-    nonfinite: str,
-    diagnostics: Sequence[str],
-) -> None:
-    """Raises InputError for a number that is not whole or too small, or a word there is not."""
+def check_counts(positive: Mapping[str, int], from_zero: Mapping[str, int]) -> None:
+    """Raises InputError for a number that is not whole, or is too small or too large."""
     for least, what, values in ((1, "a positive whole number", positive), (0, _ZERO, from_zero)):
         for name, value in values.items():
             if not isinstance(value, int) or value < least:
                 raise InputError(f"{name} = {show(value)} must be {what}.")
             if value > (most := _MOST.get(name, 2**31 - 1)):
                 raise InputError(f"{name} = {show(value)} is too large: at most {most:,}.")
+
+
+def check_words(nonfinite: str, diagnostics: Sequence[str]) -> None:
+    """Raises InputError for a word that there is not."""
     if nonfinite not in ("drop", "raise"):
         raise InputError(f"nonfinite = {nonfinite!r} is neither 'drop' nor 'raise'.")
     for wanted in diagnostics:
@@ -186,7 +188,7 @@ def check_method(
         warnings.warn(
             "The model has 0 adapter parameters: only its head, of"
             f" {model.counts()['head']:,} parameters, is trained. {advice}",
-            stacklevel=3,
+            stacklevel=users_level(),
         )
     if aggregator.truncates and model.method is not None and model.method.start_shapes_frozen:
         warnings.warn(
@@ -194,7 +196,7 @@ def check_method(
             " an SVD start, most of that product is the pretrained weight's principal part, so"
             " small updates outside of its directions are lost. Watch aggregation_error, or"
             " aggregate by the mean.",
-            stacklevel=3,
+            stacklevel=users_level(),
         )
 
 
@@ -221,6 +223,14 @@ def check_transforms(
             " one, such as 'fedavg'."
         )
     return transform
+
+
+def users_level() -> int:
+    """Returns the ``stacklevel`` at which a warning points at the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("fedjax_peft."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> int:
@@ -250,11 +260,15 @@ def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> 
     return given
 
 
-def check_faults(failure_rate: float, deadline: float | None, time_model: TimeModel) -> None:
-    """Raises InputError for chances and deadlines that cannot be."""
-    time_model.check()
+def check_failure_rate(failure_rate: float) -> None:
+    """Raises InputError for a chance that there is not."""
     if not is_number(failure_rate) or not 0 <= failure_rate < 1:
         raise InputError(f"failure_rate = {failure_rate!r} must be a number from 0 to below 1.")
+
+
+def check_deadline(deadline: float | None, time_model: TimeModel) -> None:
+    """Raises InputError for a time model or a deadline that cannot be."""
+    time_model.check()
     if deadline is None:
         return
     if not is_number(deadline) or deadline <= 0:

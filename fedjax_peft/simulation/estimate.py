@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from fedjax_peft import tree
-from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.engine.session import Session
+from fedjax_peft.engine.state import State
 from fedjax_peft.simulation.cost import Costs
-from fedjax_peft.typing import PyTree
 
 __all__ = ["Estimate", "estimate"]
 
@@ -30,28 +30,24 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    schedule: Schedule,
-    costs: Costs,
-    skipped_leaves: Collection[str],
-    *,
-    frozen: PyTree,
-    server: PyTree,
-    client_state: PyTree,
-    columns: PyTree,
+    session: Session, state: State, costs: Costs, skipped_leaves: Collection[str]
 ) -> Estimate:
     """Returns the costs of a run that has not begun.
 
     Args:
-      schedule: the rounds' clients and batches.
+      session: of the run.
+      state: before the first round.
       costs: of the run, without any round yet.
       skipped_leaves: the leaves that clients do not send in the first round.
-      frozen: the weights that nobody trains, as clients compute with them.
-      server: the server's initial state.
-      store: what clients keep, ``[clients, ...]``.
-      columns: the training data.
     """
+    schedule = session.schedule(state.seed)
     clients = [client for client in schedule.present(1) if schedule.steps(client)]
-    memory = {"model": frozen, "server": server, "clients": client_state, "data": columns}
+    memory = {
+        "model": session.setup.frozen,
+        "server": state.server,
+        "clients": state.client_state,
+        "data": session.columns,
+    }
     return Estimate(
         clients=len(clients),
         steps=sum(schedule.steps(client) for client in clients),

@@ -1,16 +1,14 @@
 """What a run is evaluated on, and the figures that come of it."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.engine.lengths import Lengths
-from fedjax_peft.engine.program import Evaluator, Measured, Setup
-from fedjax_peft.engine.sharding import replicate
+from fedjax_peft.engine.evaluator import Evaluator, figures, joined
+from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.random import host_rng
 from fedjax_peft.rows import Row, finite_or_none
@@ -30,74 +28,47 @@ class Evaluation(NamedTuple):
 
 
 def evaluations(
-    setup: Setup,
-    train: Dataset,
-    columns: Mapping[str, Any],
+    session: Session,
     *,
     test: Dataset | None,
     client_test: Clients | None,
-    private: bool,
     test_clients: int,
     batch_size: int,
-    length_buckets: int,
     seed: int,
 ) -> dict[str, Evaluation]:
     """Returns what is evaluated, by the name that its metrics get.
 
-    ``test`` is the model that the test set is put to: the mean over some clients' own models where
-    they have such, and then ``global_test`` is the one that all share, if there is one. ``client``
-    is every client's model on its own examples.
+    ``test``: the test set, on the global model, or on the own models of some clients, averaged, in
+    a run whose clients have such. ``global_test``: then the test set on the global model, if there
+    is one. ``client``: every client's model on its own examples.
 
     Args:
-      setup: of the run.
-      train: the training data, whose columns are on the device already.
-      columns: those.
+      session: of the run.
       test: examples for the whole federation.
       client_test: examples of every client.
-      private: whether clients keep leaves to themselves, so that no model is all the federation's.
-      test_clients: of how many clients the models are put to ``test``.
+      test_clients: how many clients' models are evaluated on ``test``.
       batch_size: examples in a step.
-      length_buckets: as for ``simulate``.
       seed: chooses the ``test_clients``.
     """
-    mesh, everyone = setup.mesh, setup._replace(rank_mask=None)  # the global model is nobody's own
     found: dict[str, Evaluation] = {}
 
     def add(name: str, data: Dataset, members: list, *, personal: bool) -> None:
-        evaluator = Evaluator(
-            setup if personal else everyone,
-            columns if data is train else replicate(dict(data.columns), mesh),
-            members=members,
-            batch_size=_no_larger(batch_size, max((len(rows) for _, rows in members), default=0)),
-            personal=personal,
-            tokens=Lengths.of(data.columns, length_buckets),
-        )
-        found[name] = Evaluation(evaluator, setup.task, data, personal)
+        evaluator = session.evaluator(data.columns, members, batch_size, personal=personal)
+        found[name] = Evaluation(evaluator, session.setup.task, data, personal)
 
-    personal = setup.algorithm.personal or private
     if test is not None:
-        rows = np.arange(len(test), dtype=np.int32)
-        if personal:
-            order = host_rng(seed, "test clients").permutation(setup.clients)
+        if session.personal:
+            rows = np.arange(len(test), dtype=np.int32)
+            order = host_rng(seed, "test clients").permutation(session.setup.clients)
             chosen = sorted(order[:test_clients].tolist())
             add("test", test, [(c, rows) for c in chosen], personal=True)
-        if not private:
-            # One model for all, here in the guise of client 0: the devices share the examples.
-            parts = np.array_split(rows, 1 if mesh is None else mesh.size)
-            name = "global_test" if personal else "test"
-            add(name, test, [(0, part) for part in parts], personal=False)
+        if session.has_global_model:
+            name = "global_test" if session.personal else "test"
+            add(name, test, session.global_members(len(test)), personal=False)
     if client_test is not None:
         owners = [(c, rows) for c, rows in enumerate(client_test.indices) if len(rows)]
         add("client", client_test.data, owners, personal=True)
     return found
-
-
-def _no_larger(batch_size: int, rows: int) -> int:
-    """Returns a batch size that no test set leaves mostly empty: every step computes whole batches.
-
-    Up to 64 it stays as it was asked for: another size rounds the sums differently.
-    """
-    return min(batch_size, max(64, 1 << max(rows - 1, 0).bit_length()))
 
 
 def is_lower_better(metric: str, declared: Collection[str]) -> bool:
@@ -149,11 +120,11 @@ def evaluate(
             on_part(0)
             measured = evaluator(state, on_part)
         if not personal:  # the members are parts of one
-            measured = _joined(measured)
+            measured = joined(measured)
         members = [  # who has something to measure: a text of one token has no next one
             m for m in range(len(measured.examples)) if any(n[m] for _, n in measured.sums.values())
         ]
-        figures = [_figures(measured, member, task, data) for member in members]
+        found = [figures(measured, member, task, data) for member in members]
         sizes = np.array([_units(data, measured.examples[m]) for m in members], np.float64)
         clients = [measured.clients[m] for m in members]
         groups = _groups(clients, seen) if personal else {"": np.ones(len(members), bool)}
@@ -161,8 +132,8 @@ def evaluate(
             row |= {f"{name}_count{suffix}": int(own.sum()) for suffix, own in groups.items()}
         # Several models see the same test set, but every client has a test of its own.
         row[f"{name}_examples"] = int(sizes.sum() if name == "client" else sizes.max(initial=0))
-        for metric in figures[0] if figures else ():
-            values = np.array([one[metric] for one in figures], np.float64)
+        for metric in found[0] if found else ():
+            values = np.array([one[metric] for one in found], np.float64)
             for suffix, own in groups.items():
                 if not own.any():
                     continue
@@ -179,9 +150,9 @@ def evaluate(
             if personal and name != "client":
                 row[f"{name}_{metric}_std"] = finite_or_none(values.std())
         if name == "client" and each:
-            names = figures[0] if figures else ()
+            names = found[0] if found else ()
             row["client_tests"] = {"client": clients} | {
-                metric: [finite_or_none(one[metric]) for one in figures] for metric in names
+                metric: [finite_or_none(one[metric]) for one in found] for metric in names
             }
     return row
 
@@ -207,28 +178,3 @@ def _spread(
 def _units(data: Dataset, rows: np.ndarray) -> int:
     """Returns how many examples there are; windows of one question or text count once."""
     return len(np.unique(data.meta["unit"][rows])) if "unit" in data.meta else len(rows)
-
-
-def _joined(measured: Measured) -> Measured:
-    """Returns the measurements of several members as those of one."""
-    rows = np.concatenate(measured.examples)
-    order = np.argsort(rows, kind="stable")
-    names = measured.predictions[0]
-    predictions = {n: np.concatenate([p[n] for p in measured.predictions])[order] for n in names}
-    sums = {
-        n: (total.sum(keepdims=True), count.sum(keepdims=True))
-        for n, (total, count) in measured.sums.items()
-    }
-    return Measured(measured.clients[:1], sums, [rows[order]], [predictions])
-
-
-def _figures(measured: Measured, member: int, task: Task, data: Dataset) -> dict[str, float]:
-    """Returns all metrics of one member: means over its examples, and the task's score."""
-    means = {
-        name: float(total[member] / count[member]) if count[member] else math.nan
-        for name, (total, count) in measured.sums.items()
-    }
-    if task.score is None:
-        return means
-    own = data.take(measured.examples[member])
-    return means | task.score(means, measured.predictions[member], own)

@@ -15,6 +15,7 @@ from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.data import Clients, Dataset, partition
 from fedjax_peft.data.encoders.spans import Question
 from fedjax_peft.engine.lanes import choose_lanes
+from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
@@ -286,7 +287,7 @@ def test_auto_lanes_on_a_cpu_and_no_more_lanes_than_clients():
     schedule = Schedule(TRAIN.indices, 6, 4, 1, None, 0)
 
     def choose(lanes):
-        return choose_lanes(lanes, schedule, 4, None, None, None, toy.model().frozen)
+        return choose_lanes(lanes, schedule, 4, None, None, Layout(), toy.model().frozen)
 
     assert (choose("auto"), choose(64), choose(5)) == (4, 6, 5)
 

@@ -1,0 +1,210 @@
+"""Metrics of models on given examples, by the same loop over lanes as training."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from fedjax_peft.engine.lengths import Lengths
+from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, most_slots, window
+from fedjax_peft.engine.program import Program, Setup
+from fedjax_peft.engine.round import Work
+from fedjax_peft.engine.state import State
+from fedjax_peft.typing import Task
+
+__all__ = ["Evaluator", "Examples", "Measured", "figures", "joined"]
+
+
+class Examples(Protocol):
+    """A data set, as far as the engine knows it."""
+
+    @property
+    def columns(self) -> Mapping[str, np.ndarray]:
+        """Arrays ``[examples, ...]`` by name."""
+
+    def take(self, rows: np.ndarray) -> Any:
+        """Returns the data set of some examples, which ``Task.score`` reads."""
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+
+
+class Measured(NamedTuple):
+    """What an :class:`Evaluator` returns."""
+
+    clients: list[int]
+    """Whose model every member is."""
+    sums: dict[str, tuple[np.ndarray, np.ndarray]]
+    """Metric -> (sums, counts), one of each for every member."""
+    examples: list[np.ndarray]
+    """Every member's examples, int32 ``[n]``, ascending."""
+    predictions: list[dict[str, np.ndarray]]
+    """What every member's model says of these, ``[n, ...]``; empty if the task has no score."""
+
+
+_PARTS = 8
+"""Into about how many parts an evaluation of many quick steps is cut."""
+_PART_SECONDS = 2.0
+"""How long a part should take at most, where its steps are slow."""
+
+
+class Evaluator:
+    """Metrics of clients' models on given examples; the global model is a client like any other."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        columns: Mapping[str, np.ndarray],
+        *,
+        members: Sequence[tuple[int, np.ndarray]],
+        batch_size: int,
+        personal: bool,
+        tokens: Lengths | None = None,
+        make: Callable[..., Any] = Program,
+    ):
+        """Plans the evaluation; nothing is compiled yet.
+
+        Args:
+          setup: the model and the task.
+          columns: the examples.
+          members: (client id, its examples); an id may occur more than once.
+          batch_size: examples in a step. Of few examples no more than they fill.
+          personal: whether each member has its client's model; else all have the global one.
+          tokens: the lengths of texts; texts of similar length share a batch.
+          make: makes the program, as :class:`fedjax_peft.engine.program.Program` does.
+        """
+        devices = setup.layout.devices
+        batch_size = _no_larger(batch_size, max((len(rows) for _, rows in members), default=0))
+        if tokens is not None:
+            members = [
+                (c, rows[np.argsort(tokens.examples[rows], kind="stable")]) for c, rows in members
+            ]
+            tokens = tokens.fitted(1)
+        work = [batches(indices, batch_size) for _, indices in members]
+        cohort = Cohort([c for c, _ in members], [1.0] * len(members), work)
+        self._plan = make_plan(
+            cohort,
+            devices,
+            time_steps=sum(len(w) for w in work),
+            slots=len(members),
+            batch_size=batch_size,
+            tokens=tokens,
+        )
+        steps = int(self._plan.steps)
+        # A part is a call of the program. The parts are for signs of life: metrics are added up
+        # step by step whatever the parts are.
+        self._capacity = max(-(-steps // _PARTS), min(steps, _PARTS))
+        self._slots = most_slots(self._plan, self._capacity)
+        self._part_steps = 1
+        padded = () if tokens is None else tokens.padded
+        own: Work = "personal" if personal else "global"
+        self._program = make(setup, columns, work=own, padded=padded)
+
+    def __call__(
+        self,
+        state: State,
+        on_part: Callable[[int], None] = lambda done: None,
+    ) -> Measured:
+        """Returns metrics and predictions.
+
+        Args:
+          state: what the models are of; it is not given up.
+          on_part: called after every part with the number of examples that are done.
+        """
+        plan, parts, start = self._plan, [], 0
+        before = self._program.compile_seconds
+        while start < int(plan.steps):
+            part = self._part(start)
+            began = time.perf_counter()
+            result = self._program(state, part, 0)
+            steps = int(part.steps)
+            predictions, structure = jax.tree.flatten(jax.device_get(result.predictions))
+            parts.append(jax.tree.unflatten(structure, [x[:steps] for x in predictions]))
+            compiled, before = self._program.compile_seconds - before, self._program.compile_seconds
+            seconds = (time.perf_counter() - began - compiled) / steps
+            self._part_steps = max(1, min(int(_PART_SECONDS / max(seconds, 1e-9)), self._capacity))
+            start += steps
+            on_part(int((plan.examples[:start] >= 0).sum()))
+        found = jax.tree.map(lambda *xs: np.concatenate(xs).reshape(-1, *xs[0].shape[2:]), *parts)
+        return self._by_member(found["metrics"], found["predictions"])
+
+    def _part(self, start: int) -> Plan:
+        return window(
+            self._plan, start, self._part_steps, time_steps=self._capacity, slots=self._slots
+        )
+
+    def _by_member(
+        self, metrics: Mapping[str, Any], predictions: Mapping[str, np.ndarray]
+    ) -> Measured:
+        """Returns the measurements of every step, ``[steps * lanes, ...]``, by member."""
+        plan, used = self._plan, int(self._plan.steps)
+        slot = plan.slot[:used].reshape(-1)
+        batch = plan.examples[:used].reshape(-1, plan.examples.shape[-1])
+        steps = np.argsort(slot, kind="stable")
+        ends = np.searchsorted(slot[steps], np.arange(len(plan.client) + 1))
+        examples, by_member = [], []
+        for first, last in pairwise(ends):
+            own = steps[first:last]
+            real = batch[own] >= 0
+            order = np.argsort(batch[own][real], kind="stable")
+            examples.append(batch[own][real][order])
+            by_member.append({name: x[own][real][order] for name, x in predictions.items()})
+
+        def total(x: np.ndarray) -> np.ndarray:
+            sums = np.zeros(len(plan.client) + 1, np.float32)
+            np.add.at(sums, slot, x)  # in the order of the steps, as a device would add them
+            return sums[:-1]
+
+        sums = {name: (total(x), total(n)) for name, (x, n) in metrics.items()}
+        return Measured(plan.client.tolist(), sums, examples, by_member)
+
+    def known(self, state: State) -> bool:
+        """Returns whether a call begins without compilation."""
+        return self._program.known(state, self._part(0))
+
+    @property
+    def examples(self) -> int:
+        """How many examples are evaluated; one counts once for every member that it belongs to."""
+        return int((self._plan.examples >= 0).sum())
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds of compilation so far."""
+        return self._program.compile_seconds
+
+
+def _no_larger(batch_size: int, rows: int) -> int:
+    """Returns a batch size that no test set leaves mostly empty: every step computes whole batches.
+
+    Up to 64 it stays as given: another size rounds the sums differently.
+    """
+    return min(batch_size, max(64, 1 << max(rows - 1, 0).bit_length()))
+
+
+def joined(measured: Measured) -> Measured:
+    """Returns the measurements of several members as those of one."""
+    rows = np.concatenate(measured.examples)
+    order = np.argsort(rows, kind="stable")
+    names = measured.predictions[0]
+    predictions = {n: np.concatenate([p[n] for p in measured.predictions])[order] for n in names}
+    sums = {
+        n: (total.sum(keepdims=True), count.sum(keepdims=True))
+        for n, (total, count) in measured.sums.items()
+    }
+    return Measured(measured.clients[:1], sums, [rows[order]], [predictions])
+
+
+def figures(measured: Measured, member: int, task: Task, data: Examples) -> dict[str, float]:
+    """Returns all metrics of one member: means over its examples, and the task's score."""
+    means = {
+        name: float(total[member] / count[member]) if count[member] else math.nan
+        for name, (total, count) in measured.sums.items()
+    }
+    if task.score is None:
+        return means
+    own = data.take(measured.examples[member])
+    return means | task.score(means, measured.predictions[member], own)

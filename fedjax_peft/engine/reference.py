@@ -1,0 +1,316 @@
+"""A communication round as a plain Python loop over clients, one at a time and without jit.
+
+This file is the readable form of :mod:`fedjax_peft.engine.round`, and the reference that tests
+compare it with. What a round computes::
+
+    server broadcasts
+    for each client of the cohort:
+        local state           <-  init(broadcast, what the client keeps)
+        for each local batch:
+            local state       <-  step(local state, batch)
+        upload, client state  <-  final(local state)
+    server                    <-  update(server, aggregate(uploads))
+
+``simulate(..., engine="reference")`` runs it, so a breakpoint or a print in an algorithm shows real
+numbers. It is slow: every operation is a call of its own.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_peft import tree
+from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.program import Setup
+from fedjax_peft.engine.round import PREDICTIONS, RoundResult, Work, at_work, distance
+from fedjax_peft.engine.state import State
+from fedjax_peft.engine.uploads import TransformState, as_received, decode, encoder
+from fedjax_peft.precision import effective
+from fedjax_peft.random import client_key, server_key, stream, transform_key
+from fedjax_peft.typing import (
+    Aggregated,
+    Algorithm,
+    ClientContext,
+    Key,
+    Measurements,
+    Params,
+    PyTree,
+    RoundContext,
+)
+
+__all__ = ["ReferenceProgram"]
+
+
+class ReferenceProgram:
+    """A round of plain Python, with the methods of :class:`fedjax_peft.engine.program.Program`."""
+
+    compile_seconds = 0.0
+    peak_bytes = 0
+
+    def __init__(
+        self,
+        setup: Setup,
+        columns: Mapping[str, Any],
+        *,
+        work: Work = "training",
+        padded: tuple[int, ...] = (),
+    ):
+        """Takes the arguments of a program; texts are always computed at their full length."""
+        del padded
+        self._setup, self._work = setup, work
+        self._columns = {name: jnp.asarray(x) for name, x in columns.items()}
+
+    def compile(self, state: State, plan: Plan) -> None:
+        """Does nothing: there is nothing to compile."""
+
+    def known(self, state: State, plan: Plan) -> bool:
+        """Returns True: a call never compiles a round."""
+        del state, plan
+        return True
+
+    def __call__(self, state: State, plan: Plan, round_index: int) -> RoundResult:
+        """Runs round ``round_index``; the state is not consumed."""
+        setup = self._setup
+        if self._work != "training":
+            setup = setup._replace(transform=None, diagnosis=None)
+        algorithm = at_work(setup.algorithm, self._work, setup.probe)
+        key = stream(int(state.seed), "clients")
+        return _Round(setup, algorithm, self._columns, state, plan, key, round_index).run()
+
+
+class _Sent(NamedTuple):
+    """What one client sends, keeps and reports after its local training."""
+
+    upload: PyTree
+    client_state: PyTree
+    memory: PyTree
+    """What it keeps for the upload transform."""
+    measured: PyTree
+    """What the upload transform measured of it."""
+    norm: jax.Array
+    """Length of the change of the model that the upload means."""
+
+
+class _Round:
+    """One round; :meth:`run` is the algorithm, in the order of a paper's box."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        algorithm: Algorithm,
+        columns: Params,
+        state: State,
+        plan: Plan,
+        key: Key,
+        index: int,
+    ):
+        self.setup, self.algorithm, self.columns = setup, algorithm, columns
+        self.state, self.plan, self.key = state, plan, key
+        self.index, self.round_index = index, jnp.int32(index)
+        self.sums: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self.predictions: PyTree = None
+        sizes = plan.weight
+        uniform = algorithm.weights == "uniform"
+        self.weights = (sizes > 0).astype(np.float32) if uniform else sizes
+
+    def run(self) -> RoundResult:
+        """Returns the state after the round, and what was measured."""
+        algorithm, server, state = self.algorithm, self.algorithm.server, self.state
+
+        # The server broadcasts. The template is the upload of a client that learns nothing.
+        self.frozen = server.merge_into_frozen(state.server, self.setup.frozen)
+        self.broadcast, self.template = (
+            server.broadcast(state.server),
+            server.unchanged(state.server),
+        )
+        self.sent_leaves = algorithm.sent_leaves(self.broadcast, self.round_index)
+
+        # The clients train, one after the other. An upload that is not finite is dropped.
+        sent: dict[int, _Sent] = {}
+        finite = np.ones(len(self.plan.client), bool)
+        for slot in np.flatnonzero(self.plan.length).tolist():
+            one = self._train_client(slot)
+            if one is None:
+                finite[slot] = False
+            else:
+                sent[slot] = one
+
+        # The server aggregates the uploads and updates its state.
+        new, transform_state, measured = self._update_server(sent, finite)
+
+        # The clients keep what is theirs.
+        kept = state.client_state
+        for slot, one in sent.items():
+            client = int(self.plan.client[slot])
+            kept = tree.put(kept, client, one.client_state)
+            if self.setup.transform is not None:
+                memory = tree.put(transform_state.memory, client, one.memory)
+                transform_state = transform_state._replace(memory=memory)
+        norms = np.zeros(len(finite), np.float32)
+        for slot, one in sent.items():
+            norms[slot] = one.norm
+        return RoundResult(
+            State(new, kept, state.aggregator_state, transform_state).on_device(),
+            {name: (jnp.asarray(x), jnp.asarray(n)) for name, (x, n) in self.sums.items()},
+            jnp.asarray(finite),
+            jnp.asarray(norms),
+            self.sent_leaves,
+            measured,
+            self.predictions or {},
+        )
+
+    def _train_client(self, slot: int) -> _Sent | None:
+        """Returns what a client sends after its local steps; None if that is not finite."""
+        client = int(self.plan.client[slot])
+        mask = tree.take(self.setup.rank_mask or {}, client)
+        fixed = {
+            name: jnp.where(mask[name], x, 0) if name in mask else x
+            for name, x in self.setup.fixed.items()
+        }
+
+        def apply(params: Params, batch: Any, key: Key | None, train: bool) -> Any:
+            return self.setup.apply(self.frozen, {**fixed, **params}, batch, key, train)
+
+        context = ClientContext(apply, self.setup.task, fixed, self.round_index)
+        update = self.algorithm.client(context)
+        key = client_key(self.key, self.index, client)
+        before = tree.take(self.state.client_state, client)
+
+        local = update.init(self.broadcast, before, jax.random.fold_in(key, 0))
+        places = np.argwhere(self.plan.slot[: int(self.plan.steps)] == slot)
+        for step, (time, lane) in enumerate(places.tolist()):
+            batch = self._batch(slot, step, self.plan.examples[time, lane])
+            local, metrics = update.step(local, batch, jax.random.fold_in(key, step + 1))
+            self._record(slot, (time, lane), metrics)
+        upload, own = update.final(local)
+
+        upload = as_received(mask, upload, self.template)
+        own = as_received(mask, own, before)
+        return self._encoded(client, mask, upload, own)
+
+    def _batch(self, slot: int, step: int, examples: np.ndarray) -> Params:
+        """Returns the examples of a local step, with padding repeating the first of them."""
+        rows = np.where(examples < 0, examples[:1], examples)
+        batch = {name: x[rows] for name, x in self.columns.items()}
+        steps = jnp.asarray(self.plan.length[slot])
+        return {
+            **batch,
+            "mask": jnp.asarray(examples >= 0),
+            "step": jnp.int32(step),
+            "steps": steps,
+        }
+
+    def _record(self, slot: int, place: tuple[int, int], metrics: Mapping[str, Any]) -> None:
+        """Adds the metrics of a local step to the client's, and stores its predictions."""
+        metrics = dict(metrics)
+        predictions = metrics.pop(PREDICTIONS, {})
+        for name, pair in metrics.items():
+            slots = len(self.plan.client)
+            empty = (np.zeros(slots, np.float32), np.zeros(slots, np.float32))
+            for total, part in zip(self.sums.setdefault(name, empty), pair, strict=True):
+                total[slot] += part
+        if self.predictions is None:
+            shape = self.plan.slot.shape
+            self.predictions = jax.tree.map(
+                lambda x: np.zeros((*shape, *x.shape), x.dtype), predictions
+            )
+
+        def store(all_: np.ndarray, one: jax.Array) -> None:
+            all_[place] = one
+
+        jax.tree.map(store, self.predictions, predictions)
+
+    def _encoded(self, client: int, mask: Params, upload: PyTree, own: PyTree) -> _Sent | None:
+        """Returns an upload after the upload transform; None if anything is not finite."""
+        update_norm = self.algorithm.server.update_norm or partial(distance, self.algorithm)
+        norm = update_norm(upload, self.template, self.setup.fixed)
+        finite = tree.all_finite((upload, own))
+        memory: PyTree = ()
+        measured: PyTree = ()
+        if self.setup.transform is not None:
+            before = tree.take(self.state.transform_state.memory, client)
+            received = self.setup.transform.broadcast(self.state.transform_state.server)
+            inputs = (self.setup.transform, self.algorithm, self.template, received)
+            encode = encoder(*inputs, self.sent_leaves)
+            key = transform_key(self.key, self.index, client)
+            upload, encoded = encode(mask, upload, before, key)
+            memory, measured = encoded.memory, encoded.measured
+            finite = finite & tree.all_finite((upload, memory))
+        if self.algorithm.aggregator.unmasked_policy == "zero":
+            upload = as_received(mask, upload, jax.tree.map(jnp.zeros_like, self.template))
+        return _Sent(upload, own, memory, measured, norm) if finite else None
+
+    def _update_server(
+        self, sent: Mapping[int, _Sent], finite: np.ndarray
+    ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
+        """Returns the states of server and transform after the round, and metrics."""
+        algorithm, server, state = self.algorithm, self.algorithm.server, self.state
+        accepted = jnp.asarray(finite & (self.weights > 0))
+        context = RoundContext(
+            round_index=self.round_index,
+            participants=jnp.sum(accepted, dtype=jnp.float32),
+            total_clients=(
+                self.setup.clients if self.setup.total_clients is None else self.setup.total_clients
+            ),
+            metrics={name: _summed(pair, accepted) for name, pair in self.sums.items()},
+            fixed=self.setup.fixed,
+            key=server_key(self.key, self.index),
+            sampling_probability=self.setup.sampling_probability,
+        )
+        result = self._aggregate(sent)
+        aggregate, metrics, transform_state = result.update, result.metrics, state.transform_state
+        if self.setup.transform is not None:
+            aggregate, new_transform, more = decode(
+                *(self.setup.transform, algorithm, self.template, aggregate),
+                transform_state.server,
+                Measurements(self._measured(sent), accepted),
+                context,
+                self.sent_leaves,
+            )
+            transform_state = TransformState(new_transform, transform_state.memory)
+            metrics = metrics | more
+        new = server.update(state.server, aggregate, context)
+        if server.frozen_delta is not None and server.measure is not None:
+            weights = (self.frozen, server.merge_into_frozen(new, self.setup.frozen))
+            names = server.frozen_delta(state.server)
+            before, after = (
+                {n: effective(x[n].astype(jnp.float32), self.setup.dtype) for n in names}
+                for x in weights
+            )
+            metrics = metrics | server.measure(aggregate, before, after, self.setup.fixed)
+        if server.metrics is not None:
+            metrics = metrics | server.metrics(new)
+        if self.setup.diagnosis is not None:
+            models = (server.model(state.server), server.model(new))
+            metrics = metrics | self.setup.diagnosis(*models, self.setup.fixed)
+        return new, transform_state, metrics
+
+    def _aggregate(self, sent: Mapping[int, _Sent]) -> Aggregated:
+        """Returns the aggregate of the uploads, which are added one at a time."""
+        aggregator = self.algorithm.aggregator
+        acc = aggregator.zero(self.template, len(self.weights))
+        for slot, one in sent.items():
+            upload = jax.tree.map(lambda x: x[None], one.upload)
+            weight, place = jnp.asarray(self.weights[[slot]]), jnp.array([slot], jnp.int32)
+            acc = aggregator.add(acc, upload, weight, place, self.template)
+        return aggregator.finish(acc, self.template, self.setup.fixed)
+
+    def _measured(self, sent: Mapping[int, _Sent]) -> PyTree:
+        """Returns what the upload transform measured of every client, ``[slots]``."""
+        rows = {slot: one.measured for slot, one in sent.items()}
+        if not rows:
+            return ()
+        empty = jax.tree.map(lambda x: jnp.zeros(len(self.weights)), next(iter(rows.values())))
+        for slot, one in rows.items():
+            empty = tree.put(empty, slot, one)
+        return empty
+
+
+def _summed(pair: tuple[np.ndarray, np.ndarray], accepted: jax.Array) -> tuple:
+    """Returns (sum, count) of a metric over the clients whose value is finite."""
+    good = accepted & jnp.isfinite(pair[0])
+    return tuple(jnp.sum(jnp.where(good, x, 0.0)) for x in pair)

@@ -1,0 +1,217 @@
+"""The steps of ``simulate``: each round is run, charged, evaluated, recorded and saved."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.session import Session
+from fedjax_peft.engine.state import State
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import Model
+from fedjax_peft.rows import Row, seen_clients
+from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
+from fedjax_peft.simulation.cost import Costs
+from fedjax_peft.simulation.evaluation import Evaluation, evaluate
+from fedjax_peft.simulation.progress import Phases
+from fedjax_peft.simulation.record import Record
+from fedjax_peft.simulation.round_rows import round_row, skipped_leaves, start_row
+from fedjax_peft.simulation.run import learned_leaves
+from fedjax_peft.simulation.stopping import Stop
+from fedjax_peft.simulation.tuning import tuned_figures
+
+__all__ = ["Loop"]
+
+
+class Loop:
+    """The rounds of one run. The state goes in and comes out; the record grows on the side."""
+
+    def __init__(
+        self,
+        session: Session,
+        model: Model,
+        tested: dict[str, Evaluation],
+        costs: Costs,
+        record: Record,
+        phases: Phases,
+        stop: Stop | None,
+        *,
+        rounds: int,
+        eval_every: int,
+        checkpoint_every: int,
+        deadline: float | None,
+        nonfinite: str,
+        each: bool,
+    ):
+        """Takes the parts of a run.
+
+        Args:
+          session: runs the rounds.
+          model: as it was before training.
+          tested: what is evaluated.
+          costs: counts bytes and simulated seconds.
+          record: takes the rows and the checkpoints.
+          phases: is told what begins.
+          stop: as for ``simulate``, like the arguments below.
+          rounds: likewise.
+          eval_every: likewise.
+          checkpoint_every: likewise.
+          deadline: likewise.
+          nonfinite: likewise.
+          each: whether rows have the metrics of every client.
+        """
+        self.session, self.model, self.algorithm = session, model, session.setup.algorithm
+        self.tested, self.costs, self.record, self.phases = tested, costs, record, phases
+        self.stop, self.rounds, self.eval_every = stop, rounds, eval_every
+        self.checkpoint_every, self.deadline = checkpoint_every, deadline
+        self.nonfinite, self.each = nonfinite, each
+        lower = (session.setup.task.lower_is_better, self.algorithm.lower_is_better)
+        self.lower = (*lower[0], *lower[1], "update_norm")
+        self._ahead: tuple[int, Plan, list[int]] | None = None
+
+    def restore(self, state: State) -> State | None:
+        """Returns the state of the last checkpoint, None if there is none; drops later rows.
+
+        Args:
+          state: before the first round, for the structure and the shapes.
+        """
+        saved, rows = None, self.record.rows
+        if self.record.checkpoints:
+            last = rows[-1]["round"] if rows else -1
+            saved = self.record.checkpoints.restore(saved_parts(state), last)
+        self.record.rewind(saved[0] if saved else None)
+        if saved is None:
+            return None
+        return with_saved_parts(state, saved[1])._replace(round_index=saved[0])
+
+    def start(self, state: State, seconds: float) -> str | None:
+        """Evaluates and records the initial model; returns why the run ends here, if it does.
+
+        Args:
+          state: before the first round.
+          seconds: simulated seconds before the first round.
+        """
+        began = time.perf_counter()
+        scores = evaluate(self.tested, state, each=self.each, phases=self.phases)
+        row = start_row(self.model, self.algorithm, scores, seconds)
+        row["time"] = {"eval_s": time.perf_counter() - began}
+        stopped = _asked(self.record.add(row))
+        self.costs.record(row)
+        if stopped:
+            self.record.amend({**row, "stopped": stopped})
+            self.save(state)
+        return stopped
+
+    def resume(self) -> str | None:
+        """Charges the rounds of the record; returns why the run has ended already, if it has."""
+        for row in self.record.rows:
+            self.costs.record(row)
+        return self._met(self.record.rows)
+
+    def round(self, state: State) -> tuple[State, str | None]:
+        """Runs, evaluates and records the next round, and saves its state where that is due.
+
+        Returns the state after it, and why the run ends after it, if it does.
+        """
+        state, row = self._train(state)
+        last, index = state.round_index == self.rounds, state.round_index
+        row |= self._scores(state, row, last=last)
+        stopped = None if last else self._met([*self.record.rows, row])
+        if stopped:
+            row |= {**self._scores(state, row, last=True), "stopped": stopped}
+        self.phases.took(row["time"]["train_s"] + row["time"].get("eval_s", 0.0))
+        asked = _asked(self.record.add(row))
+        if asked and not stopped and not last:
+            stopped = asked
+            scores = self._scores(state, row, last=True)
+            self.record.amend({**row, **scores, "stopped": stopped})
+        if stopped or last or index % self.checkpoint_every == 0:
+            self.save(state)
+        return state, stopped
+
+    def save(self, state: State) -> None:
+        """Writes a checkpoint, where there is a run directory."""
+        if self.record.checkpoints:
+            self.phases.send("saving")
+            leaves = learned_leaves(self.model, self.algorithm, state.server)
+            self.record.save_params(leaves, self.model.labels)
+            # After its row: a resumed run makes the rows after its checkpoint again.
+            self.record.checkpoints.save(state.round_index, saved_parts(state))
+
+    def skipped_leaves(self, state: State, round_index: int) -> list[str]:
+        """Returns the leaves that clients do not send in a round."""
+        broadcast = self.algorithm.server.broadcast(state.server)
+        return skipped_leaves(self.algorithm.sent_leaves(broadcast, jnp.int32(round_index)))
+
+    def _plan(self, state: State, round_index: int) -> tuple[Plan, list[int]]:
+        """Returns a round's plan, and the clients that it is without because they are late."""
+        index, seed = min(round_index, self.rounds), int(state.seed)
+        if self._ahead is None or self._ahead[0] != index:
+            late: list[int] = []
+            if self.deadline is not None:
+                schedule = self.session.schedule(seed)
+                steps = {c: n for c in schedule.present(index) if (n := schedule.steps(c))}
+                late = self.costs.late(steps, self.skipped_leaves(state, index))
+            self._ahead = (index, self.session.plan(index, seed, late), late)
+        return self._ahead[1:]
+
+    def _train(self, state: State) -> tuple[State, Row]:
+        """Returns the state after another round, and its row without scores."""
+        session, index = self.session, state.round_index + 1
+        plan, late = self._plan(state, index)
+        if not session.known(state, plan):
+            self.phases.send("compiling", index, program="round")
+        self.phases.send("training", index)
+        began, compiled = time.perf_counter(), session.compile_seconds
+        state, info = session.step(state, plan)
+        if self.deadline is None:
+            # The next plan is made while the device computes. With a deadline it cannot: who is
+            # late in the next round depends on what this round costs.
+            self._plan(state, index + 1)
+        row = round_row(info, each=self.each, lower=self.lower)
+        share = session.padding_share(plan, state.seed) if plan.useful else None
+        row |= {} if share is None else {"padding_share": share}
+        schedule = session.schedule(state.seed)
+        row |= {"failed": schedule.failed(index)} if schedule.failure_rate else {}
+        row |= {} if self.deadline is None else {"late": late}
+        compiled = session.compile_seconds - compiled
+        spent = {"train_s": time.perf_counter() - began - compiled}
+        spent |= {"compile_s": compiled} if compiled else {}
+        if self.nonfinite == "raise" and row["dropped"]:
+            raise InputError(
+                f"In round {index} the uploads of the clients {row['dropped']} were not finite."
+            )
+        row |= self.costs.charge(row, plan.client_steps, spent["train_s"])
+        return state, {**row, "time": spent}
+
+    def _scores(self, state: State, row: Row, *, last: bool) -> Row:
+        """Returns the scores that a round's row lacks, and its seconds (``time``) with them."""
+        scores: Row = {}
+        spent = dict(row["time"])
+        if "eval_s" not in spent and (last or state.round_index % self.eval_every == 0):
+            began = time.perf_counter()
+            seen = seen_clients([*self.record.rows[: state.round_index], row])
+            scores |= evaluate(self.tested, state, each=self.each, seen=seen, phases=self.phases)
+            spent["eval_s"] = time.perf_counter() - began
+        if last and self.algorithm.tuning is not None:
+            began = time.perf_counter()
+            tuned = evaluate(self.tested, self.session.tune(state), each=False, phases=self.phases)
+            scores |= tuned_figures(tuned)
+            spent["tune_s"] = time.perf_counter() - began
+        return {**scores, "time": spent}
+
+    def _met(self, rows: Sequence[Row]) -> str | None:
+        """Returns why the stop rule ends the run after these rows, None if it does not."""
+        answer = None if self.stop is None else self.stop(rows)
+        if not answer:
+            return None
+        return answer if isinstance(answer, str) else "the stop rule was met"
+
+
+def _asked(answer: Any) -> str | None:
+    """Returns why ``on_round`` ends the run, None if it does not."""
+    asked = isinstance(answer, bool | np.bool_) and bool(answer)
+    return "on_round returned True" if asked else None

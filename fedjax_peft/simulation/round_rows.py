@@ -1,0 +1,107 @@
+"""Rows of metrics, made from what a session reports; :mod:`fedjax_peft.rows` has their fields."""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from fedjax_peft import tree
+from fedjax_peft.engine.state import RoundInfo
+from fedjax_peft.models.base import Model
+from fedjax_peft.roles import assign_roles
+from fedjax_peft.rows import Row, finite_or_none
+from fedjax_peft.simulation.evaluation import worst
+from fedjax_peft.typing import Algorithm
+
+__all__ = ["round_row", "skipped_leaves", "start_row"]
+
+
+def start_row(model: Model, algorithm: Algorithm, scores: Row, seconds: float) -> Row:
+    """Returns row 0, of the state before training.
+
+    Args:
+      model: that is trained.
+      algorithm: what is run.
+      scores: of the initial model.
+      seconds: simulated seconds before the first round.
+    """
+    names = assign_roles(model.kinds, algorithm.roles)
+    return {
+        "round": 0,
+        **scores,
+        "bytes_up": 0,
+        "bytes_down": 0,
+        "simulated_seconds": seconds,
+        "parameters": model.counts(),
+        "roles": {
+            role: tree.size(tree.select(model.trainable, leaves)) for role, leaves in names.items()
+        },
+    }
+
+
+def round_row(info: RoundInfo, *, each: bool = False, lower: Sequence[str] = ("loss",)) -> Row:
+    """Returns the training metrics of a round; it waits for the device.
+
+    Args:
+      info: from :meth:`fedjax_peft.engine.session.Session.step`.
+      each: also return the metrics of every client, and their deviation and worst.
+      lower: the metrics of which less is better.
+    """
+    plan = info.plan
+    row: Row = {"round": info.round_index}
+    if not plan.useful:  # nobody takes part
+        return row | {"clients": [], "dropped": [], "steps": 0, "lanes": plan.lanes}
+    sums, finite, norms, aggregation = jax.device_get(
+        (info.sums, info.finite, info.norms, info.aggregation)
+    )
+    for name, (total, count) in sums.items():
+        good = finite & (count > 0)
+        row[f"train_{name}"] = (
+            finite_or_none(total[good].sum() / count[good].sum()) if good.any() else None
+        )
+    took_part = plan.client >= 0
+    row["clients"] = plan.client[took_part].tolist()
+    row["dropped"] = plan.client[took_part & ~finite].tolist()
+    row["steps"] = plan.useful
+    row["lanes"] = plan.lanes
+    row["slot_utilisation"] = plan.slot_utilisation
+    row["padded_utilisation"] = plan.padded_utilisation
+    good = took_part & finite
+    row["update_norm"] = finite_or_none(norms[good].mean()) if good.any() else None
+    if each:
+        per_client = {n: (s / np.maximum(c, 1))[took_part] for n, (s, c) in sums.items()}
+        per_client["update_norm"] = norms[took_part]
+        row |= _client_fields(per_client, finite[took_part], lower)
+    skipped = skipped_leaves(info.sent_leaves)
+    return row | _aggregation_fields(aggregation) | ({"skipped_leaves": skipped} if skipped else {})
+
+
+def _client_fields(
+    per_client: Mapping[str, np.ndarray], finite: np.ndarray, lower: Sequence[str]
+) -> Row:
+    """Returns every client's metrics, and the deviation and the worst of the finite uploads."""
+    row: Row = {"per_client": {n: [finite_or_none(x) for x in v] for n, v in per_client.items()}}
+    for name, values in per_client.items():
+        received = values[finite]
+        if len(received):
+            row[f"train_{name}_std"] = finite_or_none(received.std())
+            row[f"train_{name}_worst"] = finite_or_none(worst(received, name, lower))
+    return row
+
+
+def _aggregation_fields(aggregation: Mapping[str, np.ndarray]) -> Row:
+    """Returns the metrics of the aggregation; those of a layer are named ``kind/path``."""
+    row: Row = {}
+    layers: dict[str, dict[str, float | None]] = {}
+    for name, value in aggregation.items():
+        kind, _, path = name.partition("/")
+        if path:
+            layers.setdefault(kind, {})[path] = finite_or_none(value)
+        else:
+            row[name] = finite_or_none(value)
+    return row | ({"layers": layers} if layers else {})
+
+
+def skipped_leaves(sent_leaves: Mapping[str, jax.Array]) -> list[str]:
+    """Returns the leaves that clients do not send in a round."""
+    return sorted(name for name, sent in jax.device_get(sent_leaves).items() if not sent)

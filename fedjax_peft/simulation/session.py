@@ -1,0 +1,148 @@
+"""``session``: an algorithm over a federation, for a loop over rounds of your own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_peft import tasks, tree
+from fedjax_peft.data.dataset import Clients
+from fedjax_peft.engine.lanes import Lanes
+from fedjax_peft.engine.layout import layout_over
+from fedjax_peft.engine.lengths import Lengths
+from fedjax_peft.engine.program import Setup
+from fedjax_peft.engine.schedule import Sampling, Schedule
+from fedjax_peft.engine.session import Engine, Session
+from fedjax_peft.measures.diagnosis import adapters_cka, diagnosis
+from fedjax_peft.models.base import Model
+from fedjax_peft.peft.ranks import rank_masks
+from fedjax_peft.roles import assign_roles
+from fedjax_peft.simulation.checks import (
+    Diagnostic,
+    check_counts,
+    check_data,
+    check_failure_rate,
+    check_memory,
+    check_method,
+    check_objects,
+    check_transforms,
+    check_words,
+    clients_a_round,
+)
+from fedjax_peft.typing import Algorithm, Task, Transform
+
+__all__ = ["session"]
+
+
+def session(
+    model: Model,
+    algorithm: Algorithm,
+    clients: Clients,
+    *,
+    clients_per_round: int | None = None,
+    sampling: Sampling = "uniform",
+    batch_size: int = 16,
+    epochs: int = 1,
+    local_steps: int | None = None,
+    task: Task | None = None,
+    lanes: Lanes = "auto",
+    devices: int | None = None,
+    length_buckets: int = 4,
+    client_ranks: Sequence[int] | None = None,
+    transforms: Transform | Sequence[Transform] | None = None,
+    diagnostics: Sequence[Diagnostic] = (),
+    failure_rate: float = 0.0,
+    rounds: int = 100,
+    engine: Engine = "compiled",
+) -> Session:
+    """Returns a :class:`fedjax_peft.engine.session.Session`: communication rounds, one by one.
+
+    ``simulate`` is a loop over such a session, with evaluation, records and checkpoints. A session
+    is for a loop of your own::
+
+        session = fp.session(model, algorithm, clients, clients_per_round=10)
+        state = session.init(seed=0)
+        for _ in range(100):
+            state, info = session.step(state)
+            if session.evaluate(state, test)["accuracy"] > 0.8:
+                break
+
+    The round program is compiled when the first round runs. With the same arguments and seed, the
+    rounds are those of ``simulate``, number for number.
+
+    Args:
+      model: as for ``simulate``, like the arguments without a description here.
+      algorithm: likewise.
+      clients: likewise.
+      clients_per_round: likewise.
+      sampling: likewise.
+      batch_size: likewise.
+      epochs: likewise.
+      local_steps: likewise.
+      task: likewise.
+      lanes: likewise.
+      devices: likewise.
+      length_buckets: likewise.
+      client_ranks: likewise.
+      transforms: likewise.
+      diagnostics: likewise; their values are in ``RoundInfo.aggregation``.
+      failure_rate: likewise.
+      rounds: the compiled program has room for the largest cohort of so many rounds. More rounds
+        can be run; one that needs more room is compiled anew.
+      engine: ``compiled``, or ``reference``: a plain Python loop over clients without jit, slow and
+        easy to debug.
+
+    Raises:
+      InputError: arguments that contradict each other or the data.
+    """
+    check_objects(model, algorithm, clients, None, None, task, None)
+    counts = {
+        "clients_per_round": 1 if clients_per_round is None else clients_per_round,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "local_steps": 1 if local_steps is None else local_steps,
+        "lanes": 1 if lanes == "auto" else lanes,
+        "rounds": rounds,
+    }
+    check_counts(counts, {"length_buckets": length_buckets})
+    check_words("drop", diagnostics)
+    check_data(model, clients, None, None, task)
+    check_method(model, algorithm, len(clients), client_ranks, diagnostics)
+    transform = check_transforms(transforms, algorithm)
+    check_failure_rate(failure_rate)
+    names = assign_roles(model.kinds, algorithm.roles)
+    per_round = clients_a_round(clients, clients_per_round, sampling)
+    work = (clients.indices, per_round, batch_size, epochs, local_steps, 0)
+    tokens = Lengths.of(clients.data.columns, length_buckets)
+    schedule = Schedule(*work, sampling, failure_rate, tokens=tokens)
+    check_memory(
+        model,
+        clients.data,
+        [schedule.steps(client) for client in range(len(clients))],
+        per_round,
+        batch_size=batch_size,
+        local_steps=local_steps,
+        epochs=epochs,
+    )
+    masks: Any = None if client_ranks is None else rank_masks(model, client_ranks, len(clients))
+    setup = Setup(
+        algorithm,
+        model.apply,
+        task or tasks.for_data(clients.data),
+        model.compute_frozen(),
+        tree.select(model.trainable, names["fixed"]),
+        len(clients),
+        layout_over(devices),
+        rank_mask=masks,
+        diagnosis=diagnosis(diagnostics),
+        probe=adapters_cka if "cka" in diagnostics else None,
+        total_clients=int(np.count_nonzero(clients.sizes)),
+        dtype=model.dtype,
+        sampling_probability=per_round / len(clients),
+        transform=transform,
+    )
+    shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
+    columns = clients.data.columns
+    return Session(
+        setup, (shared, private), schedule, columns, lanes=lanes, rounds=rounds, engine=engine
+    )

@@ -1,0 +1,137 @@
+"""A session: rounds one by one, the same numbers as ``simulate``, and states that are consumed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+
+import fedjax_peft as fp
+from fedjax_peft.engine.layout import Layout
+from fedjax_peft.engine.program import Setup
+from fedjax_peft.engine.session import Session
+from fedjax_peft.errors import InputError
+from fedjax_peft.simulation.round_rows import round_row
+
+FEDERATION = toy.clients((7, 4, 12, 1, 9))
+TEST = toy.dataset(26, seed=7)
+MODEL = toy.model()
+OPTIONS = {"clients_per_round": 3, "batch_size": 4}
+SHARED = fp.algorithms.fedavg(optax.adam(0.02))
+PRIVATE = fp.algorithms.fedavg(optax.sgd(0.1), head="private")
+
+
+def loop(algorithm, rounds, *, seed=0, **options):
+    """Returns the session, its state after some rounds, and what these reported."""
+    session = fp.session(MODEL, algorithm, FEDERATION, **OPTIONS, **options)
+    state, infos = session.init(seed), []
+    for _ in range(rounds):
+        state, info = session.step(state)
+        infos.append(info)
+    return session, state, infos
+
+
+def equal(one, other):
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("algorithm", [SHARED, PRIVATE])
+def test_a_loop_over_a_session_gives_the_numbers_of_simulate(algorithm):
+    run = fp.simulate(
+        MODEL, algorithm, FEDERATION, test=TEST, rounds=3, seed=5, test_clients=5, **OPTIONS
+    )
+    session, state, infos = loop(algorithm, 3, seed=5)
+    equal(state[:2], (run.server, run.client_state))
+    assert (state.round_index, state.seed) == (3, 5)
+    for info, row in zip(infos, run.metrics[1:], strict=True):
+        made = round_row(info)
+        assert made == {name: row[name] for name in made}
+    scores = session.evaluate(state, TEST)
+    last = run.metrics[-1]
+    assert scores["accuracy"] == pytest.approx(last["test_accuracy"], abs=1e-6)
+    assert scores["loss"] == pytest.approx(last["test_loss"], abs=1e-6)
+
+
+def test_personal_models_can_be_evaluated_one_by_one():
+    session, state, _ = loop(PRIVATE, 1)
+    each = [session.evaluate(state, TEST, clients=[client])["loss"] for client in range(5)]
+    assert np.std(each) > 0
+    assert session.evaluate(state, TEST)["loss"] == pytest.approx(np.mean(each), abs=1e-6)
+
+
+def test_a_step_consumes_its_state_and_a_copy_survives():
+    session, state, _ = loop(SHARED, 1)
+    copy = state.copy()
+    after, _ = session.step(state)
+    with pytest.raises(InputError, match=r"consumed by an earlier step.*state\.copy\(\)"):
+        session.step(state)
+    with pytest.raises(InputError, match="consumed"):
+        session.evaluate(state, TEST)
+    assert (copy.round_index, copy.seed) == (1, 0)
+    again, _ = session.step(copy)
+    equal(after, again)
+
+
+def test_a_state_that_was_saved_goes_on_as_the_first_one_did():
+    session, state, _ = loop(PRIVATE, 2)
+    saved = jax.device_get(state)  # plain numpy and integers: any format can hold it
+    expected, _ = session.step(state)
+    other = fp.session(MODEL, PRIVATE, FEDERATION, **OPTIONS)
+    restored, info = other.step(jax.tree.map(jnp.asarray, saved))
+    equal(expected[:2], restored[:2])
+    assert (restored.round_index, info.round_index) == (3, 3)
+
+
+def test_seeds_of_one_session_do_not_mix_and_compile_once():
+    session, _, infos = loop(SHARED, 2, seed=1)
+    compiled = session.compile_seconds
+    state = session.init(2)
+    state, other = session.step(state)
+    state, _ = session.step(state)
+    assert session.compile_seconds == compiled
+    assert other.plan.client.tolist() != infos[0].plan.client.tolist()
+    equal(state, loop(SHARED, 2, seed=2)[1])
+
+
+def test_a_round_in_which_nobody_takes_part_changes_nothing():
+    session = fp.session(MODEL, SHARED, FEDERATION, sampling="poisson", clients_per_round=1)
+    empty = next(n for n in range(1, 50) if not session.schedule(0).present(n))
+    state = session.init(0)._replace(round_index=empty - 1)
+    before = jax.device_get(state)
+    state, info = session.step(state)
+    equal(before[:2], state[:2])
+    assert session.compile_seconds == 0
+    assert round_row(info) == {
+        "round": empty,
+        "clients": [],
+        "dropped": [],
+        "steps": 0,
+        "lanes": info.plan.lanes,
+    }
+
+
+def test_rounds_beyond_those_that_were_planned_get_the_room_that_they_need():
+    options = {"sampling": "poisson", "clients_per_round": 2}
+    small = fp.session(MODEL, SHARED, FEDERATION, rounds=1, **options)
+    sizes = [len(small.schedule(0).present(n)) for n in range(1, 30)]
+    largest = int(np.argmax(sizes)) + 1
+    assert sizes[0] < max(sizes)
+    assert len(small.plan(1).client) == max(sizes[0], 1)
+    assert len(small.plan(largest).client) >= max(sizes)
+
+
+def test_a_place_that_is_not_built_yet_is_refused():
+    setup = Setup(SHARED, MODEL.apply, fp.tasks.classification(), MODEL.frozen, {}, 5)
+    for layout, message in {
+        Layout(frozen="model"): "'frozen' in the place 'model', which is not built yet",
+        Layout(client_state="host"): "'client_state' in the place 'host', which is not built yet",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            Session(setup._replace(layout=layout), ({}, {}), None, {})
+
+
+def test_an_unknown_engine_is_refused_with_the_nearest_one():
+    with pytest.raises(InputError, match="There is no engine 'refrence'. Did you mean"):
+        fp.session(MODEL, SHARED, FEDERATION, engine="refrence")
