@@ -147,6 +147,7 @@ class Engine:
         bound=None,
         ranks=None,
         transform=None,
+        engine="compiled",
     ):
         bound = bound or model()
         names = assign_roles(bound.kinds, algorithm.roles)
@@ -165,12 +166,13 @@ class Engine:
         if ranks is not None:
             masks = rank_masks(bound, ranks, self.clients)
             self.setup = self.setup._replace(rank_mask=masks)
-        self.lanes = lanes
+        self.lanes, self.engine = lanes, engine
         self.session = self.session_on(federation.data.columns)
 
     def session_on(self, columns):
         """Returns the session on other examples of the same shapes; it compiles nothing anew."""
-        leaves, options = (self.shared, self.leaves), {"lanes": self.lanes, "rounds": 20}
+        leaves = (self.shared, self.leaves)
+        options = {"lanes": self.lanes, "rounds": 20, "engine": self.engine}
         return Session(self.setup, leaves, self.schedule, columns, **options)
 
     def model_at_start(self):

@@ -79,6 +79,7 @@ class ReferenceProgram:
             setup = setup._replace(transform=None, diagnosis=None)
         algorithm = at_work(setup.algorithm, self._work, setup.probe)
         key = stream(int(state.seed), "clients")
+        state = jax.tree.map(jnp.asarray, state.on_device())
         return _Round(setup, algorithm, self._columns, state, plan, key, round_index).run()
 
 

@@ -164,6 +164,29 @@ def test_the_number_of_lanes_does_not_matter(name):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
+def test_the_round_program_computes_what_a_plain_loop_over_clients_does(name):
+    """Both do the same float32 operations, in another order where lanes sum and XLA fuses.
+
+    A rounding error of such a sum is about 1e-7 of its terms, which are of order 1 here, and a few
+    local steps carry it on: 1e-5 leaves room for that, and for nothing else (a wrong key, mask or
+    weight changes numbers by 1e-3 or more). It is the second round, where clients have kept things.
+    """
+    algorithm, model, federation = make(name)
+    plain = toy.Engine(
+        *(algorithm, federation),
+        per_round=len(federation),
+        lanes=3,
+        bound=model,
+        engine="reference",
+    )
+    first, expected = rounds(name)[:2]
+    result = plain.run(plain.schedule.cohort(2), 2, first[:2])
+    got, wanted = jax.tree.flatten(result), jax.tree.flatten(expected)
+    assert got[1] == wanted[1]
+    for x, y in zip(got[0], wanted[0], strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+
+
 def test_private_leaves_are_never_sent_and_fixed_ones_are_not_in_any_state(name):
     algorithm, model, _ = make(name)
     names = assign_roles(model.kinds, algorithm.roles)

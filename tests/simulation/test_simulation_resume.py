@@ -118,7 +118,7 @@ def cut(path, keep=0.5):
 
 def killed(out, how, at=0):
     """Runs in a new process, which is killed."""
-    path = os.pathsep.join([str(TESTS), str(TESTS / "run")])
+    path = os.pathsep.join([str(TESTS), str(TESTS / "simulation")])
     env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", CHILD, str(out), how, str(at)]
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as child:
