@@ -133,5 +133,5 @@ def test_a_place_that_is_not_built_yet_is_refused():
 
 
 def test_an_unknown_engine_is_refused_with_the_nearest_one():
-    with pytest.raises(InputError, match="There is no engine 'refrence'. Did you mean"):
+    with pytest.raises(InputError, match="Did you mean 'reference'"):
         fp.session(MODEL, SHARED, FEDERATION, engine="refrence")
