@@ -211,11 +211,11 @@ def _damage(asset: Asset, folder: Path, *, hashes: bool = True) -> str | None:
     """
     found = {path.name for path in folder.iterdir()}
     if strange := sorted(found.symmetric_difference(asset.files)):
-        return f"{strange[0]!r} is {'not of the asset' if strange[0] in found else 'missing'}"
+        return f"{strange[0]!r} is {'not part of the asset' if strange[0] in found else 'missing'}"
     for name, file in asset.files.items():
         path = folder / name
         if not path.is_file():
-            return f"{name!r} is no file"
+            return f"{name!r} is not a file"
         about = path.stat()
         if about.st_size != file.size:
             return f"{name!r} has {about.st_size:,} bytes, not {file.size:,}"

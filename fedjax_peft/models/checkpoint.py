@@ -118,7 +118,7 @@ class Tensors:
     def read(self, name: str, transposed: bool) -> jax.Array:
         """Returns a tensor in float32, in flax's order of axes if ``transposed``.
 
-        It is read into memory of its own. A memory-mapped file would count as memory of this
+        It is read into new memory. A memory-mapped file would count as memory of this
         process until it is closed, and its tensors would have to be copied. On a CPU, JAX uses
         aligned memory without a copy.
 
@@ -217,8 +217,8 @@ def _leaf(normal: str, family: Family) -> tuple[str, bool]:
     return normal, False
 
 
-def _torch_shape(ours: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(ours[i] for i in _TORCH_AXES[len(ours)])
+def _torch_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(shape[i] for i in _TORCH_AXES[len(shape)])
 
 
 # -------------------------------------------------------------------------------- reading a model
@@ -300,14 +300,15 @@ def match(
             re.fullmatch(p, normal) for p in (_OTHER_HEADS, *family.ignored)
         ):
             continue
-        shape = stored_shapes[key]
-        ours = shapes.get(leaf)
-        if ours is None:
-            problems.append(f"{key} {list(shape)} has no place in the model")
-        elif (ours if not transposed else _torch_shape(ours)) != shape:
-            expected = list(_torch_shape(ours) if transposed else ours)
+        stored = stored_shapes[key]
+        wanted = shapes.get(leaf)
+        if wanted is not None and transposed:
+            wanted = _torch_shape(wanted)
+        if wanted is None:
+            problems.append(f"{key} {list(stored)} has no place in the model")
+        elif wanted != stored:
             hint = " (fresh=True starts a new head)" if is_head else ""
-            problems.append(f"{key} is {list(shape)}, the model needs {expected}{hint}")
+            problems.append(f"{key} is {list(stored)}, the model needs {list(wanted)}{hint}")
         else:
             plan[leaf] = (key, transposed)
             continue

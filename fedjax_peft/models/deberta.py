@@ -77,11 +77,11 @@ class DebertaConfig(BertConfig):
             "embedding_size": width,
             "attention_head_size": width // self.num_attention_heads,
         }
-        for name, ours in fixed.items():
-            if getattr(self, name) not in (None, ours):
+        for name, only in fixed.items():
+            if getattr(self, name) not in (None, only):
                 raise InputError(
                     f"The model config has {name} = {getattr(self, name)}, which is not implemented"
-                    f" for deberta-v2 (only {ours}, which follows from hidden_size, is)."
+                    f" for deberta-v2 (only {only}, which follows from hidden_size, is)."
                 )
         for name, given, known in (
             ("pos_att_type", self.terms, ("c2p", "p2c")),

@@ -179,7 +179,7 @@ class GPT2Model(nnx.Module):
         return Encoded(tuple(x[:, prompt:] for x in states), first, token)
 
     def last_token(self, ids: Array, real: Array) -> Array:
-        """Returns the index of every row's rightmost token that is no padding, ``[batch]``.
+        """Returns the index of every row's rightmost token that is not padding, ``[batch]``.
 
         As in Hugging Face, padding is every token with the config's ``pad_token_id``. If the config
         has none, the attention mask (``real``) decides.

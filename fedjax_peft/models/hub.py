@@ -123,8 +123,8 @@ def _download(hub_id: str) -> Path:
     except Exception as error:  # many kinds: offline, unknown id, gated
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
-            f"The model {hub_id!r} is no local directory and no asset, and the hub did not give it"
-            f" ({reason}). {nearest(hub_id, _MODELS)}"
+            f"The model {hub_id!r} is not a local directory or an asset, and the hub did not"
+            f" provide it ({reason}). {nearest(hub_id, _MODELS)}"
         ) from error
 
 

@@ -176,11 +176,11 @@ def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[
             f"The model type {show(kind)} is not supported. {nearest(str(kind), FAMILIES)}"
         )
     family = FAMILIES[kind]
-    for field, ours in family.refused.items():
-        if raw.get(field, ours) != ours:
+    for field, only in family.refused.items():
+        if raw.get(field, only) != only:
             raise InputError(
                 f"The model config has {field} = {raw[field]!r}, which is not implemented for"
-                f" {kind} (only {ours!r} is)."
+                f" {kind} (only {only!r} is)."
             )
     fields = {f.name: f for f in dataclasses.fields(family.config)}
     unknown = [field for field in raw if field not in fields and field not in _METADATA]
@@ -229,7 +229,7 @@ def unused_bytes(config: Mapping[str, Any]) -> int:
     """Returns the bytes of a torch checkpoint that the model here does not use.
 
     Those are poolers in float32, and GPT-2's causal masks, one byte an entry. The result is 0 for a
-    model of none of the families.
+    model of another family.
     """
     if config.get("model_type") not in FAMILIES:
         return 0
@@ -243,17 +243,17 @@ def class_name(model: Model) -> str:
     A family that Hugging Face does not have gets a name of the same form.
 
     Raises:
-      InputError: a head that is none of its family's.
+      InputError: the head is not one of its family.
     """
     kind = model.config["model_type"]
     family = FAMILIES[kind]
-    ours = {leaf for leaf, leaf_kind in model.kinds.items() if leaf_kind == "head"}
+    held = {leaf for leaf, leaf_kind in model.kinds.items() if leaf_kind == "head"}
     for name, k in family.kinds.items():
         if k.head == model.head:
             shapes = leaf_shapes(abstract_module(model.config, Head(name, model.labels)))
-            if ours == {leaf for leaf in shapes if is_inside(leaf, k.head)}:
+            if held == {leaf for leaf in shapes if is_inside(leaf, k.head)}:
                 return family.name + k.architecture
-    raise InputError(f"The head ({', '.join(model.head) or 'none'}) is none of {kind}'s.")
+    raise InputError(f"The head ({', '.join(model.head) or 'none'}) is not a head of {kind}.")
 
 
 # ---------------------------------------------------------------------------- from module to model

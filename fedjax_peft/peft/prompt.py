@@ -84,21 +84,21 @@ def _token_table(module: nnx.Module) -> tuple[str, TokenEmbed]:
     return found.popitem()
 
 
-def places(module: nnx.Module, kind: type, ours: type) -> dict[str, Any]:
+def places(module: nnx.Module, kind: type, adapted: type) -> dict[str, Any]:
     """Returns the submodules of a type, path -> submodule.
 
     Args:
       module: where to look.
       kind: the type.
-      ours: the type that replaces it.
+      adapted: the type that replaces it.
 
     Raises:
-      InputError: the module already has a submodule of the type ``ours``.
+      InputError: the module already has a submodule of the type ``adapted``.
     """
     found = {}
     for parts, site in nnx.iter_modules(module):
         path = ".".join(map(str, parts))
-        if isinstance(site, ours):
+        if isinstance(site, adapted):
             raise InputError(f"The submodule {path!r} is already adapted.")
         if isinstance(site, kind):
             found[path] = site

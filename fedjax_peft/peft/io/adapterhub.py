@@ -49,7 +49,7 @@ class _Names(NamedTuple):
     """Path of the list of layers in ``adapters``."""
     places: Mapping[str, str]
     """Place -> path, inside a layer, of the module that holds its adapters."""
-    ours: str = ""
+    layers_here: str = ""
     """Path of the list of layers in this library, if it differs."""
 
 
@@ -208,8 +208,8 @@ def _check(model: Model, params: Params, name: str) -> _Names:
         )
     if model.config.get("model_type") not in _NAMES:
         raise InputError(
-            "AdapterHub's format needs the module names of a Hugging Face model, and this model is"
-            f" of no such family ({', '.join(_NAMES)})."
+            "AdapterHub's format needs the module names of a Hugging Face model, and this model's"
+            f" family is not among them ({', '.join(_NAMES)})."
         )
     if strange := sorted(params.keys() ^ model.trainable.keys()):
         raise InputError(
@@ -302,7 +302,7 @@ def _method(directory: Path, metadata: Mapping[str, Any]) -> Method:
     for field, value in config.items():
         if field not in (*_FIXED, *_INERT, *_USED):
             raise InputError(
-                f"The adapter in {directory} has {field} = {value!r}, which is no field of a"
+                f"The adapter in {directory} has {field} = {value!r}, which is not a field of a"
                 f" bottleneck adapter. {nearest(field, [*_FIXED, *_USED])}"
             )
         if field in _FIXED and value != _FIXED[field]:
@@ -346,8 +346,8 @@ def _fit(
     names = _NAMES[kind]
     wanted, problems = {}, []
     for path, site in _found(module, AdaptedResidual).items():
-        if not path.startswith(f"{names.ours or names.layers}."):
-            problems.append(f"{path} is no place of a {kind} model")
+        if not path.startswith(f"{names.layers_here or names.layers}."):
+            problems.append(f"{path} is not a place of a {kind} model")
             continue
         for variable, theirs in _leaves(site):
             wanted[f"{_site(names, path, site)}.adapters.{name}.{theirs}"] = (variable, True)

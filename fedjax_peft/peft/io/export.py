@@ -128,8 +128,8 @@ def _writer(model: Model, format: Format, base_model: str | None) -> Callable[[P
 def _check_model(model: Model, format: Format) -> None:
     if model.config.get("model_type") not in FAMILIES:
         raise InputError(
-            "An export needs the module names of a Hugging Face model, and this model is of no such"
-            f" family ({', '.join(FAMILIES)})."
+            "An export needs the module names of a Hugging Face model, and this model's family is"
+            f" not among them ({', '.join(FAMILIES)})."
         )
     if model.method is None:
         if format != "merged":
@@ -149,12 +149,12 @@ def _check_model(model: Model, format: Format) -> None:
 
 
 def _check_params(model: Model, params: Params) -> None:
-    ours, given = ({n: x.shape for n, x in tree.items()} for tree in (model.trainable, params))
-    if strange := sorted(n for n in ours | given if ours.get(n) != given.get(n)):
+    wanted, given = ({n: x.shape for n, x in tree.items()} for tree in (model.trainable, params))
+    if strange := sorted(n for n in wanted | given if wanted.get(n) != given.get(n)):
         raise InputError(
             f"These parameters are not this model's: {strange[0]!r} is"
-            f" {given.get(strange[0], 'missing')} here and {ours.get(strange[0], 'missing')} in the"
-            f" model ({len(strange)} such leaves in all)."
+            f" {given.get(strange[0], 'missing')} here and {wanted.get(strange[0], 'missing')} in"
+            f" the model ({len(strange)} such leaves in all)."
         )
 
 
@@ -200,7 +200,7 @@ def _replace(target: Path, scratch: Path, overwrite: bool) -> None:
     if strange := sorted(there - new):
         raise InputError(
             f"{target} holds {strange[0]!r}, which this export would not replace"
-            f" ({len(strange)} such in all): choose another directory, or empty that one."
+            f" ({len(strange)} such files in all): choose another directory, or empty that one."
         )
     if there and not overwrite and _contents(target) != _contents(scratch):
         raise InputError(

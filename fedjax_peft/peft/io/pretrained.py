@@ -97,7 +97,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        what = f"holds no {path.name}" if directory.is_dir() else "is no directory"
+        what = f"holds no {path.name}" if directory.is_dir() else "is not a directory"
         raise InputError(
             f"There is no adapter in {str(directory)!r}: it {what}. An adapter on the hub must be"
             " fetched first (hf download ID --local-dir DIR)."
@@ -207,8 +207,8 @@ class _Config:
                 re.compile(key)
             except re.error as error:
                 raise InputError(
-                    f"The adapter in {self.directory} has {field} for {key!r}, which is no regular"
-                    f" expression ({error})."
+                    f"The adapter in {self.directory} has {field} for {key!r}, which is not a"
+                    f" regular expression ({error})."
                 ) from None
             if type(value) not in types:
                 raise InputError(
@@ -300,7 +300,7 @@ def _sites_of(
         raise InputError(f"The adapter in {config.directory} holds no {min(kinds)} tensors.")
     for path, tensors in sorted(contents.sites.items()):
         if odd := sorted(kinds ^ tensors.keys()):
-            what = "is missing" if odd[0] in kinds else "has no use"
+            what = "is missing" if odd[0] in kinds else "is not used"
             raise InputError(f"In the adapter in {config.directory}, {path}.{odd[0]} {what}.")
         yield path, tensors
 

@@ -350,7 +350,7 @@ def test_every_field_of_peft_is_decided(model, tmp_path):
         ({"r": 5}, r"query.lora_A.weight is \[4, 32\], but its config has rank 5"),
         ({"r": "4"}, r"has r = '4'"),
         ({"rank_pattern": {"query": "x"}}, r"rank_pattern\['query'\] = 'x'"),
-        ({"alpha_pattern": {"(": 1}}, r"alpha_pattern for '\(', which is no regular expression"),
+        ({"alpha_pattern": {"(": 1}}, r"alpha_pattern for '\(', which is not a regular expression"),
         ({"lora_alpha": -1}, "alpha = -1 must be positive"),
         ({"use_dora": True}, r"lora_magnitude_vector is missing"),
         ({"peft_type": "IA3"}, r"has init_lora_weights = True, lora_alpha = 4\.0, r = 4, which"),
@@ -384,7 +384,7 @@ def test_files(spare, tmp_path):
     config.unlink()
     with pytest.raises(InputError, match=r"holds no adapter_config.json"):
         peft.pretrained(spare)
-    with pytest.raises(InputError, match="is no directory"):
+    with pytest.raises(InputError, match="is not a directory"):
         peft.pretrained(tmp_path / "nowhere")
 
 
