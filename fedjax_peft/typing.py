@@ -1,7 +1,7 @@
-"""The vocabulary of the library: aliases and the contracts of its callables.
+"""The vocabulary of the library: type aliases, and the contracts of its callables.
 
-Every role of data has one name here, with a note on who makes it. Implementations are plain
-functions and NamedTuples of functions; nothing needs to inherit from anything.
+Each kind of data has one name here, with a note on which part of the library makes it.
+Implementations are plain functions and NamedTuples of functions; no base class is needed.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,15 +16,14 @@ Key: TypeAlias = jax.Array
 """A typed JAX random key (``jax.random.key``), never a raw uint32 pair."""
 
 Params: TypeAlias = dict[str, jax.Array]
-"""Named arrays: dotted module path -> array. Frozen and trainable trees both have this form, so a
-rule about leaves is a rule about names."""
+"""Named arrays: dotted module path -> array. Frozen and trainable trees both have this form, so
+leaves are selected by rules about names."""
 
 Batch: TypeAlias = Mapping[str, jax.Array]
 """Columns of one batch, each ``[batch, ...]``. ``mask`` (bool ``[batch]``) marks real examples."""
 
 Metrics: TypeAlias = dict[str, tuple[jax.Array, jax.Array]]
-"""Metric name -> (sum, count), two float32 scalars, so that parts can be added up exactly."""
-
+"""Metric name -> (sum, count), two float32 scalars. Sums and counts of parts can be added."""
 
 Diagnosis: TypeAlias = Callable[[Params, Params, Params], dict[str, jax.Array]]
 """(shared leaves before a round, after it, fixed leaves) -> float32 scalars."""
@@ -39,13 +38,15 @@ class Outputs(NamedTuple):
     """Last hidden states ``[batch, length, width]``, for losses that compare representations; None
     where the model does not return them."""
     states: tuple[jax.Array, ...] = ()
-    """Hidden states of the embeddings and of every layer, where the model tells them. What nobody
-    reads is not computed in a compiled function."""
+    """Hidden states of the embeddings and of every layer, each ``[batch, length, width]``; ``()``
+    where the model does not return them. A compiled function computes only those that are used."""
     second: jax.Array | None = None
-    """Logits of the second classifier, where there is one (FedMCP's, on the global adapter)."""
+    """Logits of the second classifier, ``[batch, classes]`` (FedMCP's, on the global adapter); None
+    for a model without one."""
     last: jax.Array | None = None
-    """int32 ``[batch]``: the position in ``hidden`` of each text's last real token, if the model is
-    causal: no other token has seen the whole text. None: the first token has, as in BERT."""
+    """int32 ``[batch]``: the position in ``hidden`` of the token that represents a text. In a
+    causal model this is the last real token, the only one that depends on the whole text. None:
+    the first token, as in BERT."""
 
 
 class ApplyFn(Protocol):
@@ -103,40 +104,41 @@ class ClientContext(NamedTuple):
     """(trainable, batch, key, train) -> outputs."""
     task: Task
     fixed: Params
-    """The leaves that never change, as this client has them. ``apply`` knows them already; what its
-    ``trainable`` holds under their names goes before."""
+    """The leaves that never change, as this client has them. ``apply`` already closes over these;
+    entries of the same name in ``trainable`` take precedence."""
     round_index: jax.Array
     """The round, int32 from 1."""
 
 
 Probe: TypeAlias = Callable[[ClientContext, Params, Batch], Metrics]
-"""(problem, all leaves of a model, batch) -> what to measure beside the task's metrics."""
+"""(context, all leaves of a model, batch) -> metrics in addition to those of the task."""
 
 
 class ClientUpdate(NamedTuple):
-    """The local work of one client, as three pure functions (written for a single client).
+    """The local work of one client, as three pure functions, each written for a single client.
 
-    The engine maps them over lanes. A step whose batch is all padding is discarded by the engine,
-    optimizer state included, so none of the three needs to know about masks.
+    The engine maps them over lanes. It discards a step whose batch is all padding, optimizer state
+    included, so the three functions can ignore ``mask``.
     """
 
     init: Callable[[PyTree, PyTree, Key], PyTree]
-    """(broadcast, private, key) -> local state; ``private`` is what the client has kept."""
+    """(broadcast, client state, key) -> local state at the start of the round. The client state is
+    what this client kept from its last round (``Algorithm.init_client_state`` at first)."""
     step: Callable[[PyTree, Batch, Key], tuple[PyTree, Metrics]]
     """(state, batch, key) -> (state, metrics of this step).
 
-    Beside its columns the batch has ``step``, the client's local step from 0, and ``steps``, how
-    many it will have made when the round is over (int32 scalars).
+    In addition to its columns the batch has two int32 scalars: ``step``, the index of the local
+    step from 0, and ``steps``, the number of local steps of this client in the round.
     """
     final: Callable[[PyTree], tuple[PyTree, PyTree]]
-    """state -> (upload, private)."""
+    """local state -> (upload, client state for the next round)."""
 
 
 class Tuning(NamedTuple):
-    """Local training of every client before the last evaluation; nothing of it is kept."""
+    """Local training of every client before the last evaluation. Its result is not saved."""
 
     client: Callable[[ClientContext], ClientUpdate]
-    """Its ``final`` returns ``({}, private)``: nothing is sent."""
+    """Its ``final`` returns ``({}, client state)``: nothing is sent."""
     epochs: int
     """Passes over a client's examples."""
 
@@ -332,32 +334,33 @@ class Transform(NamedTuple):
 
 
 class ServerUpdate(NamedTuple):
-    """How the server moves. ``broadcast`` is what clients receive."""
+    """The server's part of an algorithm: its state, its update, and what it broadcasts."""
 
     init: Callable[[Params], PyTree]
     """initial shared leaves -> server state."""
     update: Callable[[PyTree, PyTree, RoundContext], PyTree]
-    """(server state, aggregated update, tally) -> server state."""
+    """(server state, aggregated update, context) -> server state."""
     broadcast: Callable[[PyTree], PyTree]
     """server state -> what clients receive, such as the shared leaves."""
     params: Callable[[PyTree], Params] | None = None
-    """server state -> shared leaves of the global model; None: they are the broadcast."""
+    """server state -> shared leaves of the global model; None: the broadcast itself."""
     template: Callable[[PyTree], PyTree] | None = None
-    """server state -> the upload of a client that learned nothing; None: it is the broadcast."""
+    """server state -> the upload of a client that learned nothing; None: the broadcast itself."""
     update_norm: Callable[[PyTree, PyTree, Params], jax.Array] | None = None
-    """(one upload, ``template``, fixed leaves) -> length of the change of the model that the upload
-    means, a float32 scalar, 0 for ``template``; None: the length of ``upload - template`` (of the
-    part that ``Algorithm.change_field`` names). The entries that a client does not own
-    (``client_ranks``) are those of ``template`` here."""
+    """(one upload, ``template``, fixed leaves) -> Euclidean length of the change of the model that
+    the upload describes, a float32 scalar, 0 for ``template``. None: the length of ``upload -
+    template``, of the part that ``Algorithm.change_field`` names. Entries that a client does not
+    own (``client_ranks``) equal those of ``template``."""
     frozen_delta: Callable[[PyTree], Params] | None = None
-    """server state -> what is added to leaves of the frozen tree, by name, float32; None: nothing.
-    """
+    """server state -> what is added to the frozen tree: leaf name -> float32 array of the leaf's
+    shape. None: nothing."""
     measure: Callable[[PyTree, Params, Params, Params], dict[str, jax.Array]] | None = None
     """(aggregated update, weights before, weights after, fixed leaves) -> metrics of the
-    aggregation, in the place of the aggregator's of the same name. Weights are the leaves that
-    ``frozen_delta`` names, as clients compute with them, in float32. None: nothing."""
+    aggregation. They replace metrics of the aggregator that have the same name. The weights are the
+    leaves that ``frozen_delta`` names, as clients compute with them, in float32. None: no metrics.
+    """
     metrics: Callable[[PyTree], dict[str, jax.Array]] | None = None
-    """server state -> float32 scalars about the update that led to it; None: there are none."""
+    """server state -> float32 scalars about the last update; None: no metrics."""
 
     def model(self, state: PyTree) -> Params:
         """Returns the shared leaves of the global model."""
@@ -368,13 +371,13 @@ class ServerUpdate(NamedTuple):
         return (self.template or self.broadcast)(state)
 
     def merge_into_frozen(self, state: PyTree, frozen: Params) -> Params:
-        """Returns the frozen tree with what the server has added to it.
+        """Returns the frozen tree plus ``frozen_delta``.
 
-        These sums are float32, also where the frozen leaf is of a narrower dtype: most of what was
-        added would be rounded away in that.
+        These sums are float32 even where the frozen leaf has a narrower dtype, in which most of the
+        added amount would be rounded away.
 
         Raises:
-          InputError: it adds to a leaf that there is not, or is of another shape.
+          InputError: ``frozen_delta`` names a leaf that does not exist or has another shape.
         """
         frozen_delta = {} if self.frozen_delta is None else self.frozen_delta(state)
         for name, x in frozen_delta.items():
@@ -388,10 +391,10 @@ class ServerUpdate(NamedTuple):
 
 
 class Roles(NamedTuple):
-    """Which trainable leaves are whose: regular expressions searched in ``"kind:name"``.
+    """The roles of trainable leaves: regular expressions, searched in ``"kind:name"``.
 
     Shared leaves are broadcast and uploaded, private ones stay with their client, fixed ones never
-    change. Together the rules must cover every leaf; see :func:`fedjax_peft.roles.assign_roles`.
+    change. The rules together must cover every leaf; see :func:`fedjax_peft.roles.assign_roles`.
     """
 
     shared: tuple[str, ...] = ()
@@ -418,10 +421,10 @@ def _anything(kinds: Mapping[str, str], clients: int) -> None:
 
 
 class Algorithm(NamedTuple):
-    """A federated algorithm: which leaves are whose, the local work, and how uploads combine.
+    """A federated algorithm: the roles of leaves, the local work, and how uploads combine.
 
-    The first five say what most algorithms are; the others have defaults for the plain case, in
-    which the broadcast is the shared leaves and a client keeps its private leaves.
+    The first five fields are enough for most algorithms. The defaults of the others are for the
+    plain case: the broadcast is the shared leaves, and a client keeps its private leaves.
     """
 
     name: str
@@ -430,32 +433,36 @@ class Algorithm(NamedTuple):
     aggregator: Aggregator
     server: ServerUpdate
     init_client_state: Callable[[Params, Params], PyTree] = _own_leaves
-    """(initial shared leaves, initial private leaves) -> what a client keeps from the start. This
-    is the ``private`` of :class:`ClientUpdate`; it never leaves its client."""
+    """(initial shared leaves, initial private leaves) -> the client state before the first round.
+    It never leaves its client."""
     model: Callable[[PyTree, PyTree], Params] = _both
-    """(broadcast, kept) -> the leaves with which a client predicts."""
+    """(broadcast, client state) -> the leaves with which a client predicts."""
     personal: bool = False
-    """Clients predict with models of their own even where no leaf is private."""
+    """Whether every client predicts with its own model although no leaf is private."""
     weights: Literal["size", "uniform"] = "size"
-    """Of uploads in the aggregate: by the number of examples, or all the same."""
+    """Weights of uploads in the aggregate: ``size``, by the client's number of examples;
+    ``uniform``, all equal."""
     sent_leaves: Callable[[PyTree, jax.Array], dict[str, jax.Array]] = _all_move
-    """(broadcast, round) -> which leaves clients send in this round, a bool by leaf name; a leaf
-    that is not named is sent. Traffic is counted by it."""
+    """(broadcast, round) -> leaf name -> bool: whether clients send the leaf in this round. A leaf
+    without an entry is sent. It decides which leaves are counted as traffic, and which leaves an
+    upload transform sees."""
     relayed_leaves: str | None = None
-    """A rule for the leaves of uploads that the server passes on to every client, one by one,
-    because they do not combine to a leaf of the same size (stacking). Traffic is counted by it."""
+    """A regular expression: the leaves of uploads that the server passes on to every client one by
+    one, because they do not combine to a leaf of the same size (stacking). It decides what is
+    counted as traffic; None: no such leaves."""
     check: Callable[[Mapping[str, str], int], None] = _anything
-    """(kinds, clients) -> None; raises InputError for a model or federation that does not fit."""
+    """(kind of each trainable leaf, number of clients) -> None. Raises InputError for a model or a
+    number of clients that does not fit."""
     lower_is_better: tuple[str, ...] = ()
-    """The metrics that this algorithm adds to the task's and of which less is better. A task's
-    metric that is measured a second time, such as ``loss_global``, has the task's direction."""
+    """The metrics added by this algorithm for which lower is better. A second measurement of a
+    task's metric, such as ``loss_global``, has the direction of the task's metric."""
     tuning: Tuning | None = None
-    """How clients adapt to the final broadcast before they are evaluated once more; the figures
-    are named ``tuned_...``. None: they do not."""
+    """How clients adapt to the final broadcast before a second evaluation, whose metrics are named
+    ``tuned_...``. None: no second evaluation."""
     needs_fixed_basis: str | None = None
     """Why the entries of shared leaves must mean the same in every round, and what to use instead,
-    in whole sentences. It is part of the error message for an aggregator that ``refactors``. None:
-    any aggregator fits."""
+    in whole sentences, for the error message where the aggregator ``refactors``. None: any
+    aggregator fits."""
     change_field: str | None = None
     """The field of an upload that holds the client's leaves, or their change: what upload
     transforms see. Other fields, such as a control variate, are sent as they are. None: the whole

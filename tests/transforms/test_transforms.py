@@ -13,6 +13,7 @@ from toy_transforms import feedback, ones, record
 from fedjax_peft import tree
 from fedjax_peft.algorithms import fedavg, rolora
 from fedjax_peft.engine.plan import Cohort
+from fedjax_peft.engine.uploads import encoder
 from fedjax_peft.errors import InputError
 from fedjax_peft.random import client_key, server_key, stream
 from fedjax_peft.transforms import chain, clip_norm
@@ -223,6 +224,15 @@ def test_a_transform_that_gives_numbers_that_are_not_finite_drops_its_client():
     assert not result.finite.any()
     for name, x in result.server.items():
         np.testing.assert_array_equal(x, rig.model_at_start()[name])
+
+
+def test_entries_that_a_transform_leaves_alone_keep_every_bit():
+    """1 + (1e-9 - 1) is 0 in float32, and not 1e-9."""
+    start = {"a": jnp.array([1.0, 1.0])}
+    half = Transform("first", lambda update, *_: Encoded({"a": update["a"] * jnp.array([0.5, 1])}))
+    encode = encoder(half, fedavg(optax.sgd(0.1)), start, (), {})
+    sent, _ = encode({}, {"a": jnp.array([3.0, 1e-9])}, (), KEY)
+    np.testing.assert_array_equal(sent["a"], np.array([2.0, 1e-9], np.float32))
 
 
 # ------------------------------------------------------------------------------- what is not sent
