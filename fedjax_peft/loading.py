@@ -138,9 +138,10 @@ def restore(directory: Path, model: Model, algorithm: Algorithm) -> tuple[int, P
     """
     names = assign_roles(model.kinds, algorithm.roles)
     shared, private = (tree.select(model.trainable, names[role]) for role in ("shared", "private"))
-    kept = jax.eval_shape(algorithm.init_client_state, shared, private)
+    client_state = jax.eval_shape(algorithm.init_client_state, shared, private)
     template = jax.eval_shape(algorithm.server.init, shared)
-    round_index, (server, stacked) = read_checkpoint(directory / "checkpoints", template, kept)
+    path = directory / "checkpoints"
+    round_index, (server, stacked) = read_checkpoint(path, template, client_state)
     return round_index, server, stacked
 
 

@@ -56,9 +56,9 @@ def tiny_dataset(
     """
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, examples).astype(np.int32)
-    own = 8 + labels[:, None] * 8 + rng.integers(0, 8, (examples, length))
+    preferred = 8 + labels[:, None] * 8 + rng.integers(0, 8, (examples, length))
     other = rng.integers(8, vocab, (examples, length))
-    tokens = np.where(rng.random((examples, length)) < 0.5, own, other)
+    tokens = np.where(rng.random((examples, length)) < 0.5, preferred, other)
     mask = np.arange(length) < rng.integers(length // 2, length + 1, examples)[:, None]
     tokens[:, 0] = 1
     columns = {

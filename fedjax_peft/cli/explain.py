@@ -115,11 +115,11 @@ def meaning(key: Key) -> str:
     """Returns the meaning of a key from its function's docstring; empty if it is not documented."""
     if isinstance(key.owner, type):
         return _plain(_field_documents(key.owner).get(key.name, ""))
-    own = _arguments(key.owner)
+    arguments = _arguments(key.owner)
     other = re.search(r"arguments are those of\s+:func:`(\w+)`", _document(key.owner))
-    if key.name not in own and other is not None:
-        own = _arguments(getattr(inspect.getmodule(key.owner), other[1]))
-    return _plain(own.get(key.name, ""))
+    if key.name not in arguments and other is not None:
+        arguments = _arguments(getattr(inspect.getmodule(key.owner), other[1]))
+    return _plain(arguments.get(key.name, ""))
 
 
 def type_text(kind: Any) -> str:

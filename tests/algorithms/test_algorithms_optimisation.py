@@ -108,15 +108,15 @@ def slow_scaffold(world, optimizer, rate, server_rate):
     for number in (1, 2):
         received, moves, changes = world.theta, [], []
         for k in world.members(number)[0]:
-            mine = c_k[k]
-            drift = {n: c[n] - mine[n] for n in received}
+            current = c_k[k]
+            drift = {n: c[n] - current[n] for n in received}
             leaves, steps = train(received, world.own[k], k, number, optimizer(), extra=drift)
             world.keep(k, leaves)
             c_k[k] = {
-                n: mine[n] - c[n] + (received[n] - leaves[n]) / (steps * rate) for n in received
+                n: current[n] - c[n] + (received[n] - leaves[n]) / (steps * rate) for n in received
             }
             moves.append({n: leaves[n] - received[n] for n in received})
-            changes.append({n: c_k[k][n] - mine[n] for n in received})
+            changes.append({n: c_k[k][n] - current[n] for n in received})
         world.theta = {
             n: received[n] + server_rate * np.mean([m[n] for m in moves], axis=0) for n in received
         }
@@ -129,11 +129,11 @@ def slow_feddyn(world, optimizer, alpha):
     for number in (1, 2):
         received, uploads = world.theta, []
         for k in world.members(number)[0]:
-            mine = g[k]
-            linear = {n: -mine[n] for n in received}
+            current = g[k]
+            linear = {n: -current[n] for n in received}
             leaves, _ = train(received, world.own[k], k, number, optimizer(), alpha, linear)
             world.keep(k, leaves)
-            g[k] = {n: mine[n] - alpha * (leaves[n] - received[n]) for n in received}
+            g[k] = {n: current[n] - alpha * (leaves[n] - received[n]) for n in received}
             uploads.append(leaves)
         h = {
             n: h[n] - alpha / len(SIZES) * sum(u[n] - received[n] for u in uploads)

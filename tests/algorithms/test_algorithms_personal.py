@@ -473,8 +473,8 @@ def test_fedrep_does_not_change_the_other_part_and_its_moments():
     columns = {"x": jnp.asarray(data.columns["x"][:4]), "labels": jnp.asarray(data.labels[:4])}
     on_head = []
     for step in range(7):
-        about = {"mask": jnp.ones(4, bool), "step": jnp.int32(step), "steps": jnp.int32(7)}
-        new, _ = one_step(state, {**columns, **about}, key)
+        metadata = {"mask": jnp.ones(4, bool), "step": jnp.int32(step), "steps": jnp.int32(7)}
+        new, _ = one_step(state, {**columns, **metadata}, key)
         same = [
             jax.tree.all(jax.tree.map(np.array_equal, a, b))
             for a, b in ((new.body, state.body), (new.head, state.head))

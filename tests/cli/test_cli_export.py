@@ -168,16 +168,16 @@ def test_adapterhub_with_a_shared_part(project, tmp_path, capsys):
     assert not any(tmp_path.iterdir())
     capsys.readouterr()
     assert cli.main([*arguments, "--format", "adapterhub"]) == 0
-    (taken,) = (row["clients"] for row in rows(out)[1:])
-    never = ", ".join(str(c) for c in range(6) if c not in taken)
+    (participants,) = (row["clients"] for row in rows(out)[1:])
+    never = ", ".join(str(c) for c in range(6) if c not in participants)
     printed = capsys.readouterr()
     assert printed.err.startswith(f"fedjax-peft: clients {never} never trained in this run")
     assert "adapters.init(model)" in printed.out
     adapters, heads = (
-        {(tmp_path / "a" / f"client_{c:04d}" / name).read_bytes() for c in taken}
+        {(tmp_path / "a" / f"client_{c:04d}" / name).read_bytes() for c in participants}
         for name in ("adapter.safetensors", "model_head.safetensors")
     )
-    assert (len(adapters), len(heads)) == (1, len(taken))
+    assert (len(adapters), len(heads)) == (1, len(participants))
 
 
 def test_another_adapter_is_not_replaced_without_overwrite(finished, alone, tmp_path, capsys):
@@ -194,8 +194,8 @@ def test_another_adapter_is_not_replaced_without_overwrite(finished, alone, tmp_
 
 def test_the_rank_of_an_svd_start_is_explained(tmp_path):
     model = attach(testing.tiny_model(), lora(2, init="svd"))
-    said = describe(model, export(model, model.trainable, tmp_path / "a"), "peft")
-    assert said.startswith("LoRA of rank 4, trained with rank 2: the trained factors started from")
+    text = describe(model, export(model, model.trainable, tmp_path / "a"), "peft")
+    assert text.startswith("LoRA of rank 4, trained with rank 2: the trained factors started from")
 
 
 def test_frozen_weights_that_a_run_in_bfloat16_has_moved_are_read_in_full(project):

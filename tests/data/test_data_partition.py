@@ -140,8 +140,8 @@ def test_small_alpha_gives_a_client_one_label():
 
 def test_late_clients_share_the_rest_in_proportion():
     # All want label 0 (nearly all of the prior); once it has run out, the rest goes 3 to 1.
-    taken = _proportional(np.array([0, 300, 100]), 40)
-    assert taken.tolist() == [0, 30, 10]
+    counts = _proportional(np.array([0, 300, 100]), 40)
+    assert counts.tolist() == [0, 30, 10]
     assert _proportional(np.array([1, 1, 1]), 2).tolist() == [1, 1, 0]
     assert _proportional(np.array([0, 2, 5]), 7).tolist() == [0, 2, 5]
 

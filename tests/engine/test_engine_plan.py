@@ -111,9 +111,9 @@ def test_a_round_is_a_function_of_seed_and_number():
     schedule = Schedule(owners(sizes), 3, 2, 1, None, 0)
     rounds = [schedule.members(number) for number in range(1, 60)]
     assert all(len(set(members)) == 3 for members in rounds)
-    taken = Counter(c for members in rounds for c in members)
-    assert sorted(taken) == list(range(6))
-    assert max(taken.values()) < 2 * min(taken.values())
+    counts = Counter(c for members in rounds for c in members)
+    assert sorted(counts) == list(range(6))
+    assert max(counts.values()) < 2 * min(counts.values())
 
 
 def test_plans_keep_their_shape_from_round_to_round():

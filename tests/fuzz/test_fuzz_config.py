@@ -109,7 +109,7 @@ def test_hostile_command_lines(words, capsys, tmp_path_factory, monkeypatch):
     except SystemExit as ended:  # of argparse
         code = ended.code
     assert code in (0, 2)
-    told = capsys.readouterr()
-    assert "Traceback" not in told.err
-    assert printable(told.err.replace("\n", "")) == told.err.replace("\n", "")
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+    assert printable(printed.err.replace("\n", "")) == printed.err.replace("\n", "")
     assert Path("loop").is_symlink()

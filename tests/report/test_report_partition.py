@@ -53,14 +53,14 @@ def printed(table):
 def test_the_numbers_equal_those_of_the_partition():
     clients = federation()
     report = partition_report.inspect(clients, "a title")
-    said = json.loads(json.dumps(partition_report.summary(report)))
-    assert (said["clients"], said["examples"], said["unowned"]) == (4, 120, 0)
-    assert said["client_sizes"] == clients.sizes.tolist()
-    assert said["size"]["min"] == clients.sizes.min()
-    assert said["size"]["quantiles"]["0.5"] == np.median(clients.sizes)
-    assert np.sum(said["histogram"], axis=0).tolist() == [40, 40, 40]
-    distances = js_divergence(said["histogram"])
-    assert said["mean_divergence"] == pytest.approx(distances[~np.eye(4, dtype=bool)].mean())
+    content = json.loads(json.dumps(partition_report.summary(report)))
+    assert (content["clients"], content["examples"], content["unowned"]) == (4, 120, 0)
+    assert content["client_sizes"] == clients.sizes.tolist()
+    assert content["size"]["min"] == clients.sizes.min()
+    assert content["size"]["quantiles"]["0.5"] == np.median(clients.sizes)
+    assert np.sum(content["histogram"], axis=0).tolist() == [40, 40, 40]
+    distances = js_divergence(content["histogram"])
+    assert content["mean_divergence"] == pytest.approx(distances[~np.eye(4, dtype=bool)].mean())
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ def test_the_command_needs_no_weights(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "square root, base e" in shown
     assert shown.splitlines()[-1] == str(out / "partition_divergence.png")
-    said = json.loads((out / "partition.json").read_text())
-    assert said["clients"] == 8
-    assert said["title"] == "data: dirichlet(clients=8, alpha=0.5)"
+    content = json.loads((out / "partition.json").read_text())
+    assert content["clients"] == 8
+    assert content["title"] == "data: dirichlet(clients=8, alpha=0.5)"
     assert cli.main([*command, "--by", "clinet"]) == 2
     assert "has no 'clinet' to partition by" in capsys.readouterr().err

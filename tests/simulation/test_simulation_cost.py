@@ -226,8 +226,8 @@ def test_leaves_that_rest_are_not_sent_and_rows_say_so(tmp_path):
         assert row["skipped_leaves"] == ["layer.lora_b" if rests == B else "layer.lora_a"]
         down = 0
         for client in row["clients"]:
-            mine = have.get(client, {A: None, B: None})
-            down += sum(size for size in (A, B) if mine[size] != version[size])
+            versions = have.get(client, {A: None, B: None})
+            down += sum(size for size in (A, B) if versions[size] != version[size])
             have[client] = dict(version)
         version[moves] = row["round"]
         expected.append((moves * len(row["clients"]), down))

@@ -91,10 +91,10 @@ def test_models_of_clients_need_the_algorithm(runs):
 
 
 def test_the_command_line_predicts_and_exports_runs_of_python(runs, tmp_path, capsys):
-    run, given, said = runs["shared"], tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    given.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    assert cli.main(["predict", str(run.out), "--input", str(given), "--output", str(said)]) == 0
-    logits = [json.loads(line)["logits"] for line in said.read_text().splitlines()]
+    run, file, answers = runs["shared"], tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    assert cli.main(["predict", str(run.out), "--input", str(file), "--output", str(answers)]) == 0
+    logits = [json.loads(line)["logits"] for line in answers.read_text().splitlines()]
     np.testing.assert_array_equal(np.array(logits, np.float32), run.predict(TEXTS))
     assert cli.main(["export", str(run.out), "--out", str(tmp_path / "adapter")]) == 0
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
@@ -116,8 +116,8 @@ def test_other_base_weights_are_noticed(runs, checkpoint, tmp_path, monkeypatch)
     save_file(weights, moved / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match=r"base weights of .*query.*' differs.*model=\.\.\."):
         fp.load_run(out, algorithm=ALGORITHMS["private"])
-    given = fp.load_run(out, model=runs["private"].model, algorithm=ALGORITHMS["private"])
-    assert_same(given, runs["private"])
+    loaded = fp.load_run(out, model=runs["private"].model, algorithm=ALGORITHMS["private"])
+    assert_same(loaded, runs["private"])
 
 
 def test_a_model_of_ones_own_is_given(tmp_path):

@@ -119,21 +119,21 @@ def test_a_damaged_lock_counts_by_its_age(text, tmp_path):
 
 def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path):
     write(tmp_path, process_start="1")
-    taken, start = [], threading.Barrier(8)
+    locks, start = [], threading.Barrier(8)
 
     def take():
         start.wait()
         try:
-            taken.append(RunLock.take(tmp_path))
+            locks.append(RunLock.take(tmp_path))
         except InputError:
-            taken.append(None)
+            locks.append(None)
 
     threads = [threading.Thread(target=take) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    (one,) = [t for t in taken if t is not None]
+    (one,) = [t for t in locks if t is not None]
     one.release()
     assert list(tmp_path.iterdir()) == []
 

@@ -211,18 +211,19 @@ def predict(run, tmp_path, rows):
 def test_predicted_tags_are_one_for_each_word(finished, tmp_path):
     long = ["w3"] * 40  # of which 18 fit
     rows = [{"tokens": ["w0", "\u200b", "w3"]}, {"tokens": []}, {"tokens": long}]
-    said = predict(finished("wnut17"), tmp_path, rows)
-    assert [len(row["tags"]) for row in said] == [3, 0, 40]
-    assert set(said[2]["tags"][18:]) == {"O"}
-    assert {tag for row in said for tag in row["tags"]} <= set(DATASETS["wnut17"].label_names)
+    predictions = predict(finished("wnut17"), tmp_path, rows)
+    assert [len(row["tags"]) for row in predictions] == [3, 0, 40]
+    assert set(predictions[2]["tags"][18:]) == {"O"}
+    tags = {tag for row in predictions for tag in row["tags"]}
+    assert tags <= set(DATASETS["wnut17"].label_names)
 
 
 def test_predicted_answers_are_of_their_context(finished, tmp_path):
     rows = [{"question": "w1", "context": "w5  w6 w7"}, {"question": "w1 w2", "context": ""}]
-    said = predict(finished("squad"), tmp_path, rows)
-    assert said[0]["answer"]
-    assert said[0]["answer"] in "w5  w6 w7"
-    assert said[1] == {"answer": ""}
+    predictions = predict(finished("squad"), tmp_path, rows)
+    assert predictions[0]["answer"]
+    assert predictions[0]["answer"] in "w5  w6 w7"
+    assert predictions[1] == {"answer": ""}
 
 
 @pytest.mark.parametrize(
@@ -285,8 +286,8 @@ def test_who_knows_the_labels_scores_one(root, name):
     data = load_dataset(name, tokenizer=tokenizer, source="tiny")["test"]
     task, outputs = tasks.for_data(data), oracle(data)
     means = {k: float(s / n) for k, (s, n) in task.metrics(outputs, data.columns).items()}
-    said = {} if task.predict is None else task.predict(outputs, data.columns)
-    scores = means | task.score(means, {k: np.asarray(x) for k, x in said.items()}, data)
+    predictions = {} if task.predict is None else task.predict(outputs, data.columns)
+    scores = means | task.score(means, {k: np.asarray(x) for k, x in predictions.items()}, data)
     assert scores["accuracy"] == 1
     assert scores[task.headline] == 1
     for metric in ("macro_f1", "exact_match", "raw_f1", "recall"):

@@ -20,9 +20,9 @@ def outputs(logits=LOGITS):
 
 def expected(pairs):
     logs = np.asarray(jax.nn.log_softmax(LOGITS))
-    said = [(logs[row, at - 1], int(IDS[row, at])) for row, at in pairs]
-    return -sum(log[token] for log, token in said), sum(
-        log.argmax() == token for log, token in said
+    log_probabilities = [(logs[row, at - 1], int(IDS[row, at])) for row, at in pairs]
+    return -sum(log[token] for log, token in log_probabilities), sum(
+        log.argmax() == token for log, token in log_probabilities
     )
 
 

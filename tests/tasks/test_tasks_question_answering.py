@@ -50,8 +50,8 @@ def logits(data, *spans):
 def scored(data, x, **options):
     task = tasks.question_answering(**options)
     batch = {name: jnp.array(column) for name, column in data.columns.items()}
-    said = jax.jit(task.predict)(Outputs(jnp.array(x), None), batch)
-    return task.score({}, {name: np.asarray(column) for name, column in said.items()}, data)
+    predictions = jax.jit(task.predict)(Outputs(jnp.array(x), None), batch)
+    return task.score({}, {name: np.asarray(column) for name, column in predictions.items()}, data)
 
 
 def test_loss_is_the_mean_of_both_ends_over_real_tokens():
@@ -197,12 +197,12 @@ def test_several_golds_several_questions():
 def test_fewer_tokens_than_n_best():
     data = windows(8)
     assert data.columns["context_mask"].sum() == 3
-    said = tasks.question_answering().predict(
+    predictions = tasks.question_answering().predict(
         Outputs(jnp.array(logits(data, (3, 3, 1.0))), None),
         {"context_mask": jnp.array(data.columns["context_mask"])},
     )
-    assert {column.shape for column in said.values()} == {(1, 20)}
-    assert np.isfinite(said["start_logit"]).sum() == 3
+    assert {column.shape for column in predictions.values()} == {(1, 20)}
+    assert np.isfinite(predictions["start_logit"]).sum() == 3
 
 
 def official(answer, gold):

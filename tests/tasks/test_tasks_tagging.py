@@ -31,10 +31,10 @@ def dataset(sentences, kept=None):
 
 
 def score(gold, predicted, kept=None):
-    said = np.zeros_like(dataset(gold).labels) + 4  # where there is no label, anything
+    predictions = np.zeros_like(dataset(gold).labels) + 4  # where there is no label, anything
     for row, tags in enumerate(predicted):
-        said[row, 1 : 1 + len(tags)] = [NAMES.index(tag) for tag in tags]
-    return tasks.tagging().score({}, {"tag": said}, dataset(gold, kept))
+        predictions[row, 1 : 1 + len(tags)] = [NAMES.index(tag) for tag in tags]
+    return tasks.tagging().score({}, {"tag": predictions}, dataset(gold, kept))
 
 
 def test_loss_and_accuracy_are_of_labelled_tokens_of_real_rows():
@@ -63,13 +63,13 @@ def test_a_batch_without_labelled_tokens_has_zero_sums():
 
 
 def test_predictions():
-    said = tasks.tagging().predict(outputs(jnp.eye(5)[None]), {})["tag"]
-    assert said.tolist() == [[0, 1, 2, 3, 4]]
-    assert said.dtype == jnp.int32
+    predictions = tasks.tagging().predict(outputs(jnp.eye(5)[None]), {})["tag"]
+    assert predictions.tolist() == [[0, 1, 2, 3, 4]]
+    assert predictions.dtype == jnp.int32
 
 
 @pytest.mark.parametrize(
-    ("gold", "predicted", "right", "said", "there"),
+    ("gold", "predicted", "right", "found", "expected"),
     [
         ("B-PER I-PER O B-LOC", "B-PER I-PER O B-LOC", 2, 2, 2),
         ("B-PER I-PER O B-LOC", "B-PER O O B-LOC", 1, 2, 2),  # half an entity is none
@@ -82,11 +82,11 @@ def test_predictions():
         ("O O", "O O", 0, 0, 0),
     ],
 )
-def test_entities(gold, predicted, right, said, there):
+def test_entities(gold, predicted, right, found, expected):
     scores = score([gold.split(), ["O"]], [predicted.split(), ["O"]])
-    assert scores["precision"] == (right / said if said else 0)
-    assert scores["recall"] == (right / there if there else 0)
-    assert scores["f1"] == pytest.approx(2 * right / (said + there) if said + there else 0)
+    assert scores["precision"] == (right / found if found else 0)
+    assert scores["recall"] == (right / expected if expected else 0)
+    assert scores["f1"] == pytest.approx(2 * right / (found + expected) if found + expected else 0)
     assert scores["lost_entities"] == 0
 
 
@@ -97,24 +97,24 @@ def test_entities_do_not_reach_into_the_next_sentence():
 
 def test_words_that_were_cut_off_are_not_compared_but_counted():
     gold = [["B-PER", "O", "B-LOC", "I-LOC"], ["O", "B-LOC", "O"]]
-    said = [["B-PER", "O", "B-PER", "B-PER"], ["O", "B-LOC", "B-LOC"]]
-    scores = score(gold, said, kept=[2, 2])
+    predictions = [["B-PER", "O", "B-PER", "B-PER"], ["O", "B-LOC", "B-LOC"]]
+    scores = score(gold, predictions, kept=[2, 2])
     assert (scores["f1"], scores["precision"], scores["recall"]) == (1, 1, 1)
     assert scores["lost_entities"] == pytest.approx(1 / 3)
     # Of an entity that is cut through, the rest is compared.
-    assert score(gold, said, kept=[3, 3])["lost_entities"] == 0
+    assert score(gold, predictions, kept=[3, 3])["lost_entities"] == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_scores_equal_seqeval(seed):
     rng = np.random.default_rng(seed)
-    gold, said = (
+    gold, predictions = (
         [[NAMES[i] for i in rng.integers(0, 5, n)] for n in range(1, 20)] for _ in range(2)
     )
-    scores = score(gold, said)
-    assert scores["f1"] == pytest.approx(f1_score(gold, said))
-    assert scores["precision"] == pytest.approx(precision_score(gold, said))
-    assert scores["recall"] == pytest.approx(recall_score(gold, said))
+    scores = score(gold, predictions)
+    assert scores["f1"] == pytest.approx(f1_score(gold, predictions))
+    assert scores["precision"] == pytest.approx(precision_score(gold, predictions))
+    assert scores["recall"] == pytest.approx(recall_score(gold, predictions))
 
 
 def test_ten_thousand_sentences_take_seconds():

@@ -159,11 +159,11 @@ def test_head_of_tokens_is_exported_under_its_own_class(tmp_path):
     model = load_model(GOLDEN / "bert", head=token_classification(["O", "B"], fresh=True))
     model = attach(model, pfeiffer(4))
     export_adapterhub(model, trained(model), tmp_path, base_model="google/base")
-    about = read(tmp_path / "head_config.json")
-    assert about["model_class"] == "BertForTokenClassification"
-    assert about["label2id"] == {"O": 0, "B": 1}
-    assert about["model_name"] == read(tmp_path / "adapter_config.json")["model_name"]
-    assert about["model_name"] == "google/base"
+    head_config = read(tmp_path / "head_config.json")
+    assert head_config["model_class"] == "BertForTokenClassification"
+    assert head_config["label2id"] == {"O": 0, "B": 1}
+    assert head_config["model_name"] == read(tmp_path / "adapter_config.json")["model_name"]
+    assert head_config["model_name"] == "google/base"
 
 
 @pytest.mark.parametrize(("written", "meant"), [("gelu", "gelu_new"), ("gelu_orig", "gelu")])
@@ -178,13 +178,13 @@ def test_activations_of_old_files(written, meant, tmp_path):
 # -------------------------------------------------------------------------------- refused: reading
 
 
-def changed(directory, fields=None, **about):
+def changed(directory, fields=None, **head_config):
     """Returns a copy of a golden adapter with changed config fields; None removes one."""
     shutil.copytree(GOLDEN / "bert" / "houlsby", directory, dirs_exist_ok=True)
     file = directory / "adapter_config.json"
     whole = read(file)
     whole["config"] |= fields or {}
-    whole = {key: x for key, x in (whole | about).items() if x is not None}
+    whole = {key: x for key, x in (whole | head_config).items() if x is not None}
     file.write_text(json.dumps(whole))
     return directory
 
@@ -223,7 +223,7 @@ def test_config_fields_that_change_the_maths(config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "about", "message"),
+    ("config", "head_config", "message"),
     [
         ({"non_linearity": "leakyrelu"}, {}, "'leakyrelu' is not implemented"),
         ({"reduction_factor": 0}, {}, "reduction_factor = 0"),
@@ -233,9 +233,9 @@ def test_config_fields_that_change_the_maths(config, tmp_path):
     ],
     ids=["activation", "factor", "no places", "model type", "config"],
 )
-def test_invalid_configs_are_errors(config, about, message, tmp_path):
+def test_invalid_configs_are_errors(config, head_config, message, tmp_path):
     with pytest.raises(InputError, match=message):
-        load_adapterhub(changed(tmp_path, config, **about))
+        load_adapterhub(changed(tmp_path, config, **head_config))
 
 
 def test_missing_or_broken_files_are_errors(tmp_path):

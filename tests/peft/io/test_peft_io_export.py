@@ -101,11 +101,11 @@ def assert_peft_reads(directory, method, tmp_path, *, family="bert", kind="class
     assert np.abs(ours(model, model.trainable, batch) - got).max() > 0.1
 
     reference.save_pretrained(tmp_path / "again")
-    mine, again = (
+    written, again = (
         load_file(d / "adapter_model.safetensors") for d in (adapter, tmp_path / "again")
     )
-    assert mine.keys() == again.keys()
-    for name, tensor in mine.items():
+    assert written.keys() == again.keys()
+    for name, tensor in written.items():
         np.testing.assert_array_equal(tensor, again[name])
     return json.loads((adapter / "adapter_config.json").read_text())
 
