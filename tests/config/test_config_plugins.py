@@ -111,3 +111,29 @@ def test_arguments_of_user_functions_are_checked(folder):
         configs.resolve({**raw, "stop": {"targett": 1}})
     with pytest.raises(InputError, match="patience = 0 must be"):
         configs.resolve({**raw, "stop": {"patience": 0}})
+
+
+def test_a_head_is_named_by_its_kind_or_by_a_task(folder):
+    """Configs of earlier runs name the heads of answers by their task."""
+    raw = configs.load(folder / "own.toml")
+
+    def head(name):
+        return configs.resolve({**raw, "model": {"name": "x", "head": name}})["model"]["head"]
+
+    assert head("token_classification") == head("tagging") == "token_classification"
+    assert head("span_classification") == head("question_answering") == "span_classification"
+    assert head("two_classifiers") == "two_classifiers"
+    with pytest.raises(InputError, match=r"'head' cannot be 'token_clasification'. Did you mean"):
+        head("token_clasification")
+
+
+def test_a_task_of_ones_own_must_be_a_task(folder):
+    raw = configs.load(folder / "own.toml")
+    config = configs.resolve({**raw, "task": "fedjax_peft.aggregators:mean"})
+    with pytest.raises(InputError, match=r"returns Aggregator, not a fedjax_peft\.tasks\.Task"):
+        configs.task_of(config)
+    builtin = configs.resolve({**raw, "task": {"name": "question_answering", "n_best": 5}})
+    assert builtin["task"]["max_answer_length"] == 30
+    assert configs.task_of(builtin).head == "span_classification"
+    with pytest.raises(InputError, match="There is no task 'taging'"):
+        configs.resolve({**raw, "task": "taging"})
