@@ -1,6 +1,6 @@
-"""The named data sets: where each comes from, what its columns are called, and how papers use it.
+"""The named data sets: sources, columns, tasks, and the settings of papers.
 
-One entry says all there is to say about a data set; :mod:`fedjax_peft.data.sources` reads it.
+A data set is one entry; :mod:`fedjax_peft.data.sources` reads it.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,9 +36,9 @@ class Settings(NamedTuple):
     """A paper's federation of a data set; ``partition = "paper"`` in a config takes it."""
 
     max_length: int = 128
-    """Tokens per example, the default of ``load_dataset``; ours where the paper gives none."""
+    """Tokens per example, the default of ``load_dataset``. Our choice if the paper gives none."""
     paper: str | None = None
-    """Where the settings come from; None: no paper here has a federation of this data set."""
+    """The source of the settings; None: no implemented paper partitions this data set."""
     partition: Mapping[str, Any] | None = None
     """A config's table ``[partition]``."""
     clients_per_round: int | None = None
@@ -55,31 +55,31 @@ class Source(NamedTuple):
     task: Task = classification()
     """What is learned from it, and how its rows become arrays."""
     hub: str | None = None
-    """Data set on the Hugging Face hub, if it is there."""
+    """Name on the Hugging Face hub; None: it is not there."""
     config: str | None = None
     """Its configuration, such as ``sst2`` of ``nyu-mll/glue``."""
     revision: str | None = None
     columns: Mapping[str, str] = {}
-    """Names of columns on the hub and in files -> ours (:class:`fedjax_peft.data.table.Table`), the
-    first that is there goes before others of the same, and before ours."""
+    """Column name on the hub and in files -> our name (:class:`fedjax_peft.data.table.Table`). If
+    several columns have the same name of ours, the first one in this order is used."""
     label_names: tuple[str, ...] | None = None
-    """All classes or tags in the hub's order; None: as the training split has them."""
+    """All classes or tags in the hub's order; None: those of the training split."""
     test: str | None = "test"
     """The hub's split to test on; None: it has none, and a fifth of ``train`` is held out."""
     keys: Mapping[str, tuple[str, ...]] = {}
-    """Columns to partition by that every row has -> their values; () where they are many."""
+    """Columns to partition by that every row has -> their values; () if there are too many."""
     share: int | None = None
-    """At most so many rows of each ``source``, drawn at random before the split."""
+    """The largest number of rows of each ``source``, drawn at random before the split."""
     shape: tuple[int, ...] = ()
-    """Of an image."""
+    """Shape of an image; () for texts."""
     asset: str | None = None
-    """The asset (:data:`fedjax_peft.assets.ASSETS`) that holds the same data, if there is one."""
+    """The asset (:data:`fedjax_peft.assets.ASSETS`) with the same data; None: there is none."""
     formats: tuple[Reader, ...] = ()
-    """Formats that its folder may have beside a table for each split; the first that fits."""
+    """Readers of its folder, tried in this order before the common table formats."""
     download: str = ""
     """What to download by hand."""
     parts: tuple[str, ...] = ()
-    """The data sets that it is made of, if it is made of several."""
+    """The data sets that it combines; () for a single data set."""
     settings: Settings = Settings()
 
 
@@ -404,4 +404,4 @@ OWN = Source(
     columns={"text": "text", "sentence": "text", "ner_tags": "tags", "img": "image"},
     formats=(read_users, read_images),
 )
-"""What is known of a file or folder that the user names; its task follows from its columns."""
+"""The entry of a user's file or folder. Its task follows from its columns."""

@@ -1,4 +1,4 @@
-"""Clusters of texts, which take the place of labels where data have none."""
+"""Clusters of texts, as a key to partition by for data without labels."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,19 +25,19 @@ def kmeans(
 ) -> np.ndarray:
     """Returns the cluster of each text, int32 ``[texts]``, as a key to partition by.
 
-    The best of 10 runs of k-means. FedNLP makes the classes of SQuAD so, 30 of them, from
+    The result is the best of 10 runs of k-means. FedNLP partitions SQuAD by 30 such clusters, from
     embeddings of question and answer. The same seed gives the same clusters on any number of cores.
 
     Args:
       texts: n texts.
-      clusters: how many clusters, from 0 on.
+      clusters: the number of clusters.
       embed: texts -> float ``[n, d]``, such as the mean of an encoder's last hidden states. None:
-        latent semantic analysis, that is TF-IDF of the words in 100 singular directions, each text
-        of length 1. It needs no model.
+        latent semantic analysis: TF-IDF of the words, projected on 100 singular directions and
+        scaled to length 1. It needs no model.
       seed: of the random stream ``cluster``.
 
     Raises:
-      InputError: fewer texts that differ than clusters, or embeddings that cannot be used.
+      InputError: fewer different texts than clusters, or embeddings that cannot be used.
     """
     limit_blas_threads()  # scikit-learn loads scipy
     from sklearn.cluster import KMeans

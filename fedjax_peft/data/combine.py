@@ -1,4 +1,4 @@
-"""Several data sets, each with clients of its own, as one federation."""
+"""Several data sets as one federation, one client for each."""
 
 from collections.abc import Mapping
 
@@ -16,14 +16,15 @@ _TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
     """Returns a federation with one client for each data set, such as FedMCP's of six GLUE tasks.
 
-    A column ``classes`` says for each example how many classes its own data set has. The tasks may
-    then share a head with the most of them: :func:`fedjax_peft.tasks.classification` rules the
-    others out. The key ``task`` is the name of the data set that an example is of.
+    A column ``classes`` holds, for each example, the number of classes of its data set. The data
+    sets can then share a head that has as many classes as the largest of them:
+    :func:`fedjax_peft.tasks.classification` masks the others. The key ``task`` is the name of the
+    data set of each example.
 
     Args:
       datasets: client name -> its data set, in the order of the clients. All have the same columns
-        of the same shapes, but that token columns may differ in length, and ``token_type_ids`` may
-        be missing where it is all 0.
+        with the same shapes. Token columns may differ in length, and ``token_type_ids`` may be
+        missing.
 
     Raises:
       InputError: no data sets, or columns that do not fit together.
@@ -59,7 +60,7 @@ def _completed(name: str, data: Dataset, typed: bool) -> dict[str, np.ndarray]:
 
 
 def _check(parts: Mapping[str, dict[str, np.ndarray]]) -> None:
-    """Raises InputError for columns that are not the same ones, or of other shapes or types."""
+    """Raises InputError if names, shapes or types of columns differ."""
     first, one = next(iter(parts.items()))
     for name, columns in parts.items():
         if columns.keys() != one.keys():
@@ -92,7 +93,7 @@ def _joined(column: str, parts: Mapping[str, dict[str, np.ndarray]]) -> np.ndarr
 
 
 def _padding_token(parts: Mapping[str, dict[str, np.ndarray]]) -> int:
-    """Returns the token at the padded places: RoBERTa tells padding by the token itself."""
+    """Returns the padding token, which must be exact: RoBERTa recognises padding by the token."""
     found: dict[int, str] = {}
     for name, columns in parts.items():
         if "attention_mask" in columns:
@@ -114,7 +115,7 @@ def _padding_token(parts: Mapping[str, dict[str, np.ndarray]]) -> int:
 
 
 def _labels(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
-    """Returns the common label names, or generic ones, as many as the largest data set has."""
+    """Returns the common label names, or ``LABEL_0`` and so on for the largest data set."""
     names = {data.label_names for data in datasets.values()}
     if len(names) == 1:
         return names.pop()

@@ -35,11 +35,11 @@ class Dataset:
     """What is learned from it: a task, or the name of a function of :mod:`fedjax_peft.tasks`; None:
     the class of each example (:func:`fedjax_peft.tasks.classification`)."""
     meta: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What stays on the host, ``[examples, ...]`` too: keys to partition by (``client``,
-    ``source``, ``tag_set``), and what a score needs. ``unit`` (int) numbers the things that
-    examples were cut from, such as a question and its windows: a partition keeps them together."""
+    """Columns that stay on the host, ``[examples, ...]``: keys to partition by (``client``,
+    ``source``, ``tag_set``), and what a score needs. ``unit`` (int) is the number of the question
+    or text that an example was cut from; a partition keeps the examples of a unit together."""
     references: Sequence[Any] = ()
-    """What a score compares with, for each unit, such as the gold answers of a question."""
+    """What a score compares predictions with, one for each unit, such as gold answers."""
 
     def __post_init__(self) -> None:
         """Checks lengths and labels."""
@@ -101,17 +101,17 @@ DataT = TypeVar("DataT", Dataset, np.ndarray)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Clients(Generic[DataT]):
-    """A federated data set: all examples once, and who owns which. Made by a partition function.
+    """A federated data set: all examples, and the rows of each client. Made by a partition.
 
     Raises:
-      InputError: no clients, an index outside of the data, or not a name of its own for each.
+      InputError: no clients, an index outside of the data, or names that are not all different.
     """
 
     data: DataT
     indices: tuple[np.ndarray, ...]
     """One list of row numbers, int32 ``[examples of the client]``, per client."""
     names: tuple[str, ...] = ()
-    """What the clients are called, such as the users they are; none: they are just numbered."""
+    """Names of the clients, such as users; empty: they have numbers only."""
 
     def __post_init__(self) -> None:
         """Checks that every index is a row of the data, and the names."""
@@ -127,8 +127,8 @@ class Clients(Generic[DataT]):
             )
         if self.names and not len(set(self.names)) == len(self.names) == len(self):
             raise InputError(
-                f"{len(self)} clients need as many names, all different, not {len(self.names)} of"
-                f" which {len(set(self.names))} are."
+                f"{len(self)} clients need {len(self)} different names, but there are"
+                f" {len(self.names)} names, {len(set(self.names))} of them different."
             )
 
     def __len__(self) -> int:
@@ -150,9 +150,9 @@ class Clients(Generic[DataT]):
     def holdout(self, fraction: float, seed: int = 0) -> tuple["Clients[DataT]", "Clients[DataT]"]:
         """Returns ``(train, held_out)``: every client's own list, split at random.
 
-        A client of n examples holds out ``round(fraction * n)`` of them but always keeps one for
-        training, so a client with one example (or none) holds out nothing. Where the data have
-        units (``meta``), these are what is counted and held out.
+        A client with n examples holds out ``round(fraction * n)`` of them, but it always keeps one
+        for training: a client with one example holds out nothing. If the data have units
+        (``meta``), units are counted and held out instead of examples.
 
         Args:
           fraction: of each client's examples, strictly between 0 and 1.
@@ -172,7 +172,7 @@ class Clients(Generic[DataT]):
 
 
 def _held_out(units: np.ndarray, fraction: float, seed: int, client: int) -> np.ndarray:
-    """Returns which of one client's examples, given their units, are held out: bool ``[n]``."""
+    """Returns which examples of one client are held out, bool ``[n]``; ``units`` is int ``[n]``."""
     distinct, unit = np.unique(units, return_inverse=True)
     n = len(distinct)
     count = max(0, min(round(fraction * n), n - 1))

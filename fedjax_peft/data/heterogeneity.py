@@ -1,4 +1,4 @@
-"""How much clients differ in their classes: histograms, and divergences of each pair of clients."""
+"""How much clients differ in their classes: histograms, and divergences of all pairs."""
 
 import math
 from collections.abc import Callable
@@ -36,17 +36,17 @@ def histograms(clients: Clients[Any], by: str | None = None) -> tuple[np.ndarray
 def js_divergence(table: Any, base: float = 2, sqrt: bool = False) -> np.ndarray:
     """Returns the Jensen-Shannon divergence of each pair of rows, float64 ``[rows, rows]``.
 
-    In base 2 it goes from 0 to 1, where two rows have nothing in common. FeDeRA names it in the
-    text of its heat maps (Yan et al. 2024, appendix A.4; its formula is :func:`jeffreys`). FedNLP
-    draws the square root, which is a distance, to the natural base.
+    In base 2 it lies between 0 and 1; it is 1 if two rows have no class in common. FeDeRA names it
+    for its heat maps (Yan et al. 2024, appendix A.4), but prints the formula of :func:`jeffreys`.
+    FedNLP plots the square root, which is a distance, with natural logarithms.
 
     Args:
       table: counts or shares, not negative, ``[rows, classes]``.
       base: of the logarithm.
-      sqrt: the square root instead.
+      sqrt: return the square root.
 
     Raises:
-      InputError: a table that is none, or a base that is not above 1.
+      InputError: the table is not a table of counts, or the base is not above 1.
     """
     if not 1 < base < math.inf:
         raise InputError(f"The base of the logarithm must be above 1, but is {base}.")
@@ -55,7 +55,7 @@ def js_divergence(table: Any, base: float = 2, sqrt: bool = False) -> np.ndarray
         middle = (p + shares) / 2
         return (_relative_entropy(p, middle) + _relative_entropy(shares, middle)) / 2
 
-    # The sums end a rounding error below 0 at times.
+    # Rounding can make the sums slightly negative.
     result = np.maximum(_pairs(_shares(table), to_all) / math.log(base), 0)
     return np.sqrt(result) if sqrt else result
 
@@ -64,15 +64,15 @@ def jeffreys(table: Any, eps: float = 1e-6) -> np.ndarray:
     """Returns half of Jeffreys' divergence of each pair of rows, float64 ``[rows, rows]``.
 
     ``(KL(p | q) + KL(q | p)) / 2`` with natural logarithms: the formula that FeDeRA prints
-    (appendix A.4). It has no upper bound; rows with nothing in common are infinitely far apart, or
-    about ``log(1 / eps)``.
+    (appendix A.4). It has no upper bound. For rows without a common class it is infinite, or about
+    ``log(1 / eps)``.
 
     Args:
       table: counts or shares, not negative, ``[rows, classes]``.
       eps: added to every share before they are divided by their sum.
 
     Raises:
-      InputError: a table that is none, or a negative ``eps``.
+      InputError: the table is not a table of counts, or ``eps`` is negative.
     """
     if not 0 <= eps < math.inf:
         raise InputError(f"eps must not be negative, but is {eps}.")
@@ -124,7 +124,7 @@ def _shares(table: Any) -> np.ndarray:
 def _pairs(
     shares: np.ndarray, to_all: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    # Row by row: memory stays at one table, and numpy has enough to do in each step.
+    # Row by row, so that memory holds one table at a time.
     return np.stack([to_all(p, shares) for p in shares])
 
 

@@ -1,4 +1,4 @@
-"""Words with tags in IOB form, checked and brought into one of its two forms."""
+"""Words with IOB tags, checked and converted to IOB2."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ TAG = re.compile("O|[BI]-.+")
 
 
 def iob2(tags: Sequence[str]) -> list[str]:
-    """Returns tags of which every entity starts with B-; in CoNLL-2003 only adjacent ones do."""
+    """Returns IOB2 tags: every entity starts with B-. In IOB1 (CoNLL-2003) only some do."""
     result = []
     for before, tag in zip(["O", *tags], tags, strict=False):
         starts = tag[0] == "I" and before[1:] != tag[1:]
@@ -21,10 +21,10 @@ def iob2(tags: Sequence[str]) -> list[str]:
 
 
 def sentences(table: Table) -> tuple[list[list[str]], list[list[str]]]:
-    """Returns the words and the IOB2 tags of every sentence, checked; IOB1 may be given.
+    """Returns the words and the IOB2 tags of every sentence. The table may have IOB1 tags.
 
     Raises:
-      InputError: a row (named from 1) of something else, or of unequally many words and tags.
+      InputError: a row (counted from 1) has other values, or not one tag for each word.
     """
     words = require(table, "tokens", (list, tuple), "a list of words")
     tags = require(table, "tags", (list, tuple), "a list of tags")

@@ -1,4 +1,4 @@
-"""What examples can be told apart by: their labels, or another value that each of them has."""
+"""Keys to partition by: the labels of the examples, or another value that each example has."""
 
 import numpy as np
 
@@ -14,15 +14,16 @@ def classes(
     """Returns the class of each example and the names of the classes.
 
     Args:
-      data: a data set, or a bare array ``[examples]``, which then is what counts.
+      data: a data set, or the values themselves ``[examples]``.
       by: a key of ``data.meta`` whose distinct values are the classes; None: the labels.
 
     Returns:
-      int ``[examples]``, and all names in the order of these numbers. Classes by label are all that
-      the data set names, or that are not above the largest of a bare array; some may be empty.
+      int ``[examples]``, and all names in the order of these numbers. Classes by label are all
+      label names of the data set, or 0 to the largest value of an array; some may have no example.
 
     Raises:
-      InputError: no such key, no examples, or values that are not all whole numbers or all texts.
+      InputError: there is no such key, there are no examples, or the values are neither all whole
+        numbers nor all texts.
     """
     values = _values(data, by)
     if by is not None or values.dtype.kind not in "iu":
@@ -33,7 +34,7 @@ def classes(
 
 
 def distinct(data: Dataset | np.ndarray, by: str | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns the same as :func:`classes`, but without empty classes: only values that occur."""
+    """Returns the same as :func:`classes`, but only classes that occur."""
     return _distinct(_values(data, by), by)
 
 

@@ -12,16 +12,16 @@ __all__ = ["divide"]
 
 _RULES = ("6:2:2", "fedpetuning")
 _TRAIN, _BOTH, _TEST = 3_668, 4_076, 204
-"""MRPC's sizes: its training split, with its validation split, and half of that one."""
+"""MRPC's sizes: its training split, training and validation together, and half the validation."""
 
 
 def divide(task: str, tables: Mapping[str, Table], rule: str, seed: int) -> dict[str, Table]:
     """Returns ``train``, ``validation`` and ``test`` of one task.
 
-    ``6:2:2`` is what FedMCP says: training and validation split together, at most as many as MRPC
-    has, divided in these parts. ``fedpetuning`` is what its numbers look like (their denominators
-    are 204 and 139): the training split, at most as many as MRPC's, and halves of the validation
-    split of at most 204. All cuts are stratified by label.
+    ``6:2:2`` follows the text of FedMCP: training and validation split together, at most as many
+    rows as MRPC has, divided 6:2:2. ``fedpetuning`` follows its numbers, whose denominators are 204
+    and 139: the training split, at most as many rows as MRPC's, and two halves of the validation
+    split, at most 204 rows each. All cuts are stratified by label.
 
     Args:
       task: its name, for the random stream.
@@ -57,7 +57,7 @@ def divide(task: str, tables: Mapping[str, Table], rule: str, seed: int) -> dict
 
 
 def _stratified(table: Table, task: str, seed: int) -> Table:
-    """Returns the rows in an order of which every stretch has the labels in like proportions."""
+    """Returns the rows in an order in which any stretch has the label proportions of the whole."""
     labels = np.unique([str(x) for x in table.columns["label"]], return_inverse=True)[1]
     shuffled = host_rng(seed, f"glue:{task}").permutation(len(labels))
     place = np.empty(len(labels))

@@ -1,8 +1,8 @@
 """Named data sets and folders to encoded data sets.
 
-A named data set is one entry of :mod:`fedjax_peft.data.catalog`. Whatever it is read from, its rows
-become a :class:`fedjax_peft.data.table.Table` under our column names first; all after that is
-common.
+A named data set is one entry of :mod:`fedjax_peft.data.catalog`. Its rows first become a
+:class:`fedjax_peft.data.table.Table` with our column names. All later steps are the same for every
+source.
 """
 
 import inspect
@@ -34,7 +34,7 @@ __all__ = ["DATASETS", "load_dataset", "load_tables"]
 _KNOWN = ("auto", "hub", "tiny")
 _VALIDATION = ("validation", "valid", "val", "dev")
 _HELD_OUT = 5
-"""Where there is no test split, one in so many rows is held out for it (FeDeRA's 80/20)."""
+"""Without a test split, one row in five is held out as one (80/20, as in FeDeRA)."""
 
 
 def load_dataset(
@@ -57,28 +57,28 @@ def load_dataset(
     """Returns the encoded splits ``train`` and ``test`` (and ``validation`` of ``glue_silo``).
 
     Args:
-      name: a key of :data:`DATASETS`, or a file or directory of your own. A file (``.jsonl``,
-        ``.json``, ``.csv``, these three also with ``.gz``, or ``.parquet``) is split at random into
-        ``train`` and ``test``. A directory has one such file per split: ``train`` and ``test`` (or
-        else ``validation``), or ``all`` (or, with ``test_share``, ``train`` alone), which is split
-        as a single file is; or it has images
-        (:func:`fedjax_peft.data.formats.images.read_images`) or examples by user
-        (:func:`fedjax_peft.data.formats.leaf.read_users`). Other files in it are not read. What is
-        learned from a directory follows from its columns: ``tokens`` and ``tags``; ``context``,
-        ``question`` and ``answers``; ``image`` and ``label``; ``text`` (or ``sentence``), perhaps
-        ``text_pair``, and ``label``; or ``text`` alone, to predict its next token. Labels are whole
-        numbers or strings; classes are sorted by number or name. Further columns of whole numbers
-        or short texts, such as ``client``, become keys to partition by.
+      name: a key of :data:`DATASETS`, or your own file or directory. A file (``.jsonl``, ``.json``,
+        ``.csv``, also with ``.gz``, or ``.parquet``) is split at random into ``train`` and
+        ``test``. A directory has one such file per split: ``train`` and ``test`` (or else
+        ``validation``), or ``all`` (or, with ``test_share``, ``train`` alone), which is split like
+        a single file. Or it has images (:func:`fedjax_peft.data.formats.images.read_images`) or
+        examples by user (:func:`fedjax_peft.data.formats.leaf.read_users`). Other files in it are
+        not read. Without ``task``, the task of your own data follows from the columns: ``tokens``
+        and ``tags``; ``context``, ``question`` and ``answers``; ``image`` and ``label``; ``text``
+        (or ``sentence``), perhaps ``text_pair``, and ``label``; or ``text`` alone, for its next
+        token. Labels are whole numbers or strings; classes are sorted by number or name. Further
+        columns of whole numbers or short texts, such as ``client``, become keys to partition by.
       tokenizer: a fast tokenizer of ``transformers``; not needed for images.
-      max_length: tokens per example; None: what the data set's entry says, 128 for a directory.
-      source: where a named data set is taken from. ``auto``: a folder of its name in
-        ``$FEDJAX_PEFT_DATA`` or in ``data`` of the cache, else the package index if it is there,
-        else the Hugging Face hub; ``hub``; ``tiny``, a small stand-in made on the spot; or a
-        directory. The sources of one data set may differ in their cleaning.
-      seed: of the subsets below, and of a split that is made here.
-      train_examples: size of a random subset, drawn before tokenisation; None takes all. Of
-        ``glue_silo`` at most so many of each task.
-      test_examples: same for ``test``.
+      max_length: tokens per example; None: the value of the data set's entry, or 128 for your own
+        data.
+      source: where a named data set is read from. ``auto``: a folder with its name in
+        ``$FEDJAX_PEFT_DATA`` or in ``data`` of the cache, else the package index if the data set is
+        there, else the Hugging Face hub. ``hub``: the hub. ``tiny``: a small made-up stand-in. Or a
+        directory. The texts of two sources may have been cleaned in different ways.
+      seed: of the random subsets and of a random split.
+      train_examples: size of a random subset, drawn before tokenisation; None: all. For
+        ``glue_silo``, the largest number of examples of each task.
+      test_examples: the same for ``test``.
       split: how ``glue_silo`` is split, by default 6:2:2; see
         :func:`fedjax_peft.data.silo.divide`.
       doc_stride: tokens that neighbouring windows of a context share, see
@@ -88,7 +88,7 @@ def load_dataset(
       order: of the entity types in the key ``tag_set`` of tagged data, by default ``sorted``; see
         :func:`fedjax_peft.data.encoders.tags.tag_set`.
       columns: our column name -> the name in your files, such as ``{"text": "review", "label":
-        "stars"}``. Other columns keep their names.
+        "stars"}``. Columns that are not listed keep their names.
       test_share: share of the rows, strictly between 0 and 1, that is held out for ``test`` where
         there is no test split. It is drawn at random by ``seed``; where rows have a ``client``, it
         is the end of each client's rows. None: a fifth, for a single file and for ``all``.
@@ -101,8 +101,8 @@ def load_dataset(
       encoder makes.
 
     Raises:
-      InputError: an unknown name, data that cannot be reached (and how to get them), unreadable
-        files, or rows that cannot be used (named).
+      InputError: the name is unknown, the data cannot be reached (the message says how to get
+        them), a file cannot be read, or a row cannot be used (with its number).
     """
     name, source = os.fspath(name), os.fspath(source)
     entry = _entry(name, source)
@@ -142,7 +142,7 @@ def load_dataset(
 
 
 def _refuse(name: str, **options: Any) -> None:
-    """Raises InputError for an option that is given although it means nothing to a data set."""
+    """Raises InputError for a given option that the data set does not have."""
     for option, value in options.items():
         if value is not None:
             raise InputError(f"{option} = {value!r} means nothing to the data set {name!r}.")
@@ -211,7 +211,7 @@ def _entry(name: str, source: str) -> Source:
     return OWN
 
 
-# Where the rows are.
+# Reading the rows.
 
 
 def _read(
@@ -237,7 +237,7 @@ def _read(
 
 
 def _folders(name: str) -> list[Path]:
-    """Returns where the files of a data set may be, whether they are there or not."""
+    """Returns the folders that may hold the files of a data set; they need not exist."""
     given = os.environ.get("FEDJAX_PEFT_DATA")
     mine = [Path(given).expanduser() / name] if given else []
     return [*mine, cache_dir() / "data" / name]
@@ -249,7 +249,7 @@ def _read_folder(folder: Path, entry: Source, share: float | None) -> dict[str, 
         tables = reader(folder)
         if tables is not None:
             return _chosen(folder, tables, tests, share)
-    # A data set without a test split is split here, whatever its one file is called.
+    # A data set without a test split is split here, also if its one file is called "train".
     whole = ("all", "train") if entry.test is None or share is not None else ("all",)
     paths = tabular.find_splits(folder, {"train": ("train",), "test": tests}, whole=whole)
     return {part: tabular.read_file(path) for part, path in paths.items()}
@@ -258,7 +258,7 @@ def _read_folder(folder: Path, entry: Source, share: float | None) -> dict[str, 
 def _chosen(
     folder: Path, tables: Mapping[str, Table], tests: Sequence[str], share: float | None
 ) -> dict[str, Table]:
-    """Returns the training and the test split of those that a reader has found."""
+    """Returns the training and the test split out of all splits that a reader has found."""
     if "all" in tables:
         return {"all": tables["all"]}
     test = next((name for name in tests if name in tables), None)
@@ -305,11 +305,11 @@ def _advice(name: str, entry: Source) -> str:
     )
 
 
-# Rows under our names.
+# Our column names.
 
 
 def _chosen_columns(table: Table, chosen: Mapping[str, str] | None) -> Table:
-    """Returns a table whose columns have the names that the user gives them: ours -> theirs."""
+    """Returns a table with columns renamed by the user's map: our name -> the name in the file."""
     if not chosen:
         return table
     for ours, theirs in chosen.items():
@@ -326,7 +326,7 @@ def _chosen_columns(table: Table, chosen: Mapping[str, str] | None) -> Table:
 
 
 def _renamed(table: Table, entry: Source) -> Table:
-    """Returns a table under our column names, in its own order."""
+    """Returns a table with our column names, in the order of its columns."""
     ours: dict[str, str] = {}
     for name in reversed(list(entry.columns)):  # so that the first one stays
         if name in table.columns:
@@ -350,7 +350,7 @@ def _check_splits(tables: Mapping[str, Table], entry: Source) -> None:
 
 
 def _prepared(table: Table, entry: Source) -> Table:
-    """Returns a table with names of classes, and in the form that the encoder reads."""
+    """Returns a table with class names instead of numbers, in the form that the encoder reads."""
     encoder = encoder_of(entry.task)
     # All values at once: one by one is a hundred times slower from a table of ``datasets``.
     columns = {name: list(values[:]) for name, values in table.columns.items()}
@@ -361,7 +361,7 @@ def _prepared(table: Table, entry: Source) -> Table:
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:
-    """Returns the name of a class that may be given by its number, as in a file of csv."""
+    """Returns the name of a class that may be given by its number, as text in a csv file."""
     if isinstance(value, list):
         return [_named(x, names) for x in value]
     number = str(value)
@@ -370,14 +370,14 @@ def _named(value: Any, names: Sequence[str]) -> Any:
     return names[int(number)] if known else value
 
 
-# Rows at random.
+# Random splits and subsets.
 
 
 def _split(table: Table, seed: int, share: float | None) -> dict[str, Table]:
-    """Returns the rows to train on, and a share of them (by default a fifth) to test on.
+    """Returns ``train`` and ``test``; ``test`` has a share of the rows, by default a fifth.
 
-    Where rows have clients, each client's last rows are held out, so that a text is not tested on
-    what it overlaps with; else they are drawn at random.
+    If the rows have a column ``client``, the last rows of each client are held out, because
+    neighbouring rows can overlap (windows of a text). Otherwise random rows are held out.
     """
     n = len(table)
 
@@ -406,7 +406,9 @@ def _split(table: Table, seed: int, share: float | None) -> dict[str, Table]:
 
 
 def _equal_shares(table: Table, share: int, seed: int) -> Table:
-    """Returns as many rows of each source, drawn at random: those of the smallest, or ``share``."""
+    """Returns equally many random rows of each source: at most ``share``, and at most all rows of
+    the smallest source.
+    """
     sources = np.array(require(table, "source", (int, str), "a name or a number")[:])
     names, counts = np.unique(sources, return_counts=True)
     kept = []
@@ -418,7 +420,7 @@ def _equal_shares(table: Table, share: int, seed: int) -> Table:
 
 
 def _subset(table: Table, size: int | None, part: str, seed: int) -> Table:
-    """Returns a uniform subset in the table's order; a larger size contains a smaller one."""
+    """Returns a random subset in the table's order. A larger subset contains a smaller one."""
     n = len(table)
     if size is None:
         return table
@@ -470,7 +472,7 @@ def _silo(
 
 
 def _silo_folder(name: str, source: str) -> Path | None:
-    """Returns the folder that has a folder for each part, if it is in one."""
+    """Returns the folder that contains one folder for each part, None if there is none."""
     if source not in _KNOWN:
         return Path(source)
     there = [folder for folder in _folders(name) if folder.is_dir()]

@@ -14,30 +14,22 @@ __all__ = ["Table", "label_ids", "label_names", "require"]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows as columns of Python values, under names that do not depend on the source.
+    """Columns of Python values. Their names do not depend on the source.
 
-    ========================  =================================================================
-    task                      columns
-    ========================  =================================================================
-    classification            ``text``, perhaps ``text_pair``, ``label``
-    tagging                   ``tokens`` (list of str), ``tags`` (list of str, IOB2)
-    question_answering        ``id``, ``question``, ``context``, ``answers`` (list of str),
-                              ``answer_starts`` (list of int, characters)
-    next_token                ``text``
-    image classification      ``image`` (uint8 ``[height, width]`` or ``[height, width, 3]``),
-                              ``label``
-    ========================  =================================================================
+    The encoder of a task says which columns it reads, such as ``text`` and ``label``
+    (:class:`fedjax_peft.data.encoders.base.Encoder`). An image is uint8 ``[height, width]`` or
+    ``[height, width, 3]``; tags are lists of str in IOB2 form.
 
     Further columns, such as ``client`` or ``source``, are keys to partition by.
     """
 
     origin: str
-    """Where the rows are from, for messages: a file, or a split on the hub."""
+    """The file or the split on the hub, for messages."""
     columns: Mapping[str, Sequence[Any]]
     label_names: tuple[str, ...] | None = None
-    """All class (or tag) names in their order, where the source says so."""
+    """All class or tag names in order, if the source lists them."""
     numbers: Sequence[int] | None = None
-    """The rows' numbers in the origin, for messages; None: from 1 on."""
+    """The row numbers in the origin, for messages; None: 1, 2, ..."""
 
     def __len__(self) -> int:
         """Returns the number of rows."""
@@ -47,12 +39,12 @@ class Table:
         """Returns some of the rows, in the given order."""
         rows = list(rows)
         columns = {name: [column[i] for i in rows] for name, column in self.columns.items()}
-        mine = self.row_numbers
-        return replace(self, columns=columns, numbers=[mine[i] for i in rows])
+        row_numbers = self.row_numbers
+        return replace(self, columns=columns, numbers=[row_numbers[i] for i in rows])
 
     @property
     def row_numbers(self) -> Sequence[int]:
-        """The number of each row in the origin, from 1: what messages name it by."""
+        """The number of each row in the origin, from 1. Messages use it."""
         return range(1, len(self) + 1) if self.numbers is None else self.numbers
 
     def numbered(self, *columns: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
@@ -61,7 +53,7 @@ class Table:
 
 
 def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -> Sequence[Any]:
-    """Returns a column whose values are all of a type.
+    """Returns a column after a check that all its values have a type.
 
     Args:
       table: one split.
@@ -70,7 +62,7 @@ def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -
       what: the type in words, for the message: "a text".
 
     Raises:
-      InputError: no such column, or another value (its row is named, from 1).
+      InputError: there is no such column, or a value has another type (with its row, from 1).
     """
     for row, value in table.numbered(_column(table, name)):
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -82,7 +74,7 @@ def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -
 
 
 def label_names(table: Table, column: str = "label") -> tuple[str, ...]:
-    """Returns the class names of a training split: as its source orders them, or sorted.
+    """Returns the class names of a training split, in the order of its source, or else sorted.
 
     Names that are all whole numbers are sorted by number.
     """
@@ -98,7 +90,8 @@ def label_ids(table: Table, names: Sequence[str], column: str = "label") -> np.n
     """Returns the labels as indices into ``names``, int32 ``[rows]``.
 
     Raises:
-      InputError: a label that is no name, or none of the names (its row is named, from 1).
+      InputError: a label is neither text nor a whole number, or is not in ``names`` (with its
+        row, from 1).
     """
     ids = {name: i for i, name in enumerate(names)}
 

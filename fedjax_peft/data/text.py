@@ -19,11 +19,11 @@ from fedjax_peft.memory import require
 __all__ = ["batches", "cached", "check_tokenizer", "clean", "fingerprint", "tokenize"]
 
 _FORMAT = 3
-"""Part of every cache key; changes when the columns or how they are made change."""
+"""Part of every cache key. Increase it when the columns or their computation change."""
 _BATCH = 1024
-"""Texts per call of the tokenizer: fills all cores."""
+"""Texts per call of the tokenizer, enough to use all cores."""
 _CHARACTERS = 1 << 21
-"""Characters per call, about: bounds the memory, of which a token takes 100 times its own."""
+"""Characters per call, roughly. It bounds the memory: a token takes about 100 times its text."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -32,8 +32,7 @@ def tokenize(
 ) -> dict[str, np.ndarray]:
     """Returns the token columns of texts, truncated and right-padded to ``max_length``.
 
-    The columns are cached on disk under a hash of the texts and of everything of the tokenizer
-    that matters, so a second call reads a file.
+    The columns are cached on disk. The key is a hash of the texts and of the tokenizer's state.
 
     Args:
       tokenizer: a fast tokenizer of ``transformers`` with a padding token.
@@ -56,12 +55,12 @@ def tokenize(
 
 
 def cached(key: Iterable[Any], make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns the columns that ``make`` makes, or those it has made before for the same key.
+    """Returns the columns of ``make()``, from the cache if the key is known.
 
     Args:
-      key: all that the columns depend on, texts (hashed one by one) and values that JSON can hold.
-        It starts with what the columns are, so that two kinds of them do not meet.
-      make: without arguments; returns name -> array.
+      key: everything that the columns depend on: texts (hashed one by one) and JSON values. Its
+        first entry names the kind of columns, so that keys of two kinds differ.
+      make: called without arguments; returns name -> array.
     """
     path = cache_dir() / "tokens" / f"{_digest(key)}.npz"
     columns = _read(path)
@@ -73,9 +72,9 @@ def cached(key: Iterable[Any], make: Callable[[], dict[str, np.ndarray]]) -> dic
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """Returns all of a fast tokenizer that its tokens depend on, as one text for a cache key."""
+    """Returns everything that a fast tokenizer's output depends on, as text for a cache key."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    # What the last call left behind; a call of ours always sets both.
+    # State of the last call; our calls always set both.
     for state in ("padding", "truncation"):
         backend.pop(state, None)
     settings = [
@@ -87,15 +86,15 @@ def fingerprint(tokenizer: Any) -> str:
 
 
 def clean(text: str) -> str:
-    """Returns a text that UTF-8 can hold: a lone surrogate becomes U+FFFD, one for one.
+    """Returns a text that UTF-8 can encode: each lone surrogate becomes one U+FFFD.
 
-    Such halves of a character come from texts that were cut by UTF-16 units; JSON can hold them.
+    Lone surrogates come from texts that were cut between UTF-16 units; JSON can hold them.
     """
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def batches(texts: Sequence[Any], *more: Sequence[Any] | None) -> Iterator[slice]:
-    """Yields slices of the rows, few enough at a time for memory, with a progress bar if it lasts.
+    """Yields slices of the rows that fit into memory, with a progress bar if it takes long.
 
     Args:
       texts: n texts, or lists of words.
@@ -121,7 +120,7 @@ def _size(text: str | Sequence[str]) -> int:
 
 
 def check_tokenizer(tokenizer: Any, max_length: int, *, pair: bool = False) -> None:
-    """Raises InputError for a tokenizer that is not a fast one, or a length that it cannot have."""
+    """Raises InputError for a tokenizer that is not fast, or a length that it does not support."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise InputError(
             f"{type(tokenizer).__name__} is not a fast tokenizer of transformers, which is needed"
@@ -192,7 +191,7 @@ def _digest(key: Iterable[Any]) -> str:
 
 
 def _read(path: Path) -> dict[str, np.ndarray] | None:
-    """Returns the cached columns, or None for a file that is missing or damaged in any way."""
+    """Returns the cached columns, or None if the file is missing or damaged."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as columns:
             return dict(columns.items())

@@ -1,4 +1,4 @@
-"""Encodings of a fast tokenizer as arrays, for data that keep track of words and characters."""
+"""Encodings of a fast tokenizer as arrays, with the positions of words and characters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ __all__ = ["joined", "model_columns", "offsets", "padding_token", "whole"]
 
 
 def whole(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
-    """Returns the encoding of every text: all its tokens, and no special ones."""
+    """Returns the encoding of every text, without truncation and special tokens."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
@@ -25,8 +25,8 @@ def model_columns(
     """Returns the columns that a model reads, padded on the right.
 
     Args:
-      tokenizer: whose padding token is used, and whether its models know token types.
-      encodings: n of them, special tokens included, of at most ``max_length`` tokens.
+      tokenizer: gives the padding token, and whether its models have token types.
+      encodings: n encodings with special tokens, each of at most ``max_length`` tokens.
       max_length: tokens per example.
 
     Returns:
@@ -54,7 +54,7 @@ def model_columns(
 
 
 def joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns the columns of several batches as one; token types that are all 0 are left out."""
+    """Returns the columns of several batches as one, without token types that are all 0."""
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     if not columns.get("token_type_ids", np.ones(1)).any():
         del columns["token_type_ids"]
@@ -67,7 +67,7 @@ def offsets(encoding: Any) -> np.ndarray:
 
 
 def padding_token(tokenizer: Any) -> int:
-    """Returns the padding token, or where there is none (GPT-2) the end of text, which is masked.
+    """Returns the padding token, or the end-of-text token if there is none (GPT-2).
 
     Raises:
       InputError: the tokenizer has neither.

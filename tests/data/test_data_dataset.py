@@ -104,7 +104,9 @@ def test_holdout_keeps_units_and_names():
 
 @pytest.mark.parametrize("names", [("a",), ("a", "a"), ("a", "b", "c")])
 def test_clients_need_a_name_each(data, names):
-    with pytest.raises(InputError, match="2 clients need as many names, all different"):
+    with pytest.raises(
+        InputError, match=r"2 clients need 2 different names, but there are \d names"
+    ):
         Clients(data, rows([0], [1]), names)
 
 

@@ -1,4 +1,4 @@
-"""Texts to blocks of tokens, to predict each next one."""
+"""Texts to blocks of tokens, to predict each next token."""
 
 import difflib
 from collections.abc import Collection, Sequence
@@ -21,12 +21,12 @@ def encode_language(
 ) -> Dataset:
     """Returns texts, each with the end-of-text token after it, in blocks of ``max_length`` tokens.
 
-    A longer text is cut into consecutive blocks, and nothing of it is lost but that the first token
-    of a block is not predicted. An empty text is one block that has no token to predict.
+    A longer text is cut into consecutive blocks. No token is lost, but the first token of a block
+    is not predicted. An empty text is one block without a token to predict.
 
     Args:
       table: a column ``text``.
-      names: not used: there are no classes.
+      names: not used, because there are no classes.
       tokenizer: a fast tokenizer of ``transformers`` that has an end-of-text token.
       max_length: tokens per block, at least 2.
       name: of the data set.
@@ -36,7 +36,7 @@ def encode_language(
       int32 ``[blocks]``, the number of the text.
 
     Raises:
-      InputError: a tokenizer or length that cannot be used, or a row (named from 1) without text.
+      InputError: the tokenizer or the length cannot be used, or a row (counted from 1) has no text.
     """
     del names
     check_tokenizer(tokenizer, max_length)

@@ -24,23 +24,23 @@ def encode_images(
     max_length: int | None = None,
     name: str,
 ) -> Dataset:
-    """Returns images as they are, as uint8: models scale and resize them, on the device.
+    """Returns the images unchanged, as uint8. Models scale and resize them on the device.
 
     Args:
-      table: ``image``, whatever :func:`fedjax_peft.data.formats.images.decode` takes, and
-        ``label``.
+      table: columns ``image``, in a form that :func:`fedjax_peft.data.formats.images.decode` reads,
+        and ``label``.
       names: all classes.
       tokenizer: not used; texts need it.
       max_length: not used either.
       name: of the data set.
 
     Returns:
-      ``pixel_values`` uint8 ``[n, channels, height, width]``, where channels are 1 if all images
-      are grey and 3 otherwise, and ``labels`` int32 ``[n]``.
+      ``pixel_values`` uint8 ``[n, channels, height, width]``, with 1 channel if all images are grey
+      and else 3, and ``labels`` int32 ``[n]``.
 
     Raises:
-      InputError: an image that cannot be read or is of another size than the first (its row is
-        named), or a label that is none of the names.
+      InputError: an image (with its row) cannot be read or has another size than the first, or a
+        label is not in ``names``.
     """
     del tokenizer, max_length
     if "image" not in table.columns:
@@ -54,7 +54,7 @@ def encode_images(
 
 
 def _stacked(table: Table, images: list[np.ndarray]) -> np.ndarray:
-    """Returns images with channels first; a grey one among others has the same in all three."""
+    """Returns images with channels first; a grey one among others gets three equal channels."""
     if not images:
         raise InputError(f"{table.origin} has no images.")
     height, width = images[0].shape[:2]

@@ -1,4 +1,4 @@
-"""Questions about a context to windows of it, labelled with where the answer is."""
+"""Questions about a context to windows of the context, labelled with the answer's position."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -16,18 +16,18 @@ from fedjax_peft.errors import InputError
 __all__ = ["SPANS", "Question", "encode_spans", "recovered", "span_text", "unanswerable"]
 
 _QUESTION = 64
-"""The most tokens of a question, as in BERT's SQuAD code."""
+"""The largest number of tokens of a question, as in BERT's SQuAD code."""
 _STRIDE = 128
-"""Tokens that neighbouring windows share, likewise."""
+"""Tokens that neighbouring windows share, as in BERT's SQuAD code."""
 
 
 class Question(NamedTuple):
-    """What an answer is compared with."""
+    """A question with its context and its gold answers."""
 
     id: str
     context: str
     answers: tuple[str, ...]
-    """The gold answers, if they are known; a reader is trained on the first."""
+    """The gold answers, () if unknown. The label is the first one."""
 
 
 def encode_spans(
@@ -39,16 +39,16 @@ def encode_spans(
     name: str,
     doc_stride: int | None = None,
 ) -> Dataset:
-    """Returns windows of contexts, each with its question before it: one example a window.
+    """Returns one example for each window of a context, with the question before the context.
 
-    Positions are those of the first answer's tokens. In a window that does not hold all of them
-    they are both 0, the [CLS] token, as in Hugging Face's ``run_qa``. A question has at most 64
-    tokens, and at most half of the room; the rest of it is cut off.
+    Positions are those of the first answer's tokens. In a window that does not contain all of them,
+    both are 0, the [CLS] token, as in Hugging Face's ``run_qa``. A question is cut to 64 tokens, or
+    to half of the room if that is less.
 
     Args:
-      table: columns ``id``, ``question``, ``context``, ``answers``, ``answer_starts``; the last two
-        may be missing, of questions to be answered. All positions are 0 then.
-      names: not used: there are no classes.
+      table: columns ``id``, ``question``, ``context``, ``answers``, ``answer_starts``. Without the
+        last two, for questions to be answered, all positions are 0.
+      names: not used, because there are no classes.
       tokenizer: a fast tokenizer of ``transformers``.
       max_length: tokens per window, the question and special tokens included.
       name: of the data set.
@@ -63,8 +63,8 @@ def encode_spans(
       in its context each token of it is, in characters; references: :class:`Question`.
 
     Raises:
-      InputError: a tokenizer or length that cannot be used, or a row (named from 1) without an
-        answer, or whose context does not have it where the row says.
+      InputError: the tokenizer or the length cannot be used; or a row (counted from 1) has no
+        answer, or the answer is not in its context at the given position.
     """
     del names
     check_tokenizer(tokenizer, max_length, pair=True)
@@ -95,9 +95,9 @@ def encode_spans(
 
 
 def recovered(data: Dataset) -> dict[str, str]:
-    """Returns what the labels of each question say: its id -> the text of its labelled tokens.
+    """Returns question id -> the text of the labelled tokens.
 
-    It is empty where no window holds the whole answer, and more than the answer where a token is.
+    It is empty if no window contains the whole answer, and longer than the answer if a token is.
     """
     start, end = data.columns["start_positions"], data.columns["end_positions"]
     texts = {data.references[unit].id: "" for unit in np.unique(data.meta["unit"])}
@@ -108,7 +108,7 @@ def recovered(data: Dataset) -> dict[str, str]:
 
 
 def unanswerable(data: Dataset) -> list[str]:
-    """Returns the ids of the questions whose first answer the labels do not give back exactly."""
+    """Returns the ids of the questions whose labelled text differs from the first answer."""
     first = {question.id: question.answers[0].strip() for question in data.references}
     return [id_ for id_, text in recovered(data).items() if text != first[id_]]
 
@@ -121,7 +121,7 @@ def span_text(data: Dataset, row: int, start: int, end: int) -> str:
 
 
 def _questions(table: Table) -> tuple[tuple[Question, ...], np.ndarray]:
-    """Returns the questions, checked, and where the first answers are: characters ``[n, 2]``."""
+    """Returns the checked questions, and the characters of the first answers, int32 ``[n, 2]``."""
     ids = require(table, "id", (str, int), "an id")
     contexts = require(table, "context", str, "a context")
     if "answers" not in table.columns:
@@ -143,7 +143,7 @@ def _questions(table: Table) -> tuple[tuple[Question, ...], np.ndarray]:
         for answer, start in zip(answers, starts, strict=True):
             _check_answer(f"Row {row} of {table.origin}", context, answer, start)
         questions.append(Question(str(id_), context, tuple(answers)))
-        # Without spaces at the end: a byte-level token begins with the one before it.
+        # Without trailing spaces: in byte-level tokenizers a space belongs to the next token.
         spans.append((starts[0], starts[0] + len(answers[0].rstrip())))
     return tuple(questions), np.array(spans, np.int32).reshape(-1, 2)
 
@@ -186,8 +186,8 @@ def _encode(
 
 
 def _shortened(tokenizer: Any, text: str, encoding: Any, limit: int) -> Any:
-    """Returns the encoding of a text, or of as much from its start as has ``limit`` tokens."""
-    # Not by Encoding.truncate: what it cuts off stays with it, to be paired with every window.
+    """Returns the encoding of a text, cut to at most ``limit`` tokens."""
+    # Not Encoding.truncate: the encoding keeps the rest, which is then paired with every window.
     while len(encoding) > limit:
         text = text[: min(encoding.offsets[limit][0], len(text) - 1)]
         (encoding,) = whole(tokenizer, [text])
@@ -203,7 +203,7 @@ def _columns(
     columns["offsets"] = np.zeros((len(windows), max_length, 2), small)
     for row, (_, part, pair) in enumerate(windows):
         (at,) = np.nonzero(np.array(pair.sequence_ids) == 1)
-        # The part's own: in the pair, a byte-level tokenizer has taken the space off once more.
+        # Offsets of the part: in the pair, a byte-level tokenizer has removed the space again.
         columns["offsets"][row, at] = offsets(part)
         columns["context_mask"][row, at] = True
     columns["unit"] = np.array([unit for unit, _, _ in windows], np.int32)
@@ -215,13 +215,13 @@ def _positions(
 ) -> dict[str, np.ndarray]:
     """Returns ``start_positions`` and ``end_positions`` (inclusive) int32 ``[windows]``."""
     begin, end = np.split(spans[unit], 2, axis=1)
-    # Two tokens may be of one character; neither is of none of its characters.
+    # Two tokens can share one character; no token has no character.
     inside = context_mask & (offsets[..., 1] > begin) & (offsets[..., 0] < end)
     first = np.argmax(inside, axis=1)
     last = inside.shape[1] - 1 - np.argmax(inside[:, ::-1], axis=1)
     rows = np.arange(len(unit))
     begin, end = offsets[rows, first, 0].astype(np.int64), offsets[rows, last, 1].astype(np.int64)
-    # Whole, if no other window of the question holds more of the answer.
+    # The answer is complete if no other window of the question contains more of it.
     some = inside.any(axis=1)
     least, most = np.full(len(spans), np.iinfo(np.int64).max), np.full(len(spans), -1)
     np.minimum.at(least, unit[some], begin[some])

@@ -1,4 +1,4 @@
-"""Tagged words (named entities) to token columns, one label a word."""
+"""Tagged words (named entities) to token columns, with one label for each word."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
@@ -29,28 +29,28 @@ def encode_tags(
 ) -> Dataset:
     """Returns sentences whose words are labelled at their first token.
 
-    A tokenizer sees every word with a space before it, the first too, so that RoBERTa's makes of it
-    what it makes of the others. A word that becomes no token (control characters) has no label.
+    The tokenizer gets every word with a space before it, also the first one, so that RoBERTa's
+    tokenizer treats all words alike. A word without any token (control characters) has no label.
 
     Args:
       table: columns ``tokens`` and ``tags``, n rows; perhaps ``source``.
-      names: all tags, such as those of :func:`tag_names` of the training split.
+      names: all tags, such as :func:`tag_names` of the training split.
       tokenizer: a fast tokenizer of ``transformers``.
       max_length: tokens per sentence, special tokens included; the rest is cut off.
       name: of the data set.
       order: of the types in ``tag_set``, see :func:`tag_set`.
 
     Returns:
-      ``input_ids`` int32, ``attention_mask`` bool, ``labels`` int32 (``IGNORE`` at every token
-      but a word's first) and perhaps ``token_type_ids`` int32, each ``[n, max_length]``; meta
-      ``tag_set`` and ``type_set``, where there is a source ``source_tag_set`` and
-      ``source_type_set``, and ``unit``, each ``[n]``, and ``word`` int32 ``[n, max_length]``, which
-      word a token is the first of, or -1; references: the tags of each sentence, those
-      of words that are cut off too.
+      ``input_ids`` int32, ``attention_mask`` bool, ``labels`` int32 (``IGNORE`` except at the first
+      token of a word) and perhaps ``token_type_ids`` int32, each ``[n, max_length]``. Meta:
+      ``unit``, ``tag_set`` and ``type_set``, with a column ``source`` also ``source_tag_set`` and
+      ``source_type_set``, each ``[n]``; and ``word`` int32 ``[n, max_length]``, the number of the
+      word at its first token, else -1. References: all tags of each sentence, also of words that
+      are cut off.
 
     Raises:
-      InputError: a tokenizer or length that cannot be used, or a row (named from 1) with tags that
-        are not in IOB form, are none of the names, or are not as many as its words.
+      InputError: the tokenizer or the length cannot be used; or the tags of a row (counted from 1)
+        are not in IOB form, are not in ``names``, or are not one for each word.
     """
     if order not in _ORDERS:
         raise InputError(f"There is no order {order!r} of tags. {nearest(order, _ORDERS)}")
@@ -78,10 +78,10 @@ def encode_tags(
 
 
 def tag_names(table: Table) -> tuple[str, ...]:
-    """Returns the tags as the source orders them, or O and then B- and I- of every type.
+    """Returns the tags in the order of the source, or else O and then B- and I- of every type.
 
     Raises:
-      InputError: a row (named from 1) with tags that are not in IOB form.
+      InputError: the tags of a row (counted from 1) are not in IOB form.
     """
     if table.label_names is not None:
         return table.label_names
@@ -91,11 +91,11 @@ def tag_names(table: Table) -> tuple[str, ...]:
 
 
 def tag_set(tags: Iterable[str], order: Literal["sorted", "first_seen"] = "sorted") -> str:
-    """Returns which tags a sentence has, as one class to partition by: "B-LOC-I-LOC-B-PER".
+    """Returns the set of tags of a sentence, as one class to partition by: "B-LOC-I-LOC-B-PER".
 
-    O is left out, unless there is nothing else. The types are sorted, or with ``first_seen`` in
-    the order of the sentence, as in Tables 6 and 7 of FeDeRA (Yan et al. 2024), where the two
-    orders of two types are two classes.
+    O is left out, unless it is the only tag. The types are sorted, or with ``first_seen`` in the
+    order of the sentence. In Tables 6 and 7 of FeDeRA (Yan et al. 2024) the two orders of two types
+    are two classes.
     """
     present = dict.fromkeys(tags)
     types: Iterable[str] = dict.fromkeys(tag[2:] for tag in present if tag != "O")
@@ -106,9 +106,9 @@ def tag_set(tags: Iterable[str], order: Literal["sorted", "first_seen"] = "sorte
 
 
 def type_set(tags: Iterable[str]) -> str:
-    """Returns which types of entities a sentence has, sorted, as one class: "LOC-PER", or "O".
+    """Returns the set of entity types of a sentence, sorted, as one class: "LOC-PER", or "O".
 
-    So WNUT17's training and test splits have 37 classes, as Table 1 of FeDeRA says; by
+    With it WNUT17's training and test splits have 37 classes, as in Table 1 of FeDeRA; with
     :func:`tag_set` they have more than twice as many.
     """
     return "-".join(sorted({tag[2:] for tag in tags if tag != "O"})) or "O"
@@ -128,7 +128,7 @@ def _tag_ids(table: Table, tags: list[list[str]], names: Sequence[str]) -> list[
 
 
 def _encode(tokenizer: Any, words: list[list[str]], max_length: int) -> dict[str, np.ndarray]:
-    """Returns token columns, and ``word``: whose first token it is, the word's number or -1."""
+    """Returns token columns, and ``word``: the number of the word at its first token, else -1."""
     backend = tokenizer.backend_tokenizer
     parts = [_columns(tokenizer, [], max_length)]
     for rows in batches(words):
@@ -146,7 +146,7 @@ def _columns(tokenizer: Any, encodings: Sequence[Any], max_length: int) -> dict[
     for row, encoding in enumerate(encodings):
         words = np.array([-1 if word is None else word for word in encoding.word_ids], np.int32)
         found, at = np.unique(words, return_index=True)
-        first[row, at] = found  # of the special tokens it is -1
+        first[row, at] = found  # -1 for special tokens
     return {**columns, "word": first}
 
 

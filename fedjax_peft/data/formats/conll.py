@@ -16,7 +16,7 @@ __all__ = ["PLONER_SOURCES", "read_conll", "read_conll_file", "read_ploner"]
 _FILES = {
     "train": ("eng.train", "*train*.conll", "train", "train.txt"),
     "validation": ("eng.testa", "*dev*.conll", "dev", "dev.txt", "valid.txt"),
-    # WNUT17's test split comes without tags too.
+    # WNUT17's test split also exists without tags.
     "test": ("eng.testb", "*.test.annotated", "*test*.conll", "test", "test.txt"),
 }
 
@@ -53,7 +53,7 @@ def read_conll_file(path: Path) -> Table:
                 tokens.append([])
                 tags.append([])
             continue
-        # Not str.split(): words of tweets can hold other kinds of spaces.
+        # Not str.split(): words of tweets can contain other kinds of spaces.
         fields = line.split("\t") if "\t" in line else line.strip(" ").split(" ")
         if len(fields) < 2 or not fields[0] or not TAG.fullmatch(fields[-1]):
             raise InputError(

@@ -29,7 +29,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with opener(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                # A line at a time, so that the one that is not UTF-8 is known; a BOM may start it.
+                # Line by line, to name the line that is not UTF-8. A BOM is allowed.
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 yield number, text.rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -56,7 +56,7 @@ def read_bytes(path: Path, size: int = -1) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Returns what a JSON file holds.
+    """Returns the content of a JSON file.
 
     Raises:
       InputError: a file that cannot be read, or is not JSON.
@@ -64,7 +64,7 @@ def read_json(path: Path) -> Any:
     data = read_bytes(path)
     try:
         return json.loads(data)
-    except (ValueError, RecursionError) as error:  # of the encoding too; nested without end
+    except (ValueError, RecursionError) as error:  # also a wrong encoding; too deep nesting
         raise InputError(f"{path} is not a JSON file: {error}.") from error
 
 
@@ -81,7 +81,7 @@ def refuse_twins(path: Path, names: Sequence[str]) -> None:
 
 
 def find(folder: Path, *patterns: str) -> Path | None:
-    """Returns the one file of the folder, or below, that fits the first pattern that has any.
+    """Returns the file in the folder that fits the first pattern with any match.
 
     Args:
       folder: where to look.
@@ -105,7 +105,7 @@ def find(folder: Path, *patterns: str) -> Path | None:
 def read_splits(
     folder: Path, patterns: Mapping[str, Sequence[str]], read: Callable[[Path], Table]
 ) -> dict[str, Table] | None:
-    """Returns the splits whose files are there, None if there are none.
+    """Returns the splits whose files exist, None if no file exists.
 
     Args:
       folder: where to look.

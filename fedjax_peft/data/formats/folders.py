@@ -1,4 +1,4 @@
-"""One folder for each class, one file for each text; and Orange's tables of them."""
+"""Folders with one subfolder for each class and one file for each text; Orange's tables."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ __all__ = ["read_orange", "read_text_folders"]
 def read_text_folders(folder: Path) -> dict[str, Table] | None:
     """Returns train and test of folders such as ``20news-bydate-train/<class>/<file>``, or None.
 
-    Files are read as Latin-1, in which every byte is a character; the news groups are in several
-    encodings, and none says in which.
+    Files are read as Latin-1, in which every byte is a character. The newsgroups use several
+    encodings without declaring them.
     """
     tables = {}
     for split in ("train", "test"):
@@ -30,7 +30,7 @@ def read_text_folders(folder: Path) -> dict[str, Table] | None:
 
 
 def read_orange(folder: Path) -> dict[str, Table] | None:
-    """Returns train and test of the asset's ``.tab`` files, None if they are not there."""
+    """Returns train and test of the asset's ``.tab`` files, None if they do not exist."""
     paths = {split: folder / f"20newsgroups-{split}.tab" for split in ("train", "test")}
     tables = {split: _read_tab(path) for split, path in paths.items() if path.exists()}
     return tables or None

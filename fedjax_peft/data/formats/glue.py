@@ -12,7 +12,7 @@ _FILES = {
     "train": ("train.tsv", "msr_paraphrase_train.txt"),
     "validation": ("dev.tsv", "dev_matched.tsv", "msr_paraphrase_test.txt"),
 }
-"""MRPC as Microsoft gives it has no validation split; its test split stands for it."""
+"""Microsoft's MRPC has no validation split; its test split is used instead."""
 _COLUMNS = {
     "#1 String": "sentence1",
     "#2 String": "sentence2",
@@ -22,11 +22,11 @@ _COLUMNS = {
     **{name: name for name in ("sentence", "sentence1", "sentence2", "label")},
     **{name: name for name in ("question", "question1", "question2")},
 }
-"""A header's name -> the hub's; further columns are left out."""
+"""Name in the header -> name on the hub. Further columns are left out."""
 
 
 def read_glue(folder: Path) -> dict[str, Table] | None:
-    """Returns GLUE's train and validation split under the hub's column names, None if not there."""
+    """Returns GLUE's train and validation split with the hub's column names, None if missing."""
     tables = {}
     for split, names in _FILES.items():
         path = next((folder / name for name in names if (folder / name).exists()), None)
@@ -36,7 +36,7 @@ def read_glue(folder: Path) -> dict[str, Table] | None:
 
 
 def _read(path: Path) -> Table:
-    """Returns the rows. Quotes mean nothing in these files."""
+    """Returns the rows. Quotes have no special meaning in these files."""
     rows = ((number, line.split("\t")) for number, line in lines(path))
     _, header = next(rows, (0, []))
     refuse_twins(path, [_COLUMNS[name] for name in header if name in _COLUMNS])
@@ -50,7 +50,7 @@ def _read(path: Path) -> Table:
     numbers = []
     for number, fields in rows:
         if len(fields) < len(header) and "is_duplicate" in header:
-            continue  # QQP as it is distributed has a few lines that break off
+            continue  # the distributed files of QQP have a few incomplete lines
         if len(fields) != len(header):
             raise InputError(
                 f"Line {number} of {path} has {len(fields)} fields instead of {len(header)}."

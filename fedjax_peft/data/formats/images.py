@@ -1,6 +1,6 @@
-"""Images as they are distributed: IDX, CIFAR's binary version, npz, folders of image files.
+"""Image formats: IDX, CIFAR's binary version, npz, folders of image files.
 
-Nothing here unpickles: a pickle may run any code.
+Pickles are never read, because a pickle can run any code.
 """
 
 import io
@@ -26,9 +26,9 @@ _PLACES = (".", "cifar-10-batches-bin", "cifar-100-binary", "gzip")
 
 
 def read_images(folder: Path) -> dict[str, Table] | None:
-    """Returns the splits of a folder of images under their own names, None if it is not one.
+    """Returns the splits of a folder of images by name, None if the folder has no images.
 
-    It may have, also in the folder that their archives unpack to:
+    The folder, or the folder inside it that an archive unpacks to, may have:
 
     * IDX files, MNIST's format, perhaps gzipped: ``train-images-idx3-ubyte`` and
       ``train-labels-idx1-ubyte``, ``t10k-...`` or ``test-...``, perhaps with a name in front;
@@ -42,8 +42,8 @@ def read_images(folder: Path) -> dict[str, Table] | None:
       folder: a directory.
 
     Raises:
-      InputError: a file that is missing, damaged, or is not what its name says; CIFAR's python
-        version, which is a pickle.
+      InputError: a file is missing, damaged, or in another format than its name says; or the
+        folder has CIFAR's python version, which is a pickle.
     """
     for place in _PLACES:
         for read in (_read_idx, _read_cifar, _read_npz, _read_class_folders):
@@ -85,7 +85,7 @@ def _read_idx(folder: Path) -> dict[str, Table]:
             f"{folder} has the images of several data sets: {', '.join(map(repr, sets))}. Keep one"
             " in a folder."
         )
-    # Of a file and its packed form, one.
+    # If a file and its packed form exist, one of them is used.
     return {
         split: _idx_pair(folder, match[0])
         for split, match in {_IDX_SPLITS[match["split"]]: match for match in matches}.items()
@@ -96,7 +96,7 @@ def _idx_pair(folder: Path, name: str) -> Table:
     images = _idx(folder / name, 3)
     labels = _idx(folder / re.sub(r"images([-.])idx3", r"labels\1idx1", name), 1)
     if name.startswith("emnist"):
-        images = images.swapaxes(1, 2)  # these are stored column by column
+        images = images.swapaxes(1, 2)  # stored column by column
     return _labelled(str(folder / name), images, labels)
 
 
@@ -139,7 +139,7 @@ def _read_cifar(folder: Path) -> dict[str, Table]:
 
 
 def _class_names(path: Path, classes: int) -> tuple[str, ...] | None:
-    """Returns the lines of the file that names the classes, where it was kept."""
+    """Returns the class names in a file, None if the file does not exist."""
     if not path.exists():
         return None
     names = tuple(read_bytes(path).decode(errors="replace").split())
@@ -231,7 +231,7 @@ def _npz(path: Path) -> Mapping[str, np.ndarray]:
         # Not np.load(), which also takes the one array of an npy file.
         with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
             return dict(arrays)
-    # What numpy raises for a damaged file, and for a pickle in it.
+    # numpy raises these for a damaged file, and for a pickle in it.
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise InputError(f"{path} could not be read: {error}") from error
 
@@ -284,7 +284,7 @@ def _class_folders(folder: Path) -> Table | None:
 # One image.
 
 _DECODERS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF")
-"""Not all of PIL's: some start other programs."""
+"""Only these of PIL's decoders: some others start programs."""
 _GREY = ("1", "L", "LA")
 _COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 
@@ -295,10 +295,10 @@ def decode(value: Any, origin: str = "The image") -> np.ndarray:
     Args:
       value: an array, an image of PIL, encoded bytes (PNG, JPEG, GIF, BMP, WebP, TIFF), or what
         ``datasets`` has in their place: a dict of ``bytes`` or ``path``. Transparency is dropped.
-      origin: which image it is, to begin a message with.
+      origin: which image it is; the messages start with it.
 
     Raises:
-      InputError: none of these, or an image that is damaged or far too large.
+      InputError: ``value`` is none of these, or the image is damaged or far too large.
     """
     if isinstance(value, np.ndarray):
         return _array(value, origin)

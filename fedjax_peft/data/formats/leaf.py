@@ -20,7 +20,7 @@ from fedjax_peft.errors import InputError
 __all__ = ["read_users"]
 
 _CONTENTS = ("tokens", "snippets", "text", "pixels", "image")
-"""TFF's fields that are learned from."""
+"""Content fields of TFF."""
 _LEAF = re.compile(
     rb'\s*\{\s*"(users|num_samples|hierarchies)"\s*:\s*\[|\s*\{\s*"user_data"\s*:\s*\{'
 )
@@ -29,30 +29,30 @@ _TFF = re.compile(
     rb'creation_date)"\s*:\s*\['
 )
 _HEAD = 4096
-"""So many bytes tell these two from other JSON: a user's name is no longer."""
+"""The first bytes, from which the two formats are recognised. A user's name is not longer."""
 
 
 def read_users(folder: Path) -> dict[str, Table] | None:
-    """Returns the splits of a folder of examples by user, None if it is not one.
+    """Returns the splits of a folder of examples by user, None if it has no such files.
 
     Files are ``train/*.json`` and ``test/*.json`` (perhaps ``val``), or ``train.json`` and
-    ``test.json``, or ``all_data*.json`` where there is no split (its name is then ``all``), in the
-    folder or in its ``data``, perhaps gzipped. Rows are in the files' order, user by user, and have
-    their user as ``client``. The others of their columns depend on what an example is:
+    ``test.json``, or ``all_data*.json`` without a split (then the name is ``all``). They are in the
+    folder or in its subfolder ``data``, perhaps gzipped. Rows are in the order of the files, user
+    by user; the column ``client`` has the user. The other columns depend on the kind of example:
 
     * a text: ``text``;
     * tokens, in one list or several (LEAF's Reddit: a comment's): ``text``, joined by spaces,
       without LEAF's marks ``<BOS>``, ``<EOS>`` and ``<PAD>``;
     * pixels from 0 to 1, or whole numbers to 255: ``image`` uint8, square if the list is flat;
 
-    and ``label`` where there is one. LEAF's next character (Shakespeare) or token is no label, but
-    ends the text.
+    and ``label``, if there is one. LEAF's next character (Shakespeare) or next token is not a
+    label; it is appended to the text.
 
     Args:
       folder: a directory.
 
     Raises:
-      InputError: a file that is damaged or contradicts itself (user and field are named).
+      InputError: a file is damaged or contradicts itself (with the user and the field).
     """
     files = {split: paths for split in _SPLITS if (paths := _find(folder, _patterns(split)))}
     if not files:
@@ -154,7 +154,7 @@ def _leaf_users(path: Path, content: dict[str, Any]) -> Iterator[_User]:
         x, y = _list(data[name], "x", place), _list(data[name], "y", place)
         _check_lengths(place, "x", x, "y", y)
         contents, labels = _leaf_examples(place, x, y)
-        # Reddit's files keep the numbers from before they were split.
+        # Reddit's files have the numbers of examples before the split.
         if size != len(y) and not (y and isinstance(y[0], dict)):
             raise InputError(f"{place} has {len(y)} examples, but num_samples says {size}.")
         yield _User(name, place, "x", contents, labels)
@@ -168,7 +168,7 @@ def _leaf_examples(place: str, x: list[Any], y: list[Any]) -> tuple[list[Any], l
     """Returns contents and labels; a successor (of a character, of tokens) goes to the contents."""
     if not y or isinstance(y[0], int):
         return x, y
-    if isinstance(y[0], dict):  # Reddit's targets: the same tokens, one later
+    if isinstance(y[0], dict):  # Reddit's targets: the same tokens, shifted by one
         return x, None
     return _each(place, "y", _continued, list(zip(x, y, strict=True)), "a successor of 'x'"), None
 

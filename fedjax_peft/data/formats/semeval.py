@@ -1,4 +1,4 @@
-"""SemEval-2010 task 8 as its organisers give it: four lines for each sentence."""
+"""SemEval-2010 task 8 in the organisers' format: four lines for each sentence."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ _FILES = {"train": ("TRAIN_FILE.TXT",), "test": ("TEST_FILE_FULL.TXT",)}
 
 
 def read_semeval(folder: Path) -> dict[str, Table] | None:
-    """Returns train and test: ``TRAIN_FILE.TXT``, ``TEST_FILE_FULL.TXT``; None if not there."""
+    """Returns train and test: ``TRAIN_FILE.TXT``, ``TEST_FILE_FULL.TXT``; None if missing."""
     return read_splits(folder, _FILES, _read)
 
 

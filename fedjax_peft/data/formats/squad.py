@@ -1,4 +1,4 @@
-"""Questions on texts: SQuAD's json, MRQA's json lines, and the shapes that tables of them have."""
+"""Questions on texts: SQuAD's JSON, MRQA's JSON lines, and tables with either structure."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -45,8 +45,8 @@ def _squad_file(path: Path) -> Table:
 def read_mrqa(folder: Path) -> dict[str, Table] | None:
     """Returns the training questions of MRQA's files, one for each ``source``, as ``all``.
 
-    They are those in the folder ``train``, if there is one: ``SQuAD.jsonl.gz`` and so on. Each
-    starts with a line about itself.
+    The files are in the folder ``train``, if there is one: ``SQuAD.jsonl.gz`` and so on. The first
+    line of each is a header.
     """
     folder = folder / "train" if (folder / "train").is_dir() else folder
     columns: dict[str, list[Any]] = {name: [] for name in (*_COLUMNS, "source")}
@@ -57,7 +57,7 @@ def read_mrqa(folder: Path) -> dict[str, Table] | None:
             return None
         try:
             source = header["header"]["dataset"]
-            for number, text in rows:  # noqa: B007  the message has it
+            for number, text in rows:  # noqa: B007  used in the message
                 context = text["context"]
                 for qa in text["qas"]:
                     found = _spans(qa["detected_answers"], None, context)
@@ -77,7 +77,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             continue
         try:
             yield number, json.loads(line)
-        except (ValueError, RecursionError) as error:  # nested without end
+        except (ValueError, RecursionError) as error:  # too deep nesting
             raise InputError(f"Line {number} of {path} is not JSON: {error}.") from error
 
 
@@ -87,15 +87,15 @@ def _misses(origin: str, row: int, error: Exception) -> str:
 
 
 def canonical(table: Table) -> Table:
-    """Returns ``answers`` and ``answer_starts`` as lists, whatever shape the table has them in.
+    """Returns the table with ``answers`` and ``answer_starts`` as lists.
 
-    Known are the hub's of SQuAD (``answers`` has ``text`` and ``answer_start``), MRQA's detected
-    answers (``text`` and ``char_spans``), and one answer a row (``answer``, ``answer_start``). Rows
-    without an ``id`` are numbered.
+    It reads the hub's form of SQuAD (``answers`` has ``text`` and ``answer_start``), MRQA's
+    detected answers (``text`` and ``char_spans``), and one answer per row (``answer``,
+    ``answer_start``). Rows without an ``id`` are numbered.
 
     Raises:
-      InputError: no questions or no answers, an answer that is misshapen, or an id that is, or that
-        occurs twice (the row is named).
+      InputError: there are no questions or no answers, or a row has a malformed answer, a malformed
+        id, or the id of another row.
     """
     columns = dict(table.columns)
     name = next((name for name in ("answers", "answer") if name in columns), None)
@@ -144,7 +144,7 @@ def _spans(value: Any, start: Any, context: str) -> list[tuple[str, int]]:
         return [_span(*pair) for pair in zip(value, start, strict=True)]
     found = []
     for answer in value:
-        if "char_spans" in answer:  # MRQA's: every place where it stands, the last character too
+        if "char_spans" in answer:  # MRQA: every occurrence, last character included
             places = answer["char_spans"]
             if isinstance(places, dict):
                 places = zip(places["start"], places["end"], strict=True)

@@ -42,7 +42,7 @@ _LABELS = ("label", "tags", "ner_tags")
 def find_splits(
     folder: Path, splits: Mapping[str, Sequence[str]], *, whole: Sequence[str] = ("all",)
 ) -> dict[str, Path]:
-    """Returns the file of each split, or of ``all`` rows together; of several parts, the first.
+    """Returns the file of each split, or of ``all`` rows; of a split in parts, the first part.
 
     Args:
       folder: where to look.
@@ -101,7 +101,7 @@ def kind(path: Path) -> str | None:
 
 
 def read_file(path: Path, *, alone: bool = False) -> Table:
-    """Returns the rows of one file and of its further parts, under the file's own column names.
+    """Returns the rows of one file and of its further parts, with the file's column names.
 
     Args:
       path: as :func:`find_splits` gives it.
@@ -119,7 +119,7 @@ def read_file(path: Path, *, alone: bool = False) -> Table:
         if builder == "json" and _is_deep(part):
             raise InputError(f"{part} could not be read: it is nested too deeply.")
     try:
-        # A folder of its own: ``datasets`` takes a file of the same name and time for the same.
+        # A new folder: ``datasets`` would confuse files with the same name and time.
         with _quiet(), tempfile.TemporaryDirectory() as own:
             rows = datasets.load_dataset(
                 builder,
@@ -129,7 +129,7 @@ def read_file(path: Path, *, alone: bool = False) -> Table:
                 **(_csv_options(parts) if builder == "csv" else {}),
             )
             table = from_datasets(rows, str(path))
-            # Read here, where what is not UTF-8 can be told.
+            # Read here, where an error about UTF-8 can be explained.
             return replace(table, columns={name: v[:] for name, v in table.columns.items()})
     except InputError:
         raise
@@ -142,20 +142,20 @@ def read_file(path: Path, *, alone: bool = False) -> Table:
 
 
 _DEPTH = 200
-"""Most lists and objects inside each other. The reader below ``datasets`` calls itself for each
-level and, some thousands deep, ends the process with a segmentation fault."""
+"""The deepest allowed nesting. The reader below ``datasets`` is recursive, and some thousand levels
+end the process with a segmentation fault."""
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 def _is_deep(path: Path) -> bool:
     """Returns whether a file of JSON is nested more deeply than can be read."""
     content = read_bytes(path)
-    # Brackets in texts only make it look deeper, so most files need no look at their strings.
+    # Brackets in strings only increase the count, so strings are removed only if it is too high.
     return _depth(content) > _DEPTH and _depth(_STRING.sub(b"", content)) > _DEPTH
 
 
 def _depth(content: bytes) -> int:
-    """Returns how many brackets are open at most."""
+    """Returns the largest number of open brackets."""
     steps = np.zeros(256, np.int8)
     steps[list(b"[{")], steps[list(b"]}")] = 1, -1
     depth = deepest = 0
@@ -168,7 +168,7 @@ def _depth(content: bytes) -> int:
 
 
 def load(*args: Any, **options: Any) -> Any:
-    """Returns ``datasets.load_dataset(...)``, which keeps its files in our cache."""
+    """Returns ``datasets.load_dataset(...)``, with its files in our cache."""
     import datasets
 
     with printed_once():
@@ -176,9 +176,9 @@ def load(*args: Any, **options: Any) -> Any:
 
 
 def from_datasets(rows: Any, origin: str) -> Table:
-    """Returns a table of ``datasets`` as ours; numbers of a ClassLabel become its names.
+    """Returns a table of ``datasets`` as a ``Table``; numbers of a ClassLabel become names.
 
-    Columns are read when they are used: some on the hub are larger than the memory.
+    Columns are read when they are used, because some on the hub are larger than the memory.
     """
     columns: dict[str, Sequence[Any]] = {}
     label_names = None
@@ -192,7 +192,7 @@ def from_datasets(rows: Any, origin: str) -> Table:
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:
-    """Returns the names of class numbers; -1, which says "unlabelled", stays a number."""
+    """Returns the names of class numbers; -1 ("unlabelled") stays a number."""
     if isinstance(value, list):
         return [_named(x, names) for x in value]
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
@@ -222,7 +222,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _csv_options(paths: Sequence[Path]) -> dict[str, Any]:
-    """Returns options that read every field as written: no guessed numbers, no "NA" as missing.
+    """Returns options that read every field as text: no guessed numbers, no "NA" as missing.
 
     Raises:
       InputError: two columns of one name, or a first row that is longer than the header.
@@ -232,7 +232,7 @@ def _csv_options(paths: Sequence[Path]) -> dict[str, Any]:
     for path in paths:
         opener = gzip.open if path.suffix == ".gz" else open
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            # Blank lines are no rows.
+            # Blank lines are not rows.
             rows = (row for row in csv.reader(file) if len(row) > 1 or "".join(row).strip())
             header = next(rows, [])
             limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than a name
@@ -241,7 +241,7 @@ def _csv_options(paths: Sequence[Path]) -> dict[str, Any]:
             finally:
                 csv.field_size_limit(limit)
         refuse_twins(path, header)
-        # The reader would take the first field for a name of the row, and shift the others.
+        # The reader would use the first field as a row name and shift the others.
         if len(first) > len(header):
             raise InputError(
                 f"Row 1 of {path} has {len(first)} fields, but the header has {len(header)}."

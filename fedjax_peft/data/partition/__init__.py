@@ -1,12 +1,12 @@
-"""Partitions: who owns which example. Pure functions of (data, settings, seed).
+"""Partitions: which client has which example. Pure functions of (data, settings, seed).
 
-Every example goes to exactly one client; only :func:`natural` and :func:`grouped` can leave some to
-nobody, where they are told to take a part of the clients. Randomness comes from the stream
+Every example goes to exactly one client. Only :func:`natural` and :func:`grouped` can leave
+examples out, if they are asked for a part of the users. Randomness comes from the stream
 ``partition`` of the seed. A client's rows are in ascending order.
 
-Where ``data.meta`` has ``unit``, as for the windows that a long context was cut into, all rows of a
-unit go to the same client: units are dealt out as examples are elsewhere (their key is that of the
-first row), and "examples" below, sizes too, are units.
+If ``data.meta`` has ``unit`` (the windows of one context have the same unit), all rows of a unit go
+to the same client. A partition then deals out units as it deals out examples otherwise: sizes count
+units, and the key of a unit is the key of its first row.
 """
 
 from fedjax_peft.data.partition.features import feature_shift

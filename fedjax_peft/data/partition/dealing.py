@@ -1,8 +1,8 @@
-"""What partitions share: the pool that is dealt out, and whole numbers from shares.
+"""Shared parts of the partitions: the pool that is dealt out, and whole numbers from shares.
 
-Inside, a partition is one array ``owner``, the client of each example, so that it covers the data
-exactly by its form; those that skew first make a table ``counts[clients, classes]`` and then deal
-the shuffled examples by it.
+A partition is one array ``owner``, the client of each example, so every example has exactly one
+owner. Partitions with skew first make a table ``counts[clients, classes]``, and then deal out the
+shuffled examples by it.
 """
 
 from bisect import bisect_left
@@ -20,7 +20,7 @@ __all__ = ["Pool", "apportion", "check_clients", "check_min_size", "deal", "draw
 
 @dataclass(frozen=True, eq=False)
 class Pool(Generic[DataT]):
-    """What a partition deals out: the units of the data, which elsewhere are just its examples."""
+    """The units that a partition deals out; without ``meta["unit"]``, every example is a unit."""
 
     data: DataT
     first: np.ndarray
@@ -30,7 +30,7 @@ class Pool(Generic[DataT]):
 
     @classmethod
     def of(cls, data: DataT) -> "Pool[DataT]":
-        """Returns the pool of a data set, or of a bare array, one value for each example."""
+        """Returns the pool of a data set, or of an array with one value for each example."""
         if isinstance(data, Dataset) and "unit" in data.meta:
             _, first, unit = np.unique(data.meta["unit"], return_index=True, return_inverse=True)
             return cls(data, first, unit)
@@ -66,7 +66,7 @@ class Pool(Generic[DataT]):
 
 
 def check_clients(n: int, clients: int, min_size: int = 1) -> None:
-    """Raises InputError where n examples are too few, or the numbers make no sense."""
+    """Raises InputError if n examples are too few for the clients, or a number is out of range."""
     if clients < 1:
         raise InputError(f"A partition needs at least 1 client, not {clients}.")
     check_min_size(min_size)
@@ -78,7 +78,7 @@ def check_clients(n: int, clients: int, min_size: int = 1) -> None:
 
 
 def check_min_size(min_size: int) -> None:
-    """Raises InputError for a negative least size."""
+    """Raises InputError for a negative ``min_size``."""
     if min_size < 0:
         raise InputError(f"min_size of a partition must not be negative, but is {min_size}.")
 
@@ -86,8 +86,8 @@ def check_min_size(min_size: int) -> None:
 def draw(concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Returns one Dirichlet draw per row of ``concentration``, same shape.
 
-    A Gamma(a) variable is Gamma(a + 1) * U^(1/a), which is taken in logarithms: for small ``a``
-    the variables themselves all underflow to 0. Minus the logarithm of U is exponential.
+    A Gamma(a) variable is Gamma(a + 1) * U^(1/a). It is computed in logarithms, because for small
+    ``a`` the variables underflow to 0. -log(U) is exponential.
     """
     a = np.maximum(concentration, 1e-300)  # so that 1 / a is finite
     log_gamma = np.log(rng.standard_gamma(a + 1)) - rng.standard_exponential(a.shape) / a
@@ -98,8 +98,8 @@ def draw(concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def apportion(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Returns whole numbers ``[rows, n]`` near ``shares * totals`` whose rows sum to ``totals``.
 
-    Largest remainders: round down, then give what is left to the largest fractions (the first of
-    equal ones).
+    Largest remainders: round down, then add 1 where the fractions are largest (of equal fractions,
+    the first).
     """
     quotas = shares * totals[:, None]
     counts = np.floor(quotas).astype(np.int64)
@@ -125,14 +125,14 @@ def deal(classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> n
 
 
 def fill_up(owner: np.ndarray, clients: int, min_size: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns owners such that each client has ``min_size`` examples, taken from the largest."""
+    """Returns owners with at least ``min_size`` examples each, taken from the largest clients."""
     sizes = np.bincount(owner, minlength=clients)
     need = np.maximum(min_size - sizes, 0)
     total = need.sum()
     if not total:
         return owner
-    # The lowest level to which the large clients can be cut without giving more than is needed;
-    # the few examples still missing come from the first clients at that level.
+    # The lowest level to which the large clients can be cut without giving more than needed. The
+    # few examples that are still missing come from the first clients at that level.
     level = bisect_left(
         range(sizes.max()), True, key=lambda cut: np.maximum(sizes - cut, 0).sum() <= total
     )

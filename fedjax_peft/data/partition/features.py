@@ -1,4 +1,4 @@
-"""Feature skew: the images of each client are changed in their own way."""
+"""Feature skew: the images of each client are changed by another amount."""
 
 import sys
 from collections.abc import Callable
@@ -17,10 +17,10 @@ __all__ = ["SHIFTS", "feature_shift", "shift_features"]
 def feature_shift(
     data: Dataset, clients: int, kind: str, strength: float, *, seed: int = 0
 ) -> Clients[Dataset]:
-    """IID, and then each client's images are changed in a way of its own, the later the more.
+    """Deals out images IID, then changes those of client k by an amount that grows with k.
 
-    The images of the result are changed copies. Kinds, and what their strengths mean, are those of
-    :func:`shift_features`.
+    The images of the result are changed copies. :func:`shift_features` describes the kinds and the
+    unit of ``strength``.
 
     Args:
       data: images.
@@ -48,13 +48,13 @@ def shift_features(
       "An Efficient Framework for Clustered Federated Learning").
     * ``noise``: the standard deviation of Gaussian noise, of pixels from 0 to 1 (NIID-Bench, Li et
       al. 2022, "Federated Learning on Non-IID Data Silos: An Experimental Study").
-    * ``brightness``, ``contrast``: the part of it that is lost, strength at most 1: towards black,
+    * ``brightness``, ``contrast``: the share that is lost, at most 1. Pixels move towards black, or
       towards the mean of the image.
 
     Args:
       clients: a federation of images, uint8; no example may have two owners.
       kind: see above.
-      strength: of the last client, nearly.
+      strength: the limit of the shift for large k, in the unit of the kind.
       seed: of the noise.
 
     Raises:
@@ -99,14 +99,14 @@ def _rotated(pixels: np.ndarray, degrees: float, _: np.random.Generator) -> np.n
     y, x = np.mgrid[:height, :width].astype(np.float64)
     y, x = y - (height - 1) / 2, x - (width - 1) / 2
     cos, sin = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
-    # Where each pixel comes from: rows count downwards.
+    # The source position of each pixel; rows count downwards.
     rows = _taps(cos * y + sin * x + (height - 1) / 2, height)
     columns = _taps(cos * x - sin * y + (width - 1) / 2, width)
     return sum(a * b * pixels[:, :, i, j] for i, a in rows for j, b in columns)
 
 
 def _taps(place: np.ndarray, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns the two pixels beside each place of a line, and their weights."""
+    """Returns the two pixels next to each position on a line, and their weights."""
     first = np.floor(place).astype(int)
     second = (place - first).astype(np.float32)
     return [

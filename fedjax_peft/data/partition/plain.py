@@ -1,4 +1,4 @@
-"""Partitions that look at nothing."""
+"""Partitions independent of labels and keys."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ __all__ = ["iid", "pooled"]
 
 
 def iid(data: DataT, clients: int, *, seed: int = 0) -> Clients[DataT]:
-    """Uniformly at random, in equal sizes (to one example).
+    """Deals out the examples at random, in sizes that differ by at most one example.
 
     Args:
       data: a data set, or integer labels ``[examples]``.
@@ -27,7 +27,7 @@ def iid(data: DataT, clients: int, *, seed: int = 0) -> Clients[DataT]:
 
 
 def pooled(data: DataT) -> Clients[DataT]:
-    """One client with everything, for training without federation (``algorithms.centralised``).
+    """Gives all examples to one client, for training without federation (``centralised``).
 
     Args:
       data: a data set, or integer labels ``[examples]``.

@@ -1,4 +1,4 @@
-"""Partitions that make clients differ on purpose: in classes or in sizes."""
+"""Partitions in which clients differ in their classes or in their sizes."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -31,22 +31,22 @@ def dirichlet(
     min_size: int = 1,
     seed: int = 0,
 ) -> Clients[DataT]:
-    """Label skew by a Dirichlet distribution: the smaller alpha, the fewer labels a client has.
+    """Label skew by a Dirichlet distribution: with a smaller alpha, a client has fewer labels.
 
     ``client_prior``: client i draws its label shares ``p_i ~ Dir(alpha * prior)``, where ``prior``
     is the label distribution of the data, and takes ``p_i * size`` examples of each label. Clients
-    draw from the pool one after the other; where a label has run out, the shortage is filled from
-    the other labels in proportion to what is left of them, so late clients are more mixed than
-    their ``p_i``. Sizes are equal (to one example). The distribution is that of Hsu et al. 2019,
-    the filling that of FedNLP (Lin et al. 2022), which FeDeRA (Yan et al. 2024) uses.
+    draw from the pool one after the other. If too few examples of a label are left, the rest comes
+    from the other labels, in proportion to their remaining examples; late clients are therefore
+    more mixed than their ``p_i``. Sizes differ by at most one example. The distribution is that of
+    Hsu et al. 2019; the filling is that of FedNLP (Lin et al. 2022), which FeDeRA (Yan et al. 2024)
+    uses.
 
     ``class_wise``: label c draws its client shares ``q_c ~ Dir(alpha, ..., alpha)`` and its
     examples are divided by them (Yurochkin et al. 2019). Sizes are unequal, and for small alpha
-    most clients would be empty: clients below ``min_size`` are filled up with random examples of
-    the largest clients, which are cut to a common level. With ``min_size=0`` clients can stay
-    empty.
+    most clients would be empty. Clients below ``min_size`` therefore get random examples of the
+    largest clients, which are cut to a common level. With ``min_size=0`` clients can stay empty.
 
-    Shares are turned into counts by largest remainders, without any redrawing.
+    Counts are the shares rounded by largest remainders. Nothing is drawn again.
 
     Args:
       data: a data set, or integer labels ``[examples]``.
@@ -119,13 +119,14 @@ def pathological(
     by: str | None = None,
     seed: int = 0,
 ) -> Clients[DataT]:
-    """Label skew by shards: each client has examples of a few classes only, mostly two.
+    """Label skew by shards: each client has examples of a few classes only, usually two.
 
-    As in the split of MNIST by McMahan et al. 2017: every class is cut into equal shards, and every
-    client takes as many shards as it has classes. Here no shard is of two classes, so that a class
-    gets shards about in proportion to its size (each time, the class with the largest shards is cut
-    into one more), and no client takes two of the same class. A client has fewer classes only where
-    the examples do not suffice for so many shards. Classes of equal size give equal clients.
+    As in the split of MNIST by McMahan et al. 2017, every class is cut into equal shards, and every
+    client takes ``classes_per_client`` shards. Here a shard never has two classes, and a client
+    never takes two shards of the same class. The number of shards of a class is about proportional
+    to its size: repeatedly, the class with the largest shards gets one shard more. A client has
+    fewer classes only if there are too few examples for all shards. Classes of equal size give
+    clients of equal size.
 
     Args:
       data: a data set, or integer labels ``[examples]``.
@@ -162,10 +163,10 @@ def pathological(
 def quantity(
     data: DataT, clients: int, alpha: float, *, min_size: int = 1, seed: int = 0
 ) -> Clients[DataT]:
-    """Quantity skew: sizes by a Dirichlet distribution, whatever the examples are.
+    """Quantity skew: client sizes by a Dirichlet distribution, independent of labels.
 
     Shares of the data are drawn from ``Dir(alpha, ..., alpha)`` over the clients (NIID-Bench, Li et
-    al. 2022, and FedNLP, who call it beta). Clients below ``min_size`` are filled up from the
+    al. 2022, and FedNLP; both call it beta). Clients below ``min_size`` are filled up from the
     largest ones, as in :func:`dirichlet`.
 
     Args:
@@ -261,24 +262,25 @@ def _proportional(stock: np.ndarray, amount: int) -> np.ndarray:
 
 
 def _shards(class_sizes: np.ndarray, clients: int, wanted: int) -> np.ndarray:
-    """Returns into how many shards each class is cut, int ``[classes]``: ``wanted`` in all.
+    """Returns the number of shards of each class, int ``[classes]``; their sum is ``wanted``.
 
-    Each class is one to begin with, and no class is cut into more than it has examples or than
-    there are clients; there are fewer in all where that forbids it.
+    Each class starts with one shard. A class has at most as many shards as it has examples, and at
+    most as many as there are clients; the sum is smaller if these limits require it.
     """
     most = np.minimum(class_sizes, clients)
     of = np.repeat(np.arange(len(most)), most)
     before = np.arange(len(of)) - np.repeat(np.cumsum(most) - most, most)
-    # The size of a class's shards before it is cut into one more: the larger, the sooner.
+    # The size of the shards of a class before it gets one more: the largest is cut first.
     urgency = np.where(before == 0, np.inf, class_sizes[of] / np.maximum(before, 1))
     return np.bincount(of[np.argsort(-urgency, kind="stable")[:wanted]], minlength=len(most))
 
 
 def _take_shards(shards: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns who takes a shard of which class, bool ``[clients, classes]``.
+    """Returns which client takes a shard of which class, bool ``[clients, classes]``.
 
-    Clients take equal numbers (to one), one client after the other of the classes that have most
-    shards left, at random among equals. That always ends with none left (Gale and Ryser).
+    The numbers of shards of two clients differ by at most one. One client after the other takes
+    shards of the classes with most shards left, at random among equals. By the theorem of Gale and
+    Ryser no shard is left at the end.
     """
     takes = np.zeros((clients, len(shards)), np.bool_)
     left = shards.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Partitions along a key that the data bring along: the user, the speaker, the task."""
+"""Partitions by a key of the data, such as the user, the speaker or the task."""
 
 from collections.abc import Sequence
 
@@ -23,13 +23,14 @@ def natural(
 ) -> Clients[DataT]:
     """One client for each user, or for each value of another key, such as the task.
 
-    Clients have the values as names and are sorted by them. With ``clients``, ``names`` or a
-    ``min_size`` above 1, examples of the others belong to nobody.
+    The values are the names of the clients, which are sorted by them. With ``clients``, ``names``
+    or a ``min_size`` above 1, the examples of all other users are left out.
 
     Args:
       data: a data set with ``by`` in its ``meta``, or the values themselves ``[examples]``.
       by: the key.
-      clients: draw so many at random, of those with at least ``min_size`` examples; None: all.
+      clients: the number of users to draw at random, out of those with at least ``min_size``
+        examples; None: all.
       min_size: least number of examples of a client.
       names: take exactly these instead, in this order: ``names=train.names`` gives the test split
         to the same clients. A client may then be empty only with ``min_size=0``.
@@ -63,16 +64,18 @@ def grouped(
     min_size: int = 1,
     seed: int = 0,
 ) -> Clients[DataT]:
-    """Users merged at random into groups of equal numbers of users (to one), each one client.
+    """Merges users at random into groups; each group is one client.
 
-    FedAdapters merges 27 users into 9 groups. Clients are less apart than users are, but not IID.
-    Examples of users that are not drawn, or have too few, belong to nobody.
+    The numbers of users of two groups differ by at most one. FedAdapters merges 27 users into 9
+    groups. Clients differ less than users do, but they are not IID. Examples of users that are not
+    drawn or have too few examples are left out.
 
     Args:
       data: as for :func:`natural`.
       groups: number of clients.
-      of: how many users to draw, of those with at least ``min_size`` examples; None: all.
-      by: the key that tells users apart.
+      of: the number of users to draw, out of those with at least ``min_size`` examples; None:
+        all.
+      by: the key of the users.
       min_size: least number of examples of a user.
       seed: of the random stream.
 
@@ -96,7 +99,7 @@ def grouped(
 def _draw(
     sizes: np.ndarray, clients: int | None, min_size: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Returns the numbers, ascending, of users with enough examples: all, or so many drawn."""
+    """Returns the numbers of users with enough examples, ascending: all, or ``clients`` drawn."""
     check_min_size(min_size)
     enough = np.flatnonzero(sizes >= min_size)
     wanted = max(1, len(enough)) if clients is None else clients
