@@ -101,8 +101,6 @@ FIELDS = (
     Field("spectrum_kept", "fraction", "Squared singular values kept by FRA and FlexLoRA."),
     Field("residual", "", "FedEx-LoRA: Frobenius norm of what is added to frozen weights."),
     Field("residual_relative", "fraction", "Over the norm of the exact average."),
-    Field("clip_share", "fraction", "clip_norm: uploads of the round that were clipped."),
-    Field("clip_median_norm", "", "clip_norm: median of the norms of changes before clipping."),
     Field("switched", "0 or 1", "FRA-FFA: whether the run has switched to FFA."),
     # ---- upload transforms
     Field("clip_share", "fraction", "clip_norm: aggregated clients whose change was clipped."),
