@@ -47,7 +47,7 @@ def encode(
     """Returns a split as arrays, with the table's further columns as ``meta``.
 
     Args:
-      task: its encoder is used; ``Dataset.task`` of the result.
+      task: gives the encoder; it becomes ``Dataset.task`` of the result.
       table: one split.
       names: of the classes or tags.
       tokenizer: a fast tokenizer of ``transformers``; None for an encoder that reads no texts.

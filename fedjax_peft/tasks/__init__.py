@@ -1,7 +1,7 @@
-"""Tasks: what is read, what is learned, and how it is scored. One file for each.
+"""Tasks: encoder, loss, metrics, score, head and inputs. One file for each task.
 
-Each public function returns a :class:`Task`. Everything else looks a task up here: by its name, by
-the columns of a table, or by the head of a model.
+Each function in ``__all__`` returns a :class:`Task`. The other functions look a task up by its
+name, by the columns of a table, or by the head of a model.
 """
 
 import inspect
@@ -50,7 +50,7 @@ def for_data(data: Any, metric: str | None = None) -> Task:
 
     Args:
       data: the data set.
-      metric: whose score is the headline, see :func:`question_answering`; None: the task's default.
+      metric: which metric is the headline, see :func:`question_answering`; None: the default.
 
     Raises:
       InputError: the data set names an unknown task, or its task has no choice of metrics.
@@ -78,10 +78,10 @@ def for_data(data: Any, metric: str | None = None) -> Task:
 
 
 def for_columns(columns: Collection[str], origin: str) -> Task:
-    """Returns the task of a table that nobody has described, by the names of its columns.
+    """Returns the task of a table without an entry in the catalogue, by the names of its columns.
 
-    It is the task whose encoder recognises the largest number of them, and classification if no
-    encoder recognises any.
+    It is the task whose encoder recognises most columns, or classification if no encoder recognises
+    any.
 
     Args:
       columns: their names.

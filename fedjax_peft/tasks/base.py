@@ -1,7 +1,7 @@
-"""The contract of a task: what is read, what is learned, and how it is scored and predicted.
+"""The contract of a task: encoder, loss, metrics, score, head and inputs.
 
-A task is one file with a function that returns a :class:`Task`. The library's own are listed in
-:mod:`fedjax_peft.tasks`; a config names one of your own as ``[task] name = "my_file.py:function"``.
+A task is one file with a function that returns a :class:`Task`. :mod:`fedjax_peft.tasks` lists the
+built-in ones. A config names your own task as ``[task] name = "my_file.py:function"``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
     """How a trained model answers rows without labels, as ``fedjax-peft predict`` does."""
 
     fields: tuple[Field, ...]
-    """What a row has."""
+    """The fields of a row."""
     unlabelled: Callable[[dict[str, list[Any]], Sequence[str]], dict[str, list[Any]]]
     """(columns of the fields, label names) -> the columns that the task's encoder reads, with
     placeholders for the labels."""
@@ -47,13 +47,13 @@ def _any_data(data: Dataset, which: str) -> None:
 class Task(NamedTuple):
     """A task. ``loss`` and ``metrics`` are enough for data that are arrays already.
 
-    The first six fields are what the engine uses (:class:`fedjax_peft.typing.Task`). Metrics are
-    (sum, count), so that padded rows and unequal batches average correctly. A figure that is not a
-    mean over examples, such as an entity F1, is made on the host, by ``score``, from what
-    ``predict`` returns for every example.
+    The engine uses the first six fields (:class:`fedjax_peft.typing.Task`). Metrics are (sum,
+    count), so that padded rows and unequal batches average correctly. ``score`` computes metrics
+    that are not means over examples, such as an entity F1. It runs on the host, with the output of
+    ``predict`` for every example.
 
-    Return the same functions on every call: a program that was compiled for a task is then found
-    again.
+    A function that returns a task must use the same functions on every call. Compiled programs are
+    then used again.
     """
 
     loss: Callable[[Outputs, Batch], tuple[jax.Array, jax.Array]]
@@ -71,15 +71,15 @@ class Task(NamedTuple):
     lower_is_better: tuple[str, ...] = ("loss",)
     """The metrics for which lower is better. For every other metric higher is better."""
     name: str = "own"
-    """What messages call the task; for a task of the library, its name in a config."""
+    """The name in messages; for a built-in task, also the name in a config."""
     encoder: Encoder | None = None
-    """How rows become arrays; None: the data are arrays already."""
+    """Turns rows into arrays; None: the data are arrays already."""
     head: str = "classification"
     """The kind of head that a model needs, a key of :data:`fedjax_peft.models.heads.KINDS`."""
     inputs: Inputs | None = None
-    """How a trained model answers rows without labels; None: only in Python."""
+    """How a trained model answers rows without labels; None: ``predict`` refuses the task."""
     check: Callable[[Dataset, str], None] = _any_data
-    """(data set, which one it is, such as "training") -> None. Raises InputError for data on which
+    """(data set, its role, such as "training") -> None. Raises InputError for data on which
     the task cannot be trained or scored."""
 
     def __repr__(self) -> str:

@@ -1,10 +1,13 @@
 """Combined data sets, with one client for each."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fedjax_peft.data import Dataset, combine
 from fedjax_peft.errors import InputError
+from fedjax_peft.tasks import image_classification
 
 
 def texts(lengths, width, *, classes=2, pad=1, types=False, **more):
@@ -67,3 +70,11 @@ def test_common_names_and_columns_stay():
 def test_refusals(datasets, match):
     with pytest.raises(InputError, match=match):
         combine(datasets)
+
+
+def test_a_common_task_is_kept():
+    pair = {"a": texts([2], 3), "b": texts([3], 3)}
+    assert combine(pair).data.task is None
+    images = {name: replace(data, task=image_classification()) for name, data in pair.items()}
+    assert combine(images).data.task.name == "image_classification"
+    assert combine({**images, "b": pair["b"]}).data.task is None

@@ -36,7 +36,7 @@ class Encode(Protocol):
 
 
 class StandIn(NamedTuple):
-    """What the made-up rows of a data set must look like."""
+    """The required form of a data set's made-up rows."""
 
     names: Sequence[str]
     """All classes or tags."""
@@ -77,8 +77,8 @@ class Encoder(NamedTuple):
     """Encodes one split. An option of ``load_dataset`` such as ``doc_stride`` reaches it if it has
     a keyword argument of this name."""
     recognises: Callable[[Collection[str]], int] = _recognises_nothing
-    """(column names of an undescribed table) -> how many of them show that the table is for this
-    encoder; 0: it is not."""
+    """(column names of a table) -> the number of columns by which the encoder recognises the table
+    as its own; 0: it does not."""
     label_column: str | None = None
     """The column of class or tag names. A source may give numbers instead of names."""
     class_names: Callable[[Table], tuple[str, ...]] = _no_names
@@ -96,8 +96,8 @@ class Encoder(NamedTuple):
     needs_tokenizer: bool = True
     """False for an encoder that reads no texts."""
     stand_in: Callable[[np.random.Generator, int, StandIn], dict[str, Any]] | None = None
-    """(generator, n, what they must look like) -> the columns of n made-up rows, from which a model
-    can learn. For ``source = "tiny"``; None: there are none."""
+    """(generator, n, required form) -> the columns of n made-up rows from which a model can learn.
+    For ``source = "tiny"``; None: the encoder has no stand-in."""
 
 
 def texts_of(rng: np.random.Generator, words: np.ndarray) -> list[str]:
