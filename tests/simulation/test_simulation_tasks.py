@@ -257,8 +257,8 @@ def test_clients_are_tested_on_their_own_part_of_the_test_split(finished, root):
 def test_client_test_needs_clients_that_are_in_the_test_split_too(finished, root, capsys):
     finished("sst2")
     for overrides, message in (
-        (["client_test=true"], "of [partition] name = 'natural' have, not of 'iid'"),
-        (["client_test=true", "client_holdout=0.1", 'partition={name="natural"}'], "keep one"),
+        (["client_test=true"], "name = 'natural' have such examples, not those of 'iid'"),
+        (["client_test=true", "client_holdout=0.1", 'partition={name="natural"}'], "use only one"),
     ):
         out = ["--out", str(root / "never")]
         assert cli.main(["run", str(root / "sst2.toml"), *out, *overrides]) == 2
