@@ -143,52 +143,159 @@ class Tuning(NamedTuple):
     """Passes over a client's examples."""
 
 
+class Product(NamedTuple):
+    """An entry of a lifted upload: the matrix ``a @ b``. The weighted sum is a dense matrix.
+
+    No client's own product is formed, so the memory does not grow with the lanes.
+    """
+
+    a: jax.Array
+    """``[in, r]``."""
+    b: jax.Array
+    """``[r, out]``."""
+
+
+class Factors(NamedTuple):
+    """An entry of a lifted upload: the matrix ``a @ b``, as for :class:`Product`.
+
+    The weighted sum is held as the factors of all uploads: ``a`` is then ``[slots, in, r]``, ``b``
+    ``[slots, r, out]``, and :attr:`Total.weights` are their weights. It is the same sum, exactly,
+    and smaller than the dense matrix while ``slots * r`` is below ``in`` and ``out``. See
+    :func:`fedjax_peft.summation.dense`.
+    """
+
+    a: jax.Array
+    b: jax.Array
+
+
+class Weighted(NamedTuple):
+    """A part of a lifted upload that counts by a weight of its own, not by the client's weight."""
+
+    weight: jax.Array
+    """A float32 scalar, not negative. In the sum: the total of these weights."""
+    value: PyTree
+    """In the sum: the sum weighted by them."""
+
+
+class Stacked(NamedTuple):
+    """A part of a lifted upload that is not summed: in the "sum" it holds all uploads.
+
+    Robust statistics, such as a median, need this (:attr:`Aggregator.needs_all_uploads`).
+    """
+
+    value: PyTree
+    """In the sum: float32 ``[slots, ...]``; rows of :attr:`Total.weights` 0 are zeros."""
+
+
+class Total(NamedTuple):
+    """The sum of the lifted uploads of a round. Made by :mod:`fedjax_peft.summation`."""
+
+    value: PyTree
+    """``Σ w_k lift(upload_k)``, float32, in the structure of the lifted upload: a
+    :class:`Product` has become a dense matrix; :class:`Factors`, :class:`Weighted` and
+    :class:`Stacked` say in their docstrings what they hold."""
+    weight: jax.Array
+    """``Σ w_k``, a float32 scalar; 0 where no upload was accepted."""
+    weights: jax.Array
+    """w_k, float32 ``[slots]``; 0 for a slot without an upload."""
+
+
+class Lift(Protocol):
+    """The map from one client's upload into the vector space in which an aggregator sums."""
+
+    def __call__(self, upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
+        """Returns a nested dict of arrays, :class:`Product`, :class:`Factors`, :class:`Weighted`
+        and :class:`Stacked`.
+
+        Args:
+          upload: of one client.
+          template: the upload of a client that learned nothing.
+          fixed: the leaves that never change, such as LoRA's scale.
+
+        Raises:
+          InputError: the aggregator does not fit the shared leaves.
+        """
+
+
 class Aggregated(NamedTuple):
     """What an aggregator gives the server."""
 
     update: PyTree
-    """Same structure as one upload, where the algorithm's server asks for nothing else."""
+    """Same structure as one upload, unless the algorithm's server asks for something else."""
     metrics: dict[str, jax.Array]
     """Float32 scalars about the aggregation, such as its error. May be empty."""
+    state: PyTree = ()
+    """The aggregator's state for the next round; ``()`` for an aggregator without state."""
+
+
+class Finish(Protocol):
+    """The way back from the sum of the lifted uploads to an update of the server."""
+
+    def __call__(
+        self, total: Total, template: PyTree, context: "RoundContext", state: PyTree
+    ) -> Aggregated:
+        """Returns the update, metrics and the next state.
+
+        Where ``total.weight`` is 0 the update is ``template``. The engine then keeps the old state.
+
+        Args:
+          total: the sum.
+          template: the upload of a client that learned nothing.
+          context: what the server knows about the round. ``context.key`` is for this aggregator.
+          state: from :attr:`Aggregator.init` or from the round before.
+        """
+
+
+class Refactor(Protocol):
+    """The map from LoRA products to factors."""
+
+    def __call__(self, products: Params, template: Params, scales: Params) -> Aggregated:
+        """Returns the factors by leaf name, and metrics.
+
+        Args:
+          products: module path -> A·B, float32 ``[in, out]``, without LoRA's scale.
+          template: leaves of the factors' shapes.
+          scales: module path -> LoRA's s.
+        """
+
+
+def _no_state(template: PyTree) -> PyTree:
+    del template
+    return ()
 
 
 class Aggregator(NamedTuple):
-    """A commutative monoid over uploads: it streams over clients and sums over devices.
+    """How uploads combine: lift each into a vector space, sum there by weight, come back.
 
-    ``template`` is the upload of a client that learned nothing (:meth:`ServerUpdate.unchanged`).
+    The sum streams over clients and lanes, and is the same for all aggregators
+    (:mod:`fedjax_peft.summation`). ``template`` is the upload of a client that learned nothing
+    (:meth:`ServerUpdate.unchanged`).
     """
 
     name: str
-    zero: Callable[[PyTree, int], PyTree]
-    """(template, slots) -> empty accumulator for at most ``slots`` uploads."""
-    add: Callable[[PyTree, PyTree, jax.Array, jax.Array, PyTree], PyTree]
-    """(acc, uploads, weights, slots, template) -> acc.
-
-    Uploads are stacked ``[lanes, ...]``; ``weights`` float32 ``[lanes]`` is 0 for a lane that has
-    nothing to add (its upload is then all zeros); ``slots`` int32 ``[lanes]`` is the client's
-    place in the cohort, out of range for such a lane.
-    """
-    finish: Callable[[PyTree, PyTree, Params], Aggregated]
-    """(acc, template, fixed) -> aggregated; its update is ``template`` where the total weight is 0.
-
-    ``fixed`` holds the leaves that never change, such as LoRA's scale.
-    """
+    lift: Lift
+    """Into the space in which uploads are summed."""
+    finish: Finish
+    """From the sum back to an update."""
+    init: Callable[[PyTree], PyTree] = _no_state
+    """template -> the state before the first round; ``()``: none."""
     unmasked_policy: Literal["received", "zero", "refused"] = "received"
-    """What an upload has in the directions that its client does not own (``client_ranks``): what
-    came from the server, zeros, or nothing: such clients are refused."""
+    """What an upload holds in the directions that its client does not own (``client_ranks``):
+    ``received``: the values that came from the server; ``zero``: zeros; ``refused``: such clients
+    are refused."""
     truncates: bool = False
-    """It cuts the average LoRA product to a lower rank, and loses the rest."""
+    """Whether it cuts the average LoRA product to a lower rank, and loses the rest."""
     refactors: bool = False
-    """It factors the average LoRA product anew, so that A and B have another basis in every round:
-    their entries cannot be compared, mixed or accumulated over rounds. The product can."""
+    """Whether it factors the average LoRA product anew, so that A and B have another basis in every
+    round: their entries cannot be compared, mixed or accumulated over rounds. The product can."""
+    needs_all_uploads: bool = False
+    """Whether ``lift`` returns :class:`Stacked`: the uploads are combined by something other than a
+    sum, and memory grows with the cohort."""
     linear: bool = False
-    """Its update is ``template`` plus the weighted mean of ``upload - template``, leaf by leaf.
-    Upload transforms that change the aggregate, such as noise, need that."""
-    refactor: Callable[[Params, Params, Params], Aggregated] | None = None
-    """(products, template, scales) -> the factors of the products, by leaf name.
-
-    ``products`` has module path -> A·B, float32 ``[in, out]``; ``template`` has leaves of the
-    factors' shapes; ``scales`` has module path -> LoRA's s, for the metrics."""
+    """Whether its update is ``template`` plus the weighted mean of ``upload - template``, leaf by
+    leaf. Upload transforms that change the aggregate, such as noise, need that."""
+    refactor: Refactor | None = None
+    """From products to factors, where the aggregator can factor a product anew; else None."""
 
 
 class RoundContext(NamedTuple):
@@ -287,11 +394,6 @@ class TransformBytes(Protocol):
           sizes: leaf name -> bytes without this transform, as the one before it in a chain leaves
             them. Leaves are identified by their last dict key.
         """
-
-
-def _no_state(template: PyTree) -> PyTree:
-    del template
-    return ()
 
 
 def _whole_state(state: PyTree) -> PyTree:

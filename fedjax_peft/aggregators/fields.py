@@ -2,32 +2,50 @@
 
 import jax
 
-from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
+from fedjax_peft.random import stream
+from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree, RoundContext, Total
 
 __all__ = ["by_field"]
 
 
 def by_field(**fields: Aggregator) -> Aggregator:
-    """Returns the aggregator of dicts that combines each field by an aggregator of its own.
+    """Returns the aggregator of dicts that combines each field by its own aggregator.
 
-    Everything else (its name, what it does with directions that a client does not own) is the first
-    one's.
+    The name and the declared properties are those of the first field's aggregator, except that
+    all uploads are needed where any field needs them.
+
+    Args:
+      **fields: field of the upload -> aggregator.
     """
     first, *_ = fields.values()
 
-    def zero(template: PyTree, slots: int) -> PyTree:
-        return {f: a.zero(template[f], slots) for f, a in fields.items()}
+    def lift(upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
+        return {f: a.lift(upload[f], template[f], fixed) for f, a in fields.items()}
 
-    def add(
-        acc: PyTree, uploads: PyTree, weights: jax.Array, slots: jax.Array, template: PyTree
-    ) -> PyTree:
-        return {
-            f: a.add(acc[f], uploads[f], weights, slots, template[f]) for f, a in fields.items()
+    def finish(total: Total, template: PyTree, context: RoundContext, state: PyTree) -> Aggregated:
+        parts = {
+            f: a.finish(
+                total._replace(value=total.value[f]),
+                template[f],
+                context._replace(key=stream(context.key, f)),
+                state[f] if state else (),
+            )
+            for f, a in fields.items()
         }
+        return Aggregated(
+            {f: part.update for f, part in parts.items()},
+            {n: x for part in parts.values() for n, x in part.metrics.items()},
+            {f: part.state for f, part in parts.items()} if state else (),
+        )
 
-    def finish(acc: PyTree, template: PyTree, fixed: Params) -> Aggregated:
-        parts = {f: a.finish(acc[f], template[f], fixed) for f, a in fields.items()}
-        metrics = {n: x for part in parts.values() for n, x in part.metrics.items()}
-        return Aggregated({f: part.update for f, part in parts.items()}, metrics)
+    def init(template: PyTree) -> PyTree:
+        states = {f: a.init(template[f]) for f, a in fields.items()}
+        return states if jax.tree.leaves(states) else ()
 
-    return first._replace(zero=zero, add=add, finish=finish, refactor=None)
+    return first._replace(
+        lift=lift,
+        finish=finish,
+        init=init,
+        needs_all_uploads=any(a.needs_all_uploads for a in fields.values()),
+        refactor=None,
+    )

@@ -10,19 +10,31 @@ The target is ``ΔW̄ = Σ w_k s A_k B_k`` (flax orientation). With balanced wei
 (The paper's ½·concat on both factors would halve the update; its sums keep one term too many.)
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import tree
 from fedjax_peft.errors import InputError
 from fedjax_peft.linalg import FRESH, canonical, dead_directions, qr, svd
 from fedjax_peft.lowrank import matmul, pairs, required_pairs, scale
 from fedjax_peft.measures.aggregation_error import truncation_metrics
-from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
+from fedjax_peft.typing import (
+    Aggregated,
+    Aggregator,
+    Factors,
+    Params,
+    PyTree,
+    RoundContext,
+    Total,
+)
 
 __all__ = ["fra", "truncated_average", "truncated_products", "truncating"]
+
+_Truncated: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+"""New A, new B, Frobenius error, largest absolute error, Frobenius norm of the exact average; each
+``[matrices, ...]``."""
 
 
 def fra(
@@ -33,7 +45,8 @@ def fra(
 ) -> Aggregator:
     """Best rank-r approximation of the averaged LoRA products (FRA-LoRA).
 
-    What is not a LoRA pair (a head) is averaged. The uploads of a cohort are all held at once.
+    Leaves outside of LoRA pairs (a head) are averaged. The factors of all uploads of a cohort are
+    held at once.
 
     Args:
       rank: directions kept; by default the adapter's own rank.
@@ -55,81 +68,73 @@ def truncating(name: str, rank: int | None, split: str, error: bool) -> Aggregat
     if split not in ("balanced", "B", "A"):
         raise InputError(f"split = {split!r} is not one of balanced, B, A.")
 
-    def zero(template: Params, slots: int) -> PyTree:
+    def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
+        del fixed
         found = required_pairs(template, name)
-        factors = sorted(name for pair in found.values() for name in pair)
-        ranks = {template[a].shape[1] for a, _ in found.values()}
-        if rank is not None and rank > min(ranks):
-            raise InputError(
-                f"{name!r} cannot keep rank {rank}: the adapters have rank {min(ranks)}."
-            )
-        return {
-            "factors": {n: jnp.zeros((slots, *template[n].shape), jnp.float32) for n in factors},
-            "weights": jnp.zeros(slots, jnp.float32),
-            "sums": {
-                n: jnp.zeros(x.shape, jnp.float32) for n, x in template.items() if n not in factors
-            },
-        }
+        least = min(template[a].shape[1] for a, _ in found.values())
+        if rank is not None and rank > least:
+            raise InputError(f"{name!r} cannot keep rank {rank}: the adapters have rank {least}.")
+        rest = dict(upload)
+        products = {path: Factors(rest.pop(a), rest.pop(b)) for path, (a, b) in found.items()}
+        return {"rest": rest, "products": products}
 
-    def add(
-        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, template: Params
-    ) -> PyTree:
-        del template
-        rest = tree.select(uploads, acc["sums"])
-        return {
-            "factors": tree.put(acc["factors"], slots, tree.select(uploads, acc["factors"])),
-            "weights": tree.put(acc["weights"], slots, weights),
-            "sums": jax.tree.map(jnp.add, acc["sums"], tree.weighted_sum(rest, weights)),
-        }
+    def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
+        weight = jnp.sum(total.weights)
+        by = jnp.where(weight > 0, weight, 1.0)
+        products = total.value["products"]
 
-    def finish(acc: PyTree, template: Params, fixed: Params) -> Aggregated:
-        total = jnp.sum(acc["weights"])
-        by = jnp.where(total > 0, total, 1.0)
-        result = {n: x / by for n, x in acc["sums"].items()}
-        found = pairs(template)
-        frobenius, largest, norms = {}, {}, {}
-        for paths in _alike(template):
-            a = jnp.stack([acc["factors"][found[p][0]] for p in paths])
-            b = jnp.stack([acc["factors"][found[p][1]] for p in paths])
-            s = jnp.stack([scale(fixed, p) for p in paths])
-            new_a, new_b, *sizes = truncated_average(
-                a, b, acc["weights"] / by, s, rank=rank, split=split, error=error
-            )
-            for i, path in enumerate(paths):
-                name_a, name_b = found[path]
-                result[name_a], result[name_b] = new_a[i], new_b[i]
-                frobenius[path], largest[path], norms[path] = (m[i] for m in sizes)
-        update = {
-            n: jnp.where(total > 0, result[n], x).astype(x.dtype) for n, x in template.items()
-        }
-        measured = truncation_metrics(frobenius, largest, norms) if error else {}
-        return Aggregated(update, measured)
+        def truncated(paths: list[str], r: int) -> _Truncated:
+            s = jnp.stack([scale(context.fixed, p) for p in paths])
+            if isinstance(products[paths[0]], Factors):
+                a = jnp.stack([products[p].a for p in paths])
+                b = jnp.stack([products[p].b for p in paths])
+                return truncated_average(
+                    a, b, total.weights / by, s, rank=rank, split=split, error=error
+                )
+            # The dense form of the sum (``summation.dense``), to which noise may have been added.
+            exact = jnp.stack([products[p] / by for p in paths])
+            return truncated_products(exact, s, r, rank=rank, split=split)
+
+        factors, metrics = _each_shape(template, truncated)
+        new = {n: x / by for n, x in total.value["rest"].items()} | factors
+        update = {n: jnp.where(weight > 0, new[n], x).astype(x.dtype) for n, x in template.items()}
+        return Aggregated(update, metrics if error else {}, state)
 
     def refactor(products: Params, template: Params, scales: Params) -> Aggregated:
-        found = pairs(template)
-        factors: Params = {}
-        frobenius, largest, norms = {}, {}, {}
-        for paths in _alike(template):
-            r = template[found[paths[0]][0]].shape[1]
-            stacked = jnp.stack([products[p] for p in paths])
+        def truncated(paths: list[str], r: int) -> _Truncated:
+            exact = jnp.stack([products[p] for p in paths])
             s = jnp.stack([scales[p] for p in paths])
-            new_a, new_b, *sizes = truncated_products(stacked, s, r, rank=rank, split=split)
-            for i, path in enumerate(paths):
-                for leaf, x in zip(found[path], (new_a[i], new_b[i]), strict=True):
-                    factors[leaf] = x.astype(template[leaf].dtype)
-                frobenius[path], largest[path], norms[path] = (m[i] for m in sizes)
-        measured = truncation_metrics(frobenius, largest, norms) if error else {}
-        return Aggregated(factors, measured)
+            return truncated_products(exact, s, r, rank=rank, split=split)
 
-    return Aggregator(name, zero, add, finish, truncates=True, refactors=True, refactor=refactor)
+        factors, metrics = _each_shape(template, truncated)
+        new = {n: x.astype(template[n].dtype) for n, x in factors.items()}
+        return Aggregated(new, metrics if error else {})
+
+    return Aggregator(name, lift, finish, truncates=True, refactors=True, refactor=refactor)
 
 
-def _alike(template: Params) -> list[list[str]]:
-    """Returns the module paths of LoRA pairs, those of equal shapes together."""
-    groups: dict[tuple, list[str]] = {}
-    for path, (a, b) in pairs(template).items():
-        groups.setdefault((template[a].shape, template[b].shape), []).append(path)
-    return [groups[shape] for shape in sorted(groups)]
+def _each_shape(
+    template: Params, truncated: Callable[[list[str], int], _Truncated]
+) -> tuple[Params, dict[str, jax.Array]]:
+    """Returns the factors by leaf name, and the metrics of the truncation.
+
+    Args:
+      template: leaves of the factors' shapes.
+      truncated: (module paths of pairs of one shape, their rank) -> the truncated average.
+    """
+    found = pairs(template)
+    shapes: dict[tuple, list[str]] = {}
+    for path, (a, b) in found.items():
+        shapes.setdefault((template[a].shape, template[b].shape), []).append(path)
+    factors: Params = {}
+    frobenius, largest, norms = {}, {}, {}
+    for (shape, _), paths in sorted(shapes.items()):
+        new_a, new_b, *sizes = truncated(paths, shape[1])
+        for i, path in enumerate(paths):
+            name_a, name_b = found[path]
+            factors[name_a], factors[name_b] = new_a[i], new_b[i]
+            frobenius[path], largest[path], norms[path] = (m[i] for m in sizes)
+    return factors, truncation_metrics(frobenius, largest, norms)
 
 
 def truncated_average(
@@ -142,7 +147,7 @@ def truncated_average(
     split: str = "balanced",
     error: bool = True,
     dense: bool | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+) -> _Truncated:
     """Returns the truncated average of LoRA products of several matrices of one shape.
 
     Args:
@@ -178,13 +183,12 @@ def truncated_average(
             q_b, r_b = qr(b_cat.T)
             p, sigma, zt = svd(matmul(r_a, r_b.T))
             u, vt = matmul(q_a, p[:, :r]), matmul(zt[:r], q_b.T)
-        new_a, new_b = _factors(u[:, :r], sigma[:r], vt[:r], s, keep, split)
+        new_a, new_b, tail, norm = _truncate(u, sigma, vt, s, r, keep, split)
         largest = jnp.zeros(())
         if error:
             off = s * matmul(new_a, new_b) - matmul(a_cat, b_cat)
             largest = jnp.max(jnp.abs(off))
-        tail = jnp.sqrt(jnp.sum(sigma[keep:] ** 2))
-        return new_a, new_b, tail, largest, jnp.sqrt(jnp.sum(sigma**2))
+        return new_a, new_b, tail, largest, norm
 
     # One matrix at a time: concurrent batched LAPACK calls deadlock XLA's small CPU thread pools,
     # and this keeps the dense matrix of the error measure to one at a time.
@@ -198,7 +202,7 @@ def truncated_products(
     *,
     rank: int | None = None,
     split: str = "balanced",
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+) -> _Truncated:
     """Returns the factors of several matrices of one shape, by a dense SVD.
 
     Args:
@@ -216,12 +220,19 @@ def truncated_products(
     def one(arguments: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         product, s = arguments
         u, sigma, vt = svd(s * product, full_matrices=False)
-        new_a, new_b = _factors(u[:, :r], sigma[:r], vt[:r], s, keep, split)
+        new_a, new_b, tail, norm = _truncate(u, sigma, vt, s, r, keep, split)
         largest = jnp.max(jnp.abs(s * (matmul(new_a, new_b) - product)))
-        tail = jnp.sqrt(jnp.sum(sigma[keep:] ** 2))
-        return new_a, new_b, tail, largest, jnp.sqrt(jnp.sum(sigma**2))
+        return new_a, new_b, tail, largest, norm
 
     return jax.lax.map(one, (products, scales))  # one at a time, as in truncated_average
+
+
+def _truncate(
+    u: jax.Array, sigma: jax.Array, vt: jax.Array, s: jax.Array, r: int, keep: int, split: str
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns A and B of rank r with ``keep`` directions, the Frobenius error, and the norm."""
+    a, b = _factors(u[:, :r], sigma[:r], vt[:r], s, keep, split)
+    return a, b, jnp.sqrt(jnp.sum(sigma[keep:] ** 2)), jnp.sqrt(jnp.sum(sigma**2))
 
 
 def _factors(

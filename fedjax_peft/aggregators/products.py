@@ -8,19 +8,18 @@ client has changed anything, so that a server optimizer which divides by small n
 not amplify rounding errors. It streams: only sums are held, one dense matrix for each product.
 """
 
-import jax
 import jax.numpy as jnp
 
-from fedjax_peft import tree
-from fedjax_peft.lowrank import (
-    empty_products,
-    matmul,
-    pairs,
-    required_pairs,
-    scale,
-    weighted_product,
+from fedjax_peft.lowrank import matmul, pairs, required_pairs, scale
+from fedjax_peft.typing import (
+    Aggregated,
+    Aggregator,
+    Params,
+    Product,
+    PyTree,
+    RoundContext,
+    Total,
 )
-from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree
 
 __all__ = ["PRODUCT", "product_changes", "with_products"]
 
@@ -46,33 +45,29 @@ def product_changes(base: Aggregator) -> Aggregator:
       InputError: on use, a model without LoRA pairs.
     """
 
-    def zero(template: Params, slots: int) -> PyTree:
-        del slots
-        found = required_pairs(template, base.name)
-        first = {a for a, _ in found.values()}
-        sums = {n: jnp.zeros(x.shape, jnp.float32) for n, x in template.items() if n not in first}
-        weight = jnp.zeros((), jnp.float32)
-        return {"sums": sums, "products": empty_products(template), "weight": weight}
-
-    def add(
-        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, template: Params
-    ) -> PyTree:
-        del slots
-        changes = {n: x - template[n][None] for n, x in uploads.items()}
+    def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
+        del fixed
+        changes = {n: x - template[n] for n, x in upload.items()}
         products = {
-            path: acc["products"][path] + weighted_product(changes[a], uploads[b], weights)
-            for path, (a, b) in pairs(template).items()
+            path: Product(changes.pop(a), upload[b])
+            for path, (a, b) in required_pairs(template, base.name).items()
         }
-        sums = {n: x + tree.weighted_sum(changes[n], weights) for n, x in acc["sums"].items()}
-        return {"sums": sums, "products": products, "weight": acc["weight"] + jnp.sum(weights)}
+        return {"changes": changes, "products": products}
 
-    def finish(acc: PyTree, template: Params, fixed: Params) -> Aggregated:
-        by = jnp.where(acc["weight"] > 0, acc["weight"], 1.0)
-        change = {n: x / by for n, x in acc["sums"].items()}
+    def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
+        by = jnp.where(total.weight > 0, total.weight, 1.0)
+        change = {n: x / by for n, x in total.value["changes"].items()}
         scales = {}
         for path, (a, b) in pairs(template).items():
-            change[path + PRODUCT] = acc["products"][path] / by + matmul(template[a], change.pop(b))
-            scales[path] = scale(fixed, path)
-        return Aggregated({"change": change, "scale": scales}, {})
+            moved = matmul(template[a], change.pop(b))
+            change[path + PRODUCT] = total.value["products"][path] / by + moved
+            scales[path] = scale(context.fixed, path)
+        return Aggregated({"change": change, "scale": scales}, {}, state)
 
-    return base._replace(zero=zero, add=add, finish=finish, linear=False)
+    return base._replace(
+        lift=lift,
+        finish=finish,
+        init=lambda template: (),
+        needs_all_uploads=False,
+        linear=False,
+    )

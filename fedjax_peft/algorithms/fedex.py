@@ -24,7 +24,15 @@ from fedjax_peft.algorithms.common import Weights, merge_into_frozen
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.lowrank import required_pairs
 from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import Aggregated, Aggregator, Algorithm, Params, PyTree
+from fedjax_peft.typing import (
+    Aggregated,
+    Aggregator,
+    Algorithm,
+    Params,
+    PyTree,
+    RoundContext,
+    Total,
+)
 
 __all__ = ["fedex"]
 
@@ -61,18 +69,18 @@ def _with_residual() -> Aggregator:
     """Returns the mean whose update is ``{"model": means, "fold": residuals by module path}``."""
     inner = mean()
 
-    def zero(template: Params, slots: int) -> PyTree:
+    def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
         required_pairs(template, "fedex")
-        return inner.zero(template, slots)
+        return inner.lift(upload, template, fixed)
 
-    def finish(acc: PyTree, template: Params, fixed: Params) -> Aggregated:
-        averaged = inner.finish(acc, template, fixed)
-        errors, _ = product_errors(acc, averaged.update, template, fixed)
+    def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
+        averaged = inner.finish(total, template, context, state)
+        errors, _ = product_errors(total, averaged.update, template, context.fixed)
         metrics = {
             "residual": averaged.metrics["aggregation_error"],
             "residual_relative": averaged.metrics["aggregation_error_relative"],
         }
         residuals = jax.tree.map(jnp.negative, errors)
-        return Aggregated({"model": averaged.update, "fold": residuals}, metrics)
+        return Aggregated({"model": averaged.update, "fold": residuals}, metrics, state)
 
-    return Aggregator("fedex", zero, inner.add, finish, unmasked_policy="refused")
+    return Aggregator("fedex", lift, finish, unmasked_policy="refused")

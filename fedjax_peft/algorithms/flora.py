@@ -25,12 +25,10 @@ from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights, merge_into_frozen
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.lowrank import (
-    empty_products,
     pairs,
     product_norms,
     required_pairs,
     scale,
-    weighted_product,
 )
 from fedjax_peft.random import stream
 from fedjax_peft.roles import HeadPolicy, head_roles
@@ -42,7 +40,10 @@ from fedjax_peft.typing import (
     ClientUpdate,
     Key,
     Params,
+    Product,
     PyTree,
+    RoundContext,
+    Total,
 )
 
 __all__ = ["flora"]
@@ -124,36 +125,24 @@ def _stacking() -> Aggregator:
     Its update is ``{"model": leaves with B = 0, "fold": s Σ w_k A_k B_k by module path}``.
     """
 
-    def zero(template: Params, slots: int) -> PyTree:
-        del slots
-        found = required_pairs(template, "flora")
-        factors = {name for pair in found.values() for name in pair}
-        rest = {n: jnp.zeros(x.shape, jnp.float32) for n, x in template.items() if n not in factors}
-        weight = jnp.zeros((), jnp.float32)
-        return {"sums": rest, "products": empty_products(template), "weight": weight}
+    def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
+        del fixed
+        rest, products = dict(upload), {}
+        for path, (a, b) in required_pairs(template, "flora").items():
+            products[path] = Product(rest.pop(a), rest.pop(b))
+        return {"rest": rest, "products": products}
 
-    def add(
-        acc: PyTree, uploads: Params, weights: jax.Array, slots: jax.Array, template: Params
-    ) -> PyTree:
-        del slots
-        products = {}
-        for path, (a, b) in pairs(template).items():
-            added = weighted_product(uploads[a], uploads[b], weights)
-            products[path] = acc["products"][path] + added
-        rest = tree.weighted_sum(tree.select(uploads, acc["sums"]), weights)
-        sums = jax.tree.map(jnp.add, acc["sums"], rest)
-        return {"sums": sums, "products": products, "weight": acc["weight"] + jnp.sum(weights)}
-
-    def finish(acc: PyTree, template: Params, fixed: Params) -> Aggregated:
-        some = acc["weight"] > 0
-        by = jnp.where(some, acc["weight"], 1.0)
+    def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
+        some = total.weight > 0
+        by = jnp.where(some, total.weight, 1.0)
         new = {
             n: jnp.where(some, x / by, template[n]).astype(template[n].dtype)
-            for n, x in acc["sums"].items()
+            for n, x in total.value["rest"].items()
         }
-        folded = {p: scale(fixed, p) * x / by for p, x in acc["products"].items()}
+        products = total.value["products"]
+        folded = {p: scale(context.fixed, p) * x / by for p, x in products.items()}
         for a, b in pairs(template).values():
             new[a], new[b] = template[a], jnp.where(some, 0, template[b])
-        return Aggregated({"model": new, "fold": folded}, {})
+        return Aggregated({"model": new, "fold": folded}, {}, state)
 
-    return Aggregator("flora", zero, add, finish, unmasked_policy="zero")
+    return Aggregator("flora", lift, finish, unmasked_policy="zero")

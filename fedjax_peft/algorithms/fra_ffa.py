@@ -17,7 +17,7 @@ matter of their lengths. The switch is an idea of the paper's authors and was no
 results; everything but the name of it is decided here.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,7 @@ from fedjax_peft.typing import (
     PyTree,
     RoundContext,
     ServerUpdate,
+    Total,
 )
 
 __all__ = ["fra_ffa"]
@@ -139,41 +140,31 @@ def _aggregator(rank: int | None) -> Aggregator:
     """Returns FRA before the switch and the mean after it; uploads say which it is."""
     before, after = fra(rank), mean(error=False)
 
-    def zero(template: PyTree, slots: int) -> PyTree:
-        model = template["model"]
-        return {"before": before.zero(model, slots), "after": after.zero(model, slots)}
+    def lift(upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
+        model = (upload["model"], template["model"], fixed)
+        return {"before": before.lift(*model), "after": after.lift(*model)}
 
-    def add(
-        acc: PyTree, uploads: PyTree, weights: jax.Array, slots: jax.Array, template: PyTree
-    ) -> PyTree:
-        rest = (uploads["model"], weights, slots, template["model"])
-        return {
-            "before": before.add(acc["before"], *rest),
-            "after": after.add(acc["after"], *rest),
-        }
-
-    def finish(acc: PyTree, template: PyTree, fixed: Params) -> Aggregated:
+    def finish(total: Total, template: PyTree, context: RoundContext, state: PyTree) -> Aggregated:
         model = template["model"]
+        rest: Any = (model, context, ())  # neither of the two has a state
 
         def learning() -> Aggregated:
-            return before.finish(acc["before"], model, fixed)
+            return before.finish(total._replace(value=total.value["before"]), *rest)
 
         def resting() -> Aggregated:
-            new = after.finish(acc["after"], model, fixed).update
-            found = pairs(new).items()
+            new = after.finish(total._replace(value=total.value["after"]), *rest).update
             norms = {
-                p: jnp.linalg.norm(scale(fixed, p) * matmul(new[a], new[b])) for p, (a, b) in found
+                p: jnp.linalg.norm(scale(context.fixed, p) * matmul(new[a], new[b]))
+                for p, (a, b) in pairs(new).items()
             }
             exact = {p: jnp.zeros(()) for p in norms}
             return Aggregated(new, truncation_metrics(exact, exact, norms))
 
         result = jax.lax.cond(template["switched"] == 0, learning, resting)
         update = {"model": result.update, "switched": template["switched"]}
-        return Aggregated(update, result.metrics | {"switched": template["switched"]})
+        return Aggregated(update, result.metrics | {"switched": template["switched"]}, state)
 
-    return Aggregator(
-        "fra_ffa", zero, add, finish, before.unmasked_policy, before.truncates, before.refactors
-    )
+    return before._replace(name="fra_ffa", lift=lift, finish=finish, refactor=None)
 
 
 def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpdate:

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft import tree
+from fedjax_peft import summation, tree
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.round import PREDICTIONS, RoundResult, Work, at_work, distance
@@ -141,7 +141,7 @@ class _Round:
                 sent[slot] = one
 
         # The server aggregates the uploads and updates its state.
-        new, transform_state, measured = self._update_server(sent, finite)
+        new, aggregator_state, transform_state, measured = self._update_server(sent, finite)
 
         # The clients keep what is theirs.
         kept = state.client_state
@@ -155,7 +155,7 @@ class _Round:
         for slot, one in sent.items():
             norms[slot] = one.norm
         return RoundResult(
-            State(new, kept, state.aggregator_state, transform_state).on_device(),
+            State(new, kept, aggregator_state, transform_state).on_device(),
             {name: (jnp.asarray(x), jnp.asarray(n)) for name, (x, n) in self.sums.items()},
             jnp.asarray(finite),
             jnp.asarray(norms),
@@ -247,8 +247,8 @@ class _Round:
 
     def _update_server(
         self, sent: Mapping[int, _Sent], finite: np.ndarray
-    ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
-        """Returns the states of server and transform after the round, and metrics."""
+    ) -> tuple[PyTree, PyTree, PyTree, dict[str, jax.Array]]:
+        """Returns the states of server, aggregator and transform after the round, and metrics."""
         algorithm, server, state = self.algorithm, self.algorithm.server, self.state
         accepted = jnp.asarray(finite & (self.weights > 0))
         context = RoundContext(
@@ -262,7 +262,7 @@ class _Round:
             key=server_key(self.key, self.index),
             sampling_probability=self.setup.sampling_probability,
         )
-        result = self._aggregate(sent)
+        result = self._aggregate(sent, context)
         aggregate, metrics, transform_state = result.update, result.metrics, state.transform_state
         if self.setup.transform is not None:
             aggregate, new_transform, more = decode(
@@ -288,17 +288,20 @@ class _Round:
         if self.setup.diagnosis is not None:
             models = (server.model(state.server), server.model(new))
             metrics = metrics | self.setup.diagnosis(*models, self.setup.fixed)
-        return new, transform_state, metrics
+        return new, result.state, transform_state, metrics
 
-    def _aggregate(self, sent: Mapping[int, _Sent]) -> Aggregated:
+    def _aggregate(self, sent: Mapping[int, _Sent], context: RoundContext) -> Aggregated:
         """Returns the aggregate of the uploads, which are added one at a time."""
         aggregator = self.algorithm.aggregator
-        acc = aggregator.zero(self.template, len(self.weights))
+        fixed = self.setup.fixed
+        total = summation.empty(aggregator, self.template, fixed, len(self.weights))
         for slot, one in sent.items():
             upload = jax.tree.map(lambda x: x[None], one.upload)
             weight, place = jnp.asarray(self.weights[[slot]]), jnp.array([slot], jnp.int32)
-            acc = aggregator.add(acc, upload, weight, place, self.template)
-        return aggregator.finish(acc, self.template, self.setup.fixed)
+            inputs = (upload, weight, place, self.template, fixed)
+            total = summation.add(aggregator, total, *inputs)
+        state = self.state.aggregator_state
+        return summation.finish(aggregator, total, self.template, context, state)
 
     def _measured(self, sent: Mapping[int, _Sent]) -> PyTree:
         """Returns what the upload transform measured of every client, ``[slots]``."""

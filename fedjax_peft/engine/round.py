@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import tree
+from fedjax_peft import summation, tree
 from fedjax_peft.engine.lengths import token_columns
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.state import State
@@ -46,6 +46,7 @@ from fedjax_peft.typing import (
     PyTree,
     RoundContext,
     Task,
+    Total,
     Transform,
 )
 
@@ -168,6 +169,7 @@ def build_round(
             algorithm.aggregator,
             broadcast,
             template,
+            fixed,
             lambda upload: update_norm(upload, template, fixed),
             encode,
             memory,
@@ -180,7 +182,6 @@ def build_round(
             constrain,
             padded,
         )
-        result = algorithm.aggregator.finish(carry.acc, template, fixed)
         accepted = carry.finite & (plan.weight > 0)
         summed = {name: _summed(pair, accepted) for name, pair in carry.sums.items()}
         context = RoundContext(
@@ -191,6 +192,9 @@ def build_round(
             fixed=fixed,
             key=server_key(key, round_index),
             sampling_probability=sampling_probability,
+        )
+        result = summation.finish(
+            algorithm.aggregator, carry.total, template, context, state.aggregator_state
         )
         aggregate, measured = result.update, result.metrics
         if transform is not None:
@@ -225,6 +229,7 @@ def build_round(
             state._replace(
                 server=new,
                 client_state=tree.put(client_state, rows, carry.client_state),
+                aggregator_state=result.state,
                 transform_state=transform_state,
             ),
             carry.sums,
@@ -256,7 +261,7 @@ def _summed(pair: tuple[jax.Array, jax.Array], accepted: jax.Array) -> tuple[jax
 class _Ended(NamedTuple):
     """What changes where clients end."""
 
-    acc: PyTree
+    total: Total
     client_state: PyTree
     memory: PyTree
     measured: PyTree
@@ -266,7 +271,7 @@ class _Ended(NamedTuple):
 
 class _Carry(NamedTuple):
     state: PyTree
-    acc: PyTree
+    total: Total
     client_state: PyTree
     memory: PyTree
     measured: PyTree
@@ -281,6 +286,7 @@ def _run_clients(
     aggregator: Aggregator,
     broadcast: PyTree,
     template: PyTree,
+    fixed: Params,
     update_norm: Callable[[PyTree], jax.Array],
     encode: Callable[[Params, PyTree, PyTree, Key], tuple[PyTree, Encoded]] | None,
     memory: PyTree,
@@ -389,7 +395,7 @@ def _run_clients(
         uploads = tree.where(accepted, uploads, jax.tree.map(jnp.zeros_like, uploads))
         where = jnp.where(accepted, slot, slots)
         return _Ended(
-            aggregator.add(carry.acc, uploads, weights, where, template),
+            summation.add(aggregator, carry.total, uploads, weights, where, template, fixed),
             tree.put(carry.client_state, where, own),
             tree.put(carry.memory, where, remembered),
             tree.put(carry.measured, where, noted),
@@ -408,7 +414,7 @@ def _run_clients(
         measured_shapes = encoded.measured
     start = _Carry(
         state=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
-        acc=aggregator.zero(template, slots),
+        total=summation.empty(aggregator, template, fixed, slots),
         client_state=client_state,
         memory=memory,
         measured=jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), measured_shapes),
@@ -509,9 +515,8 @@ def _sending_nothing(
     """
     nothing = Aggregator(
         "none",
-        zero=lambda template, slots: {},
-        add=lambda acc, uploads, weights, slots, template: acc,
-        finish=lambda acc, template, fixed: Aggregated(template, {}),
+        lift=lambda upload, template, fixed: (),
+        finish=lambda total, template, context, state: Aggregated(template, {}, state),
     )
     still = algorithm.server._replace(
         update_norm=None,

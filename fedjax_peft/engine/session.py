@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft import tree
+from fedjax_peft import summation, tree
 from fedjax_peft.engine.evaluator import Evaluator, Examples, figures, joined
 from fedjax_peft.engine.lanes import Lanes, choose_lanes
 from fedjax_peft.engine.lengths import Lengths
@@ -128,7 +128,9 @@ class Session:
         server = jax.tree.map(jnp.copy, setup.algorithm.server.init(shared))
         kept = tree.broadcast(setup.algorithm.init_client_state(shared, private), setup.clients)
         transform = start_transform(setup.transform, setup.algorithm, server, setup.clients)
-        state = State(server, kept, (), transform)
+        template = setup.algorithm.server.unchanged(server)
+        aggregator = jax.tree.map(jnp.array, setup.algorithm.aggregator.init(template))
+        state = State(server, kept, aggregator, transform)
         return setup.layout.put(state.on_device())._replace(round_index=0, seed=seed)
 
     def step(self, state: State, plan: Plan | None = None) -> tuple[State, RoundInfo]:
@@ -334,7 +336,9 @@ def _check_shapes(setup: Setup, shared: Params) -> None:
     """
     aggregator, rules = setup.algorithm.aggregator, setup.algorithm.server
     server = jax.eval_shape(rules.init, shared)
-    jax.eval_shape(lambda s: aggregator.zero(rules.unchanged(s), 1), server)
+    jax.eval_shape(
+        lambda s, f: summation.empty(aggregator, rules.unchanged(s), f, 1), server, setup.fixed
+    )
     jax.eval_shape(lambda s: rules.merge_into_frozen(s, setup.frozen), server)
 
 

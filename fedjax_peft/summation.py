@@ -1,0 +1,156 @@
+"""Weighted sums of lifted uploads: one implementation for all aggregators.
+
+An aggregator lifts every upload into a vector space (``Aggregator.lift``); here the lifted uploads
+are summed by weight. The sum starts at :func:`empty` and grows by :func:`add`, some lanes at a
+time, in any order, so that it streams over clients and is summed over devices.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft import tree
+from fedjax_peft.lowrank import weighted_product
+from fedjax_peft.random import stream
+from fedjax_peft.typing import (
+    Aggregated,
+    Aggregator,
+    Factors,
+    Params,
+    Product,
+    PyTree,
+    RoundContext,
+    Stacked,
+    Total,
+    Weighted,
+)
+
+__all__ = ["add", "dense", "empty", "finish"]
+
+_FAINT = 1e-20
+"""The share of a client's plain weight in the weight of :class:`Weighted`: it decides only where
+the own weights of all clients are 0."""
+
+
+def empty(aggregator: Aggregator, template: PyTree, fixed: Params, slots: int) -> Total:
+    """Returns the sum of no uploads.
+
+    Args:
+      aggregator: whose lifted uploads are summed.
+      template: the upload of a client that learned nothing.
+      fixed: the leaves that never change.
+      slots: the most uploads that can be added.
+
+    Raises:
+      InputError: the aggregator does not fit the shared leaves.
+    """
+    lifted = jax.eval_shape(lambda x, y, z: aggregator.lift(x, y, z), template, template, fixed)
+    weight = jnp.zeros((), jnp.float32)
+    return Total(_zeros(lifted, slots), weight, jnp.zeros(slots, jnp.float32))
+
+
+def add(
+    aggregator: Aggregator,
+    total: Total,
+    uploads: PyTree,
+    weights: jax.Array,
+    slots: jax.Array,
+    template: PyTree,
+    fixed: Params,
+) -> Total:
+    """Returns a sum with more uploads in it.
+
+    Args:
+      aggregator: whose lifted uploads are summed.
+      total: the sum so far.
+      uploads: stacked ``[lanes, ...]``.
+      weights: float32 ``[lanes]``; 0 for a lane that has nothing to add, whose upload must be
+        finite.
+      slots: int32 ``[lanes]``, the place of each upload in the cohort; out of range for a lane that
+        has nothing to add.
+      template: the upload of a client that learned nothing.
+      fixed: the leaves that never change.
+    """
+    # The slots are mapped too, because an upload may have no leaves.
+    lifted = jax.vmap(lambda upload, _: aggregator.lift(upload, template, fixed))(uploads, slots)
+    return Total(
+        _added(total.value, lifted, weights, slots),
+        total.weight + jnp.sum(weights),
+        tree.put(total.weights, slots, weights),
+    )
+
+
+def finish(
+    aggregator: Aggregator, total: Total, template: PyTree, context: RoundContext, state: PyTree
+) -> Aggregated:
+    """Returns the update, metrics and next state that an aggregator makes of a sum.
+
+    In a round without uploads the state stays as it is. The aggregator's random numbers have a
+    named stream of their own, ``"aggregation"``.
+
+    Args:
+      aggregator: whose lifted uploads were summed.
+      total: the sum.
+      template: the upload of a client that learned nothing.
+      context: what the server knows about the round.
+      state: of the aggregator.
+    """
+    own = context._replace(key=stream(context.key, "aggregation"))
+    result = aggregator.finish(total, template, own, state)
+    return result._replace(state=tree.where(context.participants > 0, result.state, state))
+
+
+def dense(total: Total) -> Total:
+    """Returns the same sum with :class:`Factors` summed to dense matrices.
+
+    Whatever acts on the entries of the sum, such as noise, needs this form.
+    """
+
+    def summed(x: Any) -> Any:
+        return weighted_product(x.a, x.b, total.weights) if isinstance(x, Factors) else x
+
+    value = jax.tree.map(summed, total.value, is_leaf=lambda x: isinstance(x, Factors))
+    return total._replace(value=value)
+
+
+def _is_entry(x: Any) -> bool:
+    return isinstance(x, Product | Factors | Weighted | Stacked)
+
+
+def _zeros(lifted: PyTree, slots: int) -> PyTree:
+    """Returns the sum of nothing, for the shapes of one lifted upload."""
+
+    def rows(x: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), jnp.float32), x)
+
+    def one(x: Any) -> Any:
+        match x:
+            case Product(a, b):
+                return jnp.zeros((a.shape[0], b.shape[1]), jnp.float32)
+            case Factors() | Stacked():
+                return rows(x)
+            case Weighted(_, value):
+                return Weighted(jnp.zeros((), jnp.float32), _zeros(value, slots))
+        return jnp.zeros(x.shape, jnp.float32)
+
+    return jax.tree.map(one, lifted, is_leaf=_is_entry)
+
+
+def _added(total: PyTree, lifted: PyTree, weights: jax.Array, slots: jax.Array) -> PyTree:
+    """Returns a sum with stacked lifted uploads added."""
+
+    def one(x: Any, so_far: Any) -> Any:
+        match x:
+            case Product(a, b):
+                return so_far + weighted_product(a, b, weights)
+            case Factors() | Stacked():
+                return tree.put(so_far, slots, x)
+            case Weighted(weight, value):
+                own = jnp.where(weights > 0, weight, 0.0) + _FAINT * weights
+                return Weighted(
+                    so_far.weight + jnp.sum(own), _added(so_far.value, value, own, slots)
+                )
+        return so_far + tree.weighted_sum(x, weights)
+
+    return jax.tree.map(one, lifted, total, is_leaf=_is_entry)
