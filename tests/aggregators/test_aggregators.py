@@ -3,20 +3,20 @@
 ``template`` is the broadcast of the round. Exact average: ``ΔW̄ = Σ w_k s A_k B_k / Σ w_k``.
 """
 
-import functools
 import os
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import pytest
+from combining import aggregate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.aggregators.fra import truncated_average
 from fedjax_peft.errors import InputError
+from fedjax_peft.summation import empty
 
 SHAPES = [  # clients, rank, in, out
     (1, 2, 6, 5),
@@ -40,29 +40,7 @@ def context(shape, seed, s=1.5):
     return uploads, weights, template, {SCALE: np.full(r, s, np.float32)}
 
 
-@functools.cache
-def program(aggregator, chunk=None):
-    """Returns the aggregation as one jitted function; each ``add`` gets ``chunk`` uploads."""
-
-    @jax.jit
-    def run(uploads, weights, slots, template, fixed):
-        clients = weights.shape[0]
-        acc = aggregator.zero(template, clients)
-        for i in range(0, clients, chunk or clients):
-            part = slice(i, i + (chunk or clients))
-            lanes = {name: x[part] for name, x in uploads.items()}
-            acc = aggregator.add(acc, lanes, weights[part], slots[part], template)
-        return aggregator.finish(acc, template, fixed)
-
-    return run
-
-
 MEAN, FRA = mean(), fra()
-
-
-def aggregate(aggregator, uploads, weights, template, fixed, slots=None, chunk=None):
-    slots = np.arange(len(weights), dtype=np.int32) if slots is None else slots
-    return program(aggregator, chunk)(uploads, weights, slots, template, fixed)
 
 
 def product(leaves, fixed):
@@ -89,7 +67,7 @@ examples = settings(max_examples=12, deadline=None, derandomize=True)
 @given(shape=st.sampled_from(SHAPES), seed=seeds, s=st.sampled_from([0.25, 1.0, 4.0]))
 def test_fra_is_the_best_approximation_of_its_rank_and_knows_its_error(shape, seed, s):
     uploads, weights, template, fixed = context(shape, seed, s)
-    update, metrics = aggregate(FRA, uploads, weights, template, fixed)
+    update, metrics, _ = aggregate(FRA, uploads, weights, template, fixed)
     exact = exact_average(uploads, weights, fixed)
     tolerance = 1e-5 * norm(exact)
     # Eckart and Young: no factors of rank r come closer. (The error is compared, not the matrix:
@@ -102,7 +80,7 @@ def test_fra_is_the_best_approximation_of_its_rank_and_knows_its_error(shape, se
     assert abs(metrics["aggregation_error_relative"] - norm(off) / norm(exact)) < 1e-5
     assert abs(metrics["aggregation_error_max"] - np.abs(off).max()) < tolerance
 
-    averaged, measured = aggregate(MEAN, uploads, weights, template, fixed)
+    averaged, measured, _ = aggregate(MEAN, uploads, weights, template, fixed)
     assert norm(off) <= norm(product(averaged, fixed) - exact) + tolerance
     assert metrics["aggregation_error"] <= measured["aggregation_error"] + tolerance
 
@@ -111,7 +89,7 @@ def test_fra_is_the_best_approximation_of_its_rank_and_knows_its_error(shape, se
 @given(shape=st.sampled_from(SHAPES), seed=seeds, chunk=st.sampled_from([1, 2]))
 def test_mean_knows_its_error(shape, seed, chunk):
     uploads, weights, template, fixed = context(shape, seed)
-    update, metrics = aggregate(MEAN, uploads, weights, template, fixed, chunk=chunk)
+    update, metrics, _ = aggregate(MEAN, uploads, weights, template, fixed, chunk=chunk)
     share = weights.astype(float) / weights.astype(float).sum()
     for name, x in uploads.items():
         expected = np.tensordot(share, x.astype(float), axes=1)
@@ -130,7 +108,7 @@ def test_mean_measures_small_errors_without_cancellation():
     moved = {
         name: template[name][None] + 1e-3 * (x - template[name]) for name, x in uploads.items()
     }
-    update, metrics = aggregate(MEAN, moved, weights, template, fixed)
+    update, metrics, _ = aggregate(MEAN, moved, weights, template, fixed)
     share = weights.astype(float) / weights.astype(float).sum()
     a, b = moved[A].astype(float), moved[B].astype(float)
     used = np.tensordot(share, a, 1) @ np.tensordot(share, b, 1)
@@ -143,11 +121,11 @@ def test_mean_measures_small_errors_without_cancellation():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_order_and_grouping_of_clients_have_no_effect(aggregator, shape):
     uploads, weights, template, fixed = context(shape, 1)
-    whole, _ = aggregate(aggregator, uploads, weights, template, fixed)
+    whole, *_ = aggregate(aggregator, uploads, weights, template, fixed)
     order = np.random.default_rng(0).permutation(len(weights))
     shuffled = {name: x[order] for name, x in uploads.items()}
     for chunk, slots in [(None, None), (2, None), (1, order.astype(np.int32))]:
-        other, _ = aggregate(aggregator, shuffled, weights[order], template, fixed, slots, chunk)
+        other, *_ = aggregate(aggregator, shuffled, weights[order], template, fixed, slots, chunk)
         np.testing.assert_allclose(product(other, fixed), product(whole, fixed), rtol=0, atol=1e-4)
         np.testing.assert_allclose(other[HEAD], whole[HEAD], rtol=0, atol=1e-5)
 
@@ -157,7 +135,7 @@ def test_order_and_grouping_of_clients_have_no_effect(aggregator, shape):
 def test_identical_clients_agree_with_themselves(aggregator, shape):
     uploads, weights, template, fixed = context(shape, 2)
     same = {name: np.repeat(x[:1], len(weights), axis=0) for name, x in uploads.items()}
-    update, metrics = aggregate(aggregator, same, weights, template, fixed)
+    update, metrics, _ = aggregate(aggregator, same, weights, template, fixed)
     expected = product({name: x[0] for name, x in uploads.items()}, fixed)
     np.testing.assert_allclose(product(update, fixed), expected, rtol=0, atol=1e-4)
     assert metrics["aggregation_error_relative"] < 1e-5
@@ -166,12 +144,12 @@ def test_identical_clients_agree_with_themselves(aggregator, shape):
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
 def test_lanes_without_weight_have_no_effect(aggregator):
     uploads, weights, template, fixed = context(SHAPES[1], 3)
-    expected, measured = aggregate(aggregator, uploads, weights, template, fixed)
+    expected, measured, _ = aggregate(aggregator, uploads, weights, template, fixed)
     # An idle lane: zeros, weight 0, a slot out of range. A client that dropped out: weight 0.
     idle = {name: np.concatenate([x, 0 * x[:1], x[:1]]) for name, x in uploads.items()}
     padded = np.concatenate([weights, np.zeros(2, np.float32)])
     slots = np.array([0, 1, 2, 99, 3], np.int32)
-    update, metrics = aggregate(aggregator, idle, padded, template, fixed, slots)
+    update, metrics, _ = aggregate(aggregator, idle, padded, template, fixed, slots)
     np.testing.assert_allclose(product(update, fixed), product(expected, fixed), rtol=0, atol=1e-4)
     np.testing.assert_allclose(update[HEAD], expected[HEAD], rtol=0, atol=1e-6)
     for name, value in measured.items():
@@ -181,7 +159,7 @@ def test_lanes_without_weight_have_no_effect(aggregator):
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
 def test_without_any_weight_the_broadcast_stays(aggregator):
     uploads, weights, template, fixed = context(SHAPES[1], 4)
-    update, metrics = aggregate(aggregator, uploads, 0 * weights, template, fixed)
+    update, metrics, _ = aggregate(aggregator, uploads, 0 * weights, template, fixed)
     for name, x in template.items():
         np.testing.assert_array_equal(update[name], x)
     assert all(np.isfinite(x) for x in metrics.values())
@@ -190,7 +168,7 @@ def test_without_any_weight_the_broadcast_stays(aggregator):
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
 def test_head_is_averaged(aggregator):
     uploads, weights, template, fixed = context(SHAPES[2], 5)
-    update, _ = aggregate(aggregator, uploads, weights, template, fixed)
+    update, *_ = aggregate(aggregator, uploads, weights, template, fixed)
     expected = np.average(uploads[HEAD], axis=0, weights=weights)
     np.testing.assert_allclose(update[HEAD], expected, rtol=0, atol=1e-5)
 
@@ -221,7 +199,7 @@ def test_both_decompositions_agree_and_signs_are_canonical(options):
 def test_fewer_directions_than_the_adapter_has(rank):
     shape = (3, 4, 20, 15)
     uploads, weights, template, fixed = context(shape, 7)
-    update, metrics = aggregate(fra(rank), uploads, weights, template, fixed)
+    update, metrics, _ = aggregate(fra(rank), uploads, weights, template, fixed)
     u, sigma, vt = np.linalg.svd(exact_average(uploads, weights, fixed))
     best = u[:, :rank] * sigma[:rank] @ vt[:rank]
     np.testing.assert_allclose(product(update, fixed), best, rtol=0, atol=1e-4)
@@ -253,7 +231,7 @@ def test_split_of_the_singular_values():
 def test_dead_directions_are_revived_without_changing_the_product(shape):
     uploads, weights, template, fixed = context(shape, 9)
     uploads[B][:] = uploads[B][:1, :1]  # every client's B has the same single direction
-    update, _ = aggregate(FRA, uploads, weights, template, fixed)
+    update, *_ = aggregate(FRA, uploads, weights, template, fixed)
     expected = exact_average(uploads, weights, fixed)
     np.testing.assert_allclose(product(update, fixed), expected, rtol=0, atol=1e-4)
     assert not np.asarray(update[B])[1:].any()
@@ -264,7 +242,7 @@ def test_dead_directions_are_revived_without_changing_the_product(shape):
 def test_a_first_round_with_unchanged_uploads(shape):
     uploads, weights, template, fixed = context(shape, 10)
     uploads[B][:] = 0
-    update, metrics = aggregate(FRA, uploads, weights, template, fixed)
+    update, metrics, _ = aggregate(FRA, uploads, weights, template, fixed)
     assert not np.asarray(update[B]).any()
     np.testing.assert_allclose(np.linalg.norm(update[A], axis=0), 1 / np.sqrt(3), rtol=1e-5)
     assert all(x == 0 for x in metrics.values())
@@ -283,10 +261,10 @@ def test_several_matrices_of_several_shapes():
         }
 
     for aggregator in (MEAN, FRA):
-        update, metrics = aggregate(aggregator, join(0), weights, join(2), join(3))
+        update, metrics, _ = aggregate(aggregator, join(0), weights, join(2), join(3))
         squares = []
         for name, (uploads, _, template, fixed) in parts.items():
-            alone, measured = aggregate(aggregator, uploads, weights, template, fixed)
+            alone, measured, _ = aggregate(aggregator, uploads, weights, template, fixed)
             for leaf in (A, B):
                 own = leaf.replace("x.", f"{name}.")
                 np.testing.assert_allclose(update[own], alone[leaf], rtol=0, atol=1e-5)
@@ -300,9 +278,9 @@ def test_several_matrices_of_several_shapes():
 def test_error_can_be_left_out():
     uploads, weights, template, fixed = context(SHAPES[1], 11)
     for plain, measuring in [(mean(error=False), MEAN), (fra(error=False), FRA)]:
-        update, metrics = aggregate(plain, uploads, weights, template, fixed)
+        update, metrics, _ = aggregate(plain, uploads, weights, template, fixed)
         assert metrics == {}
-        expected, _ = aggregate(measuring, uploads, weights, template, fixed)
+        expected, *_ = aggregate(measuring, uploads, weights, template, fixed)
         for name in template:
             np.testing.assert_allclose(update[name], expected[name], rtol=0, atol=1e-6)
 
@@ -310,7 +288,7 @@ def test_error_can_be_left_out():
 def test_mean_needs_no_lora():
     uploads, weights, template, _ = context(SHAPES[1], 12)
     alone = {HEAD: uploads[HEAD]}
-    update, metrics = aggregate(MEAN, alone, weights, {HEAD: template[HEAD]}, {})
+    update, metrics, _ = aggregate(MEAN, alone, weights, {HEAD: template[HEAD]}, {})
     assert update.keys() == {HEAD}
     assert metrics == {}
 
@@ -328,20 +306,22 @@ def test_fra_needs_both_factors_shared():
     _, _, template, _ = context(SHAPES[1], 0)
     for names in [(HEAD,), (HEAD, A), (HEAD, B)]:
         with pytest.raises(InputError, match="Use 'mean'"):
-            fra().zero({name: template[name] for name in names}, 3)
+            empty(fra(), {name: template[name] for name in names}, {}, 3)
 
 
 def test_fra_cannot_keep_more_than_the_adapter_has():
     with pytest.raises(InputError, match="rank 3: the adapters have rank 2"):
-        fra(3).zero(context(SHAPES[1], 0)[2], 3)
+        empty(fra(3), context(SHAPES[1], 0)[2], {}, 3)
 
 
 # ------------------------------------------------------------------------------- the CPU deadlock
 
 SERVER_STEP = """
 import jax, jax.numpy as jnp, optax
+from fedjax_peft import summation
 from fedjax_peft.aggregators import flexlora, fra, hetlora
 from fedjax_peft.algorithms import fra_ffa
+from fedjax_peft.typing import RoundContext
 
 # Two shapes that are decomposed by QR, and one dense.
 shapes = {"q": (768, 768), "up": (768, 1536), "small": (96, 768)}
@@ -354,12 +334,14 @@ for name, (n_in, n_out) in shapes.items():
 
 def run(aggregator, uploads):
     @jax.jit
-    def step(uploads, like):
-        empty = aggregator.zero(like, 10)
-        acc = aggregator.add(empty, uploads, jnp.ones(10), jnp.arange(10), like)
-        return aggregator.finish(acc, like, {})
+    def step(uploads, template):
+        total = summation.empty(aggregator, template, {}, 10)
+        weights, slots = jnp.ones(10), jnp.arange(10)
+        total = summation.add(aggregator, total, uploads, weights, slots, template, {})
+        context = RoundContext(jnp.int32(1), jnp.float32(10), 10, {}, {}, jax.random.key(0), 1.0)
+        return aggregator.finish(total, template, context, ())
 
-    update, metrics = step(uploads, jax.tree.map(lambda x: x[0], uploads))
+    update, metrics, _ = step(uploads, jax.tree.map(lambda x: x[0], uploads))
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(update))
     print(aggregator.name, float(metrics["aggregation_error"]), flush=True)
 

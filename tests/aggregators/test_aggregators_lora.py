@@ -1,18 +1,16 @@
 """Aggregators of LoRA factors compared with dense float64 algebra: identities from the papers."""
 
-import functools
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from combining import aggregate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_peft.aggregators import flexlora, fra, hetlora, mean
 from fedjax_peft.algorithms import fedex, flora
 from fedjax_peft.errors import InputError
+from fedjax_peft.summation import empty
 
 A, B, HEAD, SCALE = "x.lora_a", "x.lora_b", "head.kernel", "x.lora_scale"
 SHAPES = [(3, 2, 9, 7), (4, 3, 8, 12)]  # clients, rank, in, out: decomposed by QR, and dense
@@ -39,25 +37,6 @@ def context(shape, seed):
     uploads = {name: x[None] + draw(clients, *x.shape) for name, x in template.items()}
     weights = rng.uniform(0.1, 5, clients).astype(np.float32)
     return uploads, weights, template, {SCALE: np.full(r, S, np.float32)}
-
-
-@functools.cache
-def program(aggregator):
-    @jax.jit
-    def run(uploads, weights, template, fixed):
-        clients = weights.shape[0]
-        acc = aggregator.zero(template, clients)
-        for part in (slice(0, 1), slice(1, None)):
-            lanes = {name: x[part] for name, x in uploads.items()}
-            slots = jnp.arange(clients)[part]
-            acc = aggregator.add(acc, lanes, weights[part], slots, template)
-        return aggregator.finish(acc, template, fixed)
-
-    return run
-
-
-def aggregate(aggregator, uploads, weights, template, fixed):
-    return jax.device_get(program(aggregator)(uploads, weights, template, fixed))
 
 
 def average(uploads, weights):
@@ -92,10 +71,10 @@ def close(got, expected, tolerance=1e-5):
 @given(shape=shapes, seed=seeds, name=st.sampled_from(sorted(BY_NAME)))
 def test_the_order_of_clients_and_the_unit_of_weights_do_not_matter(shape, seed, name):
     uploads, weights, template, fixed = context(shape, seed)
-    update, _ = aggregate(BY_NAME[name], uploads, weights, template, fixed)
+    update, *_ = aggregate(BY_NAME[name], uploads, weights, template, fixed)
     order = np.random.default_rng(seed).permutation(len(weights))
     shuffled = {n: x[order] for n, x in uploads.items()}
-    other, _ = aggregate(BY_NAME[name], shuffled, 7 * weights[order], template, fixed)
+    other, *_ = aggregate(BY_NAME[name], shuffled, 7 * weights[order], template, fixed)
     close(used(other), used(update), 1e-4)
 
 
@@ -104,7 +83,7 @@ def test_the_order_of_clients_and_the_unit_of_weights_do_not_matter(shape, seed,
 def test_clients_that_agree_get_their_product_back(shape, seed, name):
     uploads, weights, template, fixed = context(shape, seed)
     same = {n: np.repeat(x[:1], shape[0], axis=0) for n, x in uploads.items()}
-    update, metrics = aggregate(BY_NAME[name], same, weights, template, fixed)
+    update, metrics, _ = aggregate(BY_NAME[name], same, weights, template, fixed)
     expected = product({n: x[0] for n, x in uploads.items()})
     close(used(update), expected)
     assert metrics.get("aggregation_error_relative", 0) < 1e-5, "some servers measure it instead"
@@ -115,7 +94,7 @@ def test_clients_that_agree_get_their_product_back(shape, seed, name):
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_a_single_client_gets_its_product_back(name):
     uploads, weights, template, fixed = context((1, 2, 6, 5), 0)
-    update, metrics = aggregate(BY_NAME[name], uploads, weights, template, fixed)
+    update, metrics, _ = aggregate(BY_NAME[name], uploads, weights, template, fixed)
     close(used(update), average(uploads, weights))
     assert metrics.get("aggregation_error_relative", 0) < 1e-5, "some servers measure it instead"
 
@@ -125,7 +104,7 @@ def test_a_single_client_gets_its_product_back(name):
 def test_the_mean_is_off_by_how_clients_differ(shape, seed):
     """``-Σ w_k (A_k - Ā)(B_k - B̄)``, which is ``-½ ΣΣ w_k w_l (A_k - A_l)(B_k - B_l)``."""
     uploads, weights, template, fixed = context(shape, seed)
-    update, metrics = aggregate(MEAN, uploads, weights, template, fixed)
+    update, metrics, _ = aggregate(MEAN, uploads, weights, template, fixed)
     off = used(update) - average(uploads, weights)
     w, a, b = share(weights), uploads[A].astype(float), uploads[B].astype(float)
     da, db = (x - np.tensordot(w, x, axes=1)[None] for x in (a, b))
@@ -144,13 +123,13 @@ def test_the_mean_of_one_factor_is_exact_where_the_other_is_common(shape, seed, 
     uploads[common] = np.repeat(template[common][None], shape[0], axis=0)
     expected = average(uploads, weights)
     # Sent along, as by RoLoRA.
-    update, metrics = aggregate(MEAN, uploads, weights, template, fixed)
+    update, metrics, _ = aggregate(MEAN, uploads, weights, template, fixed)
     close(used(update), expected)
     assert metrics["aggregation_error"] == 0
     # Fixed, as by FFA-LoRA.
     fixed = {**fixed, common: template.pop(common)}
     del uploads[common]
-    update, metrics = aggregate(MEAN, uploads, weights, template, fixed)
+    update, metrics, _ = aggregate(MEAN, uploads, weights, template, fixed)
     close(used({**fixed, **update}), expected)
     assert metrics["aggregation_error"] == metrics["aggregation_error/x"] == 0
     assert aggregate(mean(error=False), uploads, weights, template, fixed).metrics == {}
@@ -161,9 +140,9 @@ def test_the_mean_of_one_factor_is_exact_where_the_other_is_common(shape, seed, 
 def test_folding_makes_the_average_exact(shape, seed):
     uploads, weights, template, fixed = context(shape, seed)
     expected = average(uploads, weights)
-    averaged, measured = aggregate(MEAN, uploads, weights, template, fixed)
+    averaged, measured, _ = aggregate(MEAN, uploads, weights, template, fixed)
     for aggregator in (STACKING, RESIDUAL):
-        update, metrics = aggregate(aggregator, uploads, weights, template, fixed)
+        update, metrics, _ = aggregate(aggregator, uploads, weights, template, fixed)
         close(used(update), expected)
         np.testing.assert_allclose(update["model"][HEAD], averaged[HEAD], rtol=0, atol=1e-5)
     close(product(update["model"]), product(averaged))
@@ -181,7 +160,7 @@ def test_truncation_reports_the_kept_share_of_the_spectrum(shape, seed, rank):
     keep = rank or shape[1]
     share_kept = np.sum(sigma[:keep] ** 2) / np.sum(sigma**2)
     for aggregator in (fra(rank), flexlora(rank)) if rank else (FRA, FLEX):
-        update, metrics = aggregate(aggregator, uploads, weights, template, fixed)
+        update, metrics, _ = aggregate(aggregator, uploads, weights, template, fixed)
         assert metrics["spectrum_kept"] == pytest.approx(share_kept, abs=1e-5)
         error = np.linalg.norm(used(update) - average(uploads, weights))
         assert metrics["aggregation_error"] == pytest.approx(error, rel=1e-4)
@@ -197,7 +176,7 @@ def test_flexlora_gives_every_rank_the_best_of_its_size(shape, seed):
     ranks = np.arange(shape[0]) % shape[1] + 1
     for k, rank in enumerate(ranks):
         uploads[A][k][:, rank:], uploads[B][k][rank:] = 0, 0
-    update, _ = aggregate(FLEX, uploads, weights, template, fixed)
+    update, *_ = aggregate(FLEX, uploads, weights, template, fixed)
     a, b = (np.asarray(update[n], float) for n in (A, B))
     sigma = np.linalg.svd(average(uploads, weights), compute_uv=False)
     for rank in range(1, shape[1] + 1):
@@ -211,7 +190,7 @@ def test_flexlora_gives_every_rank_the_best_of_its_size(shape, seed):
 def test_hetlora_weighs_factors_by_the_norms_of_their_products(shape, seed):
     uploads, weights, template, fixed = context(shape, seed)
     uploads[A][0][:, 1:], uploads[B][0][1:] = 0, 0  # a client of rank 1
-    update, metrics = aggregate(HET, uploads, weights, template, fixed)
+    update, metrics, _ = aggregate(HET, uploads, weights, template, fixed)
     a, b = uploads[A].astype(float), uploads[B].astype(float)
     norms = np.linalg.norm(np.einsum("kir,kro->kio", a, b), axis=(1, 2))
     close(update[A], np.average(a, axis=0, weights=norms))
@@ -232,9 +211,9 @@ def test_hetlora_weighs_every_matrix_by_itself():
             for name, x in part[i].items()
         }
 
-    update, metrics = aggregate(HET, join(0), parts[0][1], join(2), join(3))
+    update, metrics, _ = aggregate(HET, join(0), parts[0][1], join(2), join(3))
     for letter, (uploads, _, template, fixed) in zip("xy", parts, strict=True):
-        alone, measured = aggregate(HET, uploads, parts[0][1], template, fixed)
+        alone, measured, _ = aggregate(HET, uploads, parts[0][1], template, fixed)
         for name in (A, B):
             own = update[name.replace("x.", f"{letter}.")]
             np.testing.assert_allclose(own, alone[name], rtol=0, atol=1e-6)
@@ -245,7 +224,7 @@ def test_hetlora_weighs_every_matrix_by_itself():
 def test_hetlora_averages_zero_products_by_size():
     uploads, weights, template, fixed = context(SHAPES[0], 3)
     uploads[B][:] = 0
-    update, metrics = aggregate(HET, uploads, weights, template, fixed)
+    update, metrics, _ = aggregate(HET, uploads, weights, template, fixed)
     close(update[A], np.average(uploads[A], axis=0, weights=weights))
     assert not np.asarray(update[B]).any()
     assert all(x == 0 for x in metrics.values())
@@ -257,18 +236,18 @@ def test_hetlora_averages_zero_products_by_size():
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_a_client_without_weight_does_not_count(name):
     uploads, weights, template, fixed = context(SHAPES[1], 4)
-    expected, _ = aggregate(
+    expected, *_ = aggregate(
         BY_NAME[name], {n: x[:-1] for n, x in uploads.items()}, weights[:-1], template, fixed
     )
     weights[-1] = 0
-    update, _ = aggregate(BY_NAME[name], uploads, weights, template, fixed)
+    update, *_ = aggregate(BY_NAME[name], uploads, weights, template, fixed)
     close(used(update), used(expected))
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_without_any_weight_everything_stays(name):
     uploads, weights, template, fixed = context(SHAPES[0], 5)
-    update, metrics = aggregate(BY_NAME[name], uploads, 0 * weights, template, fixed)
+    update, metrics, _ = aggregate(BY_NAME[name], uploads, 0 * weights, template, fixed)
     if "fold" in update:
         assert not np.asarray(update["fold"]["x"]).any()
         update = update["model"]
@@ -282,7 +261,7 @@ def test_both_factors_must_be_shared(name):
     template = context(SHAPES[0], 0)[2]
     for names in [(HEAD,), (HEAD, A), (HEAD, B)]:
         with pytest.raises(InputError, match=f"{name}.*Use 'mean'"):
-            BY_NAME[name].zero({n: template[n] for n in names}, 3)
+            empty(BY_NAME[name], {n: template[n] for n in names}, {}, 3)
 
 
 def test_every_aggregator_declares_its_unmasked_policy():
@@ -298,7 +277,7 @@ def test_every_aggregator_declares_its_unmasked_policy():
 
 def test_flexlora_cannot_keep_more_than_the_adapter_has():
     with pytest.raises(InputError, match="'flexlora' cannot keep rank 3: the adapters have rank 2"):
-        flexlora(3).zero(context(SHAPES[0], 0)[2], 3)
+        empty(flexlora(3), context(SHAPES[0], 0)[2], {}, 3)
     with pytest.raises(InputError, match="'flexlora' must be at least 1, not 0"):
         flexlora(0)
 
@@ -318,7 +297,7 @@ def test_without_error_there_are_no_metrics_and_the_update_is_the_same(make):
 def test_products_of_zero_keep_no_spectrum_and_have_no_error(aggregator):
     uploads, weights, template, fixed = context(SHAPES[1], 0)
     uploads = {**uploads, B: np.zeros_like(uploads[B])}
-    update, metrics = aggregate(aggregator, uploads, weights, template, fixed)
+    update, metrics, _ = aggregate(aggregator, uploads, weights, template, fixed)
     assert not np.any(update[B])
     assert metrics["spectrum_kept"] == 0
     assert metrics["aggregation_error"] == metrics["aggregation_error_relative"] == 0

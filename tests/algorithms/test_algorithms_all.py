@@ -12,7 +12,7 @@ import reference
 import toy
 from toy_transforms import clip_by_state, record
 
-from fedjax_peft import aggregators, algorithms, tree
+from fedjax_peft import aggregators, algorithms, summation, tree
 from fedjax_peft.aggregators.products import with_products
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.round import build_round, evaluation
@@ -356,9 +356,9 @@ def own_aggregator():
     """Returns the mean aggregator with an additional metric; it adds 1 to every leaf."""
     mean = aggregators.mean(error=False)
 
-    def finish(acc, template, fixed):
-        update = mean.finish(acc, template, fixed).update
-        return Aggregated({n: x + 1 for n, x in update.items()}, {"mine": jnp.ones(())})
+    def finish(total, template, context, state):
+        update = mean.finish(total, template, context, state).update
+        return Aggregated({n: x + 1 for n, x in update.items()}, {"mine": jnp.ones(())}, state)
 
     return mean._replace(name="mine", finish=finish)
 
@@ -388,9 +388,9 @@ def test_the_given_aggregator_is_the_one_that_is_used(name):
     # Its update is what the server gets.
     state = algorithm.server.init(engine.shared)
     template = algorithm.server.unchanged(state)
-    finish = algorithm.aggregator.finish
-    update = finish(algorithm.aggregator.zero(template, 1), template, fixed).update
-    context = toy.context()
+    context, aggregator = toy.context()._replace(fixed=fixed), algorithm.aggregator
+    nothing = summation.empty(aggregator, template, fixed, 1)
+    update = aggregator.finish(nothing, template, context, aggregator.init(template)).update
     new = algorithm.server.model(algorithm.server.update(state, update, context))
     for n, x in algorithm.server.model(state).items():
         assert np.abs(new[n] - x).min() > 1e-3

@@ -1,0 +1,50 @@
+"""An aggregator on given uploads, without a round: the weighted sum, some lanes at a time."""
+
+import functools
+
+import jax
+import numpy as np
+import toy
+
+from fedjax_peft import summation
+
+
+def combine(aggregator, uploads, weights, slots, template, fixed, state, parts):
+    """Returns what an aggregator makes of stacked uploads; to be jitted.
+
+    Args:
+      aggregator: to use.
+      uploads: stacked ``[clients, ...]``.
+      weights: ``[clients]``.
+      slots: ``[clients]``, the place of each in the cohort.
+      template: one upload.
+      fixed: the leaves that never change.
+      state: the aggregator's.
+      parts: how many uploads are added at a time, in order.
+    """
+    total = summation.empty(aggregator, template, fixed, len(weights))
+    start = 0
+    for lanes in parts:
+        part = slice(start, start + lanes)
+        some = jax.tree.map(lambda x, part=part: x[part], uploads)
+        own = (weights[part], slots[part])
+        total = summation.add(aggregator, total, some, *own, template, fixed)
+        start += lanes
+    return aggregator.finish(total, template, toy.context()._replace(fixed=fixed), state)
+
+
+@functools.cache
+def program(aggregator, parts):
+    """Returns :func:`combine` for an aggregator and a split into lanes, jitted."""
+    return jax.jit(functools.partial(combine, aggregator, parts=parts))
+
+
+def aggregate(aggregator, uploads, weights, template, fixed, slots=None, chunk=None, state=None):
+    """Returns the :class:`Aggregated` of stacked uploads, by a jitted program that is kept."""
+    clients = len(weights)
+    slots = np.arange(clients, dtype=np.int32) if slots is None else slots
+    chunk = chunk or clients
+    parts = tuple(min(chunk, clients - i) for i in range(0, clients, chunk))
+    state = jax.device_get(aggregator.init(template)) if state is None else state
+    made = program(aggregator, parts)(uploads, weights, slots, template, fixed, state)
+    return jax.device_get(made)
