@@ -28,7 +28,13 @@ from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.round import PREDICTIONS, RoundResult, Work, at_work, distance
 from fedjax_peft.engine.state import State
-from fedjax_peft.engine.uploads import TransformState, as_received, decode, encoder
+from fedjax_peft.engine.uploads import (
+    TransformState,
+    as_received,
+    decode,
+    encoder,
+    no_measurements,
+)
 from fedjax_peft.precision import effective
 from fedjax_peft.random import client_key, server_key, stream, transform_key
 from fedjax_peft.typing import (
@@ -305,13 +311,14 @@ class _Round:
 
     def _measured(self, sent: Mapping[int, _Sent]) -> PyTree:
         """Returns what the upload transform measured of every client, ``[slots]``."""
-        rows = {slot: one.measured for slot, one in sent.items()}
-        if not rows:
-            return ()
-        empty = jax.tree.map(lambda x: jnp.zeros(len(self.weights)), next(iter(rows.values())))
-        for slot, one in rows.items():
-            empty = tree.put(empty, slot, one)
-        return empty
+        transform = self.setup.transform
+        assert transform is not None
+        received = transform.broadcast(self.state.transform_state.server)
+        inputs = (transform, self.algorithm, self.template, received)
+        measured = no_measurements(*inputs, len(self.weights))
+        for slot, one in sent.items():
+            measured = tree.put(measured, slot, one.measured)
+        return measured
 
 
 def _summed(pair: tuple[np.ndarray, np.ndarray], accepted: jax.Array) -> tuple:

@@ -26,6 +26,7 @@ from fedjax_peft.engine.uploads import (
     change_part,
     decode,
     encoder,
+    no_measurements,
 )
 from fedjax_peft.precision import effective
 from fedjax_peft.random import client_key, server_key, transform_key
@@ -156,10 +157,12 @@ def build_round(
 
         broadcast, template = server_.broadcast(server), server_.unchanged(server)
         sent_leaves = algorithm.sent_leaves(broadcast, round_index)
-        encode, memory = None, ()
+        encode, memory, measurements = None, (), ()
         if transform is not None:
             received = transform.broadcast(transform_state.server)
             encode = encoder(transform, algorithm, template, received, sent_leaves)
+            inputs = (transform, algorithm, template, received)
+            measurements = no_measurements(*inputs, len(plan.client))
             memory = tree.take(transform_state.memory, plan.client)
         if algorithm.weights == "uniform":
             ones: Any = jnp.where(plan.weight > 0, 1.0, 0.0)
@@ -173,6 +176,7 @@ def build_round(
             lambda upload: update_norm(upload, template, fixed),
             encode,
             memory,
+            measurements,
             tree.take(client_state, plan.client),
             tree.take(rank_mask, plan.client),
             columns,
@@ -290,6 +294,7 @@ def _run_clients(
     update_norm: Callable[[PyTree], jax.Array],
     encode: Callable[[Params, PyTree, PyTree, Key], tuple[PyTree, Encoded]] | None,
     memory: PyTree,
+    measurements: PyTree,
     client_state: PyTree,
     rank_mask: Params,
     columns: Params,
@@ -406,18 +411,12 @@ def _run_clients(
     shapes = jax.eval_shape(begin, 0)
     # Predictions of shorter steps are padded to these shapes, which are as long as the data.
     _, metric_shapes, prediction_shapes = jax.eval_shape(partial(advance, None), shapes, 0)
-    measured_shapes: PyTree = ()
-    if encode is not None:
-        inputs = (rank_mask, memory, transform_keys)
-        mask, kept, own_key = jax.eval_shape(lambda x: tree.take(x, 0), inputs)
-        _, encoded = jax.eval_shape(encode, mask, template, kept, own_key)
-        measured_shapes = encoded.measured
     start = _Carry(
         state=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
         total=summation.empty(aggregator, template, fixed, slots),
         client_state=client_state,
         memory=memory,
-        measured=jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), measured_shapes),
+        measured=measurements,
         sums=jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), metric_shapes),
         finite=jnp.ones(slots, bool),
         norms=jnp.zeros(slots, jnp.float32),

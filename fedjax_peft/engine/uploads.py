@@ -26,7 +26,15 @@ from fedjax_peft.typing import (
     Transform,
 )
 
-__all__ = ["TransformState", "as_received", "change_part", "decode", "encoder", "start_transform"]
+__all__ = [
+    "TransformState",
+    "as_received",
+    "change_part",
+    "decode",
+    "encoder",
+    "no_measurements",
+    "start_transform",
+]
 
 
 class TransformState(NamedTuple):
@@ -101,6 +109,24 @@ def encoder(
         return _with_part(algorithm, upload, sent), encoded._replace(update=made)
 
     return encode
+
+
+def no_measurements(
+    transform: Transform, algorithm: Algorithm, template: PyTree, received: PyTree, slots: int
+) -> PyTree:
+    """Returns zeros ``[slots]`` for every scalar that the clients' part measures.
+
+    Args:
+      transform: of the uploads.
+      algorithm: what is run.
+      template: the upload of a client that learned nothing.
+      received: what the server broadcasts for the transform.
+      slots: how many clients a round has room for.
+    """
+    start = change_part(algorithm, template)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    encoded = jax.eval_shape(transform.client, start, transform.memory(start), received, key)
+    return jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), encoded.measured)
 
 
 def decode(

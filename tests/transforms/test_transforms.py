@@ -16,6 +16,7 @@ from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.uploads import encoder
 from fedjax_peft.errors import InputError
 from fedjax_peft.random import client_key, server_key, stream
+from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.transforms import chain, clip_norm
 from fedjax_peft.typing import Decoded, Encoded, Measurements, Transform
 
@@ -314,3 +315,22 @@ def test_norm_is_the_length_over_all_leaves():
     assert tree.norm({}) == 0
     np.testing.assert_allclose(tree.norm({"a": jnp.full(4, 2e38)}), np.inf)
     np.testing.assert_allclose(tree.norm({"a": jnp.full(4, 1e38)}), 2e38, rtol=1e-6)
+
+
+# --------------------------------------------------------------------------- the reference engine
+
+
+@pytest.mark.parametrize("poisoned", [(), (0, 1, 2, 3, 4)], ids=["all", "nobody"])
+def test_the_reference_engine_transforms_uploads_in_the_same_way(poisoned):
+    federation = toy.poisoned(FEDERATION, *poisoned)
+    given = [clip_norm(0.2), feedback()]
+    options = {"rounds": 1, "lanes": 1, "batch_size": 4, "transforms": given, "eval_every": 9}
+    made = [
+        simulate(toy.model(), fedavg(optax.sgd(0.1)), federation, engine=name, **options)
+        for name in ("compiled", "reference")
+    ]
+    for name, x in made[0].params.items():
+        np.testing.assert_allclose(made[1].params[name], x, atol=1e-5)
+    for name in ("clip_share", "clip_median_norm", "bytes_up"):
+        a, b = (run.metrics[-1][name] for run in made)
+        assert a == (b if b is None else pytest.approx(b, rel=1e-4))
