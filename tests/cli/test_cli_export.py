@@ -225,7 +225,7 @@ def test_a_global_model_without_private_leaves_is_an_error(alone, texts, tmp_pat
         where = ["--input", str(texts), "--output", str(tmp_path / "a")]
     error = fails(capsys, command, str(alone), *where)
     assert "leaves are private to the clients, such as" in error
-    assert "--client 0, or --clients all" in error
+    assert "such as --client 0, or all of them: --clients all" in error
     assert not (tmp_path / "a").exists()
 
 
