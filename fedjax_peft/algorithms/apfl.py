@@ -85,9 +85,7 @@ def apfl(
       alpha: the personal model's part, from 0 (FedAvg) to 1 (training alone).
       adaptive: every client learns its own alpha, from ``alpha`` on.
       alpha_rate: learning rate of alpha.
-      aggregator: how uploads combine; by default their mean.
       head: what becomes of the global model's head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: an ``alpha`` outside of [0, 1], or a negative ``alpha_rate``.

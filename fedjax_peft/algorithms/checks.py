@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from fedjax_peft.display import show
@@ -12,6 +12,7 @@ from fedjax_peft.roles import HeadPolicy
 from fedjax_peft.typing import Aggregator
 
 __all__ = [
+    "SHARED_OPTIONS",
     "at_least",
     "checked",
     "dual_adapters",
@@ -51,6 +52,15 @@ def fraction(**options: float) -> None:
             raise InputError(f"{name} = {value!r} must be a number from 0 to below 1.")
 
 
+SHARED_OPTIONS = {
+    "aggregator": "how uploads combine; by default their mean.",
+    "head": "``shared``: the classification head is trained and averaged; ``private``: it is trained"
+    " and never sent; ``frozen``: it is not trained.",
+    "weights": "of clients in the aggregate: by ``size``, their number of examples, or ``uniform``.",
+}
+"""Option that many algorithms have -> its description. :func:`checked` adds it to the docstring of
+every algorithm that has the option and describes it in no other way."""
+
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
@@ -58,7 +68,8 @@ def checked(factory: Factory) -> Factory:
     """Decorates a function that returns an algorithm: it refuses arguments of a wrong type.
 
     ``optimizer`` and ``server`` must be optax optimizers, ``aggregator`` an aggregator or None.
-    Anything else would fail deep inside a compilation.
+    Anything else would fail deep inside a compilation. The docstring is completed with the
+    :data:`SHARED_OPTIONS` of the function.
     """
     signature = inspect.signature(factory)
 
@@ -75,7 +86,19 @@ def checked(factory: Factory) -> Factory:
             _check_aggregator(factory.__name__, given["aggregator"])
         return factory(*arguments, **options)
 
+    make.__doc__ = _documented(factory.__doc__ or "", signature.parameters)
     return cast(Factory, make)
+
+
+def _documented(document: str, options: Iterable[str]) -> str:
+    """Returns a docstring whose ``Args`` describe the shared options among ``options`` too."""
+    before, title, rest = inspect.cleandoc(document).partition("\nArgs:\n")
+    arguments, gap, after = rest.partition("\n\n")
+    if not title:
+        return document
+    shared = [name for name in SHARED_OPTIONS if name in options]
+    added = [f"\n  {n}: {SHARED_OPTIONS[n]}" for n in shared if f"  {n}: " not in f"\n{arguments}"]
+    return f"{before}{title}{arguments}{''.join(added)}{gap}{after}"
 
 
 def _check_optimizer(algorithm: str, argument: str, value: Any) -> None:

@@ -75,9 +75,7 @@ def ditto(
     Args:
       optimizer: the clients' optimizer, for both models; its state starts afresh in every round.
       lam: λ, the strength of the pull; 0 is training alone.
-      aggregator: how uploads combine; by default their mean.
       head: what becomes of the global model's head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: a negative ``lam``.

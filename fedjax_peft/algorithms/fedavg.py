@@ -77,8 +77,6 @@ def fedavg(
     Args:
       optimizer: the clients' optimizer.
       aggregator: how uploads combine; by default their mean, weighted by example counts.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
       keep_optimizer: clients keep their optimizer's state from round to round, which suits few
         clients that are always there. Refused over aggregators that factor anew, such as ``fra``.
     """
@@ -99,7 +97,6 @@ def averaging(
       name: the algorithm's.
       optimizer: the clients'.
       rules: which leaves are whose.
-      aggregator: how uploads combine; by default their mean.
       keep_optimizer: see :func:`fedavg`.
     """
 

@@ -37,7 +37,6 @@ def fedbabu(
       optimizer: the clients' optimizer.
       aggregator: how adapters combine; by default their mean.
       head: only ``frozen``, which is what the algorithm is.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: another head policy.

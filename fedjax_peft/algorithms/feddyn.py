@@ -78,7 +78,6 @@ def feddyn(
     Args:
       optimizer: the clients' optimizer.
       alpha: weight of the regulariser. The paper tries 0.1, 0.01 and 0.001.
-      head: what becomes of the classification head.
 
     Raises:
       InputError: ``alpha`` is not positive.

@@ -50,8 +50,6 @@ def fedex(
 
     Args:
       optimizer: the clients' optimizer.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: on use, a model without LoRA, or with more than LoRA; ``client_ranks``.

@@ -33,8 +33,6 @@ def fedmatch(
     Args:
       optimizer: the clients' optimizer.
       aggregator: how the global adapters combine; by default their mean.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
     """
     algorithm = averaging("fedmatch", optimizer, dual_roles(head), aggregator)
     return algorithm._replace(weights=weights, check=dual_adapters("fedmatch"))

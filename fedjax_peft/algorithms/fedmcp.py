@@ -102,7 +102,6 @@ def fedmcp(
         private adapter only.
       aggregator: how the global adapters combine; by default their mean.
       head: what becomes of the classification heads.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: γ out of [0, 1), a negative μ, or an unknown name.

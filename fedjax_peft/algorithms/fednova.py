@@ -84,7 +84,6 @@ def fednova(
     Args:
       optimizer: the clients' optimizer: SGD, with or without momentum or a schedule. Others work
         too, but are not in the paper.
-      head: what becomes of the classification head.
       weights: p_k.
     """
 

@@ -111,8 +111,6 @@ def fedopt(
       aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
         products are factored anew; by default as FRA does.
       space: whether the server steps on LoRA's ``factors`` or on their ``product``.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: an unknown ``space``, or ``product`` with an aggregator that cannot factor; on
@@ -208,8 +206,6 @@ def fedavgm(
       aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
         products are factored anew; by default as FRA does.
       space: whether the server steps on LoRA's ``factors`` or on their ``product``.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: an option out of its range.
@@ -249,8 +245,6 @@ def fedadam(
       aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
         products are factored anew; by default as FRA does.
       space: whether the server steps on LoRA's ``factors`` or on their ``product``.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: an option out of its range.
@@ -293,8 +287,6 @@ def fedyogi(
       aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
         products are factored anew; by default as FRA does.
       space: whether the server steps on LoRA's ``factors`` or on their ``product``.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: an option out of its range.
@@ -335,8 +327,6 @@ def fedadagrad(
       aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
         products are factored anew; by default as FRA does.
       space: whether the server steps on LoRA's ``factors`` or on their ``product``.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: an option out of its range.

@@ -32,7 +32,6 @@ def fedper(
       optimizer: the clients' optimizer.
       aggregator: how adapters combine; by default their mean.
       head: only ``private``, which is what the algorithm is.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: another head policy.

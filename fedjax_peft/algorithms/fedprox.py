@@ -64,9 +64,7 @@ def fedprox(
     Args:
       optimizer: the clients' optimizer.
       mu: weight of the penalty; 0 is FedAvg.
-      aggregator: how uploads combine; by default their mean.
       head: what becomes of the classification head; the penalty is on shared leaves only.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: a negative ``mu``.

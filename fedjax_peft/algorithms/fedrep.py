@@ -81,7 +81,6 @@ def fedrep(
         those of the heads as they are; nothing else changes. 0 leaves it out.
       aggregator: how adapters combine; by default their mean.
       head: only ``private``, which is what the algorithm is.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: another head policy, or a part without epochs.

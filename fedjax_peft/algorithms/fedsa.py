@@ -33,9 +33,6 @@ def fedsa(
 
     Args:
       optimizer: the clients' optimizer.
-      aggregator: how uploads combine; by default their mean.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: on use, a model without LoRA.

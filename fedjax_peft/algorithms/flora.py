@@ -60,8 +60,6 @@ def flora(
 
     Args:
       optimizer: the clients' optimizer.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: on use, a model without LoRA, or with more than LoRA.

@@ -75,8 +75,6 @@ def fra_ffa(
       tolerance: what calm is: the relative fall of the loss (``plateau``, by default 0.01), or the
         root mean square sine of the angles (``subspace``, by default 0.1).
       rank: directions that FRA keeps; by default the adapter's own rank.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: an option out of range; on use, a model without LoRA.

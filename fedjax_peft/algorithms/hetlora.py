@@ -70,7 +70,6 @@ def hetlora(
       aggregator: how uploads combine; by default zero-padded and weighted by product norms.
       prune: γ, the share of its rank that a client falls back to; by default ranks stay.
       penalty: λ of the norms of the directions that would go.
-      head: what becomes of the classification head.
       weights: of clients in the aggregate of all but LoRA's factors.
 
     Raises:

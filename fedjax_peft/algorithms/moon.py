@@ -79,9 +79,6 @@ def moon(
       temperature: τ of the contrastive loss.
       pooling: representation of an example: the ``mean`` over its tokens, or ``cls``, its first
         token (the last real one in a causal model).
-      aggregator: how uploads combine; by default their mean.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: a negative ``mu``, a temperature that is not positive, or an unknown pooling.

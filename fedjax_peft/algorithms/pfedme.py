@@ -82,9 +82,6 @@ def pfedme(
         to the personal one.
       inner_steps: K, of the optimizer on each batch.
       beta: of the server's step to the clients' mean; 1 takes the mean.
-      aggregator: how uploads combine; by default their mean.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: a number that is not positive and finite, or no inner step.

@@ -37,9 +37,6 @@ def rolora(
 
     Args:
       optimizer: the clients' optimizer.
-      aggregator: how uploads combine; by default their mean.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: on use, a model without LoRA.

@@ -84,8 +84,6 @@ def scaffold(
       learning_rate: the optimizer's own: an optax optimizer does not tell.
       server_learning_rate: η_g, the share of the way to the aggregate that the server goes.
       aggregator: how models combine; by default their mean. Control variates are always averaged.
-      head: what becomes of the classification head.
-      weights: of clients in the aggregate.
 
     Raises:
       InputError: a learning rate that is not positive; on use, one that is not the optimizer's.

@@ -492,3 +492,11 @@ def test_memory_does_not_grow_with_the_cohort(name):
         analysis = function.lower(*inputs).compile().memory_analysis()
         needed.append(analysis.temp_size_in_bytes)
     assert needed[1] <= 1.02 * needed[0]
+
+
+@pytest.mark.parametrize("name", [*algorithms.__all__, "fedopt"])
+def test_every_option_of_an_algorithm_is_described_once(name):
+    factory = getattr(algorithms, name)
+    described = [line.split(":")[0].strip() for line in factory.__doc__.splitlines()]
+    for option in inspect.signature(factory).parameters:
+        assert described.count(option) == 1, option
