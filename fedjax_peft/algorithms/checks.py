@@ -54,9 +54,10 @@ def fraction(**options: float) -> None:
 
 SHARED_OPTIONS = {
     "aggregator": "how uploads combine; by default their mean.",
-    "head": "``shared``: the classification head is trained and averaged; ``private``: it is trained"
-    " and never sent; ``frozen``: it is not trained.",
-    "weights": "of clients in the aggregate: by ``size``, their number of examples, or ``uniform``.",
+    "head": "``shared``: the classification head is trained and averaged; ``private``: it is"
+    " trained and never sent; ``frozen``: it is not trained.",
+    "weights": "of clients in the aggregate: by ``size``, the number of their examples, or all the"
+    " same (``uniform``).",
 }
 """Option that many algorithms have -> its description. :func:`checked` adds it to the docstring of
 every algorithm that has the option and describes it in no other way."""
