@@ -158,6 +158,7 @@ def run_page(tiny_assets, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs")))
 def test_python_of_a_page_runs(page, run_page):
     """One round with a tiny model is enough to see that it works."""
@@ -165,6 +166,7 @@ def test_python_of_a_page_runs(page, run_page):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_python_of_the_readme_runs(run_page):
     """The parts on one's own data, models and studies; ``test_readme.py`` has the others."""
     run_page(ROOT / "README.md", leave_out=("for row in run.metrics", "run.export"))
