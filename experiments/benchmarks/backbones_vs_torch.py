@@ -27,6 +27,7 @@ from importlib import metadata
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
@@ -101,7 +102,7 @@ class Ours:
             def apply(p, batch, key, train):
                 return model.apply(frozen, {**fixed, **p}, batch, key, train)
 
-            context = ClientContext(apply, fp.tasks.classification())
+            context = ClientContext(apply, fp.tasks.classification(), fixed, jnp.int32(1))
             loss = functools.partial(objective, context, batch=batch, key=key)
             grads, metrics = jax.grad(loss, has_aux=True)(params)
             updates, state = optimizer.update(grads, state, params)

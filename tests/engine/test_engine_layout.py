@@ -28,7 +28,8 @@ def remembered(*arguments, **options):
     programs.append(Program(*arguments, **options))
     return programs[-1]
 
-Program, session.Program = session.Program, remembered
+Program = session.ENGINES["compiled"]
+session.ENGINES["compiled"] = remembered
 federation = toy.clients([7, 4, 12, 1, 9, 16, 3, 5, 10, 2])
 options = dict(rounds=3, clients_per_round=6, batch_size=4)
 test = {"mean": toy.dataset(26, seed=7), "fra": None}
