@@ -135,3 +135,22 @@ def test_a_place_that_is_not_built_yet_is_refused():
 def test_an_unknown_engine_is_refused_with_the_nearest_one():
     with pytest.raises(InputError, match="Did you mean 'reference'"):
         fp.session(MODEL, SHARED, FEDERATION, engine="refrence")
+
+
+def test_the_reference_engine_gives_the_run_of_the_compiled_one():
+    """To float32 rounding, evaluation, failures and ranks included."""
+    algorithm = fp.algorithms.fedbabu(optax.sgd(0.1))  # it tunes the clients' models at the end
+    options = OPTIONS | {"rounds": 2, "test": TEST, "failure_rate": 0.3, "client_ranks": [1, 2]}
+    one, other = (
+        fp.simulate(MODEL, algorithm, FEDERATION, engine=engine, progress=False, **options)
+        for engine in ("compiled", "reference")
+    )
+    for a, b in zip(one.metrics, other.metrics, strict=True):
+        assert a.keys() == b.keys()
+        for name in a.keys() - {"time"}:
+            (xs, structure), (ys, same) = jax.tree.flatten(a[name]), jax.tree.flatten(b[name])
+            assert structure == same, name
+            for x, y in zip(xs, ys, strict=True):
+                assert x == (pytest.approx(y, abs=1e-5) if isinstance(y, float) else y), name
+    for x, y in zip(jax.tree.leaves(one.server), jax.tree.leaves(other.server), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)
