@@ -86,8 +86,8 @@ def finish(
 ) -> Aggregated:
     """Returns the update, metrics and next state that an aggregator makes of a sum.
 
-    In a round without uploads the state stays as it is. The aggregator's random numbers have a
-    named stream of their own, ``"aggregation"``.
+    In a round without uploads the state stays as it is. The aggregator's random numbers
+    come from the named stream ``"aggregation"``.
 
     Args:
       aggregator: whose lifted uploads were summed.

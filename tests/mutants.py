@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("algorithms", "aggregators")
+FOLDERS = ("algorithms", "aggregators", "measures")
 
 PERSONAL = "tests/algorithms/test_algorithms_personal.py"
 OPTIMISATION = "tests/algorithms/test_algorithms_optimisation.py"
@@ -69,7 +69,7 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "algorithms/moon": ([PERSONAL, PRODUCT, ALL], "moon or range or contrast"),
     "algorithms/pfedme": ([PERSONAL, PRODUCT, ALL], "pfedme or personal_models or range"),
     "algorithms/probe": ([OPTIMISATION], "scaffold"),
-    "algorithms/representation": ([MCP], "similar or pooling or cka or nothing or causal or known"),
+    "measures/representation": ([MCP], "similar or pooling or cka or nothing or causal or known"),
     "algorithms/rolora": ([LORA, PRODUCT, ALL], "rolora"),
     "algorithms/scaffold": ([OPTIMISATION, PRODUCT, ALL], "scaffold or optimum or range"),
     "aggregators/fields": ([OPTIMISATION, PRODUCT], "scaffold"),
@@ -78,6 +78,10 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "aggregators/hetlora": ([MEANS, ALL], "het"),
     "aggregators/mean": ([MEANS, "tests/engine/test_engine_round.py"], ""),
     "aggregators/products": ([PRODUCT], "slow or sgd or nothing or split or without"),
+    "measures/aggregation_error": ([MEANS], ""),
+    "measures/diagnosis": (["tests/engine/test_engine_diagnosis.py"], ""),
+    "measures/drift": (["tests/engine/test_engine_diagnosis.py"], ""),
+    "measures/spectrum": (["tests/engine/test_engine_diagnosis.py"], ""),
 }
 """File -> its test files, and pytest's ``-k``."""
 
@@ -96,15 +100,15 @@ NAMED = [
     # Options that an audit found to have no test.
     (
         "algorithms/moon",
-        "pool(problem.apply(params, batch, None, False), batch, pooling)",
-        'pool(problem.apply(params, batch, None, False), batch, "mean")',
+        "pool(context.apply(params, batch, None, False), batch, pooling)",
+        'pool(context.apply(params, batch, None, False), batch, "mean")',
     ),
     ("algorithms/moon", "pool(outputs, batch, pooling)", 'pool(outputs, batch, "mean")'),
     ("algorithms/fedopt", "nesterov=nesterov", "nesterov=False"),
     (
         "algorithms/pfedme",
-        'model=lambda broadcast, kept: kept["personal"]',
-        'model=lambda broadcast, kept: {**kept["personal"], **broadcast}',
+        'model=lambda broadcast, client_state: client_state["personal"]',
+        'model=lambda broadcast, client_state: {**client_state["personal"], **broadcast}',
     ),
     (
         "algorithms/fedmcp",
@@ -121,12 +125,12 @@ NAMED = [
     ("aggregators/fra", "truncates=True", "truncates=False"),
     (
         "aggregators/products",
-        "weighted_product(changes[a], uploads[b], weights)",
-        "weighted_product(changes[a], changes[b], weights)",
+        "Product(changes.pop(a), upload[b])",
+        "Product(changes.pop(a), changes[b])",
     ),
     # A step for each part of FedRep; the last real token; gradients' weights.
     ("algorithms/fedrep", "~on_head | single", "~on_head"),
-    ("algorithms/representation", "if outputs.last is None:", "if True:"),
+    ("measures/representation", "if outputs.last is None:", "if True:"),
     ("algorithms/fednova", "made / jnp.where(first == 0, 1.0, first)", "1.0"),
 ]
 """(file, what it has, what stands there instead)."""

@@ -4,7 +4,7 @@
 
 Clients of a small rank have zeros in the directions that they lack; a product of small norm, which
 carries little information, gets a small weight. The paper writes this for one matrix and does not
-say what happens with many: here every adapted matrix has weights of its own. Leaves outside of LoRA
+say what happens with many: here every adapted matrix has its own weights. Leaves outside of LoRA
 pairs (a head) have no such norm and are averaged by the clients' weights. Where all products are
 zero, the clients' weights are used for the factors too.
 

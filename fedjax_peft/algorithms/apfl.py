@@ -10,8 +10,8 @@ By the chain rule the gradient with respect to v_k is α_k times that at the mix
 
 With ``adaptive`` the client also takes gradient steps on α_k, by ⟨v_k - w_k, ∇F_k(mixture)⟩, kept
 within [0, 1]. The paper has one such step a communication round and does not say which batch it is
-on: here it is the first, where w_k is what the client has just received, with v_k still as of its
-last round. Its learning rate is an option of its own, as α_k is no weight of the model. A penalty
+on: here it is the first, where w_k is the received model and v_k is still that of the client's
+last round. It has a separate learning rate, because α_k is no weight of the model. A penalty
 on α_k that some implementations add is not in the paper and not here.
 
 Models are mixed leaf by leaf. For LoRA that is a mixture of factors, not of their products: halfway
@@ -85,7 +85,7 @@ def apfl(
       alpha: the personal model's part, from 0 (FedAvg) to 1 (training alone).
       adaptive: every client learns its own alpha, from ``alpha`` on.
       alpha_rate: learning rate of alpha.
-      head: what becomes of the global model's head.
+      head: as for every algorithm; it is the policy of the global model's head.
 
     Raises:
       InputError: an ``alpha`` outside of [0, 1], or a negative ``alpha_rate``.

@@ -1,4 +1,4 @@
-"""What algorithms share: the plain local objective, a step, head policy, the plain server."""
+"""Parts that algorithms share: the local objective, a local step, the plain server."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 Weights = Literal["size", "uniform"]
-"""Of clients in the aggregate: by their numbers of examples, or all the same."""
+"""The weights of clients in the aggregate: by their numbers of examples, or all the same."""
 
 
 def objective(
@@ -60,10 +60,10 @@ def optimizer_step(
     """Returns (params, optimizer state, metrics) after one step of an optimizer.
 
     Args:
-      optimizer: whose step.
+      optimizer: makes the step.
       loss: params -> (loss, metrics).
-      params: what is trained.
-      state: the optimizer's.
+      params: the trained leaves.
+      state: the optimizer's state.
       correct: gradient -> the gradient that the optimizer gets.
     """
     gradient, metrics = jax.grad(loss, has_aux=True)(params)
@@ -95,8 +95,8 @@ def train(
     """Returns a client after one step on its training loss, and the metrics of the step.
 
     Args:
-      optimizer: whose step.
-      problem: what is learned.
+      optimizer: makes the step.
+      context: the model and the task.
       local: the client.
       batch: the examples.
       key: of the step.
@@ -115,7 +115,7 @@ def train_on(
     local: Local,
     correct: Callable[[Params], Params] = lambda gradient: gradient,
 ) -> tuple[Local, Metrics]:
-    """Returns a client after one step on a loss of its own; see :func:`train`."""
+    """Returns a client after one step on the given loss; see :func:`train`."""
     params = {**local.shared, **local.private}
     params, state, metrics = optimizer_step(optimizer, loss, params, local.optimizer, correct)
     shared = {name: params[name] for name in local.shared}

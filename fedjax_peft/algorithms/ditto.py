@@ -5,7 +5,7 @@
                v_k ← optimizer step on F_k(v_k) + λ/2 ‖v_k - θ‖²
     server:  θ ← Σ w_k θ_k, w_k ∝ n_k;  v_k never leaves the client, which predicts with it
 
-θ in the penalty is what the client received (Eq 2 and Algorithm 1 of the paper). Some
+θ in the penalty is the received model (Eq 2 and Algorithm 1 of the paper). Some
 implementations pull towards θ_k as it moves instead, which is another objective.
 
 v_k has every trained leaf. With a private head θ_k has a head of its own too, beside that of v_k:
@@ -75,7 +75,7 @@ def ditto(
     Args:
       optimizer: the clients' optimizer, for both models; its state starts afresh in every round.
       lam: λ, the strength of the pull; 0 is training alone.
-      head: what becomes of the global model's head.
+      head: as for every algorithm; it is the policy of the global model's head.
 
     Raises:
       InputError: a negative ``lam``.

@@ -91,7 +91,7 @@ def averaging(
     aggregator: Aggregator | None = None,
     keep_optimizer: bool = False,
 ) -> Algorithm:
-    """Returns plain local training and aggregation of what the rules call shared.
+    """Returns plain local training and aggregation of the leaves that the rules call shared.
 
     Args:
       name: the algorithm's.

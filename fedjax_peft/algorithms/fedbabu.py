@@ -4,7 +4,7 @@
     server:  body ← Σ w_k body_k, w_k ∝ n_k
     after the last round:  every client fine-tunes its head, or everything, on its own data
 
-The body is the adapters here. The fine-tuning is a run of its own, of one round, which starts where
+The body is the adapters here. The fine-tuning is a separate run of one round, which starts where
 the first one ended::
 
     run = fp.simulate(model, fp.algorithms.fedbabu(optimizer), clients, rounds=100, ...)
@@ -36,7 +36,7 @@ def fedbabu(
     Args:
       optimizer: the clients' optimizer.
       aggregator: how adapters combine; by default their mean.
-      head: only ``frozen``, which is what the algorithm is.
+      head: only ``frozen``, which defines the algorithm.
 
     Raises:
       InputError: another head policy.

@@ -23,7 +23,7 @@ Where the paper contradicts itself or is silent:
 * Biased CKA is near 1 for independent representations of a small batch; see
   :mod:`fedjax_peft.measures.representation` for it and for the debiased one. A batch of one
   example has no similarities, and in one of two the biased CKA is always 1, without gradient.
-* Every trained pass draws dropout masks of its own, as plain calls of the model would.
+* Every trained pass draws its own dropout masks, as plain calls of the model would.
 
 No code of the authors was found: this was checked against a plain loop written from the formulas.
 """
@@ -101,7 +101,7 @@ def fedmcp(
       stop_grad_global_in_private_term: the similarity to the private representation moves the
         private adapter only.
       aggregator: how the global adapters combine; by default their mean.
-      head: what becomes of the classification heads.
+      head: as for every algorithm; the policy of both classification heads.
 
     Raises:
       InputError: γ out of [0, 1), a negative μ, or an unknown name.
@@ -117,7 +117,7 @@ def fedmcp(
         if value not in known:
             raise InputError(f"{option} = {value!r} is unknown. {nearest(value, known)}")
 
-    # What a pass is read for decides what the compiler can leave out: the one with both adapters
+    # The compiler leaves out the unread parts of a pass: the one with both adapters
     # only classifies, and its last layer is computed for the first token alone if it is not batched
     # with passes whose last layer is compared.
     calls: list[list[Mode]] = [["dual", "global"]] if gamma or mu else [["dual"]]

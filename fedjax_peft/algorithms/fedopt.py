@@ -140,7 +140,7 @@ def _on_leaves(optimizer: optax.GradientTransformation) -> ServerUpdate:
         gradient = jax.tree.map(jnp.subtract, state.model, aggregate)
         steps, memory = optimizer.update(gradient, state.optimizer, state.model)
         new = State(optax.apply_updates(state.model, steps), memory)
-        # Momentum would carry on where nobody was heard.
+        # Skip the server step when no upload was aggregated: momentum would move the model.
         return tree.where(context.participants > 0, new, state)
 
     return ServerUpdate(

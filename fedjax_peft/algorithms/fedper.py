@@ -1,4 +1,4 @@
-"""FedPer (Arivazhagan et al. 2019): a common body, a head of its own for every client.
+"""FedPer (Arivazhagan et al. 2019): a common body, and one head for every client.
 
     client:  (body, head_k) ← optimizer steps on F_k, both together
     server:  body ← Σ w_k body_k, w_k ∝ n_k;  head_k never leaves the client
@@ -26,12 +26,12 @@ def fedper(
     head: HeadPolicy = "private",
     weights: Weights = "size",
 ) -> Algorithm:
-    """FedPer: adapters are averaged, every client has a head of its own.
+    """FedPer: adapters are averaged, every client has its own head.
 
     Args:
       optimizer: the clients' optimizer.
       aggregator: how adapters combine; by default their mean.
-      head: only ``private``, which is what the algorithm is.
+      head: only ``private``, which defines the algorithm.
 
     Raises:
       InputError: another head policy.

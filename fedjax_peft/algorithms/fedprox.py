@@ -64,7 +64,7 @@ def fedprox(
     Args:
       optimizer: the clients' optimizer.
       mu: weight of the penalty; 0 is FedAvg.
-      head: what becomes of the classification head; the penalty is on shared leaves only.
+      head: as for every algorithm; the penalty is on shared leaves only.
 
     Raises:
       InputError: a negative ``mu``.

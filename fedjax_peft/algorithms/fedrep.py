@@ -80,7 +80,7 @@ def fedrep(
         the final adapters, with a fresh optimizer. The scores are recorded as ``tuned_...`` beside
         those of the heads as they are; nothing else changes. 0 leaves it out.
       aggregator: how adapters combine; by default their mean.
-      head: only ``private``, which is what the algorithm is.
+      head: only ``private``, which defines the algorithm.
 
     Raises:
       InputError: another head policy, or a part without epochs.

@@ -3,7 +3,7 @@
     client:  A_k ← A, B_k as it was;  for each local step:  (A_k, B_k) ← optimizer step on F_k
     server:  A ← Σ w_k A_k
 
-The authors find that A learns what is common and B what is the client's own. They keep the
+The authors find that A learns common knowledge and B knowledge of one client. They keep the
 classifier private as well; so does the default here. Half of LoRA's traffic. Every client predicts
 with a model of its own, so an aggregation error is not defined. Checked against the configuration
 in the authors' code: ``lora_B`` and the classifier are local.

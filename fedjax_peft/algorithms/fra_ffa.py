@@ -1,4 +1,4 @@
-"""FRA-LoRA, then FFA-LoRA: learn the directions together, then only what is in them.
+"""FRA-LoRA, then FFA-LoRA: learn the directions together, then train only within them.
 
     rounds of FRA:  (A, B) ← rank-r factors of Σ w_k s A_k B_k
     at the switch:  A ← A D⁻¹,  B ← D B,  D the lengths of A's columns        (A is orthonormal)

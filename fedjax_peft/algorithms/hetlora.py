@@ -143,7 +143,7 @@ def _client(
 
 
 def _update_norm(upload: Params, template: Params, fixed: Params) -> jax.Array:
-    """Returns the length of what an upload changed in the directions that it holds.
+    """Returns the length of an upload's change in the directions that it holds.
 
     Both factors of a direction beyond the client's rank are zero, which does not mean that the
     client moved it there.

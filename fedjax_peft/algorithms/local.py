@@ -1,4 +1,4 @@
-"""Every client alone: what it learns without the others is what federation has to beat.
+"""Every client trains alone: the baseline that federated training has to beat.
 
     client:  v_k ← optimizer steps on F_k, from where its last round ended;  nothing is sent
 

@@ -116,7 +116,7 @@ def pfedme(
         return ClientUpdate(init, step, lambda state: (state.shared, {"personal": state.personal}))
 
     def update(state: Params, new: Params, context: RoundContext) -> Params:
-        del context  # where nobody was heard, new is the old state
+        del context  # without uploads new equals the old state
         return jax.tree.map(lambda old, mean: old + beta * (mean - old), state, new)
 
     server = ServerUpdate(lambda shared: shared, update, lambda state: state)

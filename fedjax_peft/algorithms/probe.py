@@ -1,4 +1,4 @@
-"""What can be learned about an optimizer by trying it."""
+"""Properties of an optimizer that a trial shows."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ __all__ = ["sgd_rate"]
 _SCALES = (1.0, 1e-6, 1e12, 0.0)
 """Of the gradients: clipping shows at large ones, weight decay and momentum at 0."""
 _LATER = (10, 1_000, 100_000, 10_000_000)
-"""Steps that a schedule is told to have passed."""
+"""Numbers of earlier steps at which a schedule is tried."""
 
 
 def sgd_rate(optimizer: optax.GradientTransformation, names: Sequence[str]) -> float | None:

@@ -5,7 +5,7 @@
 
 Each average is exact, because one factor is the same for all, and each round moves half of LoRA's
 bytes; unlike in FFA-LoRA both factors are learned. B goes first: at LoRA's start B = 0, so that A
-has no gradient. What rests is out of reach of the optimizer too: no weight decay, no moments.
+has no gradient. The optimizer does not touch the resting factor: no weight decay, no moments.
 
 The head is trained in every round. From the paper's abstract and a note on it; the equations are
 derived anew.

@@ -10,7 +10,7 @@ gradient of everybody and of the client, whose difference is what local steps dr
 
 S is the cohort of the round, N the number of clients that have examples (a client without any
 never takes part); K is each client's own number of steps. For SGD with step size η, c_k⁺ is the
-mean of the gradients that the client has met on its way. That is what the theory is about; for
+mean of the gradients of the client's local steps. The theory covers this case; for
 other optimizers (Adam, momentum, weight decay, a schedule) the correction is added to the gradient
 that they get, and c_k⁺ is computed as it stands, which makes it a scaled estimate at best. There
 is a control variate for shared leaves only: private ones do not drift.

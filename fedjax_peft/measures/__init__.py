@@ -1,1 +1,1 @@
-"""What a round is measured by: representations, drift, spectra, aggregation error."""
+"""Measures of a round: representations, drift, spectra, aggregation error."""

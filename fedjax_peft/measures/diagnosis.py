@@ -1,4 +1,4 @@
-"""What to measure on request: drift and spectrum of the global LoRA factors, CKA of adapters."""
+"""Measures on request: drift and spectrum of the global LoRA factors, CKA of adapters."""
 
 import functools
 from collections.abc import Sequence

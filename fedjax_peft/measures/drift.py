@@ -14,7 +14,7 @@ def variation(before: Params, after: Params) -> dict[str, jax.Array]:
     Of every column w of the paper's A ``[r, in]`` and B ``[out, r]`` (here: rows of ``lora_a`` and
     ``lora_b``): ``ΔM = mean |‖w'‖ - ‖w‖|`` and ``ΔD = mean (1 - cos(w', w))``. The direction of a
     zero column (B before the first round) is undefined: it counts as 1 if one of the two is zero,
-    as 0 if both are, our decision. The means over all matrices are metrics of their own.
+    as 0 if both are, our decision. The means over all matrices are further metrics.
     """
     metrics: dict[str, jax.Array] = {}
     totals: dict[str, list[jax.Array]] = {}

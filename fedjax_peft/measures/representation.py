@@ -1,4 +1,4 @@
-"""What a batch's representations look like, and how similar two of them are.
+"""Representations of a batch, and the similarity of two of them.
 
 A representation is ``[examples, width]``, one pooled vector an example. The similarities compare
 two of them over the same examples and return a float32 scalar; examples that ``mask`` leaves out
@@ -129,8 +129,8 @@ def _gram(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
     centred = jnp.where(keep, x - mean, 0.0)
     size = jnp.sum(centred**2)
     some = size > _SPREAD * jnp.sum(x**2)
-    # CKA is deaf to a factor, and so is its gradient to one that is held constant: squares of
-    # squares of activations would leave float32's range.
+    # CKA is scale-invariant; normalise by a constant, because fourth powers of activations would
+    # overflow float32.
     factor = jax.lax.stop_gradient(jax.lax.rsqrt(jnp.where(some, size, 1.0)))
     centred = centred * factor
     return jnp.matmul(centred, centred.T, precision="highest"), some
