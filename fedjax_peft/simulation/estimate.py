@@ -25,8 +25,9 @@ class Estimate(NamedTuple):
     or more (it has missed rounds)."""
     memory: Mapping[str, int]
     """Bytes on the device: ``model`` (the frozen weights), ``server`` (the server's state),
-    ``clients`` (what clients keep between rounds) and ``data`` (the training examples). The local
-    steps need more: activations and optimizer states of the clients that run side by side."""
+    ``clients`` (what clients keep between rounds, for upload transforms too) and ``data`` (the
+    training examples). The local steps need more: activations and optimizer states of the clients
+    that run side by side."""
 
 
 def estimate(
@@ -44,8 +45,8 @@ def estimate(
     clients = [client for client in schedule.present(1) if schedule.steps(client)]
     memory = {
         "model": session.setup.frozen,
-        "server": state.server,
-        "clients": state.client_state,
+        "server": (state.server, state.aggregator_state),
+        "clients": (state.client_state, state.transform_state),
         "data": session.columns,
     }
     return Estimate(
