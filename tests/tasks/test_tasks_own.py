@@ -124,7 +124,7 @@ def test_its_run_predicts(run, tmp_path, capsys):
     assert all(np.isfinite(answer["rating"]) for answer in answers)
     source.write_text('{"review": "w1 w2"}\n')
     assert cli.main(arguments) == 2
-    assert 'line 1 is not an object with a string "text"' in capsys.readouterr().err
+    assert 'line 1 is not a JSON object with a string "text"' in capsys.readouterr().err
 
 
 def test_a_task_for_arrays_needs_a_loss_and_metrics_only():
