@@ -71,8 +71,8 @@ def main() -> None:
     for name, size in peaks.items():
         print(f"peak until {name:8} {size / 1e9:6.2f} GB")
     print(
-        f"what {a.clients} clients keep: {sizes['store'] / 1e9:.3f} GB"
-        f" ({sizes['store'] / a.clients / 1e6:.3f} MB each)"
+        f"what {a.clients} clients keep: {sizes['client_state'] / 1e9:.3f} GB"
+        f" ({sizes['client_state'] / a.clients / 1e6:.3f} MB each)"
     )
     print(f"frozen weights: {sizes['frozen'] / 1e9:.3f} GB; {a.rounds} rounds in {seconds:.0f} s")
     print(f"peak {peak() / 1e9:.2f} GB, target {TARGET_GB} GB")

@@ -43,7 +43,7 @@ class Measured(NamedTuple):
     examples: list[np.ndarray]
     """Every member's examples, int32 ``[n]``, ascending."""
     predictions: list[dict[str, np.ndarray]]
-    """What every member's model says of these, ``[n, ...]``; empty if the task has no score."""
+    """Each member's model outputs for these, ``[n, ...]``; empty if the task has no score."""
 
 
 _PARTS = 8
@@ -95,8 +95,8 @@ class Evaluator:
             tokens=tokens,
         )
         steps = int(self._plan.steps)
-        # A part is a call of the program. The parts are for signs of life: metrics are added up
-        # step by step whatever the parts are.
+        # Each part is one call of the program. Parts only serve the progress display: metrics are
+        # added up step by step, so the results do not depend on them.
         self._capacity = max(-(-steps // _PARTS), min(steps, _PARTS))
         self._slots = most_slots(self._plan, self._capacity)
         self._part_steps = 1
@@ -112,7 +112,7 @@ class Evaluator:
         """Returns metrics and predictions.
 
         Args:
-          state: what the models are of; it is not given up.
+          state: holds the models; it is not consumed.
           on_part: called after every part with the number of examples that are done.
         """
         plan, parts, start = self._plan, [], 0

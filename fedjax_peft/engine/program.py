@@ -79,7 +79,7 @@ class Program:
         Args:
           setup: what to run.
           columns: the examples.
-          work: what the clients do. The result of a program that measures is without a state.
+          work: what the clients do. A program that measures returns no state.
           padded: the padded lengths of the plans that it will run.
         """
         self._setup, self._work, self._padded = setup, work, padded

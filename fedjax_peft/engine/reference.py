@@ -12,7 +12,7 @@ compare it with. What a round computes::
     server                    <-  update(server, aggregate(uploads))
 
 ``simulate(..., engine="reference")`` runs it, so a breakpoint or a print in an algorithm shows real
-numbers. It is slow: every operation is a call of its own.
+numbers. It is slow, because every operation is dispatched separately.
 """
 
 from collections.abc import Mapping

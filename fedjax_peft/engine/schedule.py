@@ -15,7 +15,7 @@ Sampling = Literal["uniform", "size", "poisson", "round_robin", "all"]
 """How the clients of a round are drawn. ``uniform``: as many as asked for, without replacement.
 ``size``: likewise, one after the other with chances in proportion to their examples (clients that
 have none are never drawn; weigh them uniformly, or size counts twice). ``poisson``: each client
-independently, so many on average, and now and then nobody. ``round_robin``: the next ones of a
+independently, so many on average; a round may be empty. ``round_robin``: the next ones of a
 random order, over and over. ``all``: everybody."""
 
 

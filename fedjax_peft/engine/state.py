@@ -32,7 +32,7 @@ class State(NamedTuple):
     """The seed of all that is random in the rounds. An integer on the host."""
 
     def copy(self) -> "State":
-        """Returns a state of its own arrays, which stays valid when this one is consumed."""
+        """Returns a copy of the arrays, which stays valid when this state is consumed."""
         arrays = jax.tree.map(jnp.copy, self.on_device())
         return arrays._replace(round_index=self.round_index, seed=self.seed)
 

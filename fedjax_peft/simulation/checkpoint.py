@@ -94,7 +94,7 @@ class Checkpoints:
                 ) from error
 
     def _remove_scraps(self) -> None:
-        """Removes what an unfinished write has left, which takes room and is read by nobody."""
+        """Removes the files of an unfinished write, which are never read."""
         for path in Path(self._manager.directory).glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -19,7 +19,7 @@ __all__ = ["Evaluation", "evaluate", "evaluations", "is_lower_better", "worst"]
 
 
 class Evaluation(NamedTuple):
-    """Something that is evaluated: on what, and whether each member has a model of its own."""
+    """One evaluation: its data set, and whether each member has a personal model."""
 
     evaluator: Evaluator
     task: Task
@@ -101,10 +101,10 @@ def evaluate(
 
     Args:
       evaluations: from :func:`evaluations`.
-      state: what the models are of; it is not consumed.
+      state: holds the models; it is not consumed.
       each: also return the metrics of every client, as ``client_tests``.
       seen: the clients that have trained so far; the others still have their initial models.
-      phases: is told how far the evaluation is.
+      phases: receives the progress of the evaluation.
     """
     row: Row = {}
     for name, (evaluator, task, data, personal) in evaluations.items():

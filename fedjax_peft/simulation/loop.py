@@ -54,7 +54,7 @@ class Loop:
           tested: what is evaluated.
           costs: counts bytes and simulated seconds.
           record: takes the rows and the checkpoints.
-          phases: is told what begins.
+          phases: receives the events of the run.
           stop: as for ``simulate``, like the arguments below.
           rounds: likewise.
           eval_every: likewise.

@@ -100,7 +100,7 @@ def simulate(
         running at the shortest that its examples fit in. They are chosen from the data, and fewer
         where more would not pay. 1 pads everything to the longest text, 0 leaves the padding of
         the data. Results differ by float32 rounding only.
-      test_clients: clients whose personal models the global test set is put to.
+      test_clients: the number of clients whose personal models are evaluated on ``test``.
       client_test: examples of every client to evaluate its model on (mean, deviation, worst).
       client_ranks: the LoRA rank of every client (a shorter list is repeated), at most the
         adapters': it trains and sends only its first so many directions, the others add nothing
