@@ -710,7 +710,7 @@ def assert_resumes(straight, algorithm, out, **options):
     resumed = run(algorithm, out=out, resume=True, **options)
     assert len(rows(out)) == 5
     assert rows(out) == rows(straight.out)
-    for field in ("private", "server", "params"):
+    for field in ("client_state", "server", "params"):
         one, other = getattr(resumed, field), getattr(straight, field)
         assert jax.tree.structure(one) == jax.tree.structure(other)
         assert jax.tree.all(jax.tree.map(np.array_equal, one, other)), field
