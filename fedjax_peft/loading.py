@@ -187,7 +187,7 @@ def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> T
     if clients is None:
         model, params, config = load_trained(directory)
         algorithm = algorithm_of(Path(directory), config, model)
-        advice = "Select a client's model, such as --client 0, or --clients all for all of them."
+        advice = "Select a client's model, such as --client 0, or all of them: --clients all."
         check_global(model, algorithm, advice)
         return TrainedModels(model, algorithm, [], lambda _: params)
     run = load_clients(directory)
