@@ -274,9 +274,13 @@ def _without_none(value: Any) -> Any:
     return value
 
 
+_ADDED = {"engine": "compiled"}
+"""Keys that version 0.1.0 did not have -> the value that its runs ran with."""
+
+
 def _check_same(path: Path, config: Mapping[str, Any]) -> None:
-    before = flatten(read_config(path.parent))
-    now = flatten(_without_none(config))
+    before = {**_ADDED, **flatten(read_config(path.parent))}
+    now = {**_ADDED, **flatten(_without_none(config))}
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
     if "rounds" in changed and now.get("rounds", 0) > before.get("rounds", 0):
         changed.remove("rounds")

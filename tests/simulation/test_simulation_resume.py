@@ -217,6 +217,13 @@ def test_a_changed_config_is_refused_with_old_and_new_values(copy):
         run(copy, resume=True, epochs=2, local_steps=3)
 
 
+def test_a_key_that_earlier_versions_did_not_have_is_no_change(tmp_path):
+    start_with({"seed": 1}, tmp_path)
+    with pytest.raises(InputError, match="engine was 'compiled', is 'reference'"):
+        start_with({"seed": 1, "engine": "reference"}, tmp_path, resume=True)
+    assert len(start_with({"seed": 1, "engine": "compiled"}, tmp_path, resume=True).metrics) == 2
+
+
 def start_with(config, out, **options):
     # With this seed round 1 draws the small client, and round 2 would draw the large one: its plan
     # is longer than all plans of this run.
