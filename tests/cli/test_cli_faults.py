@@ -11,6 +11,8 @@ import pytest
 from fedjax_peft.cli import faults
 from fedjax_peft.cli import main as cli
 
+pytestmark = pytest.mark.slow
+
 
 def _start(*arguments, stdout=subprocess.PIPE, shell=None, **variables):
     """Runs the command line in a new process, after the shell command ``shell``."""

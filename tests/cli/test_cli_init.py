@@ -30,6 +30,7 @@ def refused(capsys, *words):
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_sample_runs_without_changes(place, capsys):
     """Config and sample are written, and the printed command works."""
     assert cli.main(["init", "mine"]) == 0

@@ -23,6 +23,8 @@ from fedjax_peft.peft.base import count
 from fedjax_peft.simulation import record
 from fedjax_peft.simulation.cost import TimeModel
 
+pytestmark = pytest.mark.slow
+
 REST = {
     "rounds": 1,
     "clients_per_round": 2,

@@ -137,6 +137,7 @@ def test_an_unknown_engine_is_refused_with_the_nearest_one():
         fp.session(MODEL, SHARED, FEDERATION, engine="refrence")
 
 
+@pytest.mark.slow
 def test_the_reference_engine_gives_the_run_of_the_compiled_one():
     """To float32 rounding, evaluation, failures and ranks included."""
     algorithm = fp.algorithms.fedbabu(optax.sgd(0.1))  # it tunes the clients' models at the end

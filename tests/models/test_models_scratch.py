@@ -19,6 +19,8 @@ from fedjax_peft.models.heads import causal_lm, classification
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.registry import abstract_module, module_builder, random_model
 
+pytestmark = pytest.mark.slow
+
 EXACT = {"rtol": 0, "atol": 1e-5}
 WORDS = {"vocab_size": 50, "embedding_size": 12, "hidden_size": 16}
 LSTM = {"model_type": "lstm", **WORDS}

@@ -16,6 +16,8 @@ from fedjax_peft.peft.base import attach, attach_module, merge
 from fedjax_peft.peft.dora import DoRALinear
 from fedjax_peft.typing import Outputs
 
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(3)
 S = 1.5
 

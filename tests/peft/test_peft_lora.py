@@ -230,6 +230,7 @@ def test_only_the_adapters_and_the_head_are_trained():
     assert model.counts()["adapter"] == len(sites) * 4 * (16 + 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "adapter"), [(8, 294_912), (16, 589_824)])
 def test_count_of_roberta_base(rank, adapter):
     # The published figures: 0.3M for r = 8, and FRA-LoRA's 589,824 + 592,130 for r = 16.

@@ -16,6 +16,8 @@ from fedjax_peft.report import records, tables
 from fedjax_peft.report.verdict import judge
 from fedjax_peft.rows import rounds_to
 
+pytestmark = pytest.mark.slow
+
 VOID = {"meta", "br", "img", "path", "use", "rect"}
 
 

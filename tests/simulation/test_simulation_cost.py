@@ -21,6 +21,8 @@ from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import tiny_model
 from fedjax_peft.typing import Roles
 
+pytestmark = pytest.mark.slow
+
 SGD = optax.sgd(0.1)
 # Two layers, query and value of 32 x 32, rank 2: A is 32 x 2 and B 2 x 32, 4 bytes a number.
 ADAPTER = 2 * 2 * (32 * 2 + 2 * 32) * 4

@@ -100,6 +100,7 @@ def run(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_a_task_of_the_users_own_is_trained_and_scored(run):
     rows = read_metrics(run / "metrics.jsonl")
     last = rows[-1]

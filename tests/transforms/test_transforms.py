@@ -20,6 +20,8 @@ from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.transforms import chain, clip_norm
 from fedjax_peft.typing import Decoded, Encoded, Measurements, Transform
 
+pytestmark = pytest.mark.slow
+
 SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)
 KEY = stream(0, "clients")
