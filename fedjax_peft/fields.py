@@ -1,4 +1,4 @@
-"""The fields of a row of ``metrics.jsonl``: their units and meanings, in one place.
+"""The units and meanings of all fields of a row of ``metrics.jsonl``.
 
 The reference pages of the documentation are made from these tables, and a test compares them with
 the rows of real runs.
@@ -17,40 +17,38 @@ class Field(NamedTuple):
 
     name: str
     """``METRIC`` stands for a metric of the task or of the algorithm (:data:`METRICS`), ``MODULE``
-    for the path of a module. A dot leads into a nested table."""
+    for the path of a module. A dot separates a nested table from its field."""
     unit: str
-    """Such as ``bytes`` or ``seconds``; empty for a text or a ratio without a unit."""
+    """For example ``bytes`` or ``seconds``; empty for a text or a number without a unit."""
     meaning: str
 
 
 METRICS = (
     Field("loss", "nats per example", "Mean loss; per token for next-token prediction."),
-    Field("accuracy", "fraction", "Correct predictions over all of them."),
-    Field("macro_f1", "fraction", "Classification: F1, averaged over the classes."),
+    Field("accuracy", "fraction", "Correct predictions over all predictions."),
+    Field("macro_f1", "fraction", "Classification: mean of the F1 of each class."),
     Field("f1", "fraction", "Tagging: micro F1 of entities. Question answering: F1 of words."),
     Field("precision", "fraction", "Tagging: correct entities over predicted entities."),
-    Field("recall", "fraction", "Tagging: correct entities over entities."),
-    Field("lost_entities", "fraction", "Tagging: entities that lie behind the last kept token."),
+    Field("recall", "fraction", "Tagging: correct entities over all true entities."),
+    Field("lost_entities", "fraction", "Tagging: entities after the last token kept."),
     Field("exact_match", "fraction", "Question answering: answers equal to a reference."),
-    Field("raw_exact_match", "fraction", "The same, averaged over all references of a question."),
+    Field("raw_exact_match", "fraction", "Like exact_match, averaged over all references."),
     Field("raw_f1", "fraction", "F1 of words, averaged over all references of a question."),
     Field("perplexity", "", "Next token: exponential of the mean loss."),
     Field("contrastive", "nats per example", "MOON: the contrastive loss."),
     Field("loss_global", "nats per example", "FedMCP: loss of the global adapter's classifier."),
     Field("accuracy_global", "fraction", "FedMCP: accuracy of the global adapter's classifier."),
-    Field(
-        "SIMILARITY_global_private", "", "FedMCP: of the global and the private adapter's outputs."
-    ),
-    Field("SIMILARITY_global_average", "", "FedMCP: of the global adapter and the received one."),
+    Field("SIMILARITY_global_private", "", "FedMCP: similarity of the two adapters' outputs."),
+    Field("SIMILARITY_global_average", "", "FedMCP: similarity of global and received adapter."),
     Field("cka", "from 0 to 1", 'Similarity of two adapters; with diagnostics=["cka"].'),
 )
-"""What ``METRIC`` stands for in the names of :data:`FIELDS`; tasks of your own have others."""
+"""The metrics that ``METRIC`` stands for in :data:`FIELDS`; tasks of users may have others."""
 
 FIELDS = (
     # ---- the round
-    Field("round", "", "Number of the round; 0 is before training."),
+    Field("round", "", "Index of the round; 0 is before training."),
     Field("clients", "client ids", "Clients that sent an upload in this round."),
-    Field("dropped", "client ids", "Those of ``clients`` whose upload was not finite."),
+    Field("dropped", "client ids", "The ``clients`` whose uploads were not finite."),
     Field("failed", "client ids", "Clients that dropped out (``failure_rate``)."),
     Field("late", "client ids", "Clients that missed the ``deadline``."),
     Field("skipped_leaves", "names", "Leaves that clients did not send in this round."),
@@ -62,44 +60,44 @@ FIELDS = (
     Field("train_METRIC_worst", "as METRIC", "Worst client of the round."),
     Field("update_norm", "", "Mean L2 norm of the change that an upload makes to the model."),
     Field("train_update_norm_std", "", "Standard deviation of this norm over clients."),
-    Field("train_update_norm_worst", "", "Largest such norm."),
+    Field("train_update_norm_worst", "", "Largest of these norms."),
     Field("per_client.METRIC", "as METRIC", "One value for each of ``clients``."),
     Field("per_client.update_norm", "", "One value for each of ``clients``."),
     # ---- costs
     Field("bytes_up", "bytes", "Sent to the server in this round, by all clients."),
     Field("bytes_down", "bytes", "Sent to clients in this round."),
-    Field("simulated_seconds", "seconds", "Duration of the round by the time model."),
+    Field("simulated_seconds", "seconds", "Duration of the round in the time model."),
     # ---- evaluation
-    Field("headline", "", "Name of the metric that the task is judged by."),
+    Field("headline", "", "Name of the main metric of the task."),
     Field("headline_better", "", "``higher`` or ``lower``."),
     Field(
         "test_METRIC",
         "as METRIC",
-        "On the test set: of the global model, or the mean over ``test_count`` clients' models.",
+        "On the test set: the global model, or the mean over ``test_count`` clients' models.",
     ),
     Field("test_METRIC_std", "as METRIC", "Standard deviation over these clients' models."),
     Field("test_examples", "examples", "Size of the test set."),
     Field("test_count", "clients", "Number of clients whose models were tested."),
-    Field("global_test_METRIC", "as METRIC", "Of the shared model, where clients have their own."),
+    Field("global_test_METRIC", "as METRIC", "Global model, if clients have personal models."),
     Field("global_test_examples", "examples", "Size of the test set."),
-    Field("client_count", "clients", "Number of clients with a test of their own."),
+    Field("client_count", "clients", "Number of clients with their own test examples."),
     Field("client_examples", "examples", "Test examples of all clients."),
-    Field("client_METRIC_mean", "as METRIC", "Mean over clients, each with its model and test."),
-    Field("client_METRIC_weighted", "as METRIC", "The same, weighted by the size of the test."),
+    Field("client_METRIC_mean", "as METRIC", "Mean over clients on their own tests."),
+    Field("client_METRIC_weighted", "as METRIC", "Mean over clients, weighted by test size."),
     Field("client_METRIC_std", "as METRIC", "Standard deviation over clients."),
     Field("client_METRIC_worst", "as METRIC", "Worst client."),
     Field("client_tests.METRIC", "as METRIC", "One value for each of ``client_tests.client``."),
-    Field("client_tests.client", "client ids", "Clients with a test of their own."),
-    Field("tuned_test_METRIC", "as METRIC", "After clients have tuned their models for this test."),
-    Field("tuned_test_METRIC_std", "as METRIC", "Standard deviation of the same."),
+    Field("client_tests.client", "client ids", "Clients with their own test examples."),
+    Field("tuned_test_METRIC", "as METRIC", "The test metric after clients tune their models."),
+    Field("tuned_test_METRIC_std", "as METRIC", "Standard deviation over these tuned models."),
     Field("tuned_client_METRIC_KIND", "as METRIC", "KIND is mean, weighted, std or worst."),
     # ---- aggregation
-    Field("aggregation_error", "", "Frobenius norm of the used minus the exact average of LoRA."),
+    Field("aggregation_error", "", "Frobenius norm of used minus exact average of LoRA."),
     Field("aggregation_error_relative", "fraction", "Over the norm of the exact average."),
     Field("aggregation_error_max", "", "Largest absolute entry of the difference."),
     Field("layers.aggregation_error.MODULE", "", "The error of one module."),
     Field("spectrum_kept", "fraction", "Squared singular values kept by FRA and FlexLoRA."),
-    Field("residual", "", "FedEx-LoRA: Frobenius norm of what is added to frozen weights."),
+    Field("residual", "", "FedEx-LoRA: Frobenius norm of the change of frozen weights."),
     Field("residual_relative", "fraction", "Over the norm of the exact average."),
     Field("switched", "0 or 1", "FRA-FFA: whether the run has switched to FFA."),
     # ---- upload transforms
@@ -115,19 +113,19 @@ FIELDS = (
     Field("layers.singular_value.MODULE", "", "Largest singular value of one product."),
     # ---- the machine
     Field("lanes", "", "Clients that run side by side."),
-    Field("slot_utilisation", "fraction", "Local steps over steps of all lanes."),
-    Field("padded_utilisation", "fraction", "The same if all clients had the longest one's steps."),
+    Field("slot_utilisation", "fraction", "Local steps over the step slots of all lanes."),
+    Field("padded_utilisation", "fraction", "The same if all clients had the largest step count."),
     Field("padding_share", "fraction", "Tokens of the round that are padding."),
     Field("time.train_s", "seconds", "Wall-clock time of training on this machine."),
-    Field("time.compile_s", "seconds", "Of compiling the round, where it was compiled."),
-    Field("time.eval_s", "seconds", "Of evaluation."),
-    Field("time.tune_s", "seconds", "Of tuning before the last evaluation."),
+    Field("time.compile_s", "seconds", "Time of compiling the round, if it was compiled."),
+    Field("time.eval_s", "seconds", "Time of evaluation."),
+    Field("time.tune_s", "seconds", "Time of tuning before the last evaluation."),
     # ---- row 0
     Field("parameters.KIND", "parameters", "KIND is adapter, head or frozen."),
     Field("roles.ROLE", "parameters", "ROLE is shared, private or fixed."),
 )
-"""All fields. Evaluations over clients' models exist for two groups too: with ``_seen`` at the end
-over clients of which an upload was aggregated, with ``_unseen`` over the others."""
+"""All fields. Evaluations over clients' models also exist for two groups of clients. Names that end
+in ``_seen`` are for clients with at least one aggregated upload; ``_unseen`` is for the others."""
 
 _PARTS = {
     "METRIC": f"(?:{'|'.join(metric.name for metric in METRICS)})".replace(
@@ -144,13 +142,13 @@ _GROUPED = ("test_", "client_", "tuned_")
 def find(name: str) -> Field | None:
     """Returns the field of a name, such as ``client_f1_mean_unseen`` or ``time.train_s``.
 
-    None for a name that is not in the tables.
+    Returns None for a name that is not in the tables.
     """
     return next((field for field in FIELDS if _pattern(field.name).fullmatch(name)), None)
 
 
 def field_names(row: Mapping[str, Any]) -> set[str]:
-    """Returns the names of all fields of a row; those of nested tables are joined by dots."""
+    """Returns the names of all fields of a row; names in nested tables are joined by dots."""
     names: set[str] = set()
     for key, value in row.items():
         inside = field_names(value) if isinstance(value, Mapping) else None
@@ -160,7 +158,7 @@ def field_names(row: Mapping[str, Any]) -> set[str]:
 
 @cache
 def _pattern(name: str) -> re.Pattern[str]:
-    """Returns the pattern of the names that a field stands for."""
+    """Returns the pattern that matches all names of a field."""
     parts = (_PARTS.get(part, re.escape(part)) for part in re.split(f"({'|'.join(_PARTS)})", name))
     groups = "(?:_seen|_unseen)?" if name.startswith(_GROUPED) else ""
     return re.compile("".join(parts) + groups)

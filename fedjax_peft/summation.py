@@ -1,8 +1,8 @@
 """Weighted sums of lifted uploads: one implementation for all aggregators.
 
-An aggregator lifts every upload into a vector space (``Aggregator.lift``); here the lifted uploads
-are summed by weight. The sum starts at :func:`empty` and grows by :func:`add`, some lanes at a
-time, in any order, so that it streams over clients and is summed over devices.
+An aggregator lifts every upload into a vector space (``Aggregator.lift``). This module computes the
+weighted sum of the lifted uploads. The sum starts at :func:`empty`; :func:`add` adds the uploads of
+some lanes, in any order. So the sum can be streamed over clients and summed over devices.
 """
 
 from typing import Any
@@ -29,8 +29,8 @@ from fedjax_peft.typing import (
 __all__ = ["add", "dense", "empty", "finish"]
 
 _FAINT = 1e-20
-"""The share of a client's plain weight in the weight of :class:`Weighted`: it decides only where
-the own weights of all clients are 0."""
+"""The share of a client's plain weight that is added to its weight of :class:`Weighted`. It matters
+only where the weights of :class:`Weighted` are 0 for all clients."""
 
 
 def empty(aggregator: Aggregator, template: PyTree, fixed: Params, slots: int) -> Total:
@@ -40,7 +40,7 @@ def empty(aggregator: Aggregator, template: PyTree, fixed: Params, slots: int) -
       aggregator: whose lifted uploads are summed.
       template: the upload of a client that learned nothing.
       fixed: the leaves that never change.
-      slots: the most uploads that can be added.
+      slots: the maximum number of uploads in the sum.
 
     Raises:
       InputError: the aggregator does not fit the shared leaves.
@@ -65,8 +65,8 @@ def add(
       aggregator: whose lifted uploads are summed.
       total: the sum so far.
       uploads: stacked ``[lanes, ...]``.
-      weights: float32 ``[lanes]``; 0 for a lane that has nothing to add, whose upload must be
-        finite.
+      weights: float32 ``[lanes]``; 0 for a lane that has nothing to add. The upload of that
+        lane must still be finite.
       slots: int32 ``[lanes]``, the place of each upload in the cohort; out of range for a lane that
         has nothing to add.
       template: the upload of a client that learned nothing.
@@ -84,17 +84,17 @@ def add(
 def finish(
     aggregator: Aggregator, total: Total, template: PyTree, context: RoundContext, state: PyTree
 ) -> Aggregated:
-    """Returns the update, metrics and next state that an aggregator makes of a sum.
+    """Returns the update, metrics and next state that an aggregator computes from a sum.
 
     In a round without uploads the state stays as it is. The aggregator's random numbers
     come from the named stream ``"aggregation"``.
 
     Args:
-      aggregator: whose lifted uploads were summed.
+      aggregator: the aggregator that lifted the uploads.
       total: the sum.
       template: the upload of a client that learned nothing.
       context: what the server knows about the round.
-      state: of the aggregator.
+      state: the aggregator's state.
     """
     own = context._replace(key=stream(context.key, "aggregation"))
     result = aggregator.finish(total, template, own, state)
@@ -104,7 +104,7 @@ def finish(
 def dense(total: Total) -> Total:
     """Returns the same sum with :class:`Factors` summed to dense matrices.
 
-    Whatever acts on the entries of the sum, such as noise, needs this form.
+    Operations on the entries of the sum, such as adding noise, need this form.
     """
 
     def summed(x: Any) -> Any:
@@ -119,7 +119,7 @@ def _is_entry(x: Any) -> bool:
 
 
 def _zeros(lifted: PyTree, slots: int) -> PyTree:
-    """Returns the sum of nothing, for the shapes of one lifted upload."""
+    """Returns a sum of zeros for the shapes of one lifted upload."""
 
     def rows(x: PyTree) -> PyTree:
         return jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), jnp.float32), x)

@@ -9,10 +9,10 @@ __all__ = ["by_field"]
 
 
 def by_field(**fields: Aggregator) -> Aggregator:
-    """Returns the aggregator of dicts that combines each field by its own aggregator.
+    """Returns an aggregator for uploads that are dicts: each field has its own aggregator.
 
-    The name and the declared properties are those of the first field's aggregator, except that
-    all uploads are needed where any field needs them.
+    The name and the declared properties are those of the first field's aggregator. The
+    exception is ``needs_all_uploads``: it is true if any field needs all uploads.
 
     Args:
       **fields: field of the upload -> aggregator.

@@ -3,12 +3,12 @@
     ΔW̄ = Σ w_k s A_k B_k,   U Σ Vᵀ = svd(ΔW̄)
     client i gets  A = U_{:r_i},   B = Σ_{:r_i} V_{:r_i}ᵀ / s
 
-It is FRA-LoRA with the singular values in B, for clients of different ranks: factors are padded
-with zeros to the largest rank, and a client's own directions are the first ones, which are those of
-the largest singular values. The paper scales each client's product by α/r_k; here a direction has
-the same scale for all, α/r of the largest rank.
+It is FRA-LoRA with the singular values in B, for clients of different ranks. Factors are padded
+with zeros to the largest rank. A client's own directions are the first ones: these have the largest
+singular values. The paper scales each client's product by α/r_k; here the scale is the same for all
+clients, α/r with the largest rank r.
 
-From the paper and the authors' code, which agree.
+This follows the paper and the authors' code, which agree.
 """
 
 from fedjax_peft.aggregators.fra import truncating
@@ -18,9 +18,10 @@ __all__ = ["flexlora"]
 
 
 def flexlora(rank: int | None = None, *, error: bool = True) -> Aggregator:
-    """FlexLoRA: averaged LoRA products of any ranks, cut by SVD to every client's own.
+    """FlexLoRA: averaged LoRA products of any ranks, truncated by SVD to each client's rank.
 
-    What is not a LoRA pair (a head) is averaged. The uploads of a cohort are all held at once.
+    Leaves outside of LoRA pairs (a head) are averaged. All uploads of a cohort are held in memory
+    at once.
 
     Args:
       rank: directions kept; by default the adapter's own rank.

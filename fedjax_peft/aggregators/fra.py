@@ -1,8 +1,8 @@
 """FRA-LoRA: average the full-rank products, truncate by SVD (the paper's Eq 4-6, corrected).
 
-The target is ``ΔW̄ = Σ w_k s A_k B_k`` (flax orientation). With balanced weights,
-``A_cat = [√(w_1 s) A_1 … √(w_K s) A_K]`` and ``B_cat`` likewise, it is the product
-``A_cat B_cat`` of rank R ≤ Σ r_k, so its SVD needs no dense matrix:
+The target is ``ΔW̄ = Σ w_k s A_k B_k`` (flax orientation). Both factors get the
+square root of the weights: ``A_cat = [√(w_1 s) A_1 … √(w_K s) A_K]``, and ``B_cat`` likewise. Then
+``ΔW̄ = A_cat B_cat`` has a rank R ≤ Σ r_k, so its SVD needs no dense matrix:
 
     Q_A R_A = qr(A_cat)     Q_B R_B = qr(B_catᵀ)     P Σ Zᵀ = svd(R_A R_Bᵀ)
     ΔW̄ = (Q_A P) Σ (Q_B Z)ᵀ
@@ -46,14 +46,14 @@ def fra(
     """Best rank-r approximation of the averaged LoRA products (FRA-LoRA).
 
     Leaves outside of LoRA pairs (a head) are averaged. The factors of all uploads of a cohort are
-    held at once.
+    held in memory at once.
 
     Args:
       rank: directions kept; by default the adapter's own rank.
-      split: where the singular values go: ``balanced`` (√Σ on both, as FeDeRA's start), ``B``
-        (as FlexLoRA) or ``A``. The paper does not say.
-      error: measure the error, Frobenius ``sqrt(Σ_{j>r} σ_j²)`` among others, and the share of
-        the spectrum that is kept.
+      split: which factor gets the singular values: ``balanced`` (√Σ in both, as FeDeRA starts),
+        ``B`` (as in FlexLoRA) or ``A``. The paper does not specify this.
+      error: measure the aggregation error (its Frobenius norm ``sqrt(Σ_{j>r} σ_j²)`` and others)
+        and the share of the spectrum that is kept.
 
     Raises:
       InputError: on use, a model without LoRA pairs, or a rank above the adapter's.
@@ -119,7 +119,7 @@ def _each_shape(
     """Returns the factors by leaf name, and the metrics of the truncation.
 
     Args:
-      template: leaves of the factors' shapes.
+      template: leaves with the shapes of the factors.
       truncated: (module paths of pairs of one shape, their rank) -> the truncated average.
     """
     found = pairs(template)
@@ -190,8 +190,8 @@ def truncated_average(
             largest = jnp.max(jnp.abs(off))
         return new_a, new_b, tail, largest, norm
 
-    # One matrix at a time: concurrent batched LAPACK calls deadlock XLA's small CPU thread pools,
-    # and this keeps the dense matrix of the error measure to one at a time.
+    # One matrix at a time: concurrent batched LAPACK calls deadlock XLA's small CPU thread pools.
+    # It also means that only one dense matrix (for the error) exists at a time.
     return jax.lax.map(one, (a, b, scales))
 
 
@@ -240,8 +240,8 @@ def _factors(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (A, B) with ``s A B = u Σ vt`` of rank ``keep``, dead directions revived.
 
-    A direction with σ = 0 would have A = B = 0 and never get a gradient again. It gets B = 0, which
-    keeps the product, and a fresh A of the length that a Kaiming start has (1/√3).
+    A direction with σ = 0 would have A = B = 0 and never get a gradient again. Here it gets B = 0,
+    which keeps the product, and an A with the length of a Kaiming initialisation (1/√3).
     """
     u, sigma, vt = canonical(u, sigma, vt)
     index = jnp.arange(sigma.shape[0])

@@ -2,14 +2,14 @@
 
     A = Σ p_k A_k,   B = Σ p_k B_k,   p_k = ‖A_k B_k‖_F / Σ_j ‖A_j B_j‖_F
 
-Clients of a small rank have zeros in the directions that they lack; a product of small norm, which
-carries little information, gets a small weight. The paper writes this for one matrix and does not
-say what happens with many: here every adapted matrix has its own weights. Leaves outside of LoRA
-pairs (a head) have no such norm and are averaged by the clients' weights. Where all products are
-zero, the clients' weights are used for the factors too.
+Clients of a small rank have zeros in the directions that they lack. A product of small norm carries
+little information and gets a small weight. The paper defines this for one matrix and does not
+specify it for several: here every adapted matrix has its own weights. Leaves outside of LoRA pairs
+(a head) have no product norm; they are averaged with the clients' weights. If all products are
+zero, the factors are averaged with the clients' weights too.
 
-From the paper's description and two public reimplementations; the published code of FlexLoRA's
-authors weights by size instead.
+This follows the paper's description and two public reimplementations. The published code of
+FlexLoRA's authors uses weights by size instead.
 """
 
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def hetlora(*, error: bool = True) -> Aggregator:
     """HetLoRA: mean of zero-padded LoRA factors, weighted by the norms of their products.
 
     Args:
-      error: measure the error, against the average of the products by the same weights.
+      error: measure the error against the average of the products with the same weights.
 
     Raises:
       InputError: on use, a model without LoRA pairs.

@@ -25,7 +25,7 @@ __all__ = ["mean", "product_errors"]
 def mean(*, error: bool = True) -> Aggregator:
     """Weighted mean of everything that is shared: ``Σ w_k θ_k / Σ w_k``.
 
-    The mean of LoRA's factors, one by one, is not the mean of the products that they stand for.
+    The product of the mean LoRA factors is not the mean of the products.
     With ``error`` the exact difference ``ĀB̄ - Σ w_k A_k B_k`` is measured (FRA-LoRA, Eq 1), at the
     cost of one dense matrix for each adapted layer; nothing grows with the number of clients. Where
     one factor is fixed, and so the same for all clients, the average is exact and the error 0.
@@ -37,8 +37,8 @@ def mean(*, error: bool = True) -> Aggregator:
     def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
         del fixed
         changes = jax.tree.map(jnp.subtract, upload, template)
-        # The error is computed from changes: it is of second order in these, so nothing cancels.
-        # E = Σ w dA_k dB_k - dĀ dB̄ is the same whatever matrices are subtracted.
+        # The error is computed from changes. It is of second order in them, so no large terms
+        # cancel. E = Σ w dA_k dB_k - dĀ dB̄ does not depend on which matrices are subtracted.
         found = pairs(template) if error else {}
         products = {path: Product(changes[a], changes[b]) for path, (a, b) in found.items()}
         return {"changes": changes, "products": products}
@@ -74,7 +74,7 @@ def product_errors(
       total: the sum of :func:`mean`.
       new: the means.
       template: the received leaves.
-      fixed: LoRA's scales among others.
+      fixed: the fixed leaves, which include LoRA's scales.
     """
     by = jnp.where(total.weight > 0, total.weight, 1.0)
     errors, exact = {}, {}

@@ -3,9 +3,10 @@
     change of a product   Σ w_k (A_k B_k - A B)  =  Σ w_k (A_k - A) B_k  +  A Σ w_k (B_k - B)
     change of a leaf      Σ w_k (θ_k - θ)
 
-with weights that sum to 1 and the received A, B and θ. The right-hand side is exactly 0 where no
-client has changed anything, so that a server optimizer which divides by small numbers (Adam) does
-not amplify rounding errors. It streams: only sums are held, one dense matrix for each product.
+The weights sum to 1; A, B and θ are the received leaves. The right-hand side is exactly 0 where no
+client has changed anything. So a server optimizer that divides by small numbers (Adam) does not
+amplify rounding errors. The uploads are streamed: only sums are held, one dense matrix for each
+product.
 """
 
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from fedjax_peft.typing import (
 __all__ = ["PRODUCT", "product_changes", "with_products"]
 
 PRODUCT = ".product"
-"""Ends the name of a product: module path + ``.product``."""
+"""Suffix of the name of a product: module path + ``.product``."""
 
 
 def with_products(leaves: Params) -> Params:

@@ -1,22 +1,22 @@
 """APFL (Deng et al. 2020, Algorithm 1): a client predicts with a mixture of two models.
 
-    client:  w_k ← w;  for each local step, both on the same batch and from the values before it:
+    client:  w_k ← w;  for each local step, both from the same batch and the same old values:
                w_k ← optimizer step on F_k(w_k)
                v_k ← optimizer step on F_k(α_k v_k + (1 - α_k) w_k), with respect to v_k
     server:  w ← mean of w_k;  v_k and α_k never leave the client
     a client predicts with  α_k v_k + (1 - α_k) w
 
-By the chain rule the gradient with respect to v_k is α_k times that at the mixture.
+By the chain rule the gradient with respect to v_k is α_k times the gradient at the mixture.
 
 With ``adaptive`` the client also takes gradient steps on α_k, by ⟨v_k - w_k, ∇F_k(mixture)⟩, kept
-within [0, 1]. The paper has one such step a communication round and does not say which batch it is
-on: here it is the first, where w_k is the received model and v_k is still that of the client's
-last round. It has a separate learning rate, because α_k is no weight of the model. A penalty
-on α_k that some implementations add is not in the paper and not here.
+within [0, 1]. The paper makes one step on α_k in each communication round and does not specify its
+batch. Here it is the first batch, where w_k is the received model and v_k is still the one of the
+client's last round. The step has a separate learning rate, because α_k is not a weight of the
+model. Some implementations add a penalty on α_k; it is neither in the paper nor here.
 
-Models are mixed leaf by leaf. For LoRA that is a mixture of factors, not of their products: halfway
-between (A, B) and (A', B') the model has (A + A')(B + B')/4. A private head is a leaf like any
-other: w_k and v_k have one each, mixed alike.
+Models are mixed leaf by leaf. For LoRA this mixes the factors, not their products: halfway
+between (A, B) and (A', B') the model has (A + A')(B + B')/4. A private head is mixed like any other
+leaf: w_k and v_k have one head each.
 """
 
 from typing import NamedTuple
@@ -61,7 +61,7 @@ class State(NamedTuple):
     personal: Params
     """v_k."""
     optimizer: PyTree
-    """Of v_k."""
+    """The optimizer state of v_k."""
     alpha: jax.Array
 
 
@@ -83,9 +83,9 @@ def apfl(
     Args:
       optimizer: the clients' optimizer, for both models; its state starts afresh in every round.
       alpha: the personal model's part, from 0 (FedAvg) to 1 (training alone).
-      adaptive: every client learns its own alpha, from ``alpha`` on.
+      adaptive: every client learns its own alpha, which starts at ``alpha``.
       alpha_rate: learning rate of alpha.
-      head: as for every algorithm; it is the policy of the global model's head.
+      head: policy of the global model's head: ``shared``, ``private`` or ``frozen``.
 
     Raises:
       InputError: an ``alpha`` outside of [0, 1], or a negative ``alpha_rate``.

@@ -1,8 +1,8 @@
-"""All data in one place: what training without federation's limits reaches.
+"""All data in one place: the result that training reaches without federation.
 
-    θ ← optimizer steps on F over all examples;  the optimizer goes on from round to round
+    θ ← optimizer steps on F over all examples;  its state is kept from round to round
 
-A round is then no more than an interval between evaluations.
+A round is then only the interval between two evaluations.
 """
 
 from collections.abc import Mapping
@@ -28,9 +28,9 @@ def centralised(
     """Baseline with all data in one place, ``partition.pooled``: usually an upper bound.
 
     Args:
-      optimizer: of the training.
+      optimizer: the optimizer of the training.
       train: everything, the ``head`` only, or the ``adapters`` only.
-      keep_optimizer: the optimizer's state goes on from round to round, as if there were none.
+      keep_optimizer: keep the optimizer's state from round to round, as if there were no rounds.
     """
 
     def check(kinds: Mapping[str, str], clients: int) -> None:

@@ -1,4 +1,4 @@
-"""What algorithms ask of their options and of the model, in a paragraph for what does not fit."""
+"""Checks of an algorithm's options and of the model; a failed check raises an InputError."""
 
 import functools
 import inspect
@@ -39,7 +39,7 @@ def positive(**options: float) -> None:
 
 
 def whole(low: int, **options: int) -> None:
-    """Raises InputError for an option that is no whole number, or is below ``low``."""
+    """Raises InputError for an option that is not a whole number, or is below ``low``."""
     for name, value in options.items():
         if not isinstance(value, int) or value < low:
             raise InputError(f"{name} = {value!r} must be a whole number from {low} up.")
@@ -60,17 +60,17 @@ SHARED_OPTIONS = {
     " same (``uniform``).",
 }
 """Option that many algorithms have -> its description. :func:`checked` adds it to the docstring of
-every algorithm that has the option and describes it in no other way."""
+every algorithm that has the option and does not describe it itself."""
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
 def checked(factory: Factory) -> Factory:
-    """Decorates a function that returns an algorithm: it refuses arguments of a wrong type.
+    """Decorates a function that returns an algorithm, so that it refuses arguments of a wrong type.
 
     ``optimizer`` and ``server`` must be optax optimizers, ``aggregator`` an aggregator or None.
-    Anything else would fail deep inside a compilation. The docstring is completed with the
-    :data:`SHARED_OPTIONS` of the function.
+    Anything else would fail deep inside a compilation. The decorator also adds the
+    descriptions of the function's :data:`SHARED_OPTIONS` to its docstring.
     """
     signature = inspect.signature(factory)
 
@@ -134,7 +134,7 @@ def _check_aggregator(algorithm: str, value: Any) -> None:
 
 
 def only_head(algorithm: str, given: HeadPolicy, wanted: HeadPolicy) -> None:
-    """Raises InputError for a head policy with which an algorithm would be another one."""
+    """Raises InputError for a head policy that would turn an algorithm into another one."""
     if given != wanted:
         other = {"shared": "fedavg", "private": "fedper", "frozen": "fedbabu"}.get(given)
         advice = f" For a {given} head there is {other!r}." if other else ""
@@ -160,7 +160,7 @@ def lora_model(algorithm: str, *, alone: bool = False) -> Callable[[Mapping[str,
 
     Args:
       algorithm: its name, for the message.
-      alone: LoRA's factors must be all that the method trains: the adapted weight is ``W + s·AB``.
+      alone: the method must train LoRA's factors only: the adapted weight is ``W + s·AB``.
     """
 
     def check(kinds: Mapping[str, str], clients: int) -> None:

@@ -99,7 +99,7 @@ def train(
       context: the model and the task.
       local: the client.
       batch: the examples.
-      key: of the step.
+      key: the step's key.
       correct: gradient -> the gradient that the optimizer gets.
     """
 
@@ -133,16 +133,16 @@ def replace_server() -> ServerUpdate:
 
 
 def add_to_gradient(extra: Params) -> Callable[[Params], Params]:
-    """Returns the map from a gradient to that with ``extra`` added to the leaves that it names."""
+    """Returns a function of a gradient that adds ``extra`` to the leaves that ``extra`` names."""
     return lambda gradient: {n: g + extra[n] if n in extra else g for n, g in gradient.items()}
 
 
 def proximal(
     strength: float | jax.Array, params: Params, anchor: Params
 ) -> Callable[[Params], Params]:
-    """Returns the map from a gradient to that with ``strength/2 ‖params - anchor‖²`` added.
+    """Returns a function that adds the gradient of ``strength/2 ‖params - anchor‖²`` to a gradient.
 
-    Leaves that the anchor does not have are left alone.
+    The gradients of leaves that ``anchor`` does not have stay the same.
     """
 
     def correct(gradient: Params) -> Params:
@@ -153,7 +153,7 @@ def proximal(
 
 
 def with_client_state(broadcast: Params, client_state: PyTree) -> Params:
-    """Returns a client's leaves where it keeps its own ones in the field ``model``."""
+    """Returns all leaves of a client that keeps its private leaves in the field ``model``."""
     return {**broadcast, **client_state["model"]}
 
 
@@ -162,11 +162,11 @@ def freeze_where(
 ) -> optax.GradientTransformation:
     """Returns an optimizer for which some leaves, by name, have no gradient and no decay.
 
-    They stay as they are to the bit, whatever the optimizer does to a leaf without gradient, and
-    neither they nor their gradients reach its state.
+    These leaves stay bit-identical, whatever the optimizer does to a leaf without gradient. Neither
+    they nor their gradients enter the optimizer's state.
 
     Args:
-      optimizer: of a dict of leaves.
+      optimizer: an optimizer for a dict of leaves.
       moves: leaf name -> whether the optimizer moves it (a traced bool, so it may change).
     """
 
@@ -185,12 +185,12 @@ def merge_into_frozen() -> ServerUpdate:
     """Returns the server that adds a part of the aggregate to the frozen weights.
 
     The aggregate is ``{"model": shared leaves, "fold": module path -> [in, out]}``: W + s·AB is the
-    exact average once ``fold`` is added to W. The sum of all these is kept in float32, and added to
-    the kernels of the modules that LoRA wraps; these compute with the float32 sum in a narrower
-    dtype too (:mod:`fedjax_peft.precision`).
+    exact average once ``fold`` is added to W. The sum of ``fold`` over all rounds is float32. It
+    is added to the kernels of the modules that LoRA wraps. These modules use the float32 sum even
+    if they compute in a narrower dtype (:mod:`fedjax_peft.precision`).
 
-    The algebra is exact, so the aggregation error is what rounding leaves: it is measured on the
-    kernels that clients compute with.
+    The algebra is exact, so the aggregation error is only rounding. It is measured on the kernels
+    that clients compute with.
     """
 
     def kernel(path: str) -> str:

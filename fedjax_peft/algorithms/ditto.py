@@ -1,4 +1,4 @@
-"""Ditto (Li et al. 2021): FedAvg, and beside it a personal model that is pulled towards it.
+"""Ditto (Li et al. 2021): FedAvg, and a personal model that is pulled towards the global one.
 
     client:  θ_k ← θ;  for each local step, both on the same batch:
                θ_k ← optimizer step on F_k(θ_k)
@@ -6,11 +6,11 @@
     server:  θ ← Σ w_k θ_k, w_k ∝ n_k;  v_k never leaves the client, which predicts with it
 
 θ in the penalty is the received model (Eq 2 and Algorithm 1 of the paper). Some
-implementations pull towards θ_k as it moves instead, which is another objective.
+implementations pull towards the current θ_k instead, which is another objective.
 
-v_k has every trained leaf. With a private head θ_k has a head of its own too, beside that of v_k:
-nobody else has one to be pulled to, so the penalty is on the received leaves alone. With a frozen
-head v_k has none. Where there is dropout, both steps see the same.
+v_k has every trained leaf. With a private head, θ_k and v_k have one head each. There is no global
+head to be pulled towards, so the penalty is on the received leaves only. With a frozen head, v_k
+has no head. Both steps use the same dropout masks.
 """
 
 from typing import NamedTuple
@@ -54,7 +54,7 @@ class State(NamedTuple):
 
     received: Params
     model: Local
-    """θ_k, with the private leaves beside it."""
+    """θ_k and the private leaves."""
     personal: Local
     """v_k; all of its leaves are private."""
 
@@ -74,8 +74,8 @@ def ditto(
 
     Args:
       optimizer: the clients' optimizer, for both models; its state starts afresh in every round.
-      lam: λ, the strength of the pull; 0 is training alone.
-      head: as for every algorithm; it is the policy of the global model's head.
+      lam: λ, the strength of the pull; with 0 the personal model is trained alone.
+      head: policy of the global model's head: ``shared``, ``private`` or ``frozen``.
 
     Raises:
       InputError: a negative ``lam``.

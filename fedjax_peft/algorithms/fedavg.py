@@ -1,6 +1,6 @@
-"""FedAvg (McMahan et al. 2017) over whatever is trainable: adapters, LoRA factors, a head.
+"""FedAvg (McMahan et al. 2017) over all trainable leaves: adapters, LoRA factors, a head.
 
-    server:  broadcast θ                                    the client's own leaves v stay with it
+    server:  broadcast θ                           the client's private leaves v stay on the client
     client:  (θ_k, v_k) ← (θ, v_k);  for each local step:  (θ_k, v_k) ← optimizer step on F_k
     server:  θ ← aggregate of θ_k over the cohort, weights w_k ∝ n_k
 
@@ -42,8 +42,8 @@ def client(
 ) -> ClientUpdate:
     """Returns plain local training.
 
-    Optimizer state starts afresh in every round; with ``keep_optimizer`` it stays with the client,
-    which then keeps ``{"model": its own leaves, "optimizer": state}``.
+    Optimizer state starts afresh in every round. With ``keep_optimizer`` it is kept in the client's
+    state, which is then ``{"model": private leaves, "optimizer": optimizer state}``.
     """
 
     def init(broadcast: Params, client_state: PyTree, key: Key) -> Local:
@@ -77,8 +77,9 @@ def fedavg(
     Args:
       optimizer: the clients' optimizer.
       aggregator: how uploads combine; by default their mean, weighted by example counts.
-      keep_optimizer: clients keep their optimizer's state from round to round, which suits few
-        clients that are always there. Refused over aggregators that factor anew, such as ``fra``.
+      keep_optimizer: clients keep their optimizer's state from round to round. This suits a few
+        clients that take part in every round. Aggregators that factor anew, such as ``fra``, are
+        refused.
     """
     algorithm = averaging("fedavg", optimizer, head_roles(head), aggregator, keep_optimizer)
     return algorithm._replace(weights=weights)
@@ -94,9 +95,9 @@ def averaging(
     """Returns plain local training and aggregation of the leaves that the rules call shared.
 
     Args:
-      name: the algorithm's.
-      optimizer: the clients'.
-      rules: which leaves are whose.
+      name: the algorithm's name.
+      optimizer: the clients' optimizer.
+      rules: which leaves are shared, private or fixed.
       keep_optimizer: see :func:`fedavg`.
     """
 

@@ -1,11 +1,11 @@
-"""FedBABU (Oh et al. 2022): the body is learned under a head that stays at its random start.
+"""FedBABU (Oh et al. 2022): the body is trained with a head that keeps its random initial values.
 
-    client:  body_k ← optimizer steps on F_k, under the head that all have in common
+    client:  body_k ← optimizer steps on F_k, with the same fixed head for all clients
     server:  body ← Σ w_k body_k, w_k ∝ n_k
     after the last round:  every client fine-tunes its head, or everything, on its own data
 
-The body is the adapters here. The fine-tuning is a separate run of one round, which starts where
-the first one ended::
+The body is the adapters here. The fine-tuning is a separate run of one round, which starts from the
+result of the first run::
 
     run = fp.simulate(model, fp.algorithms.fedbabu(optimizer), clients, rounds=100, ...)
     own = fp.algorithms.local(optimizer, train="head")

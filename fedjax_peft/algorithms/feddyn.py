@@ -1,19 +1,20 @@
 """FedDyn (Acar et al. 2021, Algorithm 1): clients whose optima agree with the server's.
 
-Every client keeps g_k, an estimate of its own gradient, 0 at first. Where all are at rest, the
-gradients of the clients' losses sum to zero: at a stationary point of the common objective.
+Every client keeps g_k, an estimate of its own gradient, 0 at first. When no client moves any more,
+the gradients of the clients' losses sum to zero: a stationary point of the common objective.
 
-    server:  broadcast θ                                    the client's own leaves v stay with it
+    server:  broadcast θ                           the client's private leaves v stay on the client
     client:  (θ_k, v_k) ← (θ, v_k);  for each local step an optimizer step on
              F_k(θ_k, v_k) - ⟨g_k, θ_k⟩ + α/2 ‖θ_k - θ‖²
              g_k ← g_k - α (θ_k - θ)
     server:  h ← h - α/N Σ_S (θ_k - θ);   θ ← (mean over S of θ_k) - h/α
 
 S is the cohort of the round, N the number of clients that have examples (a client without any
-never takes part). Where the paper minimises exactly, here are local steps.
-The server keeps s = -h/α, the sum of all that clients have moved by, over N: h enters in no other
-way, and α cancels. All clients count equally: h is the mean of the g_k of all N clients only then,
-so there is no choice of weights or of an aggregator. The regulariser is on shared leaves only.
+never takes part). The paper minimises exactly; here clients make local steps.
+The server keeps s = -h/α, the sum of all changes θ_k - θ so far, divided by N. It does not need h
+itself, and α cancels. All clients have equal weights, because only then h is the mean of the g_k of
+all N clients. So ``weights`` and ``aggregator`` are not options. The regulariser is on shared
+leaves only.
 """
 
 from typing import NamedTuple

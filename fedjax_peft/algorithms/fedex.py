@@ -4,13 +4,14 @@
     server:  A ← Σ w_k A_k,   B ← Σ w_k B_k
              W ← W + s (Σ w_k A_k B_k - A B)                  so that W + s A B is the exact average
 
-The paper averages with equal weights w_k = 1/K, and so does the default here. The folded residual
-has a rank up to that of all factors stacked, so the server passes all of them on to every client.
-It is summed in the frame of the broadcast, where it is of second order and nothing cancels.
+The paper averages with equal weights w_k = 1/K, and so does the default here. The rank of the
+residual is at most the rank of all factors stacked, so the server sends the factors of all clients
+to every client. The residual is computed from the changes since the broadcast. It is of second
+order in them, so no large terms cancel.
 
-Clients of different ranks are refused: the residual of the directions that one does not own would
-reach its frozen weight all the same. Checked against the authors' code, whose transposes belong to
-the layout of its weights.
+Clients of different ranks are refused: the residual would add directions to a client's frozen
+weight that the client does not own. This was checked against the authors' code, which has
+transposes only because of its weight layout.
 """
 
 import jax
@@ -44,9 +45,9 @@ def fedex(
     head: HeadPolicy = "shared",
     weights: Weights = "uniform",
 ) -> Algorithm:
-    """FedEx-LoRA: averaged factors, and their error is folded into the frozen weights; exact.
+    """FedEx-LoRA: factors are averaged, their error is folded into the frozen weights; exact.
 
-    ``residual`` among the metrics is the Frobenius norm of what a round folds in.
+    The metric ``residual`` is the Frobenius norm of the residual that a round folds in.
 
     Args:
       optimizer: the clients' optimizer.

@@ -3,10 +3,10 @@
     client:  θ_k ← θ;  for each local step:  (θ_k, p_k, head_k) ← optimizer step on F_k
     server:  θ ← (1/|S|) Σ θ_k;  the patch p_k and the head never leave the client
 
-As FedMCP's (Zhao et al. 2024) baseline: shared is the global one of two adapters at every site,
-the patch is the private one, and both run together. FedMCP's table gives this baseline the traffic
-of two adapters; with a private patch it is one. The mean without weights, the private patch and the
-private prediction layer are those of the authors' code for question answering.
+This is the baseline of FedMCP (Zhao et al. 2024). Every site has two adapters that run together:
+the global one is shared, the private one is the patch. FedMCP's table counts the traffic of two
+adapters for this baseline; with a private patch it is one. The unweighted mean, the private patch
+and the private prediction layer follow the authors' code for question answering.
 """
 
 import optax
@@ -28,7 +28,7 @@ def fedmatch(
     head: HeadPolicy = "private",
     weights: Weights = "uniform",
 ) -> Algorithm:
-    """FedMatch: one adapter for all and a private one, trained together (needs ``dual``).
+    """FedMatch: a global and a private adapter, trained together (needs ``dual``).
 
     Args:
       optimizer: the clients' optimizer.

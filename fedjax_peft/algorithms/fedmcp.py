@@ -6,26 +6,27 @@
     server:  θ ← (1/|S|) Σ θ_k;  the private adapter p_k and both heads never leave the client
 
 (Algorithm 1 and Eq 3-9.) The encoder runs with both adapters (dual: the mean of what they add) or
-with one alone; R is an example's pooled last hidden state of a pass; R_average is of the global
-adapter as it was received, without dropout and without gradient. Clients predict with g1 on dual;
-what g2 makes of the training examples is in the metrics, ``train_accuracy_global``.
+with one alone. R is an example's pooled last hidden state in one pass. R_average comes from the
+global adapter as it was received, without dropout and without gradient. Clients predict with g1 on
+dual. The training accuracy of g2 is the metric ``train_accuracy_global``.
 
 Where the paper contradicts itself or is silent:
 
-* It names the three representations in two ways. Eq 5 does what the text wants (the global adapter
-  towards the average, away from the private one) only with the first naming, which is taken.
-* R_private is of a third pass, with the private adapter alone, as section IV-D says; the text also
-  speaks of two passes in all, which ``private_rep="dual"`` takes at its word.
-* Adapters are received once a round. Algorithm 1 has that inside of the loop over epochs, which
-  would undo the work of all but the last.
+* It names the three representations in two ways. Eq 5 does what the text describes (it pulls the
+  global adapter towards the average and away from the private one) only with the first naming,
+  which is used here.
+* R_private comes from a third pass, with the private adapter alone, as in section IV-D. The text
+  also mentions two passes in total; ``private_rep="dual"`` is this variant.
+* Adapters are received once in a round. Algorithm 1 receives them inside of the loop over epochs,
+  which would undo the work of all epochs but the last.
 * The mean is unweighted as in Algorithm 1; the text says weighted (``weights="size"``).
-* No gradient is stopped but R_average's: the first similarity moves both adapters.
+* Only the gradient of R_average is stopped: the first similarity moves both adapters.
 * Biased CKA is near 1 for independent representations of a small batch; see
-  :mod:`fedjax_peft.measures.representation` for it and for the debiased one. A batch of one
-  example has no similarities, and in one of two the biased CKA is always 1, without gradient.
-* Every trained pass draws its own dropout masks, as plain calls of the model would.
+  :mod:`fedjax_peft.measures.representation`, also for the debiased one. A batch of one example has
+  no similarities. In a batch of two examples the biased CKA is always 1, without gradient.
+* Every training pass draws its own dropout masks, like separate calls of the model.
 
-No code of the authors was found: this was checked against a plain loop written from the formulas.
+No code of the authors was found. This was checked against a plain loop written from the formulas.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -68,7 +69,7 @@ class State(NamedTuple):
     """A client during its local steps."""
 
     received: Params
-    """The global adapter as the round began."""
+    """The global adapter at the start of the round."""
     local: Local
 
 
@@ -90,18 +91,19 @@ def fedmcp(
 
     Args:
       optimizer: the clients' optimizer.
-      gamma: γ, weight of the second classifier's loss, with the global adapter alone; 0 leaves the
-        pass out, and a plain classification head then does.
+      gamma: γ, weight of the loss of the second classifier, which uses the global adapter alone.
+        With 0 this loss is left out, and a plain classification head is enough.
       mu: μ, weight of the contrastive loss; 0 leaves its passes out.
-      similarity: of representations: ``cka`` as in the paper, ``cka_debiased`` or ``cosine``.
+      similarity: similarity of representations: ``cka`` (the paper's), ``cka_debiased`` or
+        ``cosine``.
       pooling: representation of an example: the ``mean`` over its tokens, or ``cls``, its first
         token (the last real one in a causal model).
-      private_rep: the private representation: with the private adapter alone, or with both, which
-        saves a pass.
+      private_rep: the private representation: from the private adapter alone, or from both
+        adapters, which saves a pass.
       stop_grad_global_in_private_term: the similarity to the private representation moves the
         private adapter only.
       aggregator: how the global adapters combine; by default their mean.
-      head: as for every algorithm; the policy of both classification heads.
+      head: policy of both classification heads: ``shared``, ``private`` or ``frozen``.
 
     Raises:
       InputError: γ out of [0, 1), a negative μ, or an unknown name.
@@ -117,9 +119,9 @@ def fedmcp(
         if value not in known:
             raise InputError(f"{option} = {value!r} is unknown. {nearest(value, known)}")
 
-    # The compiler leaves out the unread parts of a pass: the one with both adapters
-    # only classifies, and its last layer is computed for the first token alone if it is not batched
-    # with passes whose last layer is compared.
+    # The compiler leaves out the unused parts of a pass. The pass with both adapters only
+    # classifies: if it is not batched with passes whose last layer is compared, its last layer is
+    # computed for the first token alone.
     calls: list[list[Mode]] = [["dual", "global"]] if gamma or mu else [["dual"]]
     if mu and private_rep == "private_only":
         calls = [["dual"], ["global", "private"]]
@@ -201,7 +203,7 @@ def _passes(
 ) -> dict[str, Outputs]:
     """Returns the training outputs of the encoder by mode, from one batched call of the model.
 
-    Only what differs has a batch axis: the products with all frozen weights stay single ones.
+    Only leaves that differ between modes have a batch axis. Frozen weights have none.
     """
     keys = {name: key if name == "dual" else stream(key, name) for name in modes}
     leaves = {name: mode(params, name) for name in modes}

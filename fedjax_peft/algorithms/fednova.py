@@ -1,27 +1,27 @@
 """FedNova (Wang et al. 2020): averages of normalised directions, for clients of unequal work.
 
-FedAvg with clients that make unequal numbers of steps minimises another objective than it should:
-who makes more steps counts for more. FedNova divides what a client has moved by the weight of its
-gradients in it.
+If clients make unequal numbers of steps, FedAvg minimises a wrong objective: a client with more
+steps counts for more. FedNova divides the change of a client by the total weight of the gradients
+in this change.
 
-    server:  broadcast θ                                    the client's own leaves v stay with it
+    server:  broadcast θ                           the client's private leaves v stay on the client
     client:  (θ_k, v_k) ← (θ, v_k);  τ_k local steps on F_k;   d_k ← (θ_k - θ) / ‖a_k‖₁
     server:  θ ← θ + τ_eff Σ p_k d_k,    τ_eff = Σ p_k ‖a_k‖₁,    p_k ∝ n_k over the cohort
 
 θ_k - θ = -η Σ_i a_{k,i} g_{k,i} with the gradients g of the client's steps. For SGD all a are 1 and
-``‖a_k‖₁ = τ_k``; with momentum ρ, whose buffer starts at 0 in every round, a gradient goes on
-moving the client and (the paper's Section 4)
+``‖a_k‖₁ = τ_k``. With momentum ρ, whose buffer starts at 0 in every round, a gradient moves the
+client in later steps too, and (the paper's Section 4)
 
     ‖a_k‖₁ = (τ_k - ρ (1 - ρ^τ_k) / (1 - ρ)) / (1 - ρ)
 
-``‖a_k‖₁`` is measured, not computed from options: beside the client's leaves the same optimizer
-moves numbers whose gradient is always 1. How far such a number has come, in units of its first
-step, is the sum of a, for momentum, Nesterov's momentum and schedules alike, each leaf by itself.
-For optimizers that are not linear in the gradient there is no such a; the measure then says how far
-a constant gradient moves the client. For Adam that is the number of its steps.
+``‖a_k‖₁`` is measured, not computed from options. For each leaf of the client, the same optimizer
+also moves a number whose gradient is always 1. The distance that this number has moved, in units of
+its first step, is the sum of a. This holds for momentum, Nesterov's momentum and schedules.
+Optimizers that are not linear in the gradient have no a; the measure is then the distance that a
+constant gradient moves the client. For Adam that is the number of its steps.
 
-The paper leaves τ_eff open; this choice, that of its authors' code, makes FedNova equal FedAvg
-where all clients make the same number of steps.
+The paper does not fix τ_eff. This choice is that of the authors' code; with it FedNova equals
+FedAvg if all clients make the same number of steps.
 """
 
 from typing import NamedTuple
@@ -53,7 +53,7 @@ __all__ = ["fednova"]
 
 
 class Gauge(NamedTuple):
-    """What measures the weight of a client's gradients."""
+    """Numbers that measure the weight of a client's gradients."""
 
     numbers: Params
     """One for each leaf; their gradient is 1."""
@@ -84,7 +84,7 @@ def fednova(
     Args:
       optimizer: the clients' optimizer: SGD, with or without momentum or a schedule. Others work
         too, but are not in the paper.
-      weights: p_k.
+      weights: p_k, the weights of clients: by ``size`` or all the same (``uniform``).
     """
 
     def client(context: ClientContext) -> ClientUpdate:
@@ -100,7 +100,7 @@ def fednova(
 
         def final(state: State) -> tuple[PyTree, Params]:
             length = state.gauge.length
-            # Of a leaf that the optimizer does not move, the direction is 0.
+            # A leaf that the optimizer does not move has direction 0.
             by = jnp.where(length == 0, 1.0, length)
             direction = {
                 n: (state.local.shared[n] - start) / by[i]
@@ -119,7 +119,7 @@ def fednova(
         }
 
     def update_norm(upload: PyTree, template: PyTree, fixed: Params) -> jax.Array:
-        # A direction is per step: times the client's own work it is θ_k - θ.
+        # A direction is the change per step: multiplied by the client's ‖a_k‖₁ it is θ_k - θ.
         del fixed
         lengths, direction = upload["work"]["length"], upload["direction"]
         moved = {n: lengths[i] * x for i, (n, x) in enumerate(sorted(direction.items()))}
@@ -147,7 +147,7 @@ def fednova(
 
 
 def _start(optimizer: optax.GradientTransformation, shared: Params, private: Params) -> Gauge:
-    # With as many axes as the leaves: an optimizer may treat vectors and matrices differently.
+    # As many axes as its leaf has: an optimizer may treat vectors and matrices differently.
     numbers = {n: jnp.zeros((1,) * x.ndim) for n, x in {**shared, **private}.items()}
     nothing = jnp.zeros(len(shared))
     return Gauge(numbers, optimizer.init(numbers), nothing, nothing)
@@ -161,6 +161,6 @@ def _measure(
     steps, state = optimizer.update(ones, gauge.optimizer, gauge.numbers)
     made = jnp.stack([jnp.reshape(steps[n], ()) for n in sorted(shared)])
     first = jnp.where(begins, made, gauge.first)
-    # A schedule may begin with 0, for all clients: any other unit does.
+    # A schedule may begin with 0, for all clients: any unit other than 0 is right.
     length = gauge.length + made / jnp.where(first == 0, 1.0, first)
     return Gauge(optax.apply_updates(gauge.numbers, steps), state, first, length)

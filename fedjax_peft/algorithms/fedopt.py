@@ -1,10 +1,10 @@
 """FedOpt (Reddi et al. 2021, Algorithms 1 and 2): an optimizer at the server.
 
-    server:  broadcast θ                                    the client's own leaves v stay with it
+    server:  broadcast θ                           the client's private leaves v stay on the client
     client:  (θ_k, v_k) ← (θ, v_k);  for each local step an optimizer step on F_k
     server:  Δ ← (aggregate of θ_k over the cohort) - θ;   θ ← server optimizer's step on -Δ
 
-The server optimizers, with its learning rate η and m, v that stay from round to round:
+The server optimizers, with learning rate η; m and v are kept from round to round:
 
     FedAvgM     m ← β m + Δ                                                 θ ← θ + η m
     FedAdagrad  m ← β₁ m + (1 - β₁) Δ,  v ← v + Δ²                          θ ← θ + η m / (√v + τ)
@@ -12,24 +12,25 @@ The server optimizers, with its learning rate η and m, v that stay from round t
     FedYogi     m as above,             v ← v - (1 - β₂) Δ² sign(v - Δ²)    θ as above
 
 FedAvgM is from Hsu et al. 2019, where η = 1; it is optax's sgd. The other three have no bias
-correction, and τ is outside of the root; optax's adam and yogi correct the bias, and its adagrad
-has τ inside, so that these are written out here. β₁ = 0.9 (0 for Adagrad), β₂ = 0.99 and τ = 0.001
-are the settings that the paper is quoted with. Its box asks for a first v of at least τ², its
-authors' experiments begin with 0, and so does ``start``; m begins with 0 in both.
+correction, and τ is outside of the root. They are implemented here because optax's adam and yogi
+correct the bias, and its adagrad has τ inside. β₁ = 0.9 (0 for Adagrad), β₂ = 0.99 and τ = 0.001
+are the settings usually quoted from the paper. The paper's algorithm box requires a first v of at
+least τ². The authors' experiments start with 0, and this is the default of ``start`` too; m starts
+with 0 in both.
 
 These steps are for leaves whose entries mean the same in every round. An aggregator that factors
-LoRA's products anew (FRA, FlexLoRA) gives A and B another basis in every round, for which m and v
-mean nothing, so that it is refused. With ``space="product"`` the server optimizes the products
-instead, and other leaves (a head) as before:
+LoRA's products anew (FRA, FlexLoRA) gives A and B another basis in every round, in which the
+old m and v are meaningless, so it is refused. With ``space="product"`` the server optimizes the
+products instead; other leaves (a head) are optimized as before:
 
     server:  P ← A B;   Δ ← Σ w_k A_k B_k - P;   P ← server optimizer's step on -Δ
              (A, B) ← rank-r factors of P, by the aggregator's SVD (FRA's by default)
 
 With ``optax.sgd(1.0)`` this is FRA-LoRA. It is not in a paper: the FRA-LoRA paper only names server
 optimizers as an outlook. P is without LoRA's scale s = α/r, so the step size and τ are in units of
-A B. The server starts each step from what clients received: a truncated remainder is not carried
-over. The step may raise the rank, so the SVD is dense, and optimizer states are dense too: for 24
-matrices of 768 x 768, FedAvgM keeps 57 MB and FedAdam 113 MB.
+A B. The server starts each step from the model that clients received: the truncated remainder is
+not carried over. The step may raise the rank, so the SVD is dense. Optimizer states are dense too:
+for 24 matrices of 768 x 768, FedAvgM keeps 57 MB and FedAdam 113 MB.
 """
 
 from collections.abc import Callable
@@ -62,7 +63,7 @@ __all__ = ["fedadagrad", "fedadam", "fedavgm", "fedopt", "fedyogi"]
 
 
 Space = Literal["factors", "product"]
-"""What the server's optimizer sees of LoRA: ``factors`` A and B, leaf by leaf, or their ``product``
+"""The server optimizer steps on LoRA's ``factors`` A and B, leaf by leaf, or on their ``product``
 A·B, which is then factored anew."""
 
 
@@ -85,11 +86,11 @@ class ProductState(NamedTuple):
     """The server that optimizes products."""
 
     model: Params
-    """The factors, and the other leaves."""
+    """The factors and the other leaves."""
     optimizer: PyTree
-    """Of the products, and the other leaves."""
+    """The optimizer state of the products and the other leaves."""
     metrics: dict[str, jax.Array]
-    """Of the last factorisation."""
+    """Metrics of the last factorisation."""
 
 
 @checked
@@ -106,8 +107,8 @@ def fedopt(
 
     Args:
       optimizer: the clients' optimizer.
-      server: the server's, such as ``optax.sgd(1.0)`` (FedAvg) or ``optax.adam(1e-2)``. Its
-        gradient is the received model minus the aggregate.
+      server: the server optimizer, such as ``optax.sgd(1.0)`` (FedAvg) or ``optax.adam(1e-2)``.
+        Its gradient is the received model minus the aggregate.
       aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
         products are factored anew; by default as FRA does.
       space: whether the server steps on LoRA's ``factors`` or on their ``product``.
@@ -200,7 +201,7 @@ def fedavgm(
 
     Args:
       optimizer: the clients' optimizer.
-      server_learning_rate: η. In the long run the server goes η / (1 - β) times FedAvg's way.
+      server_learning_rate: η. In the long run the server moves η / (1 - β) times FedAvg's distance.
       momentum: β; 0 with η = 1 is FedAvg.
       nesterov: Nesterov's momentum: the step is η (β m + Δ).
       aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how

@@ -3,8 +3,8 @@
     client:  (body, head_k) ← optimizer steps on F_k, both together
     server:  body ← Σ w_k body_k, w_k ∝ n_k;  head_k never leaves the client
 
-The paper's body is the network up to its last layers; here it is the adapters, as the rest is
-frozen. This is FedAvg with a private head, under the name that the literature knows.
+The paper's body is the network up to its last layers; here it is the adapters, because the
+rest is frozen. This is FedAvg with a private head, under its name in the literature.
 """
 
 import optax

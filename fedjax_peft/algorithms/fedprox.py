@@ -1,17 +1,18 @@
-"""FedProx (Li et al. 2020): FedAvg whose clients are held back near the model they received.
+"""FedProx (Li et al. 2020): FedAvg with clients that stay near the model that they received.
 
-    server:  broadcast θ                                    the client's own leaves v stay with it
+    server:  broadcast θ                           the client's private leaves v stay on the client
     client:  (θ_k, v_k) ← (θ, v_k);  for each local step an optimizer step on
              F_k(θ_k, v_k) + μ/2 ‖θ_k - θ‖²
     server:  θ ← aggregate of θ_k over the cohort, weights w_k ∝ n_k
 
-The penalty (the paper's Eq 2) is the squared norm, over the shared leaves; its gradient
-μ (θ_k - θ) is added to that of the loss, so that the training loss in the metrics is F_k alone. The
-paper's γ-inexact solver is here the local steps that a client has time for. With LoRA the penalty
-is on the factors A and B, not on their product.
+The penalty (the paper's Eq 2) is the squared norm over the shared leaves. Its gradient μ (θ_k - θ)
+is added to the gradient of the loss, so the training loss in the metrics is F_k alone. The local
+steps of a client take the place of the paper's γ-inexact solver. With LoRA the penalty is on the
+factors A and B, not on their product.
 
-The paper draws clients by their size and averages them plainly; here clients are drawn uniformly
-and weighted by size, its other scheme of the same expectation (``weights="uniform"`` for plain).
+The paper samples clients in proportion to their size and averages them without weights. Here
+clients are sampled uniformly and weighted by size. This is the paper's other scheme, with the same
+expectation (``weights="uniform"`` averages without weights).
 """
 
 from typing import NamedTuple
@@ -64,7 +65,8 @@ def fedprox(
     Args:
       optimizer: the clients' optimizer.
       mu: weight of the penalty; 0 is FedAvg.
-      head: as for every algorithm; the penalty is on shared leaves only.
+      head: policy of the head: ``shared``, ``private`` or ``frozen``. The penalty is on shared
+        leaves only.
 
     Raises:
       InputError: a negative ``mu``.

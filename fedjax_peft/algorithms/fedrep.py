@@ -1,4 +1,4 @@
-"""FedRep (Collins et al. 2021, Algorithm 1): first the client's head, then the common body.
+"""FedRep (Collins et al. 2021, Algorithm 1): train the client's head, then the common body.
 
     client:  head_k ← optimizer steps on F_k(body, ·)       the first E_h / (E_h + E_b) of its steps
              body_k ← optimizer steps on F_k(·, head_k)     the others
@@ -6,18 +6,18 @@
     at the end, with ``tune_epochs``:  head_k ← optimizer steps on F_k(body, ·), then evaluation
 
 Run it with ``epochs = head_epochs + body_epochs``; then these are exactly the epochs of each part.
-For other numbers of steps the head gets the next whole number of them, and each part gets at least
-one. A client with a single step in a round (``epochs = 1`` and one batch of examples) takes one for
-each part on this batch, the head first.
+For other numbers of steps, the head's number of steps is rounded up, and each part gets at least
+one step. A client with a single step in a round (``epochs = 1`` and one batch of examples) makes
+one step for each part on this batch, the head first.
 
-The default is E_h = E_b = 1, which costs least. As far as its public forks show, the authors' code
+The default is E_h = E_b = 1, which costs least. According to its public forks, the authors' code
 makes 10 epochs for the head and 1 for the body (``epochs = 11``, ``head_epochs = 10``), and trains
 all clients' heads under the final body before the last evaluation, for 10 epochs
 (``tune_epochs = 10``).
 
-Each part has its own optimizer state, which stays as it is while the other part is trained. The
-body is the adapters here. The paper averages the bodies without weights in its theory, where
-clients are equally large; ``weights`` has both.
+Each part has its own optimizer state, which does not change while the other part is trained. The
+body is the adapters here. The paper's theory averages the bodies without weights, for clients of
+equal size; ``weights`` offers both.
 """
 
 from collections.abc import Callable
@@ -76,9 +76,10 @@ def fedrep(
       optimizer: the clients' optimizer, for both parts.
       head_epochs: the head's part of a round's local steps, in proportion to ``body_epochs``.
       body_epochs: the adapters' part; run with ``epochs = head_epochs + body_epochs``.
-      tune_epochs: before the last evaluation, every client trains its head for so many epochs under
-        the final adapters, with a fresh optimizer. The scores are recorded as ``tuned_...`` beside
-        those of the heads as they are; nothing else changes. 0 leaves it out.
+      tune_epochs: before the last evaluation, every client trains its head for this number of
+        epochs with the final adapters and a new optimizer. The scores are recorded as
+        ``tuned_...``, in addition to those of the heads without tuning. Nothing else changes.
+        0 means no tuning.
       aggregator: how adapters combine; by default their mean.
       head: only ``private``, which defines the algorithm.
 
@@ -114,11 +115,11 @@ def fedrep(
     def client(context: ClientContext) -> ClientUpdate:
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
             here, steps = batch["step"], batch["steps"]
-            # ⌈steps E_h / (E_h + E_b)⌉, but a step is left for the body if there are two.
+            # ⌈steps E_h / (E_h + E_b)⌉, but one step is left for the body if there are two or more.
             share = -(-steps * head_epochs // (head_epochs + body_epochs))
             on_head = here < jnp.clip(share, 1, jnp.maximum(steps - 1, 1))
             single = steps == 1
-            # With one step for both, their dropout masks are independent.
+            # If both parts train in one step, their dropout masks are independent.
             for_body = jax.lax.select(single, stream(key, "body"), key)
             state, of_head = _if(on_head, partial(head_step, context), state, batch, key)
             state, of_body = _if(
@@ -146,7 +147,7 @@ def _if(
     batch: Batch,
     key: Key,
 ) -> tuple[State, Metrics]:
-    """Returns a step's result if it is due, else the state as it is and metrics of 0."""
+    """Returns a step's result if ``due``, else the unchanged state and metrics of 0."""
 
     def rest(state: State) -> tuple[State, Metrics]:
         shapes = jax.eval_shape(step, state, batch, key)[1]

@@ -1,12 +1,12 @@
-"""FedSA-LoRA (Guo et al. 2025): A is shared, B stays with its client.
+"""FedSA-LoRA (Guo et al. 2025): A is shared, B stays on its client.
 
-    client:  A_k ← A, B_k as it was;  for each local step:  (A_k, B_k) ← optimizer step on F_k
+    client:  A_k ← A, B_k is kept;  for each local step:  (A_k, B_k) ← optimizer step on F_k
     server:  A ← Σ w_k A_k
 
-The authors find that A learns common knowledge and B knowledge of one client. They keep the
-classifier private as well; so does the default here. Half of LoRA's traffic. Every client predicts
-with a model of its own, so an aggregation error is not defined. Checked against the configuration
-in the authors' code: ``lora_B`` and the classifier are local.
+The authors find that A learns common knowledge and B learns client-specific knowledge. They keep
+the classifier private too; this is also the default here. The traffic is half of LoRA's. Every
+client predicts with its personal model, so an aggregation error is not defined. This was checked
+against the configuration in the authors' code: ``lora_B`` and the classifier are local.
 """
 
 import optax
@@ -29,7 +29,7 @@ def fedsa(
     head: HeadPolicy = "private",
     weights: Weights = "size",
 ) -> Algorithm:
-    """FedSA-LoRA: A is shared, B and the head stay with their client; personal models.
+    """FedSA-LoRA: A is shared, B and the head stay on the client; personal models.
 
     Args:
       optimizer: the clients' optimizer.

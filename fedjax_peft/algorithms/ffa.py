@@ -1,12 +1,12 @@
-"""FFA-LoRA (Sun et al. 2024): A is fixed at its shared start, only B is trained.
+"""FFA-LoRA (Sun et al. 2024): A is fixed at its common initial value, only B is trained.
 
     start:   A_0, the same for all clients
     client:  B_k ← B;  for each local step:  B_k ← optimizer step on F_k(A_0, B_k)
     server:  B ← Σ w_k B_k                       exact:  Σ w_k s A_0 B_k = s A_0 (Σ w_k B_k)
 
-Half of LoRA's traffic, and no aggregation error. The paper does not say how the head is treated; it
-is trained and averaged here unless told otherwise. Checked against the formula above, and against
-what two public implementations freeze and average.
+The traffic is half of LoRA's, and there is no aggregation error. The paper does not specify how the
+head is treated; by default it is trained and averaged here. This was checked against the formula
+above, and against two public implementations: they freeze and average the same leaves.
 """
 
 import optax
@@ -28,7 +28,7 @@ def ffa(
     head: HeadPolicy = "shared",
     weights: Weights = "size",
 ) -> Algorithm:
-    """FFA-LoRA: only B is trained and averaged, A stays at its start; exact averages.
+    """FFA-LoRA: only B is trained and averaged, A keeps its initial value; exact averages.
 
     Args:
       optimizer: the clients' optimizer.

@@ -1,17 +1,17 @@
 """FLoRA (Wang et al. 2024): stack the clients' factors, fold their product into the frozen weight.
 
-    client:  A_k ← fresh and random, B_k ← 0;  (A_k, B_k) ← optimizer steps on F_k
+    client:  A_k ← new random values, B_k ← 0;  (A_k, B_k) ← optimizer steps on F_k
     server:  W ← W + s Σ w_k A_k B_k  =  W + s [w_1 A_1 … w_K A_K] [B_1; …; B_K]
 
-Stacked factors of any ranks multiply to the exact average. Every client gets the whole stack, folds
-it into its frozen weight and starts anew, so the downlink has a rank of Σ r_k; the simulation adds
-up the dense product instead, one matrix a layer, which is the same number.
+Stacked factors of any ranks multiply to the exact average. Every client receives the whole stack,
+folds it into its frozen weight and starts anew, so the downlink has rank Σ r_k. The simulation sums
+the dense product instead, one matrix for each layer, which gives the same result.
 
-At a start with B ≠ 0 (FeDeRA's, or a trained adapter) clients begin as everybody does: until the
-first fold their A and B are part of the model. Afterwards the global model's B is 0.
+If B ≠ 0 at the start (FeDeRA, or a trained adapter), clients start from the received A and B: they
+are part of the model until the first fold. Afterwards the global model's B is 0.
 
-Checked against the authors' formulas. The branch without stacking of their code averages one client
-only; nothing was compared with it.
+This was checked against the authors' formulas. The branch without stacking in their code averages
+one client only, so it was not used for a comparison.
 """
 
 import math
@@ -89,7 +89,7 @@ def flora(
 
 
 def _restarted(broadcast: Params, key: Key) -> Params:
-    """Returns the leaves with a random A, as LoRA starts, wherever B is 0."""
+    """Returns the leaves with a random A, as in LoRA's initialisation, wherever B is 0."""
     new = dict(broadcast)
     for a, b in pairs(broadcast).values():
         bound = 1 / math.sqrt(broadcast[a].shape[0])
@@ -101,9 +101,9 @@ def _restarted(broadcast: Params, key: Key) -> Params:
 
 
 def _update_norm(upload: Params, template: Params, fixed: Params) -> jax.Array:
-    """Returns the length of the change of the products ``s·AB`` and of all other leaves.
+    """Returns the norm of the change of the products ``s·AB`` and of all other leaves.
 
-    The factors themselves say little: every client's A is random and different.
+    A change of the factors means little: every client has a different random A.
     """
     found = pairs(template)
     factors = {name for pair in found.values() for name in pair}
@@ -118,7 +118,7 @@ def _update_norm(upload: Params, template: Params, fixed: Params) -> jax.Array:
 
 
 def _stacking() -> Aggregator:
-    """Returns the exact sum of products; others are averaged.
+    """Returns the aggregator that sums products exactly and averages the other leaves.
 
     Its update is ``{"model": leaves with B = 0, "fold": s Σ w_k A_k B_k by module path}``.
     """

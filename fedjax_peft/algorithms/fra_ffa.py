@@ -4,17 +4,17 @@
     at the switch:  A ← A D⁻¹,  B ← D B,  D the lengths of A's columns        (A is orthonormal)
     from then on:   A rests,  B ← Σ w_k B_k                                           (exact)
 
-An outlook of the FRA-LoRA paper, which leaves open when to switch. Three triggers:
+The FRA-LoRA paper proposes this as an outlook and does not specify when to switch. Three triggers:
 
-* ``round``: after so many rounds;
+* ``round``: after a given number of rounds;
 * ``plateau``: the cohort's mean training loss has not fallen below its best by a relative tolerance
   for some rounds (a server that sees no validation set has nothing better);
-* ``subspace``: the space that A spans has hardly turned for some rounds. Measured by the principal
-  angles θ between the old and the new one, as the root mean square of sin θ over all matrices.
+* ``subspace``: the space that A spans has hardly turned for some rounds. The measure is the root
+  mean square of sin θ over all matrices, with the principal angles θ between old and new space.
 
-FRA's factors come from an SVD, so the columns of A are orthogonal already and the switch is only a
-matter of their lengths. The switch is an idea of the paper's authors and was not published with
-results; everything but the name of it is decided here.
+FRA's factors come from an SVD, so the columns of A are already orthogonal and the switch only
+changes their lengths. The paper's authors published the idea of the switch without results; all
+details were decided here.
 """
 
 from typing import Any, Literal
@@ -68,12 +68,12 @@ def fra_ffa(
 
     Args:
       optimizer: the clients' optimizer.
-      trigger: what brings the switch: a number of rounds, a training loss that stays as it is, or
-        an A that hardly turns.
+      trigger: the condition of the switch: a number of rounds, a training loss that no longer
+        falls, or an A that hardly turns.
       at: the number of rounds with FRA (``round``).
       patience: rounds in a row that must be calm (``plateau``, ``subspace``).
-      tolerance: what calm is: the relative fall of the loss (``plateau``, by default 0.01), or the
-        root mean square sine of the angles (``subspace``, by default 0.1).
+      tolerance: limit for a calm round: relative fall of the loss (``plateau``, by default 0.01),
+        or the root mean square sine of the angles (``subspace``, by default 0.1).
       rank: directions that FRA keeps; by default the adapter's own rank.
 
     Raises:
@@ -135,7 +135,7 @@ def _client(optimizer: optax.GradientTransformation, context: ClientContext) -> 
 
 
 def _aggregator(rank: int | None) -> Aggregator:
-    """Returns FRA before the switch and the mean after it; uploads say which it is."""
+    """Returns FRA before the switch and the mean after it; ``switched`` says which."""
     before, after = fra(rank), mean(error=False)
 
     def lift(upload: PyTree, template: PyTree, fixed: Params) -> PyTree:

@@ -5,14 +5,15 @@
              if ‖A_tail‖ ‖B_tail‖ is now below what it was at the start:  r_k ← ⌊γ r_k⌋, at least 1
     server:  (A, B) ← Σ p_k (A_k, B_k),   p_k ∝ ‖A_k B_k‖_F         (:func:`aggregators.hetlora`)
 
-Ranks to begin with are ``client_ranks``. The paper writes this for one matrix; here every matrix
-has a rank of its own, which its client keeps. A direction whose A and B are both zero has no
-gradient, so that zeros are all it takes to leave it out; the direction that was pruned is not sent
-in that round either. Norms are Frobenius norms, and the penalty is the sum over matrices.
+The initial ranks are ``client_ranks``. The paper defines this for one matrix; here every matrix has
+its own rank in the client's state. A direction whose A and B are both zero has no gradient, so
+setting both to zero removes it. A direction is no longer sent from the round in which it is pruned.
+Norms are Frobenius norms, and the penalty is the sum over matrices.
 
-Traffic is counted by ``client_ranks``: what pruning saves on top is not.
+Traffic is counted by ``client_ranks``, without the savings of pruning.
 
-From the paper's description and two public reimplementations; the authors published no code.
+This follows the paper's description and two public reimplementations. The authors published no
+code.
 """
 
 from typing import NamedTuple
@@ -68,9 +69,9 @@ def hetlora(
     Args:
       optimizer: the clients' optimizer.
       aggregator: how uploads combine; by default zero-padded and weighted by product norms.
-      prune: γ, the share of its rank that a client falls back to; by default ranks stay.
-      penalty: λ of the norms of the directions that would go.
-      weights: of clients in the aggregate of all but LoRA's factors.
+      prune: γ, the share of its rank that a client keeps when it prunes; by default ranks stay.
+      penalty: λ, the weight of the norms of the directions that would be pruned.
+      weights: the weights of clients in the aggregate of all leaves but LoRA's factors.
 
     Raises:
       InputError: an option out of range; on use, a model without LoRA.
@@ -108,7 +109,7 @@ class State(NamedTuple):
     local: Local
     ranks: Ranks
     start: dict[str, jax.Array]
-    """Of the tails, when the round began."""
+    """``‖A_tail‖ ‖B_tail‖`` of every matrix at the start of the round."""
 
 
 def _client(
@@ -143,7 +144,7 @@ def _client(
 
 
 def _update_norm(upload: Params, template: Params, fixed: Params) -> jax.Array:
-    """Returns the length of an upload's change in the directions that it holds.
+    """Returns the norm of an upload's change in the directions that it contains.
 
     Both factors of a direction beyond the client's rank are zero, which does not mean that the
     client moved it there.

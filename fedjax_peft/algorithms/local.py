@@ -2,7 +2,7 @@
 
     client:  v_k ← optimizer steps on F_k, from where its last round ended;  nothing is sent
 
-It also fine-tunes what another run has learned, see :mod:`fedjax_peft.algorithms.fedbabu`.
+It also fine-tunes the result of another run, see :mod:`fedjax_peft.algorithms.fedbabu`.
 """
 
 from typing import Literal

@@ -1,20 +1,20 @@
-"""MOON (Li et al. 2021): local representations are held near those of the global model.
+"""MOON (Li et al. 2021): local representations are kept near those of the global model.
 
     client:  θ_k ← θ;  for each local step:
                θ_k ← optimizer step on F_k(θ_k) + μ · mean over the batch of
                      -log( e^{s(z, z_glob)/τ} / (e^{s(z, z_glob)/τ} + e^{s(z, z_prev)/τ}) )
     server:  θ ← Σ w_k θ_k, w_k ∝ n_k
 
-s is the cosine, z the representation of an example by θ_k, z_glob by the received θ, and z_prev by
-θ_k as it was at the end of the client's last round; the last two without dropout and without
-gradient (Eq 3 and 4, one previous model, which is the paper's default).
+s is the cosine. z is the representation of an example by θ_k, z_glob by the received θ, and z_prev
+by θ_k at the end of the client's last round. z_glob and z_prev are computed without dropout and
+without gradient (Eq 3 and 4, with one previous model, which is the paper's default).
 
 The representation is the encoder's pooled output, without the paper's projection head, which a
 pretrained encoder does not have. A client that takes part for the first time has the initial leaves
-as its previous ones; where these are also what it receives, z_glob = z_prev, the term is log 2 and
-has no gradient. The head has no part in z.
+as its previous ones. If it also receives the initial leaves, z_glob = z_prev, and the term is log 2
+without gradient. The head does not influence z.
 
-A step costs two forward passes more than one of FedAvg.
+A step costs two forward passes more than a step of FedAvg.
 """
 
 from typing import NamedTuple
@@ -54,7 +54,7 @@ class State(NamedTuple):
     """A client during its local steps."""
 
     received: Params
-    """The global model, with the client's private leaves as the round began."""
+    """The global model with the client's private leaves, at the start of the round."""
     previous: Params
     """The client's own model, at the end of its last round."""
     local: Local
@@ -138,7 +138,7 @@ def contrastive(z: jax.Array, near: jax.Array, far: jax.Array, temperature: floa
       z: ``[batch, width]``.
       near: ``[batch, width]``.
       far: ``[batch, width]``.
-      temperature: of the cosines.
+      temperature: τ, the divisor of the cosines.
     """
     # -log(e^a / (e^a + e^b)) without overflow.
     return jax.nn.softplus((cosines(z, far) - cosines(z, near)) / temperature)

@@ -5,14 +5,14 @@
                w_k ← w_k - ηλ (w_k - x_k)
     server:  θ ← (1 - β) θ + β · mean of w_k;  x_k stays with the client, which predicts with it
 
-The paper wants the inner problem solved to some accuracy by any first-order method and says no more
-about it. Here a local step goes on from the last one's x_k, with the optimizer's state, as in the
-authors' program; that program has a weight decay on x_k too, which is not in the paper and not
-here. There all clients compute and the server takes some; here only those compute.
+The paper solves the inner problem to some accuracy by any first-order method and specifies no more.
+Here a local step starts from x_k and the optimizer state of the last step, as in the authors'
+program. That program also has a weight decay on x_k, which is neither in the paper nor here. In
+that program all clients compute and the server selects some; here only the selected ones compute.
 
-A private head is part of x_k alone: there is no common one to be pulled to, so it is trained in the
-inner steps and goes on from round to round. A client that has never taken part predicts with the
-initial leaves.
+A private head is part of x_k only. There is no global head to be pulled towards, so the head is
+trained in the inner steps and kept from round to round. A client that has never taken part predicts
+with the initial leaves.
 """
 
 from typing import NamedTuple
@@ -70,18 +70,18 @@ def pfedme(
     head: HeadPolicy = "shared",
     weights: Weights = "uniform",
 ) -> Algorithm:
-    """pFedMe: personal models near the global one, which learns from where they pull it.
+    """pFedMe: personal models near the global one; the global model moves towards them.
 
     An epoch costs ``inner_steps`` times that of FedAvg. Metrics of training are those of the
     personal model before its last inner step.
 
     Args:
-      optimizer: of the inner problem.
-      lam: λ, how near the personal model stays: about a gradient's length over λ.
-      learning_rate: η of the clients' copy of the global model, which goes the part ηλ of the way
-        to the personal one.
-      inner_steps: K, of the optimizer on each batch.
-      beta: of the server's step to the clients' mean; 1 takes the mean.
+      optimizer: the optimizer of the inner problem.
+      lam: λ, the pull to the global model: their distance is about a gradient's length over λ.
+      learning_rate: η of the clients' copy of the global model; a step moves it by the fraction ηλ
+        of its distance to the personal model.
+      inner_steps: K, the number of optimizer steps on each batch.
+      beta: β, the size of the server's step to the clients' mean; 1 takes the mean.
 
     Raises:
       InputError: a number that is not positive and finite, or no inner step.

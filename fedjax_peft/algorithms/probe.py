@@ -1,4 +1,4 @@
-"""Properties of an optimizer that a trial shows."""
+"""Properties of an optimizer that are found by trial steps."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from fedjax_peft.typing import PyTree
 __all__ = ["sgd_rate"]
 
 _SCALES = (1.0, 1e-6, 1e12, 0.0)
-"""Of the gradients: clipping shows at large ones, weight decay and momentum at 0."""
+"""Scales of the gradients: large ones reveal clipping, 0 reveals weight decay and momentum."""
 _LATER = (10, 1_000, 100_000, 10_000_000)
 """Numbers of earlier steps at which a schedule is tried."""
 
@@ -25,8 +25,8 @@ def sgd_rate(optimizer: optax.GradientTransformation, names: Sequence[str]) -> f
     and different rates for different leaves all show. A momentum of 0 is plain SGD.
 
     Args:
-      optimizer: whose steps.
-      names: of the leaves that it is tried on; their shapes are not the model's.
+      optimizer: the optimizer that is tried.
+      names: names of the leaves in the trial; their shapes are not the model's.
     """
     values = jnp.array([[0.7, -1.3], [0.2, 5.0]])
     params = dict.fromkeys(names, values)

@@ -1,4 +1,4 @@
-"""RoLoRA (Chen et al. 2025): rounds take turns in training B and A.
+"""RoLoRA (Chen et al. 2025): rounds train B and A in turn.
 
     odd rounds:   B_k ← optimizer steps on F_k(A, ·),   B ← Σ w_k B_k      A is common and rests
     even rounds:  A_k ← optimizer steps on F_k(·, B),   A ← Σ w_k A_k      B is common and rests
@@ -7,8 +7,8 @@ Each average is exact, because one factor is the same for all, and each round mo
 bytes; unlike in FFA-LoRA both factors are learned. B goes first: at LoRA's start B = 0, so that A
 has no gradient. The optimizer does not touch the resting factor: no weight decay, no moments.
 
-The head is trained in every round. From the paper's abstract and a note on it; the equations are
-derived anew.
+The head is trained in every round. This follows the paper's abstract and a note on it; the
+equations were derived again.
 """
 
 import jax

@@ -1,22 +1,23 @@
 """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1, option II): control variates against drift.
 
-The server has a control variate c, every client its own c_k, all 0 at first: estimates of the
-gradient of everybody and of the client, whose difference is what local steps drift by.
+The server has a control variate c, every client its own c_k; all are 0 at first. c estimates the
+gradient of all clients, c_k that of client k. Their difference is the drift of local steps.
 
-    server:  broadcast θ, c                                 the client's own leaves v stay with it
+    server:  broadcast θ, c                        the client's private leaves v stay on the client
     client:  (θ_k, v_k) ← (θ, v_k);  K local steps  θ_k ← θ_k - η (∇F_k(θ_k) + c - c_k)
              c_k⁺ ← c_k - c + (θ - θ_k) / (K η);  upload θ_k and c_k⁺ - c_k;  c_k ← c_k⁺
     server:  θ ← θ + η_g (mean of θ_k - θ);   c ← c + |S|/N · mean of (c_k⁺ - c_k)
 
 S is the cohort of the round, N the number of clients that have examples (a client without any
 never takes part); K is each client's own number of steps. For SGD with step size η, c_k⁺ is the
-mean of the gradients of the client's local steps. The theory covers this case; for
+mean of the gradients of the client's local steps. The theory covers this case. For
 other optimizers (Adam, momentum, weight decay, a schedule) the correction is added to the gradient
-that they get, and c_k⁺ is computed as it stands, which makes it a scaled estimate at best. There
-is a control variate for shared leaves only: private ones do not drift.
+that they get, and c_k⁺ is computed by the same formula, so it is a scaled estimate at best. Only
+shared leaves have a control variate: private ones do not drift.
 
-The paper weights clients equally. Both uploads are averaged by ``weights``: by size, c estimates
-the gradient of the objective weighted by size as far as |S|/N is the cohort's share of examples.
+The paper weights clients equally. Both uploads are averaged with ``weights``. With weights by size,
+c estimates the gradient of the size-weighted objective, provided that |S|/N is the cohort's share
+of all examples.
 """
 
 import math
@@ -60,7 +61,7 @@ class State(NamedTuple):
     everyone: Params
     """The server's control variate."""
     own: Params
-    """The client's."""
+    """The client's control variate."""
     steps: jax.Array
 
 
@@ -76,13 +77,13 @@ def scaffold(
 ) -> Algorithm:
     """Control variates correct the drift of clients' local steps (SCAFFOLD).
 
-    Before a run the optimizer is tried on a few gradients: SGD of another step size is refused, and
-    any other optimizer (momentum, a schedule, clipping, weight decay, Adam) is warned of.
+    Before a run the optimizer is tried on a few gradients. SGD with another step size is refused.
+    Any other optimizer (momentum, a schedule, clipping, weight decay, Adam) causes a warning.
 
     Args:
       optimizer: the clients' optimizer, ``sgd(learning_rate)``.
-      learning_rate: the optimizer's own: an optax optimizer does not tell.
-      server_learning_rate: η_g, the share of the way to the aggregate that the server goes.
+      learning_rate: the optimizer's learning rate, which cannot be read from an optax optimizer.
+      server_learning_rate: η_g, the server's step towards the aggregate; 1 takes the aggregate.
       aggregator: how models combine; by default their mean. Control variates are always averaged.
 
     Raises:
@@ -164,7 +165,7 @@ def _zeros(params: Params) -> Params:
 def _check_steps(
     optimizer: optax.GradientTransformation, learning_rate: float, names: Sequence[str]
 ) -> None:
-    """Warns of an optimizer other than SGD; raises InputError for SGD of another step size."""
+    """Warns of an optimizer other than SGD; raises InputError for SGD with another step size."""
     rate = sgd_rate(optimizer, names)
     if rate is None:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""The cache of compiled programs on disk, which a later process reads instead of compiling."""
+"""The cache of compiled programs on disk. A later process reads it instead of compiling."""
 
 import os
 
@@ -10,10 +10,11 @@ __all__ = ["use_compilation_cache"]
 
 
 def use_compilation_cache() -> None:
-    """Makes JAX keep what takes a second or more to compile, in the library's cache directory.
+    """Makes JAX cache programs in the library's cache directory.
 
-    A directory that the user has chosen, by ``JAX_COMPILATION_CACHE_DIR`` or in ``jax.config``,
-    stays; so does ``jax_enable_compilation_cache = False``.
+    JAX caches programs that take a second or more to compile. A directory that the user has chosen
+    (with ``JAX_COMPILATION_CACHE_DIR`` or in ``jax.config``) is not replaced, and
+    ``jax_enable_compilation_cache = False`` stays in force.
     """
     chosen = jax.config.jax_compilation_cache_dir is not None  # type: ignore[attr-defined]
     if not chosen and "JAX_COMPILATION_CACHE_DIR" not in os.environ:

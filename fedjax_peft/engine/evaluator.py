@@ -1,4 +1,4 @@
-"""Metrics of models on given examples, by the same loop over lanes as training."""
+"""Metrics of models on given examples, computed by the same loop over lanes as training."""
 
 import math
 import time
@@ -20,36 +20,36 @@ __all__ = ["Evaluator", "Examples", "Measured", "figures", "joined"]
 
 
 class Examples(Protocol):
-    """A data set, as far as the engine knows it."""
+    """The properties of a data set that the engine uses."""
 
     @property
     def columns(self) -> Mapping[str, np.ndarray]:
         """Arrays ``[examples, ...]`` by name."""
 
     def take(self, rows: np.ndarray) -> Any:
-        """Returns the data set of some examples, which ``Task.score`` reads."""
+        """Returns the data set of the given rows, which ``Task.score`` reads."""
 
     def __len__(self) -> int:
         """Returns the number of examples."""
 
 
 class Measured(NamedTuple):
-    """What an :class:`Evaluator` returns."""
+    """The results of an :class:`Evaluator`."""
 
     clients: list[int]
-    """Whose model every member is."""
+    """For each member, the id of the client whose model was evaluated."""
     sums: dict[str, tuple[np.ndarray, np.ndarray]]
-    """Metric -> (sums, counts), one of each for every member."""
+    """Metric -> (sums, counts), each with one value per member."""
     examples: list[np.ndarray]
-    """Every member's examples, int32 ``[n]``, ascending."""
+    """Each member's examples, int32 ``[n]``, ascending."""
     predictions: list[dict[str, np.ndarray]]
-    """Each member's model outputs for these, ``[n, ...]``; empty if the task has no score."""
+    """Each member's model outputs for its examples, ``[n, ...]``; empty without a score."""
 
 
 _PARTS = 8
-"""Into about how many parts an evaluation of many quick steps is cut."""
+"""The approximate number of parts of an evaluation with many quick steps."""
 _PART_SECONDS = 2.0
-"""How long a part should take at most, where its steps are slow."""
+"""The longest time that a part should take if its steps are slow."""
 
 
 class Evaluator:
@@ -72,8 +72,8 @@ class Evaluator:
           setup: the model and the task.
           columns: the examples.
           members: (client id, its examples); an id may occur more than once.
-          batch_size: examples in a step. Of few examples no more than they fill.
-          personal: whether each member has its client's model; else all have the global one.
+          batch_size: examples in a step; reduced if no member has so many examples.
+          personal: True evaluates the model of each member's client; False the global model.
           tokens: the lengths of texts; texts of similar length share a batch.
           make: makes the program, as :class:`fedjax_peft.engine.program.Program` does.
         """
@@ -113,7 +113,7 @@ class Evaluator:
 
         Args:
           state: holds the models; it is not consumed.
-          on_part: called after every part with the number of examples that are done.
+          on_part: called after every part with the number of examples evaluated so far.
         """
         plan, parts, start = self._plan, [], 0
         before = self._program.compile_seconds
@@ -140,7 +140,7 @@ class Evaluator:
     def _by_member(
         self, metrics: Mapping[str, Any], predictions: Mapping[str, np.ndarray]
     ) -> Measured:
-        """Returns the measurements of every step, ``[steps * lanes, ...]``, by member."""
+        """Returns the measurements of all steps, ``[steps * lanes, ...]``, grouped by member."""
         plan, used = self._plan, int(self._plan.steps)
         slot = plan.slot[:used].reshape(-1)
         batch = plan.examples[:used].reshape(-1, plan.examples.shape[-1])
@@ -163,12 +163,12 @@ class Evaluator:
         return Measured(plan.client.tolist(), sums, examples, by_member)
 
     def known(self, state: State) -> bool:
-        """Returns whether a call begins without compilation."""
+        """Returns whether a call needs no compilation."""
         return self._program.known(state, self._part(0))
 
     @property
     def examples(self) -> int:
-        """How many examples are evaluated; one counts once for every member that it belongs to."""
+        """The number of evaluated examples; an example counts once for each of its members."""
         return int((self._plan.examples >= 0).sum())
 
     @property
@@ -178,15 +178,16 @@ class Evaluator:
 
 
 def _no_larger(batch_size: int, rows: int) -> int:
-    """Returns a batch size that no test set leaves mostly empty: every step computes whole batches.
+    """Returns a batch size that is reduced if no member has enough examples to fill a batch.
 
-    Up to 64 it stays as given: another size rounds the sums differently.
+    Every step computes a whole batch, so a mostly empty batch wastes time. A size up to 64 stays as
+    given, because another size rounds the sums differently.
     """
     return min(batch_size, max(64, 1 << max(rows - 1, 0).bit_length()))
 
 
 def joined(measured: Measured) -> Measured:
-    """Returns the measurements of several members as those of one."""
+    """Returns the measurements of several members, combined into those of one member."""
     rows = np.concatenate(measured.examples)
     order = np.argsort(rows, kind="stable")
     names = measured.predictions[0]

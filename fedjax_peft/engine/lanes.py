@@ -1,6 +1,6 @@
-"""How many clients to run side by side (``lanes="auto"``).
+"""The choice of the number of clients that run side by side (``lanes="auto"``).
 
-A throughput knob: results do not change but for float32 rounding.
+The number of lanes affects throughput; results change only by float32 rounding.
 """
 
 import time
@@ -21,14 +21,16 @@ __all__ = ["Lanes", "best_lanes", "choose_lanes", "cpu_lanes"]
 Lanes: TypeAlias = int | Literal["auto"]
 
 SMALL_MODEL = 2_000_000
-"""Backbone weights in matrix products below which a CPU gains from several lanes: dispatch, not
-arithmetic, then limits it. Measured on 2 cores; see experiments/benchmarks/README.md."""
+"""A CPU gains from several lanes if the backbone has fewer weights in matrix products than this:
+dispatch, not arithmetic, then limits its speed. Measured on 2 cores; see
+experiments/benchmarks/README.md."""
 
 
 def cpu_lanes(weights: int, cohort: int) -> int:
-    """Returns the lanes for a CPU, by rule, so that it is the same on every run.
+    """Returns the number of lanes for a CPU.
 
-    One client at a time keeps the caches warm; only tiny models are worth batching.
+    It follows a fixed rule instead of a measurement, so it is the same in every run. One client at
+    a time keeps the caches warm; several lanes are faster for tiny models only.
     """
     return min(4, cohort) if weights < SMALL_MODEL else 1
 
@@ -36,13 +38,15 @@ def cpu_lanes(weights: int, cohort: int) -> int:
 def best_lanes(
     measure: Callable[[int], tuple[float, int]], cohort: int, memory_limit: int, devices: int = 1
 ) -> int:
-    """Returns the lanes with the best throughput, doubling while it pays.
+    """Returns the number of lanes with the best throughput.
+
+    The number is doubled as long as throughput grows by at least 5 % and the memory suffices.
 
     Args:
-      measure: lanes -> (client steps a second, bytes that the compiled program needs).
-      cohort: clients a round, the most lanes that can be of use.
-      memory_limit: bytes of the device that may be used.
-      devices: lanes are a multiple of it.
+      measure: lanes -> (client steps per second, bytes that the compiled program needs).
+      cohort: clients per round; more lanes than that are of no use.
+      memory_limit: bytes of device memory that may be used.
+      devices: number of devices; the number of lanes is a multiple of it.
     """
     most = -(-cohort // devices) * devices
     best, best_speed = devices, 0.0
@@ -66,7 +70,10 @@ def choose_lanes(
     layout: Layout,
     weights: Params,
 ) -> int:
-    """Returns the number of lanes, a multiple of the devices; ``weights`` are all of the model."""
+    """Returns the number of lanes, a multiple of the number of devices.
+
+    ``weights`` holds all weights of the model.
+    """
     devices = layout.devices
     most = -(-schedule.capacity // devices) * devices
     if lanes != "auto":

@@ -1,10 +1,11 @@
-"""Where the arrays of a session live. No other file of the library sees a device mesh.
+"""The places of a session's arrays. Only this file of the library uses a device mesh.
 
 Today the clients' lanes are split over the devices and everything else is replicated: each device
 holds the frozen tree, the data and the state of all clients, and sums over clients become
-all-reduces. Two more places have names and are not built yet: a ``model`` axis, which splits the
-frozen matrices of a backbone that is too large for one device, and ``host`` memory, for client
-states or data that are. Several hosts are ``jax.distributed``: the mesh then spans their devices.
+all-reduces. Two more places have names but are not built yet. A ``model`` axis is for a backbone
+that is too large for one device: it splits the frozen matrices. ``host`` memory is for client
+states or data that are too large for a device. Several hosts need ``jax.distributed``: the mesh
+then spans their devices.
 """
 
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -41,7 +42,7 @@ class Layout(NamedTuple):
     columns: Place = "replicated"
     """The examples."""
     lanes: Place = "lanes"
-    """What the lanes work on: batches and local states, ``[lanes, ...]``."""
+    """The data of the lanes: batches and local states, ``[lanes, ...]``."""
 
     @property
     def devices(self) -> int:
@@ -64,7 +65,7 @@ class Layout(NamedTuple):
 
     @property
     def replicated(self) -> NamedSharding | None:
-        """The sharding of what every device holds whole; None for a single device."""
+        """The sharding of arrays that every device holds whole; None for a single device."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
     def split_lanes(self, tree: Any) -> Any:
@@ -84,10 +85,10 @@ def layout_over(devices: int | None = None) -> Layout:
     """Returns the layout that splits the lanes over the first ``devices`` devices.
 
     Args:
-      devices: how many; by default all accelerators, or one CPU.
+      devices: number of devices; by default all accelerators, or one CPU.
 
     Raises:
-      InputError: more devices than there are.
+      InputError: there are fewer devices.
     """
     available = jax.devices()
     if devices is None:
@@ -103,6 +104,6 @@ def layout_over(devices: int | None = None) -> Layout:
 
 
 def on_one_device(shapes: PyTree) -> PyTree:
-    """Returns shapes that say that their arrays are to be read onto the first device."""
+    """Returns the shapes with a sharding, so that their arrays are read onto the first device."""
     device = SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)

@@ -1,9 +1,10 @@
-"""Padded lengths: short texts are not computed at the length of the longest.
+"""Padded lengths: a step of short texts is computed at a short length.
 
-Texts lie padded to one length on the device. A step reads only as many tokens as its longest
-example has, rounded up to one of a few lengths; the round program holds one copy of the step for
-each and chooses by a scalar. Attention masks padding, and dropout masks do not depend on how much
-of it there is, so results are those of full padding to float32 rounding.
+On the device, all texts are padded to one full length. A step reads only as many tokens as its
+longest example has, rounded up to one of a few padded lengths. The round program holds one copy of
+the step for each padded length, and a scalar chooses the copy. Attention masks padding, and dropout
+masks do not depend on the amount of padding. Therefore the results equal those of full padding up
+to float32 rounding.
 """
 
 from collections.abc import Mapping
@@ -14,13 +15,14 @@ import numpy as np
 __all__ = ["Lengths", "token_columns"]
 
 _UNIT = 8
-"""Padded lengths are multiples of it."""
+"""Padded lengths are multiples of this number of tokens."""
 _GAIN = 0.05
-"""A further length must save this share of the tokens: it costs a compilation of the step."""
+"""An additional padded length must save at least this share of the tokens, because the step is
+compiled once for each padded length."""
 
 
 def token_columns(columns: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the columns with an axis of tokens: those of ``attention_mask``'s shape."""
+    """Returns the names of the columns with a token axis: those of ``attention_mask``'s shape."""
     mask = columns.get("attention_mask")
     if mask is None or mask.ndim != 2:
         return frozenset()
@@ -28,25 +30,25 @@ def token_columns(columns: Mapping[str, Any]) -> frozenset[str]:
 
 
 class Lengths(NamedTuple):
-    """How long every example is, and which padded lengths a program is compiled for."""
+    """The length of every example, and the padded lengths that a program is compiled for."""
 
     examples: np.ndarray
-    """int32 ``[examples]``: tokens up to the last real one. An example without any counts as full:
-    attention has nothing to leave out there, and averages over all of its padding."""
+    """int32 ``[examples]``: number of tokens up to the last real one. An example without real
+    tokens counts as full, because attention then averages over all of its padding."""
     full: int
-    """Tokens of an example as it lies on the device."""
+    """Number of tokens of each example as it is stored on the device."""
     most: int
-    """How many padded lengths there may be."""
+    """The largest number of padded lengths."""
     padded: tuple[int, ...]
-    """The padded lengths, ascending; all examples fit into the last."""
+    """The padded lengths, ascending; the last one has room for every example."""
 
     @classmethod
     def of(cls, columns: Mapping[str, np.ndarray], most: int) -> "Lengths | None":
-        """Returns the lengths of a data set's examples, None where it has no tokens.
+        """Returns the lengths of a data set's examples; None if it has no tokens.
 
         Args:
-          columns: of the data set.
-          most: how many padded lengths there may be; with 0 everything stays as it was padded.
+          columns: the columns of the data set.
+          most: the largest number of padded lengths; with 0 all steps use the full length.
         """
         if not token_columns(columns):
             return None
@@ -57,7 +59,7 @@ class Lengths(NamedTuple):
         return cls(examples, full, most, (full,))
 
     def fitted(self, group: int) -> "Lengths":
-        """Returns the lengths with the padded ones that suit steps of ``group`` examples.
+        """Returns a copy with padded lengths that are chosen for steps of ``group`` examples.
 
         They minimise the expected padded length of a step whose examples are drawn at random.
         """
@@ -65,7 +67,8 @@ class Lengths(NamedTuple):
             return self
         edges = np.unique(np.minimum(-(-np.maximum(self.examples, 1) // _UNIT) * _UNIT, self.full))
         share = np.searchsorted(np.sort(self.examples), edges, side="right") / len(self.examples)
-        longest = np.diff(share**group, prepend=0.0)  # the chance to be the longest of a group
+        # Probability of each edge to be the longest of a group.
+        longest = np.diff(share**group, prepend=0.0)
         return self._replace(padded=_best(edges, longest, self.most))
 
     def bucket(self, rows: np.ndarray) -> np.ndarray:
@@ -78,10 +81,10 @@ class Lengths(NamedTuple):
         return np.searchsorted(self.padded, longest).astype(np.int32)
 
     def padding_share(self, rows: np.ndarray, bucket: np.ndarray) -> float:
-        """Returns which part of the tokens that were computed was padding.
+        """Returns the share of padding among the computed tokens.
 
         Args:
-          rows: int ``[steps, lanes, batch]``; -1 pads, and costs as much as an example.
+          rows: int ``[steps, lanes, batch]``; -1 pads, and costs as much as a real example.
           bucket: int ``[steps]``.
         """
         computed = rows[0].size * np.asarray(self.padded)[bucket].sum()
@@ -89,19 +92,21 @@ class Lengths(NamedTuple):
 
 
 def _best(edges: np.ndarray, chance: np.ndarray, most: int) -> tuple[int, ...]:
-    """Returns at most ``most`` of the edges, the last one included, of the least expected length.
+    """Returns at most ``most`` of the edges, those with the smallest expected padded length.
+
+    The last edge is always among them.
 
     Args:
       edges: candidate lengths, ascending.
-      chance: how often each is the one that is needed, float ``[edges]``.
-      most: how many to choose.
+      chance: probability that each edge is the one that a step needs, float ``[edges]``.
+      most: largest number of edges to choose.
     """
     below = np.concatenate([[0.0], np.cumsum(chance)])
-    # cost[i]: of all steps up to edge i, which is the last one chosen so far.
+    # cost[i]: cost of all steps up to edge i, if edge i is the longest one chosen so far.
     cost, chosen = edges * below[1:], [(i,) for i in range(len(edges))]
     best: tuple[float, tuple[int, ...]] = (float(cost[-1]), chosen[-1])
     for _ in range(most - 1):
-        # One more, below i: whatever is longer than edge j then costs edge i.
+        # Adds a choice: edge j is chosen below edge i. A step longer than edge j costs edge i.
         further = cost[:, None] + edges[None] * (below[None, 1:] - below[1:, None])
         further = np.where(np.tri(len(edges), k=-1, dtype=bool).T, further, np.inf)
         before = further.argmin(axis=0)

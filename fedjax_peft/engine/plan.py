@@ -1,7 +1,8 @@
-"""The round plan: which client's which batch runs in which lane at which time step.
+"""The round plan: for each lane and time step, the client and the batch that run there.
 
-Host-side numpy. Clients have unequal sizes; instead of padding all of a cohort to its largest, the
-clients are packed into queues, one a lane, the longest first onto the shortest queue.
+Plans are numpy arrays, made on the host. Clients have unequal numbers of steps. They are not padded
+to the largest client of the cohort. Instead each lane has a queue of clients, and clients are
+assigned in order of length, longest first, each to the queue that is shortest so far.
 """
 
 import heapq
@@ -19,9 +20,9 @@ class Plan(NamedTuple):
     """Arrays of fixed shape: T time steps (a capacity), L lanes, B examples, S cohort slots."""
 
     steps: np.ndarray
-    """int32 scalar: time steps that are used, at most T."""
+    """int32 scalar: number of time steps in use, at most T."""
     slot: np.ndarray
-    """int32 ``[T, L]``: the cohort slot that runs; S where the lane is idle."""
+    """int32 ``[T, L]``: the cohort slot that runs; S if the lane is idle."""
     local: np.ndarray
     """int32 ``[T, L]``: the client's local step, from 0."""
     examples: np.ndarray
@@ -33,7 +34,7 @@ class Plan(NamedTuple):
     length: np.ndarray
     """int32 ``[S]``: local steps of a slot."""
     bucket: np.ndarray
-    """int32 ``[T]``: which of the padded lengths a time step is computed at."""
+    """int32 ``[T]``: index of the padded length at which a time step is computed."""
 
     @property
     def lanes(self) -> int:
@@ -42,12 +43,12 @@ class Plan(NamedTuple):
 
     @property
     def useful(self) -> int:
-        """Lane-steps that do work."""
+        """The number of lane-steps that do work."""
         return int(self.length.sum())
 
     @property
     def client_steps(self) -> dict[int, int]:
-        """Client id -> local steps, of the clients that work."""
+        """Client id -> local steps, for the clients that do work."""
         pairs = zip(self.client.tolist(), self.length.tolist(), strict=True)
         return {client: steps for client, steps in pairs if client >= 0}
 
@@ -58,22 +59,22 @@ class Plan(NamedTuple):
 
     @property
     def padded_utilisation(self) -> float:
-        """What padding every client of the cohort to the longest one would give."""
+        """The slot utilisation if every client of the cohort were padded to the longest one."""
         busy = int((self.length > 0).sum())
         return self.useful / max(busy * int(self.length.max(initial=0)), 1)
 
 
 class Cohort(NamedTuple):
-    """The clients of a round, with the batches that each runs."""
+    """The clients of a round, and the batches of each client."""
 
     client: Sequence[int]
     weight: Sequence[float]
     batches: Sequence[np.ndarray]
-    """Per client int32 ``[steps, B]``; -1 pads. A client with no steps takes no part."""
+    """For each client int32 ``[steps, B]``; -1 pads. A client without steps does not take part."""
 
 
 def steps_of(examples: int, batch_size: int, epochs: int, local_steps: int | None) -> int:
-    """Returns the number of local steps of a client with so many examples."""
+    """Returns the number of local steps of a client that has ``examples`` examples."""
     if examples == 0:
         return 0
     return epochs * -(-examples // batch_size) if local_steps is None else local_steps
@@ -93,7 +94,7 @@ def batches(
       indices: the client's examples.
       batch_size: examples in a batch.
       epochs: passes over the examples.
-      local_steps: replaces ``epochs``: as many passes as give this number of batches.
+      local_steps: number of batches; replaces ``epochs``. Passes are repeated until it is reached.
       rng: shuffles each epoch; None keeps the order.
     """
     per_epoch = -(-len(indices) // batch_size)
@@ -106,7 +107,10 @@ def batches(
 
 
 def pack(lengths: Sequence[int], lanes: int) -> list[list[int]]:
-    """Returns the jobs of every lane, in order: longest first onto the shortest queue."""
+    """Returns the jobs of every lane, in the order in which they run.
+
+    Jobs are assigned longest first, each to the lane with the least work so far.
+    """
     queues: list[list[int]] = [[] for _ in range(lanes)]
     heap = [(0, lane) for lane in range(lanes)]
     for job in sorted(range(len(lengths)), key=lambda j: (-lengths[j], j)):
@@ -130,11 +134,11 @@ def make_plan(
 
     Args:
       cohort: the clients and their batches.
-      lanes: clients that run side by side.
+      lanes: number of clients that run side by side.
       time_steps: the plan's capacity T; the same in every round, so that nothing recompiles.
-      slots: the capacity S for clients.
-      batch_size: B.
-      tokens: how long the examples are, where they are texts.
+      slots: the plan's capacity S for clients.
+      batch_size: examples in a batch, B.
+      tokens: the lengths of the examples, if they are texts.
 
     Raises:
       ValueError: a capacity is too small (a bug of the caller).
@@ -167,7 +171,7 @@ def make_plan(
 
 
 def most_slots(plan: Plan, steps: int) -> int:
-    """Returns the most slots that run in any ``steps`` consecutive time steps of the plan."""
+    """Returns the largest number of slots that run in any ``steps`` consecutive time steps."""
     used = int(plan.steps)
     slot = plan.slot[:used]
     live = slot < len(plan.client)
@@ -178,14 +182,14 @@ def most_slots(plan: Plan, steps: int) -> int:
 
 
 def window(plan: Plan, start: int, steps: int, *, time_steps: int, slots: int) -> Plan:
-    """Returns a part of a plan as a plan, for work that keeps nothing from step to step.
+    """Returns a part of a plan as a new plan, for steps that do not depend on earlier steps.
 
     Args:
-      plan: the whole; its clients only measure.
+      plan: the whole plan; its clients only measure.
       start: the first time step of the part.
-      steps: how many there are at most.
+      steps: the largest number of time steps in the part.
       time_steps: the part's capacity T.
-      slots: its capacity S, at least :func:`most_slots`.
+      slots: the part's capacity S, at least :func:`most_slots`.
     """
     rows = slice(start, min(start + steps, int(plan.steps)))
     used, lanes = rows.stop - rows.start, plan.lanes
@@ -193,7 +197,7 @@ def window(plan: Plan, start: int, steps: int, *, time_steps: int, slots: int) -
     chosen = np.unique(plan.slot[rows][live])
     slot = np.full((time_steps, lanes), slots, np.int32)
     slot[:used][live] = np.searchsorted(chosen, plan.slot[rows][live])
-    # Every client begins anew in its first step of the part.
+    # The local steps of every client count from 0 again in the part.
     first = np.full(len(plan.client), np.iinfo(np.int32).max, np.int32)
     np.minimum.at(first, plan.slot[rows][live], plan.local[rows][live])
     local = np.zeros((time_steps, lanes), np.int32)

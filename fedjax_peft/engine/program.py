@@ -1,4 +1,7 @@
-"""The compiled program of a round: compiled once, donated, kept for later sessions."""
+"""The compiled program of a round.
+
+It is compiled once and kept for later sessions; a call donates the state's arrays.
+"""
 
 import time
 from collections import OrderedDict
@@ -28,40 +31,41 @@ __all__ = ["Program", "Setup"]
 
 
 class Setup(NamedTuple):
-    """What training and evaluation have in common."""
+    """The inputs that training and evaluation share."""
 
     algorithm: Algorithm
     apply: ApplyFn
     task: Task
     frozen: Params
     fixed: Params
-    """Trainable leaves that never change."""
+    """Trainable leaves that an algorithm never changes."""
     clients: int
-    """How many there are in all."""
+    """The number of clients in the federation."""
     layout: Layout = Layout()
     """The devices, and where everything lives on them."""
     rank_mask: Params | None = None
-    """Which entries of a leaf each client has, bool ``[clients, ...]``; by default all."""
+    """For each leaf, the entries that each client has, bool ``[clients, ...]``; by default all."""
     diagnosis: Diagnosis | None = None
-    """What to measure of the global model in every round."""
+    """Additional measurements of the global model in every round."""
     probe: Probe | None = None
-    """What to measure on test examples beside the task's metrics."""
+    """Additional measurements on test examples, next to the task's metrics."""
     total_clients: int | None = None
-    """How many clients have examples; by default all of them."""
+    """The number of clients that have examples; by default all clients."""
     dtype: Any = np.float32
-    """In which ``apply`` computes."""
+    """The dtype in which ``apply`` computes."""
     sampling_probability: float = 1.0
     """The share of all clients that a round samples, on average."""
     transform: Transform | None = None
-    """Of uploads in training."""
+    """The upload transform in training."""
 
 
 class Program:
     """A round program, compiled once for a model, an algorithm and the shapes of its arguments.
 
-    Weights, data, seed and round are arguments of the program. It is kept beside ``setup.apply``
-    and reused by later programs that differ in these only; it goes when the model goes. As under
-    ``jax.jit``, the functions of algorithm, model and task must be pure.
+    Weights, data, seed and round are arguments of the compiled program. Later programs that differ
+    only in these arguments reuse it. It is stored as an attribute of ``setup.apply`` and is freed
+    together with the model. As under ``jax.jit``, the functions of algorithm, model and task must
+    be pure.
 
     A call consumes the given state (its arrays are donated), unless the program only measures.
     """
@@ -77,10 +81,10 @@ class Program:
         """Prepares the arguments that do not change; nothing is compiled yet.
 
         Args:
-          setup: what to run.
+          setup: the algorithm, the model and the task.
           columns: the examples.
           work: what the clients do. A program that measures returns no state.
-          padded: the padded lengths of the plans that it will run.
+          padded: the padded lengths of the plans that the program will run.
         """
         self._setup, self._work, self._padded = setup, work, padded
         inputs = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(columns))
@@ -97,11 +101,11 @@ class Program:
         return self._compiled(*arguments)
 
     def compile(self, state: State, plan: Plan) -> None:
-        """Makes the program ready for arguments of these shapes, and runs nothing."""
+        """Compiles the program for arguments of these shapes, without running it."""
         self._compile(self._arguments(state, plan, 0))
 
     def known(self, state: State, plan: Plan) -> bool:
-        """Returns whether a call with arguments of these shapes begins without compilation."""
+        """Returns whether a call with arguments of these shapes needs no compilation."""
         if self._compiled is not None:
             return True
         key = self._key(self._arguments(state, plan, 0))
@@ -114,7 +118,7 @@ class Program:
         return (*self._inputs, state.on_device(), plan, self._clients_key[1], index)
 
     def _key(self, arguments: tuple) -> Hashable:
-        """Returns all that the compiled program depends on."""
+        """Returns a key of everything that the compiled program depends on."""
         s = self._setup
         training = self._work == "training"
         context = (s.total_clients, s.sampling_probability, s.transform)
@@ -126,7 +130,7 @@ class Program:
         key = (static, self._work, self._padded, structure, shapes, settings)
         try:
             hash(key)
-        except TypeError:  # a part that cannot be hashed cannot be recognised later
+        except TypeError:  # without a hash, the program cannot be found again
             return object()
         return key
 
@@ -137,7 +141,7 @@ class Program:
             began = time.perf_counter()
             kept = self._function().lower(*arguments).compile()
             self.compile_seconds += time.perf_counter() - began
-        self._compiled = programs[key] = kept  # the newest is last
+        self._compiled = programs[key] = kept  # the newest one is last
         while len(programs) > _MOST:
             programs.popitem(last=False)
 
@@ -165,13 +169,13 @@ class Program:
         return jax.jit(
             measure if measures else round_,
             donate_argnums=() if measures else (4,),
-            # As the next round's inputs are, whatever the compiler would prefer.
+            # The same sharding as the next round's inputs, instead of the compiler's choice.
             out_shardings=setup.layout.replicated,
         )
 
     @property
     def peak_bytes(self) -> int:
-        """What the compiled program needs on a device, arguments included."""
+        """The bytes that the compiled program needs on a device, including its arguments."""
         analysis = self._compiled.memory_analysis()
         if analysis is None:
             return 0
@@ -184,7 +188,8 @@ class Program:
 
 
 _MOST = 16
-"""Compiled programs that are kept for a model: each holds memory and, on a CPU, memory maps."""
+"""Largest number of compiled programs that are kept for a model. Each one holds memory and, on a
+CPU, memory maps."""
 _SETTINGS = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
@@ -193,7 +198,7 @@ _SETTINGS = (
     "jax_threefry_partitionable",
     "jax_debug_nans",
 )
-"""Settings of JAX that change what a function compiles to."""
+"""JAX settings that change the compiled program of a function."""
 
 
 def _programs_of(apply: ApplyFn) -> OrderedDict[Hashable, Any]:
@@ -203,5 +208,5 @@ def _programs_of(apply: ApplyFn) -> OrderedDict[Hashable, Any]:
     """
     try:
         return vars(apply).setdefault("_programs", OrderedDict())
-    except (TypeError, AttributeError):  # an object without attributes: nothing is kept
+    except (TypeError, AttributeError):  # the object takes no attributes: nothing is kept
         return OrderedDict()

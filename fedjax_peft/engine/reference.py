@@ -5,7 +5,7 @@ compare it with. What a round computes::
 
     server broadcasts
     for each client of the cohort:
-        local state           <-  init(broadcast, what the client keeps)
+        local state           <-  init(broadcast, client state)
         for each local batch:
             local state       <-  step(local state, batch)
         upload, client state  <-  final(local state)
@@ -52,7 +52,7 @@ __all__ = ["ReferenceProgram"]
 
 
 class ReferenceProgram:
-    """A round of plain Python, with the methods of :class:`fedjax_peft.engine.program.Program`."""
+    """A round in plain Python, with the methods of :class:`fedjax_peft.engine.program.Program`."""
 
     compile_seconds = 0.0
     peak_bytes = 0
@@ -71,7 +71,7 @@ class ReferenceProgram:
         self._columns = {name: jnp.asarray(x) for name, x in columns.items()}
 
     def compile(self, state: State, plan: Plan) -> None:
-        """Does nothing: there is nothing to compile."""
+        """Does nothing, because there is nothing to compile."""
 
     def known(self, state: State, plan: Plan) -> bool:
         """Returns True: a call never compiles a round."""
@@ -90,20 +90,20 @@ class ReferenceProgram:
 
 
 class _Sent(NamedTuple):
-    """What one client sends, keeps and reports after its local training."""
+    """The upload, the client state and the measurements of one client after local training."""
 
     upload: PyTree
     client_state: PyTree
     memory: PyTree
-    """What it keeps for the upload transform."""
+    """The client's state of the upload transform."""
     measured: PyTree
-    """What the upload transform measured of it."""
+    """The upload transform's measurements of this client."""
     norm: jax.Array
-    """Length of the change of the model that the upload means."""
+    """Norm of the model change that the upload describes."""
 
 
 class _Round:
-    """One round; :meth:`run` is the algorithm, in the order of a paper's box."""
+    """One round; :meth:`run` follows the order of a paper's algorithm box."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class _Round:
         # The server aggregates the uploads and updates its state.
         new, aggregator_state, transform_state, measured = self._update_server(sent, finite)
 
-        # The clients keep what is theirs.
+        # The new client states are stored.
         kept = state.client_state
         for slot, one in sent.items():
             client = int(self.plan.client[slot])
@@ -171,7 +171,7 @@ class _Round:
         )
 
     def _train_client(self, slot: int) -> _Sent | None:
-        """Returns what a client sends after its local steps; None if that is not finite."""
+        """Returns a client's results after its local steps; None if they are not finite."""
         client = int(self.plan.client[slot])
         mask = tree.take(self.setup.rank_mask or {}, client)
         fixed = {
@@ -200,7 +200,7 @@ class _Round:
         return self._encoded(client, mask, upload, own)
 
     def _batch(self, slot: int, step: int, examples: np.ndarray) -> Params:
-        """Returns the examples of a local step, with padding repeating the first of them."""
+        """Returns the batch of a local step; padding repeats its first example."""
         rows = np.where(examples < 0, examples[:1], examples)
         batch = {name: x[rows] for name, x in self.columns.items()}
         steps = jnp.asarray(self.plan.length[slot])
@@ -212,7 +212,7 @@ class _Round:
         }
 
     def _record(self, slot: int, place: tuple[int, int], metrics: Mapping[str, Any]) -> None:
-        """Adds the metrics of a local step to the client's, and stores its predictions."""
+        """Adds a local step's metrics to the client's sums, and stores the step's predictions."""
         metrics = dict(metrics)
         predictions = metrics.pop(PREDICTIONS, {})
         for name, pair in metrics.items():
@@ -232,7 +232,7 @@ class _Round:
         jax.tree.map(store, self.predictions, predictions)
 
     def _encoded(self, client: int, mask: Params, upload: PyTree, own: PyTree) -> _Sent | None:
-        """Returns an upload after the upload transform; None if anything is not finite."""
+        """Returns a client's results with a transformed upload; None if anything is not finite."""
         update_norm = self.algorithm.server.update_norm or partial(distance, self.algorithm)
         norm = update_norm(upload, self.template, self.setup.fixed)
         finite = tree.all_finite((upload, own))
@@ -310,7 +310,7 @@ class _Round:
         return summation.finish(aggregator, total, self.template, context, state)
 
     def _measured(self, sent: Mapping[int, _Sent]) -> PyTree:
-        """Returns what the upload transform measured of every client, ``[slots]``."""
+        """Returns the upload transform's measurements of all clients, ``[slots]``."""
         transform = self.setup.transform
         assert transform is not None
         received = transform.broadcast(self.state.transform_state.server)
@@ -322,6 +322,6 @@ class _Round:
 
 
 def _summed(pair: tuple[np.ndarray, np.ndarray], accepted: jax.Array) -> tuple:
-    """Returns (sum, count) of a metric over the clients whose value is finite."""
+    """Returns (sum, count) of a metric over the accepted clients whose value is finite."""
     good = accepted & jnp.isfinite(pair[0])
     return tuple(jnp.sum(jnp.where(good, x, 0.0)) for x in pair)

@@ -1,12 +1,14 @@
 """A whole communication round as one XLA program.
 
-A loop over the plan's time steps, whose trip count is a run-time value, over lanes of clients:
+The program loops over the plan's time steps; the number of steps is a run-time value. Each time
+step works on all lanes, and a lane trains one client at a time:
 
     where a client begins, its lane is set up from the broadcast and the client's state
     every busy lane takes one local step
     where a client ends, its upload goes into the accumulator and its client state is written back
 
-then the aggregation and the server update. Evaluation is the same loop with steps that measure.
+The aggregation and the server update follow the loop. Evaluation is the same loop, but its steps
+measure and do not train.
 """
 
 from collections.abc import Callable
@@ -63,31 +65,32 @@ __all__ = [
 ]
 
 PREDICTIONS = "predictions"
-"""Under this name a step's metrics may hold arrays ``[batch, ...]``; they are kept, not summed."""
+"""The optional entry of a step's metrics that holds arrays ``[batch, ...]``. These arrays are
+stored for every step; all other metrics are summed."""
 
 
 Work = Literal["training", "tuning", "personal", "global"]
-"""What the clients of a round do: train, tune what they keep, or measure their own models or the
-global one."""
+"""What the clients of a round do. ``training``: train and send. ``tuning``: train their client
+state only. ``personal``: measure their own models. ``global``: measure the global model."""
 
 
 class RoundResult(NamedTuple):
-    """What a round returns; everything stays on the device."""
+    """The results of a round; all arrays stay on the device."""
 
     state: State
-    """Without the host's integers (:meth:`State.on_device`)."""
+    """The state after the round, without the host's integers (:meth:`State.on_device`)."""
     sums: dict[str, tuple[jax.Array, jax.Array]]
     """Metric -> (sum, count), each float32 ``[slots]``."""
     finite: jax.Array
     """bool ``[slots]``: False for a client whose upload was not finite and was dropped."""
     norms: jax.Array
-    """float32 ``[slots]``: length of the change of the model that a client's upload means."""
+    """float32 ``[slots]``: norm of the model change that each client's upload describes."""
     sent_leaves: dict[str, jax.Array]
-    """Leaves that are not sent in every round -> whether they were in this one."""
+    """For each leaf that is not sent in every round: whether it was sent in this round."""
     aggregation: dict[str, jax.Array]
     """Metrics of the aggregator, of the server and of the diagnosis."""
     predictions: dict[str, jax.Array]
-    """What steps say of every example, ``[time steps, lanes, batch, ...]``; see ``PREDICTIONS``."""
+    """Step outputs for each example, ``[time steps, lanes, batch, ...]``; see ``PREDICTIONS``."""
 
 
 def build_round(
@@ -103,20 +106,20 @@ def build_round(
     sampling_probability: float = 1.0,
     transform: Transform | None = None,
 ) -> Callable[..., RoundResult]:
-    """Returns the pure function of a round, to be jitted.
+    """Returns the pure function that runs one round; the caller jits it.
 
     Args:
-      algorithm: what to run.
+      algorithm: the federated algorithm.
       apply: the model.
       task: the loss and metrics.
-      clients: how many there are in all.
-      constrain: applied to every tree with a leading lane axis: splits it over the devices.
-      diagnosis: what else to measure of the global model.
-      padded: the padded lengths that ``Plan.bucket`` chooses from; none where there are no tokens.
-      total_clients: how many clients have examples; by default all of them.
-      dtype: in which ``apply`` computes.
+      clients: the number of clients in the federation.
+      constrain: splits a tree over the devices; applied to every tree with a leading lane axis.
+      diagnosis: additional measurements of the global model.
+      padded: the padded lengths that ``Plan.bucket`` chooses from; empty if there are no tokens.
+      total_clients: the number of clients that have examples; by default all clients.
+      dtype: the dtype in which ``apply`` computes.
       sampling_probability: the share of all clients that a round samples, on average.
-      transform: of the uploads.
+      transform: the upload transform.
     """
     server_ = algorithm.server
     update_norm = server_.update_norm or partial(distance, algorithm)
@@ -134,8 +137,9 @@ def build_round(
     ) -> RoundResult:
         """Runs round ``round_index``; ``state`` may be donated.
 
-        ``rank_mask`` says which entries of a leaf a client has, bool ``[clients, ...]`` by leaf
-        name: the others are 0 in a fixed leaf, and leave the client as they came to it.
+        ``rank_mask`` says which entries of a leaf each client has, bool ``[clients, ...]`` by leaf
+        name. Entries that a client does not have are 0 in a fixed leaf; in a trained leaf they keep
+        the values that the client received.
         """
         server, client_state, transform_state = (
             state.server,
@@ -248,14 +252,14 @@ def build_round(
 
 
 def _summed(pair: tuple[jax.Array, jax.Array], accepted: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns (sum, count) of a metric over the clients that count.
+    """Returns (sum, count) of a metric over the accepted clients whose value is finite.
 
-    A client whose upload is finite can have a metric that is not, such as a loss of infinity. It is
-    left out, because the server would carry that number into all later rounds.
+    A client's upload can be finite although its metric is not, for example an infinite loss. Such a
+    value is left out, because the server would carry it into all later rounds.
 
     Args:
       pair: (sums, counts), each ``[slots]``.
-      accepted: bool ``[slots]``: whose uploads the aggregate is of.
+      accepted: bool ``[slots]``: True for clients whose upload was aggregated.
     """
     good = accepted & jnp.isfinite(pair[0])
     total, count = (jnp.sum(jnp.where(good, x, 0.0)) for x in pair)
@@ -263,7 +267,7 @@ def _summed(pair: tuple[jax.Array, jax.Array], accepted: jax.Array) -> tuple[jax
 
 
 class _Ended(NamedTuple):
-    """What changes where clients end."""
+    """The part of the loop state that changes when clients end."""
 
     total: Total
     client_state: PyTree
@@ -315,8 +319,8 @@ def _run_clients(
 
     def batch_at(t: jax.Array, length: int | None) -> Params:
         examples = plan.examples[t]
-        # Padding repeats the batch's first example, which is the client's own: a masked row still
-        # takes part in the gradient as 0 * its derivative, and another's data might overflow there.
+        # Padding repeats the batch's first example, which belongs to the client. A masked row still
+        # enters the gradient as 0 * its derivative, which could overflow for another client's data.
         rows = jnp.where(examples < 0, examples[:, :1], examples)
         batch = {n: column(n, x, rows, length) for n, x in columns.items()}
         steps = jnp.take(plan.length, plan.slot[t], mode="clip")
@@ -336,7 +340,7 @@ def _run_clients(
         return constrain(init(tree.take(rank_mask, slot), tree.take(client_state, slot), keys))
 
     def advance(length: int | None, state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics, Params]:
-        # Local steps count from 1: 0 is the key of the client's initialisation.
+        # The keys of local steps count from 1: key 0 is for the client's initialisation.
         keys = keys_at(t, plan.local[t] + 1)
         step = over_lanes(lambda client_mask, s, b, k: update(client_mask).step(s, b, k))
         state, metrics = step(tree.take(rank_mask, plan.slot[t]), state, batch_at(t, length), keys)
@@ -361,7 +365,7 @@ def _run_clients(
             stepped, metrics, predictions = jax.lax.switch(plan.bucket[t], steps, state, t)
         else:
             stepped, metrics, predictions = steps[0](state, t)
-        real = jnp.any(plan.examples[t] >= 0, axis=1)  # so is every live lane that engine.plan made
+        real = jnp.any(plan.examples[t] >= 0, axis=1)  # True in all live lanes of a plan
         state = constrain(tree.where(real, stepped, state))
         where = jnp.where(real, slot, slots)
         sums = jax.tree.map(lambda s, m: s.at[where].add(m, mode="drop"), carry.sums, metrics)
@@ -381,12 +385,12 @@ def _run_clients(
         )
         received = tree.broadcast(template, 1)
         uploads = as_received(client_mask, uploads, received)
-        # With the slots, because an upload may be empty and lanes are mapped by an array's axis.
+        # The slots are passed too: the lane map needs an array, and an upload may be empty.
         lengths = over_lanes(lambda u, _: update_norm(u))(uploads, slot)
         remembered, noted = tree.take(carry.memory, slot), ()
         usable: Any = True
         if encode is not None:
-            # Before the transform, which could make an infinite upload finite.
+            # Checked before the transform, which could make an infinite upload finite.
             usable = tree.all_finite(uploads, axis=0)
             keys = tree.take(transform_keys, slot)
             uploads, encoded = over_lanes(encode)(client_mask, uploads, remembered, keys)
@@ -409,7 +413,7 @@ def _run_clients(
         )
 
     shapes = jax.eval_shape(begin, 0)
-    # Predictions of shorter steps are padded to these shapes, which are as long as the data.
+    # Predictions of shorter steps are padded to these shapes, which have the data's full length.
     _, metric_shapes, prediction_shapes = jax.eval_shape(partial(advance, None), shapes, 0)
     start = _Carry(
         state=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
@@ -428,12 +432,15 @@ def _run_clients(
 
 
 def _padded(x: jax.Array, template: jax.ShapeDtypeStruct) -> jax.Array:
-    """Returns an array filled up with zeros to another's shape."""
+    """Returns the array, padded with zeros to the shape of ``template``."""
     return jnp.pad(x, [(0, more - n) for n, more in zip(x.shape, template.shape, strict=True)])
 
 
 def _lane_map(lanes: int) -> Callable[[Callable], Callable]:
-    """Returns ``vmap``, or for one lane a plain call: a batch axis of 1 slows CPU products."""
+    """Returns ``vmap``, or a plain call if there is one lane.
+
+    A batch axis of size 1 slows matrix products on a CPU.
+    """
     if lanes > 1:
         return jax.vmap
 
@@ -448,13 +455,13 @@ def _lane_map(lanes: int) -> Callable[[Callable], Callable]:
 
 
 def distance(algorithm: Algorithm, upload: PyTree, template: PyTree, fixed: Params) -> jax.Array:
-    """Returns the length of the change of an upload's leaves (``ServerUpdate.update_norm``)."""
+    """Returns the norm of an upload's change of the leaves (``ServerUpdate.update_norm``)."""
     del fixed
     return tree.distance(change_part(algorithm, upload), change_part(algorithm, template))
 
 
 def at_work(algorithm: Algorithm, work: Work, probe: Probe | None = None) -> Algorithm:
-    """Returns the algorithm whose clients do one kind of work."""
+    """Returns the algorithm with clients that do the given kind of work."""
     if work == "training":
         return algorithm
     if work == "tuning":
@@ -463,15 +470,17 @@ def at_work(algorithm: Algorithm, work: Work, probe: Probe | None = None) -> Alg
 
 
 def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = None) -> Algorithm:
-    """Returns the algorithm whose clients only measure.
+    """Returns the algorithm with clients that only measure.
 
-    Its round leaves the server and what clients keep as they are. ``predictions`` has the metrics
-    of every step (``metrics``) and what the task's score is made from (``predictions``).
+    Its round changes neither the server nor the client state. ``RoundResult.predictions`` has two
+    entries: ``metrics``, the metrics of every step, and ``predictions``, the model outputs from
+    which the task's score is computed.
 
     Args:
-      algorithm: what has been trained.
-      personal: with each client's own model; else with the global one, which all leaves are of.
-      probe: what else to measure.
+      algorithm: the algorithm that was trained.
+      personal: True measures each client's own model; False measures the global model, to which all
+        leaves then belong.
+      probe: additional measurements.
     """
 
     def client(context: ClientContext) -> ClientUpdate:
@@ -497,9 +506,9 @@ def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = No
 
 
 def tuning(algorithm: Algorithm) -> Algorithm:
-    """Returns the algorithm whose clients train as ``algorithm.tuning`` says, and send nothing.
+    """Returns the algorithm with clients that train as ``algorithm.tuning`` says and send nothing.
 
-    Its round changes what clients keep, and leaves the server as it is.
+    Its round changes the client state only; the server stays as it is.
     """
     assert algorithm.tuning is not None
     return _sending_nothing(algorithm, algorithm.tuning.client, personal=True)
@@ -508,9 +517,9 @@ def tuning(algorithm: Algorithm) -> Algorithm:
 def _sending_nothing(
     algorithm: Algorithm, client: Callable[[ClientContext], ClientUpdate], *, personal: bool
 ) -> Algorithm:
-    """Returns the algorithm with other clients, whose server stays as it is.
+    """Returns the algorithm with another client update and a server that never changes.
 
-    With ``personal`` clients receive the broadcast, else the leaves of the global model.
+    If ``personal``, clients receive the broadcast; otherwise the leaves of the global model.
     """
     nothing = Aggregator(
         "none",

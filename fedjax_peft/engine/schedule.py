@@ -1,4 +1,4 @@
-"""Who takes part in which round, with which batches: a pure function of the seed."""
+"""The clients of each round and their batches: a pure function of the seed."""
 
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
@@ -12,57 +12,62 @@ from fedjax_peft.random import host_rng
 __all__ = ["Sampling", "Schedule"]
 
 Sampling = Literal["uniform", "size", "poisson", "round_robin", "all"]
-"""How the clients of a round are drawn. ``uniform``: as many as asked for, without replacement.
-``size``: likewise, one after the other with chances in proportion to their examples (clients that
-have none are never drawn; weigh them uniformly, or size counts twice). ``poisson``: each client
-independently, so many on average; a round may be empty. ``round_robin``: the next ones of a
-random order, over and over. ``all``: everybody."""
+"""How the clients of a round are drawn.
+
+* ``uniform``: ``per_round`` clients, without replacement.
+* ``size``: ``per_round`` clients, without replacement, one after the other with probabilities
+  proportional to their numbers of examples. Clients without examples are never drawn. Use uniform
+  aggregation weights with it; otherwise the number of examples counts twice.
+* ``poisson``: each client independently, ``per_round`` on average; a round may be empty.
+* ``round_robin``: the next ``per_round`` clients of a random order, which is repeated.
+* ``all``: all clients.
+"""
 
 
 class Schedule(NamedTuple):
     """The sampling of clients and the order of their examples."""
 
     indices: Sequence[np.ndarray]
-    """Every client's examples."""
+    """The examples of every client."""
     per_round: int
-    """Clients a round; with Poisson sampling on average."""
+    """Number of clients per round; with Poisson sampling, the average number."""
     batch_size: int
     epochs: int
     local_steps: int | None
     seed: int
     sampling: Sampling = "uniform"
     failure_rate: float = 0.0
-    """Chance of a sampled client to drop out of the round."""
+    """Probability that a sampled client drops out of the round."""
     slots: int | None = None
-    """Clients that a plan has room for; by default ``per_round``. See :meth:`for_rounds`."""
+    """Number of clients that fit into a plan; by default ``per_round``. See :meth:`for_rounds`."""
     tokens: Lengths | None = None
-    """Of the examples, where they are texts."""
+    """The lengths of the examples, if they are texts."""
 
     @property
     def capacity(self) -> int:
-        """Clients that a plan has room for."""
+        """The number of clients that fit into a plan."""
         return self.per_round if self.slots is None else self.slots
 
     def for_rounds(self, rounds: int) -> "Schedule":
-        """Returns the schedule with room for the largest of the rounds' cohorts, and no more."""
+        """Returns the schedule with exactly enough slots for the largest cohort of the rounds."""
         largest = max(len(self.present(round_index)) for round_index in range(1, rounds + 1))
         return self._replace(slots=max(largest, 1))
 
     def for_lanes(self, lanes: int) -> "Schedule":
-        """Returns the schedule with padded lengths that suit so many lanes."""
+        """Returns the schedule with padded lengths that suit ``lanes`` lanes."""
         if self.tokens is None:
             return self
         return self._replace(tokens=self.tokens.fitted(lanes * self.batch_size))
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """The padded lengths of a plan's steps; none where the examples are no texts."""
+        """The padded lengths of a plan's steps; empty if the examples are not texts."""
         return () if self.tokens is None else self.tokens.padded
 
     def padding_share(self, plan: Plan) -> float | None:
-        """Returns which part of a plan's tokens is padding, None where the examples are no texts.
+        """Returns the share of padding in a plan's tokens; None if the examples are not texts.
 
-        Idle lanes count: they compute what they are given.
+        Idle lanes count as padding, because they compute too.
         """
         if self.tokens is None:
             return None
@@ -70,7 +75,7 @@ class Schedule(NamedTuple):
         return self.tokens.padding_share(plan.examples[:used], plan.bucket[:used])
 
     def members(self, round_index: int) -> list[int]:
-        """Returns the client ids that are drawn for a round, sorted."""
+        """Returns the ids of the clients that are drawn for a round, sorted."""
         clients = len(self.indices)
         rng = host_rng(self.seed, "cohort", round_index)
         match self.sampling:
@@ -82,7 +87,7 @@ class Schedule(NamedTuple):
             case "poisson":
                 drawn = np.flatnonzero(rng.random(clients) < self.per_round / clients)
             case "round_robin":
-                # In order of id, clients that a partition made alike would come together.
+                # Shuffled: clients with neighbouring ids may have similar data, by the partition.
                 order = host_rng(self.seed, "round robin").permutation(clients)
                 first = (round_index - 1) * self.per_round
                 drawn = order[np.arange(first, first + self.per_round) % clients]
@@ -91,7 +96,7 @@ class Schedule(NamedTuple):
         return sorted(drawn.tolist())
 
     def failed(self, round_index: int) -> list[int]:
-        """Returns the members of a round that drop out of it (of those that have examples)."""
+        """Returns the members of a round that have examples and drop out of it."""
         if not self.failure_rate:
             return []
         return [
@@ -115,9 +120,9 @@ class Schedule(NamedTuple):
         return [self.steps(c) for c in self.present(round_index)]
 
     def cohort(self, round_index: int, without: Collection[int] = ()) -> Cohort:
-        """Returns a round's present members, but for some, with their weights and batches.
+        """Returns a round's present members, except ``without``, with their weights and batches.
 
-        Weights are example counts; batches are shuffled.
+        Weights are numbers of examples; the examples are shuffled.
         """
         members = [c for c in self.present(round_index) if c not in without]
         work = [
@@ -135,12 +140,13 @@ class Schedule(NamedTuple):
     def time_steps(self, rounds: int, lanes: int) -> int:
         """Returns the capacity of a plan for all rounds, so that nothing recompiles.
 
-        It is a power of two, for the largest cohort that could be drawn: another seed, or more
-        rounds, then need the same program. Where such a plan is large (4 MB), the capacity is for
-        the largest of the rounds' cohorts.
+        The capacity is a power of two and fits the largest cohort that could be drawn. Therefore
+        another seed, or more rounds, can use the same program. If that plan is larger than 4 MB,
+        the capacity only fits the largest cohort of the given rounds.
 
-        Leaving clients out makes no plan longer (:func:`fedjax_peft.engine.plan.pack`: with fewer
-        jobs no lane, counted from the least busy, has more to do).
+        Leaving clients out never makes a plan longer: with fewer jobs,
+        :func:`fedjax_peft.engine.plan.pack` gives no lane more work, if lanes are compared in the
+        order of their load.
         """
         longest = 1
         for round_index in range(1, rounds + 1):
@@ -148,7 +154,7 @@ class Schedule(NamedTuple):
             loads = (sum(lengths[j] for j in queue) for queue in pack(lengths, lanes))
             longest = max(longest, *loads)
         most = sorted(map(self.steps, range(len(self.indices))))[-self.capacity :]
-        # No lane has more: every job goes onto the shortest one.
+        # An upper bound for every lane, because every job goes to the lane with the least work.
         largest = sum(most) // lanes + most[-1]
         if largest * lanes * self.batch_size > 1 << 20:
             largest = longest
@@ -157,7 +163,7 @@ class Schedule(NamedTuple):
     def plan(
         self, round_index: int, lanes: int, time_steps: int, without: Collection[int] = ()
     ) -> Plan:
-        """Returns the plan of a round without some of its clients."""
+        """Returns the plan of a round; the clients in ``without`` do not take part."""
         return make_plan(
             self.cohort(round_index, without),
             lanes,

@@ -1,4 +1,4 @@
-"""A session: one algorithm over one federation, prepared once, run round by round."""
+"""A session: one algorithm on one federation. It is prepared once and run round by round."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -24,26 +24,26 @@ __all__ = ["ENGINES", "Engine", "Session"]
 
 Engine: TypeAlias = Literal["compiled", "reference"]
 """``compiled``: a round is one XLA program. ``reference``: a round is a Python loop over clients,
-one at a time and without jit: slow, and easy to read and to debug. The results are equal to float32
-rounding."""
+one at a time and without jit; it is slow, but easy to read and to debug. The results of both are
+equal up to float32 rounding."""
 ENGINES: dict[str, Any] = {"compiled": Program, "reference": ReferenceProgram}
 
 
 class _Capacity(NamedTuple):
-    """What all plans of one seed have room for."""
+    """The common size of all plans of one seed."""
 
     rounds: int
-    """The rounds that fit for certain."""
+    """The plans of rounds 1 to ``rounds`` fit."""
     schedule: Schedule
     time_steps: int
 
 
 class Session:
-    """Communication rounds of one algorithm over one federation; made by ``fp.session``.
+    """Communication rounds of one algorithm on one federation; made by ``fp.session``.
 
-    A session holds what does not change from round to round: the frozen weights, the data, who
-    takes part in which round, and the compiled programs. Everything that changes is in a
-    :class:`State`, so that the loop over the rounds is the caller's::
+    A session holds everything that does not change from round to round: the frozen weights, the
+    data, the schedule of the clients, and the compiled programs. Everything that changes is in a
+    :class:`State`. The caller writes the loop over the rounds::
 
         state = session.init(seed=0)
         for _ in range(100):
@@ -67,11 +67,11 @@ class Session:
         Args:
           setup: the algorithm, the model, the task and the devices.
           leaves: the initial shared leaves, and the initial private leaves of every client.
-          schedule: who takes part in which round; its seed is replaced by that of the state.
-          columns: of the training data.
-          lanes: clients that run side by side.
-          rounds: plans have room for the largest cohort of so many rounds. A later round that
-            needs more room is compiled anew.
+          schedule: the clients of each round; its seed is replaced by the state's seed.
+          columns: the columns of the training data.
+          lanes: the number of clients that run side by side.
+          rounds: plans have room for the largest cohort of this many rounds. A later round that
+            needs more room is compiled again.
           engine: see :data:`Engine`.
 
         Raises:
@@ -98,17 +98,17 @@ class Session:
 
     @property
     def personal(self) -> bool:
-        """Whether clients predict with models of their own."""
+        """Whether each client predicts with its own model."""
         return self.setup.algorithm.personal or bool(self._leaves[1])
 
     @property
     def has_global_model(self) -> bool:
-        """Whether there is a model of the whole federation: no leaf is private."""
+        """Whether there is one model for the whole federation, because no leaf is private."""
         return not self._leaves[1]
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds that the compilation of round programs has taken so far."""
+        """The total compilation time of round programs so far, in seconds."""
         return sum(program.compile_seconds for program in self._programs.values())
 
     @property
@@ -120,11 +120,11 @@ class Session:
         """Returns the state before the first round.
 
         Args:
-          seed: of everything random in the rounds: cohorts, failures, the order of examples,
-            dropout. The initial values of the leaves are the model's.
+          seed: the seed of all random numbers in the rounds: cohorts, failures, the order of
+            examples, dropout. It does not affect the initial leaves, which come from the model.
         """
         setup, (shared, private) = self.setup, self._leaves
-        # Copies, because a step consumes its state and the model's arrays must survive.
+        # Copies, because a step consumes its state, but the model's arrays must stay valid.
         server = jax.tree.map(jnp.copy, setup.algorithm.server.init(shared))
         kept = tree.broadcast(setup.algorithm.init_client_state(shared, private), setup.clients)
         transform = start_transform(setup.transform, setup.algorithm, server, setup.clients)
@@ -134,15 +134,14 @@ class Session:
         return setup.layout.put(state.on_device())._replace(round_index=0, seed=seed)
 
     def step(self, state: State, plan: Plan | None = None) -> tuple[State, RoundInfo]:
-        """Runs the next round; returns the state after it and what happened.
+        """Runs the next round; returns the state after it and information about the round.
 
-        It returns before the device has finished, and the plan of the next round can be made
-        meanwhile. The given state is consumed: its memory is reused. To keep a state, give
-        ``state.copy()``.
+        The call returns before the device has finished, so the next plan can be made meanwhile.
+        The given state is consumed: its memory is reused. To keep a state, pass ``state.copy()``.
 
         Args:
-          state: from :meth:`init` or from the step before.
-          plan: who does what; by default :meth:`plan` of this round.
+          state: from :meth:`init` or from the previous step.
+          plan: the plan of the round; by default the result of :meth:`plan`.
 
         Raises:
           InputError: the state was consumed by an earlier step.
@@ -178,14 +177,14 @@ class Session:
     ) -> dict[str, float]:
         """Returns the task's metrics on a data set, by name, such as ``accuracy`` and ``loss``.
 
-        They are those of the global model. Where clients have models of their own, they are the
-        mean over the clients' models, each evaluated on all of the data.
+        The metrics are those of the global model. If clients have personal models, the metrics are
+        means over the clients' models, each evaluated on all of the data.
 
         Args:
-          state: of the models; it is not consumed.
+          state: holds the models; it is not consumed.
           data: the examples, such as a :class:`fedjax_peft.data.Dataset`.
-          clients: whose models are evaluated; by default those of all clients. Without private
-            leaves, it chooses personal models instead of the global one.
+          clients: ids of the clients whose models are evaluated; by default all clients. If it is
+            given, personal models are evaluated even when there is a global model.
           batch_size: examples in a step.
         """
         _check_alive(state)
@@ -198,7 +197,7 @@ class Session:
             else self.global_members(len(data))
         )
         key = (id(data), batch_size, tuple(client for client, _ in members))
-        if key not in self._evaluators:  # with the data, so that its id stays taken
+        if key not in self._evaluators:  # stored with the data, so that its id stays unique
             evaluator = self.evaluator(data.columns, members, batch_size, personal=personal)
             self._evaluators[key] = (data, evaluator)
         measured = self._evaluators[key][1](state)
@@ -215,7 +214,7 @@ class Session:
         *,
         personal: bool,
     ) -> Evaluator:
-        """Returns what measures models on examples; see :class:`Evaluator` for the arguments."""
+        """Returns an :class:`Evaluator`; its docstring explains the arguments."""
         known, tokens = columns is self._given_columns, self._schedule.tokens
         return Evaluator(
             # Every client has all entries of the global model.
@@ -229,7 +228,7 @@ class Session:
         )
 
     def global_members(self, examples: int) -> list[tuple[int, np.ndarray]]:
-        """Returns the members of an evaluation of the global model: the devices share the rows."""
+        """Returns the members that evaluate the global model: one part of the rows per device."""
         rows = np.arange(examples, dtype=np.int32)
         return [(0, part) for part in np.array_split(rows, self.setup.layout.devices)]
 
@@ -237,7 +236,7 @@ class Session:
         """Returns the state after every client has trained as ``Algorithm.tuning`` says.
 
         Nothing is sent, and the server stays as it is. The given state is not consumed. The random
-        numbers are those of the round after it.
+        numbers are those of the next round.
         """
         tuning, seed = self.setup.algorithm.tuning, int(state.seed)
         if tuning is None:
@@ -257,14 +256,14 @@ class Session:
         return state._replace(client_state=tuned.client_state)
 
     def plan(self, round_index: int, seed: int = 0, without: Collection[int] = ()) -> Plan:
-        """Returns who does what in a round, a pure function of the arguments.
+        """Returns the plan of a round, a pure function of the arguments.
 
-        The last two plans are kept: a plan that was made while the device computed is at hand when
-        its round begins.
+        The last two plans are cached. A plan that was made while the device was computing is
+        therefore ready when its round begins.
 
         Args:
-          round_index: from 1.
-          seed: of the state.
+          round_index: the round, from 1.
+          seed: the state's seed.
           without: clients of the cohort that do not take part.
         """
         key = (round_index, seed, tuple(sorted(without)))
@@ -277,15 +276,15 @@ class Session:
         return self._plans[key]
 
     def schedule(self, seed: int = 0) -> Schedule:
-        """Returns who takes part in which round."""
+        """Returns the schedule of the clients for a seed."""
         return self._schedule._replace(seed=int(seed))
 
     def padding_share(self, plan: Plan, seed: int = 0) -> float | None:
-        """Returns the share of a plan's tokens that is padding, None where there are no texts."""
+        """Returns the share of padding in a plan's tokens; None if the examples are not texts."""
         return self._capacity(int(seed), 1).schedule.padding_share(plan)
 
     def lanes(self, seed: int = 0) -> int:
-        """Returns how many clients run side by side; chosen once, when it is first needed."""
+        """Returns the number of clients that run side by side; chosen at the first call."""
         if self._lanes is None:
             shared, private = self._leaves
             self._lanes = choose_lanes(
@@ -300,11 +299,11 @@ class Session:
         return self._lanes
 
     def request_lanes(self, lanes: Lanes) -> None:
-        """Replaces the number of lanes that was asked for, before the first round is planned."""
+        """Replaces the requested number of lanes; call it before the first round is planned."""
         self._wanted_lanes = lanes
 
     def known(self, state: State, plan: Plan) -> bool:
-        """Returns whether a step with this plan begins without compilation."""
+        """Returns whether a step with this plan needs no compilation."""
         return not plan.useful or self.program(plan, int(state.seed)).known(state, plan)
 
     def program(self, plan: Plan, seed: int = 0) -> Any:
@@ -316,7 +315,7 @@ class Session:
         return self._programs[key]
 
     def _capacity(self, seed: int, round_index: int) -> _Capacity:
-        """Returns the room that plans of a seed have, enough for the given round."""
+        """Returns the size of a seed's plans, large enough for the given round."""
         known = self._capacities.get(seed)
         if known is None or round_index > known.rounds:
             rounds = self._rounds if known is None else known.rounds
@@ -332,7 +331,7 @@ class Session:
 def _check_shapes(setup: Setup, shared: Params) -> None:
     """Raises InputError for leaves that the aggregator or the server cannot combine.
 
-    Only shapes are computed: the error comes before anything is written or compiled.
+    Only shapes are computed, so the error is raised before anything is written or compiled.
     """
     aggregator, rules = setup.algorithm.aggregator, setup.algorithm.server
     server = jax.eval_shape(rules.init, shared)

@@ -1,4 +1,4 @@
-"""What goes from round to round, and what a round reports."""
+"""The state between two rounds, and the report of a round."""
 
 from typing import Any, NamedTuple
 
@@ -12,9 +12,9 @@ __all__ = ["RoundInfo", "State"]
 
 
 class State(NamedTuple):
-    """All that one round hands to the next: a pytree that can be saved and restored.
+    """Everything that one round passes to the next: a pytree that can be saved and restored.
 
-    A state that was saved after round n and restored continues exactly as the first one did.
+    A run that continues from a restored state gives exactly the results of an uninterrupted run.
     """
 
     server: PyTree
@@ -23,13 +23,13 @@ class State(NamedTuple):
     """What every client keeps from round to round, such as its private leaves; arrays
     ``[clients, ...]``."""
     aggregator_state: PyTree = ()
-    """The state of the aggregator; ``()`` for one without."""
+    """The state of the aggregator; ``()`` if the aggregator has no state."""
     transform_state: PyTree = ()
     """The state of the upload transforms; ``()`` without transforms."""
     round_index: int = 0
-    """Rounds that are done. An integer on the host: reading it does not wait for the device."""
+    """Completed rounds. An integer on the host, so reading it does not wait for the device."""
     seed: int = 0
-    """The seed of all that is random in the rounds. An integer on the host."""
+    """The seed of all random numbers in the rounds. An integer on the host."""
 
     def copy(self) -> "State":
         """Returns a copy of the arrays, which stays valid when this state is consumed."""
@@ -37,13 +37,13 @@ class State(NamedTuple):
         return arrays._replace(round_index=self.round_index, seed=self.seed)
 
     def on_device(self) -> "State":
-        """Returns the arrays alone, as the round program takes them: without the integers."""
+        """Returns the state without the integers, as the round program takes it."""
         nothing: Any = ()
         return self._replace(round_index=nothing, seed=nothing)
 
 
 class RoundInfo(NamedTuple):
-    """What happened in a round.
+    """The report of a round.
 
     The arrays stay on the device until they are read, so that a loop does not wait for them.
     """
@@ -51,14 +51,14 @@ class RoundInfo(NamedTuple):
     round_index: int
     """The round, from 1."""
     plan: Plan
-    """Who took part with how many local steps, in numpy: ``plan.client`` and ``plan.length``."""
+    """Clients and their local steps, as numpy arrays: ``plan.client`` and ``plan.length``."""
     sums: dict[str, tuple[jax.Array, jax.Array]]
     """Training metric -> (sum, count), each float32 ``[slots]``: one slot for each client."""
     finite: jax.Array
     """bool ``[slots]``: False for a client whose upload was not finite and was dropped."""
     norms: jax.Array
-    """float32 ``[slots]``: length of the change of the model that a client's upload means."""
+    """float32 ``[slots]``: norm of the model change that each client's upload describes."""
     sent_leaves: dict[str, jax.Array]
-    """Leaves that are not sent in every round -> whether they were in this one."""
+    """For each leaf that is not sent in every round: whether it was sent in this round."""
     aggregation: dict[str, jax.Array]
     """Metrics of the aggregator, of the server and of the diagnosis, float32 scalars."""

@@ -38,12 +38,12 @@ __all__ = [
 
 
 class TransformState(NamedTuple):
-    """What an upload transform carries from round to round."""
+    """The state of an upload transform between rounds."""
 
     server: PyTree
     """The server's state of the transform."""
     memory: PyTree
-    """What the clients keep for it, ``[clients, ...]``."""
+    """The clients' state of the transform, ``[clients, ...]``."""
 
 
 def start_transform(
@@ -52,10 +52,10 @@ def start_transform(
     """Returns the state of a transform before the first round; ``()`` without a transform.
 
     Args:
-      transform: of the uploads.
-      algorithm: what is run.
+      transform: the upload transform.
+      algorithm: the federated algorithm.
       server: the server's state at the start.
-      clients: how many there are in all.
+      clients: the number of clients in the federation.
     """
     if transform is None:
         return ()
@@ -66,12 +66,12 @@ def start_transform(
 
 
 def change_part(algorithm: Algorithm, upload: PyTree) -> PyTree:
-    """Returns the part of an upload that holds the client's leaves, or their change."""
+    """Returns the part of an upload that holds the client's leaves or their change."""
     return upload if algorithm.change_field is None else upload[algorithm.change_field]
 
 
 def _with_part(algorithm: Algorithm, upload: PyTree, part: PyTree) -> PyTree:
-    """Returns an upload with another such part."""
+    """Returns the upload with its :func:`change_part` replaced by ``part``."""
     return part if algorithm.change_field is None else {**upload, algorithm.change_field: part}
 
 
@@ -84,11 +84,11 @@ def encoder(
 ) -> Callable[[Params, PyTree, PyTree, Key], tuple[PyTree, Encoded]]:
     """Returns the function (rank mask, upload, memory, key) -> (transformed upload, encoded).
 
-    It is written for one client.
+    The function handles one client.
 
     Args:
-      transform: of the uploads.
-      algorithm: what is run.
+      transform: the upload transform.
+      algorithm: the federated algorithm.
       template: the upload of a client that learned nothing.
       received: what the server broadcasts for the transform.
       sent_leaves: ``Algorithm.sent_leaves`` of this round.
@@ -114,14 +114,14 @@ def encoder(
 def no_measurements(
     transform: Transform, algorithm: Algorithm, template: PyTree, received: PyTree, slots: int
 ) -> PyTree:
-    """Returns zeros ``[slots]`` for every scalar that the clients' part measures.
+    """Returns zeros ``[slots]`` for every scalar that the transform's client part measures.
 
     Args:
-      transform: of the uploads.
-      algorithm: what is run.
+      transform: the upload transform.
+      algorithm: the federated algorithm.
       template: the upload of a client that learned nothing.
       received: what the server broadcasts for the transform.
-      slots: how many clients a round has room for.
+      slots: the number of clients that fit into a round.
     """
     start = change_part(algorithm, template)
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -139,18 +139,18 @@ def decode(
     context: RoundContext,
     sent_leaves: Mapping[str, jax.Array],
 ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
-    """Returns the aggregated update, the transform's state and its metrics, after its server part.
+    """Returns the results of the transform's server part: (aggregated update, state, metrics).
 
-    Where no upload was accepted, update and state stay as they are.
+    If no upload was accepted, the update and the state stay as they are.
 
     Args:
-      transform: of the uploads.
-      algorithm: what is run.
+      transform: the upload transform.
+      algorithm: the federated algorithm.
       template: the upload of a client that learned nothing.
-      update: what the aggregator has made of the transformed uploads.
-      state: the transform's.
-      measured: what the clients' parts measured.
-      context: what the server knows of the round.
+      update: the aggregate of the transformed uploads.
+      state: the server's state of the transform.
+      measured: the measurements of the transform's client part.
+      context: the server's information about the round.
       sent_leaves: ``Algorithm.sent_leaves`` of this round.
     """
     if transform.server is None:
@@ -169,12 +169,13 @@ def decode(
 
 
 def as_received(masks: Mapping[str, jax.Array], new: PyTree, received: PyTree) -> PyTree:
-    """Returns the new leaves with the entries outside of their mask as they were received.
+    """Returns the new leaves; entries outside a leaf's mask have their received values.
 
     Args:
-      masks: leaf name -> bool, which broadcasts to the leaf. A leaf without a mask is all new.
+      masks: leaf name -> bool, broadcastable to the leaf. All entries of a leaf without a mask are
+        new.
       new: nested dicts of leaves; anything else is returned as it is.
-      received: likewise.
+      received: the received values, in the structure of ``new``.
     """
     if not masks or not isinstance(new, dict):
         return new
@@ -189,7 +190,7 @@ def as_received(masks: Mapping[str, jax.Array], new: PyTree, received: PyTree) -
 def _moved(start: PyTree, end: PyTree, change: PyTree, made: PyTree) -> PyTree:
     """Returns ``start + made``, or ``end`` in the entries where ``made`` equals ``change``.
 
-    These stay bit for bit as they were: ``start + (end - start)`` may differ by rounding.
+    These entries stay bit-identical: ``start + (end - start)`` may differ from ``end`` by rounding.
     """
     return jax.tree.map(
         lambda s, e, c, m: jnp.where(m == c, e, (s + m).astype(e.dtype)), start, end, change, made

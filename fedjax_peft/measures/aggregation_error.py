@@ -1,8 +1,8 @@
 """The aggregation error: how far the aggregate is from the exact average of the LoRA products.
 
 The error of a matrix is the product that the server uses minus the exact average
-``Σ w_k s A_k B_k``, with weights w_k that sum to 1 and LoRA's scale s. All functions here work on
-figures by module path, and can be called in a compiled function.
+``Σ w_k s A_k B_k``, with weights w_k that sum to 1 and LoRA's scale s. All functions here take
+mappings from module path to value. They can be called in a compiled function.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,8 @@ def error_metrics(
     """Returns the aggregation error over all matrices, and each matrix's Frobenius error.
 
     Args:
-      errors: module path -> used minus exact average of the products ``s·AB``, ``[in, out]``.
+      errors: module path -> used product minus exact average of the products ``s·AB``,
+        ``[in, out]``.
       exact: module path -> exact average.
     """
     frobenius = {p: jnp.sqrt(jnp.sum(e**2)) for p, e in errors.items()}
@@ -48,7 +49,7 @@ def summarise(
     largest: Mapping[str, jax.Array],
     norms: Mapping[str, jax.Array],
 ) -> dict[str, jax.Array]:
-    """Returns the metrics of an aggregation error from its per-matrix figures.
+    """Returns the metrics of an aggregation error from its values per matrix.
 
     Args:
       frobenius: module path -> Frobenius norm of the error.

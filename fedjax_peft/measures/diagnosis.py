@@ -16,11 +16,11 @@ __all__ = ["adapters_cka", "diagnosis"]
 
 
 def diagnosis(which: Sequence[str]) -> Diagnosis | None:
-    """Returns the measures of the global model that ``which`` names, as one; None for none."""
+    """Returns one function for all global measures named in ``which``; None if none is named."""
     return _measures(tuple(sorted(set(which))))
 
 
-@functools.cache  # the same function every time, so that its program is recognised
+@functools.cache  # the same function object, so that its compiled program is reused
 def _measures(which: tuple[str, ...]) -> Diagnosis | None:
     def measure(before: Params, after: Params, fixed: Params) -> dict[str, jax.Array]:
         moved = variation(before, after) if "variation" in which else {}
@@ -32,8 +32,9 @@ def _measures(which: tuple[str, ...]) -> Diagnosis | None:
 def adapters_cka(context: ClientContext, params: Params, batch: Batch) -> Metrics:
     """Returns the CKA of a batch's representations through the global and the private adapter.
 
-    Of batches of n examples it is the mean weighted by n. Near 1 for small n whatever the
-    adapters are (FedMCP; :mod:`fedjax_peft.measures.representation`), so compare like with like.
+    The mean over batches is weighted by n, the number of examples of a batch. For small n the
+    CKA is near 1 for any adapters (FedMCP; :mod:`fedjax_peft.measures.representation`): compare
+    only values of the same batch size.
     """
     both = (mode(params, "global"), mode(params, "private"))
     x, y = (pool(context.apply(p, batch, None, False), batch, "mean") for p in both)

@@ -11,10 +11,11 @@ __all__ = ["variation"]
 def variation(before: Params, after: Params) -> dict[str, jax.Array]:
     """Returns how much the factors' magnitudes and directions have changed (FeDeRA, Eq 11-14).
 
-    Of every column w of the paper's A ``[r, in]`` and B ``[out, r]`` (here: rows of ``lora_a`` and
-    ``lora_b``): ``ΔM = mean |‖w'‖ - ‖w‖|`` and ``ΔD = mean (1 - cos(w', w))``. The direction of a
-    zero column (B before the first round) is undefined: it counts as 1 if one of the two is zero,
-    as 0 if both are, our decision. The means over all matrices are further metrics.
+    For every column w of the paper's A ``[r, in]`` and B ``[out, r]`` (here: rows of ``lora_a`` and
+    ``lora_b``), w' is the column after the round: ``ΔM = mean |‖w'‖ - ‖w‖|`` and
+    ``ΔD = mean (1 - cos(w', w))``. A zero column has no direction (B before the first round). We
+    define its change of direction as 1 if one of the two columns is zero, and as 0 if both are.
+    The means over all matrices are reported too.
     """
     metrics: dict[str, jax.Array] = {}
     totals: dict[str, list[jax.Array]] = {}
@@ -31,7 +32,7 @@ def variation(before: Params, after: Params) -> dict[str, jax.Array]:
 
 
 def _change(before: jax.Array, after: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns ΔM and ΔD of two matrices by rows."""
+    """Returns ΔM and ΔD between the rows of two matrices."""
     old, new = (jnp.sqrt(jnp.sum(x.astype(jnp.float32) ** 2, axis=-1)) for x in (before, after))
     both = (old > 0) & (new > 0)
     dot = jnp.sum(before.astype(jnp.float32) * after.astype(jnp.float32), axis=-1)

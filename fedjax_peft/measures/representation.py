@@ -1,8 +1,8 @@
 """Representations of a batch, and the similarity of two of them.
 
-A representation is ``[examples, width]``, one pooled vector an example. The similarities compare
-two of them over the same examples and return a float32 scalar; examples that ``mask`` leaves out
-count for nothing, whatever they hold.
+A representation is ``[examples, width]``, one pooled vector for each example. The similarities
+compare two of them over the same examples and return a float32 scalar. Examples outside of ``mask``
+have no influence, whatever their values are.
 
 Linear centred kernel alignment (Kornblith et al. 2019; FedMCP Eq 6-7), with X and Y centred over
 the examples, K = X Xᵀ and L = Y Yᵀ:
@@ -10,12 +10,12 @@ the examples, K = X Xᵀ and L = Y Yᵀ:
     cka            ⟨K, L⟩ / (‖K‖ ‖L‖)         HSIC's factor 1/(n-1)² cancels
     cka_debiased   ⟨K̃, L̃⟩ / (‖K̃‖ ‖L̃‖)         K̃ as in the unbiased HSIC of Song et al. 2012
 
-The Gram matrices are ``[examples, examples]``: a batch has fewer examples than a model has width.
-Both are 1 for representations that differ by a rotation and a factor. The biased one is near 1 for
-a small batch of *independent* ones too (0.92 for 64 Gaussian examples of width 768, and always 1
-for two examples); the debiased one is then about 0. Where there is nothing to compare (fewer than
-two examples, four for the debiased one, or representations that are all the same) the result and
-its gradient are 0.
+The Gram matrices are ``[examples, examples]``, which is small: the width is larger than the batch.
+Both similarities are 1 if the representations differ only by a rotation and a factor. In a small
+batch the biased one (``cka``) is near 1 for *independent* representations too (0.92 for 64 Gaussian
+examples of width 768, and always 1 for two examples); the debiased one is then about 0. The result
+and its gradient are 0 where there is nothing to compare: fewer than two examples (four for the
+debiased one), or representations that are all the same.
 """
 
 from collections.abc import Callable
@@ -40,31 +40,31 @@ __all__ = [
 ]
 
 Pooling = Literal["mean", "cls"]
-"""``mean``: of the last hidden states of a text's tokens, padding left out. ``cls``: that of the
-token that stands for the whole text: the first one, or the last real one of a causal model (GPT-2,
-RNN, LSTM), whose first token sees nothing of the text."""
+"""``mean``: the mean of the last hidden states over a text's tokens, without padding. ``cls``: the
+last hidden state of the token that represents the whole text. This is the first token, or the last
+real token in a causal model (GPT-2, RNN, LSTM), where the first token does not see the text."""
 
 Similarity = Literal["cka", "cka_debiased", "cosine"]
 """Names of :data:`SIMILARITIES`."""
 
 _SPREAD = 1e-12
-"""Squared distances from the mean over squared lengths: below it, they are rounding errors."""
+"""Threshold for squared distances from the mean over squared lengths: less is rounding error."""
 _LEAST = 1e-10
-"""Of a sum of squares whose scale is 1: below it, they are rounding errors."""
+"""Threshold for a sum of squares whose scale is 1: less is rounding error."""
 
 
 def check_pooling(how: str) -> None:
-    """Raises InputError for a pooling that there is not."""
+    """Raises InputError for an unknown pooling."""
     if how not in get_args(Pooling):
         raise InputError(f"pooling = {how!r} is unknown. {nearest(str(how), get_args(Pooling))}")
 
 
 def pool(outputs: Outputs, batch: Batch, how: Pooling) -> jax.Array:
-    """Returns one vector an example, float32 ``[batch, width]``, of the last hidden states.
+    """Returns one vector for each example, float32 ``[batch, width]``: its pooled hidden states.
 
     Args:
-      outputs: the model's.
-      batch: its input; where it has no ``attention_mask`` all positions count (images).
+      outputs: the model's outputs.
+      batch: the model's input; without an ``attention_mask`` all positions count (images).
       how: see :data:`Pooling`.
     """
     if outputs.hidden is None:
@@ -118,11 +118,11 @@ def cosines(x: jax.Array, y: jax.Array) -> jax.Array:
 SIMILARITIES: dict[str, Callable[[jax.Array, jax.Array, jax.Array], jax.Array]] = dict(
     zip(get_args(Similarity), (cka, cka_debiased, cosine), strict=True)
 )
-"""By name."""
+"""Name -> similarity function."""
 
 
 def _gram(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the Gram matrix ``[n, n]`` of the centred rows, of trace 1, and whether they vary."""
+    """Returns the Gram matrix ``[n, n]`` of the centred rows, with trace 1; whether rows vary."""
     keep = mask[:, None]
     x = jnp.where(keep, x.astype(jnp.float32), 0.0)
     mean = jnp.sum(x, axis=0, keepdims=True) / jnp.maximum(jnp.sum(mask), 1)
@@ -150,6 +150,6 @@ def _alignment(k: jax.Array, other: jax.Array, some: jax.Array) -> jax.Array:
     """Returns ``⟨k, other⟩ / (‖k‖ ‖other‖)``, or 0 with no gradient if not ``some``."""
     squares, other_squares = jnp.sum(k * k), jnp.sum(other * other)
     some = some & (squares > _LEAST) & (other_squares > _LEAST)
-    # Chosen before the root, too: its derivative at 0 is infinite, and 0 * inf is not 0.
+    # Select before the root too: the derivative of a root at 0 is infinite, and 0 * inf is NaN.
     length = jnp.sqrt(jnp.where(some, squares * other_squares, 1.0))
     return jnp.where(some, jnp.sum(k * other) / length, 0.0)

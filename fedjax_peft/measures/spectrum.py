@@ -11,7 +11,7 @@ __all__ = ["spectrum"]
 
 
 def spectrum(params: Params, fixed: Params) -> dict[str, jax.Array]:
-    """Returns the largest singular value of every product ``s·AB`` and its effective rank.
+    """Returns the largest singular value and the effective rank of every product ``s·AB``.
 
     The effective rank is ``exp(-Σ p log p)`` with ``p = σ / Σσ`` (Roy and Vetterli, 2007): how many
     directions the adapter uses, from 1 to its rank; 0 where the product is zero.

@@ -37,7 +37,7 @@ class Model:
 
     apply: ApplyFn
     frozen: Params
-    """One copy for all clients."""
+    """The frozen leaves; all clients share one copy."""
     trainable: Params
     """The initial values of a client's leaves."""
     kinds: dict[str, str]
@@ -47,7 +47,7 @@ class Model:
     head: tuple[str, ...] = ()
     """Module paths of the head."""
     name: str = ""
-    """The name that ``load_model`` was given."""
+    """The ``name`` argument of ``load_model``."""
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The checkpoint's ``config.json``."""
     tokenizer: Any = None
@@ -156,7 +156,7 @@ def bind(
         return is_inside(".".join(map(str, path)), head)
 
     trained = nnx.Any(AdapterParam, AdapterConst, in_head)
-    # Random state is split off first, because dropout inside the head is not a parameter of it.
+    # Random state is split off first: dropout state inside the head is not a parameter.
     module.train()
     train_def, *states = nnx.split(module, nnx.RngState, trained, ...)
     rng, trainable, frozen = states

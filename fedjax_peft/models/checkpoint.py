@@ -39,10 +39,10 @@ _OTHER_HEADS = (
     r"(classifier|pre_classifier|second_classifier|qa_outputs|score|lm_head|cls|pooler|projector"
     r"|lm_predictions|mask_predictions|vocab_\w+|\w+\.pooler)\..+"
 )
-"""Heads that a checkpoint may hold beside, or instead of, the one that is asked for."""
+"""Heads that a checkpoint may hold in addition to the requested head, or instead of it."""
 
 _AXES = {2: (1, 0), 4: (2, 3, 1, 0)}
-"""From torch's linear and convolution weights to flax's kernels."""
+"""Axis orders from torch's linear and convolution weights to flax's kernels, by rank."""
 _TORCH_AXES = {2: (1, 0), 4: (3, 2, 0, 1)}
 
 
@@ -67,7 +67,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class _Stored(NamedTuple):
-    """Where a tensor is."""
+    """The location of a tensor."""
 
     file: Path
     shape: tuple[int, ...]
@@ -89,14 +89,14 @@ _STORED = {
 }
 """Dtypes by their names in safetensors."""
 _ALIGNMENT = 64
-"""Bytes. XLA uses memory of this alignment without a copy."""
+"""Alignment in bytes. XLA uses memory with this alignment without a copy."""
 
 
 class Tensors:
     """The tensors of a checkpoint directory: one safetensors file, or shards with an index.
 
     Raises:
-      InputError: there is no such file, it is damaged, or the weights are only there as pickle.
+      InputError: there is no such file, it is damaged, or the weights are stored only as pickle.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -116,7 +116,7 @@ class Tensors:
         return {name: stored.shape for name, stored in self._stored.items()}
 
     def read(self, name: str, transposed: bool) -> jax.Array:
-        """Returns a tensor in float32, in flax's order of axes if ``transposed``.
+        """Returns a tensor in float32, with flax's order of axes if ``transposed``.
 
         It is read into new memory. A memory-mapped file would count as memory of this
         process until it is closed, and its tensors would have to be copied. On a CPU, JAX uses
@@ -158,7 +158,7 @@ def _files(directory: Path) -> list[Path]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise InputError(f"{index} has no weight_map.")
-        # Only the last part of each name: a hostile index must not lead out of the directory.
+        # Only the last part of each name is used, so a hostile index cannot leave the directory.
         shards = {Path(str(name)).name for name in weight_map.values()}
         return [directory / name for name in sorted(shards)]
     if pickles := sorted(p.name for p in directory.glob("*.bin")):
@@ -192,7 +192,7 @@ def _broken(file: Path, reason: object) -> InputError:
 
 
 def normal_names(tensors: Tensors, family: Family) -> dict[str, str]:
-    """Returns the family's usual name of every tensor -> its name in this checkpoint."""
+    """Returns for every tensor: the family's usual name -> its name in this checkpoint."""
     return {_substituted(name, family.renamed): name for name in tensors.shapes}
 
 
@@ -313,7 +313,7 @@ def match(
             plan[leaf] = (key, transposed)
             continue
         plan.setdefault(leaf, (key, transposed))
-    # A head module may be absent, but not in part.
+    # A head module may be missing as a whole, but not in part.
     absent = tuple(module for module in kind.head if not any(is_inside(n, (module,)) for n in plan))
     problems += [
         f"{source_name(leaf, family)[0]} {list(shapes[leaf])} is missing"
@@ -344,7 +344,7 @@ def save_checkpoint(
     Args:
       values: all leaves of a model without a PEFT method; they are written in float32.
       config: the ``config.json`` to start from.
-      directory: where ``config.json`` and ``model.safetensors`` go.
+      directory: the directory for ``config.json`` and ``model.safetensors``.
       labels: names of the classes; none for a model whose head has no classes.
       architecture: Hugging Face's class, such as ``BertForSequenceClassification``.
     """
@@ -360,7 +360,7 @@ def save_checkpoint(
             array = array.transpose(_TORCH_AXES[array.ndim])
         tensors[_substituted(name, family.saved)] = np.ascontiguousarray(array)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    # transformers casts what it reads to the dtype that the config names.
+    # transformers casts the weights that it reads to the dtype in the config.
     fields = {k: v for k, v in config.items() if k != "torch_dtype"} | {"dtype": "float32"}
     if labels:
         names = dict(enumerate(labels))

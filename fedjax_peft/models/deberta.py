@@ -58,7 +58,7 @@ class DebertaConfig(BertConfig):
     pos_att_type: str | list | None = dataclasses.field(default=None, hash=False)
     """Any of ``c2p`` and ``p2c``, joined by ``|`` or in a list (lists have no hash)."""
     share_att_key: bool = False
-    """Positions pass through the projections of the content."""
+    """Whether positions use the same projections as the content."""
     norm_rel_ebd: str = "none"
     position_biased_input: bool = True
     """Add absolute positions to the embeddings."""
@@ -133,9 +133,11 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def log_buckets(difference: np.ndarray, buckets: int, farthest: int) -> np.ndarray:
-    """Returns the signed bucket of every difference: itself up to ``buckets // 2``, then log steps.
+    """Returns the signed bucket of every difference.
 
-    It is computed in float32, as in torch, because rounding decides at the border of two buckets.
+    Up to ``buckets // 2`` the bucket is the difference itself; larger buckets have logarithmic
+    steps. The bucket is computed in float32, as in torch, because rounding decides at the border of
+    two buckets.
     """
     near = buckets // 2
     size = np.maximum(np.abs(difference), near).astype(np.float32)
@@ -388,7 +390,7 @@ FAMILY = Family(
     },
     weights=bert.WEIGHTS,
     renamed=(*bert.LEGACY, (r"^(embeddings|encoder)\.", r"deberta.\1.")),
-    # Pretraining had absolute positions in its decoder; checkpoints hold them for nothing.
+    # Absolute positions of the pretraining decoder: checkpoints hold them, but they are unused.
     ignored=(
         r"deberta\.embeddings\.position_ids",
         r"deberta\.embeddings\.position_embeddings\.weight",

@@ -21,7 +21,7 @@ class Kind(NamedTuple):
     one
     has the classes."""
     architecture: str
-    """The end of Hugging Face's class name, as ``config.json`` records it."""
+    """The end of Hugging Face's class name in ``config.json``."""
 
 
 class Family(NamedTuple):
@@ -32,12 +32,12 @@ class Family(NamedTuple):
     config: type
     """A dataclass of the fields that shape the model, under their Hugging Face names."""
     kinds: Mapping[str, Kind]
-    """By ``Head.kind``."""
+    """The heads of the family, by ``Head.kind``."""
     weights: tuple[tuple[str, str, bool], ...]
     """(checkpoint name, leaf name, transposed); the first full match counts. Transposed means that
     torch has ``[out, in]``, or ``[out, in, height, width]`` for a convolution."""
     renamed: tuple[tuple[str, str], ...]
-    """Substitutions from the names in other forms of checkpoints to the usual names."""
+    """Substitutions that turn the names in other checkpoint formats into the usual names."""
     ignored: tuple[str, ...]
     """Names of tensors that are not used."""
     targets: Mapping[str, tuple[str, ...]]
@@ -45,7 +45,7 @@ class Family(NamedTuple):
     refused: Mapping[str, Any]
     """Config fields that change the maths: name -> the only value that is implemented."""
     saved: tuple[tuple[str, str], ...] = ()
-    """Substitutions from the usual names to those that checkpoints are written with."""
+    """Substitutions that turn the usual names into the names in written checkpoints."""
     strict: bool = False
     """Whether an unknown config field is an error; otherwise it is ignored."""
     unused: Callable[[Any], int] = lambda config: 0

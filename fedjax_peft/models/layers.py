@@ -1,8 +1,9 @@
-"""Layers that flax does not have in the form that is needed here.
+"""Layers that flax lacks, or has in another form than the models need.
 
-Four of them are places where PEFT methods attach, and add nothing by themselves: :class:`Residual`
-(bottleneck adapters), :class:`PrefixSlot` (prefix tuning), :class:`TokenEmbed` (prompt tuning) and
-:class:`FusedLinear` (LoRA on a part of it). Every PEFT method fits a model that consists of them.
+PEFT methods attach to four of them: :class:`Residual` (bottleneck adapters), :class:`PrefixSlot`
+(prefix tuning), :class:`TokenEmbed` (prompt tuning) and :class:`FusedLinear` (LoRA on a part of the
+output). Without a PEFT method these four add no computation. Every PEFT method can be attached to a
+model that is built from these layers.
 """
 
 import math
@@ -43,11 +44,11 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "swish": jax.nn.silu,
     "tanh": jnp.tanh,
 }
-"""By Hugging Face's names (``hidden_act``)."""
+"""Activation functions by their Hugging Face names (``hidden_act``)."""
 
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
-    """Returns the activation function of that Hugging Face name."""
+    """Returns the activation function with the Hugging Face name ``name``."""
     if name not in ACTIVATIONS:
         raise InputError(
             f"The activation function {name!r} is not implemented. {nearest(name, ACTIVATIONS)}"
@@ -58,10 +59,10 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
 def random_bytes(key: Key, shape: tuple[int, ...]) -> jax.Array:
     """Returns uint8 random numbers of a shape ``[batch, (heads,) (length,) n]``.
 
-    A number depends on the key and on its own coordinates, not on the size of the array: the first
-    rows of a larger array equal the smaller array. So a mask does not change with padding, or when
-    only some tokens are computed. One threefry block gives eight numbers (``jax.random.bits`` would
-    use one block for each number).
+    Each number depends on the key and on its coordinates, but not on the size of the array: the
+    first rows of a larger array equal the smaller array. Therefore a mask does not change with
+    padding, or when only some tokens are computed. One threefry block gives eight numbers
+    (``jax.random.bits`` would use one block for each number).
     """
     *lead, n = shape
     blocks = -(-n // 8)
@@ -93,7 +94,7 @@ def dropout(x: jax.Array, rate: float, key: Key) -> jax.Array:
     """Returns ``x`` with elements zeroed at ``rate``, the others scaled to keep the mean.
 
     The rate is rounded to a multiple of 1/256 (0.1 becomes 26/256 = 0.1016), and the scale is exact
-    for the rounded rate. A mask then needs one random byte an element, so dropout costs little.
+    for the rounded rate. A mask then needs only one random byte per element, so dropout is cheap.
     """
     threshold = min(round(rate * 256), 255)
     if threshold == 0:
@@ -131,7 +132,7 @@ def attention(
     """Returns multi-head attention; scores and softmax in float32.
 
     Args:
-      query: ``[batch, length, heads, width]``; ``key`` and ``value`` alike.
+      query: ``[batch, length, heads, width]``; ``key`` and ``value`` have the same form.
       key: see ``query``.
       value: see ``query``.
       mask: bool, broadcastable to ``[batch, heads, query length, key length]``.
@@ -157,7 +158,7 @@ def layer_norm(width: int, epsilon: float, dtype: Any) -> nnx.LayerNorm:
 
 
 class FusedLinear(nnx.Linear):
-    """Several projections of one input as one layer, such as GPT-2's query, key and value."""
+    """One layer for several projections of one input, such as GPT-2's query, key and value."""
 
     def __init__(self, n_in: int, n_out: int, parts: Sequence[str], dtype: Any):
         super().__init__(n_in, n_out, dtype=dtype, rngs=nnx.Rngs(0))
@@ -179,7 +180,7 @@ class TokenEmbed(nnx.Embed):
 
 
 class PrefixSlot(nnx.Module):
-    """The place where prefix tuning puts its keys and values before those of an attention layer.
+    """The module of an attention layer that prefix tuning replaces, to prepend keys and values.
 
     ``width`` is the width of all heads together.
     """
@@ -235,12 +236,14 @@ class Encoded(NamedTuple):
 
 
 def check_length(text: int, length: int, limit: int, field: str) -> None:
-    """Raises InputError if a text has too many positions: a look-up beyond the table gives NaN.
+    """Raises InputError if a text has too many positions.
+
+    Without this check, a look-up beyond the table would give NaN.
 
     Args:
       text: tokens in a text.
       length: positions of the text and a prompt together.
-      limit: positions that the model has.
+      limit: the largest number of positions of the model.
       field: name of the limit in the model's config.
     """
     if length > limit:
@@ -252,5 +255,5 @@ def check_length(text: int, length: int, limit: int, field: str) -> None:
 
 
 def prepend(mask: jax.Array, n: int, value: Any = True) -> jax.Array:
-    """Returns ``[batch, length]`` with ``n`` columns of ``value`` before it (for a prompt)."""
+    """Returns ``mask`` ``[batch, length]`` after ``n`` columns of ``value`` (for a prompt)."""
     return jnp.pad(mask, ((0, 0), (n, 0)), constant_values=value) if n else mask

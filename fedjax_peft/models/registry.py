@@ -1,4 +1,4 @@
-"""The model families, and what follows from a ``config.json`` alone: no file is read here.
+"""The model families, and the functions that need only a ``config.json``. This file reads no files.
 
 :data:`FAMILIES` maps ``model_type`` to a family. From a config and a head come the module, its leaf
 shapes and its Hugging Face class; :func:`random_model` gives it random weights.
@@ -54,16 +54,17 @@ FAMILIES: dict[str, Family] = {
     "lstm": scratch.LSTM,
     "cnn": scratch.CNN,
 }
-"""By ``model_type`` of ``config.json``."""
+"""The families by ``model_type`` of ``config.json``."""
 
 _METADATA = {
     *("model_type", "architectures", "id2label", "label2id", "num_labels", "dtype", "torch_dtype"),
     *("transformers_version", "_name_or_path"),
 }
-"""Fields of ``config.json`` that do not shape a model."""
+"""Fields of ``config.json`` that do not affect the model."""
 
 _MAX_LAYERS = 1000
-"""Most layers of a model. Each layer is built in Python before the size of the model is checked."""
+"""The largest number of layers of a model. Layers are built in Python, one by one, before the size
+of the model is checked."""
 _MAX_NUMBER = 2**31 - 1
 """Largest value of any other whole number in a config."""
 
@@ -83,7 +84,7 @@ def random_model(
       head: what to predict, such as ``heads.classification(20)``.
       dtype: compute dtype of the backbone, as for :func:`fedjax_peft.load_model`.
       dropout: replaces every dropout rate of the config.
-      seed: of the weights.
+      seed: the seed of the weights.
 
     Raises:
       InputError: an unsupported config, a head that the family does not have, or too little memory.
@@ -228,8 +229,8 @@ def default_targets(config: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
 def unused_bytes(config: Mapping[str, Any]) -> int:
     """Returns the bytes of a torch checkpoint that the model here does not use.
 
-    Those are poolers in float32, and GPT-2's causal masks, one byte an entry. The result is 0 for a
-    model of another family.
+    These bytes belong to poolers in float32, and to GPT-2's causal masks (one byte per entry). The
+    result is 0 for a model of another family.
     """
     if config.get("model_type") not in FAMILIES:
         return 0
@@ -269,9 +270,9 @@ def initialise(shapes: Mapping[str, tuple[int, ...]], std: float | None, seed: i
     """Returns initial values by leaf name, as Hugging Face initialises: N(0, std²), biases 0.
 
     Args:
-      shapes: by leaf name.
+      shapes: shapes by leaf name.
       std: standard deviation; None: 1/sqrt(n) for a layer that sums n inputs (an embedding: one).
-      seed: of the values.
+      seed: the seed of the values.
 
     Raises:
       InputError: there is too little memory.

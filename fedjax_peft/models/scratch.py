@@ -32,7 +32,7 @@ class RecurrentConfig:
     hidden_size: int = 768
     num_layers: int = 2
     dropout: float = 0.0
-    """Dropout rate of the states of every layer but the last, as in torch."""
+    """Dropout rate of the states of all layers except the last one, as in torch."""
     initializer_range: float | None = None
     """Standard deviation of the initial values; None scales it to each layer's inputs."""
 
@@ -173,9 +173,9 @@ class CnnConfig:
 class Convolution(nnx.Module):
     """A convolution of 5x5 that keeps the size, computed as one product of all patches.
 
-    Each lane of clients has its own kernel, and local steps are a loop. There XLA's convolution is
-    tens of times slower on a CPU, while this product is as fast as outside. The kernel is
-    ``[height, width, in, out]``, as in ``nnx.Conv``.
+    Each lane of clients has its own kernel, and local steps run in a loop. In such a loop XLA's
+    convolution is tens of times slower on a CPU than outside of it; this product is equally fast in
+    both. The kernel is ``[height, width, in, out]``, as in ``nnx.Conv``.
     """
 
     def __init__(self, n_in: int, n_out: int, dtype: Any):

@@ -88,8 +88,9 @@ def _pair(field: str, value: int | list) -> Pair:
 def cubic_resize(n_in: int, n_out: int) -> np.ndarray:
     """Returns ``[n_out, n_in]``, the matrix that resizes a line of ``n_in`` samples to ``n_out``.
 
-    Cubic convolution (Keys 1981, Eq 4, with a = -0.75) at the centres of the new samples, the
-    border repeated, without smoothing when it shrinks: torch's ``interpolate(mode="bicubic")``.
+    The method is cubic convolution (Keys 1981, Eq 4, with a = -0.75) at the centres of the new
+    samples. The border is repeated, and there is no smoothing when the line shrinks. It equals
+    torch's ``interpolate(mode="bicubic")``.
     """
     centre = (np.arange(n_out) + 0.5) * n_in / n_out - 0.5
     taps = np.floor(centre)[:, None] + np.arange(-1, 3)
@@ -103,7 +104,7 @@ def cubic_resize(n_in: int, n_out: int) -> np.ndarray:
 
 
 class Patches(nnx.Module):
-    """A convolution whose stride is its kernel's size, as one product.
+    """A convolution whose stride equals its kernel size, computed as one matrix product.
 
     The kernel is ``[height, width, channels, out]``, as in ``nnx.Conv``.
     """
@@ -229,7 +230,7 @@ class Layer(nnx.Module):
 
 
 class Encoded(NamedTuple):
-    """What the encoder returns: ``layers.Encoded`` with a layer norm after the last state."""
+    """The encoder's result: ``layers.Encoded`` with a layer norm after the last state."""
 
     states: tuple[Array, ...]
     """Hidden states ``[batch, 1 + patches, width]`` of the embeddings and of every layer, the last
@@ -239,7 +240,7 @@ class Encoded(NamedTuple):
     first: Array
     """The class token's ``hidden``, ``[batch, width]``."""
     last: Array | None = None
-    """Not a causal model."""
+    """Always None, because ViT is not a causal model."""
 
 
 class ViTModel(nnx.Module):

@@ -32,10 +32,11 @@ _OPTIONAL = ("aggregator_state", "transform_state")
 
 
 def saved_parts(state: State) -> tuple:
-    """Returns what a checkpoint holds of a state.
+    """Returns the parts of a state that a checkpoint stores.
 
-    That is (server, client state), and in a dict those other states that hold something. Runs
-    without these have the same checkpoints as before the states existed.
+    These are (server, client state), followed by a dict of the optional states if at least one of
+    them has leaves. Without optional states a checkpoint has the same format as before these
+    states existed.
     """
     others = {name: getattr(state, name) for name in _OPTIONAL}
     others = {name: value for name, value in others.items() if jax.tree.leaves(value)}
@@ -73,7 +74,8 @@ class Checkpoints:
         Ctrl-C takes effect after the write.
 
         Raises:
-          InputError: it cannot be written, such as to a full disk; earlier ones are still there.
+          InputError: the checkpoint cannot be written, for example because the disk is full;
+            earlier checkpoints stay valid.
         """
         if self.latest == round_index:
             return
@@ -81,7 +83,7 @@ class Checkpoints:
         with defer_interrupts():
             try:
                 _check_room(directory, state)
-                # Its threads print when a write fails; the exception says it once.
+                # Threads of orbax print messages if a write fails; the exception suffices.
                 with _quiet(logging.CRITICAL), contextlib.redirect_stderr(io.StringIO()):
                     self._manager.save(round_index, args=ocp.args.StandardSave(state))
                     self._manager.wait_until_finished()
@@ -94,22 +96,23 @@ class Checkpoints:
                 ) from error
 
     def _remove_scraps(self) -> None:
-        """Removes the files of an unfinished write, which are never read."""
+        """Removes the files of unfinished writes; nothing ever reads them."""
         for path in Path(self._manager.directory).glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(path, ignore_errors=True)
 
     @_quiet(logging.WARNING)
     def restore(self, template: PyTree, last: int) -> tuple[int, PyTree] | None:
-        """Returns (round, state) of the newest checkpoint that can be read, None if there is none.
+        """Returns (round, state) of the newest readable checkpoint, None if there is no checkpoint.
 
-        Newer ones, which cannot be read, are removed: orbax saves nothing below its newest round.
+        Newer checkpoints, which cannot be read, are removed, because orbax does not save a round
+        that is older than its newest checkpoint.
 
         Args:
-          like: a state of the same structure and shapes.
-          last: the last round whose metrics are known; a checkpoint after it is of no use.
+          template: a state of the same structure and shapes.
+          last: the last round whose metrics are known; later checkpoints are not used.
 
         Raises:
-          InputError: there are checkpoints, but none fits or can be read.
+          InputError: checkpoints exist, but none of them fits the state or can be read.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
         if not steps:
@@ -139,7 +142,8 @@ class Checkpoints:
         )
 
     def _check_shapes(self, round_index: int, template: PyTree) -> None:
-        # Before orbax reads a byte: it gives up in the middle, and its message has no name.
+        # This check comes before orbax reads the arrays: orbax would fail halfway, and its message
+        # does not name the leaf.
         stored = self._manager.item_metadata(round_index).tree
         shapes = {leaf.name: tuple(leaf.shape) for leaf in jax.tree.leaves(stored)}
         for path, leaf in jax.tree.leaves_with_path(template):
@@ -161,18 +165,18 @@ class Checkpoints:
 def read_checkpoint(
     directory: Path, server: PyTree, client_state: PyTree
 ) -> tuple[int, tuple[PyTree, PyTree]]:
-    """Returns the round, the server's state and what the clients keep, ``[clients, ...]``.
+    """Returns (round, (server's state, client state)); the client state is ``[clients, ...]``.
 
-    How many clients there are is read off the checkpoint, and nothing on disk is changed.
+    The number of clients is read from the checkpoint. Nothing on disk is changed.
 
     Args:
-      directory: of the checkpoints.
+      directory: the directory of the checkpoints.
       server: shapes of the server's state.
-      client_state: shapes of what one client keeps.
+      client_state: shapes of the state of one client.
     """
     reasons = []
     with (
-        _quiet(logging.ERROR),  # orbax warns of what read_only means
+        _quiet(logging.ERROR),  # orbax warns about the effects of read_only
         ocp.CheckpointManager(
             directory.resolve(),
             options=ocp.CheckpointManagerOptions(read_only=True),
@@ -184,7 +188,7 @@ def read_checkpoint(
                 _, stored, *others = manager.item_metadata(round_index).tree
                 clients = next((x.shape[0] for x in jax.tree.leaves(stored)), 0)
                 stacked = jax.eval_shape(functools.partial(tree.broadcast, n=clients), client_state)
-                # The other states are of no use here, but orbax restores all or nothing.
+                # The other states are not needed here, but orbax can only restore everything.
                 template = on_one_device((server, stacked, *others))
                 args = ocp.args.StandardRestore(template)
                 restored = manager.restore(round_index, args=args)
@@ -204,20 +208,20 @@ _SYSTEM = re.compile(
         )
     )
 )
-"""Messages of the operating system, which tensorstore puts behind a page of its own text."""
+"""Error messages of the operating system. tensorstore puts a long text of its own before them."""
 
 
 def _reason(error: Exception) -> str:
-    """Returns the operating system's words in an error, or else its first sentence."""
+    """Returns the operating system's message in an error, or the first sentence of the error."""
     if found := _SYSTEM.search(str(error)):
         return found[0]
     return (str(error).strip() or repr(error)).splitlines()[0].partition(". ")[0]
 
 
 def _check_room(directory: Path, state: PyTree) -> None:
-    """Raises OSError if a disk has no room for a state.
+    """Raises OSError if the disk has no room for a state.
 
-    Orbax would find out in several threads at once, each of which prints a traceback.
+    Without this check orbax fails in several threads, and each of them prints a traceback.
     """
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     if shutil.disk_usage(directory).free < size + _OVERHEAD:
@@ -225,4 +229,4 @@ def _check_room(directory: Path, state: PyTree) -> None:
 
 
 _OVERHEAD = 1 << 16
-"""Bytes of names and shapes beside the arrays, about."""
+"""Approximate bytes that a checkpoint needs besides the arrays, for names and shapes."""

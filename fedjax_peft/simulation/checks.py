@@ -1,4 +1,4 @@
-"""What ``simulate`` asks of its arguments, before anything is allocated or written."""
+"""Checks of the arguments of ``simulate``, before anything is allocated or written."""
 
 import sys
 import warnings
@@ -35,23 +35,24 @@ __all__ = [
 
 
 Diagnostic = Literal["clients", "variation", "spectrum", "cka"]
-"""What to measure on request. ``clients``: every client's training loss, accuracy and update norm,
-and what its model reaches on its ``client_test``.
+"""Optional measurements. ``clients``: every client's training loss, accuracy and update norm, and
+the metrics of its model on its ``client_test``.
 ``variation``: how the global LoRA factors change in magnitude and direction from round to round
-(FeDeRA, Eq 11-14). ``spectrum``: the singular values of their product. ``cka``: how alike the test
-examples look through the global and the private adapter (dual adapters)."""
+(FeDeRA, Eq 11-14). ``spectrum``: the singular values of their product. ``cka``: how
+similar the representations of the test examples are under the global and the private adapter (dual
+adapters)."""
 
 
 _ZERO = "a whole number from 0 up"
 _MOST = {"rounds": 1_000_000, "seed": 2**63 - 1}
-"""Largest values of settings that may not go up to those of int32: the cohort of each round is
-drawn before the first one starts."""
+"""Largest values of settings whose limit is not that of int32. ``rounds`` has a lower limit because
+the cohorts of all rounds are drawn before the first round starts."""
 
 
 def check_objects(
     model: Any, algorithm: Any, clients: Any, test: Any, client_test: Any, task: Any, stop: Any
 ) -> None:
-    """Raises InputError for an argument of ``simulate`` that is another kind of thing."""
+    """Raises InputError for an argument of ``simulate`` that has the wrong type."""
     if not isinstance(model, Model):
         advice = (
             f"Load it: fp.load_model({model!r}, head=...)."
@@ -84,13 +85,13 @@ def check_objects(
 
 
 def _other_kind(argument: str, value: Any, wanted: str, advice: str) -> InputError:
-    # Not its repr, which may be long: a data set's, a module's.
+    # The repr is not shown, because that of a data set or a module may be long.
     given = show(value) if isinstance(value, str) else f"of the type {type(value).__name__}"
     return InputError(f"The argument {argument!r} is {given}, and must be a {wanted}. {advice}")
 
 
 def check_counts(positive: Mapping[str, int], from_zero: Mapping[str, int]) -> None:
-    """Raises InputError for a number that is not whole, or is too small or too large."""
+    """Raises InputError for a number that is not an integer, is too small or is too large."""
     for least, what, values in ((1, "a positive whole number", positive), (0, _ZERO, from_zero)):
         for name, value in values.items():
             if not isinstance(value, int) or value < least:
@@ -100,7 +101,7 @@ def check_counts(positive: Mapping[str, int], from_zero: Mapping[str, int]) -> N
 
 
 def check_words(nonfinite: str, diagnostics: Sequence[str]) -> None:
-    """Raises InputError for a word that there is not."""
+    """Raises InputError for an unknown value of ``nonfinite`` or an unknown diagnostic."""
     if nonfinite not in ("drop", "raise"):
         raise InputError(f"nonfinite = {nonfinite!r} is neither 'drop' nor 'raise'.")
     for wanted in diagnostics:
@@ -119,15 +120,16 @@ def check_memory(
     local_steps: int | None,
     epochs: int,
 ) -> None:
-    """Raises InputError for settings that need more memory than there is, before it is taken.
+    """Raises InputError for settings that need more memory than is available.
 
-    The estimates are lower bounds: the plan of a round, and the activations of one local step.
+    The check comes before the memory is allocated. It estimates lower bounds of two sizes: the plan
+    of a round, and the activations of one local step.
 
     Args:
-      model: that is trained.
-      data: that it is trained on.
+      model: the model that is trained.
+      data: the training examples.
       steps: the local steps of every client in a round.
-      clients: how many of them take part in a round.
+      clients: the number of clients that take part in a round.
       batch_size: as for ``simulate``.
       local_steps: likewise.
       epochs: likewise.
@@ -135,7 +137,7 @@ def check_memory(
     total = sum(sorted(steps)[-clients:])
     most = f"epochs = {epochs}" if local_steps is None else f"local_steps = {local_steps}"
     require(
-        5 * total * batch_size,  # an index and a mask of each example
+        5 * total * batch_size,  # an index and a mask for each example
         f"The plan of a round with {most} and batch_size = {batch_size} ({total:,} local steps)",
         "Choose fewer local steps or a smaller batch.",
     )
@@ -150,7 +152,7 @@ def check_memory(
 
 
 _WIDTHS = ("hidden_size", "n_embd", "dim")
-"""Names that a ``config.json`` has for the width of the hidden states."""
+"""Keys under which a ``config.json`` may have the width of the hidden states."""
 
 
 def check_method(
@@ -160,7 +162,7 @@ def check_method(
     client_ranks: Sequence[int] | None,
     diagnostics: Sequence[str],
 ) -> None:
-    """Raises InputError where model and algorithm do not fit; warns where they hardly do."""
+    """Raises InputError if model and algorithm do not fit; warns if they are a poor match."""
     advice = (
         "Attach a PEFT method: model = fp.attach(model, fp.lora(rank=8)). To train the head alone,"
         " or everything, say so with fp.peft.head_only() or fp.peft.full()."
@@ -182,8 +184,8 @@ def check_method(
             " as flora, flexlora or hetlora."
         )
     if "cka" in diagnostics:
-        mode(model.trainable, "global")  # says what is missing
-    # A model from scratch has no frozen weights: all of it is trained, as it should be.
+        mode(model.trainable, "global")  # its error says what is missing
+    # A model from scratch has no frozen weights: all of it is trained, so no warning is needed.
     if model.frozen and "adapter" not in model.kinds.values() and model.method is None:
         warnings.warn(
             "The model has 0 adapter parameters: only its head, of"
@@ -203,10 +205,10 @@ def check_method(
 def check_transforms(
     transforms: Transform | Sequence[Transform] | None, algorithm: Algorithm
 ) -> Transform | None:
-    """Returns the upload transforms as one, None if there are none.
+    """Returns the upload transforms as a single transform, None if there are none.
 
     Raises:
-      InputError: something that is not a transform, or one that does not fit the algorithm.
+      InputError: an entry is not a transform, or does not fit the algorithm.
     """
     if transforms is None or (isinstance(transforms, Sequence) and not len(transforms)):
         return None
@@ -226,7 +228,7 @@ def check_transforms(
 
 
 def users_level() -> int:
-    """Returns the ``stacklevel`` at which a warning points at the user's line."""
+    """Returns the ``stacklevel`` that makes a warning point at the user's line of code."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith("fedjax_peft."):
         level, frame = level + 1, frame.f_back
@@ -234,7 +236,7 @@ def users_level() -> int:
 
 
 def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> int:
-    """Returns the clients of a round; all of them where no number is given."""
+    """Returns the number of clients in a round; by default all clients."""
     if sampling not in get_args(Sampling):
         advice = nearest(str(sampling), get_args(Sampling))
         raise InputError(f"There is no sampling {sampling!r}. {advice}")
@@ -261,13 +263,13 @@ def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> 
 
 
 def check_failure_rate(failure_rate: float) -> None:
-    """Raises InputError for a chance that there is not."""
+    """Raises InputError for a failure rate that is not a number from 0 to below 1."""
     if not is_number(failure_rate) or not 0 <= failure_rate < 1:
         raise InputError(f"failure_rate = {failure_rate!r} must be a number from 0 to below 1.")
 
 
 def check_deadline(deadline: float | None, time_model: TimeModel) -> None:
-    """Raises InputError for a time model or a deadline that cannot be."""
+    """Raises InputError for a time model or a deadline that is invalid."""
     time_model.check()
     if deadline is None:
         return
@@ -287,9 +289,9 @@ def check_data(
     client_test: Clients | None,
     task: Task | None,
 ) -> None:
-    """Raises InputError for data that are not there, or do not fit the clients, head or task.
+    """Raises InputError for data that are empty, or do not fit the clients, the head or the task.
 
-    Without ``task``, the task of the data is used. A task's own ``check`` is part of this.
+    Without ``task``, the task of the data is used. The task's own ``check`` is run too.
     """
     if not clients.sizes.any():
         raise InputError("No client has an example to train on.")
@@ -307,7 +309,7 @@ def check_data(
         if data is None:
             continue
         checked = tasks.for_data(data) if task is None else task
-        if isinstance(checked, tasks.Task):  # others have only what the engine uses
+        if isinstance(checked, tasks.Task):  # a user's task may have no `check`
             checked.check(data, name)
         size = model.config.get("vocab_size")
         if "input_ids" in data.columns and isinstance(size, int):

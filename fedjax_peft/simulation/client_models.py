@@ -1,4 +1,4 @@
-"""The models of a run's clients, which exist where some leaves are private."""
+"""The personal models of a run's clients, which exist if some leaves are private."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class ClientModels(NamedTuple):
-    """A run whose clients have models of their own."""
+    """A run whose clients have personal models."""
 
     model: Model
     algorithm: Algorithm
@@ -33,10 +33,10 @@ class ClientModels(NamedTuple):
     server: PyTree
     """The server's state."""
     client_state: PyTree
-    """What the clients keep, ``[clients, ...]``."""
+    """The state that the clients keep between rounds, ``[clients, ...]``."""
     client_ranks: Sequence[int] | None = None
     seen: Collection[int] = ()
-    """The clients that have trained; the others have their initial models."""
+    """The clients that have trained; the other clients still have their initial models."""
 
     def client_params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model, as ``Run.client_params`` does."""
@@ -57,19 +57,19 @@ def client_leaves(
     """Returns all trainable leaves of a client's model.
 
     Args:
-      algorithm: what was run.
-      params: the global model's leaves.
+      algorithm: the algorithm of the run.
+      params: the leaves of the global model.
       server: the server's state.
-      kept: what the client keeps.
-      ranks: as given to ``simulate``.
-      client: its number.
+      kept: the state that the client keeps between rounds.
+      ranks: ``client_ranks`` as given to ``simulate``.
+      client: the client's number.
     """
     own = algorithm.model(algorithm.server.broadcast(server), kept)
     return of_client({**params, **own}, ranks, client)
 
 
 def check_format(format: str, *, moved: bool) -> None:
-    """Raises InputError for an adapter's format if the server has moved frozen weights too."""
+    """Raises InputError for an adapter format if the server has also changed frozen weights."""
     if moved and format != "merged":
         raise InputError(
             f"This algorithm has folded what it learned into the frozen weights, which the format"
@@ -78,12 +78,12 @@ def check_format(format: str, *, moved: bool) -> None:
 
 
 def check_global(model: Model, algorithm: Algorithm, advice: str) -> None:
-    """Raises InputError if some leaves are private, so that no model is all the federation's.
+    """Raises InputError if some leaves are private, so that there is no trained global model.
 
     Args:
-      model: what was trained.
-      algorithm: what was run.
-      advice: how to choose a client's model.
+      model: the model that was trained.
+      algorithm: the algorithm of the run.
+      advice: the end of the message, which says how to choose a client's model.
     """
     private = assign_roles(model.kinds, algorithm.roles)["private"]
     trained = sum(kind != "fixed" for kind in model.kinds.values())
@@ -96,11 +96,11 @@ def check_global(model: Model, algorithm: Algorithm, advice: str) -> None:
 
 
 def check_clients(clients: Sequence[int], client_state: PyTree) -> None:
-    """Raises InputError for a client that there is not, or if clients have nothing of their own.
+    """Raises InputError for a client that does not exist, or if the clients keep no state.
 
     Args:
-      clients: their numbers.
-      client_state: what they keep, ``[clients, ...]``.
+      clients: the numbers of the clients.
+      client_state: the state that the clients keep between rounds, ``[clients, ...]``.
     """
     leaves = jax.tree.leaves(client_state)
     if not leaves:
@@ -115,10 +115,10 @@ def check_clients(clients: Sequence[int], client_state: PyTree) -> None:
 
 
 def read_clients(text: str, client_state: PyTree) -> list[int]:
-    """Returns the clients that ``all`` or ``0,3,7`` names.
+    """Returns the clients that a text such as ``all`` or ``0,3,7`` names.
 
     Raises:
-      InputError: anything else, or a client that there is not.
+      InputError: the text has another form, or a client does not exist.
     """
     if text == "all":
         return list(range(jax.tree.leaves(client_state)[0].shape[0]))

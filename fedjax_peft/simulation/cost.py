@@ -1,7 +1,7 @@
-"""What a round costs in bytes and in simulated seconds.
+"""The costs of a round in bytes and in simulated seconds.
 
-Nothing is typed in: bytes are those of the leaves that the server broadcasts and gets back, and
-what a client fetches is what the server has changed since it was last there.
+No size is entered by hand. Bytes are counted from the leaves that the server broadcasts and
+receives. A client fetches the leaves that the server has changed since the client's last round.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ Preset = Literal["default", "federa", "fedadapters"]
 Device = Literal["orin_full", "orin_lora"]
 
 MB, MIB = 8 * 10**6, 8 * 2**20
-"""Bits of a decimal megabyte and of a mebibyte: ``10 * MIB`` is 10 MiB a second."""
+"""Bits of a decimal megabyte and of a mebibyte: ``10 * MIB`` as a bandwidth is 10 MiB a second."""
 
 _UNITS = {
     **{"bit": 1.0, "kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9},
@@ -60,34 +60,38 @@ FEDERA_TRANSFERS = (
 )
 """FeDeRA, Table 8, RoBERTa-base on 20 Newsgroups: bytes of an upload -> seconds of communication.
 
-The paper's WiFi has 20 to 30 Mbit/s, but no single rate gives these seconds: read as one direction
-they are 3.4, 22.5, 23.2 and 36.2 Mbit/s. So they are taken as they were measured."""
+The paper's WiFi has 20 to 30 Mbit/s, but no single rate gives these seconds: if they are the time
+of one direction, the rates are 3.4, 22.5, 23.2 and 36.2 Mbit/s. So the measured seconds are
+used."""
 
 _STEPS = 8
-"""Of FeDeRA's clients on 20 Newsgroups: 113 documents each (Table 1) in batches of 16."""
+"""Local steps of FeDeRA's clients on 20 Newsgroups: 113 documents (Table 1) in batches of 16."""
 DEVICES: dict[str, float] = {
-    "orin_full": 4.59 / _STEPS,  # FedFT's seconds of training in a round, Table 8
-    "orin_lora": (4.95 - 1.68) / _STEPS,  # FeDeRA's round without its communication, Table 8
+    "orin_full": 4.59 / _STEPS,  # FedFT: seconds of training in a round, Table 8
+    "orin_lora": (4.95 - 1.68) / _STEPS,  # FeDeRA: a round without communication, Table 8
 }
-"""Seconds of a local step on the Jetson AGX Orin of FeDeRA, for RoBERTa-base and 16 documents of
-256 tokens: with all weights trained, and with LoRA of rank 32."""
+"""Seconds of a local step on the Jetson AGX Orin of the FeDeRA paper, for RoBERTa-base and 16
+documents of 256 tokens. ``orin_full``: all weights are trained. ``orin_lora``: LoRA of rank 32."""
 
 
 class TimeModel(NamedTuple):
-    """Simulated seconds of a round: local steps, transfers, and what comes before the first round.
+    """Simulated seconds of a round (local steps and transfers), and of the start of a run.
 
     A client computes for ``steps * seconds_per_step * slowness`` and transfers for ``8 * up /
-    bandwidth_up + 8 * down / bandwidth_down + 2 * latency`` (bytes up and down). How the transfers
-    of several clients combine is the ``topology``.
+    bandwidth_up + 8 * down / bandwidth_down + 2 * latency`` seconds, where
+    ``up`` and ``down`` are bytes. The ``topology`` says how the transfers of several clients
+    combine.
 
     The defaults are our choice: 25 Mbit/s each way (the middle of the 20 to 30 Mbit/s of FeDeRA's
-    WiFi), 0.4 s latency each way, and half a second a step, an edge device's pace on a base-size
-    model. They reproduce no paper's table; :meth:`preset` has time models that do.
+    WiFi), 0.4 s latency each way, and half a second for a step, which is typical of an edge device
+    with a base-size model. They do not reproduce the table of any paper; :meth:`preset` returns
+    time models that do.
     """
 
     seconds_per_step: float | Literal["measured"] = 0.5
-    """``measured``: this machine's own, of the round (training time over all clients' steps). Then
-    simulated seconds vary from run to run."""
+    """Seconds of a local step. ``measured``: the seconds on this machine, which are the training
+    time of the round divided by the local steps of all its clients. Then simulated seconds vary
+    from run to run."""
     bandwidth_up: float = 25e6
     """Bits a second of a client's link to the server."""
     bandwidth_down: float = 25e6
@@ -95,25 +99,28 @@ class TimeModel(NamedTuple):
     latency: float = 0.4
     """Seconds, each way."""
     spread: float = 0.0
-    """How unequally fast clients compute: the standard deviation of the logarithm of their
-    slowness, whose median is 1. 0 makes all equal; at 0.5 one in six takes 1.6 times as long."""
+    """How much the clients' computing speeds differ: the standard deviation of the logarithm of
+    their slowness, whose median is 1. With 0 all clients are equally fast. With 0.5 one client in
+    six takes at least 1.6 times as long as the median client."""
     topology: Topology = "parallel"
     """``parallel``: every client has its own link, and a round lasts as long as its slowest client.
-    ``serial``: transfers follow one another, so a round has the sum of all transfers and the
-    longest computation. ``shared``: all transfer at the same time through the server's link of
-    ``server_bandwidth``; a transfer ends when the client's link and the server's are both done."""
+    ``serial``: transfers follow one another, so a round lasts for the sum of all transfers plus the
+    longest computation. ``shared``: all clients transfer at the same time through the server's
+    link, whose rate is ``server_bandwidth``; a transfer ends when both the client's link and the
+    server's link have finished."""
     server_bandwidth: float | None = None
     """Bits a second of the server's link, in each direction; for ``shared`` only."""
     preload: bool = False
     """Whether a client also downloads the frozen weights before its first round. They are then in
     ``bytes_down`` too."""
     svd_seconds: float = 0.0
-    """Seconds of the SVD of the pretrained weights before the first round; only runs whose PEFT
-    method starts by an SVD have them, in round 0."""
+    """Seconds of the SVD of the pretrained weights before the first round. They are counted in
+    round 0, and only in runs whose PEFT method initialises the adapters by an SVD."""
     transfers: tuple[tuple[float, float], ...] = ()
-    """Measured transfers, (bytes, seconds) with both increasing: how long it takes to send and
-    receive so many bytes each way. They take the place of bandwidths and latency, with straight
-    lines between and after them, and no less than the first one's seconds."""
+    """Measured transfers, pairs (bytes, seconds) with both increasing: the seconds that it takes to
+    send and receive this number of bytes each way. They replace the bandwidths and the latency.
+    Seconds are interpolated linearly between the pairs and extrapolated linearly after the last
+    one. Smaller transfers take the seconds of the first pair."""
 
     @classmethod
     def preset(
@@ -134,24 +141,25 @@ class TimeModel(NamedTuple):
         """Returns a time model by name, with the given fields replaced.
 
         Args:
-          preset: ``default``; ``federa``, whose communication is that of FeDeRA's Table 8 and whose
-            SVD takes 8.62 s; or ``fedadapters``, 10 MiB a second (the paper writes MB, and its
-            sizes are MiB) for one client after the other, with the first download of the model.
-          device: seconds a step from a paper: ``orin_full`` or ``orin_lora`` (:data:`DEVICES`).
-          seconds_per_step: of a local step, or ``measured``; replaces those of the device.
+          preset: ``default``; ``federa``, with the communication times of FeDeRA's Table 8 and
+            8.62 s for the SVD; or ``fedadapters``, with 10 MiB a second (the paper writes MB, but
+            its sizes are in MiB), one client after the other, and a first download of the model.
+          device: seconds per step from a paper: ``orin_full`` or ``orin_lora`` (:data:`DEVICES`).
+          seconds_per_step: seconds of a local step, or ``measured``; replaces those of the device.
           bandwidth_up: bits a second, or a rate with its unit, such as "25 Mbit/s", "10 MB/s"
-            (decimal) or "10 MiB/s". This, ``bandwidth_down`` or ``latency`` replaces a preset's
-            measured transfers.
+            (decimal) or "10 MiB/s". If ``bandwidth_up``, ``bandwidth_down`` or ``latency`` is
+            given, the measured transfers of a preset are not used.
           bandwidth_down: likewise.
           latency: seconds, each way.
-          spread: how unequally fast clients compute.
+          spread: how much the clients' computing speeds differ; 0 makes them equal.
           topology: ``parallel``, ``serial`` or ``shared``.
-          server_bandwidth: of a ``shared`` topology, as ``bandwidth_up``.
-          preload: whether clients download the frozen weights first.
-          svd_seconds: of an SVD start.
+          server_bandwidth: the rate of the server's link in a ``shared`` topology, in the form of
+            ``bandwidth_up``.
+          preload: whether clients download the frozen weights before their first round.
+          svd_seconds: seconds of the SVD of the pretrained weights before the first round.
 
         Raises:
-          InputError: no such preset or device, or a rate that cannot be read.
+          InputError: the preset or device does not exist, or a rate cannot be read.
         """
         fields = {
             "seconds_per_step": seconds_per_step,
@@ -184,7 +192,7 @@ class TimeModel(NamedTuple):
         return steps * self.seconds_per_step * slowness
 
     def transfer_seconds(self, bytes_up: int, bytes_down: int) -> float:
-        """Returns the seconds of a client's transfers on its own link; 0 for no bytes."""
+        """Returns the seconds of a client's transfers on its own link; 0 if there are no bytes."""
         if not (bytes_up or bytes_down):
             return 0.0
         if self.transfers:
@@ -195,7 +203,7 @@ class TimeModel(NamedTuple):
     def round_seconds(
         self, steps: int, bytes_up: int, bytes_down: int, slowness: float = 1.0
     ) -> float:
-        """Returns the seconds of a client that is alone in its round."""
+        """Returns the seconds of a round with one client only."""
         return self.clients_seconds({0: steps}, {0: bytes_up}, {0: bytes_down}, [slowness])[0]
 
     def clients_seconds(
@@ -207,14 +215,14 @@ class TimeModel(NamedTuple):
     ) -> dict[int, float]:
         """Returns when each client of a round has finished, in seconds from the round's start.
 
-        The round ends when the last one has. With ``serial``, everybody's transfers come before
-        anybody's end.
+        The round ends when its last client has finished. With the topology ``serial``, no client
+        finishes before the transfers of all clients have ended.
 
         Args:
-          steps: local steps by client; a client that is missing makes none.
-          up: bytes by client; a client that is missing uploads nothing.
-          down: bytes by client, of all clients of the round.
-          slowness: of every client of the run.
+          steps: local steps by client; a missing client makes no steps.
+          up: uploaded bytes by client; a missing client uploads nothing.
+          down: downloaded bytes by client, for all clients of the round.
+          slowness: the slowness of every client of the run.
         """
         compute = {c: self.compute_seconds(steps.get(c, 0), slowness[c]) for c in down}
         own = {c: self.transfer_seconds(up.get(c, 0), down[c]) for c in down}
@@ -233,12 +241,12 @@ class TimeModel(NamedTuple):
         return {c: own[c] + compute[c] for c in down}
 
     def slowness(self, clients: int, seed: int) -> list[float]:
-        """Returns how many times the median client's time each client needs for a step."""
+        """Returns each client's slowness: its seconds per step over those of the median client."""
         draws = (host_rng(seed, "slowness", client).normal() for client in range(clients))
         return [math.exp(self.spread * draw) for draw in draws]
 
     def check(self) -> None:
-        """Raises InputError for a field that cannot be."""
+        """Raises InputError for a field with an invalid value."""
         for name in ("seconds_per_step", *_BANDWIDTHS, "latency", "spread", "svd_seconds"):
             value = getattr(self, name)
             if name == "seconds_per_step" and value == "measured":
@@ -280,22 +288,22 @@ _PRESETS = {
 
 
 def start_seconds(time: TimeModel, model: Model) -> float:
-    """Returns the simulated seconds before the first round: those of an SVD start."""
+    """Returns the simulated seconds before the first round: those of the initial SVD, or 0."""
     starts = model.method is not None and model.method.start_shapes_frozen
     return time.svd_seconds if starts else 0.0
 
 
 def preload_bytes(time: TimeModel, model: Model) -> int:
-    """Returns what a client downloads before its first round: the checkpoint, if anything.
+    """Returns the bytes that a client downloads before its first round; 0 without ``preload``.
 
-    Those are the frozen weights in the dtype of the checkpoint, and what the checkpoint holds
-    besides, such as a pooler (:func:`fedjax_peft.models.registry.unused_bytes`).
+    These are the frozen weights in the dtype of the checkpoint, and the other weights of the
+    checkpoint, such as a pooler (:func:`fedjax_peft.models.registry.unused_bytes`).
     """
     return tree.nbytes(model.frozen) + unused_bytes(model.config) if time.preload else 0
 
 
 def _interpolated(points: Sequence[tuple[float, float]], size: float) -> float:
-    """Returns the seconds of a size on straight lines through the points, see ``transfers``."""
+    """Returns the seconds of a size by linear interpolation; see ``TimeModel.transfers``."""
     if size <= points[0][0] or len(points) == 1:
         return points[0][1]
     (x0, y0), (x1, y1) = next(
@@ -305,7 +313,7 @@ def _interpolated(points: Sequence[tuple[float, float]], size: float) -> float:
 
 
 def _rate(name: str, text: str) -> float:
-    """Returns the bits a second of a rate such as "10 MiB/s"."""
+    """Returns the bits per second of a rate such as "10 MiB/s"."""
     match = re.fullmatch(r"\s*([0-9.eE+]+)\s*([A-Za-z]+)/s\s*", text)
     if match and match[2] in _UNITS:
         with contextlib.suppress(ValueError):
@@ -317,24 +325,28 @@ def _rate(name: str, text: str) -> float:
 
 
 class Ledger:
-    """Who has fetched what: the bytes that a client moves in its next round.
+    """Counts the bytes that a client sends and fetches in its next round.
 
-    Leaves are identified by their last dict key. Equal keys, such as a parameter and its control
-    variate, are counted together, so they move together. A client sends the leaves of an upload
-    that move in the round, and fetches
+    The ledger records the rounds of each client and of each leaf. Leaves are identified by their
+    last dict key. Equal keys, such as a parameter and its control variate, are counted together, so
+    they are sent together. A client sends the leaves of an upload that are not skipped in the
+    round. It fetches
 
-    * at its first round all of the broadcast, and what the frozen tree was started with where that
-      is told by the adapters (an SVD start): the initial value of every adapter leaf that is not in
-      the broadcast, or no longer the initial one;
-    * later the leaves of the broadcast that the server has changed since it was last there;
-    * of leaves that the server passes on one by one (``Algorithm.forwards``) the uploads of every
-      round since then (at its first round: of all rounds), from which it computes the broadcast's
-      leaves itself; or those leaves and the matrices to which all uploads add up
-      (``ServerUpdate.frozen_delta``), where that is smaller. Before anything is passed on it
-      fetches the initial leaves.
+    * in its first round, the whole broadcast. If the initial adapters determine the frozen weights
+      (initialisation by an SVD), the client also fetches the initial value of every adapter leaf
+      that is not in the broadcast or has changed since;
+    * in later rounds, the leaves of the broadcast that the server has changed since the client's
+      last round;
+    * for relayed leaves (``Algorithm.relayed_leaves``), whose uploads the server passes on one by
+      one, the uploads of every round since then (in its first round: of all rounds). The client
+      computes these leaves of the broadcast from the uploads itself. If it is smaller, the client
+      instead fetches these leaves and the sums of all uploads as matrices
+      (``ServerUpdate.frozen_delta``). Before any upload is passed on, it fetches the initial
+      leaves.
 
-    Of a LoRA leaf a client moves the share that it owns. An upload transform replaces the sizes of
-    uploads (``Transform.nbytes``), and clients also fetch what it broadcasts.
+    Of a LoRA leaf, only the share of the client's own rank is counted. An upload transform replaces
+    the sizes of uploads (``Transform.nbytes``), and clients also fetch what the transform
+    broadcasts.
     """
 
     def __init__(
@@ -349,12 +361,12 @@ class Ledger:
         """Prepares to count the traffic of a run.
 
         Args:
-          model: with its PEFT method.
-          algorithm: what is run.
-          server: its state, or the shapes of it.
-          clients: how many there are in all.
+          model: the model with its PEFT method.
+          algorithm: the algorithm of the run.
+          server: the server's state, or its shapes.
+          clients: the number of all clients.
           ranks: as ``client_ranks`` of ``simulate``.
-          transform: of the uploads.
+          transform: the upload transform, if there is one.
         """
         upload, received = _upload_sizes(algorithm, server, transform)
         broadcast = _sizes(jax.eval_shape(algorithm.server.broadcast, server)) | received
@@ -364,7 +376,7 @@ class Ledger:
             of_rank[rank] = (_owned(upload, shares), _owned(broadcast, shares))
         self._of_client = [of_rank[rank] for rank in cycle_ranks(ranks or [None], clients)]
         self._start = {}
-        # Where nothing is shared, nobody talks to a server.
+        # If no leaf is shared, clients and server exchange nothing.
         talks = any(upload.values()) or any(broadcast.values())
         if talks and model.method is not None and model.method.start_shapes_frozen:
             adapters = [n for n, kind in model.kinds.items() if kind == "adapter"]
@@ -373,12 +385,12 @@ class Ledger:
         self._dense: float = math.inf
         if algorithm.server.frozen_delta is not None:
             self._dense = tree.nbytes(jax.eval_shape(algorithm.server.frozen_delta, server))
-        self._changed = dict.fromkeys(broadcast, 0)  # the last round that did
+        self._changed = dict.fromkeys(broadcast, 0)  # leaf -> the last round that changed it
         self._last: dict[int, int] = {}  # client -> the last round that it was in
         self._passed_on: dict[int, int] = {}  # round -> bytes
 
     def up(self, client: int, skipped_leaves: Collection[str] = ()) -> int:
-        """Returns the bytes of a client's upload without the leaves that do not move."""
+        """Returns the bytes of a client's upload without the skipped leaves."""
         return sum(
             size for name, size in self._of_client[client][0].items() if name not in skipped_leaves
         )
@@ -392,24 +404,24 @@ class Ledger:
         if not since:
             start = sum(size for name, size in self._start.items() if self._changed.get(name, 1))
         changed = {n: size for n, size in broadcast.items() if self._changed[n] >= since}
-        # What the client makes itself from the uploads that are passed on: not the initial leaves.
+        # Leaves that the client computes from relayed uploads; initial leaves are always fetched.
         made = sum(
             n for name, n in changed.items() if name in self._forwarded and self._changed[name]
         )
         return start + sum(changed.values()) - made + int(min(passed_on, self._dense + made))
 
     def has_met(self, client: int) -> bool:
-        """Returns whether a client has been in a round."""
+        """Returns whether a client has taken part in a round."""
         return client in self._last
 
     def record(self, row: Mapping[str, Any]) -> None:
-        """Notes a round: who was there, whose uploads were taken, and what did not move."""
+        """Records a round: its clients, the accepted uploads and the skipped leaves."""
         clients, dropped = row.get("clients", ()), row.get("dropped", ())
         for client in (*clients, *row.get("failed", ()), *row.get("late", ())):
             self._last[client] = row["round"]
         taken = [client for client in clients if client not in dropped]
         if not taken:
-            return  # the server has stayed where it was
+            return  # the server has not changed
         skipped_leaves = row.get("skipped_leaves", ())
         self._changed |= {
             name: row["round"] for name in self._changed if name not in skipped_leaves
@@ -420,15 +432,15 @@ class Ledger:
 
 
 class Costs:
-    """The costs of a run: a ledger, and the clocks of its clients.
+    """The costs of a run: bytes from a ledger, and simulated seconds from a time model.
 
     Args:
-      ledger: who has fetched what.
-      time: simulated seconds.
-      slowness: of every client.
-      deadline: simulated seconds after which the server takes no more uploads; None: never.
+      ledger: counts the bytes of each client.
+      time: the time model, which gives the simulated seconds.
+      slowness: the slowness of every client.
+      deadline: simulated seconds after which the server accepts no more uploads; None: no deadline.
       preload: bytes that a client downloads before its first round (:func:`preload_bytes`).
-      extra: bytes that every upload and every download has besides.
+      extra: bytes that are added to every upload and every download.
     """
 
     def __init__(
@@ -445,23 +457,23 @@ class Costs:
         self._preload, self._extra = preload, extra
 
     def late(self, steps: Mapping[int, int], skipped_leaves: Collection[str] = ()) -> list[int]:
-        """Returns the clients that will not be in time, of those with so many steps to make."""
+        """Returns the clients that will miss the deadline; ``steps``: local steps by client."""
         up = {c: self.up(c, skipped_leaves) for c in steps}
         down = {c: self.down(c) for c in steps}
         seconds = self._time.clients_seconds(steps, up, down, self._slowness)
         return [c for c in steps if seconds[c] > self._deadline]
 
     def charge(self, row: Row, steps: Mapping[int, int], train_seconds: float) -> Row:
-        """Returns bytes and simulated seconds of a round, and notes it in the ledger.
+        """Returns bytes and simulated seconds of a round, and records the round in the ledger.
 
-        A client that fails has fetched the broadcast; a late one too, and the server has waited for
-        it until the deadline. Neither upload is counted.
+        Failed and late clients have fetched the broadcast, but their uploads are not counted. The
+        server waits for late clients until the deadline.
 
         Args:
-          row: the round's, with ``clients`` and, where there are any, ``failed``, ``late`` and
-            ``skipped_leaves``.
-          steps: the local steps of its clients.
-          train_seconds: what they took on this machine.
+          row: the row of the round, with ``clients`` and, if there are any, ``failed``, ``late``
+            and ``skipped_leaves``.
+          steps: the local steps of the clients of the round.
+          train_seconds: wall-clock seconds of these steps on this machine.
         """
         time = self._time
         if time.seconds_per_step == "measured":
@@ -483,23 +495,23 @@ class Costs:
         return self._ledger.up(client, skipped_leaves) + self._extra
 
     def down(self, client: int) -> int:
-        """Returns the bytes that a client fetches in its next round, a preload included."""
+        """Returns the bytes that a client fetches in its next round, including the preload."""
         new = 0 if self._ledger.has_met(client) else self._preload
         return self._ledger.down(client) + new + self._extra
 
     def record(self, row: Mapping[str, Any]) -> None:
-        """Notes a round that was charged before, such as one before a resume."""
+        """Records a round that was charged before, such as one before a resume."""
         self._ledger.record(row)
 
 
 class Forecast(NamedTuple):
-    """What a run will cost, by its time model."""
+    """The expected costs of a run, by its time model."""
 
     bytes_up: int
-    """Of all clients in all rounds."""
+    """Bytes that all clients upload in all rounds."""
     bytes_down: int
     seconds: float
-    """Simulated, with what comes before the first round."""
+    """Simulated seconds, including those before the first round."""
 
 
 def forecast(
@@ -519,16 +531,16 @@ def forecast(
     Clients take turns, and all leaves of an upload are sent in every round.
 
     Args:
-      model: with its method; shapes will do (``peft.base.abstract_model``).
-      algorithm: with an optimizer of any learning rate.
-      clients: in all.
+      model: the model with its method; shapes suffice (``peft.base.abstract_model``).
+      algorithm: the algorithm; the learning rate of its optimizer does not matter.
+      clients: the number of all clients.
       rounds: communication rounds.
       steps: local steps of a client in a round.
-      clients_per_round: None: all of them.
+      clients_per_round: clients in a round; None: all clients.
       time_model: by default ``TimeModel()``.
-      whole: count every transfer as one of the whole checkpoint, frozen weights included, as some
-        frameworks send it (and as FedAdapters counts full fine-tuning).
-      transform: of the uploads.
+      whole: add the whole checkpoint, frozen weights included, to every transfer, because some
+        frameworks send it (and FedAdapters counts full fine-tuning in this way).
+      transform: the upload transform, if there is one.
     """
     time = time_model or TimeModel()
     time.check()
@@ -553,7 +565,7 @@ def forecast(
 
 
 def _sizes(shapes: PyTree) -> dict[str, int]:
-    """Returns the bytes by leaf name, the last dict key of a leaf; equal names are added up."""
+    """Returns leaf name (last dict key) -> bytes; leaves of the same name are added up."""
     sizes: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
         keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
@@ -565,7 +577,7 @@ def _sizes(shapes: PyTree) -> dict[str, int]:
 def _upload_sizes(
     algorithm: Algorithm, server: PyTree, transform: Transform | None
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns leaf name -> bytes of an upload, and of what clients receive for the transform."""
+    """Returns leaf name -> bytes of an upload, and the same of the transform's broadcast."""
     template = jax.eval_shape(algorithm.server.unchanged, server)
     if transform is None:
         return _sizes(template), {}
@@ -582,7 +594,7 @@ def _upload_sizes(
 
 
 _RECEIVED = "upload transform"
-"""The name under which the ledger counts what clients receive for an upload transform."""
+"""The name under which the ledger counts the broadcast of an upload transform."""
 
 
 def _owned(sizes: Mapping[str, int], shares: Mapping[str, Any]) -> dict[str, int]:
@@ -590,5 +602,5 @@ def _owned(sizes: Mapping[str, int], shares: Mapping[str, Any]) -> dict[str, int
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a finite number, and no bool."""
+    """Returns whether a value is a finite number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

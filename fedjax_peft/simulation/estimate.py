@@ -1,4 +1,4 @@
-"""What a run will cost, told before it begins: the first round's work and bytes, and memory."""
+"""The costs of a run, estimated before it begins: work and bytes of the first round, memory."""
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ __all__ = ["Estimate", "estimate"]
 
 
 class Estimate(NamedTuple):
-    """The first communication round, and what stays on the device for the whole run."""
+    """Costs of the first communication round, and memory that the whole run needs on the device."""
 
     clients: int
     """Clients that take part in the first round."""
@@ -21,24 +21,24 @@ class Estimate(NamedTuple):
     bytes_up: int
     """Bytes that these clients upload together."""
     bytes_down: int
-    """Bytes that they fetch together. In later rounds a client may fetch less (it knows its start)
-    or more (it has missed rounds)."""
+    """Bytes that these clients fetch together. In later rounds a client may fetch less, because it
+    already has the initial values, or more, because it has missed rounds."""
     memory: Mapping[str, int]
     """Bytes on the device: ``model`` (the frozen weights), ``server`` (the server's state),
-    ``clients`` (what clients keep between rounds, for upload transforms too) and ``data`` (the
-    training examples). The local steps need more: activations and optimizer states of the clients
-    that run side by side."""
+    ``clients`` (the state that clients keep between rounds, that of upload transforms included) and
+    ``data`` (the training examples). The local steps need additional memory for the activations and
+    optimizer states of the clients that run side by side."""
 
 
 def estimate(
     session: Session, state: State, costs: Costs, skipped_leaves: Collection[str]
 ) -> Estimate:
-    """Returns the costs of a run that has not begun.
+    """Returns the estimated costs of a run that has not begun.
 
     Args:
-      session: of the run.
-      state: before the first round.
-      costs: of the run, without any round yet.
+      session: the session of the run.
+      state: the state before the first round.
+      costs: the costs of the run, in which no round is recorded yet.
       skipped_leaves: the leaves that clients do not send in the first round.
     """
     schedule = session.schedule(state.seed)

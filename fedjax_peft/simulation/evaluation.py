@@ -1,4 +1,4 @@
-"""What a run is evaluated on, and the figures that come of it."""
+"""The evaluations of a run: their data sets, and the metrics that they give."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -36,19 +36,19 @@ def evaluations(
     batch_size: int,
     seed: int,
 ) -> dict[str, Evaluation]:
-    """Returns what is evaluated, by the name that its metrics get.
+    """Returns the evaluations by name; the name is the prefix of their metrics.
 
-    ``test``: the test set, on the global model, or on the own models of some clients, averaged, in
-    a run whose clients have such. ``global_test``: then the test set on the global model, if there
-    is one. ``client``: every client's model on its own examples.
+    ``test``: the global model on the test set. If clients have personal models, ``test`` is instead
+    the average over the models of some clients, and ``global_test`` is the global model, if there
+    is one, on the test set. ``client``: every client's model on its own examples.
 
     Args:
-      session: of the run.
-      test: examples for the whole federation.
-      client_test: examples of every client.
-      test_clients: how many clients' models are evaluated on ``test``.
-      batch_size: examples in a step.
-      seed: chooses the ``test_clients``.
+      session: the session of the run.
+      test: test examples for the whole federation.
+      client_test: test examples of every client.
+      test_clients: number of clients whose models are evaluated on ``test``.
+      batch_size: examples in an evaluation step.
+      seed: the seed for the choice of these clients.
     """
     found: dict[str, Evaluation] = {}
 
@@ -72,12 +72,12 @@ def evaluations(
 
 
 def is_lower_better(metric: str, declared: Collection[str]) -> bool:
-    """Returns whether less of a metric is better.
+    """Returns whether lower values of a metric are better.
 
     Args:
-      metric: its name. A metric that is measured a second time has a suffix, such as
-        ``loss_global``, and the direction of the first.
-      declared: ``lower_is_better`` of the task, and of the algorithm where it adds metrics.
+      metric: the name of the metric. A second measurement of a metric has a suffix, such as
+        ``loss_global``, and the same direction as the first.
+      declared: ``lower_is_better`` of the task, and of the algorithm if it adds metrics.
     """
     return any(metric == name or metric.startswith(f"{name}_") for name in declared)
 
@@ -103,7 +103,7 @@ def evaluate(
       evaluations: from :func:`evaluations`.
       state: holds the models; it is not consumed.
       each: also return the metrics of every client, as ``client_tests``.
-      seen: the clients that have trained so far; the others still have their initial models.
+      seen: the clients that have trained so far; the other clients have their initial models.
       phases: receives the progress of the evaluation.
     """
     row: Row = {}
@@ -119,9 +119,9 @@ def evaluate(
             on_part = partial(phases.evaluating, name, evaluator.examples)
             on_part(0)
             measured = evaluator(state, on_part)
-        if not personal:  # the members are parts of one
+        if not personal:  # the members are parts of one evaluation
             measured = joined(measured)
-        members = [  # who has something to measure: a text of one token has no next one
+        members = [  # members with something to measure: a text of one token has no next token
             m for m in range(len(measured.examples)) if any(n[m] for _, n in measured.sums.values())
         ]
         found = [figures(measured, member, task, data) for member in members]
@@ -143,7 +143,7 @@ def evaluate(
                         for kind, x in _spread(values[own], sizes[own], metric, task).items()
                     }
                     continue
-                pair = measured.sums.get(metric)  # a mean over examples is one over all of them
+                pair = measured.sums.get(metric)  # a mean over examples: pool all examples
                 total, count = (x[members][own].sum() for x in pair) if pair else (0.0, 0.0)
                 joint = total / count if pair else values[own].mean()
                 row[f"{name}_{metric}{suffix}"] = finite_or_none(joint)
@@ -166,7 +166,7 @@ def _groups(clients: Sequence[int], seen: Collection[int]) -> dict[str, np.ndarr
 def _spread(
     values: np.ndarray, sizes: np.ndarray, metric: str, task: Task
 ) -> dict[str, float | np.floating]:
-    """Returns the figures of one metric over clients, whose tests have ``sizes`` examples."""
+    """Returns statistics of one metric over clients, whose tests have ``sizes`` examples."""
     return {
         "mean": values.mean(),
         "weighted": np.average(values, weights=sizes),
@@ -176,5 +176,5 @@ def _spread(
 
 
 def _units(data: Dataset, rows: np.ndarray) -> int:
-    """Returns how many examples there are; windows of one question or text count once."""
+    """Returns the number of examples; all windows of one question or text count as one."""
     return len(np.unique(data.meta["unit"][rows])) if "unit" in data.meta else len(rows)

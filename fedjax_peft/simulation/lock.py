@@ -26,17 +26,17 @@ __all__ = ["NAME", "RunLock"]
 
 NAME = "run.lock"
 BEAT = 15.0
-"""Seconds between two signs of life: the lock file's time of modification is set anew."""
+"""Seconds between two heartbeats; a heartbeat sets the lock file's modification time."""
 SILENCE = 120.0
-"""Seconds without a sign of life after which the lock of another machine is stale."""
+"""Seconds without a heartbeat after which the lock of another machine is stale."""
 
 
 class RunLock:
     """The right to write to a run directory, from :meth:`take` to :meth:`release`.
 
-    The file holds the process, its host and since when. A lock is stale, and is replaced, if its
-    process is gone; of a process that cannot be looked up (on another host or in another container)
-    that is known by its silence.
+    The file holds the process, its host and the start time of the lock. A lock is stale, and is
+    replaced, if its process has ended. A process on another host or in another container cannot be
+    looked up; its lock is stale if the heartbeats have stopped.
     """
 
     def __init__(self, path: Path, content: dict[str, Any]):
@@ -49,7 +49,7 @@ class RunLock:
         """Takes the lock of an existing directory.
 
         Raises:
-          InputError: another process has it, or this one.
+          InputError: another process, or this one, already holds the lock.
         """
         path, content = directory / NAME, _content()
         while not _create(path, content):
@@ -62,7 +62,7 @@ class RunLock:
         return lock
 
     def release(self) -> None:
-        """Removes the file, unless another process has taken the lock over."""
+        """Removes the file, unless another process has taken over the lock."""
         self._released.set()
         self._thread.join()
         _remove(self._path, lambda content: content == self._content)
@@ -95,7 +95,7 @@ def _content() -> dict[str, Any]:
 
 
 def _create(path: Path, content: dict[str, Any]) -> bool:
-    """Returns whether the file was created; False if there is one."""
+    """Returns whether the file was created; False if it already exists."""
     with naming(path):
         try:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
@@ -129,9 +129,9 @@ def _is_stale(path: Path, content: dict[str, Any]) -> bool:
 def _remove(path: Path, condition: Callable[[dict[str, Any]], bool]) -> None:
     """Removes the lock if `condition(content)` holds.
 
-    The check and the removal are one step: both happen under the system's lock of this very file,
-    and every removal goes through here. So a new lock, which another process has put in its place
-    in the meantime, is never removed for the old one.
+    The check and the removal are atomic: both happen under the operating system's lock of this
+    file, and every removal calls this function. So a new lock that another process has created in
+    the meantime is never removed in place of the old lock.
     """
     with naming(path), contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
         if fcntl is not None:
@@ -148,23 +148,23 @@ def _is_alive(pid: int, start: Any) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # somebody else's, and alive
+        pass  # the process of another user, which is alive
     now = _start_of(pid)
     return now is None or (now != "" and (start is None or now == start))
 
 
 def _start_of(pid: int) -> str | None:
-    """Returns when a process began, "" if it has ended, None where the system does not tell."""
+    """Returns the start time of a process, "" if it has ended, None if the time is not known."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # from the third on; the second is the name
+    fields = text.rpartition(")")[2].split()  # from the third field on; the second is the name
     return "" if fields[0] in "ZX" else fields[19]
 
 
 def _namespace() -> str:
-    """Returns in which boot and container process ids count, "" where the system does not tell."""
+    """Returns the boot and container in which process ids are valid, "" if they are not known."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

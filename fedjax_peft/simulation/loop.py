@@ -27,7 +27,7 @@ __all__ = ["Loop"]
 
 
 class Loop:
-    """The rounds of one run. The state goes in and comes out; the record grows on the side."""
+    """The rounds of one run. Methods take and return the state, and add rows to the record."""
 
     def __init__(
         self,
@@ -46,22 +46,22 @@ class Loop:
         nonfinite: str,
         each: bool,
     ):
-        """Takes the parts of a run.
+        """Stores the parts of a run.
 
         Args:
           session: runs the rounds.
-          model: as it was before training.
-          tested: what is evaluated.
+          model: the model before training.
+          tested: the evaluations by name.
           costs: counts bytes and simulated seconds.
           record: takes the rows and the checkpoints.
           phases: receives the events of the run.
-          stop: as for ``simulate``, like the arguments below.
+          stop: as for ``simulate``, like the next arguments.
           rounds: likewise.
           eval_every: likewise.
           checkpoint_every: likewise.
           deadline: likewise.
           nonfinite: likewise.
-          each: whether rows have the metrics of every client.
+          each: whether rows contain the metrics of every client.
         """
         self.session, self.model, self.algorithm = session, model, session.setup.algorithm
         self.tested, self.costs, self.record, self.phases = tested, costs, record, phases
@@ -76,7 +76,7 @@ class Loop:
         """Returns the state of the last checkpoint, None if there is none; drops later rows.
 
         Args:
-          state: before the first round, for the structure and the shapes.
+          state: the state before the first round, which gives the structure and the shapes.
         """
         saved, rows = None, self.record.rows
         if self.record.checkpoints:
@@ -88,10 +88,10 @@ class Loop:
         return with_saved_parts(state, saved[1])._replace(round_index=saved[0])
 
     def start(self, state: State, seconds: float) -> str | None:
-        """Evaluates and records the initial model; returns why the run ends here, if it does.
+        """Evaluates and records the initial model; returns why the run ends, None if it goes on.
 
         Args:
-          state: before the first round.
+          state: the state before the first round.
           seconds: simulated seconds before the first round.
         """
         began = time.perf_counter()
@@ -106,15 +106,15 @@ class Loop:
         return stopped
 
     def resume(self) -> str | None:
-        """Charges the rounds of the record; returns why the run has ended already, if it has."""
+        """Charges the recorded rounds; returns why the run has ended, None if it has not."""
         for row in self.record.rows:
             self.costs.record(row)
         return self._met(self.record.rows)
 
     def round(self, state: State) -> tuple[State, str | None]:
-        """Runs, evaluates and records the next round, and saves its state where that is due.
+        """Runs, evaluates and records the next round, and saves a checkpoint if one is due.
 
-        Returns the state after it, and why the run ends after it, if it does.
+        Returns the state after the round, and why the run ends after it, None if it goes on.
         """
         state, row = self._train(state)
         last, index = state.round_index == self.rounds, state.round_index
@@ -133,12 +133,12 @@ class Loop:
         return state, stopped
 
     def save(self, state: State) -> None:
-        """Writes a checkpoint, where there is a run directory."""
+        """Writes a checkpoint if there is a run directory."""
         if self.record.checkpoints:
             self.phases.send("saving")
             leaves = learned_leaves(self.model, self.algorithm, state.server)
             self.record.save_params(leaves, self.model.labels)
-            # After its row: a resumed run makes the rows after its checkpoint again.
+            # The row is written before the checkpoint: a resumed run repeats the rounds after it.
             self.record.checkpoints.save(state.round_index, saved_parts(state))
 
     def skipped_leaves(self, state: State, round_index: int) -> list[str]:
@@ -147,7 +147,7 @@ class Loop:
         return skipped_leaves(self.algorithm.sent_leaves(broadcast, jnp.int32(round_index)))
 
     def _plan(self, state: State, round_index: int) -> tuple[Plan, list[int]]:
-        """Returns a round's plan, and the clients that it is without because they are late."""
+        """Returns the plan of a round, and the late clients, which the plan leaves out."""
         index, seed = min(round_index, self.rounds), int(state.seed)
         if self._ahead is None or self._ahead[0] != index:
             late: list[int] = []
@@ -168,8 +168,8 @@ class Loop:
         began, compiled = time.perf_counter(), session.compile_seconds
         state, info = session.step(state, plan)
         if self.deadline is None:
-            # The next plan is made while the device computes. With a deadline it cannot: who is
-            # late in the next round depends on what this round costs.
+            # The next plan is made while the device computes. This is not possible with a deadline:
+            # the late clients of the next round depend on the costs of this round.
             self._plan(state, index + 1)
         row = round_row(info, each=self.each, lower=self.lower)
         share = session.padding_share(plan, state.seed) if plan.useful else None
@@ -188,7 +188,7 @@ class Loop:
         return state, {**row, "time": spent}
 
     def _scores(self, state: State, row: Row, *, last: bool) -> Row:
-        """Returns the scores that a round's row lacks, and its seconds (``time``) with them."""
+        """Returns the scores that a round's row still lacks, and its updated ``time``."""
         scores: Row = {}
         spent = dict(row["time"])
         if "eval_s" not in spent and (last or state.round_index % self.eval_every == 0):

@@ -1,8 +1,8 @@
 """Live progress of a run: the events that ``simulate`` sends, and displays of them.
 
-``simulate`` calls ``on_phase`` with a :class:`Phase` at the beginning of whatever takes time. A
-display is a function of these events: :func:`phase_display` makes the one of Python and notebooks,
-:mod:`fedjax_peft.cli.console` has the one of the command line.
+``simulate`` calls ``on_phase`` with a :class:`Phase` at the start of each phase that takes time.
+A display is a function of these events. :func:`phase_display` makes the display for Python and
+notebooks; :mod:`fedjax_peft.cli.console` has the display of the command line.
 """
 
 import sys
@@ -22,55 +22,57 @@ PhaseName = Literal[
 
 
 class Phase(NamedTuple):
-    """What a run begins to do now. ``simulate`` gives one to ``on_phase`` at every such moment.
+    """A phase that a run begins now. ``simulate`` calls ``on_phase`` with every phase.
 
-    A round sends ``training``, then ``evaluating`` where it is evaluated (again after every part of
-    the examples), then ``saving`` where a checkpoint is written. ``compiling`` comes before any of
-    them that needs a new program.
+    A round sends ``training``, then ``evaluating`` if it is evaluated (again after every part of
+    the examples), then ``saving`` if a checkpoint is written. ``compiling`` comes before each of
+    these phases that needs a new program.
     """
 
     name: PhaseName
-    """``reading`` (and tokenizing the data) and ``loading`` (the model) come from a config only,
-    before ``simulate`` is called. ``starting`` comes once, before the first program is compiled,
-    and ``finished`` once, at the end. A run that an exception ends sends no ``finished``."""
+    """``reading`` (reading and tokenizing the data) and ``loading`` (loading the model) come only
+    in runs from a config, before ``simulate`` is called. ``starting`` comes once, before the first
+    program is compiled, and ``finished`` once, at the end. If an exception ends the run, there is
+    no ``finished``."""
     round_index: int
     """The communication round, from 1; 0 is the evaluation before training."""
     rounds: int
     """Communication rounds of the whole run."""
     done: int = 0
-    """``evaluating``: examples that are evaluated already (one counts once for every model)."""
+    """``evaluating``: examples evaluated so far (an example counts once for every model)."""
     total: int = 0
     """``evaluating``: all examples of this evaluation."""
     seconds_left: float | None = None
-    """Estimate for the rest of the run, from this process's rounds without compilation; None until
-    a round is over."""
+    """Estimated seconds for the rest of the run, from the rounds of this process, without their
+    compilation; None until the first round has ended."""
     details: Mapping[str, Any] = MappingProxyType({})
     """``starting``: ``algorithm``, ``clients``, ``clients_per_round``, ``parameters`` (by kind),
-    ``train_examples``, ``test_examples``, ``evaluations`` (name -> examples, one counted once for
-    every model), ``eval_every``, ``estimate``
+    ``train_examples``, ``test_examples``, ``evaluations`` (name -> examples, each counted once
+    for every model), ``eval_every``, ``estimate``
     (an :class:`fedjax_peft.simulation.estimate.Estimate`),
     ``device``, ``out`` and ``resumed_from`` (a round, or None). ``compiling``: ``program``, "round"
     or the name of an evaluation ("test", "global_test", "client"). ``evaluating``: ``evaluation``,
-    that name. ``finished``: ``stopped``, why the run ended before its last round, or None."""
+    the name of the evaluation. ``finished``: ``stopped``, why the run ended before its last round,
+    or None."""
 
 
 class Display(Protocol):
-    """A display of phases; a call shows an event."""
+    """A display of phases; a call shows a phase."""
 
     def __call__(self, phase: Phase) -> None:
-        """Shows what the run begins to do."""
+        """Shows the phase that the run begins."""
 
     def hidden(self) -> AbstractContextManager[None]:
-        """Returns a context in which others may print."""
+        """Returns a context manager that hides the display, so that other code can print."""
 
     def close(self) -> None:
         """Leaves the last state on the screen and ends the display."""
 
 
 class Phases:
-    """Sends the events of one run to ``on_phase`` and to the display, and estimates its end.
+    """Sends the phases of one run to ``on_phase`` and the display, and estimates the time left.
 
-    A context: the display ends with the block.
+    It is a context manager, which closes the display at the end of the block.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class Phases:
         total: int = 0,
         **details: Any,
     ) -> None:
-        """Sends an event; without ``round_index`` it belongs to the round of the one before."""
+        """Sends a phase; without ``round_index`` it has the round of the previous phase."""
         self._round = self._round if round_index is None else round_index
         left = None
         if self._seconds:
@@ -118,11 +120,11 @@ class Phases:
         self.send("evaluating", done=done, total=total, evaluation=evaluation)
 
     def took(self, seconds: float) -> None:
-        """Notes how long a round took, without compilation."""
+        """Records the seconds of a round, without compilation."""
         self._seconds.append(seconds)
 
     def apart(self, on_round: Callable[[Row], Any] | None) -> Callable[[Row], Any] | None:
-        """Returns ``on_round`` so that what it prints does not run into the display."""
+        """Returns a function that calls ``on_round`` with the display hidden, so it can print."""
         display = self._display
         if display is None or on_round is None:
             return on_round
@@ -135,11 +137,13 @@ class Phases:
 
 
 def phase_display(show: bool | Literal["auto"]) -> Display | None:
-    """Returns the display of a run in Python or a notebook, which writes to stderr; None for none.
+    """Returns the display of a run in Python or a notebook; None if nothing is shown.
+
+    The display writes to stderr.
 
     Args:
-      show: ``"auto"`` shows a line that is rewritten in a terminal or notebook, and nothing
-        elsewhere; True shows plain lines elsewhere; False shows nothing.
+      show: ``"auto"`` shows one line, which is updated in place, in a terminal or notebook, and
+        nothing elsewhere. True also shows plain lines elsewhere. False shows nothing.
     """
     if show is False:
         return None
@@ -168,13 +172,13 @@ def describe(phase: Phase) -> str:
 
 
 def _in_notebook() -> bool:
-    """Returns whether a Jupyter kernel runs this process (a terminal's IPython has none)."""
+    """Returns whether this process is a Jupyter kernel (IPython in a terminal is not)."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
 
 class _Bar:
-    """One line over the rounds that is rewritten, by tqdm."""
+    """One progress line over the rounds, which tqdm updates in place."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -186,7 +190,7 @@ class _Bar:
             text = "{desc} |{bar:24}| {n_fmt}/{total_fmt} rounds [{elapsed}{postfix}]"
             name = phase.details.get("algorithm", "run")
             self._bar = tqdm(desc=name, total=phase.rounds, bar_format=text, file=sys.stderr)
-        # A phase opens with its round still to be done, but for what follows the training.
+        # In these phases the current round is not done yet; the other phases follow the training.
         before = phase.name in ("starting", "training", "compiling")
         self._bar.n = max(phase.round_index - before, 0)
         self._bar.set_postfix_str(describe(phase) + _left(phase), refresh=True)
@@ -208,7 +212,7 @@ class _Bar:
 
 
 class _Lines:
-    """Plain lines: one for every phase that takes time, at most one in five seconds."""
+    """Plain lines for the phases; most phases are shown at most once in five seconds."""
 
     SECONDS = 5.0
 

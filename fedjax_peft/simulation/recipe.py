@@ -1,8 +1,9 @@
-"""What a run that was made in Python keeps of its model, so that the model can be made again.
+"""The description of a model that a run in Python stores, so that the model can be made again.
 
-``model.json`` beside the metrics says how ``load_model`` or ``random_model`` made the model and
-which method was attached. The base weights are not copied: their sums are noted, and compared when
-the model is made again. A run of a config file needs none of this, for its config says the same.
+``model.json``, next to the metrics, says how ``load_model`` or ``random_model`` made the model and
+which method was attached. The base weights are not copied. Their sums are stored, and compared when
+the model is made again. A run of a config file needs no description, because its config has the
+same information.
 """
 
 import inspect
@@ -29,12 +30,12 @@ _ADVICE = "Give the model: fp.load_run(directory, model=...)."
 
 
 def save_recipe(directory: Path, model: Model, max_length: int | None) -> None:
-    """Writes how to make a model again, or why that cannot be known.
+    """Writes how to make a model again, or why this is not possible.
 
     Args:
-      directory: of the run.
+      directory: the directory of the run.
       model: as given to ``simulate``.
-      max_length: tokens of a text; None if the data are no texts.
+      max_length: the number of tokens of a text; None if the data are not texts.
     """
     reason, method = "", None
     if not model.recipe:
@@ -55,10 +56,10 @@ def save_recipe(directory: Path, model: Model, max_length: int | None) -> None:
 
 
 def load_recipe(directory: Path) -> dict[str, Any]:
-    """Returns what :func:`save_recipe` has written.
+    """Returns the description that :func:`save_recipe` has written.
 
     Raises:
-      InputError: there is none, or it is damaged.
+      InputError: the file does not exist or is damaged.
     """
     path = directory / NAME
     try:
@@ -77,11 +78,11 @@ def load_recipe(directory: Path) -> dict[str, Any]:
 
 
 def make_model(directory: Path) -> Model:
-    """Returns the model of a run that was made in Python, with the values that it started from.
+    """Returns the model of a run that was made in Python, with its initial values.
 
     Raises:
-      InputError: as :func:`load_recipe`; the model is the user's own; or the base model's weights
-        are others than in the run.
+      InputError: as in :func:`load_recipe`; the model is a module of the user; or the weights of
+        the base model differ from those of the run.
     """
     metadata = load_recipe(directory)
     if metadata["reason"]:
@@ -112,18 +113,18 @@ def make_model(directory: Path) -> Model:
 
 
 def _method(metadata: Mapping[str, Any]) -> Method | None:
-    """Returns the library's method with these options, None if there is none."""
+    """Returns the library's method of this name and options, None if it does not exist."""
     factory = getattr(peft, metadata["name"], None) if metadata["name"] in peft.__all__ else None
     if factory is None:
         return None
-    # Some options are part of the function, such as the places of Houlsby's adapters.
+    # Some options are fixed by the function, such as the places of Houlsby's adapters.
     taken = inspect.signature(factory).parameters
     method = factory(**{k: v for k, v in metadata["options"].items() if k in taken})
     return method if _plain(method.options) == metadata["options"] else None
 
 
 def _plain(value: Any) -> Any:
-    """Returns what JSON can hold."""
+    """Returns a value in types that JSON supports."""
     return json.loads(json.dumps(value, default=_listed))
 
 
@@ -134,7 +135,7 @@ def _listed(value: Any) -> Any:
 
 
 def _sums(leaves: Params) -> dict[str, list[float]]:
-    """Returns leaf name -> (sum, sum of squares): enough to notice other weights."""
+    """Returns leaf name -> (sum, sum of squares), which is enough to detect changed weights."""
     found = {}
     for name, value in leaves.items():
         x = np.asarray(value, np.float32).ravel()
@@ -143,12 +144,12 @@ def _sums(leaves: Params) -> dict[str, list[float]]:
 
 
 def _difference(now: Mapping[str, Sequence[float]], then: Mapping[str, Any]) -> str | None:
-    """Returns the first leaf that differs by more than an SVD does from machine to machine."""
+    """Returns the first leaf that differs by more than an SVD differs between machines."""
     for name in sorted({*now, *then}):
         if name not in now or name not in then:
             return name
         (total, square), (total_then, square_then) = now[name], then[name]
-        # The sum of n numbers near zero says little: it is compared by their length.
+        # The sum of n numbers can be near zero, so its tolerance is relative to their L2 norm.
         scale = 1e-3 * math.sqrt(max(square, square_then)) + 1e-12
         if abs(total - total_then) > scale * 10 or abs(square - square_then) > 1e-3 * square:
             return name

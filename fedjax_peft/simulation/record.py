@@ -43,7 +43,7 @@ _PACKAGES = ("fedjax_peft", "jax", "jaxlib", "flax", "optax", "transformers", "n
 
 
 class Record:
-    """Where rows of metrics go: memory, and a run directory if there is one."""
+    """Stores the rows of metrics in memory, and in the run directory if there is one."""
 
     def __init__(self, out: Path | None, on_round: Callable[[Row], Any] | None):
         self.rows: list[Row] = []
@@ -64,8 +64,9 @@ class Record:
         """Opens a run directory; ``config`` is written only to a new one.
 
         Raises:
-          InputError: a directory that holds a run, without ``resume``; ``resume`` with a config
-            that differs (more ``rounds`` may be asked for); or another process runs in it.
+          InputError: the directory holds a run, without ``resume``; the config differs, with
+            ``resume`` (more ``rounds`` and another stop rule are allowed); or another process runs
+            in the directory.
         """
         if out is None:
             if resume:
@@ -96,7 +97,7 @@ class Record:
         return record
 
     def _begin(self, resume: bool, config: Mapping[str, Any]) -> None:
-        """Writes what a run begins with, or reads what it has come to."""
+        """Writes the first files of a new run, or reads the rows of a run that is resumed."""
         assert self.out is not None
         out, config_file = self.out, self.out / "config.toml"
         if config_file.exists():
@@ -123,7 +124,7 @@ class Record:
         self.close()
 
     def rewind(self, round_index: int | None) -> None:
-        """Removes the rows after round ``round_index`` (all rows if None), to be made again."""
+        """Removes the rows after ``round_index`` (all rows if None), which will be made again."""
         last = -1 if round_index is None else round_index
         self.rows = [row for row in self.rows if row["round"] <= last]
         if self.out is None:
@@ -134,12 +135,12 @@ class Record:
         self._tensorboard = EventWriter(self.out / "tensorboard", first_step=last + 1)
 
     def add(self, row: Row) -> Any:
-        """Records the row of a round; returns what ``on_round`` says."""
+        """Records the row of a round; returns the answer of ``on_round``."""
         self._write(row)
         return None if self._on_round is None else self._on_round(row)
 
     def amend(self, row: Row) -> None:
-        """Replaces the last row, which has gained fields; nobody is called."""
+        """Replaces the last row, which has new fields; ``on_round`` is not called again."""
         before = self.rows.pop()
         assert before["round"] == row["round"]
         if self.out is not None:
@@ -147,7 +148,7 @@ class Record:
         self._write({**row})
 
     def _write(self, row: Row) -> None:
-        """Keeps a row in memory, and on disk where there is a run directory."""
+        """Stores a row in memory, and on disk if there is a run directory."""
         self.rows.append(row)
         if self.out is not None:
             assert self._tensorboard is not None
@@ -158,14 +159,14 @@ class Record:
             self._tensorboard.flush()
 
     def save_params(self, params: Params, labels: Sequence[str]) -> None:
-        """Writes the global model's trainable leaves, so that others can read them plainly."""
+        """Writes the global model's trainable leaves to a file that other programs can read."""
         assert self.out is not None
         arrays = {name: np.asarray(value) for name, value in params.items()}
         metadata = {"labels": json.dumps(list(labels))}
         replace_file(self.out / _PARAMS, safetensors.numpy.save(arrays, metadata))
 
     def close(self) -> None:
-        """Flushes and closes what is open, the checkpoints even if the other files cannot be."""
+        """Closes all open files; the checkpoints are closed even if another file fails."""
         with contextlib.ExitStack() as stack:
             if self._lock is not None:
                 stack.callback(self._lock.release)
@@ -176,7 +177,7 @@ class Record:
 
 
 def environment() -> dict[str, Any]:
-    """Returns versions, device and commit: what a number may depend on beside the config."""
+    """Returns versions, device and commit, on which results depend besides the config."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -187,7 +188,7 @@ def environment() -> dict[str, Any]:
 
 
 def device_name() -> str:
-    """Returns how many devices of which kind there are."""
+    """Returns the number and the kind of the devices."""
     device = jax.devices()[0]
     return f"{len(jax.devices())} x {device.device_kind} ({device.platform})"
 
@@ -195,7 +196,7 @@ def device_name() -> str:
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """Writes a config as TOML.
 
-    A lone surrogate, which no file in UTF-8 can hold, becomes a question mark.
+    A lone surrogate, which UTF-8 cannot encode, becomes a question mark.
     """
     replace_file(path, config_text(config).encode(errors="replace"))
 
@@ -209,7 +210,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """Returns the config of a run directory.
 
     Raises:
-      InputError: no run, or a damaged one.
+      InputError: the directory holds no run, or its config is damaged.
     """
     path = directory / "config.toml"
     try:
@@ -224,7 +225,7 @@ def read_params(directory: Path) -> tuple[Params, tuple[str, ...]]:
     """Returns the global model's trainable leaves and label names.
 
     Raises:
-      InputError: a run without a checkpoint yet, or a damaged file.
+      InputError: the run has no checkpoint yet, or the file is damaged.
     """
     path = directory / _PARAMS
     if not path.exists():
@@ -241,10 +242,10 @@ def read_params(directory: Path) -> tuple[Params, tuple[str, ...]]:
 
 
 def remove_run(out: Path) -> None:
-    """Removes a run directory, and nothing that is not one.
+    """Removes a run directory; refuses to remove any other directory.
 
     Raises:
-      InputError: a directory that is not a run, or in which a process runs.
+      InputError: the path is not a run directory, or a process runs in it.
     """
     if not out.exists():
         return
@@ -255,14 +256,14 @@ def remove_run(out: Path) -> None:
     if any(out.iterdir()) and not (out / "config.toml").exists():
         raise InputError(f"{out} is not a run directory, so --overwrite does not remove it.")
     with RunLock.take(out):
-        # The config last: what an interruption leaves is still known to be a run.
+        # The config is removed last, so that an interrupted removal still leaves a run directory.
         for path in sorted(out.iterdir(), key=lambda path: path.name == "config.toml"):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != lock.NAME:
                 path.unlink()
     if not out.is_symlink():  # a link stays, and so does the directory that it leads to
-        with contextlib.suppress(OSError):  # such as a mounted disk
+        with contextlib.suppress(OSError):  # it cannot be removed, such as a mounted disk
             out.rmdir()
 
 
@@ -275,7 +276,7 @@ def _without_none(value: Any) -> Any:
 
 
 _ADDED = {"engine": "compiled"}
-"""Keys that version 0.1.0 did not have -> the value that its runs ran with."""
+"""Keys that version 0.1.0 did not have -> the value that its runs used."""
 
 
 def _check_same(path: Path, config: Mapping[str, Any]) -> None:
@@ -284,7 +285,7 @@ def _check_same(path: Path, config: Mapping[str, Any]) -> None:
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
     if "rounds" in changed and now.get("rounds", 0) > before.get("rounds", 0):
         changed.remove("rounds")
-    # A stop rule says when to end, as rounds do; it may be another one.
+    # A stop rule may differ: like `rounds`, it only decides when the run ends.
     changed = [key for key in changed if key.partition(".")[0] != "stop"]
     if changed:
         was = "; ".join(f"{k} was {before.get(k)!r}, is {now.get(k)!r}" for k in changed)
@@ -295,7 +296,7 @@ def _check_same(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _commit() -> str | None:
-    """The commit of the source checkout, None for an installed package."""
+    """Returns the commit of the source checkout, None for an installed package."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"],

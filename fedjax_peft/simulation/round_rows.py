@@ -1,4 +1,4 @@
-"""Rows of metrics, made from what a session reports; :mod:`fedjax_peft.rows` has their fields."""
+"""Rows of metrics, made from the reports of a session; for fields see :mod:`fedjax_peft.rows`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,12 +17,12 @@ __all__ = ["round_row", "skipped_leaves", "start_row"]
 
 
 def start_row(model: Model, algorithm: Algorithm, scores: Row, seconds: float) -> Row:
-    """Returns row 0, of the state before training.
+    """Returns row 0, which describes the state before training.
 
     Args:
-      model: that is trained.
-      algorithm: what is run.
-      scores: of the initial model.
+      model: the model that is trained.
+      algorithm: the algorithm of the run.
+      scores: the scores of the initial model.
       seconds: simulated seconds before the first round.
     """
     names = assign_roles(model.kinds, algorithm.roles)
@@ -44,8 +44,8 @@ def round_row(info: RoundInfo, *, each: bool = False, lower: Sequence[str] = ("l
 
     Args:
       info: from :meth:`fedjax_peft.engine.session.Session.step`.
-      each: also return the metrics of every client, and their deviation and worst.
-      lower: the metrics of which less is better.
+      each: also return the metrics of every client, their standard deviation and worst value.
+      lower: the metrics whose lower values are better.
     """
     plan = info.plan
     row: Row = {"round": info.round_index}
@@ -79,7 +79,7 @@ def round_row(info: RoundInfo, *, each: bool = False, lower: Sequence[str] = ("l
 def _client_fields(
     per_client: Mapping[str, np.ndarray], finite: np.ndarray, lower: Sequence[str]
 ) -> Row:
-    """Returns every client's metrics, and the deviation and the worst of the finite uploads."""
+    """Returns each client's metrics, and their deviation and worst value over finite uploads."""
     row: Row = {"per_client": {n: [finite_or_none(x) for x in v] for n, v in per_client.items()}}
     for name, values in per_client.items():
         received = values[finite]
@@ -90,7 +90,7 @@ def _client_fields(
 
 
 def _aggregation_fields(aggregation: Mapping[str, np.ndarray]) -> Row:
-    """Returns the metrics of the aggregation; those of a layer are named ``kind/path``."""
+    """Returns the metrics of the aggregation; the names of layer metrics are ``kind/path``."""
     row: Row = {}
     layers: dict[str, dict[str, float | None]] = {}
     for name, value in aggregation.items():

@@ -1,4 +1,4 @@
-"""``Run``: what a simulation has learned."""
+"""``Run``: the result of a simulation."""
 
 import warnings
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ __all__ = ["Run", "global_leaves", "learned_leaves"]
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """The result of :func:`simulate`: what was learned, and one row of metrics a round."""
+    """The result of :func:`simulate`: trained leaves, and one row of metrics for each round."""
 
     model: Model
     algorithm: Algorithm
     params: Params
     """All trainable leaves of the global model (private ones at their initial values)."""
     client_state: PyTree
-    """What the clients keep, such as their private leaves, ``[clients, ...]``."""
+    """The state that clients keep, such as their private leaves, ``[clients, ...]``."""
     server: PyTree
     """The server's state."""
     metrics: list[Row]
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def trained(self) -> Model:
-        """The global model as it is now, to go on from: its leaves start where this run ended."""
+        """The global model after this run; a new run can start from it."""
         return _merge_into_frozen(self.model, self.algorithm, self.server).replace(
             trainable=self.params
         )
@@ -74,15 +74,16 @@ class Run:
         """Writes an adapter and its head; see :func:`fedjax_peft.peft.io.export.export`.
 
         Args:
-          directory: new, empty, or with an export of exactly the same content.
+          directory: a directory that is new, is empty, or holds an export of the same content.
           format: ``peft`` (Hugging Face PEFT), ``adapterhub``, or ``merged``: a plain checkpoint.
-          client: whose model, in a run that keeps something private; by default the global model.
+          client: the client whose model is exported, in a run whose clients keep a state; by
+            default the global model.
           overwrite: also replace an export of other content in the directory.
 
         Raises:
-          InputError: a method that the format cannot hold; no such client; no ``client`` although
-            some leaves are private, or a ``client`` although none are; or a directory that holds
-            anything else.
+          InputError: the format does not support the method; the client does not exist; ``client``
+            is missing although some leaves are private, or is given although the clients keep no
+            state; or the directory holds anything else.
         """
         from fedjax_peft.peft.io.export import export
 
@@ -103,14 +104,15 @@ class Run:
         Texts are cut and padded as in the run.
 
         Args:
-          texts: n of them.
-          pairs: n second texts, for a task on pairs.
-          client: whose model predicts, in a run that keeps something private; by default the
-            global model.
+          texts: n texts.
+          pairs: n second texts, for a task on pairs of texts.
+          client: the client whose model predicts, in a run whose clients keep a state; by default
+            the global model.
 
         Raises:
-          InputError: a model without a tokenizer; no such client; or no ``client`` although some
-            leaves are private, or a ``client`` although none are.
+          InputError: the model has no tokenizer; the client does not exist; or ``client`` is
+            missing although some leaves are private, or is given although the clients keep no
+            state.
         """
         from fedjax_peft.inference import predict
 
@@ -130,7 +132,7 @@ class Run:
 
     @property
     def _clients(self) -> int:
-        """How many clients keep something."""
+        """The number of clients that keep a state."""
         return next((len(x) for x in jax.tree.leaves(self.client_state)), 0)
 
     def __repr__(self) -> str:
@@ -146,13 +148,13 @@ def global_leaves(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
 
 
 def learned_leaves(model: Model, algorithm: Algorithm, server: PyTree) -> Params:
-    """Returns the global leaves, and those of the frozen tree that the server has moved."""
+    """Returns the global leaves, and the frozen leaves that the server has changed."""
     frozen = _merge_into_frozen(model, algorithm, server).frozen
     moved = [name for name, x in frozen.items() if x is not model.frozen[name]]
     return {**global_leaves(model, algorithm, server), **tree.select(frozen, moved)}
 
 
 def _merge_into_frozen(model: Model, algorithm: Algorithm, server: PyTree) -> Model:
-    """Returns the model with what the server has added to its frozen leaves."""
+    """Returns the model after adding the server's changes to its frozen leaves."""
     frozen_delta = algorithm.server.frozen_delta
     return model if frozen_delta is None else model.merge_into_frozen(frozen_delta(server))

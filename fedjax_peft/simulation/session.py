@@ -1,4 +1,4 @@
-"""``session``: an algorithm over a federation, for a loop over rounds of your own."""
+"""``session``: an algorithm over a federation, for your own loop over rounds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -55,10 +55,10 @@ def session(
     rounds: int = 100,
     engine: Engine = "compiled",
 ) -> Session:
-    """Returns a :class:`fedjax_peft.engine.session.Session`: communication rounds, one by one.
+    """Returns a :class:`fedjax_peft.engine.session.Session`, which runs rounds one by one.
 
     ``simulate`` is a loop over such a session, with evaluation, records and checkpoints. A session
-    is for a loop of your own::
+    is for your own loop::
 
         session = fp.session(model, algorithm, clients, clients_per_round=10)
         state = session.init(seed=0)
@@ -68,7 +68,7 @@ def session(
                 break
 
     The round program is compiled when the first round runs. With the same arguments and seed, the
-    rounds are those of ``simulate``, number for number.
+    rounds give exactly the same numbers as those of ``simulate``.
 
     Args:
       model: as for ``simulate``, like the arguments without a description here.
@@ -87,13 +87,13 @@ def session(
       transforms: likewise.
       diagnostics: likewise; their values are in ``RoundInfo.aggregation``.
       failure_rate: likewise.
-      rounds: the compiled program has room for the largest cohort of so many rounds. More rounds
-        can be run; one that needs more room is compiled anew.
+      rounds: the compiled program has room for the largest cohort of this number of rounds. More
+        rounds can be run; a round that needs more room is compiled again.
       engine: ``compiled``, or ``reference``: a plain Python loop over clients without jit, slow and
         easy to debug.
 
     Raises:
-      InputError: arguments that contradict each other or the data.
+      InputError: arguments contradict each other or the data.
     """
     check_objects(model, algorithm, clients, None, None, task, None)
     counts = {

@@ -72,49 +72,52 @@ def simulate(
     progress: bool | Literal["auto"] = "auto",
     engine: Engine = "compiled",
 ) -> Run:
-    """Runs a federated algorithm and returns what it learned.
+    """Runs a federated algorithm and returns the result.
 
-    Every random number follows from ``seed`` and names (see ``fedjax_peft.random``): the same call
-    gives the same metrics, for any number of lanes (to float32 rounding) and after a resume.
+    Every random number is derived from ``seed`` and names (see ``fedjax_peft.random``). So the same
+    call gives the same metrics, for any number of lanes (to float32 rounding) and after a resume.
 
     Args:
-      model: from ``load_model`` and ``attach``; its trainable tree is where everybody starts.
+      model: from ``load_model`` and ``attach``; its trainable leaves are the initial values for the
+        server and all clients.
       algorithm: such as ``algorithms.fedavg(optax.adamw(5e-4))``.
       clients: the training examples of every client.
       test: global test set; with private leaves, the mean over ``test_clients`` clients' models.
       rounds: communication rounds.
-      clients_per_round: how many are drawn; by default all clients take part in every round.
-      sampling: how: ``uniform`` without replacement, by ``size`` (chances in proportion to the
-        numbers of examples), ``poisson`` (each client by itself, so many on average; a round may
-        have nobody), ``round_robin`` (the next ones of a random order), or ``all``.
+      clients_per_round: number of clients that are drawn for a round; by default all clients take
+        part in every round.
+      sampling: how clients are drawn: ``uniform`` without replacement; ``size`` (probability in
+        proportion to the number of examples); ``poisson`` (each client independently, with
+        ``clients_per_round`` clients on average; a round may have no clients); ``round_robin`` (the
+        next clients in a random order); or ``all``.
       batch_size: examples in a local step.
       epochs: local passes over a client's examples in a round.
       local_steps: a fixed number of local steps instead of ``epochs``.
-      task: loss and metrics; by default what the data are for (``Dataset.task``).
-      seed: of everything random but the model's own initial values.
+      task: loss and metrics; by default the task of the data (``Dataset.task``).
+      seed: the seed of everything random, except for the model's initial values.
       lanes: clients that run side by side on the device; ``auto`` chooses for speed.
       devices: how many devices share the lanes; by default all accelerators.
       eval_every: rounds between evaluations; the last round is always evaluated.
       eval_batch_size: examples in an evaluation step.
-      length_buckets: of texts: for how many padded lengths a step is compiled, each step then
-        running at the shortest that its examples fit in. They are chosen from the data, and fewer
-        where more would not pay. 1 pads everything to the longest text, 0 leaves the padding of
-        the data. Results differ by float32 rounding only.
+      length_buckets: for texts: the largest number of padded lengths for which a step is compiled.
+        Each step runs at the shortest length that its examples fit in. The lengths are chosen from
+        the data; fewer are used if more would not save time. 1 pads all texts to the longest
+        text, 0 keeps the padding of the data. Results differ by float32 rounding only.
       test_clients: the number of clients whose personal models are evaluated on ``test``.
       client_test: examples of every client to evaluate its model on (mean, deviation, worst).
       client_ranks: the LoRA rank of every client (a shorter list is repeated), at most the
-        adapters': it trains and sends only its first so many directions, the others add nothing
-        for it and stay as the server sent them.
+        adapters' rank. A client of rank r trains and sends only the first r directions. The other
+        directions add nothing to its model and stay as the server sent them.
       transforms: of the clients' uploads, such as ``fp.transforms.clip_norm(1.0)``: one, or several
         in the order in which a client applies them.
-      diagnostics: what else to measure in every round, see ``Diagnostic``; each costs time.
-      nonfinite: what to do with an upload that is not finite: leave it out and name its client in
-        the metrics, or raise.
-      failure_rate: chance of a sampled client to drop out of the round: it has fetched what the
-        server broadcasts, but sends nothing, and what it keeps stays as it was.
-      deadline: simulated seconds after which the server takes no more uploads. Who is late by the
-        time model counts as one that failed; the others are aggregated.
-      time_model: simulated seconds; by default ``TimeModel()``.
+      diagnostics: additional measurements in every round, see ``Diagnostic``; each takes time.
+      nonfinite: what to do with an upload that is not finite: ``drop`` leaves it out and names its
+        client in the metrics, ``raise`` ends the run with an error.
+      failure_rate: probability that a sampled client drops out of the round. The client has fetched
+        the broadcast of the server, but it sends nothing, and its client state does not change.
+      deadline: simulated seconds after which the server accepts no more uploads. A client that is
+        late by the time model is treated like a failed client; the other uploads are aggregated.
+      time_model: gives the simulated seconds; by default ``TimeModel()``.
       out: a run directory to write records, checkpoints and TensorBoard files to.
       checkpoint_every: rounds between checkpoints; the last round always has one.
       resume: continue the run in ``out`` from its last checkpoint, if it has one.
@@ -122,20 +125,22 @@ def simulate(
       on_round: called with every row of metrics as it is made (row 0 is before training). If it
         returns True the run ends after this round: its row gains the final evaluation and the
         field ``stopped``, and a checkpoint is written. A resume goes on from there.
-      stop: ends the run in the same way, such as ``early_stop(target=0.8, patience=5)``: a function
-        of all rows so far that returns whether, or a sentence why, to stop. It reads nothing but
-        the rows, so a resumed run stops where one that was not interrupted does.
-      on_phase: called with a ``fedjax_peft.simulation.progress.Phase`` at the beginning of whatever
-        takes time: compiling, training a round, evaluating a part of the examples, saving.
+      stop: rule that ends the run in the same way, such as ``early_stop(target=0.8, patience=5)``.
+        It is a function of all rows so far, and returns True or a sentence with the reason if the
+        run should stop. It reads only the rows, so a resumed run stops at the same round as an
+        uninterrupted one.
+      on_phase: called with a ``fedjax_peft.simulation.progress.Phase`` at the beginning of each
+        phase that takes time: compiling, training a round, evaluating a part of the examples,
+        saving.
       progress: show these phases on stderr: ``"auto"`` in a terminal or notebook only, True
         everywhere, False nowhere.
       engine: ``compiled``: a round is one XLA program. ``reference``: a round is a Python loop over
-        clients, one at a time and without jit; slow, for reading and debugging. The results are
-        equal to float32 rounding.
+        clients, one at a time and without jit; it is slow, and meant for reading and debugging. The
+        results are equal up to float32 rounding.
 
     Raises:
-      InputError: settings that contradict each other or the data, an ``out`` that holds a run (and
-        not ``resume``), or with ``nonfinite="raise"`` an upload that is not finite.
+      InputError: settings contradict each other or the data; ``out`` holds a run, without
+        ``resume``; or an upload is not finite, with ``nonfinite="raise"``.
     """
     use_compilation_cache()
     check_objects(model, algorithm, clients, test, client_test, task, stop)
@@ -256,6 +261,6 @@ def simulate(
 
 
 def _text_length(data: Dataset) -> int | None:
-    """Returns the tokens that texts are padded to, None for other data."""
+    """Returns the number of tokens that texts are padded to, None for other data."""
     ids = data.columns.get("input_ids")
     return None if ids is None else int(ids.shape[1])

@@ -9,10 +9,11 @@ from fedjax_peft.rows import Row, headline, number
 __all__ = ["Stop", "early_stop"]
 
 Stop: TypeAlias = Callable[[Sequence[Row]], bool | str | None]
-"""(all rows of the run so far, the last one just made) -> whether, or a sentence why, to stop."""
+"""A function of all rows of the run so far; the last one is the newest. It returns True, or a
+sentence with the reason, if the run should stop."""
 
 _LOWER = ("loss", "perplexity", "norm", "error")
-"""Parts of names of metrics of which less is better."""
+"""Parts of the names of metrics whose lower values are better."""
 
 
 def early_stop(
@@ -23,21 +24,22 @@ def early_stop(
     min_delta: float = 0.0,
     better: Literal["auto", "higher", "lower"] = "auto",
 ) -> Stop:
-    """Returns the rule that ends a run at a target, or when it has stopped improving.
+    """Returns a rule that ends a run at a target value, or when a metric stops improving.
 
     Args:
       target: stop at the first round whose metric has reached this value (row 0, before training,
         does not count).
-      patience: stop when this many evaluations in a row have not improved on the best one before.
+      patience: stop after this number of evaluations in a row without an improvement on the best.
       metric: a field of the rows, such as ``test_loss`` or ``client_accuracy_mean``; by default the
         headline metric on the test set, or else its mean over the clients.
       min_delta: an evaluation improves if it is better by more than this.
-      better: which direction is better; ``auto`` knows it of the headline metric, and takes less
-        for better where the name contains loss, perplexity, norm or error.
+      better: the direction that is better. ``auto`` uses the known direction of the headline
+        metric; for other metrics, lower is better if the name contains loss, perplexity, norm or
+        error.
 
     Raises:
-      InputError: neither a target nor a patience, or numbers that cannot be; later, as the rule of
-        a run, a metric that its rows do not have.
+      InputError: neither a target nor a patience is given, or a number is invalid. The rule itself
+        raises it if the rows of the run do not have the metric.
     """
     if target is None and patience is None:
         raise InputError("early_stop needs a target, a patience, or both.")
@@ -57,10 +59,10 @@ def early_stop(
             raise InputError(f"No row of this run has the metric {name!r}. {nearest(name, known)}")
         sign = -1.0 if _is_lower(rows, name, better) else 1.0
         found = [(row["round"], number(row, name)) for row in rows if name in row]
-        # A value that is not finite (None) is no improvement.
+        # A value that is not finite is None, and counts as no improvement.
         scores = [(r, float("-inf") if v is None else sign * v) for r, v in found]
         last, score = scores[-1]
-        # Metrics are rounded to float32: 19 of 25 reach 0.76, although that is 0.7599999905 there.
+        # Metrics are rounded to float32: 19 of 25 reach 0.76, although float32 has 0.7599999905.
         if target is not None and last > 0 and score >= sign * target - 1e-6:
             return f"{name} reached {target:g}"
         if patience is None:

@@ -1,4 +1,4 @@
-"""A run's numbers as a TensorBoard event file."""
+"""A TensorBoard event file with the numbers of a run."""
 
 import time
 from pathlib import Path
@@ -23,14 +23,15 @@ _GROUPS = {
 class EventWriter:
     """Writes scalars to a new event file, in the caller's thread.
 
-    ``tensorboardX.SummaryWriter`` writes in a thread of its own. When a disk is full that thread
-    dies, and the run waits for it forever.
+    ``tensorboardX.SummaryWriter`` is not used because it writes in another thread. When a disk is
+    full, that thread dies, and the run waits for it forever.
     """
 
     def __init__(self, folder: Path, first_step: int):
-        """Opens a file in ``folder``; TensorBoard hides what others in it have from ``first_step``.
+        """Opens a new event file in ``folder``.
 
-        An interrupted run may have written later points than those that it is resumed from.
+        TensorBoard hides the points of older files in the folder from ``first_step`` on. An
+        interrupted run may have written such points after the checkpoint from which it is resumed.
 
         Raises:
           OSError: the folder or the file cannot be written.
@@ -56,7 +57,7 @@ class EventWriter:
             self._writer.write_event(event)
 
     def flush(self) -> None:
-        """Returns when all numbers are on disk."""
+        """Writes all numbers to disk, and returns after that."""
         with naming(self._folder):
             self._writer.flush()
 
@@ -72,8 +73,8 @@ class EventWriter:
 def tag(field: str) -> str:
     """Returns the tag of a row's field, such as ``test/accuracy`` or ``comm/bytes_up``.
 
-    What is neither an evaluation nor a cost is about the update: ``update/update_norm``,
-    ``update/aggregation_error``.
+    Fields in no other group, which mostly describe the update, are in the group ``update``, such
+    as ``update/update_norm`` and ``update/aggregation_error``.
     """
     for prefix in _PREFIXES:
         if field.startswith(f"{prefix}_"):

@@ -6,7 +6,7 @@ __all__ = ["tuned_figures"]
 
 
 def tuned_figures(row: Row) -> Row:
-    """Returns the scores of an evaluated row under the names of tuned models."""
+    """Returns the scores of an evaluation, with the prefix ``tuned_`` in their names."""
     return {
         f"tuned_{name}": value
         for name, value in row.items()
