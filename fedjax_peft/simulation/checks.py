@@ -28,6 +28,8 @@ __all__ = [
     "check_memory",
     "check_method",
     "check_objects",
+    "check_test_data",
+    "check_test_objects",
     "check_transforms",
     "check_words",
     "clients_a_round",
@@ -49,10 +51,8 @@ _MOST = {"rounds": 1_000_000, "seed": 2**63 - 1}
 the cohorts of all rounds are drawn before the first round starts."""
 
 
-def check_objects(
-    model: Any, algorithm: Any, clients: Any, test: Any, client_test: Any, task: Any, stop: Any
-) -> None:
-    """Raises InputError for an argument of ``simulate`` that has the wrong type."""
+def check_objects(model: Any, algorithm: Any, clients: Any, task: Any) -> None:
+    """Raises InputError for an argument of ``session`` that has the wrong type."""
     if not isinstance(model, Model):
         advice = (
             f"Load it: fp.load_model({model!r}, head=...)."
@@ -70,18 +70,27 @@ def check_objects(
         else:
             advice = "Make one, such as fp.algorithms.fedavg(optax.adamw(1e-3))."
         raise _other_kind("algorithm", algorithm, "fp.typing.Algorithm", advice)
-    for name, value, optional in (("clients", clients, False), ("client_test", client_test, True)):
-        if not (isinstance(value, Clients) or (optional and value is None)):
-            advice = "Share a data set out: fp.partition.iid(data, clients=10)."
-            raise _other_kind(name, value, "fp.Clients", advice)
+    _check_clients("clients", clients)
+    if task is not None and not isinstance(task, Task):
+        raise _other_kind("task", task, "fp.tasks.Task", "fp.tasks has functions that return one.")
+
+
+def check_test_objects(test: Any, client_test: Any, stop: Any) -> None:
+    """Raises InputError for an argument that only ``simulate`` takes and has the wrong type."""
+    if client_test is not None:
+        _check_clients("client_test", client_test)
     if test is not None and not isinstance(test, Dataset):
         advice = "Of a dict of splits give one: test=data['test']."
         raise _other_kind("test", test, "fp.Dataset", advice)
-    if task is not None and not isinstance(task, Task):
-        raise _other_kind("task", task, "fp.tasks.Task", "fp.tasks has functions that return one.")
     if stop is not None and not callable(stop):
         advice = "Make one: fp.early_stop(target=0.8, patience=5)."
         raise _other_kind("stop", stop, "function of the rows", advice)
+
+
+def _check_clients(name: str, value: Any) -> None:
+    if not isinstance(value, Clients):
+        advice = "Share a data set out: fp.partition.iid(data, clients=10)."
+        raise _other_kind(name, value, "fp.Clients", advice)
 
 
 def _other_kind(argument: str, value: Any, wanted: str, advice: str) -> InputError:
@@ -282,19 +291,24 @@ def check_deadline(deadline: float | None, time_model: TimeModel) -> None:
         )
 
 
-def check_data(
+def check_data(model: Model, clients: Clients, task: Task | None) -> None:
+    """Raises InputError for training data that are empty, or do not fit the head or the task.
+
+    Without ``task``, the task of the data is used. The task's own ``check`` is run too.
+    """
+    if not clients.sizes.any():
+        raise InputError("No client has an example to train on.")
+    _check_fit(model, "training", clients.data, task)
+
+
+def check_test_data(
     model: Model,
     clients: Clients,
     test: Dataset | None,
     client_test: Clients | None,
     task: Task | None,
 ) -> None:
-    """Raises InputError for data that are empty, or do not fit the clients, the head or the task.
-
-    Without ``task``, the task of the data is used. The task's own ``check`` is run too.
-    """
-    if not clients.sizes.any():
-        raise InputError("No client has an example to train on.")
+    """Raises InputError for test data that are empty, or do not fit clients, head or task."""
     if test is not None and not len(test):
         raise InputError("The test data have no examples.")
     if client_test is not None:
@@ -304,26 +318,29 @@ def check_data(
             )
         if not client_test.sizes.any():
             raise InputError("client_test gives no client an example to be tested on.")
-    tested = None if client_test is None else client_test.data
-    for name, data in {"training": clients.data, "test": test, "client_test": tested}.items():
-        if data is None:
-            continue
-        checked = tasks.for_data(data) if task is None else task
-        if isinstance(checked, tasks.Task):  # a user's task may have no `check`
-            checked.check(data, name)
-        size = model.config.get("vocab_size")
-        if "input_ids" in data.columns and isinstance(size, int):
-            token = int(data.columns["input_ids"].max(initial=0))
-            if token >= size:
-                raise InputError(
-                    f"The {name} data have the token {token}, but the model's vocabulary has {size}"
-                    f" tokens (0 to {size - 1}): they were made by another model's tokenizer."
-                )
-        if "labels" not in data.columns or not model.labels:
-            continue
-        highest = int(data.labels.max(initial=0))
-        if highest >= len(model.labels):
+    if test is not None:
+        _check_fit(model, "test", test, task)
+    if client_test is not None:
+        _check_fit(model, "client_test", client_test.data, task)
+
+
+def _check_fit(model: Model, name: str, data: Dataset, task: Task | None) -> None:
+    checked = tasks.for_data(data) if task is None else task
+    if isinstance(checked, tasks.Task):  # a user's task may have no `check`
+        checked.check(data, name)
+    size = model.config.get("vocab_size")
+    if "input_ids" in data.columns and isinstance(size, int):
+        token = int(data.columns["input_ids"].max(initial=0))
+        if token >= size:
             raise InputError(
-                f"The {name} data have the label {highest}, but the model's head has"
-                f" {len(model.labels)} classes (0 to {len(model.labels) - 1})."
+                f"The {name} data have the token {token}, but the model's vocabulary has {size}"
+                f" tokens (0 to {size - 1}): they were made by another model's tokenizer."
             )
+    if "labels" not in data.columns or not model.labels:
+        return
+    highest = int(data.labels.max(initial=0))
+    if highest >= len(model.labels):
+        raise InputError(
+            f"The {name} data have the label {highest}, but the model's head has"
+            f" {len(model.labels)} classes (0 to {len(model.labels) - 1})."
+        )

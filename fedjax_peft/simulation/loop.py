@@ -70,7 +70,6 @@ class Loop:
         self.nonfinite, self.each = nonfinite, each
         lower = (session.setup.task.lower_is_better, self.algorithm.lower_is_better)
         self.lower = (*lower[0], *lower[1], "update_norm")
-        self._ahead: tuple[int, Plan, list[int]] | None = None
 
     def restore(self, state: State) -> State | None:
         """Returns the state of the last checkpoint, None if there is none; drops later rows.
@@ -149,14 +148,12 @@ class Loop:
     def _plan(self, state: State, round_index: int) -> tuple[Plan, list[int]]:
         """Returns the plan of a round, and the late clients, which the plan leaves out."""
         index, seed = min(round_index, self.rounds), int(state.seed)
-        if self._ahead is None or self._ahead[0] != index:
-            late: list[int] = []
-            if self.deadline is not None:
-                schedule = self.session.schedule(seed)
-                steps = {c: n for c in schedule.present(index) if (n := schedule.steps(c))}
-                late = self.costs.late(steps, self.skipped_leaves(state, index))
-            self._ahead = (index, self.session.plan(index, seed, late), late)
-        return self._ahead[1:]
+        late: list[int] = []
+        if self.deadline is not None:
+            schedule = self.session.schedule(seed)
+            steps = {c: n for c in schedule.present(index) if (n := schedule.steps(c))}
+            late = self.costs.late(steps, self.skipped_leaves(state, index))
+        return self.session.plan(index, seed, late), late
 
     def _train(self, state: State) -> tuple[State, Row]:
         """Returns the state after another round, and its row without scores."""
@@ -168,7 +165,8 @@ class Loop:
         began, compiled = time.perf_counter(), session.compile_seconds
         state, info = session.step(state, plan)
         if self.deadline is None:
-            # The next plan is made while the device computes. This is not possible with a deadline:
+            # The next plan is made while the device computes, and the session caches it. This is
+            # not possible with a deadline:
             # the late clients of the next round depend on the costs of this round.
             self._plan(state, index + 1)
         row = round_row(info, each=self.each, lower=self.lower)

@@ -95,7 +95,7 @@ def session(
     Raises:
       InputError: arguments contradict each other or the data.
     """
-    check_objects(model, algorithm, clients, None, None, task, None)
+    check_objects(model, algorithm, clients, task)
     counts = {
         "clients_per_round": 1 if clients_per_round is None else clients_per_round,
         "batch_size": batch_size,
@@ -106,7 +106,7 @@ def session(
     }
     check_counts(counts, {"length_buckets": length_buckets})
     check_words("drop", diagnostics)
-    check_data(model, clients, None, None, task)
+    check_data(model, clients, task)
     check_method(model, algorithm, len(clients), client_ranks, diagnostics)
     transform = check_transforms(transforms, algorithm)
     check_failure_rate(failure_rate)

@@ -14,9 +14,9 @@ from fedjax_peft.rows import Row
 from fedjax_peft.simulation.checks import (
     Diagnostic,
     check_counts,
-    check_data,
     check_deadline,
-    check_objects,
+    check_test_data,
+    check_test_objects,
     check_words,
 )
 from fedjax_peft.simulation.cost import Costs, Ledger, TimeModel, preload_bytes, start_seconds
@@ -143,7 +143,7 @@ def simulate(
         ``resume``; or an upload is not finite, with ``nonfinite="raise"``.
     """
     use_compilation_cache()
-    check_objects(model, algorithm, clients, test, client_test, task, stop)
+    check_test_objects(test, client_test, stop)
     counts = {
         "rounds": rounds,
         "eval_every": eval_every,
@@ -175,7 +175,7 @@ def simulate(
         rounds=rounds,
         engine=engine,
     )
-    check_data(model, clients, test, client_test, task)
+    check_test_data(model, clients, test, client_test, task)
     state, schedule = session.init(seed), session.schedule(seed)
     tested = evaluations(
         session,
