@@ -22,3 +22,12 @@ def logits(model, trainable=None):
     """Returns the logits of the batch, with other trainable leaves if they are given."""
     trainable = model.trainable if trainable is None else trainable
     return model.apply(model.frozen, trainable, BATCH, None, False).logits
+
+
+def trained(model, seed=1):
+    """Returns trainable leaves as after a run: all changed, except the fixed ones."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: x if model.kinds[name] == "fixed" else x + rng.normal(0, 0.2, x.shape).astype("f4")
+        for name, x in sorted(model.trainable.items())
+    }

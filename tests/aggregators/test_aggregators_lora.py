@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedjax_peft.aggregators import flexlora, fra, hetlora, mean
 from fedjax_peft.algorithms import fedex, flora
 from fedjax_peft.errors import InputError
-from fedjax_peft.summation import empty
+from fedjax_peft.summation import dense, empty
 
 A, B, HEAD, SCALE = "x.lora_a", "x.lora_b", "head.kernel", "x.lora_scale"
 SHAPES = [(3, 2, 9, 7), (4, 3, 8, 12)]  # clients, rank, in, out: decomposed by QR, and dense
@@ -301,3 +301,14 @@ def test_products_of_zero_keep_no_spectrum_and_have_no_error(aggregator):
     assert not np.any(update[B])
     assert metrics["spectrum_kept"] == 0
     assert metrics["aggregation_error"] == metrics["aggregation_error_relative"] == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fra_takes_the_dense_form_of_its_sum(shape):
+    uploads, weights, template, fixed = context(shape, 0)
+    of_dense = FRA._replace(finish=lambda total, *rest: FRA.finish(dense(total), *rest))
+    factored = aggregate(FRA, uploads, weights, template, fixed).update
+    summed = aggregate(of_dense, uploads, weights, template, fixed).update
+    # Float32: the two forms sum in different orders before the SVD.
+    np.testing.assert_allclose(summed[A] @ summed[B], factored[A] @ factored[B], atol=2e-5)
+    np.testing.assert_allclose(summed[HEAD], factored[HEAD], atol=1e-6)

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 from peft import PeftModel
 from safetensors.numpy import load_file
+from tiny import trained
 from torch_reference import (
     FAMILIES,
     HEADS,
@@ -43,15 +44,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
 ]
-
-
-def trained(model, seed=1):
-    """Returns trainable leaves as after a run: all changed, except the fixed ones."""
-    rng = np.random.default_rng(seed)
-    return {
-        name: x if model.kinds[name] == "fixed" else x + rng.normal(0, 0.2, x.shape).astype("f4")
-        for name, x in sorted(model.trainable.items())
-    }
 
 
 def ours(model, params, batch):

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from test_peft_io_export import CLASSES, EXACT, assert_same, auto, ours, theirs, trained
+from test_peft_io_export import CLASSES, EXACT, assert_same, auto, ours, theirs
+from tiny import trained
 from torch_reference import padded_batch, saved, tiny_model
 from transformers import (
     AutoModelForSequenceClassification,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from tiny import trained
 from torch_reference import logits_of, padded_batch, randomised, saved, tensors, tiny_model
 from transformers import AutoModel
 
@@ -24,15 +25,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
 ]
-
-
-def trained(model, seed=1):
-    """Returns trainable leaves as after a run: all changed, except the fixed ones."""
-    rng = np.random.default_rng(seed)
-    return {
-        name: x if model.kinds[name] == "fixed" else x + rng.normal(0, 0.2, x.shape).astype("f4")
-        for name, x in sorted(model.trainable.items())
-    }
 
 
 def ours(model, batch, params=None):
