@@ -8,7 +8,8 @@
 (Algorithm 1 and Eq 3-9.) The encoder runs with both adapters (dual: the mean of what they add) or
 with one alone. R is an example's pooled last hidden state in one pass. R_average comes from the
 global adapter as it was received, without dropout and without gradient. Clients predict with g1 on
-dual. The training accuracy of g2 is the metric ``train_accuracy_global``.
+dual. The training accuracy of g2 is the metric ``train_accuracy_global``; its test accuracy needs
+``diagnostics=["second_classifier"]``.
 
 Where the paper contradicts itself or is silent:
 

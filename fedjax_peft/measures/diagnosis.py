@@ -1,4 +1,4 @@
-"""Measures on request: drift and spectrum of the global LoRA factors, CKA of adapters."""
+"""Measures on request: drift and spectrum of the global LoRA factors; FedMCP's adapters."""
 
 import functools
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from fedjax_peft.dual_modes import mode
 from fedjax_peft.measures.drift import variation
 from fedjax_peft.measures.representation import cka, pool
 from fedjax_peft.measures.spectrum import spectrum
-from fedjax_peft.typing import Batch, ClientContext, Diagnosis, Metrics, Params
+from fedjax_peft.typing import Batch, ClientContext, Diagnosis, Metrics, Params, Probe
 
-__all__ = ["adapters_cka", "diagnosis"]
+__all__ = ["adapters_cka", "diagnosis", "probe", "second_classifier"]
 
 
 def diagnosis(which: Sequence[str]) -> Diagnosis | None:
@@ -29,6 +29,25 @@ def _measures(which: tuple[str, ...]) -> Diagnosis | None:
     return measure if {"variation", "spectrum"} & set(which) else None
 
 
+def probe(which: Sequence[str]) -> Probe | None:
+    """Returns one function for all measures on test examples in ``which``; None if none is named.
+
+    They are ``cka`` (:func:`adapters_cka`) and ``second_classifier``.
+    """
+    return _measures_on_tests(tuple(name for name in _ON_TESTS if name in which))
+
+
+@functools.cache  # as for _measures
+def _measures_on_tests(which: tuple[str, ...]) -> Probe | None:
+    def measure(context: ClientContext, params: Params, batch: Batch) -> Metrics:
+        found: Metrics = {}
+        for name in which:
+            found |= _ON_TESTS[name](context, params, batch)
+        return found
+
+    return measure if which else None
+
+
 def adapters_cka(context: ClientContext, params: Params, batch: Batch) -> Metrics:
     """Returns the CKA of a batch's representations through the global and the private adapter.
 
@@ -40,3 +59,19 @@ def adapters_cka(context: ClientContext, params: Params, batch: Batch) -> Metric
     x, y = (pool(context.apply(p, batch, None, False), batch, "mean") for p in both)
     n = jnp.sum(batch["mask"], dtype=jnp.float32)
     return {"cka": (n * cka(x, y, batch["mask"]), n)}
+
+
+def second_classifier(context: ClientContext, params: Params, batch: Batch) -> Metrics:
+    """Returns the task's metrics of the second classifier on the global adapter alone.
+
+    FedMCP trains it and predicts with the first one. The names are those of the training metrics,
+    such as ``accuracy_global``.
+    """
+    outputs = context.apply(mode(params, "global"), batch, None, False)
+    assert outputs.second is not None, "the model has no second classifier"
+    found = context.task.metrics(outputs._replace(logits=outputs.second), batch)
+    return {f"{name}_global": value for name, value in found.items()}
+
+
+_ON_TESTS: dict[str, Probe] = {"cka": adapters_cka, "second_classifier": second_classifier}
+"""Diagnostic -> its measure of a model on test examples."""

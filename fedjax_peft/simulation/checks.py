@@ -36,13 +36,14 @@ __all__ = [
 ]
 
 
-Diagnostic = Literal["clients", "variation", "spectrum", "cka"]
+Diagnostic = Literal["clients", "variation", "spectrum", "cka", "second_classifier"]
 """Optional measurements. ``clients``: every client's training loss, accuracy and update norm, and
 the metrics of its model on its ``client_test``.
 ``variation``: how the global LoRA factors change in magnitude and direction from round to round
 (FeDeRA, Eq 11-14). ``spectrum``: the singular values of their product. ``cka``: how
 similar the representations of the test examples are under the global and the private adapter (dual
-adapters)."""
+adapters). ``second_classifier``: the test metrics of FedMCP's second classifier on the global
+adapter alone, such as ``test_accuracy_global``; it costs a second pass over the test examples."""
 
 
 _ZERO = "a whole number from 0 up"
@@ -192,8 +193,15 @@ def check_method(
             " clients of different LoRA ranks: leave client_ranks out, or use one that can, such"
             " as flora, flexlora or hetlora."
         )
-    if "cka" in diagnostics:
+    if {"cka", "second_classifier"} & set(diagnostics):
         mode(model.trainable, "global")  # its error says what is missing
+    if "second_classifier" in diagnostics and not any(
+        "second_classifier." in name for name in model.kinds
+    ):
+        raise InputError(
+            'diagnostics=["second_classifier"] needs a model with a second classifier: load it'
+            " with head=heads.two_classifiers(...)."
+        )
     # A model from scratch has no frozen weights: all of it is trained, so no warning is needed.
     if model.frozen and "adapter" not in model.kinds.values() and model.method is None:
         warnings.warn(

@@ -13,7 +13,7 @@ from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.schedule import Sampling, Schedule
 from fedjax_peft.engine.session import Engine, Session
-from fedjax_peft.measures.diagnosis import adapters_cka, diagnosis
+from fedjax_peft.measures.diagnosis import diagnosis, probe
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.roles import assign_roles
@@ -135,7 +135,7 @@ def session(
         layout_over(devices),
         rank_mask=masks,
         diagnosis=diagnosis(diagnostics),
-        probe=adapters_cka if "cka" in diagnostics else None,
+        probe=probe(diagnostics),
         total_clients=int(np.count_nonzero(clients.sizes)),
         dtype=model.dtype,
         sampling_probability=per_round / len(clients),

@@ -6,7 +6,8 @@ import pytest
 import toy
 
 from fedjax_peft import heads, peft
-from fedjax_peft.algorithms import fedavg, fedmatch
+from fedjax_peft.algorithms import fedavg, fedmatch, fedmcp
+from fedjax_peft.data import partition
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach
@@ -91,8 +92,6 @@ def test_the_update_norm_is_the_norm_of_a_clients_change():
 def test_global_and_private_adapters_are_compared_on_the_test_set():
     model = attach(random_model(TINY_BERT, head=heads.classification(4)), peft.dual(size=2))
     data, test = tiny_dataset(24), tiny_dataset(16, seed=1)
-    from fedjax_peft.data import partition
-
     clients = partition.iid(data, clients=2, seed=0)
     options = {"rounds": 1, "clients_per_round": 2, "batch_size": 8, "eval_batch_size": 8}
     result = simulate(
@@ -102,9 +101,50 @@ def test_global_and_private_adapters_are_compared_on_the_test_set():
         assert 0 < row["test_cka"] <= 1 + 1e-5
 
 
+def test_the_second_classifier_is_tested_on_the_global_adapter_alone():
+    config = {**TINY_BERT, "num_hidden_layers": 1}
+    model = attach(random_model(config, head=heads.two_classifiers(4)), peft.dual(size=4))
+    clients, held = (partition.iid(tiny_dataset(n, seed=n), clients=2) for n in (32, 40))
+    run = simulate(
+        model,
+        fedmcp(optax.adam(1e-2), mu=0.0),
+        clients,
+        client_test=held,
+        diagnostics=["clients", "second_classifier"],
+        rounds=2,
+        batch_size=8,
+        local_steps=4,
+    )
+    tests = run.metrics[-1]["client_tests"]
+    for client, rows in enumerate(held.indices):
+        params = dict(run.client_params(client))
+        for name, x in params.items():  # Eq 2: h + f_g(h); a pair of adapters adds half of each
+            if ".private_adapter.up." in name or ".global_adapter.up." in name:
+                params[name] = 2 * x if ".global_adapter." in name else 0 * x
+        batch = {n: x[rows] for n, x in held.data.columns.items()}
+        batch["mask"] = np.ones(len(rows), bool)
+        logits = model.apply(model.frozen, params, batch, None, False).second
+        right = np.mean(np.argmax(logits, -1) == batch["labels"])
+        assert tests["accuracy_global"][client] == pytest.approx(right)
+        nats = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
+        assert tests["loss_global"][client] == pytest.approx(float(nats), rel=1e-5)
+    assert tests["loss_global"] != tests["loss"]
+
+
+def test_a_model_without_a_second_classifier_cannot_be_tested_on_it():
+    model = attach(random_model(TINY_BERT, head=heads.classification(4)), peft.dual(size=2))
+    options = {"rounds": 1, "diagnostics": ["second_classifier"]}
+    with pytest.raises(InputError, match=r"heads\.two_classifiers"):
+        simulate(model, fedmatch(optax.sgd(0.1)), partition.iid(tiny_dataset(8), 2), **options)
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
-    [("varation", r"no diagnostic 'varation'.*'variation'"), ("cka", r"attach dual\(\)")],
+    [
+        ("varation", r"no diagnostic 'varation'.*'variation'"),
+        ("cka", r"attach dual\(\)"),
+        ("second_classifier", r"attach dual\(\)"),
+    ],
 )
 def test_unsupported_diagnostics_are_errors_before_training(wanted, message):
     with pytest.raises(InputError, match=message):

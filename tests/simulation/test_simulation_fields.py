@@ -46,8 +46,14 @@ def rows(federation, method, algorithm, **options):
         (
             fp.peft.dual(size=4),
             fp.algorithms.fedmcp(ADAM),
-            {"diagnostics": ["cka"]},
-            {"client_cka_mean", "train_accuracy_global", "test_accuracy_std", "client_loss_worst"},
+            {"diagnostics": ["cka", "second_classifier"]},
+            {
+                "client_cka_mean",
+                "client_loss_global_mean",
+                "train_accuracy_global",
+                "test_accuracy_std",
+                "client_loss_worst",
+            },
         ),
         (
             fp.lora(rank=2),
