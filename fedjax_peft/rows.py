@@ -291,7 +291,7 @@ def _parse(line: bytes) -> Row:
 
 _RENAMED = {"unsent": "skipped_leaves"}
 """Former name of a field, in version 0.1.0 -> present name."""
-_CLIENTS = ("clients", "dropped", "failed", "late")
+_CLIENTS = ("clients", "dropped", "failed", "late", "partial")
 _TABLES = ("time", "roles", "parameters")
 _NUMBERS = re.compile(r"((global_|tuned_)*test|train|bytes|aggregation_error|simulated)_\w+|steps")
 """Fields that must be numbers; a file edited by hand can contain other values."""

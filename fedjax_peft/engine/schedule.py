@@ -1,7 +1,7 @@
 """The clients of each round and their batches: a pure function of the seed."""
 
-from collections.abc import Collection, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, pack, steps_of
 from fedjax_peft.random import host_rng
 
-__all__ = ["Sampling", "Schedule"]
+__all__ = ["Range", "Sampling", "Schedule"]
 
 Sampling = Literal["uniform", "size", "poisson", "round_robin", "all"]
 """How the clients of a round are drawn.
@@ -22,6 +22,9 @@ Sampling = Literal["uniform", "size", "poisson", "round_robin", "all"]
 * ``round_robin``: the next ``per_round`` clients of a random order, which is repeated.
 * ``all``: all clients.
 """
+Range: TypeAlias = int | Sequence[int]
+"""A number, or a pair ``(least, most)`` from which each client draws its number in each round. All
+numbers from ``least`` to ``most``, both included, have the same probability."""
 
 
 class Schedule(NamedTuple):
@@ -32,8 +35,8 @@ class Schedule(NamedTuple):
     per_round: int
     """Number of clients per round; with Poisson sampling, the average number."""
     batch_size: int
-    epochs: int
-    local_steps: int | None
+    epochs: Range
+    local_steps: Range | None
     seed: int
     sampling: Sampling = "uniform"
     failure_rate: float = 0.0
@@ -42,6 +45,17 @@ class Schedule(NamedTuple):
     """Number of clients that fit into a plan; by default ``per_round``. See :meth:`for_rounds`."""
     tokens: Lengths | None = None
     """The lengths of the examples, if they are texts."""
+    stragglers: float = 1.0
+    """Probability that a client draws its work from a range; otherwise it does the most."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether clients draw their work from a range."""
+        return not isinstance(self._work, int)
+
+    @property
+    def _work(self) -> Range:
+        return self.epochs if self.local_steps is None else self.local_steps
 
     @property
     def capacity(self) -> int:
@@ -111,28 +125,54 @@ class Schedule(NamedTuple):
         failed = set(self.failed(round_index))
         return [c for c in self.members(round_index) if c not in failed]
 
-    def steps(self, client: int) -> int:
-        """Returns a client's local steps in a round."""
-        return steps_of(len(self.indices[client]), self.batch_size, self.epochs, self.local_steps)
+    def steps(self, client: int, round_index: int) -> int:
+        """Returns a client's local steps in a round.
+
+        Work that is drawn depends on the seed, the round and the client only.
+        """
+        work = self._work
+        if isinstance(work, int):
+            return self._steps(client, work)
+        least, most = work
+        rng = host_rng(self.seed, "work", round_index, client)
+        # Drawn before the decision: a straggler's work is then the same for all shares of them.
+        drawn = int(rng.integers(least, most, endpoint=True))
+        return self._steps(client, drawn if rng.random() < self.stragglers else most)
+
+    def most_steps(self, client: int) -> int:
+        """Returns the largest number of local steps that a client can draw in a round."""
+        work = self._work
+        return self._steps(client, work if isinstance(work, int) else work[1])
+
+    def _steps(self, client: int, work: int) -> int:
+        """Returns a client's local steps for a number of epochs, or of steps."""
+        epochs, local_steps = (work, None) if self.local_steps is None else (1, work)
+        return steps_of(len(self.indices[client]), self.batch_size, epochs, local_steps)
 
     def lengths(self, round_index: int) -> list[int]:
         """Returns the local steps of a round's present members."""
-        return [self.steps(c) for c in self.present(round_index)]
+        return [self.steps(c, round_index) for c in self.present(round_index)]
 
-    def cohort(self, round_index: int, without: Collection[int] = ()) -> Cohort:
+    def cohort(
+        self,
+        round_index: int,
+        without: Collection[int] = (),
+        limits: Mapping[int, int] | None = None,
+    ) -> Cohort:
         """Returns a round's present members, except ``without``, with their weights and batches.
 
-        Weights are numbers of examples; the examples are shuffled.
+        Weights are numbers of examples; the examples are shuffled. A client in ``limits`` makes at
+        most this number of steps, which are the first ones of its work.
         """
         members = [c for c in self.present(round_index) if c not in without]
+        limits = limits or {}
         work = [
             batches(
                 self.indices[c],
                 self.batch_size,
-                epochs=self.epochs,
-                local_steps=self.local_steps,
+                local_steps=self.steps(c, round_index),
                 rng=host_rng(self.seed, "order", round_index, c),
-            )
+            )[: limits.get(c)]
             for c in members
         ]
         return Cohort(members, [float(len(self.indices[c])) for c in members], work)
@@ -140,32 +180,37 @@ class Schedule(NamedTuple):
     def time_steps(self, rounds: int, lanes: int) -> int:
         """Returns the capacity of a plan for all rounds, so that nothing recompiles.
 
-        The capacity is a power of two and fits the largest cohort that could be drawn. Therefore
-        another seed, or more rounds, can use the same program. If that plan is larger than 4 MB,
-        the capacity only fits the largest cohort of the given rounds.
+        The capacity is a power of two and fits the largest cohort and the most work that could be
+        drawn. Therefore another seed, or more rounds, can use the same program. If that plan is
+        larger than 4 MB, the capacity only fits the largest cohort of the given rounds.
 
-        Leaving clients out never makes a plan longer: with fewer jobs,
-        :func:`fedjax_peft.engine.plan.pack` gives no lane more work, if lanes are compared in the
-        order of their load.
+        Leaving clients out, or shortening their work, never makes a plan longer: with fewer or
+        shorter jobs, :func:`fedjax_peft.engine.plan.pack` gives no lane more work, if lanes are
+        compared in the order of their load.
         """
-        longest = 1
-        for round_index in range(1, rounds + 1):
-            lengths = self.lengths(round_index)
-            loads = (sum(lengths[j] for j in queue) for queue in pack(lengths, lanes))
-            longest = max(longest, *loads)
-        most = sorted(map(self.steps, range(len(self.indices))))[-self.capacity :]
+        most = sorted(map(self.most_steps, range(len(self.indices))))[-self.capacity :]
         # An upper bound for every lane, because every job goes to the lane with the least work.
         largest = sum(most) // lanes + most[-1]
         if largest * lanes * self.batch_size > 1 << 20:
-            largest = longest
-        return 1 << (largest - 1).bit_length()
+            largest = max(self._longest(number, lanes) for number in range(1, rounds + 1))
+        return 1 << (max(largest, 1) - 1).bit_length()
+
+    def _longest(self, round_index: int, lanes: int) -> int:
+        """Returns the time steps of a round's plan."""
+        lengths = self.lengths(round_index)
+        return max(sum(lengths[j] for j in queue) for queue in pack(lengths, lanes))
 
     def plan(
-        self, round_index: int, lanes: int, time_steps: int, without: Collection[int] = ()
+        self,
+        round_index: int,
+        lanes: int,
+        time_steps: int,
+        without: Collection[int] = (),
+        limits: Mapping[int, int] | None = None,
     ) -> Plan:
-        """Returns the plan of a round; the clients in ``without`` do not take part."""
+        """Returns the plan of a round; for ``without`` and ``limits`` see :meth:`cohort`."""
         return make_plan(
-            self.cohort(round_index, without),
+            self.cohort(round_index, without, limits),
             lanes,
             time_steps=time_steps,
             slots=self.capacity,

@@ -255,7 +255,13 @@ class Session:
         tuned = program(state.copy(), plan, round_index).state
         return state._replace(client_state=tuned.client_state)
 
-    def plan(self, round_index: int, seed: int = 0, without: Collection[int] = ()) -> Plan:
+    def plan(
+        self,
+        round_index: int,
+        seed: int = 0,
+        without: Collection[int] = (),
+        limits: Mapping[int, int] | None = None,
+    ) -> Plan:
         """Returns the plan of a round, a pure function of the arguments.
 
         The last two plans are cached. A plan that was made while the device was computing is
@@ -265,12 +271,14 @@ class Session:
           round_index: the round, from 1.
           seed: the state's seed.
           without: clients of the cohort that do not take part.
+          limits: client id -> the largest number of its local steps; by default all its work.
         """
-        key = (round_index, seed, tuple(sorted(without)))
+        key = (round_index, seed, tuple(sorted(without)), tuple(sorted((limits or {}).items())))
         if key not in self._plans:
             capacity = self._capacity(seed, round_index)
             lanes = self.lanes(seed)
-            made = capacity.schedule.plan(round_index, lanes, capacity.time_steps, without)
+            size = (lanes, capacity.time_steps)
+            made = capacity.schedule.plan(round_index, *size, without, limits)
             last = list(self._plans.items())[-1:]
             self._plans = {**dict(last), key: made}
         return self._plans[key]

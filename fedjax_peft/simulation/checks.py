@@ -11,7 +11,7 @@ from fedjax_peft import algorithms, tasks
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.display import show
 from fedjax_peft.dual_modes import mode
-from fedjax_peft.engine.schedule import Sampling
+from fedjax_peft.engine.schedule import Range, Sampling
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.memory import require
 from fedjax_peft.models.base import Model
@@ -21,6 +21,7 @@ from fedjax_peft.typing import Algorithm, Task, Transform
 
 __all__ = [
     "Diagnostic",
+    "Late",
     "check_counts",
     "check_data",
     "check_deadline",
@@ -32,6 +33,7 @@ __all__ = [
     "check_test_objects",
     "check_transforms",
     "check_words",
+    "check_work",
     "clients_a_round",
 ]
 
@@ -45,6 +47,10 @@ similar the representations of the test examples are under the global and the pr
 adapters). ``second_classifier``: the test metrics of FedMCP's second classifier on the global
 adapter alone, such as ``test_accuracy_global``; it costs a second pass over the test examples."""
 
+Late = Literal["drop", "partial"]
+"""What a client does if its work does not end before the deadline. ``drop``: it sends nothing.
+``partial``: it sends what it has learned in the local steps that fit before the deadline; if not a
+single step fits, it sends nothing."""
 
 _ZERO = "a whole number from 0 up"
 _MOST = {"rounds": 1_000_000, "seed": 2**63 - 1}
@@ -110,6 +116,49 @@ def check_counts(positive: Mapping[str, int], from_zero: Mapping[str, int]) -> N
                 raise InputError(f"{name} = {show(value)} is too large: at most {most:,}.")
 
 
+def check_work(
+    epochs: Range, local_steps: Range | None, stragglers: float
+) -> tuple[Range, Range | None]:
+    """Returns ``epochs`` and ``local_steps``, with pairs as tuples.
+
+    Raises:
+      InputError: a number or a pair that is invalid; or a share of stragglers that is invalid, or
+        has no range to draw from.
+    """
+    epochs = _checked_range("epochs", epochs)
+    if local_steps is not None:
+        local_steps = _checked_range("local_steps", local_steps)
+    if not is_number(stragglers) or not 0 <= stragglers <= 1:
+        raise InputError(f"stragglers = {show(stragglers)} must be a number from 0 to 1.")
+    name, work = ("epochs", epochs) if local_steps is None else ("local_steps", local_steps)
+    if stragglers != 1 and isinstance(work, int):
+        raise InputError(
+            f"stragglers = {stragglers} needs a range to draw their work from: give {name} as a"
+            f" pair, such as {name} = [1, {max(work, 2)}], and not as {work}."
+        )
+    return epochs, local_steps
+
+
+def _checked_range(name: str, value: Range) -> Range:
+    """Returns a number, or a pair as a tuple; raises InputError for any other value."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        check_counts({name: value}, {})
+        return value
+    if len(value) != 2:
+        raise InputError(
+            f"{name} = {show(value)} must be a positive whole number, or a pair of them: the least"
+            f" and the most, such as {name} = [2, 8]."
+        )
+    check_counts({f"{name}[{i}]": number for i, number in enumerate(value)}, {})
+    least, most = value
+    if least > most:
+        raise InputError(
+            f"{name} = {show(value)} is a range whose least number is larger than its most. Write"
+            f" {name} = [{most}, {least}]."
+        )
+    return least, most
+
+
 def check_words(nonfinite: str, diagnostics: Sequence[str]) -> None:
     """Raises InputError for an unknown value of ``nonfinite`` or an unknown diagnostic."""
     if nonfinite not in ("drop", "raise"):
@@ -127,8 +176,8 @@ def check_memory(
     clients: int,
     *,
     batch_size: int,
-    local_steps: int | None,
-    epochs: int,
+    local_steps: Range | None,
+    epochs: Range,
 ) -> None:
     """Raises InputError for settings that need more memory than is available.
 
@@ -138,17 +187,17 @@ def check_memory(
     Args:
       model: the model that is trained.
       data: the training examples.
-      steps: the local steps of every client in a round.
+      steps: the largest number of local steps of every client in a round.
       clients: the number of clients that take part in a round.
       batch_size: as for ``simulate``.
       local_steps: likewise.
       epochs: likewise.
     """
     total = sum(sorted(steps)[-clients:])
-    most = f"epochs = {epochs}" if local_steps is None else f"local_steps = {local_steps}"
+    work = f"epochs = {epochs}" if local_steps is None else f"local_steps = {local_steps}"
     require(
         5 * total * batch_size,  # an index and a mask for each example
-        f"The plan of a round with {most} and batch_size = {batch_size} ({total:,} local steps)",
+        f"The plan of a round with {work} and batch_size = {batch_size} ({total:,} local steps)",
         "Choose fewer local steps or a smaller batch.",
     )
     config = model.config
@@ -285,10 +334,18 @@ def check_failure_rate(failure_rate: float) -> None:
         raise InputError(f"failure_rate = {failure_rate!r} must be a number from 0 to below 1.")
 
 
-def check_deadline(deadline: float | None, time_model: TimeModel) -> None:
-    """Raises InputError for a time model or a deadline that is invalid."""
+def check_deadline(deadline: float | None, late: Late, time_model: TimeModel) -> None:
+    """Raises InputError for a time model, a deadline or a treatment of late clients."""
     time_model.check()
+    if late not in get_args(Late):
+        advice = nearest(str(late), get_args(Late))
+        raise InputError(f"There is no treatment of late clients late = {show(late)}. {advice}")
     if deadline is None:
+        if late != "drop":
+            raise InputError(
+                f"late = {late!r} needs a deadline, because without a deadline no client is late:"
+                " give deadline, in simulated seconds."
+            )
         return
     if not is_number(deadline) or deadline <= 0:
         raise InputError(f"deadline = {deadline!r} must be a positive number of seconds, or None.")

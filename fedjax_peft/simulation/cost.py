@@ -4,11 +4,13 @@ No size is entered by hand. Bytes are counted from the leaves that the server br
 receives. A client fetches the leaves that the server has changed since the client's last round.
 """
 
+import bisect
 import contextlib
 import itertools
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -456,12 +458,32 @@ class Costs:
         self._deadline = math.inf if deadline is None else deadline
         self._preload, self._extra = preload, extra
 
-    def late(self, steps: Mapping[int, int], skipped_leaves: Collection[str] = ()) -> list[int]:
-        """Returns the clients that will miss the deadline; ``steps``: local steps by client."""
+    def late(
+        self, steps: Mapping[int, int], skipped_leaves: Collection[str] = ()
+    ) -> dict[int, int]:
+        """Returns the clients that will miss the deadline with all of their steps.
+
+        The value of a client is the number of steps with which it can still upload in time; 0 if it
+        cannot upload in time even with a single step. The transfers are those of all clients, also
+        of the late ones.
+
+        Args:
+          steps: local steps by client.
+          skipped_leaves: the leaves that clients do not send in this round.
+        """
         up = {c: self.up(c, skipped_leaves) for c in steps}
         down = {c: self.down(c) for c in steps}
-        seconds = self._time.clients_seconds(steps, up, down, self._slowness)
-        return [c for c in steps if seconds[c] > self._deadline]
+        transfers = self._time.clients_seconds({}, up, down, self._slowness)
+
+        def end(client: int, steps: int) -> float:
+            compute = self._time.compute_seconds(steps, self._slowness[client])
+            return transfers[client] + compute
+
+        fitting = {
+            c: bisect.bisect_right(range(1, n + 1), self._deadline, key=partial(end, c))
+            for c, n in steps.items()
+        }
+        return {c: k for c, k in fitting.items() if k < steps[c]}
 
     def charge(self, row: Row, steps: Mapping[int, int], train_seconds: float) -> Row:
         """Returns bytes and simulated seconds of a round, and records the round in the ledger.

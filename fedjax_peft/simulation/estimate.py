@@ -42,7 +42,7 @@ def estimate(
       skipped_leaves: the leaves that clients do not send in the first round.
     """
     schedule = session.schedule(state.seed)
-    clients = [client for client in schedule.present(1) if schedule.steps(client)]
+    steps = {c: n for c in schedule.present(1) if (n := schedule.steps(c, 1))}
     memory = {
         "model": session.setup.frozen,
         "server": (state.server, state.aggregator_state),
@@ -50,9 +50,9 @@ def estimate(
         "data": session.columns,
     }
     return Estimate(
-        clients=len(clients),
-        steps=sum(schedule.steps(client) for client in clients),
-        bytes_up=sum(costs.up(client, skipped_leaves) for client in clients),
-        bytes_down=sum(costs.down(client) for client in clients),
+        clients=len(steps),
+        steps=sum(steps.values()),
+        bytes_up=sum(costs.up(client, skipped_leaves) for client in steps),
+        bytes_down=sum(costs.down(client) for client in steps),
         memory={name: tree.nbytes(part) for name, part in memory.items()},
     )

@@ -1,19 +1,21 @@
 """The steps of ``simulate``: each round is run, charged, evaluated, recorded and saved."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.rows import Row, seen_clients
 from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
+from fedjax_peft.simulation.checks import Late
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.evaluation import Evaluation, evaluate
 from fedjax_peft.simulation.progress import Phases
@@ -43,6 +45,7 @@ class Loop:
         eval_every: int,
         checkpoint_every: int,
         deadline: float | None,
+        late: Late,
         nonfinite: str,
         each: bool,
     ):
@@ -60,13 +63,14 @@ class Loop:
           eval_every: likewise.
           checkpoint_every: likewise.
           deadline: likewise.
+          late: likewise.
           nonfinite: likewise.
           each: whether rows contain the metrics of every client.
         """
         self.session, self.model, self.algorithm = session, model, session.setup.algorithm
         self.tested, self.costs, self.record, self.phases = tested, costs, record, phases
         self.stop, self.rounds, self.eval_every = stop, rounds, eval_every
-        self.checkpoint_every, self.deadline = checkpoint_every, deadline
+        self.checkpoint_every, self.deadline, self.late = checkpoint_every, deadline, late
         self.nonfinite, self.each = nonfinite, each
         lower = (session.setup.task.lower_is_better, self.algorithm.lower_is_better)
         self.lower = (*lower[0], *lower[1], "update_norm")
@@ -145,15 +149,21 @@ class Loop:
         broadcast = self.algorithm.server.broadcast(state.server)
         return skipped_leaves(self.algorithm.sent_leaves(broadcast, jnp.int32(round_index)))
 
-    def _plan(self, state: State, round_index: int) -> tuple[Plan, list[int]]:
-        """Returns the plan of a round, and the late clients, which the plan leaves out."""
+    def _plan(self, state: State, round_index: int) -> tuple[Plan, Mapping[int, int]]:
+        """Returns the plan of a round, and the late clients with the steps that they still send.
+
+        A client that sends nothing has 0 steps, and the plan leaves it out.
+        """
         index, seed = min(round_index, self.rounds), int(state.seed)
-        late: list[int] = []
+        late: dict[int, int] = {}
         if self.deadline is not None:
             schedule = self.session.schedule(seed)
-            steps = {c: n for c in schedule.present(index) if (n := schedule.steps(c))}
+            steps = {c: n for c in schedule.present(index) if (n := schedule.steps(c, index))}
             late = self.costs.late(steps, self.skipped_leaves(state, index))
-        return self.session.plan(index, seed, late), late
+        if self.late == "drop":
+            late = dict.fromkeys(late, 0)
+        without = [client for client, steps in late.items() if not steps]
+        return self.session.plan(index, seed, without, late), late
 
     def _train(self, state: State) -> tuple[State, Row]:
         """Returns the state after another round, and its row without scores."""
@@ -172,9 +182,7 @@ class Loop:
         row = round_row(info, each=self.each, lower=self.lower)
         share = session.padding_share(plan, state.seed) if plan.useful else None
         row |= {} if share is None else {"padding_share": share}
-        schedule = session.schedule(state.seed)
-        row |= {"failed": schedule.failed(index)} if schedule.failure_rate else {}
-        row |= {} if self.deadline is None else {"late": late}
+        row |= self._work_fields(session.schedule(state.seed), plan, index, late)
         compiled = session.compile_seconds - compiled
         spent = {"train_s": time.perf_counter() - began - compiled}
         spent |= {"compile_s": compiled} if compiled else {}
@@ -184,6 +192,26 @@ class Loop:
             )
         row |= self.costs.charge(row, plan.client_steps, spent["train_s"])
         return state, {**row, "time": spent}
+
+    def _work_fields(
+        self, schedule: Schedule, plan: Plan, index: int, late: Mapping[int, int]
+    ) -> Row:
+        """Returns the fields of a row about clients that fail, are late or have drawn their work.
+
+        Args:
+          schedule: the schedule of the run.
+          plan: the plan of the round.
+          index: the index of the round.
+          late: the late clients, with the steps that they send.
+        """
+        row: Row = {"failed": schedule.failed(index)} if schedule.failure_rate else {}
+        if self.deadline is not None:
+            row["late"] = [client for client, steps in late.items() if not steps]
+        if self.late == "partial":
+            row["partial"] = [client for client, steps in late.items() if steps]
+        if schedule.draws or self.late == "partial":
+            row["client_steps"] = list(plan.client_steps.values())
+        return row
 
     def _scores(self, state: State, row: Row, *, last: bool) -> Row:
         """Returns the scores that a round's row still lacks, and its updated ``time``."""

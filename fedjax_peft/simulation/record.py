@@ -275,8 +275,8 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-_ADDED = {"engine": "compiled"}
-"""Keys that version 0.1.0 did not have -> the value that its runs used."""
+_ADDED = {"engine": "compiled", "late": "drop", "stragglers": 1.0}
+"""Keys that runs of earlier versions do not have -> the value that they used."""
 
 
 def _check_same(path: Path, config: Mapping[str, Any]) -> None:

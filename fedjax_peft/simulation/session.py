@@ -11,7 +11,7 @@ from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import layout_over
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.program import Setup
-from fedjax_peft.engine.schedule import Sampling, Schedule
+from fedjax_peft.engine.schedule import Range, Sampling, Schedule
 from fedjax_peft.engine.session import Engine, Session
 from fedjax_peft.measures.diagnosis import diagnosis, probe
 from fedjax_peft.models.base import Model
@@ -27,6 +27,7 @@ from fedjax_peft.simulation.checks import (
     check_objects,
     check_transforms,
     check_words,
+    check_work,
     clients_a_round,
 )
 from fedjax_peft.typing import Algorithm, Task, Transform
@@ -42,8 +43,9 @@ def session(
     clients_per_round: int | None = None,
     sampling: Sampling = "uniform",
     batch_size: int = 16,
-    epochs: int = 1,
-    local_steps: int | None = None,
+    epochs: Range = 1,
+    local_steps: Range | None = None,
+    stragglers: float = 1.0,
     task: Task | None = None,
     lanes: Lanes = "auto",
     devices: int | None = None,
@@ -79,6 +81,7 @@ def session(
       batch_size: likewise.
       epochs: likewise.
       local_steps: likewise.
+      stragglers: likewise.
       task: likewise.
       lanes: likewise.
       devices: likewise.
@@ -99,12 +102,11 @@ def session(
     counts = {
         "clients_per_round": 1 if clients_per_round is None else clients_per_round,
         "batch_size": batch_size,
-        "epochs": epochs,
-        "local_steps": 1 if local_steps is None else local_steps,
         "lanes": 1 if lanes == "auto" else lanes,
         "rounds": rounds,
     }
     check_counts(counts, {"length_buckets": length_buckets})
+    epochs, local_steps = check_work(epochs, local_steps, stragglers)
     check_words("drop", diagnostics)
     check_data(model, clients, task)
     check_method(model, algorithm, len(clients), client_ranks, diagnostics)
@@ -114,11 +116,11 @@ def session(
     per_round = clients_a_round(clients, clients_per_round, sampling)
     work = (clients.indices, per_round, batch_size, epochs, local_steps, 0)
     tokens = Lengths.of(clients.data.columns, length_buckets)
-    schedule = Schedule(*work, sampling, failure_rate, tokens=tokens)
+    schedule = Schedule(*work, sampling, failure_rate, tokens=tokens, stragglers=stragglers)
     check_memory(
         model,
         clients.data,
-        [schedule.steps(client) for client in range(len(clients))],
+        [schedule.most_steps(client) for client in range(len(clients))],
         per_round,
         batch_size=batch_size,
         local_steps=local_steps,

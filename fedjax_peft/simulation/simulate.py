@@ -7,12 +7,13 @@ from typing import Any, Literal
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.lanes import Lanes
-from fedjax_peft.engine.schedule import Sampling
+from fedjax_peft.engine.schedule import Range, Sampling
 from fedjax_peft.engine.session import Engine
 from fedjax_peft.models.base import Model
 from fedjax_peft.rows import Row
 from fedjax_peft.simulation.checks import (
     Diagnostic,
+    Late,
     check_counts,
     check_deadline,
     check_test_data,
@@ -44,8 +45,9 @@ def simulate(
     clients_per_round: int | None = None,
     sampling: Sampling = "uniform",
     batch_size: int = 16,
-    epochs: int = 1,
-    local_steps: int | None = None,
+    epochs: Range = 1,
+    local_steps: Range | None = None,
+    stragglers: float = 1.0,
     task: Task | None = None,
     seed: int = 0,
     lanes: Lanes = "auto",
@@ -61,6 +63,7 @@ def simulate(
     nonfinite: Literal["drop", "raise"] = "drop",
     failure_rate: float = 0.0,
     deadline: float | None = None,
+    late: Late = "drop",
     time_model: TimeModel | None = None,
     out: str | Path | None = None,
     checkpoint_every: int = 10,
@@ -91,8 +94,12 @@ def simulate(
         ``clients_per_round`` clients on average; a round may have no clients); ``round_robin`` (the
         next clients in a random order); or ``all``.
       batch_size: examples in a local step.
-      epochs: local passes over a client's examples in a round.
-      local_steps: a fixed number of local steps instead of ``epochs``.
+      epochs: local passes over a client's examples in a round. A pair ``(least, most)`` is a range:
+        each client draws its number in each round, all numbers with the same probability.
+      local_steps: the number of local steps instead of ``epochs``; or a range, likewise.
+      stragglers: with a range: the share of clients that draw their number. A client draws in a
+        round with this probability; otherwise it does the most. FedProx's experiments have
+        ``epochs=(1, 20)`` and stragglers of 0, 0.5 and 0.9.
       task: loss and metrics; by default the task of the data (``Dataset.task``).
       seed: the seed of everything random, except for the model's initial values.
       lanes: clients that run side by side on the device; ``auto`` chooses for speed.
@@ -115,8 +122,11 @@ def simulate(
         client in the metrics, ``raise`` ends the run with an error.
       failure_rate: probability that a sampled client drops out of the round. The client has fetched
         the broadcast of the server, but it sends nothing, and its client state does not change.
-      deadline: simulated seconds after which the server accepts no more uploads. A client that is
-        late by the time model is treated like a failed client; the other uploads are aggregated.
+      deadline: simulated seconds after which the server accepts no more uploads. The time model
+        says who is late; the other uploads are aggregated.
+      late: what late clients do. ``drop``: they are treated like failed clients. ``partial``: they
+        send what they have learned in the local steps that fit before the deadline. A client is
+        dropped if not a single step fits. Weights of the aggregation stay the same.
       time_model: gives the simulated seconds; by default ``TimeModel()``.
       out: a run directory to write records, checkpoints and TensorBoard files to.
       checkpoint_every: rounds between checkpoints; the last round always has one.
@@ -154,7 +164,7 @@ def simulate(
     check_counts(counts, {"seed": seed})
     check_words(nonfinite, diagnostics)
     time_model = time_model or TimeModel()
-    check_deadline(deadline, time_model)
+    check_deadline(deadline, late, time_model)
     session = make_session(
         model,
         algorithm,
@@ -164,6 +174,7 @@ def simulate(
         batch_size=batch_size,
         epochs=epochs,
         local_steps=local_steps,
+        stragglers=stragglers,
         task=task,
         lanes=lanes,
         devices=devices,
@@ -198,8 +209,10 @@ def simulate(
         "batch_size": batch_size,
         "epochs": epochs,
         "local_steps": local_steps,
+        "stragglers": stragglers,
         "failure_rate": failure_rate,
         "deadline": deadline,
+        "late": late,
         "time": time_model._asdict(),
         "seed": seed,
     }
@@ -218,6 +231,7 @@ def simulate(
             eval_every=eval_every,
             checkpoint_every=checkpoint_every,
             deadline=deadline,
+            late=late,
             nonfinite=nonfinite,
             each="clients" in diagnostics,
         )

@@ -138,10 +138,86 @@ def test_a_plan_without_some():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=12), st.integers(1, 5), st.data())
-def test_fewer_jobs_make_no_plan_longer(lengths, lanes, data):
+def test_fewer_or_shorter_jobs_make_no_plan_longer(lengths, lanes, data):
     kept = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
+    shorter = [data.draw(st.integers(0, n)) for n in lengths]
 
     def longest(jobs):
         return max(sum(jobs[j] for j in queue) for queue in pack(jobs, lanes))
 
     assert longest([n for n, k in zip(lengths, kept, strict=True) if k]) <= longest(lengths)
+    assert longest(shorter) <= longest(lengths)
+
+
+# ------------------------------------------------------------------------------------ unequal work
+
+RANGES = st.tuples(st.integers(1, 6), st.integers(0, 6)).map(lambda x: (x[0], x[0] + x[1]))
+
+
+def unequal(seed=0, sampling="all", per_round=8, **options):
+    """Returns a schedule whose clients draw their work."""
+    work = {"epochs": 1, "local_steps": None} | options
+    return schedule(sampling, per_round, seed=seed)._replace(**work)
+
+
+@settings(deadline=None, max_examples=50)
+@given(RANGES, st.booleans(), st.integers(0, 99), st.sampled_from([0.0, 0.5, 1.0]))
+def test_work_is_within_its_range_and_fits_the_plan(work, by_epochs, seed, stragglers):
+    key = "epochs" if by_epochs else "local_steps"
+    one = unequal(seed, stragglers=stragglers, **{key: work})
+    batches = [-(-n // 4) if by_epochs else int(n > 0) for n in SIZES]
+    time_steps = {lanes: one.time_steps(3, lanes) for lanes in (1, 3)}
+    for number in (1, 2, 3):
+        plans = [one.plan(number, lanes, time_steps[lanes]) for lanes in (1, 3)]
+        steps = plans[0].client_steps
+        assert plans[1].client_steps == steps
+        assert steps == {c: one.steps(c, number) for c in range(8) if SIZES[c]}
+        for client, count in steps.items():
+            assert count % batches[client] == 0
+            drawn = count // batches[client]
+            assert work[0] <= drawn <= work[1]
+            assert stragglers or drawn == work[1]
+            assert count <= one.most_steps(client)
+        same = unequal(seed, "uniform", 3, stragglers=stragglers, **{key: work})
+        drawn = {c: n for c in same.present(number) if (n := same.steps(c, number))}
+        assert drawn.items() <= steps.items(), "whoever else is drawn"
+
+
+def test_all_numbers_of_a_range_are_equally_likely():
+    one = unequal(local_steps=(2, 5))
+    drawn = [one.steps(c, number) for number in range(1, 401) for c in (0, 4, 7)]
+    counts = Counter(drawn)
+    np.testing.assert_allclose([counts[n] / 1200 for n in (2, 3, 4, 5)], 1 / 4, atol=0.04)
+    assert drawn[:6] == [
+        int(host_rng(0, "work", number, c).integers(2, 6)) for number in (1, 2) for c in (0, 4, 7)
+    ]
+    assert drawn != [one._replace(seed=1).steps(c, n) for n in range(1, 401) for c in (0, 4, 7)]
+    assert one.steps(2, 1) == 0, "a client without examples has no work"
+
+
+def test_stragglers_are_a_share_of_the_clients_and_the_others_do_all():
+    some, every = unequal(epochs=(1, 20), stragglers=0.5), unequal(epochs=(1, 20))
+    pairs = [(some.steps(7, n), every.steps(7, n)) for n in range(1, 1001)]
+    assert {a for a, b in pairs if a != b} == {20}, "a straggler's work is the same in both"
+    # Half of the clients draw, and one draw in twenty is the whole work.
+    assert np.mean([a < 20 for a, _ in pairs]) == pytest.approx(0.5 * 0.95, abs=0.04)
+
+
+def test_a_number_is_a_range_of_itself():
+    for key, number in (("epochs", 2), ("local_steps", 7)):
+        one, same = (unequal(**{key: x}) for x in (number, (number, number)))
+        assert (one.draws, same.draws) == (False, True)
+        assert one.time_steps(5, 2) == same.time_steps(5, 2)
+        plans = (x.plan(3, 2, 256) for x in (one, same))
+        for a, b in zip(*plans, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_limited_work_is_the_first_part_of_the_whole():
+    one = unequal(local_steps=(3, 6))
+    whole, part = one.cohort(2), one.cohort(2, without=[0], limits={4: 2, 7: 99})
+    assert part.client == whole.client[1:]
+    assert part.weight == whole.weight[1:]
+    for client, rows in zip(part.client, part.batches, strict=True):
+        expected = whole.batches[client][: 2 if client == 4 else None]
+        np.testing.assert_array_equal(rows, expected)

@@ -424,8 +424,9 @@ def test_who_is_late_and_how_long_the_server_waits():
     costs = Costs(one, time, [1.0, 1.0, 2.0, 1.0], deadline=6.0)
     seconds = 1 + 1 + B / A + 0.5  # to get both, to send A and B, two latencies
     steps = {0: 3, 1: 2, 2: 2, 3: 1}
-    assert costs.late(steps) == [0, 2], f"{seconds} s of transfers"
-    assert costs.late(steps, ["layer.lora_b"]) == [2], "less to send"
+    # A step takes client 2 two seconds.
+    assert costs.late(steps) == {0: int(6 - seconds), 2: int((6 - seconds) / 2)}
+    assert costs.late(steps, ["layer.lora_b"]) == {2: 1}, "less to send"
     row = {"round": 1, "clients": [1, 3], "dropped": [], "failed": [], "late": [0, 2]}
     assert costs.charge(row, {1: 2, 3: 1}, 9.0) == {
         "bytes_up": 2 * TOY_ADAPTER,
