@@ -38,11 +38,15 @@ from typing import Any, TypeAlias
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import naming, replace_file
+from fedjax_peft.nested import flatten
 
 __all__ = [
     "Row",
     "append_metrics",
+    "field_is_lower_better",
+    "fields",
     "finite_or_none",
+    "has_field",
     "headline",
     "headline_is_lower_better",
     "number",
@@ -119,11 +123,30 @@ def truncate_metrics(path: str | os.PathLike[str], last_round: int) -> None:
 
 
 def number(row: Mapping[str, Any], key: str) -> float | None:
-    """Returns a field as a finite float; ``None`` if it is missing, null or not a number."""
+    """Returns a field as a finite float; ``None`` if it is missing, null or not a number.
+
+    A dot separates the name of a nested table from that of its field, such as ``time.train_s``.
+    """
     value = row.get(key)
+    if value is None and "." in key and key not in row:
+        table, _, rest = key.partition(".")
+        inner = row.get(table)
+        return number(inner, rest) if isinstance(inner, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def has_field(row: Mapping[str, Any], key: str) -> bool:
+    """Returns whether a row has a field, which can be null; see :func:`number` for nested names."""
+    table, _, rest = key.partition(".")
+    inner = row.get(table)
+    return key in row or (isinstance(inner, Mapping) and bool(rest) and has_field(inner, rest))
+
+
+def fields(row: Mapping[str, Any]) -> list[str]:
+    """Returns the names of a row's numeric fields, with a dot before those of nested tables."""
+    return [key for key in flatten(row) if number(row, key) is not None]
 
 
 def finite_or_none(value: Any) -> float | None:
@@ -241,6 +264,22 @@ def headline_is_lower_better(rows: Sequence[Mapping[str, Any]]) -> bool:
     if recorded is None:
         return headline(rows) in ("loss", "perplexity", "lost_entities")
     return recorded == "lower"
+
+
+def field_is_lower_better(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Returns whether lower values of a field are better.
+
+    A field of the headline metric, such as ``validation_accuracy``, has its direction. Of the other
+    fields, losses, errors and costs are better if lower.
+    """
+    words = re.split(r"[_.]", name)
+    main = headline(rows).split("_")
+    if any(words[i : i + len(main)] == main for i in range(len(words))):
+        return headline_is_lower_better(rows)
+    return not _LOWER.isdisjoint(words)
+
+
+_LOWER = {"loss", "perplexity", "lost", "error", "bytes", "seconds", "time", "std", "steps"}
 
 
 def seen_clients(rows: Iterable[Mapping[str, Any]]) -> set[int]:

@@ -13,9 +13,9 @@ from markupsafe import Markup
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
 from fedjax_peft.report import plots, tables
-from fedjax_peft.report.records import RunRecord, distinct
+from fedjax_peft.report.records import SEED, RunRecord, distinct
 from fedjax_peft.report.separation import LEVEL
-from fedjax_peft.report.verdict import SEED, Judgement, judge, listing, printed, verdict, word
+from fedjax_peft.report.verdict import Judgement, judge, listing, printed, verdict, word
 from fedjax_peft.rows import headline, series, summary
 
 __all__ = ["write_report"]

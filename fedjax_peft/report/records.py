@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,19 @@ from fedjax_peft.files import read_text
 from fedjax_peft.rows import Row, read_metrics
 from fedjax_peft.toml import read_toml
 
-__all__ = ["RunRecord", "distinct", "load_run", "load_runs", "unique"]
+__all__ = [
+    "SEED",
+    "RunRecord",
+    "distinct",
+    "find_runs",
+    "load_run",
+    "load_runs",
+    "unique",
+    "unstarted",
+]
+
+SEED = re.compile(r"(^|\.|_)seed$")
+"""Config keys of random seeds."""
 
 
 class RunRecord(NamedTuple):
@@ -25,6 +38,15 @@ class RunRecord(NamedTuple):
     config: dict[str, Any]
     environment: dict[str, Any]
     rows: list[Row]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has done all its rounds, or was stopped early by a rule."""
+        if not self.rows:
+            return False
+        planned = self.config.get("rounds")
+        done = not isinstance(planned, int) or self.rows[-1]["round"] >= planned
+        return done or any("stopped" in row for row in self.rows)
 
 
 def load_run(path: str | os.PathLike[str]) -> RunRecord:
@@ -50,14 +72,35 @@ def load_run(path: str | os.PathLike[str]) -> RunRecord:
 
 
 def load_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
-    """Returns the record of a run's directory, or the records of the runs directly inside it.
+    """Returns the record of a run's directory, or the records of all runs inside it.
 
     Raises:
         InputError: see :func:`load_run`.
     """
-    path = Path(path)
-    inside = [] if _is_run(path) else _runs_in(path)
-    return [load_run(run) for run in inside or [path]]
+    return [load_run(run) for run in find_runs(path) or [Path(path)]]
+
+
+def find_runs(path: str | os.PathLike[str]) -> list[Path]:
+    """Returns the directories of runs at or below a path, at any depth, sorted."""
+    return [one for one in _below(Path(path)) if _is_run(one)]
+
+
+def unstarted(path: str | os.PathLike[str]) -> list[Path]:
+    """Returns the directories at or below a path that have a config but no rows, sorted."""
+    return [one for one in _below(Path(path)) if not _is_run(one)]
+
+
+def _below(path: Path) -> list[Path]:
+    """Returns the directories at or below a path that have a ``config.toml``, sorted.
+
+    Directories inside them, such as checkpoints, are not searched.
+    """
+    found = []
+    for folder, inside, files in os.walk(path):
+        if "config.toml" in files:
+            found.append(Path(folder))
+            inside.clear()
+    return sorted(found)
 
 
 def distinct(runs: Sequence[RunRecord]) -> list[RunRecord]:

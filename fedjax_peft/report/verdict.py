@@ -2,18 +2,16 @@
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_peft.nested import flatten
 from fedjax_peft.report import plots, separation
-from fedjax_peft.report.records import RunRecord, unique
+from fedjax_peft.report.records import SEED, RunRecord, unique
 from fedjax_peft.report.separation import Group, Measurement, Ranking
 from fedjax_peft.rows import headline_is_lower_better, series, summary
 
 __all__ = [
-    "SEED",
     "Judgement",
     "judge",
     "listing",
@@ -23,8 +21,6 @@ __all__ = [
     "word",
 ]
 
-SEED = re.compile(r"(^|\.|_)seed$")
-"""Config keys of random seeds."""
 _SHARES_OF_EXAMPLES = ("accuracy", "exact_match")
 """Metrics that are means of values between 0 and 1 over examples. The binomial variance is an upper
 bound of their variance. Other scores, such as the F1 of entities, are not means over examples."""

@@ -1,0 +1,144 @@
+"""Tables for papers: Markdown, CSV and LaTeX."""
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+from unicodedata import name
+
+from fedjax_peft.display import one_line
+from fedjax_peft.files import replace_file
+
+__all__ = ["Bold", "TextTable"]
+
+
+class Bold(str):
+    """A cell in bold; CSV has the text alone."""
+
+    __slots__ = ()
+
+
+class TextTable(NamedTuple):
+    """A table of texts, which is written as Markdown, CSV and LaTeX."""
+
+    title: str
+    header: Sequence[str]
+    """The headings of the columns; the first column has the names of the rows."""
+    rows: Sequence[Sequence[str]]
+    """Cells; a cell may be :class:`Bold`. Every row has as many cells as the header."""
+    notes: Sequence[str] = ()
+    """Sentences below the table. CSV omits title and notes."""
+
+    def markdown(self) -> str:
+        """Returns the table in GitHub's Markdown, with the title above and the notes below."""
+        lines = [_markdown_row(self.header)]
+        lines.append("| " + " | ".join(["---", *["---:"] * (len(self.header) - 1)]) + " |")
+        lines += map(_markdown_row, self.rows)
+        title = [f"**{_markdown(self.title)}**", ""] if self.title else []
+        notes = [line for note in self.notes for line in ("", _markdown(note))]
+        return "\n".join([*title, *lines, *notes, ""])
+
+    def csv(self) -> str:
+        """Returns header and rows as CSV (RFC 4180)."""
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows([self.header, *self.rows])
+        return out.getvalue()
+
+    def latex(self) -> str:
+        r"""Returns a ``table`` environment with the rules of booktabs (``\usepackage{booktabs}``).
+
+        Special characters are escaped. The characters ``±``, ``−``, ``×``, Greek letters and a few
+        others become commands; the rest needs UTF-8, which is LaTeX's default.
+        """
+        body = [*map(_latex_row, self.rows)]
+        notes = [f"  \\par\\smallskip\\footnotesize {_latex(note)}" for note in self.notes]
+        caption = [f"  \\caption{{{_latex(self.title)}}}"] if self.title else []
+        return "\n".join(
+            [
+                "\\begin{table}",
+                "  \\centering",
+                *caption,
+                f"  \\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}",
+                "    \\toprule",
+                _latex_row(self.header),
+                "    \\midrule",
+                *body,
+                "    \\bottomrule",
+                "  \\end{tabular}",
+                *notes,
+                "\\end{table}",
+                "",
+            ]
+        )
+
+    def write(self, stem: str | os.PathLike[str]) -> list[Path]:
+        """Writes ``stem.md``, ``stem.csv`` and ``stem.tex``; returns their paths.
+
+        Raises:
+          OSError: a file cannot be written.
+        """
+        texts = {"md": self.markdown(), "csv": self.csv(), "tex": self.latex()}
+        paths = [Path(f"{os.fspath(stem)}.{ending}") for ending in texts]
+        for path, text in zip(paths, texts.values(), strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, text.encode(errors="replace"))
+        return paths
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_markdown_cell(cell) for cell in cells) + " |"
+
+
+def _markdown_cell(cell: str) -> str:
+    return f"**{_markdown(cell)}**" if isinstance(cell, Bold) else _markdown(cell)
+
+
+def _markdown(text: str) -> str:
+    return "".join(f"\\{c}" if c in "\\|*_`<>[]" else c for c in one_line(text))
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': "''",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "−": "$-$",
+    "–": "--",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "→": r"$\rightarrow$",
+    "…": r"\ldots{}",
+    **{c: f"\\{c}" for c in "&%$#_"},
+    **{
+        letter: f"$\\{name(letter).split()[-1].lower().replace('lamda', 'lambda')}$"
+        for letter in "αβγδεζηθικλμνξπρστυφχψω"
+    },
+    **{letter: f"$\\{name(letter).split()[-1].capitalize()}$" for letter in "ΓΔΘΞΠΣΦΨΩ"},
+    "µ": r"$\mu$",  # the micro sign
+}
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return f"    {' & '.join(map(_latex_cell, cells))} \\\\"
+
+
+def _latex_cell(cell: str) -> str:
+    r"""Returns a cell; a bracket at the start of a row would be an argument of ``\\``."""
+    text = _latex(cell)
+    if isinstance(cell, Bold):
+        # \boldmath, because \textbf does not change what is between dollar signs.
+        return f"\\textbf{{\\boldmath {text}}}" if "$" in text else f"\\textbf{{{text}}}"
+    return f"{{}}{text}" if text.startswith("[") else text
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(c, c) for c in one_line(text))

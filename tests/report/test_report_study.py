@@ -1,0 +1,304 @@
+"""Studies: cells by config, the choice of settings, and statistics over seeds."""
+
+import itertools
+import json
+import re
+import statistics
+
+import numpy as np
+import pytest
+import scipy.stats
+import tomli_w
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.report.intervals import paired, summarise
+from fedjax_peft.report.study import read_study
+from fedjax_peft.report.table_files import Bold, TextTable
+
+
+def write_run(path, config, rows):
+    path.mkdir(parents=True)
+    flat = {
+        "rounds": rows[-1]["round"] if rows else 1,
+        "model": {"name": "tiny"},
+        **config,
+        **other,
+    }
+    (path / "config.toml").write_text(tomli_w.dumps(flat))
+    lines = (json.dumps({"headline": "accuracy", "headline_better": "higher", **r}) for r in rows)
+    (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def write_sweep(root, scores, *, keys=("optimizer.learning_rate", "seed"), **sweep):
+    """Writes a sweep; ``scores`` is method -> learning rate -> seed -> fields of the last row."""
+    root.mkdir(parents=True)
+    (root / "sweep.toml").write_text(tomli_w.dumps({"keys": list(keys), **sweep}))
+    for method, rates in scores.items():
+        for (rate, seeds), flip in zip(rates.items(), itertools.cycle((False, True))):
+            for seed, fields in seeds.items():
+                point = f"seed={seed},rate={rate}" if flip else f"rate={rate},seed={seed}"
+                config = {"name": method, "algorithm": method, "seed": seed}
+                config |= {"optimizer": {"name": "adamw", "learning_rate": rate}}
+                rows = [{"round": 0}, {"round": 3, **fields}]
+                write_run(root / method / point, config, rows)
+    return root
+
+
+def accuracy(validation, test):
+    return {"validation_accuracy": validation, "test_accuracy": test}
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """On validation the rate 0.1 is the best; on the test set it would be 0.2."""
+    scores = {
+        method: {
+            0.1: {s: accuracy(0.80 + 0.01 * s, 0.60 + up + 0.02 * s) for s in range(3)},
+            0.2: {s: accuracy(0.70 + 0.01 * s, 0.90 + up + 0.02 * s) for s in range(3)},
+        }
+        for method, up in (("fedavg", 0.0), ("fedprox", 0.05))
+    }
+    return write_sweep(tmp_path / "lr", scores, choose_by="validation_accuracy", baseline="fedavg")
+
+
+def test_cells_are_formed_by_config(sweep):
+    study = read_study(sweep)
+    assert [(c.name, c.settings, sorted(c.runs)) for c in study.cells] == [
+        (method, {"optimizer.learning_rate": rate}, [0, 1, 2])
+        for method in ("fedavg", "fedprox")
+        for rate in (0.1, 0.2)
+    ]
+    assert study.cells[0].label == "learning_rate=0.1"
+    assert (study.choose_by, study.baseline) == ("validation_accuracy", "fedavg")
+    assert study.keys == ("optimizer.learning_rate", "seed")
+    assert read_study(sweep / "fedavg").baseline == "fedavg", "the sweep is found from inside"
+    assert len(read_study(sweep.parent).cells) == 4, "and from outside"
+
+
+def test_settings_are_chosen_on_validation(sweep):
+    study = read_study(sweep)
+    choice = study.choice()
+    assert {n: c.settings["optimizer.learning_rate"] for n, c in choice.cells.items()} == {
+        "fedavg": 0.1,
+        "fedprox": 0.1,
+    }
+    assert not choice.on_test
+    assert choice.notes == (
+        "The settings were chosen by the mean of validation_accuracy over seeds.",
+    )
+    on_test = study.choice("test_accuracy")
+    assert on_test.on_test
+    assert on_test.cells["fedavg"].settings["optimizer.learning_rate"] == 0.2
+    assert "optimistic" in on_test.notes[0]
+    with pytest.raises(InputError, match="Did you mean 'validation_accuracy'"):
+        study.chosen("validation_acuracy")
+
+
+def test_without_validation_the_choice_says_that_it_was_on_test(tmp_path):
+    scores = {"a": {x: {s: {"test_accuracy": x} for s in range(2)} for x in (0.1, 0.2)}}
+    study = read_study(write_sweep(tmp_path / "s", scores, choose_by="validation_accuracy"))
+    choice = study.choice()
+    assert choice.on_test
+    assert choice.cells["a"].settings["optimizer.learning_rate"] == 0.2
+    assert "No run has recorded validation_accuracy" in choice.notes[0]
+
+
+def test_a_loss_is_chosen_where_it_is_low(tmp_path):
+    scores = {"a": {x: {0: {"validation_loss": x}} for x in (0.3, 0.1, 0.2)}}
+    study = read_study(write_sweep(tmp_path / "s", scores, choose_by="validation_loss"))
+    assert study.chosen()["a"].settings == {"optimizer.learning_rate": 0.1}
+
+
+def test_a_setting_that_lacks_a_seed_is_not_chosen(tmp_path):
+    """A rate that diverges for one seed would look good by its other seeds."""
+    good = {s: accuracy(0.5, 0.5) for s in range(3)}
+    diverged = {0: accuracy(0.9, 0.9), 1: accuracy(0.9, 0.9), 2: accuracy(None, None)}
+    study = read_study(write_sweep(tmp_path / "s", {"a": {0.1: good, 0.2: diverged}}))
+    choice = study.choice()
+    assert choice.cells["a"].settings == {"optimizer.learning_rate": 0.1}
+    assert choice.notes[-1] == (
+        "a with learning_rate=0.2 has no validation_accuracy for seed 2: not chosen."
+    )
+
+
+def test_unfinished_runs_are_left_out_and_named(sweep):
+    run = sweep / "fedavg" / "rate=0.1,seed=0"
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace("rounds = 3", "rounds = 4"))
+    (sweep / "fedprox" / "rate=0.1,seed=1" / "metrics.jsonl").unlink()
+    study = read_study(sweep)
+    cells = {(c.name, *c.settings.values()): sorted(c.runs) for c in study.cells}
+    assert cells["fedavg", 0.1] == [1, 2]
+    assert cells["fedprox", 0.1] == [0, 2]
+    assert [re.sub(r".*/", "", note) for note in study.notes] == [
+        "rate=0.1,seed=1 started no round and is left out.",
+        "rate=0.1,seed=0 is unfinished and left out.",
+    ]
+
+
+def test_runs_that_stopped_early_are_finished(tmp_path):
+    rows = [{"round": 2, "stopped": "patience", "test_accuracy": 0.5}]
+    path = write_run(tmp_path / "a", {"rounds": 9}, rows)
+    assert len(read_study(path).cells) == 1
+
+
+def test_folders_of_runs_need_no_sweep(tmp_path):
+    for seed, rank in itertools.product(range(2), (4, 8)):
+        config = {"name": "fedavg", "peft": {"rank": rank}, "seed": seed, "data": {"seed": 0}}
+        write_run(tmp_path / str(seed) / f"r{rank}", config, [{"round": 1, "test_accuracy": 0.5}])
+    study = read_study(tmp_path / "0", tmp_path / "1")
+    assert [(c.name, c.settings, sorted(c.runs)) for c in study.cells] == [
+        ("fedavg", {"peft.rank": 4}, [0, 1]),
+        ("fedavg", {"peft.rank": 8}, [0, 1]),
+    ]
+    twice = read_study(tmp_path / "0", tmp_path / "0")
+    assert [len(c.runs) for c in twice.cells] == [1, 1]
+    assert twice.notes[0].endswith("repeats a seed of fedavg and is left out.")
+
+
+def test_values_and_series(tmp_path):
+    rows = [
+        {"round": r, "test_accuracy": x, "test_loss": 1 - x, "time": {"train_s": float(r)}}
+        for r, x in enumerate([0.1, 0.6, 0.5])
+    ]
+    (cell,) = (study := read_study(write_run(tmp_path / "a", {"seed": 5}, rows))).cells
+    assert cell.values("test_accuracy") == {5: 0.5}
+    assert cell.values("test_accuracy", "best") == {5: 0.6}
+    assert cell.values("test_loss", "best") == {5: 0.4}
+    assert cell.values("test_accuracy", 0) == {5: 0.1}
+    assert cell.values("time.train_s") == {5: 2.0}
+    assert cell.values("nothing") == {}
+    assert cell.series("test_accuracy") == {5: ([0.0, 1.0, 2.0], [0.1, 0.6, 0.5])}
+    assert study.require("time.train_s") == "time.train_s"
+    with pytest.raises(InputError, match="Did you mean 'test_accuracy'"):
+        study.require("test_acuracy")
+
+
+# Statistics.
+
+
+def test_summarise_equals_scipy():
+    values = [0.81, 0.79, 0.84, 0.83]
+    found = summarise(dict(enumerate(values)))
+    assert found == summarise(values)
+    assert (found.mean, found.sd, found.n) == (
+        pytest.approx(np.mean(values)),
+        pytest.approx(np.std(values, ddof=1)),
+        4,
+    )
+    expected = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx(tuple(expected))
+    assert found.text(100) == "81.8 ± 2.2"
+
+
+def test_one_seed_has_no_deviation_and_no_interval():
+    assert summarise([0.5]) == (0.5, None, 1, None, None)
+    assert summarise([0.5]).text(100) == "50.0"
+    assert summarise([]) == (None, None, 0, None, None)
+    assert paired({0: 0.5}, {0: 0.2})[:7] == (0.3, 1, None, None, None, None, False)
+    assert paired({0: 0.5}, {1: 0.2}) == (None, 0, None, None, None, None, False, (0, 1))
+
+
+def test_a_paired_difference_by_hand():
+    """The differences are 1, 2 and 3: the mean is 2 and the margin 4.3027 / sqrt(3)."""
+    found = paired({0: 11.0, 1: 22.0, 2: 33.0}, {2: 30.0, 1: 20.0, 0: 10.0, 7: 1.0})
+    assert (found.mean, found.n, found.unpaired) == (2.0, 3, (7,))
+    assert (found.low, found.high) == pytest.approx((2 - 2.48414, 2 + 2.48414), abs=1e-4)
+    # Of the 27 equally likely resamples, one has the mean 1 and one the mean 3: 3.7 % each, so
+    # these are the 2.5 % quantiles. Student's t does not exclude 0, so nothing is separated.
+    assert (found.boot_low, found.boot_high) == (1.0, 3.0)
+    assert not found.separated
+
+
+def test_a_paired_difference_equals_scipy():
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(0.5, 0.1, 12), rng.normal(0.4, 0.1, 12)
+    found = paired(dict(enumerate(a)), dict(enumerate(b)))
+    t = scipy.stats.ttest_rel(a, b).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx(tuple(t))
+    boot = scipy.stats.bootstrap(
+        (a - b,), np.mean, n_resamples=100_000, method="percentile", rng=np.random.default_rng(1)
+    ).confidence_interval
+    width = boot.high - boot.low
+    assert found.boot_low == pytest.approx(boot.low, abs=0.03 * width)
+    assert found.boot_high == pytest.approx(boot.high, abs=0.03 * width)
+    assert found == paired(dict(enumerate(a)), dict(enumerate(b))), "the resamples are seeded"
+
+
+def test_pairing_is_by_seed_and_not_by_order():
+    a = {0: 0.50, 1: 0.60, 2: 0.70}
+    b = {seed: a[seed] - 0.02 - 0.001 * seed for seed in (2, 0, 1)}
+    found = paired(a, b)
+    assert found.separated
+    assert found.mean == pytest.approx(0.021)
+    shifted = paired(a, {(seed + 1) % 3: value for seed, value in b.items()})
+    assert not shifted.separated, "the same numbers with other seeds"
+    assert shifted.mean == pytest.approx(found.mean)
+
+
+def test_equal_methods_are_separated_in_5_percent():
+    rng = np.random.default_rng(0)
+    found = [
+        paired(dict(enumerate(rng.normal(size=5))), dict(enumerate(rng.normal(size=5)))).separated
+        for _ in range(400)
+    ]
+    assert statistics.fmean(found) < 0.08
+
+
+# Files.
+
+TABLE = TextTable(
+    "Accuracy & cost (α=0.1)",
+    ["Method", "Accuracy (%)", "Cost_up"],
+    [["[a]_b|c", Bold("81.2 ± 0.4"), "$3 ~ 5%"], ["μ\\x{", "-", 'say "−1", <2>']],
+    ["Mean ± sd of 3 seeds; 100 % #1 ^2."],
+)
+
+
+def test_markdown():
+    lines = TABLE.markdown().split("\n")
+    assert lines[0] == "**Accuracy & cost (α=0.1)**"
+    assert lines[2:5] == [
+        "| Method | Accuracy (%) | Cost\\_up |",
+        "| --- | ---: | ---: |",
+        "| \\[a\\]\\_b\\|c | **81.2 ± 0.4** | $3 ~ 5% |",
+    ]
+    assert lines[-2] == TABLE.notes[0]
+
+
+def test_csv():
+    import csv
+
+    assert list(csv.reader(TABLE.csv().splitlines())) == [TABLE.header, *TABLE.rows]
+
+
+def test_latex_is_balanced_and_escaped():
+    text = TABLE.latex()
+    body = re.sub(r"\\textbackslash|\\[{}$&%#_]", "", text)
+    depth = 0
+    for c in body:
+        depth += {"{": 1, "}": -1}.get(c, 0)
+        assert depth >= 0
+    assert depth == 0
+    assert body.count("$") % 2 == 0
+    assert re.findall(r"\\(begin|end)\{(\w+)\}", text) == [
+        *(("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table")),
+    ]
+    rows = [line for line in text.split("\n") if line.endswith(r"\\")]
+    assert len(rows) == 3
+    assert all(len(re.findall(r"(?<!\\)&", row)) == 2 for row in rows)
+    assert [text.index(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == sorted(
+        text.index(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")
+    )
+    assert rows[1].strip() == (
+        r"{}[a]\_b\textbar{}c & \textbf{\boldmath 81.2 $\pm$ 0.4} & \$3 \textasciitilde{} 5\% \\"
+    )
+    assert r"$\mu$\textbackslash{}x\{ & - & say ''$-$1'', \textless{}2\textgreater{}" in text
+    assert text.isascii()
+
+
+def test_the_three_files_are_written(tmp_path):
+    paths = TABLE.write(tmp_path / "deep" / "lr=0.001")
+    assert [path.name for path in paths] == ["lr=0.001.md", "lr=0.001.csv", "lr=0.001.tex"]
+    assert paths[2].read_text() == TABLE.latex()
