@@ -18,13 +18,8 @@ from fedjax_peft.report.table_files import Bold, TextTable
 
 def write_run(path, config, rows):
     path.mkdir(parents=True)
-    flat = {
-        "rounds": rows[-1]["round"] if rows else 1,
-        "model": {"name": "tiny"},
-        **config,
-        **other,
-    }
-    (path / "config.toml").write_text(tomli_w.dumps(flat))
+    whole = {"rounds": rows[-1]["round"], "model": {"name": "tiny"}, **config}
+    (path / "config.toml").write_text(tomli_w.dumps(whole))
     lines = (json.dumps({"headline": "accuracy", "headline_better": "higher", **r}) for r in rows)
     (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return path
