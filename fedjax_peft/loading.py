@@ -10,6 +10,7 @@ import optax
 
 from fedjax_peft import algorithms, tasks, tree
 from fedjax_peft.config import config as configs
+from fedjax_peft.data.vocabulary import read_vocabulary, word_tokenizer
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.roles import assign_roles
@@ -89,9 +90,11 @@ def base_model(directory: Path, config: dict[str, Any], labels: tuple[str, ...])
     Raises:
       InputError: the run was made in Python, and its model cannot be rebuilt.
     """
+    words = read_vocabulary(directory)
     if "model" in config:
-        return configs.build_model(configs.resolve_recorded(config), labels)
-    return recipe.make_model(directory)
+        return configs.build_model(configs.resolve_recorded(config), labels, words)
+    model = recipe.make_model(directory)
+    return model.replace(tokenizer=word_tokenizer(words)) if words else model
 
 
 def algorithm_of(directory: Path, config: dict[str, Any], model: Model) -> Algorithm:

@@ -46,6 +46,7 @@ import pydantic
 from fedjax_peft import aggregators, algorithms, assets, peft, tasks, toml, transforms
 from fedjax_peft.config import optimizers, plugins, presets
 from fedjax_peft.data import Clients, Dataset, partition, sources
+from fedjax_peft.data.vocabulary import word_tokenizer
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models import heads, hub, registry
@@ -475,7 +476,7 @@ def run(
     task = tasks.for_data(train, config["metric"])
     report_phase("loading")
     return simulate(
-        build_model(config, train.label_names),
+        build_model(config, train.label_names, train.vocabulary),
         build_algorithm(config),
         clients,
         test=test if config["global_test"] else None,
@@ -550,13 +551,24 @@ def _tokenizer(config: Config) -> Any:
         return None
     if name is not None:
         return hub.load_tokenizer(name)
+    if config["data"]["vocabulary"] is not None and config["model"]["config"] is None:
+        raise InputError(
+            "[data] vocabulary makes a new vocabulary of words, which a pretrained model does not"
+            " know. Give the model random weights with [model.config], or leave vocabulary out."
+        )
     if config["model"]["config"] is not None:
         return None  # random weights have no tokenizer; load_dataset raises if it needs one
     return hub.load_tokenizer(config["model"]["name"], source=config["model"]["source"])
 
 
-def build_model(config: Config, labels: Sequence[str]) -> Model:
-    """Returns the model of a resolved config, with its PEFT method attached."""
+def build_model(config: Config, labels: Sequence[str], vocabulary: Sequence[str] = ()) -> Model:
+    """Returns the model of a resolved config, with its PEFT method attached.
+
+    Args:
+      config: the config.
+      labels: names of the classes.
+      vocabulary: the words of the data (``Dataset.vocabulary``), if they have replaced a tokenizer.
+    """
     options = dict(config["model"])
     shape, kind = options.pop("config"), options.pop("head") or task_of(config).head
     head = heads.make(kind, tuple(labels))
@@ -565,7 +577,8 @@ def build_model(config: Config, labels: Sequence[str]) -> Model:
     else:
         name, _ = options.pop("name"), options.pop("source")
         model = _seeded(registry.random_model, config, options, shape, head=head)
-        model = model.replace(name=name, tokenizer=_tokenizer(config))
+        tokenizer = word_tokenizer(vocabulary) if vocabulary else _tokenizer(config)
+        model = model.replace(name=name, tokenizer=tokenizer)
     return attach(model, build_method(config), seed=config["seed"])
 
 

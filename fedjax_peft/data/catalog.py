@@ -4,13 +4,13 @@ A data set is one entry; :mod:`fedjax_peft.data.sources` reads it.
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any, NamedTuple
 
 from fedjax_peft.data.formats.conll import PLONER_SOURCES, read_conll, read_ploner
 from fedjax_peft.data.formats.folders import read_orange, read_text_folders
 from fedjax_peft.data.formats.glue import read_glue
+from fedjax_peft.data.formats.h5 import read_h5
 from fedjax_peft.data.formats.images import read_images
 from fedjax_peft.data.formats.leaf import read_users
 from fedjax_peft.data.formats.semeval import read_semeval
@@ -27,9 +27,10 @@ from fedjax_peft.tasks.base import Task
 
 __all__ = ["DATASETS", "OWN", "Reader", "Settings", "Source"]
 
-Reader = Callable[[Path], dict[str, Table] | None]
+Reader = Callable[..., dict[str, Table] | None]
 """folder -> tables by split (``train``, ``validation``, ``test``; ``all``: to be split), or None if
-the folder is in another format."""
+the folder is in another format. ``users``, ``user_examples`` and ``seed`` of ``load_dataset`` reach
+it if it has keyword arguments of these names; it may then read the drawn users only."""
 
 
 class Settings(NamedTuple):
@@ -312,10 +313,11 @@ DATASETS: dict[str, Source] = {
         task=next_token(),
         test=None,
         keys={"client": ()},
-        formats=(read_users,),
+        formats=(read_h5, read_users),
         download=(
-            "the users you want of TensorFlow Federated's stackoverflow, as train.json and"
-            ' test.json: {"user": {"tokens": ["a sentence", ...]}, ...}'
+            "TensorFlow Federated's stackoverflow.tar.bz2 (stackoverflow_train.h5 and"
+            " stackoverflow_test.h5; users = 9 reads 9 users of them), or train.json and test.json:"
+            ' {"user": {"tokens": ["a sentence", ...]}, ...}'
         ),
         settings=_fedadapters(64, 30),
     ),
@@ -327,11 +329,11 @@ DATASETS: dict[str, Source] = {
         columns={"character_id": "client", "x": "text"},
         test=None,
         keys={"client": ()},
-        formats=(read_users,),
+        formats=(read_h5, read_users),
         download=(
             "LEAF's shakespeare (github.com/TalwalkarLab/leaf; its folders train and test), or"
-            ' TensorFlow Federated\'s as train.json and test.json: {"role": {"snippets": ["a'
-            ' speech", ...]}, ...}'
+            " TensorFlow Federated's shakespeare.tar.bz2 (its h5 files), or train.json and"
+            ' test.json: {"role": {"snippets": ["a speech", ...]}, ...}'
         ),
         settings=_fedadapters(128, 30),
     ),
@@ -344,9 +346,10 @@ DATASETS: dict[str, Source] = {
         test=None,
         keys={"client": ()},
         shape=(28, 28),
-        formats=(read_users, read_images),
+        formats=(read_h5, read_users, read_images),
         download=(
-            "LEAF's femnist (github.com/TalwalkarLab/leaf; its folders train and test), or without"
+            "LEAF's femnist (github.com/TalwalkarLab/leaf; its folders train and test), or"
+            " TensorFlow Federated's fed_emnist.tar.bz2 (its h5 files), or without"
             " writers EMNIST's gzip.zip from nist.gov/itl/products-and-services/emnist-dataset (the"
             " byclass files)"
         ),
@@ -359,8 +362,11 @@ DATASETS: dict[str, Source] = {
         columns={"img": "image", "fine_label": "label", "image_jpeg": "image"},
         label_names=tuple(_CIFAR100.split()),
         shape=(32, 32, 3),
-        formats=(read_users, read_images),
-        download="cifar-100-binary.tar.gz from cs.toronto.edu/~kriz/cifar.html",
+        formats=(read_h5, read_users, read_images),
+        download=(
+            "cifar-100-binary.tar.gz from cs.toronto.edu/~kriz/cifar.html, or with clients"
+            " TensorFlow Federated's fed_cifar100.tar.bz2 (its h5 files)"
+        ),
         settings=_fedadapters(128, 50),
     ),
     "cifar10": Source(
@@ -373,7 +379,7 @@ DATASETS: dict[str, Source] = {
             *("dog", "frog", "horse", "ship", "truck"),
         ),
         shape=(32, 32, 3),
-        formats=(read_users, read_images),
+        formats=(read_h5, read_users, read_images),
         download="cifar-10-binary.tar.gz from cs.toronto.edu/~kriz/cifar.html",
     ),
     "fashion_mnist": Source(
@@ -402,6 +408,6 @@ DATASETS: dict[str, Source] = {
 OWN = Source(
     description="a file or folder of the user's own",
     columns={"text": "text", "sentence": "text", "ner_tags": "tags", "img": "image"},
-    formats=(read_users, read_images),
+    formats=(read_h5, read_users, read_images),
 )
 """The entry of a user's file or folder. Its task follows from its columns."""

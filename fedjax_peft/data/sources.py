@@ -25,6 +25,8 @@ from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.standin import TINY_LENGTH, tiny_tables
 from fedjax_peft.data.table import Table, require
+from fedjax_peft.data.users import keep_users
+from fedjax_peft.data.vocabulary import count_words, word_tokenizer
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.random import host_rng
 from fedjax_peft.tasks.base import Task
@@ -53,6 +55,9 @@ def load_dataset(
     columns: Mapping[str, str] | None = None,
     test_share: float | None = None,
     task: Task | str | None = None,
+    users: int | None = None,
+    user_examples: int | None = None,
+    vocabulary: int | None = None,
 ) -> dict[str, Dataset]:
     """Returns the encoded splits ``train`` and ``test`` (and ``validation`` of ``glue_silo``).
 
@@ -95,6 +100,14 @@ def load_dataset(
       task: what is learned, and how rows become arrays: a :class:`fedjax_peft.tasks.Task`, or the
         name of a function of :mod:`fedjax_peft.tasks`. None: the task of the named data set, or the
         one that fits the columns.
+      users: keep the examples of this many users only, in all splits. They are drawn at random by
+        ``seed`` out of the users that are in all splits; a larger draw contains a smaller one. Of
+        TFF's h5 files, only these users are read. The rows need a ``client``. None: all.
+      user_examples: least number of training rows of a drawn user, by default 1.
+      vocabulary: read texts as words, with a vocabulary of at most this many tokens: ``<pad>``,
+        ``<unk>``, ``<eos>``, and the most frequent words of ``train``
+        (:func:`fedjax_peft.data.vocabulary.count_words`). It replaces ``tokenizer``, for models
+        that are trained from scratch. It becomes ``Dataset.vocabulary``.
 
     Returns:
       Split name -> data set, in the order of the source. Its columns are those that the task's
@@ -111,16 +124,25 @@ def load_dataset(
     length = usual if max_length is None else max_length
     numbers = {"max_length": length, "doc_stride": doc_stride, "clusters": clusters}
     numbers |= {f"{part}_examples": size for part, size in sizes.items()}
+    numbers |= {"users": users, "user_examples": user_examples, "vocabulary": vocabulary}
     for option, value in numbers.items():
         if value is not None and not isinstance(value, (int, np.integer)):
             raise InputError(f"{option} = {value!r} must be a whole number.")
     if entry.parts:
         _refuse(name, doc_stride=doc_stride, clusters=clusters, order=order)
         _refuse(name, columns=columns, test_share=test_share, task=task)
+        _refuse(name, users=users, user_examples=user_examples, vocabulary=vocabulary)
         return _silo(name, tokenizer, length, source, seed, sizes, split or "6:2:2")
     _refuse(name, split=split)
     entry, tables = load_tables(
-        name, source=source, seed=seed, columns=columns, test_share=test_share, task=task
+        name,
+        source=source,
+        seed=seed,
+        columns=columns,
+        test_share=test_share,
+        task=task,
+        users=users,
+        user_examples=user_examples,
     )
     encoder = encoder_of(entry.task)
     names = entry.label_names or encoder.class_names(tables["train"])
@@ -130,15 +152,33 @@ def load_dataset(
     known = inspect.signature(encoder.encode).parameters
     _refuse(name, **{option: x for option, x in options.items() if option not in known})
     options = {option: x for option, x in options.items() if x is not None}
+    tables = {part: _subset(table, sizes[part], part, seed) for part, table in tables.items()}
+    words: tuple[str, ...] = ()
+    if vocabulary is not None:
+        words = _vocabulary(name, tables["train"], encoder, vocabulary, tokenizer)
+        tokenizer = word_tokenizer(words)
     result = {}
     for part, table in tables.items():
-        table = _subset(table, sizes[part], part, seed)
-        result[part] = encode(
-            entry.task, table, names, tokenizer, max_length=length, name=name, **options
-        )
+        data = encode(entry.task, table, names, tokenizer, max_length=length, name=name, **options)
         if clusters is not None and part == "train":
-            result[part] = _clustered(result[part], table, encoder, clusters, seed)
+            data = _clustered(data, table, encoder, clusters, seed)
+        result[part] = replace(data, vocabulary=words)
     return result
+
+
+def _vocabulary(
+    name: str, table: Table, encoder: Encoder, size: int, tokenizer: Any
+) -> tuple[str, ...]:
+    """Returns the vocabulary of the training texts."""
+    if tokenizer is not None:
+        raise InputError(
+            f"vocabulary = {size} makes a tokenizer of words, and a tokenizer is given too: use"
+            " only one of them."
+        )
+    if not encoder.needs_tokenizer or encoder.texts is None:
+        _refuse(name, vocabulary=size)
+        raise AssertionError
+    return count_words(encoder.texts(table), size)
 
 
 def _refuse(name: str, **options: Any) -> None:
@@ -156,6 +196,8 @@ def load_tables(
     columns: Mapping[str, str] | None = None,
     test_share: float | None = None,
     task: Task | str | None = None,
+    users: int | None = None,
+    user_examples: int | None = None,
 ) -> tuple[Source, dict[str, Table]]:
     """Returns a data set's entry and its raw rows: ``train`` and ``test``, under our column names.
 
@@ -168,7 +210,10 @@ def load_tables(
         raise InputError(f"test_share = {test_share} must be between 0 and 1, such as 0.2.")
     entry = _entry(name, source)
     entry = entry if task is None else entry._replace(task=task)
-    tables = _read(name, entry, source, seed, test_share)
+    if users is None:
+        _refuse(name, user_examples=user_examples)
+    draw = {"users": users, "user_examples": user_examples, "seed": seed}
+    tables = _read(name, entry, source, seed, test_share, draw)
     tables = {part: _renamed(_chosen_columns(x, columns), entry) for part, x in tables.items()}
     if task is None and name not in DATASETS:
         first = next(iter(tables.values()))
@@ -178,12 +223,14 @@ def load_tables(
         tables["all"] = _equal_shares(tables["all"], entry.share, seed)
     tables = {part: _prepared(table, entry) for part, table in tables.items()}
     if "all" in tables:
-        return entry, _split(tables["all"], seed, test_share)
-    if test_share is not None:
+        tables = _split(tables["all"], seed, test_share)
+    elif test_share is not None:
         raise InputError(
             f"test_share = {test_share} is for data without a test split, but {name!r} has one:"
             f" {tables['test'].origin}. Leave test_share out."
         )
+    if users is not None:
+        tables = keep_users(tables, users, user_examples or 1, seed)
     return entry, tables
 
 
@@ -215,7 +262,12 @@ def _entry(name: str, source: str) -> Source:
 
 
 def _read(
-    name: str, entry: Source, source: str, seed: int, share: float | None
+    name: str,
+    entry: Source,
+    source: str,
+    seed: int,
+    share: float | None,
+    draw: Mapping[str, int | None],
 ) -> dict[str, Table]:
     """Returns the raw tables by split: ``train`` and ``test``, or ``all``."""
     if source == "tiny":
@@ -224,15 +276,15 @@ def _read(
         path = Path(name)
         if not path.is_dir():
             return {"all": tabular.read_file(path, alone=True)}
-        return _read_folder(path, entry, share)
+        return _read_folder(path, entry, share, draw)
     if source not in _KNOWN:
-        return _read_folder(Path(source), entry, share)
+        return _read_folder(Path(source), entry, share, draw)
     if source == "auto":
         folder = next((folder for folder in _folders(name) if folder.is_dir()), None)
         if folder is None and entry.asset is not None:
             folder = fetch(entry.asset)
         if folder is not None:
-            return _read_folder(folder, entry, share)
+            return _read_folder(folder, entry, share, draw)
     return _read_hub(name, entry)
 
 
@@ -243,10 +295,13 @@ def _folders(name: str) -> list[Path]:
     return [*mine, cache_dir() / "data" / name]
 
 
-def _read_folder(folder: Path, entry: Source, share: float | None) -> dict[str, Table]:
+def _read_folder(
+    folder: Path, entry: Source, share: float | None, draw: Mapping[str, int | None]
+) -> dict[str, Table]:
     tests = tuple(dict.fromkeys((entry.test or "test", *_VALIDATION, "test")))
     for reader in entry.formats:
-        tables = reader(folder)
+        known = inspect.signature(reader).parameters
+        tables = reader(folder, **{key: x for key, x in draw.items() if key in known})
         if tables is not None:
             return _chosen(folder, tables, tests, share)
     # A data set without a test split is split here, also if its one file is called "train".

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.data.vocabulary import write_vocabulary
 from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.schedule import Range, Sampling
@@ -225,6 +226,8 @@ def simulate(
     ):
         if record.out is not None and config is None:
             save_recipe(record.out, model, text_length)
+        if record.out is not None and clients.data.vocabulary:
+            write_vocabulary(record.out, clients.data.vocabulary)
         loop = Loop(
             *(session, model, tested, costs, record, phases, stop),
             rounds=rounds,

@@ -8,6 +8,7 @@ LEAF's files are ``{"users": [...], "num_samples": [...], "user_data": {user: {"
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ from fedjax_peft.data.formats.files import read_bytes, read_json
 from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 
-__all__ = ["read_users"]
+__all__ = ["CONTENTS", "User", "read_users", "user_table"]
 
-_CONTENTS = ("tokens", "snippets", "text", "pixels", "image")
+CONTENTS = ("tokens", "snippets", "text", "pixels", "image")
 """Content fields of TFF."""
 _LEAF = re.compile(
     rb'\s*\{\s*"(users|num_samples|hierarchies)"\s*:\s*\[|\s*\{\s*"user_data"\s*:\s*\{'
@@ -85,7 +86,7 @@ def _is_by_user(path: Path) -> bool:
     return bool(_LEAF.match(head) or _TFF.match(head))
 
 
-class _User(NamedTuple):
+class User(NamedTuple):
     """A user's examples."""
 
     name: str
@@ -93,35 +94,59 @@ class _User(NamedTuple):
     """Where they are from, to begin a message with: a file and the user."""
     field: str
     """The name of ``contents`` there."""
-    contents: list[Any]
+    contents: list[Any] | np.ndarray
+    """Texts or lists of tokens; or images, also as one array ``[examples, ...]``."""
     labels: list[Any] | None
 
 
 def _table(paths: list[Path]) -> Table:
-    columns: dict[str, list[Any]] = {}
+    origin = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} files)"
+    return replace(user_table(paths[0], _distinct(paths)), origin=origin)
+
+
+def _distinct(paths: list[Path]) -> Iterator[User]:
+    """Yields the users of all files.
+
+    Raises:
+      InputError: a user is in two files.
+    """
     seen: dict[str, Path] = {}
-    shape = None
     for path in paths:
         for user in _users(path):
             if user.name in seen:
                 raise InputError(f"The user {user.name!r} is in {seen[user.name]} and in {path}.")
             seen[user.name] = path
-            if not user.contents:
-                continue
-            rows = _rows(user)
-            found = (rows.keys(), np.shape(rows["image"][0]) if "image" in rows else None)
-            shape = shape or found
-            if found != shape:
-                raise InputError(
-                    f"{user.place} has {_described(found)} an example, but others before have"
-                    f" {_described(shape)}."
-                )
-            for column, values in rows.items():
-                columns.setdefault(column, []).extend(values)
+            yield user
+
+
+def user_table(path: Path, users: Iterable[User]) -> Table:
+    """Returns the examples of users in one table, user by user.
+
+    Args:
+      path: the (first) file, for messages.
+      users: with contents of one kind: texts, or images of one shape.
+
+    Raises:
+      InputError: contents that cannot be used, users whose examples differ in kind, or no examples.
+    """
+    columns: dict[str, list[Any]] = {}
+    shape = None
+    for user in users:
+        if not len(user.contents):
+            continue
+        rows = _rows(user)
+        found = (rows.keys(), np.shape(rows["image"][0]) if "image" in rows else None)
+        shape = shape or found
+        if found != shape:
+            raise InputError(
+                f"{user.place} has {_described(found)} an example, but others before have"
+                f" {_described(shape)}."
+            )
+        for column, values in rows.items():
+            columns.setdefault(column, []).extend(values)
     if not columns:
-        raise InputError(f"{paths[0]} has no examples.")
-    origin = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} files)"
-    return Table(origin, columns)
+        raise InputError(f"{path} has no examples.")
+    return Table(str(path), columns)
 
 
 def _described(found: tuple[Iterable[str], tuple[int, ...] | None]) -> str:
@@ -130,7 +155,7 @@ def _described(found: tuple[Iterable[str], tuple[int, ...] | None]) -> str:
     return names if shape is None else f"{names} {list(shape)}"
 
 
-def _users(path: Path) -> Iterator[_User]:
+def _users(path: Path) -> Iterator[User]:
     content = read_json(path)
     if not isinstance(content, dict):
         raise InputError(f"{path} is {type(content).__name__}, not users and their examples.")
@@ -140,7 +165,7 @@ def _users(path: Path) -> Iterator[_User]:
 # LEAF.
 
 
-def _leaf_users(path: Path, content: dict[str, Any]) -> Iterator[_User]:
+def _leaf_users(path: Path, content: dict[str, Any]) -> Iterator[User]:
     users, sizes = _list(content, "users", f"{path}"), _list(content, "num_samples", f"{path}")
     data = content["user_data"]
     if not isinstance(data, dict):
@@ -157,7 +182,7 @@ def _leaf_users(path: Path, content: dict[str, Any]) -> Iterator[_User]:
         # Reddit's files have the numbers of examples before the split.
         if size != len(y) and not (y and isinstance(y[0], dict)):
             raise InputError(f"{place} has {len(y)} examples, but num_samples says {size}.")
-        yield _User(name, place, "x", contents, labels)
+        yield User(name, place, "x", contents, labels)
     # Users with too few examples to split are not listed; their lists are empty.
     for name in data.keys() - set(users):
         if _list(data[name], "x", f"{path}: the user {name!r}"):
@@ -181,16 +206,16 @@ def _continued(pair: tuple[Any, Any]) -> Any:
 # TFF.
 
 
-def _tff_users(path: Path, content: dict[str, Any]) -> Iterator[_User]:
+def _tff_users(path: Path, content: dict[str, Any]) -> Iterator[User]:
     for name, record in content.items():
         place = f"{path}: the client {name!r}"
         fields = record if isinstance(record, dict) else {}
-        field = next((field for field in _CONTENTS if field in fields), _CONTENTS[0])
+        field = next((field for field in CONTENTS if field in fields), CONTENTS[0])
         contents = _list(record, field, place)
         labels = _list(record, "label", place) if "label" in record else None
         if labels is not None:
             _check_lengths(place, field, contents, "label", labels)
-        yield _User(name, place, field, contents, labels)
+        yield User(name, place, field, contents, labels)
 
 
 def _list(record: Any, field: str, place: str) -> list[Any]:
@@ -207,9 +232,9 @@ def _check_lengths(place: str, a: str, x: list[Any], b: str, y: list[Any]) -> No
 # Examples.
 
 
-def _rows(user: _User) -> dict[str, Any]:
+def _rows(user: User) -> dict[str, Any]:
     """Returns the columns of a user's examples (one or more)."""
-    if isinstance(_first(user.contents), str):
+    if isinstance(user.contents, list) and isinstance(_first(user.contents), str):
         rows = {"text": _each(user.place, user.field, _text, user.contents, "a text")}
     else:
         rows = {"image": list(_images(user))}
@@ -250,7 +275,7 @@ def _text(value: Any) -> str:
     return " ".join(token for token in tokens if token)
 
 
-def _images(user: _User) -> np.ndarray:
+def _images(user: User) -> np.ndarray:
     """Returns uint8 ``[examples, height, width]`` or ``[examples, height, width, 3]``."""
     try:
         x = np.asarray(user.contents)

@@ -1,0 +1,215 @@
+"""TFF's HDF5 files of examples by user."""
+
+import h5py
+import numpy as np
+import pytest
+
+import fedjax_peft as fp
+from fedjax_peft.data.formats.h5 import read_h5
+from fedjax_peft.data.formats.leaf import read_users
+from fedjax_peft.errors import InputError
+
+
+def write(path, clients):
+    """Writes a file with ``clients``: name -> field -> array."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        group = file.create_group("examples")
+        for name, fields in clients.items():
+            for field, values in fields.items():
+                group[f"{name}/{field}"] = values
+
+
+def texts(*values):
+    """Returns texts as TFF stores them: bytes of any length."""
+    return np.array([value.encode() for value in values], h5py.string_dtype())
+
+
+def speeches(roles):
+    """Returns clients with a speech for each of their numbers."""
+    return {
+        name: {"snippets": texts(*(f"{name} speaks {i}" for i in range(n)))}
+        for name, n in roles.items()
+    }
+
+
+PIXELS = np.linspace(0, 1, 2 * 28 * 28, dtype=np.float32).reshape(2, 28, 28)
+
+
+def test_stack_overflow(tmp_path):
+    post = {
+        "tokens": texts("how do i", "café"),
+        "creation_date": texts("2010", "2011"),
+        "score": np.array([1, 2]),
+        "tags": texts("a|b", ""),
+        "title": texts("x", "y"),
+        "type": texts("question", "answer"),
+    }
+    write(tmp_path / "stackoverflow_train.h5", {"00000002": post})
+    write(tmp_path / "stackoverflow_held_out.h5", {"00000009": post})
+    write(tmp_path / "stackoverflow_test.h5", {"00000002": {"tokens": texts("thanks")}})
+    splits = read_h5(tmp_path)
+    assert splits.keys() == {"train", "validation", "test"}
+    expected = {"text": ["how do i", "café"], "client": ["00000002"] * 2}
+    assert splits["train"].columns == expected
+    assert splits["test"].columns == {"text": ["thanks"], "client": ["00000002"]}
+    assert read_users(tmp_path) is None
+
+
+def test_emnist_and_cifar100(tmp_path):
+    labels = np.array([3, 61], np.int32)
+    write(tmp_path / "a/fed_emnist_train.h5", {"f0000_14": {"label": labels, "pixels": PIXELS}})
+    columns = read_h5(tmp_path / "a")["train"].columns
+    assert columns["label"] == [3, 61]
+    np.testing.assert_array_equal(columns["image"], np.rint(255 * PIXELS).astype(np.uint8))
+    assert columns["image"][0].dtype == np.uint8
+
+    photo = np.arange(32 * 32 * 3).reshape(1, 32, 32, 3).astype(np.uint8)
+    fields = {"coarse_label": np.array([1]), "image": photo, "label": np.array([99])}
+    write(tmp_path / "b/fed_cifar100_test.h5", {"7": fields})
+    columns = read_h5(tmp_path / "b")["test"].columns
+    np.testing.assert_array_equal(columns["image"], photo)
+    assert (columns["label"], columns["client"]) == ([99], ["7"])
+
+
+def test_a_named_data_set_from_h5(tmp_path):
+    roles = {"HAMLET": 3, "OPHELIA": 2}
+    write(tmp_path / "shakespeare_train.h5", speeches(roles))
+    write(tmp_path / "shakespeare_test.h5", speeches({"HAMLET": 1, "GHOST": 1}))
+    data = fp.load_dataset("shakespeare", source=tmp_path, vocabulary=20, max_length=8)
+    assert len(data["train"]) == 5
+    clients = fp.partition.natural(data["train"])
+    assert (clients.names, clients.sizes.tolist()) == (("HAMLET", "OPHELIA"), [3, 2])
+    assert set(data["test"].meta["client"]) == {"HAMLET", "GHOST"}
+
+
+def test_only_the_drawn_users_are_read(tmp_path, monkeypatch):
+    sizes = {f"role {i:02d}": 1 + i % 5 for i in range(40)}
+    write(tmp_path / "shakespeare_train.h5", speeches(sizes))
+    write(tmp_path / "shakespeare_test.h5", speeches(dict.fromkeys([*sizes][:30], 1)))
+    write(tmp_path / "shakespeare_held_out.h5", speeches({"another": 1}))
+    read = []
+    values = h5py.Dataset.__getitem__
+    monkeypatch.setattr(
+        h5py.Dataset, "__getitem__", lambda self, key: read.append(self) or values(self, key)
+    )
+    splits = read_h5(tmp_path, users=4, user_examples=3, seed=1)
+    assert len(read) == 8
+    drawn = set(splits["train"].columns["client"])
+    assert drawn == set(splits["test"].columns["client"])
+    assert splits.keys() == {"train", "test"}
+    assert len(drawn) == 4
+    assert all(sizes[name] >= 3 and name in [*sizes][:30] for name in drawn)
+    assert {*read_h5(tmp_path, users=9, user_examples=3, seed=1)["train"].columns["client"]} > drawn
+    assert {
+        *read_h5(tmp_path, users=4, user_examples=3, seed=2)["train"].columns["client"]
+    } != drawn
+    data = fp.load_dataset(
+        "shakespeare", source=tmp_path, users=4, user_examples=3, seed=1, vocabulary=20
+    )
+    assert {*data["train"].meta["client"]} == {*data["test"].meta["client"]} == drawn
+    with pytest.raises(InputError, match=r"at least 5 training examples .* there are 6 "):
+        read_h5(tmp_path, users=7, user_examples=5)
+
+
+def test_truncated_and_foreign_files(tmp_path):
+    path = tmp_path / "train.h5"
+    labels = np.array([0, 1])
+    write(path, {f"c{i}": {"label": labels, "pixels": PIXELS} for i in range(3)})
+    whole = path.read_bytes()
+    assert read_h5(tmp_path)["train"].columns["label"] == [0, 1] * 3
+    for size in (0, 7, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(InputError, match=r"train\.h5 cannot be read as an HDF5 file"):
+            read_h5(tmp_path)
+    path.write_bytes(b'{"a": {"tokens": []}}')
+    with pytest.raises(InputError, match="cannot be read as an HDF5 file"):
+        read_h5(tmp_path)
+    assert read_h5(tmp_path / "nothing") is None
+    write(tmp_path / "other_train.h5", {})
+    with pytest.raises(InputError, match=r"several files .* 'train': other_train\.h5, train\.h5"):
+        read_h5(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"score": np.array([1])}, "has the fields score, and none of tokens"),
+        ({"tokens": np.float32(1)}, "has no list 'tokens'"),
+        ({"tokens": np.array([b"\xff\xfe"])}, "a text that is not UTF-8"),
+        ({"pixels": PIXELS, "label": np.array([1])}, r"labels of shape \[1\] .* for 2 examples"),
+        ({"pixels": PIXELS, "label": np.array([0.5, 1.0])}, "labels of shape .* float64"),
+        ({"pixels": 2 * PIXELS}, "pixels are from 0 to 1"),
+        ({"pixels": PIXELS.astype(complex)}, "neither numbers nor a list of texts"),
+        ({"tokens": np.array([[b"a"]])}, "neither numbers nor a list of texts"),
+    ],
+)
+def test_damaged_clients(tmp_path, fields, message):
+    write(tmp_path / "train.h5", {"one": fields})
+    with pytest.raises(InputError, match=f"the client 'one'.*{message}"):
+        read_h5(tmp_path)
+
+
+def test_files_that_are_not_of_this_form(tmp_path):
+    path = tmp_path / "train.h5"
+    with h5py.File(path, "w") as file:
+        file["data"] = [1]
+    with pytest.raises(InputError, match="no group 'examples', only: data"):
+        read_h5(tmp_path)
+    with h5py.File(path, "w") as file:
+        file["examples"] = [1]
+    with pytest.raises(InputError, match="is an array, not a group of clients"):
+        read_h5(tmp_path)
+    with h5py.File(path, "w") as file:
+        file["examples/one"] = [1]
+    with pytest.raises(InputError, match="'one' is an array, not a group of fields"):
+        read_h5(tmp_path)
+    write(path, {"one": {"tokens": texts()}})
+    with pytest.raises(InputError, match="has no examples"):
+        read_h5(tmp_path)
+
+
+def test_no_file_reads_another_one(tmp_path):
+    secret = tmp_path / "secret.h5"
+    write(secret, speeches({"private": 1}))
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in/train.h5"
+    with h5py.File(path, "w") as file:
+        file["examples"] = h5py.ExternalLink(str(secret), "/examples")
+    with pytest.raises(InputError, match="no group 'examples'"):
+        read_h5(path.parent)
+    with h5py.File(path, "w") as file:
+        file.create_group("examples")["one"] = h5py.ExternalLink(str(secret), "/examples/private")
+    with pytest.raises(InputError, match="a link to another place"):
+        read_h5(path.parent)
+    with h5py.File(path, "w") as file:
+        file["examples/one/tokens"] = h5py.SoftLink("/examples/one")
+    with pytest.raises(InputError, match="a link to another place"):
+        read_h5(path.parent)
+    (tmp_path / "raw").write_bytes(bytes(8))
+    with h5py.File(path, "w") as file:
+        group = file.create_group("examples/one")
+        group.create_dataset("pixels", (8,), "u1", external=[(str(tmp_path / "raw"), 0, 8)])
+    with pytest.raises(InputError, match="in another file"):
+        read_h5(path.parent)
+    with h5py.File(path, "w") as file:
+        layout = h5py.VirtualLayout((1,), "u1")
+        layout[0] = h5py.VirtualSource(str(secret), "x", (1,))[0]
+        file.create_group("examples/one").create_virtual_dataset("pixels", layout)
+    with pytest.raises(InputError, match="in another file"):
+        read_h5(path.parent)
+
+
+def test_an_array_that_memory_does_not_hold(tmp_path):
+    with h5py.File(tmp_path / "train.h5", "w") as file:
+        group = file.create_group("examples/one")
+        group.create_dataset("pixels", (10**9, 28, 28), "f4", chunks=(1, 28, 28))
+    with pytest.raises(InputError, match=r"'pixels' of shape .* Read fewer users"):
+        read_h5(tmp_path)
+
+
+def test_without_h5py(tmp_path, monkeypatch):
+    write(tmp_path / "train.h5", speeches({"one": 1}))
+    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    with pytest.raises(InputError, match=r"pip install 'fedjax_peft\[h5\]'"):
+        read_h5(tmp_path)
