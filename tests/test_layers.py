@@ -28,6 +28,7 @@ LAYERS = [
         "roles",
         "rows",
         "fields",
+        "hyperparameters",
     },
     {"models", "peft", "data", "tasks", "aggregators", "transforms", "measures"},
     {"algorithms"},

@@ -37,6 +37,7 @@ from fedjax_peft.algorithms.common import (
     with_client_state,
 )
 from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import is_traced
 from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregator,
@@ -91,7 +92,7 @@ def apfl(
       InputError: an ``alpha`` outside of [0, 1], or a negative ``alpha_rate``.
     """
     at_least(0.0, alpha_rate=alpha_rate)
-    if not 0 <= alpha <= 1:
+    if not is_traced(alpha) and not 0 <= alpha <= 1:
         raise InputError(f"alpha = {alpha!r} of apfl must be between 0 and 1.")
 
     def client(context: ClientContext) -> ClientUpdate:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import is_traced
 from fedjax_peft.lowrank import pairs
 from fedjax_peft.roles import HeadPolicy
 from fedjax_peft.typing import Aggregator
@@ -26,14 +27,14 @@ __all__ = [
 
 def at_least(low: float, **options: float) -> None:
     """Raises InputError for an option that is below ``low`` or not finite."""
-    for name, value in options.items():
+    for name, value in _known(options):
         if not low <= value < float("inf"):
             raise InputError(f"{name} = {value!r} must be a finite number from {low} up.")
 
 
 def positive(**options: float) -> None:
     """Raises InputError for an option that is not above 0, or not finite."""
-    for name, value in options.items():
+    for name, value in _known(options):
         if not 0 < value < float("inf"):
             raise InputError(f"{name} = {value!r} must be a positive finite number.")
 
@@ -47,9 +48,14 @@ def whole(low: int, **options: int) -> None:
 
 def fraction(**options: float) -> None:
     """Raises InputError for an option that is not from 0 to below 1."""
-    for name, value in options.items():
+    for name, value in _known(options):
         if not 0 <= value < 1:
             raise InputError(f"{name} = {value!r} must be a number from 0 to below 1.")
+
+
+def _known(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Returns the options with a known value; traced ones were checked before the compilation."""
+    return [(name, value) for name, value in options.items() if not is_traced(value)]
 
 
 SHARED_OPTIONS = {

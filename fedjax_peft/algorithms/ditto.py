@@ -27,6 +27,7 @@ from fedjax_peft.algorithms.common import (
     replace_server,
     train,
 )
+from fedjax_peft.hyperparameters import maybe_nonzero
 from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregator,
@@ -114,5 +115,5 @@ def ditto(
         model=lambda broadcast, client_state: client_state["personal"],
         personal=True,
         weights=weights,
-        needs_fixed_basis=_BASIS if lam else None,
+        needs_fixed_basis=_BASIS if maybe_nonzero(lam) else None,
     )

@@ -42,6 +42,7 @@ from fedjax_peft.algorithms.checks import at_least, checked, dual_adapters, frac
 from fedjax_peft.algorithms.common import Local, Weights, init_local, replace_server, train_on
 from fedjax_peft.dual_modes import Mode, mode
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.hyperparameters import maybe_nonzero
 from fedjax_peft.measures.representation import (
     SIMILARITIES,
     Pooling,
@@ -123,8 +124,9 @@ def fedmcp(
     # The compiler leaves out the unused parts of a pass. The pass with both adapters only
     # classifies: if it is not batched with passes whose last layer is compared, its last layer is
     # computed for the first token alone.
-    calls: list[list[Mode]] = [["dual", "global"]] if gamma or mu else [["dual"]]
-    if mu and private_rep == "private_only":
+    pulls, contrasts = maybe_nonzero(gamma), maybe_nonzero(mu)
+    calls: list[list[Mode]] = [["dual", "global"]] if pulls or contrasts else [["dual"]]
+    if contrasts and private_rep == "private_only":
         calls = [["dual"], ["global", "private"]]
 
     def contrast(
@@ -146,7 +148,7 @@ def fedmcp(
     def client(context: ClientContext) -> ClientUpdate:
         def init(broadcast: Params, private: Params, key: Key) -> State:
             del key
-            received = {n: x for n, x in broadcast.items() if mu and ".global_adapter." in n}
+            received = {n: x for n, x in broadcast.items() if contrasts and ".global_adapter." in n}
             return State(received, init_local(optimizer, broadcast, private))
 
         def cross_entropy(outputs: Outputs, batch: Batch) -> jax.Array:
@@ -154,7 +156,7 @@ def fedmcp(
             return total / jnp.maximum(count, 1.0)
 
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            if mu:
+            if contrasts:
                 leaves = {**state.local.shared, **state.local.private, **state.received}
                 outputs = context.apply(mode(leaves, "global"), batch, None, False)
                 average = pool(outputs, batch, pooling)
@@ -165,14 +167,14 @@ def fedmcp(
                     passes |= _passes(context, params, batch, key, modes)
                 value = (1 - gamma) * cross_entropy(passes["dual"], batch)
                 metrics = context.task.metrics(passes["dual"], batch)
-                if gamma:
+                if pulls:
                     second = passes["global"].second
                     assert second is not None, "the model has no second classifier"
                     alone = passes["global"]._replace(logits=second)
                     value += gamma * cross_entropy(alone, batch)
                     of_second = context.task.metrics(alone, batch)
                     metrics |= {f"{name}_global": x for name, x in of_second.items()}
-                if mu:
+                if contrasts:
                     term, similarities = contrast(passes, average, batch)
                     value, metrics = value + mu * term, {**metrics, **similarities}
                 return value, jax.lax.stop_gradient(metrics)
@@ -187,7 +189,7 @@ def fedmcp(
 
     def check(kinds: Mapping[str, str], clients: int) -> None:
         dual_adapters("fedmcp")(kinds, clients)
-        if gamma and not any("second_classifier." in name for name in kinds):
+        if pulls and not any("second_classifier." in name for name in kinds):
             raise InputError(
                 "fedmcp needs a model with a second classifier: load it with"
                 " head=heads.two_classifiers(...), or set gamma = 0."

@@ -28,6 +28,7 @@ from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights, freeze_where
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import is_traced
 from fedjax_peft.lowrank import matmul, pairs, scale
 from fedjax_peft.measures.aggregation_error import truncation_metrics
 from fedjax_peft.roles import HeadPolicy, head_roles
@@ -85,7 +86,7 @@ def fra_ffa(
         if value < 1:
             raise InputError(f"{name} = {value} must be at least 1.")
     calm = TOLERANCE[trigger] if tolerance is None else tolerance
-    if not 0 <= calm < 1:
+    if not is_traced(calm) and not 0 <= calm < 1:
         raise InputError(f"tolerance = {tolerance} is not in [0, 1).")
 
     def sent_leaves(broadcast: PyTree, round_index: jax.Array) -> dict[str, jax.Array]:

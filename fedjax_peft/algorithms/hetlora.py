@@ -34,6 +34,7 @@ from fedjax_peft.algorithms.common import (
 )
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import is_traced, maybe_nonzero
 from fedjax_peft.lowrank import pairs
 from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
@@ -76,10 +77,10 @@ def hetlora(
     Raises:
       InputError: an option out of range; on use, a model without LoRA.
     """
-    if prune is not None and not 0 < prune < 1:
+    if prune is not None and not is_traced(prune) and not 0 < prune < 1:
         raise InputError(f"prune = {prune} is not between 0 and 1: leave it out to keep ranks.")
     at_least(0, penalty=penalty)
-    if penalty and prune is None:
+    if prune is None and maybe_nonzero(penalty):
         raise InputError("penalty is on the directions that prune would drop: set prune too.")
     combine = aggregator or aggregators.hetlora()
     if prune is None:

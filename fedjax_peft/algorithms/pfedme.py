@@ -24,6 +24,7 @@ from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, positive
 from fedjax_peft.algorithms.common import Weights, objective, optimizer_step, proximal
 from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import is_traced
 from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregator,
@@ -130,5 +131,5 @@ def pfedme(
         model=lambda broadcast, client_state: client_state["personal"],
         personal=True,
         weights=weights,
-        needs_fixed_basis=None if beta == 1 else _BASIS,
+        needs_fixed_basis=_BASIS if is_traced(beta) or beta != 1 else None,
     )

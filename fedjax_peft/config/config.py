@@ -18,6 +18,8 @@ therefore be configured as soon as it exists, and a key means the same as the ar
                                      # clients apply them to their uploads in this order
     [time]                           # TimeModel.preset(preset=..., ...)
     [stop]                           # optional: early_stop(target=..., patience=..., ...)
+    [sweep]                          # optional: the settings and seeds of a sweep, which ``run``
+                                     # ignores; see fedjax_peft.config.sweeps
     [methods.NAME]                   # optional: one run for each table; its keys replace the others
 
 A string can stand for a table: ``algorithm = "fedprox"`` is ``[algorithm]`` with
@@ -137,6 +139,9 @@ class _Extra(NamedTuple):
     clients (``partition.natural``)."""
     global_test: bool = True
     """Evaluate on the whole test split."""
+    runtime: Sequence[str] | None = None
+    """Written by ``sweep``: the keys whose numbers are run-time values of the compiled program. The
+    other numbers are constants in it, so a new value is compiled again."""
     metric: Literal["squad", "fednlp_raw"] | None = None
     """Which F1 is the headline metric, see ``tasks.question_answering``. Only without ``[task]``,
     whose function has this option itself."""
@@ -360,6 +365,7 @@ def resolve(raw: Config) -> Config:
       InputError: a key or name is unknown (the message gives the nearest one), or a value has the
         wrong type.
     """
+    raw = {key: value for key, value in raw.items() if key != "sweep"}
     expanded = presets.expand(_expanded(raw), _overlay)
     try:
         result = _resolved(expanded)

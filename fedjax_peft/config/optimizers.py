@@ -5,6 +5,7 @@ import math
 import optax
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import is_traced
 
 __all__ = ["adam", "adamw", "sgd"]
 
@@ -67,7 +68,7 @@ def sgd(
 
 def _check(learning_rate: float, clip_norm: float | None) -> None:
     for name, value in {"learning_rate": learning_rate, "clip_norm": clip_norm}.items():
-        if value is not None and not 0 <= value < math.inf:
+        if value is not None and not is_traced(value) and not 0 <= value < math.inf:
             raise InputError(f"{name} = {value} must be a finite number that is not negative.")
 
 

@@ -15,6 +15,7 @@ from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.round import RoundResult, Work, at_work, build_round
 from fedjax_peft.engine.state import State
+from fedjax_peft.hyperparameters import Maker, Values
 from fedjax_peft.random import stream
 from fedjax_peft.typing import (
     Algorithm,
@@ -57,6 +58,17 @@ class Setup(NamedTuple):
     """The share of all clients that a round samples, on average."""
     transform: Transform | None = None
     """The upload transform in training."""
+    maker: Maker | None = None
+    """Makes ``algorithm`` and ``transform`` from the run-time values of a state; None if there are
+    no run-time values."""
+
+    def made(self, values: Values) -> "Setup":
+        """Returns the setup with the algorithm and the transform for these run-time values."""
+        if self.maker is None or not values:
+            return self
+        return self._replace(
+            algorithm=self.maker.algorithm(values), transform=self.maker.transform(values)
+        )
 
 
 class Program:
@@ -121,9 +133,11 @@ class Program:
         """Returns a key of everything that the compiled program depends on."""
         s = self._setup
         training = self._work == "training"
-        context = (s.total_clients, s.sampling_probability, s.transform)
+        # With run-time values, the program depends on the functions of the values alone.
+        made: tuple = (s.algorithm, s.transform) if s.maker is None else tuple(s.maker)
+        context = (s.total_clients, s.sampling_probability, made[1])
         who = (s.clients, context if training else None)
-        static = (s.algorithm, s.apply, s.task, *who, s.layout, s.diagnosis, s.probe, s.dtype)
+        static = (made[0], s.apply, s.task, *who, s.layout, s.diagnosis, s.probe, s.dtype)
         leaves, structure = jax.tree.flatten(arguments)
         shapes = tuple((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
         settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
@@ -148,19 +162,22 @@ class Program:
     def _function(self) -> Any:
         setup = self._setup
         training, measures = self._work == "training", self._work in ("personal", "global")
-        round_ = build_round(
-            at_work(setup.algorithm, self._work, setup.probe),
-            setup.apply,
-            setup.task,
-            setup.clients,
-            setup.layout.split_lanes,
-            setup.diagnosis if training else None,
-            self._padded,
-            setup.total_clients,
-            setup.dtype,
-            setup.sampling_probability,
-            setup.transform if training else None,
-        )
+
+        def round_(*arguments: Any) -> RoundResult:
+            made = setup.made(arguments[4].values)
+            return build_round(
+                at_work(made.algorithm, self._work, setup.probe),
+                setup.apply,
+                setup.task,
+                setup.clients,
+                setup.layout.split_lanes,
+                setup.diagnosis if training else None,
+                self._padded,
+                setup.total_clients,
+                setup.dtype,
+                setup.sampling_probability,
+                made.transform if training else None,
+            )(*arguments)
 
         def measure(*arguments: Any) -> RoundResult:
             nothing: Any = ()

@@ -80,7 +80,7 @@ class ReferenceProgram:
 
     def __call__(self, state: State, plan: Plan, round_index: int) -> RoundResult:
         """Runs round ``round_index``; the state is not consumed."""
-        setup = self._setup
+        setup = self._setup.made(state.values)
         if self._work != "training":
             setup = setup._replace(transform=None, diagnosis=None)
         algorithm = at_work(setup.algorithm, self._work, setup.probe)

@@ -18,6 +18,7 @@ from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.state import RoundInfo, State
 from fedjax_peft.engine.uploads import start_transform
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.hyperparameters import Values, as_arrays
 from fedjax_peft.typing import Params
 
 __all__ = ["ENGINES", "Engine", "Session"]
@@ -61,6 +62,7 @@ class Session:
         lanes: Lanes = "auto",
         rounds: int = 100,
         engine: Engine = "compiled",
+        values: Values | None = None,
     ):
         """Prepares the rounds; the program is compiled when the first round runs.
 
@@ -73,6 +75,7 @@ class Session:
           rounds: plans have room for the largest cohort of this many rounds. A later round that
             needs more room is compiled again.
           engine: see :data:`Engine`.
+          values: the run-time values of the states that :meth:`init` returns.
 
         Raises:
           InputError: an unknown engine, lanes that do not fit the devices, a layout that is not
@@ -89,6 +92,7 @@ class Session:
         self.setup = setup._replace(frozen=frozen, fixed=fixed, rank_mask=rank_mask)
         self._given_columns, self._leaves, self._schedule = columns, leaves, schedule
         self._wanted_lanes, self._rounds, self._make = lanes, rounds, ENGINES[engine]
+        self._values = dict(values or {})
         self._lanes: int | None = None
         self._capacities: dict[int, _Capacity] = {}
         self._programs: dict[Any, Any] = {}
@@ -116,21 +120,31 @@ class Session:
         """The memory of the largest round program on a device, arguments included, in bytes."""
         return max((program.peak_bytes for program in self._programs.values()), default=0)
 
-    def init(self, seed: int = 0) -> State:
+    def init(self, seed: int = 0, values: Values | None = None) -> State:
         """Returns the state before the first round.
 
         Args:
           seed: the seed of all random numbers in the rounds: cohorts, failures, the order of
             examples, dropout. It does not affect the initial leaves, which come from the model.
+          values: run-time values that replace some of the session's; nothing is compiled again.
+
+        Raises:
+          InputError: a value that the session does not have, or that the algorithm refuses.
         """
-        setup, (shared, private) = self.setup, self._leaves
+        for name in values or {}:
+            if name not in self._values:
+                raise InputError(
+                    f"There is no run-time value {name!r}. {nearest(name, self._values)}"
+                )
+        chosen = {**self._values, **(values or {})}
+        setup, (shared, private) = self.setup.made(chosen), self._leaves
         # Copies, because a step consumes its state, but the model's arrays must stay valid.
         server = jax.tree.map(jnp.copy, setup.algorithm.server.init(shared))
         kept = tree.broadcast(setup.algorithm.init_client_state(shared, private), setup.clients)
         transform = start_transform(setup.transform, setup.algorithm, server, setup.clients)
         template = setup.algorithm.server.unchanged(server)
         aggregator = jax.tree.map(jnp.array, setup.algorithm.aggregator.init(template))
-        state = State(server, kept, aggregator, transform)
+        state = State(server, kept, aggregator, transform, as_arrays(chosen))
         return setup.layout.put(state.on_device())._replace(round_index=0, seed=seed)
 
     def step(self, state: State, plan: Plan | None = None) -> tuple[State, RoundInfo]:

@@ -1,5 +1,6 @@
 """The state between two rounds, and the report of a round."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,9 @@ class State(NamedTuple):
     """The state of the aggregator; ``()`` if the aggregator has no state."""
     transform_state: PyTree = ()
     """The state of the upload transforms; ``()`` without transforms."""
+    values: Mapping[str, jax.Array] = {}
+    """The run-time values of the algorithm and the transforms, such as the learning rate; float32
+    scalars. See :mod:`fedjax_peft.hyperparameters`."""
     round_index: int = 0
     """Completed rounds. An integer on the host, so reading it does not wait for the device."""
     seed: int = 0

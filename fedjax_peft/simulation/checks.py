@@ -276,10 +276,9 @@ def check_transforms(
     Raises:
       InputError: an entry is not a transform, or does not fit the algorithm.
     """
-    if transforms is None or (isinstance(transforms, Sequence) and not len(transforms)):
+    transform = joined_transform(transforms)
+    if transform is None:
         return None
-    one = isinstance(transforms, Transform) or not isinstance(transforms, list | tuple)
-    transform = chain(*([transforms] if one else transforms))
     cannot = f"{algorithm.name!r} cannot be combined with the upload transform {transform.name!r}"
     if algorithm.no_transforms is not None:
         raise InputError(f"{cannot}. {algorithm.no_transforms}")
@@ -291,6 +290,18 @@ def check_transforms(
             " one, such as 'fedavg'."
         )
     return transform
+
+
+def joined_transform(transforms: Transform | Sequence[Transform] | None) -> Transform | None:
+    """Returns upload transforms as a single transform, None if there are none.
+
+    Raises:
+      InputError: an entry is not a transform.
+    """
+    if transforms is None or (isinstance(transforms, Sequence) and not len(transforms)):
+        return None
+    one = isinstance(transforms, Transform) or not isinstance(transforms, list | tuple)
+    return chain(*([transforms] if one else transforms))
 
 
 def users_level() -> int:

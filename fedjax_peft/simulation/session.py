@@ -1,7 +1,8 @@
 """``session``: an algorithm over a federation, for your own loop over rounds."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.schedule import Range, Sampling, Schedule
 from fedjax_peft.engine.session import Engine, Session
+from fedjax_peft.hyperparameters import Maker, Values, parametrised
 from fedjax_peft.measures.diagnosis import diagnosis, probe
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import rank_masks
@@ -29,15 +31,19 @@ from fedjax_peft.simulation.checks import (
     check_words,
     check_work,
     clients_a_round,
+    joined_transform,
 )
 from fedjax_peft.typing import Algorithm, Task, Transform
 
-__all__ = ["session"]
+__all__ = ["Transforms", "session"]
+
+Transforms: TypeAlias = Transform | Sequence[Transform] | None
+"""One upload transform, or several in the order in which a client applies them."""
 
 
 def session(
     model: Model,
-    algorithm: Algorithm,
+    algorithm: Algorithm | Callable[[Values], Algorithm],
     clients: Clients,
     *,
     clients_per_round: int | None = None,
@@ -51,11 +57,12 @@ def session(
     devices: int | None = None,
     length_buckets: int = 4,
     client_ranks: Sequence[int] | None = None,
-    transforms: Transform | Sequence[Transform] | None = None,
+    transforms: Transforms | Callable[[Values], Transforms] = None,
     diagnostics: Sequence[Diagnostic] = (),
     failure_rate: float = 0.0,
     rounds: int = 100,
     engine: Engine = "compiled",
+    values: Values | None = None,
 ) -> Session:
     """Returns a :class:`fedjax_peft.engine.session.Session`, which runs rounds one by one.
 
@@ -94,11 +101,15 @@ def session(
         rounds can be run; a round that needs more room is compiled again.
       engine: ``compiled``, or ``reference``: a plain Python loop over clients without jit, slow and
         easy to debug.
+      values: likewise. ``Session.init(seed, values)`` replaces some of them, and nothing is
+        compiled again.
 
     Raises:
       InputError: arguments contradict each other or the data.
     """
-    check_objects(model, algorithm, clients, task)
+    chosen, make = parametrised(algorithm, values)
+    uploads, make_uploads = parametrised(transforms, values)
+    check_objects(model, chosen, clients, task)
     counts = {
         "clients_per_round": 1 if clients_per_round is None else clients_per_round,
         "batch_size": batch_size,
@@ -109,10 +120,10 @@ def session(
     epochs, local_steps = check_work(epochs, local_steps, stragglers)
     check_words("drop", diagnostics)
     check_data(model, clients, task)
-    check_method(model, algorithm, len(clients), client_ranks, diagnostics)
-    transform = check_transforms(transforms, algorithm)
+    check_method(model, chosen, len(clients), client_ranks, diagnostics)
+    transform = check_transforms(uploads, chosen)
     check_failure_rate(failure_rate)
-    names = assign_roles(model.kinds, algorithm.roles)
+    names = assign_roles(model.kinds, chosen.roles)
     per_round = clients_a_round(clients, clients_per_round, sampling)
     work = (clients.indices, per_round, batch_size, epochs, local_steps, 0)
     tokens = Lengths.of(clients.data.columns, length_buckets)
@@ -128,7 +139,7 @@ def session(
     )
     masks: Any = None if client_ranks is None else rank_masks(model, client_ranks, len(clients))
     setup = Setup(
-        algorithm,
+        chosen,
         model.apply,
         task or tasks.for_data(clients.data),
         model.compute_frozen(),
@@ -142,9 +153,48 @@ def session(
         dtype=model.dtype,
         sampling_probability=per_round / len(clients),
         transform=transform,
+        maker=_maker(chosen, make, uploads, make_uploads),
     )
     shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
     columns = clients.data.columns
     return Session(
-        setup, (shared, private), schedule, columns, lanes=lanes, rounds=rounds, engine=engine
+        *(setup, (shared, private), schedule, columns),
+        lanes=lanes,
+        rounds=rounds,
+        engine=engine,
+        values=values,
+    )
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """A function of the run-time values that does not depend on them."""
+
+    value: Any
+
+    def __call__(self, values: Values) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True)
+class _Transform:
+    """The upload transform as a function of the run-time values."""
+
+    make: Callable[[Values], Any]
+
+    def __call__(self, values: Values) -> Transform | None:
+        return joined_transform(self.make(values))
+
+
+def _maker(algorithm: Any, make: Any, transforms: Any, make_transforms: Any) -> Maker | None:
+    """Returns the functions of the run-time values; None if nothing depends on them.
+
+    Equal arguments give equal makers, so that sessions share their programs.
+    """
+    if make is None and make_transforms is None:
+        return None
+    if not isinstance(transforms, list | tuple) or isinstance(transforms, Transform):
+        transforms = (transforms,) if transforms is not None else ()
+    return Maker(
+        make or _Constant(algorithm), _Transform(make_transforms or _Constant(tuple(transforms)))
     )

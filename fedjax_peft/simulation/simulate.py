@@ -10,6 +10,7 @@ from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.schedule import Range, Sampling
 from fedjax_peft.engine.session import Engine
+from fedjax_peft.hyperparameters import Values
 from fedjax_peft.models.base import Model
 from fedjax_peft.rows import Row
 from fedjax_peft.simulation.checks import (
@@ -29,16 +30,17 @@ from fedjax_peft.simulation.progress import Phase, Phases
 from fedjax_peft.simulation.recipe import save_recipe
 from fedjax_peft.simulation.record import Record, device_name
 from fedjax_peft.simulation.run import Run, global_leaves
+from fedjax_peft.simulation.session import Transforms
 from fedjax_peft.simulation.session import session as make_session
 from fedjax_peft.simulation.stopping import Stop
-from fedjax_peft.typing import Algorithm, Task, Transform
+from fedjax_peft.typing import Algorithm, Task
 
 __all__ = ["simulate"]
 
 
 def simulate(
     model: Model,
-    algorithm: Algorithm,
+    algorithm: Algorithm | Callable[[Values], Algorithm],
     clients: Clients,
     *,
     test: Dataset | None = None,
@@ -59,7 +61,7 @@ def simulate(
     test_clients: int = 10,
     client_test: Clients | None = None,
     client_ranks: Sequence[int] | None = None,
-    transforms: Transform | Sequence[Transform] | None = None,
+    transforms: Transforms | Callable[[Values], Transforms] = None,
     diagnostics: Sequence[Diagnostic] = (),
     nonfinite: Literal["drop", "raise"] = "drop",
     failure_rate: float = 0.0,
@@ -75,6 +77,7 @@ def simulate(
     on_phase: Callable[[Phase], None] | None = None,
     progress: bool | Literal["auto"] = "auto",
     engine: Engine = "compiled",
+    values: Values | None = None,
 ) -> Run:
     """Runs a federated algorithm and returns the result.
 
@@ -148,6 +151,10 @@ def simulate(
       engine: ``compiled``: a round is one XLA program. ``reference``: a round is a Python loop over
         clients, one at a time and without jit; it is slow, and meant for reading and debugging. The
         results are equal up to float32 rounding.
+      values: numbers such as ``{"learning_rate": 1e-3}`` that are run-time values of the compiled
+        program instead of constants. ``algorithm``, and perhaps ``transforms``, are then functions
+        of them: ``lambda p: fp.algorithms.fedavg(optax.adamw(p["learning_rate"]))``. Another run
+        with the same function, model and data but other values needs no compilation.
 
     Raises:
       InputError: settings contradict each other or the data; ``out`` holds a run, without
@@ -186,7 +193,9 @@ def simulate(
         failure_rate=failure_rate,
         rounds=rounds,
         engine=engine,
+        values=values,
     )
+    algorithm = session.setup.algorithm
     check_test_data(model, clients, test, client_test, task)
     state, schedule = session.init(seed), session.schedule(seed)
     tested = evaluations(
@@ -217,6 +226,8 @@ def simulate(
         "time": time_model._asdict(),
         "seed": seed,
     }
+    if values and config is None:
+        metadata = {**metadata, "values": dict(values)}
     if transform is not None and config is None:
         metadata = {**metadata, "transforms": transform.name}
     text_length = _text_length(clients.data)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fedjax_peft import tree
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import is_traced
 from fedjax_peft.typing import (
     Decoded,
     Encoded,
@@ -38,7 +39,9 @@ def clip_norm(max_norm: float) -> Transform:
     Raises:
       InputError: ``max_norm`` is not positive.
     """
-    if isinstance(max_norm, bool) or not isinstance(max_norm, int | float) or not max_norm > 0:
+    if not is_traced(max_norm) and (
+        isinstance(max_norm, bool) or not isinstance(max_norm, int | float) or not max_norm > 0
+    ):
         raise InputError(f"max_norm = {show(max_norm)} of clip_norm must be a positive number.")
 
     def client(update: PyTree, memory: PyTree, received: PyTree, key: Key) -> Encoded:
