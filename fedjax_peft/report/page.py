@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
-from fedjax_peft.report import plots, tables
+from fedjax_peft.report import figure_files, plots, tables
 from fedjax_peft.report.records import SEED, RunRecord, distinct
 from fedjax_peft.report.separation import LEVEL
 from fedjax_peft.report.verdict import Judgement, judge, listing, printed, verdict, word
@@ -21,9 +21,9 @@ from fedjax_peft.rows import headline, series, summary
 __all__ = ["write_report"]
 
 FIGURES = (
-    ("round", "vs_round.svg", "communication rounds"),
-    ("bytes", "vs_bytes.svg", "the bytes that all clients sent and received"),
-    ("simulated_seconds", "vs_time.svg", "simulated time"),
+    ("round", "vs_round", "communication rounds"),
+    ("bytes", "vs_bytes", "the bytes that all clients sent and received"),
+    ("simulated_seconds", "vs_time", "simulated time"),
 )
 """X axis, end of the file's name (after the metric), and the axis in words."""
 
@@ -31,7 +31,7 @@ FIGURES = (
 def write_report(
     runs: Sequence[RunRecord], out_dir: str | os.PathLike[str], *, target: float | None = None
 ) -> Path:
-    """Writes ``report.html``, which needs no other file, and its three figures as SVG.
+    """Writes ``report.html``, which needs no other file, and the folder ``figures``.
 
     A run is called the best, and its score is bold, only if the standard errors of the test set and
     of the seeds separate it from all others (:mod:`fedjax_peft.report.separation`).
@@ -87,13 +87,15 @@ def write_report(
 
 def _write_figures(runs: Sequence[RunRecord], out: Path, score: str) -> list[dict[str, Any]]:
     """Writes the figures as files; returns them as SVG elements for wide and narrow windows."""
-    figures = []
-    curves = {run.name: run.rows for run in runs}
+    folder, figures = out / "figures", []
+    folder.mkdir(exist_ok=True)
+    rows = {run.name: run.rows for run in runs}
     for x, file, axis in FIGURES:
-        figure = plots.curves(curves, x)
-        plots.save(figure, out / f"{score}_{file}")
-        wide = plots.svg(figure, f"{x}-")
-        narrow = plots.svg(plots.curves(curves, x, narrow=True), f"{x}-narrow-")
+        figure = plots.curves(rows, x)
+        paths = figure_files.save(figure, folder / f"{score}_{file}", plots.curve_data(rows, x))
+        wide = figure_files.svg(paths[1].read_bytes(), f"{x}-")
+        small = figure_files.render(plots.curves(rows, x, narrow=True), "svg")
+        narrow = figure_files.svg(small, f"{x}-narrow-")
         figures.append({"wide": Markup(wide), "narrow": Markup(narrow), "axis": axis})
     return figures
 

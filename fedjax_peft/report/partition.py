@@ -17,7 +17,19 @@ from fedjax_peft.data.dataset import Clients
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
 from fedjax_peft.random import host_rng
-from fedjax_peft.report import plots
+from fedjax_peft.report.figure_files import (
+    FONT,
+    GRID,
+    INK,
+    MUTED,
+    PALETTE,
+    PAPER,
+    drawable,
+    figure_class,
+    lettering,
+    render,
+)
+from fedjax_peft.report.plots import NAME_LENGTH, one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -196,14 +208,14 @@ def size_table(report: PartitionReport) -> Table:
         rows["Classes"] = f"{len(report.classes):,} by {report.by}"
         rows["Divergence"] = f"{_mean(report):.3f} ({report.measure}; mean of all pairs{sampled})"
     for name, value in rows.items():
-        out.add_row(name, Text(plots.one_line(value)))
+        out.add_row(name, Text(one_line(value)))
     return out
 
 
 def class_table(report: PartitionReport) -> Table:
     """Returns a table for a terminal: examples per class, in total and for the first clients."""
     out = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    out.add_column(Text(f"\n{plots.one_line(report.by).capitalize()}"), no_wrap=True)
+    out.add_column(Text(f"\n{one_line(report.by).capitalize()}"), no_wrap=True)
     out.add_column("\nTotal", justify="right")
     shown = report.names[:TABLE_CLIENTS]
     for i, name in enumerate(shown):
@@ -237,28 +249,28 @@ def write(report: PartitionReport, folder: str | os.PathLike[str]) -> list[Path]
     figures = {"classes": composition, "divergence": heat_map} if report.classes else {}
     for name, figure in figures.items():
         paths.append(folder / f"partition_{name}.png")
-        plots.save(figure(report), paths[-1])
+        replace_file(paths[-1], render(figure(report), "png"))
     return paths
 
 
 def heat_map(report: PartitionReport) -> "Figure":
     """Returns FeDeRA's figure 7: distances of all pairs of clients, most distant ones first."""
     order = heterogeneity.sorted_order(report.divergence)
-    fig = plots.figure_class()(figsize=(5.6, 4.8), layout="constrained", facecolor=plots.PAPER)
+    fig = figure_class()(figsize=(5.6, 4.8), layout="constrained", facecolor=PAPER)
     ax = fig.add_subplot()
     _dress(ax)
     distances = report.divergence[order][:, order]
     image = ax.imshow(distances, cmap="Blues", vmin=0, vmax=report.limit)
     sampled = _sample_note(len(report.compared), len(report.sizes))
-    ax.set_xlabel(f"Clients by their mean distance{sampled}", labelpad=6, **plots.lettering())
-    ax.set_ylabel("Clients", labelpad=6, **plots.lettering())
+    ax.set_xlabel(f"Clients by their mean distance{sampled}", labelpad=6, **lettering())
+    ax.set_ylabel("Clients", labelpad=6, **lettering())
     names = [_short(report.names[client], 7) for client in report.compared[order]]
     _name(ax.xaxis, names)
     _name(ax.yaxis, names, turned=False)
     bar = fig.colorbar(image, ax=ax, fraction=0.046, pad=0.03)
     bar.outline.set_visible(False)
-    bar.ax.tick_params(length=0, labelsize=8.5, labelcolor=plots.MUTED)
-    bar.set_label(f"{report.measure}, mean {_mean(report):.3f}", labelpad=8, **plots.lettering())
+    bar.ax.tick_params(length=0, labelsize=8.5, labelcolor=MUTED)
+    bar.set_label(f"{report.measure}, mean {_mean(report):.3f}", labelpad=8, **lettering())
     _title(ax, report.title)
     return fig
 
@@ -276,24 +288,22 @@ def composition(report: PartitionReport) -> "Figure":
     order = np.lexsort((-counts.max(axis=1) / np.maximum(1, sizes), counts.argmax(axis=1)))
     every = np.linspace(0, len(order) - 1, min(len(order), BARS)).round().astype(int)
     counts, sizes = counts[order[every]], sizes[order[every]]
-    fig = plots.figure_class()(figsize=(8, 4.6), layout="constrained", facecolor=plots.PAPER)
+    fig = figure_class()(figsize=(8, 4.6), layout="constrained", facecolor=PAPER)
     above, below = fig.subplots(2, 1, sharex=True, height_ratios=[1, 3.2])
     for ax in (above, below):
         _dress(ax)
-    _steps(above, [sizes], [plots.MUTED])
+    _steps(above, [sizes], [MUTED])
     above.set_ylim(0, None)
     above.yaxis.set_major_locator(MaxNLocator(integer=True))
-    above.set_ylabel("Examples", labelpad=6, **plots.lettering())
+    above.set_ylabel("Examples", labelpad=6, **lettering())
     _title(above, report.title)
     shares = 100 * counts / np.maximum(1, sizes)[:, None]
     colors = _colors(len(names), rest=len(names) < len(report.classes))
     _steps(below, shares.T, colors)
     below.set(ylim=(0, 100), xlim=(-0.5, len(sizes) - 0.5))
-    below.set_ylabel(
-        f"{plots.one_line(report.by).capitalize()} (%)", labelpad=6, **plots.lettering()
-    )
+    below.set_ylabel(f"{one_line(report.by).capitalize()} (%)", labelpad=6, **lettering())
     sampled = _sample_note(len(sizes), len(report.sizes))
-    below.set_xlabel(f"Clients by their largest class{sampled}", labelpad=6, **plots.lettering())
+    below.set_xlabel(f"Clients by their largest class{sampled}", labelpad=6, **lettering())
     _name(below.xaxis, [_short(report.names[client], 7) for client in order[every]])
     _legend(fig, names, colors)
     return fig
@@ -301,7 +311,7 @@ def composition(report: PartitionReport) -> "Figure":
 
 def _name(axis: "Axis", clients: Sequence[str], *, turned: bool = True) -> None:
     """Writes the name of each client at its position; for many clients, the axis has no labels."""
-    named = [plots.drawable(name) for name in clients] if len(clients) <= NAMED else []
+    named = [drawable(name) for name in clients] if len(clients) <= NAMED else []
     axis.set_ticks(range(len(named)), named)
     if turned and any(len(name) > 3 for name in named):
         axis.set_tick_params(rotation=90)
@@ -311,14 +321,14 @@ def _legend(fig: "Figure", names: Sequence[str], colors: Sequence[str]) -> None:
     """Adds a legend of the colours at the right, in the order of the layers from top to bottom."""
     from matplotlib.patches import Patch
 
-    shown = [_short(name, plots.NAME_LENGTH) for name in reversed(names)]
+    shown = [_short(name, NAME_LENGTH) for name in reversed(names)]
     patches = [Patch(color=color) for color in reversed(colors)]
-    font = {"family": plots.FONT, "size": 8.5}
+    font = {"family": FONT, "size": 8.5}
     legend = fig.legend(
         patches, shown, loc="outside right center", frameon=False, prop=font, handlelength=1.0
     )
     for text in legend.get_texts():
-        text.set_color(plots.INK)
+        text.set_color(INK)
 
 
 def _steps(ax: "Axes", layers: Any, colors: Sequence[str]) -> None:
@@ -331,17 +341,17 @@ def _steps(ax: "Axes", layers: Any, colors: Sequence[str]) -> None:
         low, high = np.append(bottom, bottom[-1]), np.append(top, top[-1])
         ax.fill_between(edges, low, high, step="post", color=color, linewidth=0)
     if len(layers[0]) <= 150:
-        ax.vlines(edges, 0, 1, plots.PAPER, linewidth=0.8, transform=ax.get_xaxis_transform())
+        ax.vlines(edges, 0, 1, PAPER, linewidth=0.8, transform=ax.get_xaxis_transform())
 
 
 def _dress(ax: "Axes") -> None:
-    ax.set_facecolor(plots.PAPER)
+    ax.set_facecolor(PAPER)
     ax.spines[["top", "right", "left", "bottom"]].set_visible(False)
-    ax.tick_params(length=0, labelsize=8.5, labelcolor=plots.MUTED, labelfontfamily=plots.FONT)
+    ax.tick_params(length=0, labelsize=8.5, labelcolor=MUTED, labelfontfamily=FONT)
 
 
 def _title(ax: "Axes", title: str) -> None:
-    ax.set_title(plots.one_line(title), loc="left", **plots.lettering(10))
+    ax.set_title(one_line(title), loc="left", **lettering(10))
 
 
 def _colors(n: int, rest: bool) -> list[str]:
@@ -351,10 +361,10 @@ def _colors(n: int, rest: bool) -> list[str]:
     """
     from matplotlib.colors import to_hex, to_rgb
 
-    base = np.array([to_rgb(color) for color in plots.PALETTE])
+    base = np.array([to_rgb(color) for color in PALETTE])
     shades = [*base, *(base + 0.55 * (1 - base)), *(0.55 * base)]
-    colors = [*map(to_hex, shades), plots.MUTED, plots.INK]
-    return [*colors[: n - 1], plots.GRID] if rest else colors[:n]
+    colors = [*map(to_hex, shades), MUTED, INK]
+    return [*colors[: n - 1], GRID] if rest else colors[:n]
 
 
 def _largest(report: PartitionReport, most: int) -> tuple[list[str], np.ndarray]:
@@ -393,6 +403,6 @@ def _sample_note(shown: int, of: int) -> str:
 
 def _short(name: str, most: int) -> str:
     """Returns a name with at most ``most`` characters; the start and the end are kept."""
-    name = plots.one_line(name)
+    name = one_line(name)
     end = (most - 1) // 2
     return name if len(name) <= most else f"{name[: most - 1 - end]}…{name[-end:]}"

@@ -1,19 +1,21 @@
-"""Curves of runs as matplotlib figures, for notebooks, papers and the report.
+"""Curves of runs as matplotlib figures, for notebooks, papers and the report."""
 
-Figures are created without pyplot, so there is no global state and no figure to close.
-"""
-
-import functools
-import io
 import math
-import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_peft.display import one_line
-from fedjax_peft.files import replace_file
+from fedjax_peft.report.figure_files import (
+    INK,
+    MUTED,
+    PAPER,
+    dash,
+    dress,
+    figure_class,
+    lettering,
+    line_look,
+    styles,
+)
 from fedjax_peft.rows import headline, headline_is_lower_better, series
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
@@ -25,41 +27,18 @@ __all__ = [
     "amount",
     "byte_unit",
     "common",
+    "curve_data",
     "curves",
     "digits",
-    "drawable",
-    "figure_class",
     "is_share",
-    "lettering",
     "one_line",
-    "save",
-    "styles",
-    "svg",
     "time_unit",
 ]
 
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's colours for colour-blind readers, without yellow, which is too pale on paper."""
-DASHES: tuple[Any, ...] = (
-    "solid",
-    (0, (9, 1.5)),
-    (0, (5, 2)),
-    (0, (5, 1.5, 1, 1.5)),
-    (0, (2.5, 1.5)),
-    (0, (1, 1.3)),
-)
-"""One line style for each colour, for prints in grey; the densest line first."""
-MARKERS = ("o", "s", "^", "D", "v", "P")
-"""One marker for each colour."""
-INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
-FONT = "DejaVu Sans"  # included in matplotlib
 NAME_LENGTH = 30
 """Most characters of a run's name beside its curve."""
 LOG_FROM = 30
 """A cost axis is logarithmic if the runs' totals differ at least by this factor."""
-
-
-_NO_METADATA = dict.fromkeys(["Creator", "Date", "Format", "Type"])
 
 
 class Unit(NamedTuple):
@@ -134,11 +113,11 @@ def curves(
         facecolor=PAPER,
     )
     ax = fig.add_subplot()
-    _dress(ax)
+    dress(ax)
     unit = _x_axis(ax, x, [xs for xs, _ in lines.values()])
     style = styles(runs)
     ends, drawn = {}, []
-    for name in sorted(lines, key=lambda name: _dash(style[name])):  # densest line first
+    for name in sorted(lines, key=lambda name: dash(style[name])):  # densest line first
         shown = [(a / unit, b) for a, b in zip(*lines[name], strict=True) if a or not _is_log(ax)]
         if shown:
             drawn.append((name, shown))
@@ -157,93 +136,25 @@ def curves(
     return fig
 
 
-def styles(names: Iterable[str]) -> dict[str, int]:
-    """Returns name -> the number of the run's style.
+def curve_data(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], x: str, metric: str | None = None
+) -> list[dict[str, Any]]:
+    """Returns the points of :func:`curves`, a row for each point: ``name``, ``x`` and the metric.
 
-    The style follows from the name, so a run looks the same in every report. If several names have
-    the same colour, the later ones (in the order of their hashes) get the next free colour. From
-    the seventh run on, colours are used again with another line style.
+    Bytes and seconds are in these units, and fractions are not in percent.
     """
-    n = len(PALETTE)
-    hashes = {
-        name: int.from_bytes(sha256(name.encode(errors="replace")).digest()) for name in names
-    }
-    found: dict[str, int] = {}
-    for i, name in enumerate(sorted(hashes, key=hashes.__getitem__)):
-        turn, used = i // n, set(found.values())
-        candidates = (turn * n + (hashes[name] + step) % n for step in range(n))
-        found[name] = next(style for style in candidates if style not in used)
-    return {name: found[name] for name in hashes}
-
-
-def save(fig: "Figure", path: str | os.PathLike[str]) -> None:
-    """Writes a figure atomically: as SVG if the path ends in ``.svg``, otherwise as PNG (150 dpi).
-
-    Equal figures give equal bytes.
-    """
-    if os.fspath(path).endswith(".svg"):
-        replace_file(path, _render(fig, "svg", metadata=_NO_METADATA))
-    else:
-        replace_file(path, _render(fig, "png", metadata={"Software": None}))
-
-
-def svg(fig: "Figure", prefix: str = "") -> str:
-    """Returns a figure as an ``<svg>`` element for an HTML page.
-
-    The colours are CSS variables (``--ink``, ``--muted``, ``--grid``, ``--paper``, ``--run-0`` ...)
-    with the figure's colours as defaults, so that a page can change them for a dark screen.
-
-    Args:
-        fig: The figure.
-        prefix: Text before each id of the element; the ids in a page must differ.
-    """
-    text = _render(fig, "svg", metadata=_NO_METADATA).decode()
-    text = re.sub(r"<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", text)
-    theme = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"}
-    theme |= {color: f"run-{i}" for i, color in enumerate(PALETTE)}
-    return re.sub(
-        "|".join(theme), lambda color: f"var(--{theme[color[0]]}, {color[0]})", text
-    ).strip()
+    fields = {name: metric or f"test_{headline(rows)}" for name, rows in runs.items()}
+    return [
+        {"name": name, x: a, fields[name]: b}
+        for name, rows in runs.items()
+        for a, b in zip(*series(rows, x, fields[name]), strict=True)
+    ]
 
 
 def common(names: Iterable[str], otherwise: str) -> str:
     """Returns the name if all names are equal, otherwise ``otherwise``."""
     found = set(names)
     return found.pop() if len(found) == 1 else otherwise
-
-
-@functools.cache
-def figure_class() -> "type[Figure]":
-    from matplotlib.figure import Figure
-    from matplotlib.text import Text
-
-    class Curves(Figure):
-        """A figure that a notebook can show without pyplot.
-
-        Dollar signs in texts do not start formulas, and characters that the font lacks are drawn as
-        empty squares.
-        """
-
-        def draw(self, renderer: Any) -> None:
-            for text in self.findobj(Text):
-                text.set_parse_math(False)
-                text.set_text(drawable(text.get_text()))
-            super().draw(renderer)
-
-        def _repr_png_(self) -> bytes:
-            return _render(self, "png")
-
-    return Curves
-
-
-def _render(fig: "Figure", form: str, **options: Any) -> bytes:
-    from matplotlib import rc_context
-
-    buffer = io.BytesIO()
-    with rc_context({"svg.hashsalt": "fedjax_peft"}):  # otherwise ids would be random
-        fig.savefig(buffer, format=form, dpi=150, facecolor=fig.get_facecolor(), **options)
-    return buffer.getvalue()
 
 
 def _unit(units: Sequence[Unit], largest: float) -> Unit:
@@ -267,22 +178,6 @@ def is_share(metric: str) -> bool:
 
 def _is_log(ax: "Axes") -> bool:
     return ax.get_xscale() == "log"
-
-
-def lettering(size: float = 9, color: str = INK) -> dict[str, Any]:
-    return {"family": FONT, "fontsize": size, "color": color}
-
-
-def _dress(ax: "Axes") -> None:
-    """Removes frame lines and ticks, and sets the colours."""
-    ax.set_facecolor(PAPER)
-    ax.set_axisbelow(True)
-    ax.margins(x=0.02)
-    ax.grid(True, which="major", color=GRID, linewidth=0.6, linestyle="solid")
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.spines["bottom"].set(color=MUTED, linewidth=0.8)
-    ax.tick_params(which="both", length=0, labelsize=8.5, labelcolor=MUTED, labelfontfamily=FONT)
-    ax.tick_params(axis="x", which="major", length=3, color=MUTED)
 
 
 def _x_axis(ax: "Axes", x: str, columns: Sequence[Sequence[float]]) -> float:
@@ -325,28 +220,15 @@ def _y_axis(ax: "Axes", metric: str, *, lower: bool) -> None:
 
 def _draw(ax: "Axes", points: Sequence[tuple[float, float]], style: int, *, above: int) -> None:
     """Draws a curve; its line is wider if ``above`` equal curves are drawn on top of it."""
-    look = _look(style)
+    look = line_look(style)
+    marker = look.pop("marker")
     xs, ys = [x for x, _ in points], [y for _, y in points]
     ax.plot(xs, ys, linewidth=1.8 + 2 * above, solid_capstyle="round", **look)
-    dots: dict[str, Any] = {"marker": _marker(style), "linestyle": "none", "color": look["color"]}
+    dots: dict[str, Any] = {"marker": marker, "linestyle": "none", "color": look["color"]}
     if len(xs) <= 30:  # more dots would overlap
         ax.plot(xs, ys, markersize=3.5 + 2.5 * above, markeredgewidth=0, **dots)
     ends = dots | {"markersize": 6 + 2.5 * above, "markeredgecolor": PAPER, "clip_on": False}
     ax.plot(xs[-1:], ys[-1:], **ends)
-
-
-def _look(style: int) -> dict[str, Any]:
-    return {"color": PALETTE[style % len(PALETTE)], "linestyle": DASHES[_dash(style)]}
-
-
-def _dash(style: int) -> int:
-    """Returns the index of the line style; runs with the same colour have different ones."""
-    turn, color = divmod(style, len(PALETTE))
-    return (color + turn) % len(DASHES)
-
-
-def _marker(style: int) -> str:
-    return MARKERS[_dash(style)]
 
 
 def _label(
@@ -363,8 +245,8 @@ def _label(
     for name, y in zip(names, _separate(heights, gap), strict=True):
         place: dict[str, Any] = {"transform": ax.transAxes}
         if name in ends:
-            look = {"linewidth": 1.8, "clip_on": False, **place, **_look(style[name])}
-            ax.plot([1.015, 1.085], [y, y], **look)
+            look = {**line_look(style[name]), "marker": "", "linewidth": 1.8, "clip_on": False}
+            ax.plot([1.015, 1.085], [y, y], **look, **place)
         text, color = _label_text(name, name in ends)
         ax.text(1.1, y, text, va="center_baseline", **place, **lettering(color=color))
 
@@ -376,9 +258,7 @@ def _legend(
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D(
-            [], [], linewidth=1.8, marker=_marker(style[name]), markersize=4, **_look(style[name])
-        )
+        Line2D([], [], linewidth=1.8, markersize=4, **line_look(style[name]))
         if name in ends
         else Line2D([], [], linestyle="none")
         for name in names
@@ -424,18 +304,6 @@ def _push(ys: Sequence[float], gap: float) -> list[float]:
     for y in ys:
         out.append(max(y, out[-1] + gap) if out else y)
     return out
-
-
-def drawable(text: str) -> str:
-    """Returns the text with a square in place of each character that the font lacks."""
-    if text.isascii() and text.isprintable():
-        return text
-    from matplotlib.font_manager import findfont, get_font
-
-    font = get_font(findfont(FONT))
-    return "".join(
-        c if c == "\n" or font.get_char_index(ord(c)) else "\N{WHITE SQUARE}" for c in text
-    )
 
 
 def _short(name: str) -> str:

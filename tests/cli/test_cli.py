@@ -116,7 +116,7 @@ def test_report(finished, capsys):
     assert cli.main(["report", str(finished)]) == 0
     assert "run" in capsys.readouterr().out
     assert (finished / "report.html").read_text().startswith("<!")
-    assert (finished / "accuracy_vs_round.svg").read_text().startswith("<?xml")
+    assert (finished / "figures" / "accuracy_vs_round.svg").read_text().startswith("<?xml")
 
 
 def test_predict_writes_one_line_for_each_input_line(finished, tmp_path):

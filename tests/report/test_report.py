@@ -163,11 +163,11 @@ def test_the_table_fits_80_columns(tmp_path):
 def test_the_page_is_self_contained(tmp_path):
     runs = load(make_run(tmp_path / "fedlr", top=0.5), make_run(tmp_path / "fra"))
     path = report.write_report(runs, tmp_path / "deep" / "out")
-    assert {p.name for p in path.parent.iterdir()} == {
-        "report.html",
-        "accuracy_vs_round.svg",
-        "accuracy_vs_bytes.svg",
-        "accuracy_vs_time.svg",
+    assert {p.name for p in path.parent.iterdir()} == {"report.html", "figures"}
+    assert {p.name for p in (path.parent / "figures").iterdir()} == {
+        f"accuracy_vs_{x}.{form}"
+        for x in ("round", "bytes", "time")
+        for form in ("png", "svg", "pdf", "csv")
     }
     text = path.read_text()
     assert text.startswith("<!doctype html>")
