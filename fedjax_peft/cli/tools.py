@@ -128,11 +128,13 @@ def list_names(options: argparse.Namespace) -> None:
 def _data_lines(source: "Source") -> str:
     """Returns the description of a data set and the ways to get it, one on each line."""
     if source.parts:
-        ways = [f"the data sets {', '.join(source.parts)}"]
+        ways = [f"the data sets {', '.join(source.parts)}", "validation: a split of its own"]
         return "\n".join([source.description, *ways, *_paper_line(source)])
     ways = ["from PyPI"] if source.asset else []
     ways += [f"from the hub, {source.hub}"] if source.hub else []
     ways += [f"by hand: {source.download}"]
+    share = "a share of train, as in validation_share = 0.1"
+    ways += [f"validation: {share if source.validation is None else 'the official split'}"]
     return "\n".join([source.description, *ways, *_paper_line(source)])
 
 

@@ -67,6 +67,8 @@ class Source(NamedTuple):
     """All classes or tags in the hub's order; None: those of the training split."""
     test: str | None = "test"
     """The hub's split to test on; None: it has none, and a fifth of ``train`` is held out."""
+    validation: str | None = None
+    """The hub's split to validate on; None: it has none, or ``test`` is the one."""
     keys: Mapping[str, tuple[str, ...]] = {}
     """Columns to partition by that every row has -> their values; () if there are too many."""
     share: int | None = None
@@ -256,10 +258,11 @@ DATASETS: dict[str, Source] = {
         ),
     ),
     "wnut17": Source(
-        description="WNUT 2017, rare entities in posts: 6 types, 3,394 train, 1,287 test",
+        description="WNUT 2017, rare entities: 6 types, 3,394 train, 1,009 validation, 1,287 test",
         task=tagging(),
         hub="leondz/wnut_17",
         revision="refs/convert/parquet",  # the main one is a script, which datasets 5 does not run
+        validation="validation",
         columns={"ner_tags": "tags"},
         label_names=_iob2("corporation", "creative-work", "group", "location", "person", "product"),
         formats=(read_conll,),

@@ -23,6 +23,7 @@ from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encode import encode, encoder_of
 from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.formats import tabular
+from fedjax_peft.data.held_out import hold_out_test, hold_out_validation
 from fedjax_peft.data.standin import TINY_LENGTH, tiny_tables
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.users import keep_users
@@ -35,8 +36,7 @@ __all__ = ["DATASETS", "load_dataset", "load_tables"]
 
 _KNOWN = ("auto", "hub", "tiny")
 _VALIDATION = ("validation", "valid", "val", "dev")
-_HELD_OUT = 5
-"""Without a test split, one row in five is held out as one (80/20, as in FeDeRA)."""
+_PARTS = ("train", "validation", "test")
 
 
 def load_dataset(
@@ -47,6 +47,7 @@ def load_dataset(
     source: str = "auto",
     seed: int = 0,
     train_examples: int | None = None,
+    validation_examples: int | None = None,
     test_examples: int | None = None,
     split: Literal["6:2:2", "fedpetuning"] | None = None,
     doc_stride: int | None = None,
@@ -54,25 +55,31 @@ def load_dataset(
     order: Literal["sorted", "first_seen"] | None = None,
     columns: Mapping[str, str] | None = None,
     test_share: float | None = None,
+    validation_share: float | None = None,
     task: Task | str | None = None,
     users: int | None = None,
     user_examples: int | None = None,
     vocabulary: int | None = None,
 ) -> dict[str, Dataset]:
-    """Returns the encoded splits ``train`` and ``test`` (and ``validation`` of ``glue_silo``).
+    """Returns the encoded splits ``train``, ``test`` and, where there is one, ``validation``.
+
+    ``validation`` is the source's own validation split, unless that one is the test split (as it is
+    for GLUE's tasks and SQuAD, whose test splits have no labels), or a share of ``train``
+    (``validation_share``).
 
     Args:
       name: a key of :data:`DATASETS`, or your own file or directory. A file (``.jsonl``, ``.json``,
         ``.csv``, also with ``.gz``, or ``.parquet``) is split at random into ``train`` and
-        ``test``. A directory has one such file per split: ``train`` and ``test`` (or else
-        ``validation``), or ``all`` (or, with ``test_share``, ``train`` alone), which is split like
-        a single file. Or it has images (:func:`fedjax_peft.data.formats.images.read_images`) or
-        examples by user (:func:`fedjax_peft.data.formats.leaf.read_users`). Other files in it are
-        not read. Without ``task``, the task of your own data follows from the columns: ``tokens``
-        and ``tags``; ``context``, ``question`` and ``answers``; ``image`` and ``label``; ``text``
-        (or ``sentence``), perhaps ``text_pair``, and ``label``; or ``text`` alone, for its next
-        token. Labels are whole numbers or strings; classes are sorted by number or name. Further
-        columns of whole numbers or short texts, such as ``client``, become keys to partition by.
+        ``test``. A directory has one such file per split: ``train``, ``test`` and perhaps
+        ``validation`` (which is the test split if there is no ``test``), or ``all`` (or, with
+        ``test_share``, ``train`` alone), which is split like a single file. Or it has images
+        (:func:`fedjax_peft.data.formats.images.read_images`) or examples by user
+        (:func:`fedjax_peft.data.formats.leaf.read_users`). Other files in it are not read. Without
+        ``task``, the task of your own data follows from the columns: ``tokens`` and ``tags``;
+        ``context``, ``question`` and ``answers``; ``image`` and ``label``; ``text`` (or
+        ``sentence``), perhaps ``text_pair``, and ``label``; or ``text`` alone, for its next token.
+        Labels are whole numbers or strings; classes are sorted by number or name. Further columns
+        of whole numbers or short texts, such as ``client``, become keys to partition by.
       tokenizer: a fast tokenizer of ``transformers``; not needed for images.
       max_length: tokens per example; None: the value of the data set's entry, or 128 for your own
         data.
@@ -83,6 +90,7 @@ def load_dataset(
       seed: of the random subsets and of a random split.
       train_examples: size of a random subset, drawn before tokenisation; None: all. For
         ``glue_silo``, the largest number of examples of each task.
+      validation_examples: the same for ``validation``.
       test_examples: the same for ``test``.
       split: how ``glue_silo`` is split, by default 6:2:2; see
         :func:`fedjax_peft.data.silo.divide`.
@@ -97,6 +105,11 @@ def load_dataset(
       test_share: share of the rows, strictly between 0 and 1, that is held out for ``test`` where
         there is no test split. It is drawn at random by ``seed``; where rows have a ``client``, it
         is the end of each client's rows. None: a fifth, for a single file and for ``all``.
+      validation_share: share of the rows of ``train``, strictly between 0 and 1, that is held out
+        for ``validation`` where there is no validation split. It is drawn at random by ``seed``:
+        the same share of every class; whole contexts for questions; where rows have a ``client``,
+        the end of each client's rows. None: only an own split of the source is used, and
+        ``train`` is whole.
       task: what is learned, and how rows become arrays: a :class:`fedjax_peft.tasks.Task`, or the
         name of a function of :mod:`fedjax_peft.tasks`. None: the task of the named data set, or the
         one that fits the columns.
@@ -119,7 +132,7 @@ def load_dataset(
     """
     name, source = os.fspath(name), os.fspath(source)
     entry = _entry(name, source)
-    sizes = {"train": train_examples, "test": test_examples}
+    sizes = {"train": train_examples, "validation": validation_examples, "test": test_examples}
     usual = TINY_LENGTH if source == "tiny" else entry.settings.max_length
     length = usual if max_length is None else max_length
     numbers = {"max_length": length, "doc_stride": doc_stride, "clusters": clusters}
@@ -132,6 +145,8 @@ def load_dataset(
         _refuse(name, doc_stride=doc_stride, clusters=clusters, order=order)
         _refuse(name, columns=columns, test_share=test_share, task=task)
         _refuse(name, users=users, user_examples=user_examples, vocabulary=vocabulary)
+        if validation_share is not None:
+            raise _has_validation(name, validation_share, f"its split {split or '6:2:2'!r}")
         return _silo(name, tokenizer, length, source, seed, sizes, split or "6:2:2")
     _refuse(name, split=split)
     entry, tables = load_tables(
@@ -140,10 +155,16 @@ def load_dataset(
         seed=seed,
         columns=columns,
         test_share=test_share,
+        validation_share=validation_share,
         task=task,
         users=users,
         user_examples=user_examples,
     )
+    if validation_examples is not None and "validation" not in tables:
+        raise InputError(
+            f"validation_examples = {validation_examples} is given, but {name!r} has no validation"
+            " split. To hold out a share of the training rows, set validation_share = 0.1."
+        )
     encoder = encoder_of(entry.task)
     names = entry.label_names or encoder.class_names(tables["train"])
     for table in tables.values():  # all rows, so that an error does not depend on the subset
@@ -195,19 +216,25 @@ def load_tables(
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
     test_share: float | None = None,
+    validation_share: float | None = None,
     task: Task | str | None = None,
     users: int | None = None,
     user_examples: int | None = None,
 ) -> tuple[Source, dict[str, Table]]:
-    """Returns a data set's entry and its raw rows: ``train`` and ``test``, under our column names.
+    """Returns a data set's entry and its raw rows by split, under our column names.
 
-    Without ``task``, the task of a file or directory of your own follows from its columns.
+    The splits are ``train``, perhaps ``validation``, and ``test``. Without ``task``, the task of a
+    file or directory of your own follows from its columns.
     Arguments and errors are those of :func:`load_dataset`.
     """
     task = tasks.find(task)() if isinstance(task, str) else task
     name, source = os.fspath(name), os.fspath(source)
-    if test_share is not None and not 0 < test_share < 1:
-        raise InputError(f"test_share = {test_share} must be between 0 and 1, such as 0.2.")
+    for option, share, usual in (
+        ("test_share", test_share, 0.2),
+        ("validation_share", validation_share, 0.1),
+    ):
+        if share is not None and not 0 < share < 1:
+            raise InputError(f"{option} = {share} must be between 0 and 1, such as {usual}.")
     entry = _entry(name, source)
     entry = entry if task is None else entry._replace(task=task)
     if users is None:
@@ -223,7 +250,7 @@ def load_tables(
         tables["all"] = _equal_shares(tables["all"], entry.share, seed)
     tables = {part: _prepared(table, entry) for part, table in tables.items()}
     if "all" in tables:
-        tables = _split(tables["all"], seed, test_share)
+        tables = hold_out_test(tables["all"], seed, test_share)
     elif test_share is not None:
         raise InputError(
             f"test_share = {test_share} is for data without a test split, but {name!r} has one:"
@@ -231,7 +258,22 @@ def load_tables(
         )
     if users is not None:
         tables = keep_users(tables, users, user_examples or 1, seed)
-    return entry, tables
+    if validation_share is not None:
+        if "validation" in tables:
+            raise _has_validation(name, validation_share, tables["validation"].origin)
+        encoder = encoder_of(entry.task)
+        # Of all rows, so that a class with validation rows only is known too.
+        names = entry.label_names or encoder.class_names(tables["train"])
+        entry = entry._replace(label_names=tuple(names) or None)
+        tables |= hold_out_validation(tables["train"], encoder, seed, validation_share)
+    return entry, {part: tables[part] for part in _PARTS if part in tables}
+
+
+def _has_validation(name: str, share: float, origin: str) -> InputError:
+    return InputError(
+        f"validation_share = {share} is for data without a validation split, but {name!r} has one:"
+        f" {origin}. Leave validation_share out."
+    )
 
 
 def _entry(name: str, source: str) -> Source:
@@ -269,7 +311,7 @@ def _read(
     share: float | None,
     draw: Mapping[str, int | None],
 ) -> dict[str, Table]:
-    """Returns the raw tables by split: ``train`` and ``test``, or ``all``."""
+    """Returns the raw tables: ``train``, ``test`` and perhaps ``validation``; or ``all``."""
     if source == "tiny":
         return tiny_tables(DATASETS[name], seed)  # rows for its own task, also with another one
     if name not in DATASETS:
@@ -306,14 +348,19 @@ def _read_folder(
             return _chosen(folder, tables, tests, share)
     # A data set without a test split is split here, also if its one file is called "train".
     whole = ("all", "train") if entry.test is None or share is not None else ("all",)
-    paths = tabular.find_splits(folder, {"train": ("train",), "test": tests}, whole=whole)
+    paths = tabular.find_splits(
+        folder,
+        {"train": ("train",), "test": tests},
+        optional={"validation": _VALIDATION},
+        whole=whole,
+    )
     return {part: tabular.read_file(path) for part, path in paths.items()}
 
 
 def _chosen(
     folder: Path, tables: Mapping[str, Table], tests: Sequence[str], share: float | None
 ) -> dict[str, Table]:
-    """Returns the training and the test split out of all splits that a reader has found."""
+    """Returns the splits that are used, out of all splits that a reader has found."""
     if "all" in tables:
         return {"all": tables["all"]}
     test = next((name for name in tests if name in tables), None)
@@ -325,7 +372,9 @@ def _chosen(
         raise InputError(
             f"{folder} has no file for the split {missing!r}, only for: {', '.join(tables)}.{hint}"
         )
-    return {"train": tables["train"], "test": tables[test]}
+    validation = next((x for x in _VALIDATION if x in tables and x != test), None)
+    more = {} if validation is None else {"validation": tables[validation]}
+    return {"train": tables["train"], "test": tables[test], **more}
 
 
 def _read_hub(name: str, entry: Source) -> dict[str, Table]:
@@ -336,6 +385,7 @@ def _read_hub(name: str, entry: Source) -> dict[str, Table]:
             f"The data set {name!r} is not on the Hugging Face hub. {_advice(name, entry)}"
         )
     parts = {"all": "train"} if entry.test is None else {"train": "train", "test": entry.test}
+    parts |= {} if entry.validation is None else {"validation": entry.validation}
     wanted = {*entry.columns, *encoder_of(entry.task).columns, *entry.keys}
     tables = {}
     for part, there in parts.items():
@@ -425,39 +475,7 @@ def _named(value: Any, names: Sequence[str]) -> Any:
     return names[int(number)] if known else value
 
 
-# Random splits and subsets.
-
-
-def _split(table: Table, seed: int, share: float | None) -> dict[str, Table]:
-    """Returns ``train`` and ``test``; ``test`` has a share of the rows, by default a fifth.
-
-    If the rows have a column ``client``, the last rows of each client are held out, because
-    neighbouring rows can overlap (windows of a text). Otherwise random rows are held out.
-    """
-    n = len(table)
-
-    def count(rows: int) -> int:
-        return rows // _HELD_OUT if share is None else min(round(share * rows), rows - 1)
-
-    if "client" in table.columns:
-        rows: dict[Any, list[int]] = {}
-        for row, client in enumerate(table.columns["client"]):
-            rows.setdefault(client, []).append(row)
-        held = {row for own in rows.values() for row in own[len(own) - count(len(own)) :]}
-    else:
-        held = set(host_rng(seed, "split").permutation(n)[: count(n)].tolist())
-    if not held:
-        whose = "each client's rows" if "client" in table.columns else "its rows"
-        part = "a fifth" if share is None else f"a share of {share}"
-        needs = f"at least {_HELD_OUT}" if share is None else "more"
-        raise InputError(
-            f"{table.origin} has {n} rows and no test split: {part} of {whose} is held out for"
-            f" one, which takes {needs}."
-        )
-    return {
-        "train": table.take(row for row in range(n) if row not in held),
-        "test": table.take(sorted(held)),
-    }
+# Random subsets.
 
 
 def _equal_shares(table: Table, share: int, seed: int) -> Table:

@@ -24,7 +24,8 @@ _CLIENTS = tuple(f"client {i:02d}" for i in range(30))
 def tiny_tables(entry: Source, seed: int) -> dict[str, Table]:
     """Returns ``train`` (120 rows or more) and ``test`` (40 or more) that stand in for a data set.
 
-    Task, classes, keys and the size of images are the entry's; every class is in both splits.
+    If the entry has a validation split, ``validation`` (40 or more) is there too. Task, classes,
+    keys and the size of images are the entry's; every class is in every split.
 
     Args:
       entry: of the catalogue.
@@ -37,10 +38,11 @@ def tiny_tables(entry: Source, seed: int) -> dict[str, Table]:
     if encoder.stand_in is None:
         raise InputError(f"The task {entry.task.name!r} has no stand-in data: leave out source.")
     names = entry.label_names or (_CLASSES if encoder.label_column == "label" else ())
+    least = {"train": 120, "validation": 40, "test": 40}
     tables = {}
-    for part, least in (("train", 120), ("test", 40)):
+    for part in ("train", "test") if entry.validation is None else least:
         rng = host_rng(seed, f"tiny:{part}")
-        n = max(least, len(names))
+        n = max(least[part], len(names))
         wanted = StandIn(names, tuple(entry.columns.values()), entry.shape)
         columns = encoder.stand_in(rng, n, wanted)
         for key, values in entry.keys.items():

@@ -132,9 +132,9 @@ def test_rows_of_the_hub(monkeypatch, name):
     monkeypatch.setattr(datasets, "load_dataset", from_hub)
     _, tables = load_tables(name, source="hub")
     revision = {} if entry.revision is None else {"revision": "refs/convert/parquet"}
-    splits = ["train"] if entry.test is None else ["train", entry.test]
+    splits = [split for split in ("train", entry.test, entry.validation) if split is not None]
     assert calls == [(entry.hub, entry.config, split, revision) for split in splits]
-    assert tables.keys() == {"train", "test"}
+    assert tables.keys() == {"train", "test", *([entry.validation] if entry.validation else [])}
     row = {column: values[0] for column, values in tables["train"].columns.items()}
     if "label" in ours:
         ours = ours | {"label": entry.label_names[ours["label"]]}

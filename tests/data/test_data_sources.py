@@ -105,8 +105,12 @@ def test_the_first_of_two_names_counts(tmp_path, tokenizer):
 
 
 def test_test_comes_before_validation(tmp_path, tokenizer):
-    write(tmp_path, train__csv=as_csv(ROWS), test__csv=as_csv(ROWS[1:]), validation__csv=b"broken")
-    assert_is_rows(load(tmp_path, tokenizer)["test"], ROWS[1:])
+    splits = {"train__csv": ROWS, "test__csv": ROWS[1:], "validation__csv": ROWS[:2]}
+    write(tmp_path, **{name: as_csv(rows) for name, rows in splits.items()})
+    data = load(tmp_path, tokenizer)
+    assert list(data) == ["train", "validation", "test"]
+    assert_is_rows(data["test"], ROWS[1:])
+    assert_is_rows(data["validation"], ROWS[:2])
 
 
 def test_odd_directory_names_are_no_patterns(tmp_path, tokenizer):

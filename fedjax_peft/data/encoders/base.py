@@ -81,6 +81,9 @@ class Encoder(NamedTuple):
     as its own; 0: it does not."""
     label_column: str | None = None
     """The column of class or tag names. A source may give numbers instead of names."""
+    group_column: str | None = None
+    """A column whose equal values stay together when a share of the rows is held out for
+    validation, such as the context of questions; None: every row for itself."""
     class_names: Callable[[Table], tuple[str, ...]] = _no_names
     """training split -> all class or tag names in it, in order."""
     check_splits: Callable[[Mapping[str, Table], Mapping[str, str]], None] = _any_splits

@@ -259,6 +259,7 @@ SPANS = Encoder(
     columns=("id", "question", "context", "answers", "answer_starts"),
     encode=encode_spans,
     recognises=_recognises,
+    group_column="context",
     prepare=canonical,
     texts=_texts,
     stand_in=_stand_in,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,13 +41,18 @@ _LABELS = ("label", "tags", "ner_tags")
 
 
 def find_splits(
-    folder: Path, splits: Mapping[str, Sequence[str]], *, whole: Sequence[str] = ("all",)
+    folder: Path,
+    splits: Mapping[str, Sequence[str]],
+    *,
+    optional: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    whole: Sequence[str] = ("all",),
 ) -> dict[str, Path]:
     """Returns the file of each split, or of ``all`` rows; of a split in parts, the first part.
 
     Args:
       folder: where to look.
       splits: split -> names its file may have, the first that is there counts.
+      optional: the same of splits that may be missing. A file of another split is not used.
       whole: names of a file that has to be split. A file of a split goes before it.
 
     Raises:
@@ -58,9 +64,11 @@ def find_splits(
             files.setdefault(stem(path), []).append(path)
     if not any(name in files for name in splits["test"]):
         splits = {"all": whole} if any(name in files for name in whole) else splits
-    found = {}
-    for split, names in splits.items():
+    found: dict[str, Path] = {}
+    for split, names in {**splits, **optional}.items():
         name = next((name for name in names if name in files), None)
+        if name is None and split in optional:
+            continue
         if name is None:
             there = ", ".join(sorted(files)) or "none of these"
             hint = f" {NO_TEST}" if split == "test" and "train" in found else ""
@@ -78,7 +86,8 @@ def find_splits(
         missing = next((path for path in parts if path not in files[name]), None)
         if missing is not None:
             raise InputError(f"{missing} is missing: the split {split!r} has {len(parts)} parts.")
-        found[split] = parts[0]
+        if parts[0] not in found.values():
+            found[split] = parts[0]
     return found
 
 
