@@ -82,6 +82,18 @@ FIELDS = (
     Field("test_count", "clients", "Number of clients whose models were tested."),
     Field("global_test_METRIC", "as METRIC", "Global model, if clients have personal models."),
     Field("global_test_examples", "examples", "Size of the test set."),
+    Field(
+        "validation_METRIC",
+        "as METRIC",
+        "Like ``test_METRIC``, on the validation set. Choose settings by it.",
+    ),
+    Field("validation_METRIC_std", "as METRIC", "Standard deviation over these clients' models."),
+    Field("validation_examples", "examples", "Size of the validation set."),
+    Field("validation_count", "clients", "Number of clients whose models were validated."),
+    Field(
+        "global_validation_METRIC", "as METRIC", "Global model, if clients have personal models."
+    ),
+    Field("global_validation_examples", "examples", "Size of the validation set."),
     Field("client_count", "clients", "Number of clients with their own test examples."),
     Field("client_examples", "examples", "Test examples of all clients."),
     Field("client_METRIC_mean", "as METRIC", "Mean over clients on their own tests."),
@@ -90,8 +102,23 @@ FIELDS = (
     Field("client_METRIC_worst", "as METRIC", "Worst client."),
     Field("client_tests.METRIC", "as METRIC", "One value for each of ``client_tests.client``."),
     Field("client_tests.client", "client ids", "Clients with their own test examples."),
+    Field("client_validation_count", "clients", "Clients with their own validation examples."),
+    Field("client_validation_examples", "examples", "Validation examples of all clients."),
+    Field(
+        "client_validation_METRIC_mean",
+        "as METRIC",
+        "Mean over clients on their own validation examples.",
+    ),
+    Field("client_validation_METRIC_weighted", "as METRIC", "The same, weighted by examples."),
+    Field("client_validation_METRIC_std", "as METRIC", "Standard deviation over clients."),
+    Field("client_validation_METRIC_worst", "as METRIC", "Worst client."),
+    Field("client_validations.METRIC", "as METRIC", "One value for each of the next field."),
+    Field("client_validations.client", "client ids", "Clients with validation examples."),
     Field("tuned_test_METRIC", "as METRIC", "The test metric after clients tune their models."),
     Field("tuned_test_METRIC_std", "as METRIC", "Standard deviation over these tuned models."),
+    Field("tuned_validation_METRIC", "as METRIC", "The same on the validation set."),
+    Field("tuned_validation_METRIC_std", "as METRIC", "Standard deviation over these models."),
+    Field("tuned_client_validation_METRIC_KIND", "as METRIC", "On clients' validation examples."),
     Field("tuned_client_METRIC_KIND", "as METRIC", "KIND is mean, weighted, std or worst."),
     # ---- aggregation
     Field("aggregation_error", "", "Frobenius norm of used minus exact average of LoRA."),
@@ -138,7 +165,7 @@ _PARTS = {
     "KIND": "(?:mean|weighted|std|worst|adapter|head|frozen)",
     "ROLE": "(?:shared|private|fixed)",
 }
-_GROUPED = ("test_", "client_", "tuned_")
+_GROUPED = ("test_", "validation_", "client_", "tuned_")
 
 
 def find(name: str) -> Field | None:

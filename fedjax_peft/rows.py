@@ -19,6 +19,8 @@ An evaluated round has ``headline`` (the metric that the task is judged by), ``h
   clients with their own tests, each with its own model. ``_mean`` gives all clients the same
   weight; ``_weighted`` weights each by the size of its test. ``client_examples`` is the sum of
   these sizes.
+* ``validation_accuracy``, ``global_validation_accuracy``, ``client_validation_accuracy_mean`` and
+  so on: the same on the validation examples, in the same rounds.
 * The same names with the suffix ``_seen`` or ``_unseen``, such as ``client_accuracy_mean_seen``
   and ``client_count_unseen``. Seen clients have trained: an upload of theirs was aggregated in this
   round or before. The private leaves of unseen clients still have their initial values. A group
@@ -332,7 +334,9 @@ _RENAMED = {"unsent": "skipped_leaves"}
 """Former name of a field, in version 0.1.0 -> present name."""
 _CLIENTS = ("clients", "dropped", "failed", "late", "partial")
 _TABLES = ("time", "roles", "parameters")
-_NUMBERS = re.compile(r"((global_|tuned_)*test|train|bytes|aggregation_error|simulated)_\w+|steps")
+_NUMBERS = re.compile(
+    r"((global_|tuned_)*(test|validation)|train|bytes|aggregation_error|simulated)_\w+|steps"
+)
 """Fields that must be numbers; a file edited by hand can contain other values."""
 
 

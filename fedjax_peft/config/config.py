@@ -74,6 +74,7 @@ __all__ = [
     "build_transforms",
     "check_arguments",
     "describe",
+    "evaluation_data",
     "federation",
     "load",
     "methods",
@@ -139,6 +140,18 @@ class _Extra(NamedTuple):
     clients (``partition.natural``)."""
     global_test: bool = True
     """Evaluate on the whole test split."""
+    client_validation_holdout: float | None = None
+    """Share of each client's examples, after ``client_holdout``, that is held out to validate the
+    client's model on it."""
+    client_validation: bool = False
+    """Validate each client's model on the client's own examples of the validation split; needs
+    natural clients and a validation split (``data.validation_share``)."""
+    global_validation: bool | None = None
+    """Evaluate on the whole validation split, if the data have one; by default as
+    ``global_test``."""
+    validation: str | None = None
+    """Written by the program: what the validation examples are, such as "official" or "10 % of
+    train"."""
     runtime: Sequence[str] | None = None
     """Written by ``sweep``: the keys whose numbers are run-time values of the compiled program. The
     other numbers are constants in it, so a new value is compiled again."""
@@ -469,15 +482,9 @@ def run(
 
     report_phase("reading")
     data, clients = federation(config)
-    train, test = data["train"], data["test"]
-    config = _explicit(config, train)
-    client_test = None
-    if config["client_test"]:
-        by = config["partition"].get("by", "client")
-        # A client can be without test examples.
-        client_test = partition.natural(test, by=by, names=clients.names, min_size=0)
-    if config["client_holdout"] is not None:
-        clients, client_test = clients.holdout(config["client_holdout"], seed=config["seed"])
+    train = data["train"]
+    config = _explicit(config, data)
+    clients, evaluated = evaluation_data(config, data, clients)
     options = {name: config[name] for name in _fields(simulate)}
     task = tasks.for_data(train, config["metric"])
     report_phase("loading")
@@ -485,8 +492,7 @@ def run(
         build_model(config, train.label_names, train.vocabulary),
         build_algorithm(config),
         clients,
-        test=test if config["global_test"] else None,
-        client_test=client_test,
+        **evaluated,
         task=task,
         time_model=TimeModel.preset(**config["time"]),
         stop=early_stop(**config["stop"]) if config["stop"] else None,
@@ -514,9 +520,42 @@ def describe(config: Config) -> str:
     )
 
 
-def _explicit(config: Config, train: Dataset) -> Config:
+def evaluation_data(
+    config: Config, data: Mapping[str, Dataset], clients: Clients
+) -> tuple[Clients, dict[str, Any]]:
+    """Returns the clients without what they hold out, and the data to evaluate on.
+
+    Args:
+      config: a resolved config.
+      data: the splits, from :func:`federation`.
+      clients: the clients of the training split, likewise.
+
+    Returns:
+      The clients, and the arguments ``test``, ``client_test``, ``validation`` and
+      ``client_validation`` of ``simulate``.
+    """
+    validates = config["global_validation"]
+    validates = config["global_test"] if validates is None else validates
+    result: dict[str, Any] = {
+        "test": data["test"] if config["global_test"] else None,
+        "validation": data.get("validation") if validates else None,
+    }
+    for split in ("test", "validation"):
+        if config[f"client_{split}"]:
+            by = config["partition"].get("by", "client")
+            # A client can be without examples of this split.
+            own = partition.natural(data[split], by=by, names=clients.names, min_size=0)
+            result[f"client_{split}"] = own
+    for split, key in (("test", "client_holdout"), ("validation", "client_validation_holdout")):
+        if config[key] is not None:
+            clients, result[f"client_{split}"] = clients.holdout(config[key], seed=config["seed"])
+    return clients, result
+
+
+def _explicit(config: Config, data: Mapping[str, Dataset]) -> Config:
     """Returns the config with the settings that follow from the data, so that it is complete."""
-    config = copy.deepcopy(config)
+    config, train = copy.deepcopy(config), data["train"]
+    config["validation"] = _kind_of_validation(config, data)
     if config["model"]["head"] is None:
         config["model"]["head"] = tasks.for_data(train).head
     if "input_ids" in train.columns:
@@ -530,22 +569,51 @@ def federation(config: Config) -> tuple[dict[str, Dataset], Clients]:
     Raises:
       InputError: the data are not available or cannot be read, or settings contradict each other.
     """
-    if config["client_test"] and config["partition"]["name"] != "natural":
-        raise InputError(
-            "client_test = true tests clients on their own test examples. Only clients of"
-            " [partition] name = 'natural' have such examples, not those of"
-            f" {config['partition']['name']!r}. For other partitions, hold out a share of each"
-            " client's training examples: client_holdout = 0.2."
-        )
-    if config["client_test"] and config["client_holdout"] is not None:
-        raise InputError("client_test = true and client_holdout exclude each other: use only one.")
+    _check_own_examples(config, "client_test", "tests", "client_holdout = 0.2")
+    _check_own_examples(config, "client_validation", "validates", "client_validation_holdout = 0.1")
     task = _named_task(config)
     if task is not None and config["metric"] is not None:
         raise InputError("With a [task] table, set metric there and not at the top level.")
     options = {k: v for k, v in config["data"].items() if k not in _Data._fields}
     tokenizer = _tokenizer(config)
     data = _seeded(sources.load_dataset, config, options, tokenizer=tokenizer, task=task)
+    for key in ("client_validation", "global_validation"):
+        if config[key] and "validation" not in data:
+            raise InputError(
+                f"{key} = true needs a validation split, and {config['data']['name']!r} has none."
+                " To hold out a share of the training rows, set data.validation_share = 0.1."
+            )
     return data, _call(config, "partition", data["train"])
+
+
+def _check_own_examples(config: Config, key: str, does: str, instead: str) -> None:
+    """Raises InputError for clients that cannot have own examples of a split."""
+    holdout = instead.split(" ")[0]
+    if config[key] and config["partition"]["name"] != "natural":
+        what = key.removeprefix("client_")
+        raise InputError(
+            f"{key} = true {does} clients on their own {what} examples. Only clients of"
+            " [partition] name = 'natural' have such examples, not those of"
+            f" {config['partition']['name']!r}. For other partitions, hold out a share of each"
+            f" client's training examples: {instead}."
+        )
+    if config[key] and config[holdout] is not None:
+        raise InputError(f"{key} = true and {holdout} exclude each other: use only one.")
+
+
+def _kind_of_validation(config: Config, data: Mapping[str, Dataset]) -> str | None:
+    """Returns what the validation examples of a run are, in words; None if there are none."""
+    kinds = []
+    share, holdout = config["data"]["validation_share"], config["client_validation_holdout"]
+    if share is not None:
+        kinds.append(f"{100 * share:g} % of train")
+    elif "validation" in data:
+        entry = sources.DATASETS.get(config["data"]["name"])
+        rule = config["data"]["split"] or "6:2:2"
+        kinds.append(f"a part of the split {rule}" if entry and entry.parts else "official")
+    if holdout is not None:
+        kinds.append(f"{100 * holdout:g} % of each client's examples")
+    return "; ".join(kinds) or None
 
 
 def _tokenizer(config: Config) -> Any:

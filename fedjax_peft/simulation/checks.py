@@ -40,7 +40,7 @@ __all__ = [
 
 Diagnostic = Literal["clients", "variation", "spectrum", "cka", "second_classifier"]
 """Optional measurements. ``clients``: every client's training loss, accuracy and update norm, and
-the metrics of its model on its ``client_test``.
+the metrics of its model on its ``client_test`` and ``client_validation``.
 ``variation``: how the global LoRA factors change in magnitude and direction from round to round
 (FeDeRA, Eq 11-14). ``spectrum``: the singular values of their product. ``cka``: how
 similar the representations of the test examples are under the global and the private adapter (dual
@@ -82,13 +82,21 @@ def check_objects(model: Any, algorithm: Any, clients: Any, task: Any) -> None:
         raise _other_kind("task", task, "fp.tasks.Task", "fp.tasks has functions that return one.")
 
 
-def check_test_objects(test: Any, client_test: Any, stop: Any) -> None:
-    """Raises InputError for an argument that only ``simulate`` takes and has the wrong type."""
-    if client_test is not None:
-        _check_clients("client_test", client_test)
-    if test is not None and not isinstance(test, Dataset):
-        advice = "Of a dict of splits give one: test=data['test']."
-        raise _other_kind("test", test, "fp.Dataset", advice)
+def check_test_objects(data: Mapping[str, Any], own_data: Mapping[str, Any], stop: Any) -> None:
+    """Raises InputError for an argument that only ``simulate`` takes and has the wrong type.
+
+    Args:
+      data: ``test`` and ``validation``.
+      own_data: ``client_test`` and ``client_validation``.
+      stop: as for ``simulate``.
+    """
+    for name, value in own_data.items():
+        if value is not None:
+            _check_clients(name, value)
+    for name, value in data.items():
+        if value is not None and not isinstance(value, Dataset):
+            advice = f"Of a dict of splits give one: {name}=data[{name!r}]."
+            raise _other_kind(name, value, "fp.Dataset", advice)
     if stop is not None and not callable(stop):
         advice = "Make one: fp.early_stop(target=0.8, patience=5)."
         raise _other_kind("stop", stop, "function of the rows", advice)
@@ -380,24 +388,33 @@ def check_data(model: Model, clients: Clients, task: Task | None) -> None:
 def check_test_data(
     model: Model,
     clients: Clients,
-    test: Dataset | None,
-    client_test: Clients | None,
+    data: Mapping[str, Dataset | None],
+    own_data: Mapping[str, Clients | None],
     task: Task | None,
 ) -> None:
-    """Raises InputError for test data that are empty, or do not fit clients, head or task."""
-    if test is not None and not len(test):
-        raise InputError("The test data have no examples.")
-    if client_test is not None:
-        if len(client_test) != len(clients):
-            raise InputError(
-                f"client_test is of {len(client_test)} clients, but there are {len(clients)}."
-            )
-        if not client_test.sizes.any():
-            raise InputError("client_test gives no client an example to be tested on.")
-    if test is not None:
-        _check_fit(model, "test", test, task)
-    if client_test is not None:
-        _check_fit(model, "client_test", client_test.data, task)
+    """Raises InputError for evaluation data that are empty or do not fit clients, head or task.
+
+    Args:
+      model: the model that is evaluated.
+      clients: the clients of the federation.
+      data: ``test`` and ``validation``.
+      own_data: ``client_test`` and ``client_validation``.
+      task: as for ``simulate``.
+    """
+    given = {name: examples for name, examples in data.items() if examples is not None}
+    for name, examples in given.items():
+        if not len(examples):
+            raise InputError(f"The {name} data have no examples.")
+    for name, own in own_data.items():
+        if own is None:
+            continue
+        if len(own) != len(clients):
+            raise InputError(f"{name} is of {len(own)} clients, but there are {len(clients)}.")
+        if not own.sizes.any():
+            raise InputError(f"{name} gives no client an example to be tested on.")
+        given[name] = own.data
+    for name, examples in given.items():
+        _check_fit(model, name, examples, task)
 
 
 def _check_fit(model: Model, name: str, data: Dataset, task: Task | None) -> None:

@@ -19,19 +19,24 @@ __all__ = ["Evaluation", "evaluate", "evaluations", "is_lower_better", "worst"]
 
 
 class Evaluation(NamedTuple):
-    """One evaluation: its data set, and whether each member has a personal model."""
+    """One evaluation: its data set, and whose models and examples its members have."""
 
     evaluator: Evaluator
     task: Task
     data: Dataset
     personal: bool
+    """Whether each member has a model of its own."""
+    own: bool
+    """Whether each member has examples of its own."""
 
 
 def evaluations(
     session: Session,
     *,
-    test: Dataset | None,
-    client_test: Clients | None,
+    test: Dataset | None = None,
+    client_test: Clients | None = None,
+    validation: Dataset | None = None,
+    client_validation: Clients | None = None,
     test_clients: int,
     batch_size: int,
     seed: int,
@@ -40,34 +45,40 @@ def evaluations(
 
     ``test``: the global model on the test set. If clients have personal models, ``test`` is instead
     the average over the models of some clients, and ``global_test`` is the global model, if there
-    is one, on the test set. ``client``: every client's model on its own examples.
+    is one, on the test set. ``client``: every client's model on its own examples. ``validation``,
+    ``global_validation`` and ``client_validation`` are the same on the validation examples.
 
     Args:
       session: the session of the run.
       test: test examples for the whole federation.
       client_test: test examples of every client.
-      test_clients: number of clients whose models are evaluated on ``test``.
+      validation: validation examples for the whole federation.
+      client_validation: validation examples of every client.
+      test_clients: number of clients whose models are evaluated on ``test`` and ``validation``.
       batch_size: examples in an evaluation step.
       seed: the seed for the choice of these clients.
     """
     found: dict[str, Evaluation] = {}
 
-    def add(name: str, data: Dataset, members: list, *, personal: bool) -> None:
+    def add(name: str, data: Dataset, members: list, *, personal: bool, own: bool = False) -> None:
         evaluator = session.evaluator(data.columns, members, batch_size, personal=personal)
-        found[name] = Evaluation(evaluator, session.setup.task, data, personal)
+        found[name] = Evaluation(evaluator, session.setup.task, data, personal, own)
 
-    if test is not None:
+    for split, data in (("test", test), ("validation", validation)):
+        if data is None:
+            continue
         if session.personal:
-            rows = np.arange(len(test), dtype=np.int32)
+            rows = np.arange(len(data), dtype=np.int32)
             order = host_rng(seed, "test clients").permutation(session.setup.clients)
             chosen = sorted(order[:test_clients].tolist())
-            add("test", test, [(c, rows) for c in chosen], personal=True)
+            add(split, data, [(c, rows) for c in chosen], personal=True)
         if session.has_global_model:
-            name = "global_test" if session.personal else "test"
-            add(name, test, session.global_members(len(test)), personal=False)
-    if client_test is not None:
-        owners = [(c, rows) for c, rows in enumerate(client_test.indices) if len(rows)]
-        add("client", client_test.data, owners, personal=True)
+            name = f"global_{split}" if session.personal else split
+            add(name, data, session.global_members(len(data)), personal=False)
+    for name, clients in (("client", client_test), ("client_validation", client_validation)):
+        if clients is not None:
+            owners = [(c, rows) for c, rows in enumerate(clients.indices) if len(rows)]
+            add(name, clients.data, owners, personal=True, own=True)
     return found
 
 
@@ -95,19 +106,20 @@ def evaluate(
     seen: Collection[int] = (),
     phases: Phases | None = None,
 ) -> Row:
-    """Returns the metrics of the test sets and of the clients' own tests.
+    """Returns the metrics of the test and validation sets and of the clients' own examples.
 
     The fields are described in :mod:`fedjax_peft.rows`.
 
     Args:
       evaluations: from :func:`evaluations`.
       state: holds the models; it is not consumed.
-      each: also return the metrics of every client, as ``client_tests``.
+      each: also return the metrics of every client, as ``client_tests`` and
+        ``client_validations``.
       seen: the clients that have trained so far; the other clients have their initial models.
       phases: receives the progress of the evaluation.
     """
     row: Row = {}
-    for name, (evaluator, task, data, personal) in evaluations.items():
+    for name, (evaluator, task, data, personal, has_own) in evaluations.items():
         row["headline"] = task.headline
         lower = is_lower_better(task.headline, task.lower_is_better)
         row["headline_better"] = "lower" if lower else "higher"
@@ -131,15 +143,15 @@ def evaluate(
         if personal:
             row |= {f"{name}_count{suffix}": int(own.sum()) for suffix, own in groups.items()}
         # Several models see the same test set, but every client has a test of its own.
-        row[f"{name}_examples"] = int(sizes.sum() if name == "client" else sizes.max(initial=0))
+        row[f"{name}_examples"] = int(sizes.sum() if has_own else sizes.max(initial=0))
         for metric in found[0] if found else ():
             values = np.array([one[metric] for one in found], np.float64)
             for suffix, own in groups.items():
                 if not own.any():
                     continue
-                if name == "client":
+                if has_own:
                     row |= {
-                        f"client_{metric}_{kind}{suffix}": finite_or_none(x)
+                        f"{name}_{metric}_{kind}{suffix}": finite_or_none(x)
                         for kind, x in _spread(values[own], sizes[own], metric, task).items()
                     }
                     continue
@@ -147,14 +159,18 @@ def evaluate(
                 total, count = (x[members][own].sum() for x in pair) if pair else (0.0, 0.0)
                 joint = total / count if pair else values[own].mean()
                 row[f"{name}_{metric}{suffix}"] = finite_or_none(joint)
-            if personal and name != "client":
+            if personal and not has_own:
                 row[f"{name}_{metric}_std"] = finite_or_none(values.std())
-        if name == "client" and each:
+        if has_own and each:
             names = found[0] if found else ()
-            row["client_tests"] = {"client": clients} | {
+            row[_EACH[name]] = {"client": clients} | {
                 metric: [finite_or_none(one[metric]) for one in found] for metric in names
             }
     return row
+
+
+_EACH = {"client": "client_tests", "client_validation": "client_validations"}
+"""Evaluation of clients on their own examples -> the field with the values of every client."""
 
 
 def _groups(clients: Sequence[int], seen: Collection[int]) -> dict[str, np.ndarray]:

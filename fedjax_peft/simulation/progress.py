@@ -51,8 +51,9 @@ class Phase(NamedTuple):
     for every model), ``eval_every``, ``estimate``
     (an :class:`fedjax_peft.simulation.estimate.Estimate`),
     ``device``, ``out`` and ``resumed_from`` (a round, or None). ``compiling``: ``program``, "round"
-    or the name of an evaluation ("test", "global_test", "client"). ``evaluating``: ``evaluation``,
-    the name of the evaluation. ``finished``: ``stopped``, why the run ended before its last round,
+    or the name of an evaluation ("test", "global_test", "client", "validation",
+    "global_validation", "client_validation"). ``evaluating``: ``evaluation``, the name of the
+    evaluation. ``finished``: ``stopped``, why the run ended before its last round,
     or None."""
 
 

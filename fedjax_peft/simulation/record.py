@@ -275,7 +275,7 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-_ADDED = {"engine": "compiled", "late": "drop", "stragglers": 1.0}
+_ADDED = {"engine": "compiled", "late": "drop", "stragglers": 1.0, "client_validation": False}
 """Keys that runs of earlier versions do not have -> the value that they used."""
 
 
@@ -285,8 +285,9 @@ def _check_same(path: Path, config: Mapping[str, Any]) -> None:
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
     if "rounds" in changed and now.get("rounds", 0) > before.get("rounds", 0):
         changed.remove("rounds")
-    # A stop rule may differ: like `rounds`, it only decides when the run ends.
-    changed = [key for key in changed if key.partition(".")[0] != "stop"]
+    # A stop rule may differ: like `rounds`, it only decides when the run ends. What `validation`
+    # says follows from other keys.
+    changed = [key for key in changed if key.partition(".")[0] not in ("stop", "validation")]
     if changed:
         was = "; ".join(f"{k} was {before.get(k)!r}, is {now.get(k)!r}" for k in changed)
         raise InputError(

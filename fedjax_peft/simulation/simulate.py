@@ -44,6 +44,7 @@ def simulate(
     clients: Clients,
     *,
     test: Dataset | None = None,
+    validation: Dataset | None = None,
     rounds: int,
     clients_per_round: int | None = None,
     sampling: Sampling = "uniform",
@@ -60,6 +61,7 @@ def simulate(
     length_buckets: int = 4,
     test_clients: int = 10,
     client_test: Clients | None = None,
+    client_validation: Clients | None = None,
     client_ranks: Sequence[int] | None = None,
     transforms: Transforms | Callable[[Values], Transforms] = None,
     diagnostics: Sequence[Diagnostic] = (),
@@ -90,6 +92,8 @@ def simulate(
       algorithm: such as ``algorithms.fedavg(optax.adamw(5e-4))``.
       clients: the training examples of every client.
       test: global test set; with private leaves, the mean over ``test_clients`` clients' models.
+      validation: examples to choose settings or the round to stop on; evaluated like ``test``, in
+        the same rounds, as ``validation_accuracy`` and so on.
       rounds: communication rounds.
       clients_per_round: number of clients that are drawn for a round; by default all clients take
         part in every round.
@@ -116,6 +120,7 @@ def simulate(
         text, 0 keeps the padding of the data. Results differ by float32 rounding only.
       test_clients: the number of clients whose personal models are evaluated on ``test``.
       client_test: examples of every client to evaluate its model on (mean, deviation, worst).
+      client_validation: the same for choosing, as ``client_validation_accuracy_mean`` and so on.
       client_ranks: the LoRA rank of every client (a shorter list is repeated), at most the
         adapters' rank. A client of rank r trains and sends only the first r directions. The other
         directions add nothing to its model and stay as the server sent them.
@@ -161,7 +166,9 @@ def simulate(
         ``resume``; or an upload is not finite, with ``nonfinite="raise"``.
     """
     use_compilation_cache()
-    check_test_objects(test, client_test, stop)
+    data = {"test": test, "validation": validation}
+    own_data = {"client_test": client_test, "client_validation": client_validation}
+    check_test_objects(data, own_data, stop)
     counts = {
         "rounds": rounds,
         "eval_every": eval_every,
@@ -196,12 +203,14 @@ def simulate(
         values=values,
     )
     algorithm = session.setup.algorithm
-    check_test_data(model, clients, test, client_test, task)
+    check_test_data(model, clients, data, own_data, task)
     state, schedule = session.init(seed), session.schedule(seed)
     tested = evaluations(
         session,
         test=test,
         client_test=client_test,
+        validation=validation,
+        client_validation=client_validation,
         test_clients=test_clients,
         batch_size=eval_batch_size,
         seed=seed,

@@ -7,7 +7,10 @@ from fedjax_peft.files import naming
 
 __all__ = ["EventWriter", "tag"]
 
-_PREFIXES = ("global_test", "test", "client", "train")
+_PREFIXES = (
+    *("global_test", "test", "client_validation", "client"),
+    *("global_validation", "validation", "train"),
+)
 _GROUPS = {
     "bytes_up": "comm",
     "bytes_down": "comm",

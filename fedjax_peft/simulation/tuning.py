@@ -10,5 +10,5 @@ def tuned_figures(row: Row) -> Row:
     return {
         f"tuned_{name}": value
         for name, value in row.items()
-        if name.startswith(("test_", "client_")) and isinstance(value, float)
+        if name.startswith(("test_", "validation_", "client_")) and isinstance(value, float)
     }

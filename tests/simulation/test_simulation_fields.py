@@ -25,7 +25,9 @@ def rows(federation, method, algorithm, **options):
     config = {**fp.testing.TINY_BERT, "num_hidden_layers": 1}
     model = fp.attach(fp.random_model(config, head=head), method)
     common = {"rounds": 1, "local_steps": 1, "batch_size": 4, "lanes": 1} | options
-    return fp.simulate(model, algorithm, train, test=test, client_test=held_out, **common)
+    data = {"test": test, "client_test": held_out}
+    data |= {"validation": test, "client_validation": held_out}
+    return fp.simulate(model, algorithm, train, **data, **common)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,10 @@ def rows(federation, method, algorithm, **options):
                 "stop": lambda rows: len(rows) > 1,
                 "rounds": 2,
             },
-            {"late", "stopped", "spectrum_kept", "per_client.loss", "client_tests.client"},
+            {
+                *("late", "stopped", "spectrum_kept", "per_client.loss", "client_tests.client"),
+                *("validation_accuracy", "client_validations.accuracy"),
+            },
         ),
         (
             fp.peft.dual(size=4),
@@ -52,6 +57,8 @@ def rows(federation, method, algorithm, **options):
                 "client_loss_global_mean",
                 "train_accuracy_global",
                 "test_accuracy_std",
+                "validation_accuracy_std",
+                "client_validation_loss_weighted",
                 "client_loss_worst",
             },
         ),
@@ -59,7 +66,10 @@ def rows(federation, method, algorithm, **options):
             fp.lora(rank=2),
             fp.algorithms.fedrep(ADAM, tune_epochs=1),
             {},
-            {"tuned_client_loss_mean", "client_count_unseen", "time.tune_s"},
+            {
+                *("tuned_client_loss_mean", "client_count_unseen", "time.tune_s"),
+                *("tuned_client_validation_loss_mean", "tuned_validation_loss"),
+            },
         ),
     ],
     ids=["fra", "fedmcp", "fedrep"],
