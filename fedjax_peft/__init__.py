@@ -31,6 +31,7 @@ _PUBLIC = {
     "aggregators": "",
     "algorithms": "",
     "transforms": "",
+    "schedules": "",
     "Run": "simulation.run",
     "simulate": "simulation.simulate",
     "session": "simulation.session",
@@ -70,6 +71,7 @@ __all__ = [
     "partition",
     "peft",
     "random_model",
+    "schedules",
     "session",
     "simulate",
     "tasks",
@@ -80,7 +82,17 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from fedjax_peft import aggregators, algorithms, peft, tasks, testing, transforms, tree, typing
+    from fedjax_peft import (
+        aggregators,
+        algorithms,
+        peft,
+        schedules,
+        tasks,
+        testing,
+        transforms,
+        tree,
+        typing,
+    )
     from fedjax_peft.data import heterogeneity, partition
     from fedjax_peft.data.combine import combine
     from fedjax_peft.data.dataset import Clients, Dataset

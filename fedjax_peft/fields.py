@@ -65,6 +65,8 @@ FIELDS = (
     Field("train_update_norm_worst", "", "Largest of these norms."),
     Field("per_client.METRIC", "as METRIC", "One value for each of ``clients``."),
     Field("per_client.update_norm", "", "One value for each of ``clients``."),
+    Field("learning_rate_factor", "", "Factor of the clients' learning rate (``[schedule]``)."),
+    Field("server_learning_rate_factor", "", "Of the server's (``[server_schedule]``)."),
     # ---- costs
     Field("bytes_up", "bytes", "Sent to the server in this round, by all clients."),
     Field("bytes_down", "bytes", "Sent to clients in this round."),

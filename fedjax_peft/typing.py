@@ -25,6 +25,10 @@ Batch: TypeAlias = Mapping[str, jax.Array]
 Metrics: TypeAlias = dict[str, tuple[jax.Array, jax.Array]]
 """Metric name -> (sum, count), two float32 scalars. Sums and counts of parts can be added."""
 
+RateSchedule: TypeAlias = Callable[[jax.Array], jax.Array]
+"""round (int32 scalar, from 1, traced) -> the factor of the learning rate in this round, a scalar.
+"""
+
 Diagnosis: TypeAlias = Callable[[Params, Params, Params], dict[str, jax.Array]]
 """(shared leaves before a round, after it, fixed leaves) -> float32 scalars."""
 
@@ -518,6 +522,11 @@ def _all_move(broadcast: PyTree, round_index: jax.Array) -> dict[str, jax.Array]
     return {}
 
 
+def _no_metrics(round_index: jax.Array) -> dict[str, jax.Array]:
+    del round_index
+    return {}
+
+
 def _anything(kinds: Mapping[str, str], clients: int) -> None:
     del kinds, clients
 
@@ -571,4 +580,10 @@ class Algorithm(NamedTuple):
     upload is leaves."""
     no_transforms: str | None = None
     """Why uploads cannot be transformed, in whole sentences, for the error message. None: they can.
+    """
+    no_kept_optimizer: str | None = None
+    """Why clients cannot keep their optimizer's state from round to round, in whole sentences, for
+    the error message. None: they can."""
+    round_metrics: Callable[[jax.Array], dict[str, jax.Array]] = _no_metrics
+    """round -> float32 scalars for the round's row, such as the factor of a learning-rate schedule.
     """

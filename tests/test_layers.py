@@ -30,7 +30,7 @@ LAYERS = [
         "fields",
         "hyperparameters",
     },
-    {"models", "peft", "data", "tasks", "aggregators", "transforms", "measures"},
+    {"models", "peft", "data", "tasks", "aggregators", "transforms", "measures", "schedules"},
     {"algorithms"},
     {"engine", "inference", "report"},
     {"simulation"},
@@ -183,6 +183,7 @@ def test_the_core_sees_plain_trees_and_functions():
         "algorithms",
         "aggregators",
         "transforms",
+        "schedules",
         "engine",
         "measures",
     }

@@ -76,13 +76,14 @@ def apfl(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: Weights = "uniform",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """APFL: clients predict with a mixture of a personal model and the global one.
 
     Metrics of training are those of the mixture.
 
     Args:
-      optimizer: the clients' optimizer, for both models; its state starts afresh in every round.
+      optimizer: the clients' optimizer, for both models.
       alpha: the personal model's part, from 0 (FedAvg) to 1 (training alone).
       adaptive: every client learns its own alpha, which starts at ``alpha``.
       alpha_rate: learning rate of alpha.

@@ -46,5 +46,5 @@ def centralised(
         return {name: jnp.zeros((), bool) for name in broadcast}
 
     rules = trained_as("shared", train)
-    algorithm = averaging("centralised", optimizer, rules, mean(error=False), keep_optimizer)
+    algorithm = averaging("centralised", optimizer, rules, mean(error=False))
     return algorithm._replace(check=check, sent_leaves=none_moves)

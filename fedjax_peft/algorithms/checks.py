@@ -5,12 +5,16 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.algorithms.keeping import keeping, marked
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
 from fedjax_peft.lowrank import pairs
 from fedjax_peft.roles import HeadPolicy
-from fedjax_peft.typing import Aggregator
+from fedjax_peft.schedules import Scheduled, scaled
+from fedjax_peft.typing import Aggregator, Algorithm, ClientContext, ClientUpdate, RateSchedule
 
 __all__ = [
     "SHARED_OPTIONS",
@@ -22,6 +26,7 @@ __all__ = [
     "only_head",
     "positive",
     "whole",
+    "with_factor",
 ]
 
 
@@ -54,8 +59,11 @@ def fraction(**options: float) -> None:
 
 
 def _known(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Returns the options with a known value; traced ones were checked before the compilation."""
-    return [(name, value) for name, value in options.items() if not is_traced(value)]
+    """Returns the options that are plain numbers; run-time values were checked as numbers before.
+
+    A run-time value is an array, such as a rate that a schedule changes.
+    """
+    return [(name, value) for name, value in options.items() if not isinstance(value, jax.Array)]
 
 
 SHARED_OPTIONS = {
@@ -64,6 +72,12 @@ SHARED_OPTIONS = {
     " trained and never sent; ``frozen``: it is not trained.",
     "weights": "of clients in the aggregate: by ``size``, the number of their examples, or all the"
     " same (``uniform``).",
+    "keep_optimizer": "clients keep their optimizer's state from round to round; by default it"
+    " starts afresh in every round. This suits clients that take part often. Aggregators that"
+    " factor anew, such as ``fra``, are refused. The memory is that of the state (for Adam two"
+    " numbers for each trained one) for every client of the federation.",
+    "server_schedule": "factor of the server's learning rate by round, such as"
+    " ``fp.schedules.cosine(rounds=100)``; by default 1 in every round.",
 }
 """Option that many algorithms have -> its description. :func:`checked` adds it to the docstring of
 every algorithm that has the option and does not describe it itself."""
@@ -71,30 +85,102 @@ every algorithm that has the option and does not describe it itself."""
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
-def checked(factory: Factory) -> Factory:
-    """Decorates a function that returns an algorithm, so that it refuses arguments of a wrong type.
+CLIENT_RATES = ("learning_rate", "alpha_rate")
+"""Options that are learning rates of the clients, next to the optimizer's: they follow its
+schedule."""
 
-    ``optimizer`` and ``server`` must be optax optimizers, ``aggregator`` an aggregator or None.
-    Anything else would fail deep inside a compilation. The decorator also adds the
-    descriptions of the function's :data:`SHARED_OPTIONS` to its docstring.
+
+def checked(factory: Factory) -> Factory:
+    """Decorates a function that returns an algorithm. Four things follow:
+
+    * Arguments of a wrong type are refused, which would otherwise fail deep inside a compilation:
+      ``optimizer`` and ``server`` must be optax optimizers, ``aggregator`` an aggregator or None,
+      ``server_schedule`` a function or None.
+    * ``optimizer`` can have a schedule over rounds (:func:`fedjax_peft.schedules.scheduled`). The
+      function is then called again in every round that is traced, with the rates of the round.
+    * The option ``keep_optimizer``, which the function names in its signature only, is carried out
+      (:mod:`fedjax_peft.algorithms.keeping`). The function always receives False.
+    * The descriptions of the function's :data:`SHARED_OPTIONS` are added to its docstring.
     """
     signature = inspect.signature(factory)
 
     @functools.wraps(factory)
     def make(*arguments: Any, **options: Any) -> Any:
         try:
-            given = signature.bind_partial(*arguments, **options).arguments
+            call = signature.bind_partial(*arguments, **options)
         except TypeError:
-            given = {}  # the call below raises a better error
-        for name in ("optimizer", "server"):
-            if name in given:
-                _check_optimizer(factory.__name__, name, given[name])
-        if given.get("aggregator") is not None:
-            _check_aggregator(factory.__name__, given["aggregator"])
-        return factory(*arguments, **options)
+            return factory(*arguments, **options)  # raises an error that names the function
+        _check_types(factory.__name__, call.arguments)
+        call.apply_defaults()
+        return _made(factory, call)
 
     make.__doc__ = _documented(factory.__doc__ or "", signature.parameters)
     return cast(Factory, make)
+
+
+def _check_types(algorithm: str, given: Mapping[str, Any]) -> None:
+    for name in ("optimizer", "server"):
+        if name in given:
+            _check_optimizer(algorithm, name, given[name])
+    if given.get("aggregator") is not None:
+        _check_aggregator(algorithm, given["aggregator"])
+    schedule = given.get("server_schedule")
+    if schedule is not None and not callable(schedule):
+        raise InputError(
+            f"The argument 'server_schedule' of {algorithm!r} is {show(schedule)}, and no function"
+            " of the round. Give one such as fp.schedules.cosine(rounds=100)."
+        )
+
+
+def _made(factory: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+    """Returns the algorithm of a call, with its schedule and with kept optimizer states."""
+    given = call.arguments
+    optimizer, keep = given.get("optimizer"), bool(given.get("keep_optimizer"))
+    schedule = optimizer.schedule if isinstance(optimizer, Scheduled) else None
+    plain = optimizer.optimizer if isinstance(optimizer, Scheduled) else optimizer
+
+    def at(factor: jax.Array | None) -> Any:
+        """Returns the algorithm with the clients' rates multiplied by ``factor``."""
+        now = plain if factor is None else scaled(plain, factor)
+        changed = {"optimizer": marked(now) if keep else now, "keep_optimizer": False}
+        if factor is not None:
+            changed |= {name: given[name] * factor for name in CLIENT_RATES if name in given}
+        arguments = {n: changed.get(n, value) for n, value in given.items()}
+        again = inspect.BoundArguments(call.signature, cast(Any, arguments))
+        algorithm = factory(*again.args, **again.kwargs)
+        return keeping(algorithm) if keep else algorithm
+
+    algorithm = at(None)
+    return algorithm if schedule is None else _scheduled(algorithm, schedule, at)
+
+
+def _scheduled(
+    algorithm: Algorithm, schedule: RateSchedule, at: Callable[[jax.Array], Algorithm]
+) -> Algorithm:
+    """Returns the algorithm whose clients are those of ``at(schedule(round))``."""
+
+    def client(context: ClientContext) -> ClientUpdate:
+        return at(schedule(context.round_index)).client(context)
+
+    return with_factor(algorithm._replace(client=client), "learning_rate_factor", schedule)
+
+
+def with_factor(algorithm: Algorithm, name: str, schedule: RateSchedule | None) -> Algorithm:
+    """Returns the algorithm that also reports a schedule's factor in the row of each round.
+
+    Args:
+      algorithm: any algorithm.
+      name: the field of the row.
+      schedule: None reports nothing.
+    """
+    if schedule is None:
+        return algorithm
+
+    def round_metrics(round_index: jax.Array) -> dict[str, jax.Array]:
+        factor = jnp.asarray(schedule(round_index), jnp.float32)
+        return {**algorithm.round_metrics(round_index), name: factor}
+
+    return algorithm._replace(round_metrics=round_metrics)
 
 
 def _documented(document: str, options: Iterable[str]) -> str:

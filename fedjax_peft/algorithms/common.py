@@ -80,7 +80,7 @@ class Local(NamedTuple):
 
 
 def init_local(optimizer: optax.GradientTransformation, shared: Params, private: Params) -> Local:
-    """Returns a client before its first step. Optimizer state starts afresh in every round."""
+    """Returns a client before its first step. Optimizer state starts afresh."""
     return Local(shared, private, optimizer.init({**shared, **private}))
 
 

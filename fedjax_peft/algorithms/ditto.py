@@ -68,13 +68,14 @@ def ditto(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """Ditto: every client has a personal model, pulled towards the global one.
 
     Metrics of training are those of the personal model.
 
     Args:
-      optimizer: the clients' optimizer, for both models; its state starts afresh in every round.
+      optimizer: the clients' optimizer, for both models.
       lam: λ, the strength of the pull; with 0 the personal model is trained alone.
       head: policy of the global model's head: ``shared``, ``private`` or ``frozen``.
 

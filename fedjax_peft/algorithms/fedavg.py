@@ -18,7 +18,6 @@ from fedjax_peft.algorithms.common import (
     init_local,
     replace_server,
     train,
-    with_client_state,
 )
 from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
@@ -30,34 +29,23 @@ from fedjax_peft.typing import (
     Key,
     Metrics,
     Params,
-    PyTree,
     Roles,
 )
 
 __all__ = ["averaging", "client", "fedavg"]
 
 
-def client(
-    optimizer: optax.GradientTransformation, context: ClientContext, *, keep_optimizer: bool = False
-) -> ClientUpdate:
-    """Returns plain local training.
+def client(optimizer: optax.GradientTransformation, context: ClientContext) -> ClientUpdate:
+    """Returns plain local training."""
 
-    Optimizer state starts afresh in every round. With ``keep_optimizer`` it is kept in the client's
-    state, which is then ``{"model": private leaves, "optimizer": optimizer state}``.
-    """
-
-    def init(broadcast: Params, client_state: PyTree, key: Key) -> Local:
+    def init(broadcast: Params, private: Params, key: Key) -> Local:
         del key
-        if keep_optimizer:
-            return Local(broadcast, client_state["model"], client_state["optimizer"])
-        return init_local(optimizer, broadcast, client_state)
+        return init_local(optimizer, broadcast, private)
 
     def step(local: Local, batch: Batch, key: Key) -> tuple[Local, Metrics]:
         return train(optimizer, context, local, batch, key)
 
-    def final(local: Local) -> tuple[Params, PyTree]:
-        if keep_optimizer:
-            return local.shared, {"model": local.private, "optimizer": local.optimizer}
+    def final(local: Local) -> tuple[Params, Params]:
         return local.shared, local.private
 
     return ClientUpdate(init, step, final)
@@ -77,11 +65,8 @@ def fedavg(
     Args:
       optimizer: the clients' optimizer.
       aggregator: how uploads combine; by default their mean, weighted by example counts.
-      keep_optimizer: clients keep their optimizer's state from round to round. This suits a few
-        clients that take part in every round. Aggregators that factor anew, such as ``fra``, are
-        refused.
     """
-    algorithm = averaging("fedavg", optimizer, head_roles(head), aggregator, keep_optimizer)
+    algorithm = averaging("fedavg", optimizer, head_roles(head), aggregator)
     return algorithm._replace(weights=weights)
 
 
@@ -90,7 +75,6 @@ def averaging(
     optimizer: optax.GradientTransformation,
     rules: Roles,
     aggregator: Aggregator | None = None,
-    keep_optimizer: bool = False,
 ) -> Algorithm:
     """Returns plain local training and aggregation of the leaves that the rules call shared.
 
@@ -98,22 +82,11 @@ def averaging(
       name: the algorithm's name.
       optimizer: the clients' optimizer.
       rules: which leaves are shared, private or fixed.
-      keep_optimizer: see :func:`fedavg`.
     """
-
-    def bound(context: ClientContext) -> ClientUpdate:
-        return client(optimizer, context, keep_optimizer=keep_optimizer)
-
-    def init_client_state(shared: Params, private: Params) -> PyTree:
-        return {"model": private, "optimizer": optimizer.init({**shared, **private})}
-
-    algorithm = Algorithm(name, rules, bound, aggregator or mean(), replace_server())
-    if not keep_optimizer:
-        return algorithm
-    return algorithm._replace(
-        init_client_state=init_client_state,
-        model=with_client_state,
-        needs_fixed_basis="With keep_optimizer = true, a client's optimizer remembers gradients of"
-        " A and B of earlier rounds. Set keep_optimizer = false, or leave the aggregator out to"
-        " average A and B.",
+    return Algorithm(
+        name,
+        rules,
+        lambda context: client(optimizer, context),
+        aggregator or mean(),
+        replace_server(),
     )

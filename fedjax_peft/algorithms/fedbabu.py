@@ -30,6 +30,7 @@ def fedbabu(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "frozen",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """FedBABU: adapters are averaged under a fixed random head; fine-tune with local at the end.
 

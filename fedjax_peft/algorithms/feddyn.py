@@ -73,6 +73,7 @@ def feddyn(
     *,
     alpha: float = 0.01,
     head: HeadPolicy = "shared",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """Dynamic regularisation makes clients' optima agree with the common one (FedDyn).
 

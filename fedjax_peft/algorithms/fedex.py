@@ -44,6 +44,7 @@ def fedex(
     *,
     head: HeadPolicy = "shared",
     weights: Weights = "uniform",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """FedEx-LoRA: factors are averaged, their error is folded into the frozen weights; exact.
 

@@ -27,6 +27,7 @@ def fedmatch(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "private",
     weights: Weights = "uniform",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """FedMatch: a global and a private adapter, trained together (needs ``dual``).
 

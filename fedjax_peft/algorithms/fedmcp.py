@@ -88,6 +88,7 @@ def fedmcp(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "private",
     weights: Weights = "uniform",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """FedMCP: global and private adapters, told apart by a contrastive loss (needs ``dual``).
 

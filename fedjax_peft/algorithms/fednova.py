@@ -78,6 +78,7 @@ def fednova(
     *,
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """Normalised averaging: clients with more local steps do not count for more (FedNova).
 
@@ -85,6 +86,10 @@ def fednova(
       optimizer: the clients' optimizer: SGD, with or without momentum or a schedule. Others work
         too, but are not in the paper.
       weights: p_k, the weights of clients: by ``size`` or all the same (``uniform``).
+      keep_optimizer: only False: the gradients of each round are counted.
+
+    Raises:
+      InputError: ``keep_optimizer``.
     """
 
     def client(context: ClientContext) -> ClientUpdate:
@@ -143,6 +148,9 @@ def fednova(
         server,
         weights=weights,
         change_field="direction",
+        no_kept_optimizer="FedNova divides a client's change by the weight of the gradients of this"
+        " round. With momentum of earlier rounds, the change also contains their gradients. Use"
+        " 'fedavg'.",
     )
 
 

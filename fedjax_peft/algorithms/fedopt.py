@@ -43,18 +43,20 @@ import optax
 from fedjax_peft import tree
 from fedjax_peft.aggregators import fra
 from fedjax_peft.aggregators.products import PRODUCT, product_changes, with_products
-from fedjax_peft.algorithms.checks import at_least, checked, fraction, positive
+from fedjax_peft.algorithms.checks import at_least, checked, fraction, positive, with_factor
 from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.lowrank import pairs, required_pairs
 from fedjax_peft.roles import HeadPolicy, head_roles
+from fedjax_peft.schedules import Scheduled, at_round, scheduled
 from fedjax_peft.typing import (
     Aggregated,
     Aggregator,
     Algorithm,
     Params,
     PyTree,
+    RateSchedule,
     RoundContext,
     ServerUpdate,
 )
@@ -102,13 +104,16 @@ def fedopt(
     space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
+    server_schedule: RateSchedule | None = None,
 ) -> Algorithm:
     """FedAvg with any optax optimizer at the server (FedOpt).
 
     Args:
       optimizer: the clients' optimizer.
       server: the server optimizer, such as ``optax.sgd(1.0)`` (FedAvg) or ``optax.adam(1e-2)``.
-        Its gradient is the received model minus the aggregate.
+        Its gradient is the received model minus the aggregate. Its state is kept over rounds, so a
+        schedule of optax counts rounds too.
       aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
         products are factored anew; by default as FRA does.
       space: whether the server steps on LoRA's ``factors`` or on their ``product``.
@@ -120,6 +125,8 @@ def fedopt(
     """
     if space not in get_args(Space):
         raise InputError(f"space = {space!r} is unknown. {nearest(str(space), get_args(Space))}")
+    if server_schedule is not None:
+        server = scheduled(server, server_schedule)
     combine, moves, reason = aggregator, _on_leaves(server), _BASIS
     if space == "product":
         base = aggregator or fra()
@@ -129,9 +136,11 @@ def fedopt(
                 f" 'fra' or 'flexlora', not {base.name!r}. Leave the aggregator out to use 'fra'."
             )
         combine, moves, reason = product_changes(base), _on_products(server, base), None
-    return averaging("fedopt", optimizer, head_roles(head), combine)._replace(
+    algorithm = averaging("fedopt", optimizer, head_roles(head), combine)._replace(
         server=moves, weights=weights, needs_fixed_basis=reason
     )
+    factor = server.schedule if isinstance(server, Scheduled) else None
+    return with_factor(algorithm, "server_learning_rate_factor", factor)
 
 
 def _on_leaves(optimizer: optax.GradientTransformation) -> ServerUpdate:
@@ -139,7 +148,8 @@ def _on_leaves(optimizer: optax.GradientTransformation) -> ServerUpdate:
 
     def update(state: State, aggregate: Params, context: RoundContext) -> State:
         gradient = jax.tree.map(jnp.subtract, state.model, aggregate)
-        steps, memory = optimizer.update(gradient, state.optimizer, state.model)
+        now = at_round(optimizer, context.round_index)
+        steps, memory = now.update(gradient, state.optimizer, state.model)
         new = State(optax.apply_updates(state.model, steps), memory)
         # Skip the server step when no upload was aggregated: momentum would move the model.
         return tree.where(context.participants > 0, new, state)
@@ -172,7 +182,8 @@ def _on_products(optimizer: optax.GradientTransformation, aggregator: Aggregator
     def update(state: ProductState, new: PyTree, context: RoundContext) -> ProductState:
         point = with_products(state.model)
         gradient = jax.tree.map(jnp.negative, new["change"])
-        steps, memory = optimizer.update(gradient, state.optimizer, point)
+        now = at_round(optimizer, context.round_index)
+        steps, memory = now.update(gradient, state.optimizer, point)
         made = factored(optax.apply_updates(point, steps), state.model, new["scale"])
         moved = ProductState(made.update, memory, made.metrics)
         return tree.where(context.participants > 0, moved, state)
@@ -196,6 +207,8 @@ def fedavgm(
     space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
+    server_schedule: RateSchedule | None = None,
 ) -> Algorithm:
     """FedAvg with momentum at the server (FedAvgM).
 
@@ -215,7 +228,13 @@ def fedavgm(
     fraction(momentum=momentum)
     server = optax.sgd(server_learning_rate, momentum=momentum, nesterov=nesterov)
     algorithm = fedopt(
-        optimizer, server=server, aggregator=aggregator, space=space, head=head, weights=weights
+        optimizer,
+        server=server,
+        aggregator=aggregator,
+        space=space,
+        head=head,
+        weights=weights,
+        server_schedule=server_schedule,
     )
     return algorithm._replace(name="fedavgm")
 
@@ -233,6 +252,8 @@ def fedadam(
     space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
+    server_schedule: RateSchedule | None = None,
 ) -> Algorithm:
     """FedAvg with Adam at the server (FedAdam).
 
@@ -257,7 +278,13 @@ def fedadam(
 
     server = _adaptive(second, server_learning_rate, b1, tau, start)
     algorithm = fedopt(
-        optimizer, server=server, aggregator=aggregator, space=space, head=head, weights=weights
+        optimizer,
+        server=server,
+        aggregator=aggregator,
+        space=space,
+        head=head,
+        weights=weights,
+        server_schedule=server_schedule,
     )
     return algorithm._replace(name="fedadam")
 
@@ -275,6 +302,8 @@ def fedyogi(
     space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
+    server_schedule: RateSchedule | None = None,
 ) -> Algorithm:
     """FedAvg with Yogi at the server, Adam with a slower v (FedYogi).
 
@@ -299,7 +328,13 @@ def fedyogi(
 
     server = _adaptive(second, server_learning_rate, b1, tau, start)
     algorithm = fedopt(
-        optimizer, server=server, aggregator=aggregator, space=space, head=head, weights=weights
+        optimizer,
+        server=server,
+        aggregator=aggregator,
+        space=space,
+        head=head,
+        weights=weights,
+        server_schedule=server_schedule,
     )
     return algorithm._replace(name="fedyogi")
 
@@ -316,6 +351,8 @@ def fedadagrad(
     space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
+    server_schedule: RateSchedule | None = None,
 ) -> Algorithm:
     """FedAvg with Adagrad at the server (FedAdagrad).
 
@@ -334,7 +371,13 @@ def fedadagrad(
     """
     server = _adaptive(jnp.add, server_learning_rate, b1, tau, start)
     algorithm = fedopt(
-        optimizer, server=server, aggregator=aggregator, space=space, head=head, weights=weights
+        optimizer,
+        server=server,
+        aggregator=aggregator,
+        space=space,
+        head=head,
+        weights=weights,
+        server_schedule=server_schedule,
     )
     return algorithm._replace(name="fedadagrad")
 

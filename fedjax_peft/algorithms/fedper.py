@@ -25,6 +25,7 @@ def fedper(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "private",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """FedPer: adapters are averaged, every client has its own head.
 

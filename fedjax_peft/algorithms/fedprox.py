@@ -59,6 +59,7 @@ def fedprox(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """FedAvg with a penalty on the distance from the received model (FedProx).
 

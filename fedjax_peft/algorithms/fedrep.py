@@ -69,6 +69,7 @@ def fedrep(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "private",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """FedRep: clients train first their own head, then the shared adapters.
 

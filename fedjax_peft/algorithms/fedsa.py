@@ -28,6 +28,7 @@ def fedsa(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "private",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """FedSA-LoRA: A is shared, B and the head stay on the client; personal models.
 

@@ -27,6 +27,7 @@ def ffa(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """FFA-LoRA: only B is trained and averaged, A keeps its initial value; exact averages.
 

@@ -55,14 +55,16 @@ def flora(
     *,
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """FLoRA: stacked LoRA factors of any ranks, folded into the frozen weights; exact.
 
     Args:
       optimizer: the clients' optimizer.
+      keep_optimizer: only False: every round has new factors.
 
     Raises:
-      InputError: on use, a model without LoRA, or with more than LoRA.
+      InputError: ``keep_optimizer``; on use, a model without LoRA, or with more than LoRA.
     """
 
     def bound(context: ClientContext) -> ClientUpdate:
@@ -82,6 +84,8 @@ def flora(
         weights=weights,
         relayed_leaves=r"\.lora_[ab]$",
         check=lora_model("flora", alone=True),
+        no_kept_optimizer="In FLoRA every client starts each round from a random A of its own and"
+        " B = 0, so gradients of earlier rounds belong to other factors. Use 'fedex' or 'fedavg'.",
         no_transforms="In FLoRA every client starts from a random A of its own, and uploads are"
         " stacked: what a client sends minus what it received is not what it learned. Use"
         " 'fedex' or 'fedavg'.",

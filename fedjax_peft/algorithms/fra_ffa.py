@@ -64,6 +64,7 @@ def fra_ffa(
     rank: int | None = None,
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """FRA-LoRA until a switch, then A rests and only B is trained and sent, as in FFA-LoRA.
 
@@ -76,6 +77,7 @@ def fra_ffa(
       tolerance: limit for a calm round: relative fall of the loss (``plateau``, by default 0.01),
         or the root mean square sine of the angles (``subspace``, by default 0.1).
       rank: directions that FRA keeps; by default the adapter's own rank.
+      keep_optimizer: only False: FRA gives A and B another basis in every round.
 
     Raises:
       InputError: an option out of range; on use, a model without LoRA.
@@ -106,6 +108,8 @@ def fra_ffa(
         sent_leaves=sent_leaves,
         check=lora_model("fra_ffa"),
         change_field="model",
+        no_kept_optimizer="Until the switch, FRA factors LoRA's products anew in every round, so"
+        " gradients of earlier rounds belong to other factors. Use 'ffa'.",
     )
 
 

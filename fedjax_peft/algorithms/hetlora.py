@@ -64,6 +64,7 @@ def hetlora(
     penalty: float = 0.0,
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """HetLoRA: clients of different ranks, weighted by their products; ranks may shrink.
 
@@ -73,6 +74,8 @@ def hetlora(
       prune: γ, the share of its rank that a client keeps when it prunes; by default ranks stay.
       penalty: λ, the weight of the norms of the directions that would be pruned.
       weights: the weights of clients in the aggregate of all leaves but LoRA's factors.
+      keep_optimizer: clients keep their optimizer's state from round to round; refused with
+        ``prune``.
 
     Raises:
       InputError: an option out of range; on use, a model without LoRA.
@@ -98,6 +101,8 @@ def hetlora(
                 **_cut(broadcast, client_state["ranks"]),
                 **client_state["model"],
             },
+            no_kept_optimizer="With prune, moments of earlier rounds would move directions that the"
+            " client has dropped. Leave prune out.",
             no_transforms="With prune, uploads of HetLoRA hold zeros in the directions that a"
             " client has dropped, which is no change of the model. Leave prune out.",
         )

@@ -30,10 +30,9 @@ def local(
     Args:
       optimizer: the clients' optimizer.
       train: everything, the ``head`` only, or the ``adapters`` only.
-      keep_optimizer: clients keep their optimizer's state from round to round.
     """
     rules = trained_as("private", train)
-    return averaging("local", optimizer, rules, mean(error=False), keep_optimizer)
+    return averaging("local", optimizer, rules, mean(error=False))
 
 
 def trained_as(role: Literal["shared", "private"], train: Trained) -> Roles:

@@ -70,6 +70,7 @@ def moon(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """MOON: FedAvg with a contrastive loss towards the global model's representations.
 

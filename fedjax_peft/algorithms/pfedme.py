@@ -15,13 +15,13 @@ trained in the inner steps and kept from round to round. A client that has never
 with the initial leaves.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import optax
 
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import checked, positive
+from fedjax_peft.algorithms.checks import checked, positive, with_factor
 from fedjax_peft.algorithms.common import Weights, objective, optimizer_step, proximal
 from fedjax_peft.errors import InputError
 from fedjax_peft.hyperparameters import is_traced
@@ -36,6 +36,7 @@ from fedjax_peft.typing import (
     Metrics,
     Params,
     PyTree,
+    RateSchedule,
     RoundContext,
     ServerUpdate,
 )
@@ -44,8 +45,8 @@ __all__ = ["pfedme"]
 
 
 _BASIS = (
-    "With a beta other than 1, pFedMe's server goes part of the way between two pairs of factors."
-    " Set beta = 1, or leave the aggregator out to average A and B."
+    "With a beta other than 1, or a server_schedule, pFedMe's server goes part of the way between"
+    " two pairs of factors. Set beta = 1, or leave the aggregator out to average A and B."
 )
 
 
@@ -70,6 +71,8 @@ def pfedme(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: Weights = "uniform",
+    keep_optimizer: bool = False,
+    server_schedule: RateSchedule | None = None,
 ) -> Algorithm:
     """pFedMe: personal models near the global one; the global model moves towards them.
 
@@ -83,6 +86,7 @@ def pfedme(
         of its distance to the personal model.
       inner_steps: K, the number of optimizer steps on each batch.
       beta: β, the size of the server's step to the clients' mean; 1 takes the mean.
+      server_schedule: factor of β by round; by default 1 in every round.
 
     Raises:
       InputError: a number that is not positive and finite, or no inner step.
@@ -117,11 +121,14 @@ def pfedme(
         return ClientUpdate(init, step, lambda state: (state.shared, {"personal": state.personal}))
 
     def update(state: Params, new: Params, context: RoundContext) -> Params:
-        del context  # without uploads new equals the old state
-        return jax.tree.map(lambda old, mean: old + beta * (mean - old), state, new)
+        # Without uploads `new` equals the old state.
+        step: Any = beta
+        if server_schedule is not None:
+            step = step * server_schedule(context.round_index)
+        return jax.tree.map(lambda old, mean: old + step * (mean - old), state, new)
 
     server = ServerUpdate(lambda shared: shared, update, lambda state: state)
-    return Algorithm(
+    algorithm = Algorithm(
         "pfedme",
         head_roles(head),
         client,
@@ -131,5 +138,6 @@ def pfedme(
         model=lambda broadcast, client_state: client_state["personal"],
         personal=True,
         weights=weights,
-        needs_fixed_basis=_BASIS if is_traced(beta) or beta != 1 else None,
+        needs_fixed_basis=_BASIS if server_schedule or is_traced(beta) or beta != 1 else None,
     )
+    return with_factor(algorithm, "server_learning_rate_factor", server_schedule)

@@ -32,14 +32,16 @@ def rolora(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: Weights = "size",
+    keep_optimizer: bool = False,
 ) -> Algorithm:
     """RoLoRA: B is trained and averaged in odd rounds, A in even ones; exact averages.
 
     Args:
       optimizer: the clients' optimizer.
+      keep_optimizer: only False: the two factors take turns.
 
     Raises:
-      InputError: on use, a model without LoRA.
+      InputError: ``keep_optimizer``; on use, a model without LoRA.
     """
 
     def bound(context: ClientContext) -> ClientUpdate:
@@ -62,6 +64,9 @@ def rolora(
         check=lora_model("rolora"),
         needs_fixed_basis="In RoLoRA one factor rests while the other is averaged, and is not sent."
         " Leave the aggregator out, or use 'fedavg'.",
+        no_kept_optimizer="In RoLoRA each factor rests in every second round, in which the"
+        " optimizer's moments would decay and its count of steps go on without a gradient of this"
+        " factor. Use 'ffa' or 'fedavg'.",
     )
 
 

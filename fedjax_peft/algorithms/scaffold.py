@@ -23,7 +23,7 @@ of all examples.
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
-from fedjax_peft.algorithms.checks import checked, positive
+from fedjax_peft.algorithms.checks import checked, positive, with_factor
 from fedjax_peft.algorithms.common import Local, Weights, add_to_gradient, init_local, train
 from fedjax_peft.algorithms.probe import sgd_rate
 from fedjax_peft.errors import InputError
@@ -46,6 +46,7 @@ from fedjax_peft.typing import (
     Metrics,
     Params,
     PyTree,
+    RateSchedule,
     RoundContext,
     ServerUpdate,
 )
@@ -74,6 +75,8 @@ def scaffold(
     aggregator: Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: Weights = "uniform",
+    keep_optimizer: bool = False,
+    server_schedule: RateSchedule | None = None,
 ) -> Algorithm:
     """Control variates correct the drift of clients' local steps (SCAFFOLD).
 
@@ -85,9 +88,12 @@ def scaffold(
       learning_rate: the optimizer's learning rate, which cannot be read from an optax optimizer.
       server_learning_rate: η_g, the server's step towards the aggregate; 1 takes the aggregate.
       aggregator: how models combine; by default their mean. Control variates are always averaged.
+      keep_optimizer: only False: control variates are gradients of a single round.
+      server_schedule: factor of η_g by round; by default 1 in every round.
 
     Raises:
-      InputError: a learning rate that is not positive; on use, one that is not the optimizer's.
+      InputError: a learning rate that is not positive, or ``keep_optimizer``; on use, a learning
+        rate that is not the optimizer's.
     """
     positive(learning_rate=learning_rate, server_learning_rate=server_learning_rate)
     rules = head_roles(head)
@@ -112,13 +118,14 @@ def scaffold(
             return state._replace(local=local, steps=state.steps + 1), metrics
 
         def final(state: State) -> tuple[PyTree, PyTree]:
-            way = learning_rate * jnp.maximum(state.steps, 1)
-            change = jax.tree.map(
-                lambda start, end, c: (start - end) / way - c,
-                state.received,
-                state.local.shared,
-                state.everyone,
-            )
+            way = jnp.float32(learning_rate) * jnp.maximum(state.steps, 1)
+
+            def changed(start: jax.Array, end: jax.Array, c: jax.Array) -> jax.Array:
+                # In a round with rate 0 (a schedule) nothing is learned about the gradient.
+                return jnp.where(way > 0, (start - end) / jnp.where(way > 0, way, 1) - c, 0)
+
+            received, everyone = state.received, state.everyone
+            change = jax.tree.map(changed, received, state.local.shared, everyone)
             own = jax.tree.map(jnp.add, state.own, change)
             upload = {"model": state.local.shared, "control": change}
             return upload, {"model": state.local.private, "control": own}
@@ -127,10 +134,11 @@ def scaffold(
 
     def update(state: PyTree, new: PyTree, context: RoundContext) -> PyTree:
         share = context.participants / context.total_clients
+        rate: Any = server_learning_rate
+        if server_schedule is not None:
+            rate = rate * server_schedule(context.round_index)
         return {
-            "model": jax.tree.map(
-                lambda x, y: x + server_learning_rate * (y - x), state["model"], new["model"]
-            ),
+            "model": jax.tree.map(lambda x, y: x + rate * (y - x), state["model"], new["model"]),
             "control": jax.tree.map(lambda c, d: c + share * d, state["control"], new["control"]),
         }
 
@@ -141,7 +149,7 @@ def scaffold(
         params=lambda state: state["model"],
         template=lambda state: {"model": state["model"], "control": _zeros(state["model"])},
     )
-    return Algorithm(
+    algorithm = Algorithm(
         "scaffold",
         rules,
         client,
@@ -155,7 +163,10 @@ def scaffold(
         needs_fixed_basis="SCAFFOLD's control variates are gradients of A and B of earlier rounds,"
         " and its server goes part of the way between two pairs of factors. Leave the aggregator"
         " out to average A and B, or use 'fedavg' or 'fedprox'.",
+        no_kept_optimizer="SCAFFOLD's control variates are means of the gradients of one round. An"
+        " optimizer that remembers earlier rounds would count their gradients twice. Use 'feddyn'.",
     )
+    return with_factor(algorithm, "server_learning_rate_factor", server_schedule)
 
 
 def _zeros(params: Params) -> Params:

@@ -294,6 +294,7 @@ class _Round:
         if self.setup.diagnosis is not None:
             models = (server.model(state.server), server.model(new))
             metrics = metrics | self.setup.diagnosis(*models, self.setup.fixed)
+        metrics = metrics | algorithm.round_metrics(self.round_index)
         return new, result.state, transform_state, metrics
 
     def _aggregate(self, sent: Mapping[int, _Sent], context: RoundContext) -> Aggregated:

@@ -88,7 +88,7 @@ class RoundResult(NamedTuple):
     sent_leaves: dict[str, jax.Array]
     """For each leaf that is not sent in every round: whether it was sent in this round."""
     aggregation: dict[str, jax.Array]
-    """Metrics of the aggregator, of the server and of the diagnosis."""
+    """Metrics of the aggregator, the server, the diagnosis and ``Algorithm.round_metrics``."""
     predictions: dict[str, jax.Array]
     """Step outputs for each example, ``[time steps, lanes, batch, ...]``; see ``PREDICTIONS``."""
 
@@ -229,6 +229,7 @@ def build_round(
             measured = measured | server_.metrics(new)
         if diagnosis is not None:
             measured = measured | diagnosis(server_.model(server), server_.model(new), fixed)
+        measured = measured | algorithm.round_metrics(round_index)
         rows = jnp.where(plan.client < 0, clients, plan.client)
         if transform is not None:
             memory = tree.put(transform_state.memory, rows, carry.memory)
@@ -540,4 +541,5 @@ def _sending_nothing(
         server=still,
         sent_leaves=lambda broadcast, round_index: {},
         change_field=None,
+        round_metrics=lambda round_index: {},
     )

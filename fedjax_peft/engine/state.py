@@ -65,4 +65,5 @@ class RoundInfo(NamedTuple):
     sent_leaves: dict[str, jax.Array]
     """For each leaf that is not sent in every round: whether it was sent in this round."""
     aggregation: dict[str, jax.Array]
-    """Metrics of the aggregator, of the server and of the diagnosis, float32 scalars."""
+    """Metrics of the aggregator, the server, the diagnosis and ``Algorithm.round_metrics``, float32
+    scalars."""

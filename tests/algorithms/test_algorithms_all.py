@@ -12,8 +12,9 @@ import reference
 import toy
 from toy_transforms import clip_by_state, record
 
-from fedjax_peft import aggregators, algorithms, summation, tree
+from fedjax_peft import aggregators, algorithms, schedules, summation, tree
 from fedjax_peft.aggregators.products import with_products
+from fedjax_peft.algorithms.checks import CLIENT_RATES
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.round import build_round, evaluation
 from fedjax_peft.engine.state import State
@@ -249,6 +250,92 @@ def test_one_client_of_numbers_that_are_not_finite_leaves_the_server_finite(name
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.server))
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.client_state))
         state = (result.server, result.client_state)
+
+
+# ----------------------------------------------------------- schedules, and kept optimizer states
+
+
+def at_rates(name, factor, **options):
+    """Returns an algorithm whose clients' learning rates are all multiplied by a factor."""
+    factory = OTHERS.get(name) or getattr(algorithms, name)
+    default = {n: p.default for n, p in inspect.signature(factory).parameters.items()}
+    options = {**OPTIONS.get(name, {}), **options}
+    rates = {n: options.get(n, default[n]) * factor for n in CLIENT_RATES if n in default}
+    return factory(optax.sgd(0.1 * factor), **{**options, **rates})
+
+
+@pytest.mark.parametrize("name", algorithms.__all__, indirect=True)
+def test_a_schedule_over_rounds_multiplies_every_learning_rate_of_the_clients(name):
+    """Round 2 is that of the algorithm at a quarter of the rates; one executable runs both."""
+    _, model, federation = make(name)
+    more = {"apfl": {"adaptive": True}}.get(name, {})
+    factory, options = getattr(algorithms, name), {**OPTIONS.get(name, {}), **more}
+    scheduled = schedules.scheduled(optax.sgd(0.1), lambda t: 0.25 ** (t - 1.0))
+    arguments = {"per_round": len(federation), "lanes": 3, "bound": model}
+    engine = toy.Engine(factory(scheduled, **options), federation, **arguments)
+    state, results = engine.start(), []
+    for number in (1, 2):
+        results.append(engine.run(engine.schedule.cohort(number), number, state))
+        state = results[-1][:2]
+        assert results[-1].aggregation["learning_rate_factor"] == 0.25 ** (number - 1)
+    state = engine.start()
+    for number in (1, 2):
+        plain = at_rates(name, 0.25 ** (number - 1), **more)
+        at_once = toy.Engine(plain, federation, engine="reference", **arguments)
+        expected = at_once.run(engine.schedule.cohort(number), number, state)
+        state = expected[:2]
+        for a, b in zip(*map(jax.tree.leaves, (results[number - 1][:2], state)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+KEEPING_REFUSED = {
+    "fednova": "weight of the gradients of this round",
+    "flora": "starts each round from a random A",
+    "fra_ffa": "factors LoRA's products anew",
+    "rolora": "each factor rests in every second round",
+    "scaffold": "means of the gradients of one round",
+}
+
+
+def counts(optimizer_states):
+    """Returns the counts of steps in Adam's states, ``[states, clients]``."""
+    adam = optax.tree_utils.tree_get_all_with_path(optimizer_states, "count")
+    return np.array([count for _, count in adam])
+
+
+@pytest.mark.parametrize("name", algorithms.__all__, indirect=True)
+def test_clients_can_keep_the_state_of_their_optimizer_or_the_algorithm_says_why_not(name):
+    options = {**OPTIONS.get(name, {}), "keep_optimizer": True}
+    factory, (_, model, federation) = getattr(algorithms, name), make(name)
+    if name in KEEPING_REFUSED:
+        with pytest.raises(InputError, match=KEEPING_REFUSED[name]):
+            factory(optax.adam(0.02), **options)
+        return
+    algorithm = factory(optax.adam(0.02), **options)
+    assert "keep_optimizer" in algorithm.needs_fixed_basis or name in FIXED_BASIS
+    arguments = {"per_round": len(federation), "lanes": 3, "bound": model}
+    engine = toy.Engine(algorithm, federation, **arguments)
+    first = engine.run(engine.schedule.cohort(1), 1)
+    second = engine.run(engine.schedule.cohort(2), 2, first[:2])
+    once, twice = (counts(x.client_state["optimizer"]) for x in (first, second))
+    assert (once > 0).all()
+    np.testing.assert_array_equal(twice, 2 * once)  # the bias correction counts on
+    plain = toy.Engine(algorithm, federation, engine="reference", **arguments)
+    expected = plain.run(engine.schedule.cohort(2), 2, first[:2])
+    for a, b in zip(*map(jax.tree.leaves, (second, expected)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    # Without it the first round is the same and the second is another.
+    fresh = factory(optax.adam(0.02), **{**options, "keep_optimizer": False})
+    plain = toy.Engine(fresh, federation, engine="reference", **arguments)
+    again = plain.run(engine.schedule.cohort(2), 2, (first.server, first.client_state["model"]))
+    models = [first.client_state["model"], expected.client_state["model"], again.client_state]
+    servers = [first.server, expected.server, again.server]
+    moved = [jax.tree.leaves(pair) for pair in zip(servers, models, strict=True)]
+    assert max(np.abs(a - b).max() for a, b in zip(*moved[1:], strict=True)) > 1e-3
+
+
+FIXED_BASIS = ("apfl", "ditto", "fedadagrad", "fedadam", "fedavgm", "feddyn", "fedyogi")
+"""Algorithms that need a fixed basis without kept optimizer states too."""
 
 
 # -------------------------------------------------------------------------------- upload transforms

@@ -9,6 +9,7 @@ from fedjax_peft import fields
 pytestmark = pytest.mark.slow
 
 ADAM = optax.adam(1e-3)
+SCHEDULED = fp.schedules.scheduled(ADAM, fp.schedules.constant(warmup=1))
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +65,12 @@ def rows(federation, method, algorithm, **options):
         ),
         (
             fp.lora(rank=2),
-            fp.algorithms.fedrep(ADAM, tune_epochs=1),
+            fp.algorithms.fedrep(SCHEDULED, tune_epochs=1),
             {},
             {
                 *("tuned_client_loss_mean", "client_count_unseen", "time.tune_s"),
                 *("tuned_client_validation_loss_mean", "tuned_validation_loss"),
+                "learning_rate_factor",
             },
         ),
     ],

@@ -1,0 +1,143 @@
+"""Schedules over rounds equal optax's; an optimizer takes them without another state."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_peft import schedules
+from fedjax_peft.errors import InputError
+
+ROUNDS = np.arange(1, 16)
+
+
+def factors(schedule):
+    return np.array([schedule(jnp.int32(t)) for t in ROUNDS])
+
+
+def ours_from_optax(schedule, warmup):
+    """Returns the factors of optax's schedule, which counts from 0, after a linear warm-up."""
+    rising = optax.linear_schedule(1 / (warmup + 1), 1.0, warmup)
+    joined = optax.join_schedules([rising, schedule], [warmup])
+    return np.array([joined(t - 1) for t in ROUNDS])
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize(
+    ("make", "theirs"),
+    [
+        (schedules.constant, lambda rest: optax.constant_schedule(1.0)),
+        (
+            lambda warmup: schedules.cosine(12, warmup=warmup, final_factor=0.1),
+            lambda rest: optax.cosine_decay_schedule(1.0, rest, alpha=0.1),
+        ),
+        (
+            lambda warmup: schedules.linear(12, warmup=warmup, final_factor=0.25),
+            lambda rest: optax.linear_schedule(1.0, 0.25, rest),
+        ),
+        (
+            lambda warmup: schedules.exponential(0.7, every=2, warmup=warmup, final_factor=0.3),
+            lambda rest: optax.exponential_decay(1.0, 2, 0.7, staircase=True, end_value=0.3),
+        ),
+    ],
+    ids=["constant", "cosine", "linear", "exponential"],
+)
+def test_schedules_are_those_of_optax(make, theirs, warmup):
+    """The run has 12 rounds, of which the warm-up takes the first."""
+    expected = ours_from_optax(theirs(12 - warmup), warmup)
+    np.testing.assert_allclose(factors(make(warmup=warmup)), expected, rtol=1e-6)
+
+
+def test_factors_by_hand():
+    """Four rounds of warm-up are fifths; the fall then takes the other four rounds."""
+    linear = schedules.linear(8, warmup=4)
+    expected = [0.2, 0.4, 0.6, 0.8, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    np.testing.assert_allclose(factors(linear)[:10], expected, rtol=1e-6)
+    half = (1 + np.cos(np.pi / 3)) / 2  # a third of the way
+    np.testing.assert_allclose(factors(schedules.cosine(3))[:2], [1.0, half], rtol=1e-6)
+
+
+def test_numbers_can_be_run_time_values():
+    """A sweep over the final factor or the decay compiles once."""
+    compiled = jax.jit(
+        lambda c, d: (
+            schedules.cosine(10, final_factor=c)(jnp.int32(6)),
+            schedules.exponential(d)(jnp.int32(3)),
+        )
+    )
+    for final, decay in ((0.0, 0.5), (0.4, 0.9)):
+        expected = (final + (1 - final) / 2, decay**2)
+        np.testing.assert_allclose(compiled(final, decay), expected, rtol=1e-6)
+    assert compiled._cache_size() == 1
+
+
+PARAMS = {"a": jnp.array([[0.5, -2.0]]), "b": jnp.array([3.0])}
+GRADIENT = {"a": jnp.array([[0.3, 1.0]]), "b": jnp.array([-4.0])}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rate: optax.adamw(rate, weight_decay=0.3),
+        lambda rate: optax.sgd(rate, momentum=0.9),
+        lambda rate: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate)),
+    ],
+    ids=["adamw", "momentum", "clipped"],
+)
+def test_a_factor_is_a_factor_of_the_learning_rate(make):
+    """Weight decay is scaled too, as by any schedule of the learning rate."""
+    plain, half = (
+        make(0.05),
+        schedules.at_round(schedules.scheduled(make(0.1), lambda t: 1.0 / t), jnp.int32(2)),
+    )
+    states = [plain.init(PARAMS), half.init(PARAMS)]
+    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+    for _ in range(3):
+        results = [
+            o.update(GRADIENT, s, PARAMS) for o, s in zip((plain, half), states, strict=True)
+        ]
+        states = [state for _, state in results]
+        for one, other in zip(*map(jax.tree.leaves, results), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_a_factor_of_one_changes_no_bit():
+    plain, whole = optax.adamw(0.1), schedules.scaled(optax.adamw(0.1), jnp.float32(1))
+    one, _ = plain.update(GRADIENT, plain.init(PARAMS), PARAMS)
+    other, _ = whole.update(GRADIENT, whole.init(PARAMS), PARAMS)
+    assert jax.tree.all(jax.tree.map(np.array_equal, one, other))
+    assert schedules.at_round(plain, jnp.int32(1)) is plain
+
+
+def test_a_scheduled_optimizer_says_that_it_needs_the_round():
+    optimizer = schedules.scheduled(optax.sgd(0.1), schedules.cosine(10))
+    chained = optax.chain(optax.clip(1.0), optimizer)
+    with pytest.raises(InputError, match=r"at_round\(optimizer, context\.round_index\)"):
+        chained.update(GRADIENT, chained.init(PARAMS), PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: schedules.cosine(0), "rounds = 0 must be a whole number from 1 up"),
+        (lambda: schedules.linear(2.5), "rounds = 2.5 must be a whole number"),
+        (lambda: schedules.cosine(10, warmup=10), "warmup = 10 rounds leave none of .* = 10"),
+        (lambda: schedules.constant(warmup=-1), "warmup = -1 must be a whole number from 0 up"),
+        (lambda: schedules.linear(10, final_factor=2), "final_factor = 2 must be a number from 0"),
+        (lambda: schedules.exponential(float("nan")), "decay = nan must be a number"),
+        (lambda: schedules.exponential("fast"), "decay = 'fast' must be a number"),
+        (lambda: schedules.exponential(0.9, every=0), "every = 0 must be a whole number"),
+        (lambda: schedules.scheduled(1e-3, schedules.constant()), "needs an optax optimizer"),
+        (lambda: schedules.scheduled(optax.sgd(1.0), 0.5), "a function of the round"),
+        (
+            lambda: schedules.scheduled(
+                schedules.scheduled(optax.sgd(1.0), schedules.constant()), schedules.constant()
+            ),
+            "has a schedule already",
+        ),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
