@@ -1,0 +1,329 @@
+"""FeDeRA's figures from sweeps and from the data, as PNG, SVG and PDF with their data as CSV.
+
+    python experiments/federa/figures.py F1 F3 F5 F6 --runs runs/federa/small --out DIR
+    python experiments/federa/figures.py F7 --data DIR_OF_DATA --out DIR
+
+``--runs`` and ``--data`` are those of ``tables.py``. Figures whose sweeps are missing are named and
+left out. The plots of the paper have no printed values, so there is nothing to draw beside ours;
+``README.md`` says what each one shows there.
+"""
+
+import argparse
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import federations
+from printed import FEDERATIONS, METHODS
+from tables import Source, columns, method_name, reached, settings, sweep
+
+from fedjax_peft import InputError, heterogeneity
+from fedjax_peft.report.figure_files import bands, save, style, subplots
+from fedjax_peft.report.study import Cell, Study, summarise
+from fedjax_peft.rows import number
+
+Rows = list[dict[str, Any]]
+Drawn = tuple[Any, Rows, str]
+"""A figure, the rows of its CSV, and a caption."""
+
+MODULES = {"query": "q", "q_lin": "q", "query_proj": "q"} | dict.fromkeys(
+    ("value", "v_lin", "value_proj"), "v"
+)
+TARGETS = (0.76, 0.80)
+"""Accuracies of Figures 6b and 6c."""
+
+
+class Missing(Exception):
+    """A figure cannot be drawn; the text says what is missing."""
+
+
+def need(source: Source, *names: str) -> Study:
+    """Returns the first sweep of these names that was run.
+
+    Raises:
+      Missing: none was run.
+    """
+    for name in names:
+        if (study := sweep(source, name)) is not None:
+            return study
+    raise Missing(f"no sweep {' or '.join(map(repr, names))}")
+
+
+# ----------------------------------------------------------------- accuracy against a swept setting
+
+
+def by_setting(study: Study, key: str) -> dict[str, dict[Any, Cell]]:
+    """Returns method -> value of a swept key -> its cell with the best validation score.
+
+    If only this key was swept, there is one cell for each value and nothing is chosen.
+    """
+    criterion = study.choose_by or f"validation_{study.headline}"
+    best: dict[str, dict[Any, tuple[float, Cell]]] = {}
+    for cell in study.cells:
+        mean = summarise(cell.values(criterion)).mean
+        score = -math.inf if mean is None else mean
+        found = best.setdefault(method_name(cell), {})
+        value = cell.settings[key]
+        if value not in found or score > found[value][0]:
+            found[value] = (score, cell)
+    names = [name for name in METHODS.values() if name in best]
+    return {name: {v: best[name][v][1] for v in sorted(best[name])} for name in names}
+
+
+def against(
+    study: Study, key: str, label: str, rounds: Sequence[int], methods: Iterable[str]
+) -> tuple[Any, Rows]:
+    """Returns a figure of the score against a swept key: one panel for each round."""
+    fig, axes = subplots(1, len(rounds), size=(3.4 * len(rounds), 3.4), sharey=True, squeeze=False)
+    found, rows = by_setting(study, key), []
+    for ax, at in zip(axes[0], rounds, strict=True):
+        with style():
+            for name in methods:
+                cells = found.get(name, {})
+                scores = [cell.values(f"test_{study.headline}", at) for cell in cells.values()]
+                seeds = sorted({seed for one in scores for seed in one}, key=str)
+                values = {s: [_percent(one.get(s)) for one in scores] for s in seeds}
+                data = bands(ax, name, list(cells), values)
+                rows += [{"round": at, key: row.pop("x"), **row} for row in data]
+        ax.set_xscale("log")
+        ax.set(xlabel=label, title=f"round {at}")
+    axes[0][0].set_ylabel(f"Test {study.headline} (%)")
+    axes[0][-1].legend()
+    return fig, rows
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def figure1(source: Source) -> Drawn:
+    """Draws Figure 1: PEFT and full fine-tuning against alpha."""
+    study = need(source, "alpha_distilbert", "alpha")
+    names = [name for name in METHODS.values() if name != "FeDeRA"]
+    fig, rows = against(
+        study, "partition.alpha", "Alpha", columns(study, (200, 500), study.headline), names
+    )
+    return fig, rows, f"Figure 1: accuracy by alpha, without FeDeRA. {settings(study)}"
+
+
+def figure5(source: Source) -> Drawn:
+    """Draws Figure 5: all methods against alpha."""
+    study = need(source, "alpha")
+    rounds = columns(study, (200, 500, 1000), study.headline)
+    fig, rows = against(study, "partition.alpha", "Alpha", rounds, METHODS.values())
+    return fig, rows, f"Figure 5: accuracy by alpha. {settings(study)}"
+
+
+def figure_clients(source: Source) -> Drawn:
+    """Draws accuracy against the number of clients, which the paper does not study."""
+    study = need(source, "clients")
+    rounds = columns(study, (1000,), study.headline)
+    fig, rows = against(study, "partition.clients", "Clients", rounds, METHODS.values())
+    return fig, rows, f"Accuracy by the number of clients (not in the paper). {settings(study)}"
+
+
+# ------------------------------------------------------------------------------- Figure 6: budgets
+
+
+def by_budget(study: Study) -> dict[str, dict[int, Cell]]:
+    """Returns method -> trained parameters without the head -> the cell that validation chose."""
+    found: dict[str, dict[int, Cell]] = {}
+    for cell in study.chosen().values():
+        run = next(iter(cell.runs.values()))
+        size = int(run.rows[0]["parameters"]["adapter"])
+        found.setdefault(method_name(cell), {})[size] = cell
+    names = [name for name in METHODS.values() if name in found]
+    return {name: dict(sorted(found[name].items())) for name in names}
+
+
+def figure6(source: Source) -> Drawn:
+    """Draws Figure 6: accuracy, and time to two targets, by the number of trained parameters.
+
+    If no method reaches the smaller target of the paper, the targets are 90 and 95 percent of the
+    best final mean.
+    """
+    study = need(source, "budget")
+    found = by_budget(study)
+    score = f"test_{study.headline}"
+    finals = [
+        summarise(c.values(score)).mean or 0.0 for one in found.values() for c in one.values()
+    ]
+    targets = TARGETS if max(finals) >= TARGETS[0] else (0.90 * max(finals), 0.95 * max(finals))
+    fig, axes = subplots(1, 3, size=(10.5, 3.4))
+    rows: Rows = []
+    with style():
+        for name, cells in found.items():
+            sizes = list(cells)
+            scores = [cell.values(score) for cell in cells.values()]
+            rows += _panel(axes[0], name, sizes, scores, 100, study.headline)
+            for ax, target in zip(axes[1:], targets, strict=True):
+                hours = [_hours(cell, score, target) for cell in cells.values()]
+                rows += _panel(ax, name, sizes, hours, 1, f"hours to {target:.3f}")
+    axes[0].set_ylabel(f"Test {study.headline} (%)")
+    for ax, target in zip(axes[1:], targets, strict=True):
+        ax.set_ylabel(f"Hours to {100 * target:.1f} %")
+    for ax in axes:
+        ax.set_xscale("log")
+        ax.set_xlabel("Trained parameters")
+    axes[0].legend()
+    return fig, rows, f"Figure 6: accuracy and simulated time by budget. {settings(study)}"
+
+
+def _panel(
+    ax: Any,
+    name: str,
+    sizes: Sequence[int],
+    values: Sequence[Mapping[Any, float]],
+    scale: float,
+    quantity: str,
+) -> Rows:
+    """Draws a method's values by size and returns the rows of the CSV."""
+    seeds = sorted({seed for one in values for seed in one}, key=str)
+    by_seed = {s: [scale * one[s] if s in one else None for one in values] for s in seeds}
+    if not by_seed:
+        return []
+    data = bands(ax, name, sizes, by_seed)
+    return [{"quantity": quantity, "parameters": row.pop("x"), **row} for row in data]
+
+
+def _hours(cell: Cell, metric: str, target: float) -> dict[Any, float]:
+    """Returns seed -> simulated hours until the target, for the seeds that reach it."""
+    times = reached(cell, metric, target)
+    pairs = zip(cell.runs, times, strict=True)
+    return {seed: one.seconds / 3600 for seed, one in pairs if one is not None}
+
+
+# -------------------------------------------------------------- Figures 3, 4, 8, 9: variation plots
+
+
+def variation(source: Source, measure: str, between: bool, number_: int) -> Drawn:
+    """Draws how far the factors of each layer move in each round.
+
+    Args:
+      source: of the sweeps.
+      measure: ``magnitude`` (ΔM, Eq 11 and 12) or ``direction`` (ΔD, Eq 13 and 14).
+      between: draw the layers between the first and the last one, instead of these two.
+      number_: of the figure.
+    """
+    study = need(source, "variation")
+    runs = {method_name(cell): cell.runs for cell in study.cells}
+    first = next(iter(next(iter(runs.values())).values()))
+    paths = list(first.rows[1]["layers"][f"variation_{measure}_a"])
+    layers = sorted({_layer(path) for path in paths})
+    shown = layers[1:-1] if between else sorted({layers[0], layers[-1]})
+    shown_paths = [path for path in paths if _layer(path) in shown]
+    if not shown_paths:
+        raise Missing("the model has no layers between the first and the last one")
+    grid = [(factor, path) for path in shown_paths for factor in ("a", "b")]
+    fig, axes = subplots(len(shown_paths) // 2, 4, size=(12, 2.6 * len(shown_paths) // 2 + 0.4))
+    rows: Rows = []
+    for ax, (factor, path) in zip(axes.flat, grid, strict=True):
+        field = f"layers.variation_{measure}_{factor}.{path}"
+        where = f"layer {_layer(path)}, {MODULES[path.rpartition('.')[2]]}, lora_{factor.upper()}"
+        with style():
+            for name, by_seed in runs.items():
+                values = {s: _moves(run.rows, field) for s, run in by_seed.items()}
+                xs = list(range(1, 1 + max(map(len, values.values()))))
+                data = bands(ax, name, xs, values)
+                rows += [{"module": where, "round": row.pop("x"), **row} for row in data]
+        ax.set_title(where)
+    for ax in axes.flat[-4:]:
+        ax.set_xlabel("Communication round")
+    axes.flat[0].set_ylabel("ΔM" if measure == "magnitude" else "ΔD")
+    axes.flat[0].legend()
+    word = "magnitude" if measure == "magnitude" else "direction"
+    return fig, rows, f"Figure {number_}: change of {word} in each round. {settings(study)}"
+
+
+def _layer(path: str) -> int:
+    found = re.search(r"\blayer\.(\d+)", path)
+    return int(found.group(1)) if found else 0
+
+
+def _moves(rows: Sequence[Mapping[str, Any]], field: str) -> list[float | None]:
+    """Returns a field of the rounds 1, 2, ..."""
+    return [number(row, field) for row in rows if row["round"] > 0]
+
+
+# ------------------------------------------------------------------------------ Figure 7: heat maps
+
+
+def figure7(source: Source, name: str) -> Drawn:
+    """Draws a row of Figure 7: distances of all pairs of clients for four alphas."""
+    federation = FEDERATIONS[name]
+    try:
+        corpus = federations.read(name, source.data)
+    except InputError as error:
+        raise Missing(str(error).splitlines()[0]) from error
+    panels = len(federation.alphas)
+    fig, axes = subplots(1, panels, size=(2.9 * panels + 0.8, 3.5))
+    rows: Rows = []
+    with style():
+        for ax, alpha in zip(axes, federation.alphas, strict=True):
+            table = federations.distances(corpus, federation.clients, alpha)
+            mean = heterogeneity.mean_pairwise(table)
+            # Without interpolation, SVG and PDF contain one pixel for each pair.
+            image = ax.imshow(table, cmap="cividis", vmin=0, vmax=1, interpolation="none")
+            ax.grid(False)
+            ax.set(title=f"alpha {alpha:g}: mean {mean:.3f}", xlabel="Clients")
+            to_others = table.sum(axis=1) / max(1, len(table) - 1)
+            rows += [
+                {"alpha": alpha, "place": i, "mean_distance": float(one)}
+                for i, one in enumerate(to_others)
+            ]
+        fig.colorbar(image, ax=axes, fraction=0.02, pad=0.01).set_label("Jensen-Shannon, base 2")
+        axes[0].set_ylabel(f"{federation.label}: clients")
+    caption = (
+        f"Figure 7, {federation.label}: {corpus.train:,} training examples, {federation.clients}"
+        " clients, sorted by their mean distance. The CSV has these means."
+    )
+    return fig, rows, caption
+
+
+# ---------------------------------------------------------------------------------- command line
+
+FIGURES: dict[str, Callable[[Source], Drawn]] = {
+    "F1": figure1,
+    "F3": lambda source: variation(source, "magnitude", False, 3),
+    "F4": lambda source: variation(source, "direction", False, 4),
+    "F5": figure5,
+    "F6": figure6,
+    **{f"F7_{name}": functools.partial(figure7, name=name) for name in FEDERATIONS},
+    "F8": lambda source: variation(source, "magnitude", True, 8),
+    "F9": lambda source: variation(source, "direction", True, 9),
+    "clients": figure_clients,
+}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Draws the figures that are named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="FIGURE", help=f"of {', '.join(FIGURES)}")
+    parser.add_argument("--runs", type=Path, help="folder of the sweeps")
+    parser.add_argument("--data", help="folder with a folder for each data set, or tiny")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the files")
+    given = parser.parse_args(words)
+    names = [full for name in given.names or FIGURES for full in _matching(name, parser)]
+    given.out.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        try:
+            fig, rows, caption = FIGURES[name](Source(given.runs, given.data))
+        except Missing as missing:
+            print(f"{name}: not drawn, {missing}")
+            continue
+        stem = given.out / f"figure_{name.removeprefix('F')}"
+        save(fig, stem, rows)
+        print(f"{stem}.png  {caption}")
+
+
+def _matching(name: str, parser: argparse.ArgumentParser) -> list[str]:
+    """Returns the figures of a name; ``F7`` stands for those of all data sets."""
+    found = [full for full in FIGURES if full == name or full.startswith(f"{name}_")]
+    return found or parser.error(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
+
+
+if __name__ == "__main__":
+    main()
