@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedjax_peft import __version__, display
-from fedjax_peft.cli import results, running, tools
+from fedjax_peft.cli import results, running, sweeping, tools
 
 __all__ = ["build_parser"]
 
@@ -20,6 +20,15 @@ how to write a config and find its keys:
   fedjax-peft list algorithm ditto     describe an algorithm and its keys
   fedjax-peft list keys rate           list all keys that concern "rate"
   fedjax-peft run --explain peft.rank  explain one key: meaning, type and default
+"""
+
+
+_SWEEP_HELP = """\
+give a key several values, on the command line or in the config's [sweep.grid]:
+  fedjax-peft sweep my.toml seed=0..4 optimizer.learning_rate=1e-3,3e-3,1e-2 --out runs/lr
+  fedjax-peft report runs/lr    means and deviations over seeds, and the best setting
+
+every point is an ordinary run in its own directory; --resume runs those that are missing
 """
 
 
@@ -82,6 +91,21 @@ def _add_running(command: Callable[..., Any]) -> None:
     )
     _add_overrides(run)
     _add_run_options(run)
+
+    sweep = command("sweep", sweeping.sweep, "run a config for several seeds and settings")
+    sweep.epilog = _SWEEP_HELP
+    sweep.formatter_class = argparse.RawDescriptionHelpFormatter
+    sweep.add_argument("config", type=Path, metavar="CONFIG.toml")
+    sweep.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="run only this [methods.NAME]"
+    )
+    sweep.add_argument(
+        "--early-stop",
+        action="store_true",
+        help="end a run whose best value is worse than the median of the finished runs",
+    )
+    _add_overrides(sweep)
+    _add_run_options(sweep)
 
     resume = command("resume", running.resume, "continue an interrupted run")
     resume.add_argument(

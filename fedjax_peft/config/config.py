@@ -34,12 +34,16 @@ among the modules that Python can import. Reading such a config runs the code of
 
 import contextlib
 import copy
+import functools
 import inspect
+import json
+import operator
 import os
 import types
 import typing
 from collections import abc
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -47,10 +51,12 @@ import pydantic
 
 from fedjax_peft import aggregators, algorithms, assets, peft, tasks, toml, transforms
 from fedjax_peft.config import optimizers, plugins, presets
+from fedjax_peft.config.parts import Parts
 from fedjax_peft.data import Clients, Dataset, partition, sources
 from fedjax_peft.data.vocabulary import word_tokenizer
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.hyperparameters import Values
 from fedjax_peft.models import heads, hub, registry
 from fedjax_peft.models.base import Model
 from fedjax_peft.nested import flatten, merge, unset
@@ -59,7 +65,7 @@ from fedjax_peft.simulation.cost import TimeModel
 from fedjax_peft.simulation.progress import Phase, PhaseName
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.simulation.stopping import early_stop
+from fedjax_peft.simulation.stopping import Stop, any_of, early_stop
 from fedjax_peft.tasks import Task
 from fedjax_peft.typing import Transform
 
@@ -473,15 +479,28 @@ def run(
     resume: bool = False,
     on_round: Callable[[dict[str, Any]], None] | None = None,
     on_phase: Callable[[Phase], None] | None = None,
+    parts: Parts | None = None,
+    stop: Stop | None = None,
 ) -> Run:
-    """Runs a resolved config; the other arguments are those of ``simulate``."""
+    """Runs a resolved config.
+
+    Args:
+      config: from :func:`resolve`.
+      out: as for ``simulate``, like ``resume``, ``on_round`` and ``on_phase``.
+      resume: likewise.
+      on_round: likewise.
+      on_phase: likewise.
+      parts: the parts of other runs of a sweep; data, models and programs are shared with them.
+      stop: a rule that can end the run in addition to the one of the config's ``[stop]``.
+    """
+    parts = Parts() if parts is None else parts
 
     def report_phase(name: PhaseName) -> None:
         if on_phase is not None:
             on_phase(Phase(name, 0, config["rounds"]))
 
     report_phase("reading")
-    data, clients = federation(config)
+    data, clients = parts.get("data", _data_description(config), lambda: federation(config))
     train = data["train"]
     config = _explicit(config, data)
     clients, evaluated = evaluation_data(config, data, clients)
@@ -489,22 +508,77 @@ def run(
     task = tasks.for_data(train, config["metric"])
     report_phase("loading")
     return simulate(
-        build_model(config, train.label_names, train.vocabulary),
-        build_algorithm(config),
-        clients,
+        _shared_model(config, train, parts),
+        clients=clients,
         **evaluated,
+        **_made_from_values(config),
         task=task,
         time_model=TimeModel.preset(**config["time"]),
-        stop=early_stop(**config["stop"]) if config["stop"] else None,
+        stop=any_of(early_stop(**config["stop"]) if config["stop"] else None, stop),
         out=out,
         resume=resume,
         config=config,
         on_round=on_round,
         on_phase=on_phase,
         progress=False,
-        transforms=build_transforms(config),
         **options,
     )
+
+
+def _data_description(config: Config) -> Config:
+    """Returns everything that the data and the clients of a config depend on."""
+    names = ["data", "partition", "task", "model", "seed", *_fields(_Extra)]
+    return {name: config[name] for name in names if name not in ("name", "runtime")}
+
+
+def _shared_model(config: Config, train: Dataset, parts: Parts) -> Model:
+    """Returns the model of a config, with the forward pass of an equal model with another seed.
+
+    Compiled programs belong to the forward pass, so the two models share them.
+    """
+    tables = [config["model"], config["peft"], config["data"]["tokenizer"]]
+    description = [*tables, list(train.label_names), train.vocabulary]
+    model = parts.get(
+        "model",
+        [description, config["seed"]],
+        lambda: build_model(config, train.label_names, train.vocabulary),
+    )
+    return model.replace(apply=parts.get("forward pass", description, lambda: model.apply))
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A function of the run-time values; equal configs are equal functions."""
+
+    table: Literal["algorithm", "transforms"]
+    config: str
+    """JSON of the tables that the function reads, without the run-time values."""
+
+    def __call__(self, values: Values) -> Any:
+        config = json.loads(self.config)
+        for key, value in values.items():
+            *tables, last = key.split(".")
+            functools.reduce(operator.getitem, tables, config)[last] = value
+        return (build_algorithm if self.table == "algorithm" else build_transforms)(config)
+
+
+def _made_from_values(config: Config) -> dict[str, Any]:
+    """Returns the arguments of ``simulate`` that depend on the run-time values, and the values."""
+    runtime = config["runtime"]
+    if not runtime:
+        return {"algorithm": build_algorithm(config), "transforms": build_transforms(config)}
+    flat = flatten(config)
+    tables = {name: config[name] for name in ("algorithm", "aggregator", "optimizer", "transforms")}
+    if any(key.endswith(".seed") for key in flatten(tables)):
+        tables["seed"] = config["seed"]  # a function draws random numbers, so seeds differ
+    for key in runtime:
+        tables, _ = unset(tables, key)
+    text = json.dumps(tables, sort_keys=True)
+    return {
+        "algorithm": _Made("algorithm", text),
+        "transforms": _Made("transforms", text),
+        "values": {key: flat[key] for key in runtime},
+    }
 
 
 def describe(config: Config) -> str:

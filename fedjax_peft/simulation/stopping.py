@@ -1,12 +1,13 @@
 """Rules that end a run before its last round, as functions of its rows of metrics."""
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.rows import Row, headline, number
+from fedjax_peft.rows import Row, field_is_lower_better, headline, number
 
-__all__ = ["Stop", "early_stop"]
+__all__ = ["Stop", "any_of", "early_stop", "median_rule"]
 
 Stop: TypeAlias = Callable[[Sequence[Row]], bool | str | None]
 """A function of all rows of the run so far; the last one is the newest. It returns True, or a
@@ -73,6 +74,50 @@ def early_stop(
         if since >= patience:
             return f"{name} has not improved in {since} evaluations"
         return None
+
+    return stop
+
+
+def any_of(*rules: Stop | None) -> Stop | None:
+    """Returns the rule that stops when one of the rules does; None if there are none."""
+    given = [rule for rule in rules if rule is not None]
+
+    def stop(rows: Sequence[Row]) -> bool | str | None:
+        for rule in given:
+            if answer := rule(rows):
+                return answer
+        return None
+
+    return stop if given else None
+
+
+def median_rule(finished: Sequence[Sequence[Row]], metric: str, least: int = 3) -> Stop:
+    """Returns the median rule of Vizier (Golovin et al. 2017) for the runs of a sweep.
+
+    A run stops in a round if its best value so far is worse than the median of the finished runs.
+    The value of a finished run is the mean of its values up to that round.
+
+    Args:
+      finished: the rows of the finished runs; the caller may add to it.
+      metric: the field of the rows that is compared.
+      least: the rule never stops a run before this number of runs has finished.
+    """
+
+    def values(rows: Sequence[Row], last: int) -> list[float]:
+        found = (number(row, metric) for row in rows if 0 < row["round"] <= last)
+        return [value for value in found if value is not None]
+
+    def stop(rows: Sequence[Row]) -> str | None:
+        last = rows[-1]["round"]
+        own = values(rows, last) if metric in rows[-1] else []
+        others = [statistics.fmean(found) for one in finished if (found := values(one, last))]
+        if not own or len(others) < least:
+            return None
+        lower = field_is_lower_better(rows, metric)
+        best, middle = (min if lower else max)(own), statistics.median(others)
+        if not (best > middle if lower else best < middle):
+            return None
+        return f"{metric} {best:.4g} is worse than {middle:.4g}, the median of {len(others)} runs"
 
     return stop
 

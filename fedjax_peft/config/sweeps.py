@@ -1,0 +1,212 @@
+"""The runs of a sweep, from a config and the command line.
+
+    [sweep]
+    choose_by = "validation_accuracy"      # the metric that chooses among the settings of a method
+    baseline = "fedlr"                     # the method that the others are compared with
+    constants = ["algorithm.gamma"]        # numbers that are compiled into the program
+    [sweep.grid]
+    seed = [0, 1, 2]
+    "optimizer.learning_rate" = [1e-3, 3e-3, 1e-2]
+
+A sweep runs every combination of the values in ``[sweep.grid]``, for every ``[methods.NAME]``. A
+method can have its own ``[methods.NAME.sweep.grid]``, whose keys replace those of the config. On
+the command line, ``key=v1,v2`` and ``key=0..4`` (a range of integers, both ends included) set a
+key of the grid, and ``key=value`` fixes it.
+"""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_peft import toml
+from fedjax_peft.config import config as configs
+from fedjax_peft.display import show
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.nested import flatten
+
+__all__ = ["Point", "Sweep", "axis", "plan"]
+
+_KEYS = ("choose_by", "baseline", "constants", "grid")
+_RUNTIME = ("optimizer", "algorithm", "aggregator", "transforms")
+"""Tables whose numbers can be run-time values of the compiled program."""
+_RANGE = re.compile(r"\s*(\d{1,18})\s*\.\.\s*(\d{1,18})\s*")
+_SEED = re.compile(r"(^|\.|_)seed$")
+_MOST = 10_000
+
+
+class Point(NamedTuple):
+    """One run of a sweep."""
+
+    method: str
+    """The name of its ``[methods.NAME]``; empty without methods."""
+    name: str
+    """Its settings in words, such as ``learning_rate=0.001,seed=0``."""
+    config: dict[str, Any]
+    """The complete config of the run."""
+
+    @property
+    def folder(self) -> str:
+        """The directory of the run, relative to that of the sweep."""
+        return f"{self.method}/{self.name}" if self.method else self.name
+
+
+class Sweep(NamedTuple):
+    """The points of a sweep, and how to read their results."""
+
+    points: list[Point]
+    """Methods come first, then seeds, so that early results cover all settings of a method."""
+    keys: list[str]
+    """The swept dotted keys, seeds included."""
+    choose_by: str | None
+    baseline: str | None
+
+
+def plan(raw: configs.Config, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> Sweep:
+    """Returns the runs of a sweep; all configs are checked.
+
+    Args:
+      raw: a config as written, with or without ``[sweep]``.
+      overrides: ``key=value`` fixes a key; ``key=v1,v2`` and ``key=0..4`` give it several values.
+      only: the methods to run; by default all.
+
+    Raises:
+      InputError: a key, a value or a method is not known, or nothing is swept.
+    """
+    swept = {text: values for text in overrides if (values := axis(text)) is not None}
+    fixed = [text for text in overrides if text not in swept]
+    methods = configs.methods(raw, fixed)
+    for name in only:
+        if name not in methods:
+            raise InputError(f"The config has no [methods.{name}]. {nearest(name, methods)}")
+    chosen = {name: one for name, one in methods.items() if name in only or not only}
+    points, keys = [], dict[str, None]()
+    tables = {name: _table(one.get("sweep", {})) for name, one in chosen.items()}
+    for method, config in chosen.items():
+        grid = _grid(method, tables[method], swept, fixed)
+        keys |= dict.fromkeys(grid)
+        constants = tables[method].get("constants", [])
+        plain = {key: x for key, x in config.items() if key != "sweep"}
+        points += _points(method, plain, grid, constants)
+    if not keys:
+        raise InputError(
+            "Nothing is swept. Give a key several values, such as seed=0..4 or"
+            " optimizer.learning_rate=1e-3,3e-3, or write them in the config's [sweep.grid]."
+        )
+    settings = next(iter(tables.values()))
+    baseline = settings.get("baseline")
+    if baseline is not None and baseline not in methods:
+        advice = nearest(baseline, methods)
+        raise InputError(f"The baseline {show(baseline)} is not a method of the config. {advice}")
+    return Sweep(points, list(keys), settings.get("choose_by"), baseline)
+
+
+def axis(text: str) -> tuple[str, list[Any]] | None:
+    """Returns the key and the values of an override with several values, None for other texts.
+
+    ``0..4`` is a range of integers. ``1e-3,3e-3`` is a list; a comma inside brackets or quotes does
+    not separate values.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not value.strip():
+        return None
+    if ends := _RANGE.fullmatch(value):
+        first, last = map(int, ends.groups())
+        if not first <= last < first + _MOST:
+            raise InputError(f"The range {show(text)} must go up, over at most {_MOST:,} numbers.")
+        return key.strip(), list(range(first, last + 1))
+    values = _split(value)
+    return (key.strip(), [toml.parse_value(one) for one in values]) if len(values) > 1 else None
+
+
+def _split(text: str) -> list[str]:
+    """Returns the parts of a text between its commas that are not in brackets or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _table(given: Any) -> dict[str, Any]:
+    """Returns the table ``[sweep]`` of a config, checked."""
+    if not isinstance(given, dict):
+        raise InputError(f"[sweep] must be a table, not {show(given)}.")
+    for key in given:
+        if key not in _KEYS:
+            raise InputError(f"Unknown config key [sweep] {show(key)}. {nearest(key, _KEYS)}")
+    for key, kind, words in (
+        ("choose_by", str, "the name of a metric"),
+        ("baseline", str, "the name of a method"),
+        ("constants", list, "a list of keys"),
+        ("grid", dict, "a table of keys and their values"),
+    ):
+        if key in given and not isinstance(given[key], kind):
+            raise InputError(f"[sweep] {key} = {show(given[key])} must be {words}.")
+    return given
+
+
+def _grid(
+    method: str,
+    table: Mapping[str, Any],
+    swept: Mapping[str, tuple[str, list[Any]]],
+    fixed: Sequence[str],
+) -> dict[str, list[Any]]:
+    """Returns swept key -> values of a method."""
+    grid = flatten(table.get("grid", {}))
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise InputError(
+                f"[sweep.grid] {key} = {show(values)} must be a list of values. A key with dots is"
+                ' quoted: "optimizer.learning_rate" = [1e-3, 3e-3].'
+            )
+    for key, values in swept.values():
+        own = key.removeprefix(f"methods.{method}.")
+        if own != key or not key.startswith("methods."):
+            grid[own] = values
+    single = {text.partition("=")[0].strip().removeprefix(f"methods.{method}.") for text in fixed}
+    return {key: values for key, values in grid.items() if key not in single}
+
+
+def _points(
+    method: str, raw: configs.Config, grid: Mapping[str, list[Any]], constants: Sequence[str]
+) -> list[Point]:
+    """Returns the runs of a method."""
+    keys = sorted(grid, key=lambda key: not _SEED.search(key))  # seeds change least often
+    short = {key: key.rpartition(".")[2] for key in keys}
+    names = {k: x if list(short.values()).count(x) == 1 else k for k, x in short.items()}
+    found = {}
+    for values in itertools.product(*(grid[key] for key in keys)):
+        chosen = dict(zip(keys, values, strict=True))
+        config = raw
+        for key, value in chosen.items():
+            config = configs.override(config, f"{key}={toml.literal(value)}")
+        name = ",".join(f"{names[key]}={_plain(chosen[key])}" for key in grid)
+        resolved = configs.resolve(config)
+        runtime = [key for key in grid if key not in constants and _is_runtime(resolved, key)]
+        found[name] = Point(method, name, {**resolved, "runtime": runtime or None})
+        if len(found) > _MOST:
+            raise InputError(f"The sweep has more than {_MOST:,} runs: give its keys fewer values.")
+    return list(found.values())
+
+
+def _is_runtime(config: configs.Config, key: str) -> bool:
+    """Returns whether the value of a key becomes a run-time value: a number, but not 0.
+
+    A 0 often switches a part of an algorithm off, and the program is then smaller.
+    """
+    value = flatten(config).get(key)
+    return key.split(".")[0] in _RUNTIME and isinstance(value, float) and value != 0
+
+
+def _plain(value: Any) -> str:
+    """Returns a value as a part of a directory's name."""
+    text = value if isinstance(value, str) else toml.literal(value)
+    return re.sub(r"[^\w.+\-\[\]]+", "_", text)
