@@ -135,6 +135,14 @@ FIELDS = (
     Field("clip_share", "fraction", "clip_norm: aggregated clients whose change was clipped."),
     Field("clip_median_norm", "", "clip_norm: median L2 norm of their changes before clipping."),
     # ---- diagnostics
+    Field(
+        "local_METRIC",
+        "as METRIC",
+        "One value for each of ``clients``: its model before the aggregation, on the test set.",
+    ),
+    Field("local_METRIC_mean", "as METRIC", "Mean over these models."),
+    Field("local_METRIC_std", "as METRIC", "Standard deviation over these models."),
+    Field("local_METRIC_worst", "as METRIC", "Worst of these models."),
     Field("variation_magnitude_FACTOR", "", "Mean change of the columns' norms; FACTOR: a or b."),
     Field("variation_direction_FACTOR", "", "Mean of 1 - cosine of the columns' directions."),
     Field("layers.variation_magnitude_FACTOR.MODULE", "", "The same of one module."),
@@ -150,6 +158,7 @@ FIELDS = (
     Field("time.train_s", "seconds", "Wall-clock time of training on this machine."),
     Field("time.compile_s", "seconds", "Time of compiling the round, if it was compiled."),
     Field("time.eval_s", "seconds", "Time of evaluation."),
+    Field("time.local_s", "seconds", 'Time of diagnostics=["local"].'),
     Field("time.tune_s", "seconds", "Time of tuning before the last evaluation."),
     # ---- row 0
     Field("parameters.KIND", "parameters", "KIND is adapter, head or frozen."),

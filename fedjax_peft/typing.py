@@ -550,6 +550,10 @@ class Algorithm(NamedTuple):
     """(broadcast, client state) -> the leaves with which a client predicts."""
     personal: bool = False
     """Whether every client predicts with its own model although no leaf is private."""
+    local_model: Callable[[PyTree, PyTree, PyTree], Params] | None = None
+    """(broadcast, upload, client state after the local work) -> the leaves with which a client
+    predicts before the aggregation. None: ``model`` of the upload and the client state, which is
+    right for uploads that have the form of the broadcast."""
     weights: Literal["size", "uniform"] = "size"
     """Weights of uploads in the aggregate: ``size``, by the client's number of examples;
     ``uniform``, all equal."""
@@ -587,3 +591,9 @@ class Algorithm(NamedTuple):
     round_metrics: Callable[[jax.Array], dict[str, jax.Array]] = _no_metrics
     """round -> float32 scalars for the round's row, such as the factor of a learning-rate schedule.
     """
+
+    def before_aggregation(self, broadcast: PyTree, upload: PyTree, client_state: PyTree) -> Params:
+        """Returns the leaves with which a client predicts between local work and aggregation."""
+        if self.local_model is None:
+            return self.model(upload, client_state)
+        return self.local_model(broadcast, upload, client_state)

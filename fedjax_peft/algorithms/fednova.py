@@ -117,11 +117,7 @@ def fednova(
 
     def update(state: Params, new: PyTree, context: RoundContext) -> Params:
         del context
-        effective = new["work"]["length"]
-        return {
-            n: x + effective[i] * new["direction"][n]
-            for i, (n, x) in enumerate(sorted(state.items()))
-        }
+        return _moved(state, new)
 
     def update_norm(upload: PyTree, template: PyTree, fixed: Params) -> jax.Array:
         # A direction is the change per step: multiplied by the client's ‖a_k‖₁ it is θ_k - θ.
@@ -151,7 +147,14 @@ def fednova(
         no_kept_optimizer="FedNova divides a client's change by the weight of the gradients of this"
         " round. With momentum of earlier rounds, the change also contains their gradients. Use"
         " 'fedavg'.",
+        local_model=lambda broadcast, upload, private: {**_moved(broadcast, upload), **private},
     )
+
+
+def _moved(shared: Params, upload: PyTree) -> Params:
+    """Returns the leaves at the end of a direction: ``θ + ‖a‖₁ d``."""
+    length, direction = upload["work"]["length"], upload["direction"]
+    return {n: x + length[i] * direction[n] for i, (n, x) in enumerate(sorted(shared.items()))}
 
 
 def _start(optimizer: optax.GradientTransformation, shared: Params, private: Params) -> Gauge:

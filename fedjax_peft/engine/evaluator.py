@@ -62,7 +62,7 @@ class Evaluator:
         *,
         members: Sequence[tuple[int, np.ndarray]],
         batch_size: int,
-        personal: bool,
+        work: Work,
         tokens: Lengths | None = None,
         make: Callable[..., Any] = Program,
     ):
@@ -73,7 +73,8 @@ class Evaluator:
           columns: the examples.
           members: (client id, its examples); an id may occur more than once.
           batch_size: examples in a step; reduced if no member has so many examples.
-          personal: True evaluates the model of each member's client; False the global model.
+          work: ``personal`` evaluates the model of each member's client, ``global`` the global
+            model, ``local`` the models before an aggregation.
           tokens: the lengths of texts; texts of similar length share a batch.
           make: makes the program, as :class:`fedjax_peft.engine.program.Program` does.
         """
@@ -84,12 +85,12 @@ class Evaluator:
                 (c, rows[np.argsort(tokens.examples[rows], kind="stable")]) for c, rows in members
             ]
             tokens = tokens.fitted(1)
-        work = [batches(indices, batch_size) for _, indices in members]
-        cohort = Cohort([c for c, _ in members], [1.0] * len(members), work)
+        parts = [batches(indices, batch_size) for _, indices in members]
+        cohort = Cohort([c for c, _ in members], [1.0] * len(members), parts)
         self._plan = make_plan(
             cohort,
             devices,
-            time_steps=sum(len(w) for w in work),
+            time_steps=sum(map(len, parts)),
             slots=len(members),
             batch_size=batch_size,
             tokens=tokens,
@@ -101,8 +102,7 @@ class Evaluator:
         self._slots = most_slots(self._plan, self._capacity)
         self._part_steps = 1
         padded = () if tokens is None else tokens.padded
-        own: Work = "personal" if personal else "global"
-        self._program = make(setup, columns, work=own, padded=padded)
+        self._program = make(setup, columns, work=work, padded=padded)
 
     def __call__(
         self,

@@ -79,7 +79,8 @@ class Program:
     together with the model. As under ``jax.jit``, the functions of algorithm, model and task must
     be pure.
 
-    A call consumes the given state (its arrays are donated), unless the program only measures.
+    A call consumes the given state (its arrays are donated), unless the program only measures or
+    keeps uploads.
     """
 
     def __init__(
@@ -161,7 +162,8 @@ class Program:
 
     def _function(self) -> Any:
         setup = self._setup
-        training, measures = self._work == "training", self._work in ("personal", "global")
+        training = self._work == "training"
+        measures = self._work in ("personal", "global", "local")
 
         def round_(*arguments: Any) -> RoundResult:
             made = setup.made(arguments[4].values)
@@ -185,7 +187,7 @@ class Program:
 
         return jax.jit(
             measure if measures else round_,
-            donate_argnums=() if measures else (4,),
+            donate_argnums=() if measures or self._work == "uploads" else (4,),
             # The same sharding as the next round's inputs, instead of the compiler's choice.
             out_shardings=setup.layout.replicated,
         )

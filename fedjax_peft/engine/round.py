@@ -48,6 +48,7 @@ from fedjax_peft.typing import (
     Probe,
     PyTree,
     RoundContext,
+    Stacked,
     Task,
     Total,
     Transform,
@@ -61,6 +62,7 @@ __all__ = [
     "build_round",
     "distance",
     "evaluation",
+    "keeping_uploads",
     "tuning",
 ]
 
@@ -69,9 +71,11 @@ PREDICTIONS = "predictions"
 stored for every step; all other metrics are summed."""
 
 
-Work = Literal["training", "tuning", "personal", "global"]
+Work = Literal["training", "tuning", "uploads", "personal", "global", "local"]
 """What the clients of a round do. ``training``: train and send. ``tuning``: train their client
-state only. ``personal``: measure their own models. ``global``: measure the global model."""
+state only. ``uploads``: train, and the server's state becomes the uploads, ``[slots, ...]``.
+``personal``: measure their own models. ``global``: measure the global model. ``local``: measure
+their models before the aggregation, from the client state (upload, client state)."""
 
 
 class RoundResult(NamedTuple):
@@ -467,7 +471,12 @@ def at_work(algorithm: Algorithm, work: Work, probe: Probe | None = None) -> Alg
         return algorithm
     if work == "tuning":
         return tuning(algorithm)
-    return evaluation(algorithm, personal=work == "personal", probe=probe)
+    if work == "uploads":
+        return keeping_uploads(algorithm)
+    if work == "local":
+        before = algorithm.before_aggregation
+        algorithm = algorithm._replace(model=lambda broadcast, sent: before(broadcast, *sent))
+    return evaluation(algorithm, personal=work != "global", probe=probe)
 
 
 def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = None) -> Algorithm:
@@ -513,6 +522,22 @@ def tuning(algorithm: Algorithm) -> Algorithm:
     """
     assert algorithm.tuning is not None
     return _sending_nothing(algorithm, algorithm.tuning.client, personal=True)
+
+
+def keeping_uploads(algorithm: Algorithm) -> Algorithm:
+    """Returns the algorithm with a server whose state becomes the uploads, ``[slots, ...]``.
+
+    The local work is that of the algorithm. A client whose upload is not finite has zeros.
+    """
+    keep = Aggregator(
+        "uploads",
+        lift=lambda upload, template, fixed: Stacked(upload),
+        finish=lambda total, template, context, state: Aggregated(total.value.value, {}, state),
+    )
+    server = algorithm.server._replace(
+        update=lambda state, uploads, context: uploads, measure=None, metrics=None
+    )
+    return algorithm._replace(aggregator=keep, server=server)
 
 
 def _sending_nothing(

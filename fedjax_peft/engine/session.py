@@ -14,6 +14,7 @@ from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.reference import ReferenceProgram
+from fedjax_peft.engine.round import Work
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.state import RoundInfo, State
 from fedjax_peft.engine.uploads import start_transform
@@ -227,16 +228,27 @@ class Session:
         batch_size: int,
         *,
         personal: bool,
+        cohort: np.ndarray | None = None,
     ) -> Evaluator:
-        """Returns an :class:`Evaluator`; its docstring explains the arguments."""
+        """Returns an :class:`Evaluator`; its docstring explains the arguments.
+
+        With a ``cohort``, the client ids of a plan's slots, members are slots, and the evaluator
+        takes the state of :meth:`train_locally`.
+        """
         known, tokens = columns is self._given_columns, self._schedule.tokens
+        setup = self.setup
+        work: Work = "personal" if personal else "global"
+        if not personal:  # every client has all entries of the global model
+            setup = setup._replace(rank_mask=None)
+        if cohort is not None:
+            masks, work = tree.take(setup.rank_mask or {}, cohort), "local"
+            setup = setup._replace(rank_mask=masks, clients=len(cohort))
         return Evaluator(
-            # Every client has all entries of the global model.
-            self.setup if personal else self.setup._replace(rank_mask=None),
+            setup,
             self.columns if known else self.setup.layout.put(dict(columns)),
             members=members,
             batch_size=batch_size,
-            personal=personal,
+            work=work,
             tokens=None if tokens is None else Lengths.of(columns, tokens.most),
             make=self._make,
         )
@@ -268,6 +280,37 @@ class Session:
         plan = everyone.plan(round_index, lanes, everyone.time_steps(1, lanes))
         tuned = program(state.copy(), plan, round_index).state
         return state._replace(client_state=tuned.client_state)
+
+    def train_locally(self, state: State, plan: Plan) -> tuple[State, jax.Array]:
+        """Returns the clients' models after the local work of the next round, not aggregated.
+
+        The local work is that of :meth:`step` with the same arguments. It is done by a program of
+        its own, so the round itself is not affected. The given state is not consumed.
+
+        Returns:
+          A state for an :meth:`evaluator` with a ``cohort``: its client state holds upload and
+          client state of each slot, ``[slots, ...]``. And bool ``[slots]``: False for a client
+          whose upload was not finite, whose model is not valid.
+
+        Raises:
+          InputError: the algorithm does not say which model an upload describes.
+        """
+        _check_alive(state)
+        rules = self.setup.algorithm
+        forms = [
+            jax.eval_shape(form, state.server)
+            for form in (rules.server.broadcast, rules.server.unchanged)
+        ]
+        if rules.local_model is None and forms[0] != forms[1]:
+            raise InputError(
+                f"The uploads of {rules.name!r} have another form than its broadcast. So they do"
+                " not say which model a client has before the aggregation. Give the algorithm a"
+                " local_model."
+            )
+        program = self.program(plan, int(state.seed), "uploads")
+        result = program(state, plan, int(state.round_index) + 1)
+        own = tree.take(result.state.client_state, plan.client)
+        return state._replace(client_state=(result.state.server, own)), result.finite
 
     def plan(
         self,
@@ -328,12 +371,12 @@ class Session:
         """Returns whether a step with this plan needs no compilation."""
         return not plan.useful or self.program(plan, int(state.seed)).known(state, plan)
 
-    def program(self, plan: Plan, seed: int = 0) -> Any:
-        """Returns the round program for plans of this shape."""
+    def program(self, plan: Plan, seed: int = 0, work: Work = "training") -> Any:
+        """Returns the program for plans of this shape, which trains or keeps the uploads."""
         padded = self._capacity(seed, 1).schedule.padded
-        key = (*(x.shape for x in jax.tree.leaves(plan)), padded)
+        key = (*(x.shape for x in jax.tree.leaves(plan)), padded, work)
         if key not in self._programs:
-            self._programs[key] = self._make(self.setup, self.columns, padded=padded)
+            self._programs[key] = self._make(self.setup, self.columns, work=work, padded=padded)
         return self._programs[key]
 
     def _capacity(self, seed: int, round_index: int) -> _Capacity:

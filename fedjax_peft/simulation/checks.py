@@ -38,9 +38,12 @@ __all__ = [
 ]
 
 
-Diagnostic = Literal["clients", "variation", "spectrum", "cka", "second_classifier"]
+Diagnostic = Literal["clients", "local", "variation", "spectrum", "cka", "second_classifier"]
 """Optional measurements. ``clients``: every client's training loss, accuracy and update norm, and
-the metrics of its model on its ``client_test`` and ``client_validation``.
+the metrics of its model on its ``client_test`` and ``client_validation``. ``local``: in evaluated
+rounds, the metrics on the test set of each participant's model between its local work and the
+aggregation, such as ``local_accuracy``. The local work is done twice in these rounds, and the
+uploads and states of all clients of the round are in memory together.
 ``variation``: how the global LoRA factors change in magnitude and direction from round to round
 (FeDeRA, Eq 11-14). ``spectrum``: the singular values of their product. ``cka``: how
 similar the representations of the test examples are under the global and the private adapter (dual

@@ -18,6 +18,7 @@ from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
 from fedjax_peft.simulation.checks import Late
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.evaluation import Evaluation, evaluate
+from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.record import Record
 from fedjax_peft.simulation.round_rows import round_row, skipped_leaves, start_row
@@ -48,6 +49,7 @@ class Loop:
         late: Late,
         nonfinite: str,
         each: bool,
+        local: LocalTest | None = None,
     ):
         """Stores the parts of a run.
 
@@ -66,12 +68,13 @@ class Loop:
           late: likewise.
           nonfinite: likewise.
           each: whether rows contain the metrics of every client.
+          local: tests the clients' models before the aggregation in evaluated rounds.
         """
         self.session, self.model, self.algorithm = session, model, session.setup.algorithm
         self.tested, self.costs, self.record, self.phases = tested, costs, record, phases
         self.stop, self.rounds, self.eval_every = stop, rounds, eval_every
         self.checkpoint_every, self.deadline, self.late = checkpoint_every, deadline, late
-        self.nonfinite, self.each = nonfinite, each
+        self.nonfinite, self.each, self.local = nonfinite, each, local
         lower = (session.setup.task.lower_is_better, self.algorithm.lower_is_better)
         self.lower = (*lower[0], *lower[1], "update_norm")
 
@@ -119,13 +122,16 @@ class Loop:
 
         Returns the state after the round, and why the run ends after it, None if it goes on.
         """
+        index = state.round_index + 1
+        last, measured = index == self.rounds, self._local(state)
         state, row = self._train(state)
-        last, index = state.round_index == self.rounds, state.round_index
+        row |= {**measured, "time": row["time"] | measured.get("time", {})}
         row |= self._scores(state, row, last=last)
         stopped = None if last else self._met([*self.record.rows, row])
         if stopped:
             row |= {**self._scores(state, row, last=True), "stopped": stopped}
-        self.phases.took(row["time"]["train_s"] + row["time"].get("eval_s", 0.0))
+        spent = (row["time"].get(part, 0.0) for part in ("train_s", "eval_s", "local_s"))
+        self.phases.took(sum(spent))
         asked = _asked(self.record.add(row))
         if asked and not stopped and not last:
             stopped = asked
@@ -212,6 +218,17 @@ class Loop:
         if schedule.draws or self.late == "partial":
             row["client_steps"] = list(plan.client_steps.values())
         return row
+
+    def _local(self, state: State) -> Row:
+        """Returns the fields of ``diagnostics=["local"]`` for the next round, if it is evaluated.
+
+        A round that becomes the last one by a stop rule has none: the rule is asked when the state
+        before the round is gone.
+        """
+        index = state.round_index + 1
+        if self.local is None or (index != self.rounds and index % self.eval_every):
+            return {}
+        return self.local(state, self._plan(state, index)[0], self.phases)
 
     def _scores(self, state: State, row: Row, *, last: bool) -> Row:
         """Returns the scores that a round's row still lacks, and its updated ``time``."""

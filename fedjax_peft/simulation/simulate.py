@@ -25,6 +25,7 @@ from fedjax_peft.simulation.checks import (
 from fedjax_peft.simulation.cost import Costs, Ledger, TimeModel, preload_bytes, start_seconds
 from fedjax_peft.simulation.estimate import estimate
 from fedjax_peft.simulation.evaluation import evaluations
+from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.loop import Loop
 from fedjax_peft.simulation.progress import Phase, Phases
 from fedjax_peft.simulation.recipe import save_recipe
@@ -215,6 +216,7 @@ def simulate(
         batch_size=eval_batch_size,
         seed=seed,
     )
+    local = LocalTest(session, test, eval_batch_size) if "local" in diagnostics else None
     transform = session.setup.transform
     ledger = Ledger(model, algorithm, state.server, len(clients), client_ranks, transform)
     slowness, preload = time_model.slowness(len(clients), seed), preload_bytes(time_model, model)
@@ -257,6 +259,7 @@ def simulate(
             late=late,
             nonfinite=nonfinite,
             each="clients" in diagnostics,
+            local=local,
         )
         saved = loop.restore(state)
         phases.send(

@@ -38,7 +38,7 @@ def rows(federation, method, algorithm, **options):
             fp.lora(rank=2),
             fp.algorithms.fedavg(ADAM, aggregator=fp.aggregators.fra()),
             {
-                "diagnostics": ["clients", "variation", "spectrum"],
+                "diagnostics": ["clients", "local", "variation", "spectrum"],
                 "failure_rate": 0.3,
                 "deadline": 1e6,
                 "stop": lambda rows: len(rows) > 1,
@@ -46,7 +46,7 @@ def rows(federation, method, algorithm, **options):
             },
             {
                 *("late", "stopped", "spectrum_kept", "per_client.loss", "client_tests.client"),
-                *("validation_accuracy", "client_validations.accuracy"),
+                *("local_loss_std", "validation_accuracy", "client_validations.accuracy"),
             },
         ),
         (

@@ -1,0 +1,165 @@
+"""Clients' models before the aggregation are those that the clients trained in this round."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+
+from fedjax_peft import aggregators, algorithms
+from fedjax_peft.errors import InputError
+from fedjax_peft.simulation.session import session
+from fedjax_peft.simulation.simulate import simulate
+
+SIZES = [9, 4, 0, 13]
+TEST = toy.dataset(21, seed=3)
+SGD = optax.sgd(0.5)
+
+
+def run(algorithm=None, *, clients=None, dropout=0.2, **options):
+    options = {
+        "rounds": 2,
+        "clients_per_round": 4,
+        "batch_size": 4,
+        "diagnostics": ["local"],
+        "test_clients": 4,
+        **options,
+    }
+    clients = clients or toy.clients(SIZES)
+    model = toy.model(dropout=dropout)
+    return simulate(model, algorithm or algorithms.fedavg(SGD), clients, test=TEST, **options)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return run(eval_every=2, rounds=3)
+
+
+def without_times(rows):
+    return [{k: v for k, v in row.items() if k != "time"} for row in rows]
+
+
+def test_measuring_changes_no_number(measured):
+    plain = run(eval_every=2, rounds=3, diagnostics=[])
+    rows = [
+        {k: v for k, v in row.items() if not k.startswith("local_")} for row in measured.metrics
+    ]
+    assert without_times(rows) == without_times(plain.metrics)
+    for name, x in plain.params.items():
+        np.testing.assert_array_equal(x, measured.params[name])
+
+
+def test_evaluated_rounds_have_one_value_for_each_client(measured):
+    assert [("local_loss" in row) for row in measured.metrics] == [False, False, True, True]
+    row = measured.metrics[-1]
+    assert row["clients"] == [0, 1, 3]
+    for metric, pick in (("accuracy", min), ("loss", max)):
+        each = row[f"local_{metric}"]
+        assert len(each) == 3
+        assert row[f"local_{metric}_mean"] == pytest.approx(np.mean(each))
+        assert row[f"local_{metric}_std"] == pytest.approx(np.std(each))
+        assert row[f"local_{metric}_worst"] == pick(each)
+    assert len(set(row["local_loss"])) == 3
+    assert row["time"]["local_s"] > 0
+
+
+def test_a_python_loop_over_local_steps_gives_the_same_loss():
+    """The loop starts at the initial model and takes SGD steps on the batches of the plan."""
+    row = run(dropout=0, rounds=1).metrics[1]
+    clients, model = toy.clients(SIZES), toy.model(dropout=0)
+    made = session(model, algorithms.fedavg(SGD), clients, clients_per_round=4, batch_size=4)
+    plan, data = made.plan(1), clients.data.columns
+    start = {n: x for n, x in model.trainable.items() if n in toy.SHARED}
+    fixed = {n: x for n, x in model.trainable.items() if n not in start}
+
+    def loss(leaves, x, labels):
+        logits = model.apply(model.frozen, {**fixed, **leaves}, {"x": x}, None, False).logits
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
+        return -jnp.mean(chosen)
+
+    for client, expected in zip(row["clients"], row["local_loss"], strict=True):
+        leaves = start
+        slot = plan.client.tolist().index(client)
+        for batch in plan.examples[plan.slot == slot]:
+            rows = batch[batch >= 0]
+            gradient = jax.grad(loss)(leaves, data["x"][rows], data["labels"][rows])
+            leaves = {n: x - 0.5 * gradient[n] for n, x in leaves.items()}
+        value = float(loss(leaves, TEST.columns["x"], TEST.columns["labels"]))
+        assert value == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        (algorithms.fedavg(SGD), {}),
+        (algorithms.fednova(SGD), {}),
+        (algorithms.fedper(SGD), {}),
+        (algorithms.ditto(SGD), {}),
+        (algorithms.apfl(SGD), {}),
+        (
+            algorithms.fedavg(SGD, aggregator=aggregators.flexlora()),
+            {"client_ranks": [1, 2, 2, 1]},
+        ),
+    ],
+    ids=["fedavg", "fednova", "fedper", "ditto", "apfl", "ranks"],
+)
+def test_a_local_model_is_that_of_a_round_with_this_client_alone(algorithm, options):
+    """The aggregate of one upload is the upload, for these aggregators up to rounding."""
+    options |= {"batch_size": 4, "clients_per_round": 4}
+    row = run(algorithm, rounds=1, **options).metrics[1]
+    made = session(toy.model(), algorithm, toy.clients(SIZES), **options)
+    for client, expected in zip(row["clients"], row["local_loss"], strict=True):
+        others = set(range(4)) - {client}
+        state, _ = made.step(made.init(0), made.plan(1, 0, without=others))
+        alone = made.evaluate(state, TEST, clients=[client])
+        assert alone["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["flora", "fedrep", "fra_ffa"])
+def test_the_reference_engine_measures_the_same(name):
+    algorithm = getattr(algorithms, name)(SGD, **({"at": 1} if name == "fra_ffa" else {}))
+    model = toy.lora_model()
+    common = {"rounds": 2, "clients_per_round": 3, "batch_size": 4, "diagnostics": ["local"]}
+    common |= {"test": TEST, "local_steps": 3}
+    ours, oracle = (
+        simulate(model, algorithm, toy.clients(SIZES), engine=engine, **common).metrics
+        for engine in ("compiled", "reference")
+    )
+    for row, other in zip(ours[1:], oracle[1:], strict=True):
+        assert row["local_loss"] == pytest.approx(other["local_loss"], rel=1e-5)
+        assert row["local_accuracy"] == other["local_accuracy"]
+        assert len(row["local_loss"]) == len(row["clients"])
+
+
+def test_a_client_whose_upload_is_not_finite_has_no_value():
+    row = run(clients=toy.poisoned(toy.clients(SIZES), 1), rounds=1).metrics[1]
+    assert row["dropped"] == [1]
+    assert row["local_loss"][1] is None
+    assert row["local_loss_mean"] == pytest.approx(np.mean(np.delete(row["local_loss"], 1)))
+
+
+def test_a_test_set_is_needed():
+    with pytest.raises(InputError, match="needs a test set"):
+        simulate(
+            toy.model(), algorithms.fedavg(SGD), toy.clients(SIZES), diagnostics=["local"], rounds=1
+        )
+
+
+def test_uploads_of_another_form_need_a_local_model():
+    """The upload of this algorithm is a change; without a word it would be taken for a model."""
+    plain = algorithms.fednova(SGD)
+    with pytest.raises(InputError, match="local_model"):
+        run(plain._replace(local_model=None), rounds=1)
+
+
+def test_all_algorithms_say_what_their_local_model_is():
+    options = {"scaffold": {"learning_rate": 0.1}, "fra_ffa": {"at": 1}}
+    shared = {n: x for n, x in toy.lora_model().trainable.items() if n in toy.SHARED}
+    for name in algorithms.__all__:
+        algorithm = getattr(algorithms, name)(SGD, **options.get(name, {}))
+        rules = algorithm.server
+        server = jax.eval_shape(rules.init, shared)
+        forms = [jax.eval_shape(f, server) for f in (rules.broadcast, rules.unchanged)]
+        assert algorithm.local_model is not None or forms[0] == forms[1], name
