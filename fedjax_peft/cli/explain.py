@@ -40,6 +40,8 @@ TABLES = {
     "algorithm": "the federated algorithm",
     "aggregator": "the aggregation of uploads; without this table the algorithm's own aggregator",
     "optimizer": "the clients' optimizer",
+    "schedule": "the clients' learning rates over rounds; without this table they are constant",
+    "server_schedule": "the server's learning rate over rounds; without this table it is constant",
     "transforms": "upload transforms, applied in this order; without these tables none",
 }
 """Table of a config -> its meaning."""

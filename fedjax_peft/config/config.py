@@ -14,6 +14,8 @@ therefore be configured as soon as it exists, and a key means the same as the ar
     [aggregator]                     # name = a function of aggregators
     [task]                           # optional: name = a function of tasks; default: the data's
     [optimizer]                      # name = adamw, adam or sgd
+    [schedule]                       # optional: name = a function of schedules, for the clients
+    [server_schedule]                # optional: likewise, for the server's learning rate
     [transforms.NAME]                # optional, one table for each: a function of transforms;
                                      # clients apply them to their uploads in this order
     [time]                           # TimeModel.preset(preset=..., ...)
@@ -49,7 +51,8 @@ from typing import Any, Literal, NamedTuple
 
 import pydantic
 
-from fedjax_peft import aggregators, algorithms, assets, peft, tasks, toml, transforms
+from fedjax_peft import aggregators, algorithms, assets, peft, schedules, tasks, toml, transforms
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.config import optimizers, plugins, presets
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.data import Clients, Dataset, partition, sources
@@ -72,6 +75,7 @@ from fedjax_peft.typing import Transform
 __all__ = [
     "CHAINED",
     "NAMESPACES",
+    "SCHEDULES",
     "Key",
     "all_keys",
     "build_algorithm",
@@ -99,6 +103,8 @@ NAMESPACES: dict[str, types.ModuleType] = {
     "algorithm": algorithms,
     "aggregator": aggregators,
     "optimizer": optimizers,
+    "schedule": schedules,
+    "server_schedule": schedules,
     "transforms": transforms,
     "task": tasks,
 }
@@ -118,7 +124,8 @@ _PATHS = {
     "peft": ("adapter",),
 }
 """Table -> the keys whose values can be paths."""
-_OPTIONAL = ("aggregator", "stop", "task")
+SCHEDULES = ("schedule", "server_schedule")
+_OPTIONAL = ("aggregator", "stop", "task", *SCHEDULES)
 """Tables that can be left out; the function that takes them then uses its own default."""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "model": hub.load_model,
@@ -126,6 +133,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "time": TimeModel.preset,
     "stop": early_stop,
 }
+_OF_THE_RUN = ("seed", "rounds")
+"""Arguments of functions that are by default the run's own keys."""
 # Arguments of simulate that the command line sets, and a config does not.
 _NOT_CONFIG = ("out", "resume", "progress")
 
@@ -431,8 +440,29 @@ def _resolved(raw: Config) -> Config:
         result[table] = {"name": name, **_checked(table, _fields(function), options)}
     if result["stop"]:
         early_stop(**result["stop"])  # raises InputError for values that cannot be used
+    _check_schedules(result)
     result["model"]["head"] = _head_kind(result["model"]["head"])
     return result
+
+
+def _check_schedules(config: Config) -> None:
+    """Raises InputError for a schedule that its algorithm cannot follow, or a wrong number."""
+    name = config["algorithm"]["name"]
+    options = inspect.signature(_function("algorithm", name)).parameters
+    for table in filter(config.get, SCHEDULES):
+        _call(config, table)  # raises InputError for values that cannot be used
+        if table == "schedule" and "optimizer" not in options:
+            raise InputError(f"[schedule] is for an optimizer, and {show(name)} takes none.")
+        if table == "server_schedule" and table not in options:
+            known = [n for n in algorithms.__all__ if table in _options_of(n)]
+            raise InputError(
+                f"[server_schedule] is for a server with a learning rate, and that of {show(name)}"
+                f" has none. Remove the table, or use one of {', '.join(known)}."
+            )
+
+
+def _options_of(algorithm: str) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(getattr(algorithms, algorithm)).parameters
 
 
 def _resolved_link(table: str, name: str, options: Any) -> Config:
@@ -630,6 +660,9 @@ def _explicit(config: Config, data: Mapping[str, Dataset]) -> Config:
     """Returns the config with the settings that follow from the data, so that it is complete."""
     config, train = copy.deepcopy(config), data["train"]
     config["validation"] = _kind_of_validation(config, data)
+    for table in SCHEDULES:  # a run that is continued for more rounds keeps its schedule
+        if "rounds" in config[table]:
+            config[table]["rounds"] = config[table]["rounds"] or config["rounds"]
     if config["model"]["head"] is None:
         config["model"]["head"] = tasks.for_data(train).head
     if "input_ids" in train.columns:
@@ -764,10 +797,15 @@ def build_algorithm(config: Config) -> Any:
     parameters = inspect.signature(function).parameters
     objects = {
         table: _call(config, table)
-        for table in ("optimizer", "aggregator")
+        for table in ("optimizer", "aggregator", "server_schedule")
         if table in parameters and config[table]
     }
-    return _call(config, "algorithm", **objects)
+    if config["schedule"]:
+        schedule = _call(config, "schedule")
+        objects["optimizer"] = schedules.scheduled(objects["optimizer"], schedule)
+        function = checked(function)  # a user's function may not be decorated
+    options = {k: v for k, v in config["algorithm"].items() if k != "name"}
+    return _seeded(function, config, options, **objects)
 
 
 def build_transforms(config: Config) -> list[Transform]:
@@ -788,9 +826,10 @@ def _call(config: Config, table: str, *arguments: Any, **objects: Any) -> Any:
 def _seeded(
     function: Callable[..., Any], config: Config, options: Config, *arguments: Any, **objects: Any
 ) -> Any:
-    """Calls a function with a table's options; a missing seed is the seed of the run."""
-    if options.get("seed", 0) is None:
-        options = {**options, "seed": config["seed"]}
+    """Calls a function with a table's options; a missing seed or ``rounds`` is that of the run."""
+    for name in _OF_THE_RUN:
+        if options.get(name, 0) is None:
+            options = {**options, name: config[name]}
     return function(*arguments, **objects, **options)
 
 
@@ -820,8 +859,8 @@ def _fields(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
         kind = hints.get(name, _unannotated(name, default))
         if not _is_plain(kind) or name in _NOT_CONFIG:
             continue
-        if name == "seed" and function is not simulate:
-            kind, default = int | None, None  # None: the run's seed
+        if name in _OF_THE_RUN and function is not simulate:
+            kind, default = int | None, None  # None: that of the run
         fields[name] = (
             str if kind == str | Path else kind,
             ... if default is parameter.empty else default,
@@ -835,7 +874,7 @@ def _unannotated(name: str, default: Any) -> Any:
     An argument without a default is a number, a string or a boolean, unless its name is that of an
     object.
     """
-    if name in ("optimizer", "aggregator", "data", "dataset", "train"):
+    if name in ("optimizer", "aggregator", "server_schedule", "data", "dataset", "train"):
         return object
     if default is None or default is inspect.Parameter.empty:
         return int | float | str | bool | None

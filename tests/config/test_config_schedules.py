@@ -1,0 +1,121 @@
+"""Schedules over rounds and kept optimizer states in a config."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+
+from fedjax_peft.config import config as configs
+from fedjax_peft.errors import InputError
+
+BASE = {
+    "rounds": 8,
+    "model": {"name": "tiny"},
+    "data": {"name": "tiny"},
+    "partition": {"name": "iid", "clients": 3},
+    "optimizer": {"name": "sgd", "learning_rate": 0.1},
+}
+
+
+def made(**changes):
+    return configs.build_algorithm(configs.resolve({**BASE, **changes}))
+
+
+def factors(algorithm, name="learning_rate_factor"):
+    return [float(algorithm.round_metrics(jnp.int32(t))[name]) for t in (1, 2, 3, 8)]
+
+
+def test_a_schedule_lasts_as_long_as_the_run():
+    expected = [float(optax.cosine_decay_schedule(1.0, 8)(t - 1)) for t in (1, 2, 3, 8)]
+    np.testing.assert_allclose(factors(made(schedule="cosine")), expected, rtol=1e-6)
+    linear = made(schedule={"name": "linear", "rounds": 4, "final_factor": 0.2})
+    np.testing.assert_allclose(factors(linear), [1.0, 0.8, 0.6, 0.2], rtol=1e-6)
+    assert made().round_metrics(jnp.int32(1)) == {}
+
+
+def test_clients_and_server_have_their_own_schedules():
+    algorithm = made(
+        algorithm={"name": "fedadam", "keep_optimizer": True},
+        schedule={"name": "constant", "warmup": 3},
+        server_schedule={"name": "exponential", "decay": 0.5},
+    )
+    assert factors(algorithm) == [0.25, 0.5, 0.75, 1.0]
+    assert factors(algorithm, "server_learning_rate_factor") == [1.0, 0.5, 0.25, 0.5**7]
+    assert (
+        "keep_optimizer"
+        in made(algorithm={"name": "fedprox", "keep_optimizer": True}).needs_fixed_basis
+    )
+
+
+def test_a_method_has_its_own_schedule():
+    methods = {"flat": {"schedule": "constant"}, "falling": {"schedule": {"final_factor": 0.5}}}
+    raw = {**BASE, "schedule": {"name": "linear"}, "methods": methods}
+    flat, falling = (
+        configs.build_algorithm(configs.resolve(configs.methods(raw)[name])) for name in methods
+    )
+    assert factors(flat) == [1.0] * 4
+    np.testing.assert_allclose(factors(falling), [1.0, 15 / 16, 14 / 16, 9 / 16], rtol=1e-6)
+
+
+def test_an_override_names_a_schedule():
+    raw = BASE
+    for text in ("schedule=exponential", "schedule.decay=0.5", "schedule.every=2"):
+        raw = configs.override(raw, text)
+    assert factors(configs.build_algorithm(configs.resolve(raw))) == [1.0, 1.0, 0.5, 0.125]
+
+
+OWN = """
+import jax, optax
+from fedjax_peft.algorithms import fedavg
+from fedjax_peft.algorithms.common import objective, replace_server
+from fedjax_peft.aggregators import mean
+from fedjax_peft.roles import head_roles
+from fedjax_peft.typing import Algorithm, ClientUpdate
+
+def stairs(height: float, rounds: int):
+    return lambda t: height ** t / rounds
+
+def plain(optimizer):
+    def client(context):
+        def step(state, batch, key):
+            loss = lambda params: objective(context, params, batch, key)
+            gradient, metrics = jax.grad(loss, has_aux=True)(state[0])
+            updates, opt = optimizer.update(gradient, state[1], state[0])
+            return (optax.apply_updates(state[0], updates), opt), metrics
+        init = lambda broadcast, own, key: (broadcast, optimizer.init(broadcast))
+        return ClientUpdate(init, step, lambda state: (state[0], {}))
+    return Algorithm("plain", head_roles("shared"), client, mean(), replace_server())
+"""
+
+
+def test_own_functions_follow_a_schedule_without_a_word(tmp_path):
+    """An algorithm of a user's file need not be decorated, and a schedule is a function."""
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    own = {"algorithm": f"{path}:plain", "schedule": {"name": f"{path}:stairs", "height": 2.0}}
+    algorithm, builtin = made(**own), made(optimizer={"name": "sgd", "learning_rate": 0.05})
+    assert factors(algorithm) == [2 / 8, 4 / 8, 8 / 8, 256 / 8]
+    results = []
+    for one in (algorithm, builtin):
+        engine = toy.Engine(one, toy.clients([5, 6]), per_round=2, lanes=1, engine="reference")
+        results.append(engine.run(engine.schedule.cohort(2), 2).server)
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schedule": "cosin"}, "There is no schedule 'cosin'. .*'cosine'"),
+        ({"schedule": {"warmup": 2}}, r"\[schedule\] needs a name"),
+        ({"schedule": {"name": "cosine", "warmup": 8}}, "warmup = 8 rounds leave none"),
+        ({"schedule": "exponential"}, r"\[schedule\] 'decay' is missing"),
+        ({"schedule": {"name": "linear", "last": 1}}, r"Unknown config key \[schedule\] 'last'"),
+        ({"server_schedule": "cosine"}, "that of 'fedavg' has none.* fedadam, .*, scaffold"),
+    ],
+)
+def test_bad_tables_are_named(changes, message):
+    with pytest.raises(InputError, match=message):
+        made(**changes)
