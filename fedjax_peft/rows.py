@@ -5,8 +5,9 @@
 A row is a dict with an integer ``round`` (0 = before training); every other field is optional.
 ``bytes_up``, ``bytes_down`` and ``simulated_seconds`` are the values of one round; this module sums
 them over rounds. These fields are lists of client ids: ``clients`` sent an upload; ``dropped`` are
-those of them whose upload was not finite; ``failed`` and ``late`` were sampled but sent no upload
-in time. ``skipped_leaves`` are the leaves that clients did not send.
+those of them whose upload was not finite; ``partial`` are those that sent a part of their work;
+``failed`` and ``late`` were sampled but sent no upload in time. ``skipped_leaves`` are the leaves
+that clients did not send.
 
 An evaluated round has ``headline`` (the metric that the task is judged by), ``headline_better``
 (``higher`` or ``lower``) and, for each metric such as ``accuracy``:

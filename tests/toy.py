@@ -144,6 +144,7 @@ class Engine:
         per_round,
         lanes,
         epochs=1,
+        local_steps=None,
         bound=None,
         ranks=None,
         transform=None,
@@ -155,7 +156,7 @@ class Engine:
         self.leaves = tree.select(bound.trainable, names["private"])
         self.algorithm, self.clients = algorithm, len(federation)
         self.client_state = algorithm.init_client_state(self.shared, self.leaves)
-        self.schedule = Schedule(federation.indices, per_round, 4, epochs, None, 0)
+        self.schedule = Schedule(federation.indices, per_round, 4, epochs, local_steps, 0)
         fixed = tree.select(bound.trainable, names["fixed"])
         parts = (bound.apply, classification(), bound.frozen, fixed)
         self.setup = Setup(algorithm, *parts, self.clients)._replace(

@@ -7,8 +7,9 @@
 
 The penalty (the paper's Eq 2) is the squared norm over the shared leaves. Its gradient μ (θ_k - θ)
 is added to the gradient of the loss, so the training loss in the metrics is F_k alone. The local
-steps of a client take the place of the paper's γ-inexact solver. With LoRA the penalty is on the
-factors A and B, not on their product.
+steps of a client take the place of the paper's γ-inexact solver. For its partial work, give
+``simulate`` a range of ``epochs`` or ``local_steps`` and a share of ``stragglers``. With LoRA the
+penalty is on the factors A and B, not on their product.
 
 The paper samples clients in proportion to their size and averages them without weights. Here
 clients are sampled uniformly and weighted by size. This is the paper's other scheme, with the same

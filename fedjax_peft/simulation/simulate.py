@@ -105,7 +105,8 @@ def simulate(
       batch_size: examples in a local step.
       epochs: local passes over a client's examples in a round. A pair ``(least, most)`` is a range:
         each client draws its number in each round, all numbers with the same probability.
-      local_steps: the number of local steps instead of ``epochs``; or a range, likewise.
+      local_steps: local steps in a round, instead of ``epochs``. A pair ``(least, most)`` is a
+        range, as for ``epochs``.
       stragglers: with a range: the share of clients that draw their number. A client draws in a
         round with this probability; otherwise it does the most. FedProx's experiments have
         ``epochs=(1, 20)`` and stragglers of 0, 0.5 and 0.9.
@@ -134,9 +135,10 @@ def simulate(
         the broadcast of the server, but it sends nothing, and its client state does not change.
       deadline: simulated seconds after which the server accepts no more uploads. The time model
         says who is late; the other uploads are aggregated.
-      late: what late clients do. ``drop``: they are treated like failed clients. ``partial``: they
-        send what they have learned in the local steps that fit before the deadline. A client is
-        dropped if not a single step fits. Weights of the aggregation stay the same.
+      late: what clients do whose work does not end before the deadline. ``drop``: they send
+        nothing, like failed clients. ``partial``: they send what they have learned in the local
+        steps that fit before the deadline; a client sends nothing if not a single step fits. The
+        aggregation weights stay the same.
       time_model: gives the simulated seconds; by default ``TimeModel()``.
       out: a run directory to write records, checkpoints and TensorBoard files to.
       checkpoint_every: rounds between checkpoints; the last round always has one.

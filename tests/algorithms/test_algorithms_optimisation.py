@@ -1,6 +1,7 @@
 """FedProx, SCAFFOLD, FedDyn, FedNova and FedOpt equal slow references and sums by hand."""
 
 import functools
+import itertools
 import warnings
 
 import jax
@@ -30,6 +31,7 @@ from fedjax_peft.engine.plan import Cohort, make_plan
 from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
+from fedjax_peft.random import host_rng
 from fedjax_peft.tasks import Task
 from fedjax_peft.typing import Outputs
 
@@ -53,16 +55,28 @@ class Sgd:
         return -self.rate * self.buffer[name]
 
 
-def train(theta, own, client, number, optimizer, stiff=0.0, extra=None):
+MOST_STEPS = 6
+
+
+def drawn_steps(client, number):
+    """Returns the local steps that a client draws from 1 to ``MOST_STEPS``."""
+    return int(host_rng(0, "work", number, client).integers(1, MOST_STEPS + 1))
+
+
+def train(theta, own, client, number, optimizer, stiff=0.0, extra=None, *, drawn=False):
     """Returns a client's leaves after its local steps, and their number.
 
     To the gradient of a shared leaf ``stiff`` times its way from ``theta`` and ``extra`` are added.
+    ``drawn``: the number of steps is drawn; otherwise it is that of one epoch.
     """
     model = toy.model()
     frozen, start = reference.leaves64(model.frozen), reference.leaves64(model.trainable)
     leaves = {**start, **theta, **own}
-    options = {"batch_size": 4, "epochs": 1}
-    for x, labels, kept in reference.local_batches(FEDERATION, client, number, **options):
+    options = {"batch_size": 4, "epochs": MOST_STEPS if drawn else 1}
+    batches = reference.local_batches(FEDERATION, client, number, **options)
+    if drawn:
+        batches = itertools.islice(batches, drawn_steps(client, number))
+    for x, labels, kept in batches:
         optimizer.count += 1
         by = reference.gradients(frozen, leaves, x, labels, kept)
         for n in theta:
@@ -274,10 +288,33 @@ SETTINGS = [(name, 3, 3, "private", 0) for name in CASES] + [
 @pytest.mark.parametrize(("name", "per_round", "lanes", "head", "empty"), SETTINGS)
 def test_rounds_equal_the_slow_reference(name, per_round, lanes, head, empty):
     """Clients without examples never take part, so ``empty`` such clients have no effect."""
-    make, slow = CASES[name]
     nobody = (np.zeros(0, np.int32),) * empty
     federation = Clients(FEDERATION.data, FEDERATION.indices + nobody)
+    make = CASES[name][0]
     rig = toy.Engine(make(head=head), federation, per_round=per_round + empty, lanes=lanes)
+    check_two_rounds(rig, name, head, per_round)
+
+
+@pytest.mark.parametrize("engine", ["compiled", "reference"])
+@pytest.mark.parametrize(
+    "name",
+    [f"{name} sgd" for name in ("fedprox", "scaffold", "feddyn", "fednova")]
+    + ["fedprox adam", "fednova momentum"],
+)
+def test_rounds_with_drawn_steps_equal_the_slow_reference(name, engine, monkeypatch):
+    """Each client makes the partial work that it has drawn; what divides by K uses its own K."""
+    options = {"per_round": 3, "lanes": 3, "local_steps": (1, MOST_STEPS), "engine": engine}
+    rig = toy.Engine(CASES[name][0](head="private"), FEDERATION, **options)
+    steps = [rig.schedule.cohort(number) for number in (1, 2)]
+    assert [len(x) for x in steps[0].batches] == [drawn_steps(c, 1) for c in steps[0].client]
+    assert len({len(x) for one in steps for x in one.batches}) > 2, "the work is unequal"
+    monkeypatch.setitem(globals(), "train", functools.partial(train, drawn=True))
+    check_two_rounds(rig, name, "private", 3)
+
+
+def check_two_rounds(rig, name, head, per_round):
+    """Compares two rounds of an engine with the slow reference of a case."""
+    slow = CASES[name][1]
     state = rig.start()
     for number in (1, 2):
         result = rig.run(rig.schedule.cohort(number), number, state)

@@ -41,12 +41,15 @@ def rows(federation, method, algorithm, **options):
                 "diagnostics": ["clients", "local", "variation", "spectrum"],
                 "failure_rate": 0.3,
                 "deadline": 1e6,
+                "late": "partial",
+                "local_steps": (1, 2),
                 "stop": lambda rows: len(rows) > 1,
                 "rounds": 2,
             },
             {
                 *("late", "stopped", "spectrum_kept", "per_client.loss", "client_tests.client"),
                 *("local_loss_std", "validation_accuracy", "client_validations.accuracy"),
+                *("partial", "client_steps"),
             },
         ),
         (

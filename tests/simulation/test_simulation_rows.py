@@ -83,6 +83,7 @@ def test_a_damaged_earlier_line_is_named(tmp_path, line):
         ('"clients": 3', "'clients' is 3"),
         ('"dropped": [[1]]', "'dropped'"),
         ('"late": {"a": 1}', "'late'"),
+        ('"partial": ["a"]', "'partial'"),
         ('"headline": "a/b"', "'headline' is 'a/b'"),
         ('"headline": ["x"]', "'headline'"),
         ('"headline_better": 1', "'headline_better'"),

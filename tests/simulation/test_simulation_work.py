@@ -1,0 +1,335 @@
+"""Unequal local work: drawn from a range, and the partial work of late clients."""
+
+import functools
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+import toy
+from jax import monitoring
+
+import fedjax_peft as fp
+from fedjax_peft.algorithms import fedprox
+from fedjax_peft.config import config as configs
+from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.errors import InputError
+from fedjax_peft.simulation.cost import TimeModel
+from fedjax_peft.transforms import clip_norm
+
+pytestmark = pytest.mark.slow
+
+SIZES = (9, 4, 0, 1, 13, 5, 6, 2)
+TRAIN = toy.clients(SIZES)
+WORKING = [c for c in range(8) if SIZES[c]]
+RANGE = (2, 7)
+RATE, MU, EVERY = 0.3, 0.9, 4
+SPREAD = TimeModel(1.0, 1e15, 1e15, 0.0, spread=1.0)
+"""Clients of very different speeds, and transfers that take no time."""
+SLOWNESS = SPREAD.slowness(8, 0)
+compilations = []
+model = functools.cache(toy.model)
+
+
+@functools.cache
+def algorithm():
+    return fedprox(optax.sgd(RATE), mu=MU)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counted():
+    """Counts compilations."""
+
+    def count(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compilations.append(seconds)
+
+    monitoring.register_event_duration_secs_listener(count)
+    yield
+    monitoring.unregister_event_duration_listener(count)
+
+
+def run(*, rounds=EVERY, **options):
+    common = {"batch_size": 4, "lanes": 3, "local_steps": RANGE, "eval_every": EVERY}
+    options = {**common, "algorithm": algorithm(), **options}
+    return fp.simulate(
+        model(), clients=TRAIN, test=toy.dataset(20, seed=5), rounds=rounds, **options
+    )
+
+
+@functools.cache
+def whole():
+    return run()
+
+
+@functools.cache
+def late():
+    return run(time_model=SPREAD, deadline=4.0, late="partial")
+
+
+def rows(result):
+    return [{k: v for k, v in row.items() if k not in ("time", "lanes")} for row in result.metrics]
+
+
+def assert_same(one, other, but=()):
+    for a, b in zip(rows(one), rows(other), strict=True):
+        for key in (a.keys() | b.keys()) - set(but):
+            assert b[key] == (pytest.approx(a[key], abs=1e-5) if _is_float(a[key]) else a[key]), key
+    for name, x in one.params.items():
+        np.testing.assert_allclose(x, other.params[name], rtol=0, atol=1e-5, err_msg=name)
+
+
+def _is_float(value):
+    return isinstance(value, float)
+
+
+PACKING = ("slot_utilisation", "padded_utilisation", "layers")
+
+
+# ---------------------------------------------------------------------------- work from a range
+
+
+def test_rounds_of_drawn_work_compile_once_and_are_recorded():
+    before = []
+    result = run(seed=3, rounds=8, on_round=lambda row: before.append(len(compilations)))
+    assert before[-1] == before[1], "nothing compiles after the first round"
+    schedule = Schedule(TRAIN.indices, 8, 4, 1, RANGE, 3, "all")
+    drawn = set()
+    for row in result.metrics[1:]:
+        assert row["clients"] == WORKING
+        assert row["client_steps"] == [schedule.steps(c, row["round"]) for c in WORKING]
+        assert row["steps"] == sum(row["client_steps"])
+        assert row["simulated_seconds"] == pytest.approx(
+            0.5 * max(row["client_steps"]) + _transfer_seconds(row), rel=1e-6
+        )
+        drawn |= {*row["client_steps"]}
+    assert drawn == {2, 3, 4, 5, 6, 7}
+
+
+def _transfer_seconds(row):
+    each = (row["bytes_up"] + row["bytes_down"]) / len(row["clients"])
+    return 8 * each / 25e6 + 0.8
+
+
+def test_drawn_work_is_the_same_in_every_lane_and_engine():
+    assert_same(whole(), run(lanes=1), PACKING)
+    assert_same(whole(), run(engine="reference"), PACKING)
+
+
+def test_drawn_work_with_a_transform_is_the_same_in_every_lane():
+    options = {"transforms": clip_norm(0.5), "rounds": 2, "eval_every": 2}
+    one, other = run(**options), run(lanes=1, **options)
+    assert_same(one, other, PACKING)
+    assert 0 < one.metrics[1]["clip_share"] <= 1
+
+
+def test_a_number_equals_a_range_of_itself():
+    one, same = (run(local_steps=x) for x in (5, (5, 5)))
+    assert_same(one, same, ["client_steps"])
+    for name, x in one.params.items():
+        np.testing.assert_array_equal(x, same.params[name])
+    assert "client_steps" not in one.metrics[1]
+
+
+def test_epochs_from_a_range_and_stragglers():
+    result = run(local_steps=None, epochs=[1, 3], stragglers=0.5, rounds=2)
+    schedule = Schedule(TRAIN.indices, 8, 4, (1, 3), None, 0, "all", stragglers=0.5)
+    for row in result.metrics[1:]:
+        epochs = [n / -(-SIZES[c] // 4) for c, n in zip(WORKING, row["client_steps"], strict=True)]
+        assert set(epochs) <= {1, 2, 3}
+        assert row["client_steps"] == [schedule.steps(c, row["round"]) for c in WORKING]
+    full = [schedule.steps(c, n) == schedule.most_steps(c) for n in range(200) for c in WORKING]
+    assert np.mean(full) == pytest.approx(0.5 + 0.5 / 3, abs=0.05)
+
+
+def counting():
+    """Returns the algorithm with the number of local steps that a step sees as a metric."""
+
+    def client(context):
+        update = algorithm().client(context)
+
+        def step(state, batch, key):
+            state, metrics = update.step(state, batch, key)
+            return state, {**metrics, "k": (batch["steps"].astype(jnp.float32), jnp.float32(1))}
+
+        return update._replace(step=step)
+
+    return algorithm()._replace(client=client)
+
+
+@pytest.mark.parametrize("deadline", [{}, {"deadline": 4.0, "late": "partial"}])
+def test_every_step_sees_the_number_of_steps_of_its_own_client(deadline):
+    options = {"time_model": SPREAD, "diagnostics": ["clients"], "rounds": 2, "eval_every": 2}
+    for row in run(algorithm=counting(), **options, **deadline).metrics[1:]:
+        assert row["per_client"]["k"] == row["client_steps"]
+
+
+# ------------------------------------------------------------------- partial work of late clients
+
+
+def expected_work(number, deadline):
+    """Returns client -> steps that fit before the deadline, and its steps without a deadline."""
+    schedule = Schedule(TRAIN.indices, 8, 4, 1, RANGE, 0, "all")
+    steps = {c: schedule.steps(c, number) for c in WORKING}
+    return {c: min(n, int(deadline / SLOWNESS[c])) for c, n in steps.items()}, steps
+
+
+def test_late_clients_send_the_steps_that_fit_before_the_deadline():
+    seen = set()
+    for row in late().metrics[1:]:
+        fitting, steps = expected_work(row["round"], 4.0)
+        assert row["late"] == [c for c in WORKING if not fitting[c]]
+        assert row["partial"] == [c for c in WORKING if 0 < fitting[c] < steps[c]]
+        assert row["clients"] == [c for c in WORKING if fitting[c]]
+        assert row["client_steps"] == [fitting[c] for c in row["clients"]]
+        for client, count in zip(row["clients"], row["client_steps"], strict=True):
+            assert count * SLOWNESS[client] <= 4.0
+        assert row["simulated_seconds"] <= 4.0
+        seen |= {("late", bool(row["late"])), ("partial", bool(row["partial"]))}
+    assert ("partial", True) in seen
+    dropped = run(rounds=1, time_model=SPREAD, deadline=4.0).metrics[1]
+    first = late().metrics[1]
+    assert dropped["late"] == sorted({*first["late"], *first["partial"]})
+    assert "partial" not in dropped
+
+
+def test_partial_work_compiles_nothing_more():
+    whole()
+    before = len(compilations)
+    run(seed=1, time_model=SPREAD, deadline=4.0, late="partial")
+    assert len(compilations) == before
+
+
+def test_a_client_without_time_for_a_step_is_dropped():
+    slowest = max(SLOWNESS[c] for c in WORKING)
+    row = run(rounds=1, time_model=SPREAD, deadline=0.99 * slowest, late="partial").metrics[1]
+    assert row["late"] == [c for c in WORKING if SLOWNESS[c] == slowest]
+    assert min(row["client_steps"]) >= 1
+    assert row["simulated_seconds"] == 0.99 * slowest, "the server waits for it"
+
+
+@pytest.mark.parametrize(
+    ("topology", "more"),
+    [("parallel", {}), ("serial", {}), ("shared", {"server_bandwidth": 4e3})],
+)
+def test_no_client_exceeds_the_deadline_with_any_topology(topology, more):
+    time = TimeModel(0.5, 1e4, 2e4, 0.1, spread=1.0, topology=topology, **more)
+    result = run(time_model=time, deadline=6.0, late="partial", eval_every=EVERY)
+    assert any(row["partial"] for row in result.metrics[1:])
+    for row in result.metrics[1:]:
+        assert row["simulated_seconds"] <= 6.0
+        up = dict.fromkeys(row["clients"], row["bytes_up"] // len(row["clients"]))
+        received = [*row["clients"], *row["late"]]
+        down = dict.fromkeys(received, row["bytes_down"] // len(received))
+        steps = dict(zip(row["clients"], row["client_steps"], strict=True))
+        seconds = time.clients_seconds(steps, up, down, time.slowness(8, 0))
+        assert max(seconds[c] for c in row["clients"]) <= 6.0
+
+
+def test_fedprox_with_late_clients_equals_a_numpy_loop():
+    frozen = reference.leaves64(model().frozen)
+    start = reference.leaves64(model().trainable)
+    theta = {n: start[n] for n in toy.SHARED}
+    for number in range(1, EVERY + 1):
+        fitting, _ = expected_work(number, 4.0)
+        uploads, sizes = [], []
+        for client, steps in fitting.items():
+            if not steps:
+                continue
+            leaves = {**start, **theta}
+            batches = reference.local_batches(TRAIN, client, number, batch_size=4, epochs=7)
+            for x, labels, kept in itertools.islice(batches, steps):
+                by = reference.gradients(frozen, leaves, x, labels, kept)
+                moved = {n: by[n] + MU * (leaves[n] - theta[n]) for n in theta}
+                leaves = {**leaves, **{n: leaves[n] - RATE * moved[n] for n in theta}}
+            uploads.append(leaves)
+            sizes.append(SIZES[client])
+        theta = {n: np.average([u[n] for u in uploads], axis=0, weights=sizes) for n in theta}
+    for name, x in theta.items():
+        np.testing.assert_allclose(late().params[name], x, rtol=0, atol=1e-5, err_msg=name)
+        assert np.abs(x - start[name]).max() > 1e-3
+
+
+@pytest.mark.parametrize("done", [1, 3])
+def test_unequal_work_is_equal_after_a_resume(tmp_path, done):
+    options = {"time_model": SPREAD, "deadline": 4.0, "late": "partial", "out": tmp_path / "run"}
+    run(rounds=done, eval_every=EVERY, **options)
+    resumed = run(resume=True, **options)
+    assert [r for r in rows(resumed) if r["round"] != done] == [
+        r for r in rows(late()) if r["round"] != done
+    ]
+    for name, x in late().params.items():
+        np.testing.assert_array_equal(x, resumed.params[name])
+    with pytest.raises(InputError, match=r"late was 'partial', is 'drop'"):
+        run(resume=True, **{**options, "late": "drop"})
+
+
+def test_a_session_takes_limits_of_its_own():
+    session = fp.session(model(), algorithm(), TRAIN, batch_size=4, local_steps=RANGE, lanes=3)
+    state = session.init(seed=0)
+    plan = session.plan(1, 0, without=[0], limits={4: 1, 5: 2})
+    state, info = session.step(state, plan)
+    steps = info.plan.client_steps
+    assert 0 not in steps
+    assert (steps[4], steps[5]) == (1, 2)
+    assert steps[6] >= 2
+
+
+# ---------------------------------------------------------------------------- settings and configs
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"local_steps": (5, 2)}, r"least number is larger than its most. Write .* = \[2, 5\]"),
+        ({"local_steps": (0, 2)}, r"local_steps\[0\] = 0 must be a positive whole number"),
+        ({"local_steps": None, "epochs": (1, 2.5)}, r"epochs\[1\] = 2.5 must be a positive whole"),
+        ({"local_steps": [2, 3, 4]}, r"a pair of them: the least and the most"),
+        ({"local_steps": "2-8"}, r"local_steps = '2-8' must be a positive whole number"),
+        ({"local_steps": (1, 2**30)}, r"local_steps = \(1, 1073741824\) .* needs at least"),
+        ({"local_steps": 4, "stragglers": 0.5}, r"needs a range .* local_steps = \[1, 4\]"),
+        ({"stragglers": 1.5}, r"stragglers = 1\.5 must be a number from 0 to 1"),
+        ({"late": "partial"}, r"late = 'partial' needs a deadline"),
+        ({"late": "partly", "deadline": 3.0}, r"late = 'partly'. Did you mean 'partial'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        run(out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+CONFIG = """
+rounds = 2
+batch_size = 8
+local_steps = [2, 5]
+stragglers = 0.5
+deadline = 3.0
+late = "partial"
+algorithm = "fedprox"
+[optimizer]
+learning_rate = 0.01
+[model]
+name = "tiny"
+head = "classification"
+[data]
+name = "tiny"
+[partition]
+name = "iid"
+clients = 4
+[time]
+spread = 1.0
+"""
+
+
+def test_a_config_has_the_same_keys(tmp_path):
+    (tmp_path / "a.toml").write_text(CONFIG)
+    config = configs.resolve(configs.load(tmp_path / "a.toml"))
+    expected = {"local_steps": [2, 5], "stragglers": 0.5, "late": "partial", "epochs": 1}
+    assert config.items() >= expected.items()
+    changed = configs.resolve(configs.override(configs.load(tmp_path / "a.toml"), "epochs=[1, 5]"))
+    assert changed["epochs"] == [1, 5]
+    with pytest.raises(InputError, match=r"'local_steps' cannot be 'a'"):
+        configs.resolve(configs.override(configs.load(tmp_path / "a.toml"), "local_steps=a"))
