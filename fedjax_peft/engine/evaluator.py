@@ -52,6 +52,40 @@ _PART_SECONDS = 2.0
 """The longest time that a part should take if its steps are slow."""
 
 
+class _Shapes(NamedTuple):
+    """What the compiled program of an evaluation depends on, besides the models."""
+
+    columns: Mapping[str, tuple[tuple[int, ...], Any]]
+    """Column name -> shape and dtype."""
+    batch_size: int
+    padded: tuple[int, ...]
+    """The padded lengths of texts."""
+    time_steps: int
+    """The largest number of time steps in a part."""
+    slots: int
+    """The largest number of members in a part."""
+
+    def fit(self, columns: Mapping[str, Any], tokens: Lengths | None) -> bool:
+        """Returns whether examples fit into these shapes, perhaps with unused rows after them."""
+        if columns.keys() != self.columns.keys():
+            return False
+        for name, x in columns.items():
+            (rows, *rest), dtype = self.columns[name]
+            # Examples that are on the device are not copied to add rows.
+            fits = len(x) == rows if isinstance(x, jax.Array) else len(x) <= rows
+            if not fits or (*x.shape[1:],) != (*rest,) or x.dtype != dtype:
+                return False
+        return tokens is None or int(tokens.examples.max(initial=0)) <= max(self.padded, default=0)
+
+    def filled(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the columns with rows of zeros after them, which no plan reads."""
+        missing = {name: shape[0] - len(columns[name]) for name, (shape, _) in self.columns.items()}
+        return {
+            name: np.pad(x, [(0, missing[name])] + [(0, 0)] * (x.ndim - 1)) if missing[name] else x
+            for name, x in columns.items()
+        }
+
+
 class Evaluator:
     """Metrics of clients' models on given examples; the global model is a client like any other."""
 
@@ -65,6 +99,7 @@ class Evaluator:
         work: Work,
         tokens: Lengths | None = None,
         make: Callable[..., Any] = Program,
+        like: "Evaluator | None" = None,
     ):
         """Plans the evaluation; nothing is compiled yet.
 
@@ -77,32 +112,29 @@ class Evaluator:
             model, ``local`` the models before an aggregation.
           tokens: the lengths of texts; texts of similar length share a batch.
           make: makes the program, as :class:`fedjax_peft.engine.program.Program` does.
+          like: another evaluator of global or of personal models. If the examples fit into the
+            shapes of its program, they take these shapes, and nothing is compiled a second time.
         """
-        devices = setup.layout.devices
-        batch_size = _no_larger(batch_size, max((len(rows) for _, rows in members), default=0))
-        if tokens is not None:
-            members = [
-                (c, rows[np.argsort(tokens.examples[rows], kind="stable")]) for c, rows in members
-            ]
-            tokens = tokens.fitted(1)
-        parts = [batches(indices, batch_size) for _, indices in members]
-        cohort = Cohort([c for c, _ in members], [1.0] * len(members), parts)
-        self._plan = make_plan(
-            cohort,
-            devices,
-            time_steps=sum(map(len, parts)),
-            slots=len(members),
-            batch_size=batch_size,
-            tokens=tokens,
-        )
-        steps = int(self._plan.steps)
-        # Each part is one call of the program. Parts only serve the progress display: metrics are
-        # added up step by step, so the results do not depend on them.
-        self._capacity = max(-(-steps // _PARTS), min(steps, _PARTS))
-        self._slots = most_slots(self._plan, self._capacity)
-        self._part_steps = 1
-        padded = () if tokens is None else tokens.padded
-        self._program = make(setup, columns, work=work, padded=padded)
+        shapes = like._shapes if like is not None and like._shapes.fit(columns, tokens) else None
+        if shapes is None:
+            batch_size = _no_larger(batch_size, max((len(rows) for _, rows in members), default=0))
+            tokens = None if tokens is None else tokens.fitted(1)
+        else:
+            batch_size, columns = shapes.batch_size, shapes.filled(columns)
+            tokens = None if tokens is None else tokens._replace(padded=shapes.padded)
+        plan = self._plan = _plan(members, batch_size, tokens, setup.layout.devices)
+        if shapes is None:
+            # Each part is one call of the program. Parts only serve the progress display: metrics
+            # are added up step by step, so the results do not depend on them.
+            capacity = max(-(-int(plan.steps) // _PARTS), min(int(plan.steps), _PARTS))
+            sizes = {name: (x.shape, x.dtype) for name, x in columns.items()}
+            padded = () if tokens is None else tokens.padded
+            shapes = _Shapes(sizes, batch_size, padded, capacity, most_slots(plan, capacity))
+        self._shapes: _Shapes = shapes
+        self._part_steps, self._longest = 1, shapes.time_steps
+        while most_slots(plan, self._longest) > shapes.slots and self._longest > 1:
+            self._longest //= 2
+        self._program = make(setup, columns, work=work, padded=shapes.padded)
 
     def __call__(
         self,
@@ -126,16 +158,15 @@ class Evaluator:
             parts.append(jax.tree.unflatten(structure, [x[:steps] for x in predictions]))
             compiled, before = self._program.compile_seconds - before, self._program.compile_seconds
             seconds = (time.perf_counter() - began - compiled) / steps
-            self._part_steps = max(1, min(int(_PART_SECONDS / max(seconds, 1e-9)), self._capacity))
+            self._part_steps = max(1, min(int(_PART_SECONDS / max(seconds, 1e-9)), self._longest))
             start += steps
             on_part(int((plan.examples[:start] >= 0).sum()))
         found = jax.tree.map(lambda *xs: np.concatenate(xs).reshape(-1, *xs[0].shape[2:]), *parts)
         return self._by_member(found["metrics"], found["predictions"])
 
     def _part(self, start: int) -> Plan:
-        return window(
-            self._plan, start, self._part_steps, time_steps=self._capacity, slots=self._slots
-        )
+        capacity, slots = self._shapes.time_steps, self._shapes.slots
+        return window(self._plan, start, self._part_steps, time_steps=capacity, slots=slots)
 
     def _by_member(
         self, metrics: Mapping[str, Any], predictions: Mapping[str, np.ndarray]
@@ -175,6 +206,29 @@ class Evaluator:
     def compile_seconds(self) -> float:
         """Seconds of compilation so far."""
         return self._program.compile_seconds
+
+
+def _plan(
+    members: Sequence[tuple[int, np.ndarray]],
+    batch_size: int,
+    tokens: Lengths | None,
+    devices: int,
+) -> Plan:
+    """Returns the plan of a whole evaluation; texts of similar length share a batch."""
+    if tokens is not None:
+        members = [
+            (c, rows[np.argsort(tokens.examples[rows], kind="stable")]) for c, rows in members
+        ]
+    work = [batches(indices, batch_size) for _, indices in members]
+    cohort = Cohort([c for c, _ in members], [1.0] * len(members), work)
+    return make_plan(
+        cohort,
+        devices,
+        time_steps=sum(len(w) for w in work),
+        slots=len(members),
+        batch_size=batch_size,
+        tokens=tokens,
+    )
 
 
 def _no_larger(batch_size: int, rows: int) -> int:

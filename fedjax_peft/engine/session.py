@@ -229,6 +229,7 @@ class Session:
         *,
         personal: bool,
         cohort: np.ndarray | None = None,
+        like: Evaluator | None = None,
     ) -> Evaluator:
         """Returns an :class:`Evaluator`; its docstring explains the arguments.
 
@@ -245,12 +246,13 @@ class Session:
             setup = setup._replace(rank_mask=masks, clients=len(cohort))
         return Evaluator(
             setup,
-            self.columns if known else self.setup.layout.put(dict(columns)),
+            self.columns if known else columns,
             members=members,
             batch_size=batch_size,
             work=work,
             tokens=None if tokens is None else Lengths.of(columns, tokens.most),
             make=self._make,
+            like=like,
         )
 
     def global_members(self, examples: int) -> list[tuple[int, np.ndarray]]:

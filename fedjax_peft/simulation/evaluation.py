@@ -61,7 +61,11 @@ def evaluations(
     found: dict[str, Evaluation] = {}
 
     def add(name: str, data: Dataset, members: list, *, personal: bool, own: bool = False) -> None:
-        evaluator = session.evaluator(data.columns, members, batch_size, personal=personal)
+        twin = name.removesuffix("_validation") if own else name.replace("validation", "test")
+        like = found[twin].evaluator if twin in found else None  # with the same shapes, if they fit
+        evaluator = session.evaluator(
+            data.columns, members, batch_size, personal=personal, like=like
+        )
         found[name] = Evaluation(evaluator, session.setup.task, data, personal, own)
 
     for split, data in (("test", test), ("validation", validation)):

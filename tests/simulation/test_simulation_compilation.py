@@ -93,6 +93,17 @@ def test_the_clients_own_models_and_diagnostics_are_reused_too(model, compilatio
     assert not seen
 
 
+def test_validation_uses_the_programs_of_the_test(algorithm):
+    for own, count in ((algorithm, 3), (ditto(optax.sgd(0.1)), 4)):
+        model = toy.model()
+        run(model, own, client_test=toy.clients([4] * len(SIZES), seed=5))
+        assert len(vars(model.apply)["_programs"]) == count, "training and each evaluation"
+        more = {"client_validation": toy.clients([3] * len(SIZES), seed=6)}
+        more |= {"validation": toy.dataset(50, seed=8)}
+        run(model, own, client_test=toy.clients([4] * len(SIZES), seed=5), **more)
+        assert len(vars(model.apply)["_programs"]) == count
+
+
 def test_another_algorithm_or_setting_is_another_program(model, algorithm):
     one = run(model, algorithm).metrics[-1]["test_loss"]
     other = run(model, fedavg(optax.sgd(0.2))).metrics[-1]["test_loss"]
