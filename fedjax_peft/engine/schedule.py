@@ -149,6 +149,10 @@ class Schedule(NamedTuple):
         epochs, local_steps = (work, None) if self.local_steps is None else (1, work)
         return steps_of(len(self.indices[client]), self.batch_size, epochs, local_steps)
 
+    def client_steps(self, round_index: int) -> dict[int, int]:
+        """Returns client -> local steps, for a round's present members that have examples."""
+        return {c: n for c in self.present(round_index) if (n := self.steps(c, round_index))}
+
     def lengths(self, round_index: int) -> list[int]:
         """Returns the local steps of a round's present members."""
         return [self.steps(c, round_index) for c in self.present(round_index)]

@@ -15,14 +15,15 @@ class Estimate(NamedTuple):
     """Costs of the first communication round, and memory that the whole run needs on the device."""
 
     clients: int
-    """Clients that take part in the first round."""
+    """Clients that send an upload in the first round."""
     steps: int
     """Local steps of these clients together."""
     bytes_up: int
     """Bytes that these clients upload together."""
     bytes_down: int
-    """Bytes that these clients fetch together. In later rounds a client may fetch less, because it
-    already has the initial values, or more, because it has missed rounds."""
+    """Bytes that all clients of the round fetch, also those that then fail or are late. In later
+    rounds a client may fetch less, because it already has the initial values, or more, because it
+    has missed rounds."""
     memory: Mapping[str, int]
     """Bytes on the device: ``model`` (the frozen weights), ``server`` (the server's state),
     ``clients`` (the state that clients keep between rounds, that of upload transforms included) and
@@ -31,7 +32,12 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    session: Session, state: State, costs: Costs, skipped_leaves: Collection[str]
+    session: Session,
+    state: State,
+    costs: Costs,
+    *,
+    skipped_leaves: Collection[str],
+    late: Mapping[int, int],
 ) -> Estimate:
     """Returns the estimated costs of a run that has not begun.
 
@@ -40,9 +46,11 @@ def estimate(
       state: the state before the first round.
       costs: the costs of the run, in which no round is recorded yet.
       skipped_leaves: the leaves that clients do not send in the first round.
+      late: the late clients of the first round, with the local steps that they still send.
     """
     schedule = session.schedule(state.seed)
-    steps = {c: n for c in schedule.present(1) if (n := schedule.steps(c, 1))}
+    present = {**schedule.client_steps(1), **late}
+    steps = {client: n for client, n in present.items() if n}
     memory = {
         "model": session.setup.frozen,
         "server": (state.server, state.aggregator_state),
@@ -53,6 +61,6 @@ def estimate(
         clients=len(steps),
         steps=sum(steps.values()),
         bytes_up=sum(costs.up(client, skipped_leaves) for client in steps),
-        bytes_down=sum(costs.down(client) for client in steps),
+        bytes_down=sum(costs.down(client) for client in (*present, *schedule.failed(1))),
         memory={name: tree.nbytes(part) for name, part in memory.items()},
     )

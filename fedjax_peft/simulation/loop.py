@@ -155,19 +155,21 @@ class Loop:
         broadcast = self.algorithm.server.broadcast(state.server)
         return skipped_leaves(self.algorithm.sent_leaves(broadcast, jnp.int32(round_index)))
 
-    def _plan(self, state: State, round_index: int) -> tuple[Plan, Mapping[int, int]]:
-        """Returns the plan of a round, and the late clients with the steps that they still send.
+    def late_steps(self, state: State, round_index: int) -> dict[int, int]:
+        """Returns the late clients of the next round, with the local steps that they still send.
 
-        A client that sends nothing has 0 steps, and the plan leaves it out.
+        A client that sends nothing has 0 steps.
         """
+        if self.deadline is None:
+            return {}
+        steps = self.session.schedule(int(state.seed)).client_steps(round_index)
+        late = self.costs.late(steps, self.skipped_leaves(state, round_index))
+        return late if self.late == "partial" else dict.fromkeys(late, 0)
+
+    def _plan(self, state: State, round_index: int) -> tuple[Plan, Mapping[int, int]]:
+        """Returns the plan of a round, and the late clients; see :meth:`late_steps`."""
         index, seed = min(round_index, self.rounds), int(state.seed)
-        late: dict[int, int] = {}
-        if self.deadline is not None:
-            schedule = self.session.schedule(seed)
-            steps = {c: n for c in schedule.present(index) if (n := schedule.steps(c, index))}
-            late = self.costs.late(steps, self.skipped_leaves(state, index))
-        if self.late == "drop":
-            late = dict.fromkeys(late, 0)
+        late = self.late_steps(state, index)
         without = [client for client, steps in late.items() if not steps]
         return self.session.plan(index, seed, without, late), late
 

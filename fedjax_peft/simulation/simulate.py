@@ -275,7 +275,11 @@ def simulate(
             test_examples=0 if test is None else len(test),
             evaluations={name: one.evaluator.examples for name, one in tested.items()},
             eval_every=eval_every,
-            estimate=estimate(session, state, costs, loop.skipped_leaves(state, 1)),
+            estimate=estimate(
+                *(session, state, costs),
+                skipped_leaves=loop.skipped_leaves(state, 1),
+                late=loop.late_steps(state, 1),
+            ),
             device=device_name(),
             out=record.out,
             resumed_from=saved.round_index if saved else None,

@@ -195,6 +195,18 @@ def test_late_clients_send_the_steps_that_fit_before_the_deadline():
     assert "partial" not in dropped
 
 
+@pytest.mark.parametrize("late", ["drop", "partial"])
+def test_the_estimate_of_the_first_round_knows_drawn_steps_and_late_clients(late):
+    seen = []
+    options = {"time_model": SPREAD, "deadline": 4.0, "late": late, "failure_rate": 0.2}
+    row = run(rounds=1, on_phase=seen.append, **options).metrics[1]
+    assert row["late"]
+    assert row["failed"]
+    costs = seen[0].details["estimate"]
+    assert (costs.clients, costs.steps) == (len(row["clients"]), row["steps"])
+    assert (costs.bytes_up, costs.bytes_down) == (row["bytes_up"], row["bytes_down"])
+
+
 def test_partial_work_compiles_nothing_more():
     whole()
     before = len(compilations)
