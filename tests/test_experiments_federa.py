@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 import tomli_w
 
+from fedjax_peft import testing
+from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config as configs
+from fedjax_peft.config import sweeps as plans
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "federa"
 CONFIGS = sorted(FOLDER.rglob("*.toml"))
@@ -58,6 +61,24 @@ def test_configs_say_how_they_are_swept(path):
         assert one["partition"]["mode"] == "client_prior"
         # The paper's beta = r.
         assert one["peft"].get("alpha") in (None, one["peft"].get("rank"))
+
+
+@pytest.mark.parametrize("folder", ["paper", "small"])
+def test_configs_say_how_many_points_they_have(folder):
+    for path in (FOLDER / folder).glob("*.toml"):
+        said = int(re.search(r"^# (\d+) points", path.read_text(), re.MULTILINE).group(1))
+        assert len(plans.plan(configs.load(path)).points) == said, path.name
+
+
+def test_the_first_sweep_has_its_points():
+    """The command in the head of 20news.toml."""
+    path = FOLDER / "20news.toml"
+    command = re.search(r"fedjax-peft sweep (.*) --out runs/lr", path.read_text()).group(1)
+    _, *overrides = command.split()
+    found = plans.plan(configs.load(path), overrides)
+    assert len(found.points) == 15
+    assert found.keys == ["seed", "optimizer.learning_rate"]
+    assert found.choose_by == "validation_accuracy"
 
 
 def test_small_configs_have_three_rates_and_three_seeds():
@@ -387,6 +408,29 @@ def test_heat_maps_on_a_stand_in(scripts, tmp_path, capsys):
     }
     assert means["0.1"] > means["100"]
     assert "sorted by their mean distance" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------ real sweeps
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # two methods are compiled
+def test_a_sweep_on_a_stand_in_becomes_a_table(scripts, tmp_path, monkeypatch):
+    """Two methods of the small configs, two seeds, on a tiny model."""
+    monkeypatch.chdir(tmp_path)
+    model = testing.write_tiny_checkpoint(tmp_path / "model")
+    tiny = [f"model.name={model}", "data.source=tiny", "data.max_length=12", "data.test_examples="]
+    tiny += ["data.validation_examples=", "partition.clients=6", "clients_per_round=2", "rounds=3"]
+    tiny += ["local_steps=1", "eval_every=1", "optimizer.learning_rate=1e-3,1e-2", "seed=0,1"]
+    tiny += ["peft.rank=4", "peft.alpha=4.0", "--only", "fedlr", "--only", "federa", "-q"]
+    config = str(FOLDER / "small" / "semeval.toml")
+    assert cli.main(["sweep", config, *tiny, "--out", str(tmp_path / "runs" / "semeval")]) == 0
+    table = scripts.tables.table2(scripts.tables.Source(tmp_path / "runs"))
+    assert table.header[3:6] == ["SemEval, round 1", "SemEval, round 2", "SemEval, round 3"]
+    assert re.fullmatch(r"[+-][\d.]+ \[[+-][\d.]+, [+-][\d.]+\]", cells(table, "FeDeRA")[-1])
+    assert cells(table, "FedFT")[3:] == ["-"] * 4, "it was not run"
+    notes = " ".join(table.notes)
+    assert "chosen by the mean of validation_accuracy." in notes
 
 
 # ------------------------------------------------------------------------------------------- README
