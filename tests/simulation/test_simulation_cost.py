@@ -1,5 +1,6 @@
 """Bytes and simulated seconds equal numbers computed by hand."""
 
+import functools
 import math
 
 import jax
@@ -8,6 +9,8 @@ import numpy as np
 import optax
 import pytest
 import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedjax_peft import algorithms, tree
 from fedjax_peft.algorithms import fedavg, local
@@ -443,6 +446,40 @@ def test_who_is_late_and_how_long_the_server_waits():
     assert costs.charge(row, {}, 9.0)["simulated_seconds"] == 1.5, "it had fetched the broadcast"
     row = {"round": 4, "clients": [], "dropped": []}
     assert set(costs.charge(row, {}, 9.0).values()) == {0}
+
+
+@functools.cache
+def fresh_ledger():
+    return ledger(fedavg(SGD, head="frozen"))
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(st.integers(1, 500), min_size=4, max_size=4),
+    slowness=st.lists(st.floats(0.01, 100), min_size=4, max_size=4),
+    a_step=st.one_of(st.just(0.0), st.floats(1e-4, 10)),
+    deadline=st.floats(0.1, 1000),
+    topology=st.sampled_from(["parallel", "serial", "shared"]),
+)
+def test_late_clients_send_all_steps_that_fit_and_none_more(
+    steps, slowness, a_step, deadline, topology
+):
+    shared = 2e3 if topology == "shared" else None
+    time = TimeModel(a_step, 1e3, 2e3, 0.1, topology=topology, server_bandwidth=shared)
+    costs = Costs(fresh_ledger(), time, slowness, deadline)
+    wanted = dict(enumerate(steps))
+    late = costs.late(wanted)
+    sent = wanted | late
+    assert all(0 <= late[c] < wanted[c] for c in late)
+
+    def ends(made):
+        bytes_ = dict.fromkeys(range(4), TOY_ADAPTER)
+        return time.clients_seconds(made, bytes_, bytes_, slowness)
+
+    one_more = ends({c: n + 1 for c, n in sent.items()})
+    for client, seconds in ends(sent).items():
+        assert seconds <= deadline or not sent[client], "it sends no more than fits"
+        assert client not in late or one_more[client] > deadline, "it sends all that fits"
 
 
 @pytest.mark.parametrize(
