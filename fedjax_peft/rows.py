@@ -204,7 +204,9 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         * ``trained``: the number of trained parameters, shared and private;
         * ``client_count``, ``client_mean`` and ``client_weighted``, also with ``_seen`` and
           ``_unseen``; ``client_std`` and ``client_worst``; ``tuned_client_mean`` and
-          ``tuned_client_std``: from the last evaluation of clients.
+          ``tuned_client_std``: from the last evaluation of clients;
+        * ``client_worst_tenth``: the mean over the worst tenth of the clients (at least one), from
+          the last ``client_tests``.
     """
     metric = headline(rows)
     rounds, scores = series(rows, "round", f"test_{metric}")
@@ -244,7 +246,19 @@ def _of_clients(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, flo
             f"client_{kind}{group}": f"client_{metric}_{kind}{group}"
             for kind in ("mean", "weighted")
         }
-    return {name: _last(tested, field) for name, field in fields.items()}
+    found = {name: _last(tested, field) for name, field in fields.items()}
+    return {**found, "client_worst_tenth": _worst_tenth(rows, metric)}
+
+
+def _worst_tenth(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:
+    """Returns the mean of a metric over the worst tenth of the clients of the last test of each."""
+    tests = [row["client_tests"] for row in rows if isinstance(row.get("client_tests"), Mapping)]
+    values = tests[-1].get(metric) if tests else None
+    if not isinstance(values, list):
+        return None
+    known = [x for value in values if (x := number({metric: value}, metric)) is not None]
+    ordered = sorted(known, reverse=headline_is_lower_better(rows))
+    return _mean(ordered[: math.ceil(len(ordered) / 10)])
 
 
 def _last(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:

@@ -125,14 +125,39 @@ def _add_running(command: Callable[..., Any]) -> None:
 
 
 def _add_results(command: Callable[..., Any]) -> None:
-    report = command("report", results.report, "compare runs: table, report.html and curves")
-    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="or a folder of runs")
+    report = command(
+        "report", results.report, "compare runs, or a sweep: tables, report.html and curves"
+    )
+    report.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="or a sweep, or a folder of runs"
+    )
     report.add_argument("--out", type=Path, metavar="DIR", help="default: beside the runs")
     report.add_argument(
         "--target",
         type=float,
         metavar="0.8",
         help="also show the cost of reaching 90, 95 and 99 %% of this test score",
+    )
+    report.add_argument(
+        "--metric",
+        metavar="NAME",
+        help="compare by this field of metrics.jsonl, such as client_accuracy_mean or time.train_s",
+    )
+    report.add_argument(
+        "--at",
+        choices=["final", "best"],
+        default="final",
+        help="the metric's last value (default), or its best over all rounds",
+    )
+    report.add_argument(
+        "--choose-by",
+        metavar="NAME",
+        help="the metric that chooses each method's setting; default: the sweep's, on validation",
+    )
+    report.add_argument(
+        "--baseline",
+        metavar="METHOD",
+        help="the method that the others are compared with; default: the sweep's, or the first",
     )
 
     export = command("export", results.export, "write a run's adapter and head, or merged model")

@@ -16,39 +16,61 @@ from fedjax_peft.files import check_output, replace_file
 
 if TYPE_CHECKING:
     from fedjax_peft.loading import TrainedModels
+    from fedjax_peft.report.methods import Options
     from fedjax_peft.report.records import RunRecord
+    from fedjax_peft.report.study import Study
 
 __all__ = ["export", "predict", "print_table", "report"]
 
 
 def report(options: argparse.Namespace) -> None:
-    """Prints the comparison of runs and writes ``report.html`` with its figures."""
+    """Prints the comparison of runs and writes ``report.html`` with its figures and tables."""
     from rich.console import Console
 
     from fedjax_peft.report import page as pages
     from fedjax_peft.report import tables
-    from fedjax_peft.report.records import load_runs
+    from fedjax_peft.report.methods import Options
+    from fedjax_peft.report.study import read_study
 
-    runs = [run for path in options.runs for run in load_runs(path)]
-    print_table(runs)
+    study = read_study(*options.runs)
+    asked = Options(options.metric, options.at, options.choose_by, options.baseline)
+    _print_study(study, asked)
     common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
-    page = pages.write_report(runs, options.out or common, target=options.target)
+    page = pages.write_report(study, options.out or common, target=options.target, options=asked)
     if options.target is not None:
         console = Console()
-        console.print("", tables.target_table(runs, options.target, console.width), sep="\n")
+        reached = tables.target_table(study.records, options.target, console.width)
+        console.print("", reached, sep="\n")
     print(page)
 
 
 def print_table(runs: "Sequence[RunRecord]") -> None:
     """Prints the table of runs and, if there are several, a sentence about the best one."""
+    from fedjax_peft.report.study import make_study
+
+    _print_study(make_study(runs))
+
+
+def _print_study(study: "Study", options: "Options | None" = None) -> None:
+    """Prints runs with one seed each as rows; otherwise methods over their seeds."""
     from rich.console import Console
 
     from fedjax_peft.report import tables
+    from fedjax_peft.report.methods import methods_of
 
     console = Console()
-    console.print(tables.table(runs, console.width))
-    if len(runs) > 1:
-        console.print("", tables.conclusion(runs), sep="\n", markup=False, highlight=False)
+    methods = methods_of(study, options)
+    if methods is None:
+        runs = study.records
+        shown, text = [tables.table(runs, console.width)], tables.conclusion(runs)
+        texts = [text] if len(runs) > 1 else []
+    else:
+        shown = methods.terminal_tables(console.width)
+        texts = [methods.lead, *(f"Note: {warning}" for warning in methods.warnings)]
+    for i, table in enumerate(shown):
+        console.print(*[""] * bool(i), table, sep="\n")
+    if texts:
+        console.print("", *texts, sep="\n", markup=False, highlight=False)
 
 
 def export(options: argparse.Namespace) -> None:

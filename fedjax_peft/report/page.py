@@ -1,24 +1,34 @@
 """The report of one run or several as an HTML page with three figures."""
 
+import functools
 import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jinja2
 from markupsafe import Markup
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
+from fedjax_peft.nested import flatten
 from fedjax_peft.report import figure_files, plots, tables
+from fedjax_peft.report.intervals import LEVEL
+from fedjax_peft.report.methods import PAIRED, Methods, Options, methods_of
 from fedjax_peft.report.records import SEED, RunRecord, distinct
-from fedjax_peft.report.separation import LEVEL
-from fedjax_peft.report.verdict import Judgement, judge, listing, printed, verdict, word
+from fedjax_peft.report.study import Study, make_study
+from fedjax_peft.report.verdict import judge, listing, printed, verdict, word
 from fedjax_peft.rows import headline, series, summary
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 __all__ = ["write_report"]
+
+Draw: TypeAlias = Callable[[str, bool], tuple["Figure", list[Any]]]
+"""Function of the x axis and of ``narrow`` -> figure and its data."""
 
 FIGURES = (
     ("round", "vs_round", "communication rounds"),
@@ -29,75 +39,157 @@ FIGURES = (
 
 
 def write_report(
-    runs: Sequence[RunRecord], out_dir: str | os.PathLike[str], *, target: float | None = None
+    runs: Sequence[RunRecord] | Study,
+    out_dir: str | os.PathLike[str],
+    *,
+    target: float | None = None,
+    options: Options | None = None,
 ) -> Path:
-    """Writes ``report.html``, which needs no other file, and the folder ``figures``.
+    """Writes ``report.html``, which needs no other file, the folder ``figures``, and the tables.
 
-    A run is called the best, and its score is bold, only if the standard errors of the test set and
-    of the seeds separate it from all others (:mod:`fedjax_peft.report.separation`).
+    The table of results is written as ``table.md``, ``table.csv`` and ``table.tex``; with several
+    settings of a method, all of them are in ``settings.md`` and so on.
+
+    Runs of a sweep, or with several seeds, are shown by method (:mod:`fedjax_peft.report.methods`).
+    Otherwise each run is a row. A score is bold only if it is separated from all others
+    (:mod:`fedjax_peft.report.separation`).
 
     Args:
-        runs: One or more runs, in the order of the table's rows.
+        runs: One or more runs, in the order of the table's rows; or a study.
         out_dir: The directory of the report; it is created if needed.
         target: A test score; the page shows the cost of reaching it. By default the best final
             score.
+        options: The metric, its choice and the baseline; with any of them, runs are shown by
+            method.
 
     Returns:
         The path of ``report.html``.
 
     Raises:
-        InputError: there are no runs, ``out_dir`` cannot be created, or the target is not a
-            possible value of the score.
+        InputError: there are no runs, ``out_dir`` cannot be created, the target is not a possible
+            value of the score, or an option names something unknown.
     """
-    if not runs:
+    study = runs if isinstance(runs, Study) else make_study(runs)
+    if not study.records:
         raise InputError("A report needs at least one run.")
-    runs = distinct(runs)
-    targets = tables.targets(runs, target)
+    methods = methods_of(study, options)
+    shown = distinct(study.records)
+    content = _of_runs(shown, target) if methods is None else _of_methods(methods, target)
     out = Path(out_dir)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"The report cannot be written to {out}: {error.strerror}.") from error
-    score = plots.common((headline(run.rows) for run in runs), "score")
-    text, judged = tables.score_printer(runs), judge(runs)
-    finals = (summary(run.rows)["final_score"] for run in runs)
-    page = _template().render(
-        runs=[run.name for run in runs],
-        lead=verdict(runs, judged),
-        warnings=_warnings(runs, judged),
-        columns=tables.columns(runs, judged),
-        tuned=any(summary(run.rows)["tuned_score"] is not None for run in runs),
-        judged=judged,
-        level=f"{100 * (1 - LEVEL):g}",
-        figures=_write_figures(runs, out, score),
-        score=word(score),
-        finals=[
-            f"{run.name} {tables.MISSING if final is None else text(final)}"
-            for run, final in zip(runs, finals, strict=True)
-        ],
-        coincident=_coincident(runs),
-        targets=targets,
-        goal="best" if target is None else f"target {text(target)}",
-        config=_compare([run.config for run in runs]),
-        environment=_compare([run.environment for run in runs]),
-    )
+    draw, stem, files = (content.pop(key) for key in ("draw", "stem", "files"))
+    figures = _write_figures(draw, out, stem)
+    page = _template().render(**content, figures=figures, paired=PAIRED)
+    for stem, table in files.items():
+        table.write(out / stem)
     replace_file(out / "report.html", page.encode(errors="replace"))
     return out / "report.html"
 
 
-def _write_figures(runs: Sequence[RunRecord], out: Path, score: str) -> list[dict[str, Any]]:
+def _of_runs(runs: Sequence[RunRecord], target: float | None) -> dict[str, Any]:
+    """Returns what the page shows of runs with one seed each: a row is a run."""
+    targets = tables.targets(runs, target)
+    text, judged = tables.score_printer(runs), judge(runs)
+    finals = (summary(run.rows)["final_score"] for run in runs)
+    columns, names = tables.columns(runs, judged), [run.name for run in runs]
+    lead = verdict(runs, judged)
+    title = f"Run {names[0]}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
+    score = plots.common((headline(run.rows) for run in runs), "score")
+    table = tables.text_table(title, "Run", names, columns)._replace(notes=[lead])
+    return {
+        "title": title,
+        "row_head": "Run",
+        "runs": names,
+        "lead": lead,
+        "warnings": _warnings(runs),
+        "columns": columns,
+        "captions": [],
+        "settings_table": None,
+        "tuned": any(summary(run.rows)["tuned_score"] is not None for run in runs),
+        "judged": judged,
+        "level": f"{100 * (1 - LEVEL):g}",
+        "curve": f"test {word(score)}",
+        "stem": score,
+        "finals": [
+            f"{name} {tables.MISSING if final is None else text(final)}"
+            for name, final in zip(names, finals, strict=True)
+        ],
+        "draw": functools.partial(_draw_runs, runs),
+        "coincident": _coincident(runs),
+        "targets": targets,
+        "goal": "best" if target is None else f"target {text(target)}",
+        "config": _compare([run.config for run in runs]),
+        "environment": _compare([run.environment for run in runs]),
+        "files": {"table": table},
+    }
+
+
+def _of_methods(methods: Methods, target: float | None) -> dict[str, Any]:
+    """Returns what the page shows of several seeds: a row is a method."""
+    runs = methods.runs
+    names = methods.names
+    first = [next(iter(cell.runs.values())) for cell in methods.cells]
+    configs = [
+        {k: v for k, v in flatten(run.config).items() if k != "name" and not SEED.search(k)}
+        for run in first
+    ]
+    return {
+        "title": f"Comparison of {len(names)} methods" if len(names) > 1 else f"Method {names[0]}",
+        "row_head": "Method",
+        "runs": names,
+        "lead": methods.lead,
+        "warnings": [*methods.warnings, *_warnings(runs, grouped=True)],
+        "columns": methods.columns,
+        "captions": list(methods.captions),
+        "settings_table": methods.settings,
+        "tuned": False,
+        "judged": None,
+        "level": "",
+        "curve": word(methods.metric),
+        "stem": re.sub(r"\W+", "_", methods.metric),  # a nested metric has dots in its name
+        "finals": methods.finals,
+        "draw": functools.partial(_draw_methods, methods),
+        "coincident": [],
+        "targets": [],
+        "goal": "best",
+        "config": _compare(configs),
+        "environment": _compare([run.environment for run in first]),
+        "files": methods.tables(),
+    }
+
+
+def _write_figures(draw: Draw, out: Path, stem: str) -> list[dict[str, Any]]:
     """Writes the figures as files; returns them as SVG elements for wide and narrow windows."""
     folder, figures = out / "figures", []
     folder.mkdir(exist_ok=True)
-    rows = {run.name: run.rows for run in runs}
     for x, file, axis in FIGURES:
-        figure = plots.curves(rows, x)
-        paths = figure_files.save(figure, folder / f"{score}_{file}", plots.curve_data(rows, x))
+        figure, data = draw(x, False)
+        paths = figure_files.save(figure, folder / f"{stem}_{file}", data)
         wide = figure_files.svg(paths[1].read_bytes(), f"{x}-")
-        small = figure_files.render(plots.curves(rows, x, narrow=True), "svg")
+        small = figure_files.render(draw(x, True)[0], "svg")
         narrow = figure_files.svg(small, f"{x}-narrow-")
         figures.append({"wide": Markup(wide), "narrow": Markup(narrow), "axis": axis})
     return figures
+
+
+def _draw_runs(runs: Sequence[RunRecord], x: str, narrow: bool) -> tuple["Figure", list[Any]]:
+    rows = {run.name: run.rows for run in runs}
+    return plots.curves(rows, x, narrow=narrow), plots.curve_data(rows, x)
+
+
+def _draw_methods(methods: Methods, x: str, narrow: bool) -> tuple["Figure", list[Any]]:
+    runs = {
+        name: {seed: run.rows for seed, run in cell.runs.items()}
+        for name, cell in zip(methods.names, methods.cells, strict=True)
+    }
+    metric = methods.metric
+    return (
+        plots.mean_curves(runs, x, metric, narrow=narrow),
+        plots.mean_curve_data(runs, x, metric),
+    )
 
 
 def _template() -> jinja2.Template:
@@ -158,9 +250,11 @@ _EXCLUDED = {
 _ROUNDS = re.compile(r"(^|\.)rounds$")
 
 
-def _warnings(runs: Sequence[RunRecord], judged: Judgement | None) -> list[str]:
-    """Returns the facts that a reader must know before comparing the numbers."""
-    grouped = judged is not None and any(len(rows) > 1 for rows in judged.members.values())
+def _warnings(runs: Sequence[RunRecord], *, grouped: bool = False) -> list[str]:
+    """Returns the facts that a reader must know before comparing the numbers.
+
+    With ``grouped``, runs differ in seeds on purpose.
+    """
     out = []
     for run in runs:
         out += [f"{run.name}: {fact}" for fact in _run_warnings(run)]
@@ -170,7 +264,7 @@ def _warnings(runs: Sequence[RunRecord], judged: Judgement | None) -> list[str]:
     for key, values in _compare([run.config for run in runs]).differing:
         difference = f"{key} is {', '.join(dict.fromkeys(values))}"
         if SEED.search(key):
-            if not grouped:  # otherwise the comparison itself explains the seeds
+            if not grouped:
                 out.append(
                     f"The runs have different seeds, so differences are partly chance:"
                     f" {difference}."

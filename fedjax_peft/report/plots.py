@@ -9,6 +9,7 @@ from fedjax_peft.report.figure_files import (
     INK,
     MUTED,
     PAPER,
+    bands,
     dash,
     dress,
     figure_class,
@@ -16,7 +17,7 @@ from fedjax_peft.report.figure_files import (
     line_look,
     styles,
 )
-from fedjax_peft.rows import headline, headline_is_lower_better, series
+from fedjax_peft.rows import field_is_lower_better, headline, headline_is_lower_better, series
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
     from matplotlib.axes import Axes
@@ -31,7 +32,10 @@ __all__ = [
     "curves",
     "digits",
     "is_share",
+    "mean_curve_data",
+    "mean_curves",
     "one_line",
+    "shorten",
     "time_unit",
 ]
 
@@ -106,14 +110,7 @@ def curves(
     """
     fields = {name: metric or f"test_{headline(rows)}" for name, rows in runs.items()}
     lines = {name: _points(rows, x, fields[name]) for name, rows in runs.items()}
-    width, height = (3.7, 2.7 + 0.2 * len(runs)) if narrow else (7.2, 0.8 + 0.2 * len(runs))
-    fig = figure_class()(
-        figsize=(width, height if narrow else max(4.0, height)),
-        layout="constrained",
-        facecolor=PAPER,
-    )
-    ax = fig.add_subplot()
-    dress(ax)
+    fig, ax = _begin(len(runs), narrow)
     unit = _x_axis(ax, x, [xs for xs, _ in lines.values()])
     style = styles(runs)
     ends, drawn = {}, []
@@ -126,13 +123,7 @@ def curves(
         _draw(ax, shown, style[name], above=sum(shown == other for _, other in drawn[i + 1 :]))
     lower = all(map(headline_is_lower_better, runs.values())) and metric is None and bool(runs)
     _y_axis(ax, common(fields.values(), "test_score"), lower=lower)
-    if narrow:
-        _legend(fig, list(lines), ends, style)
-    else:
-        _label(ax, list(lines), ends, style)
-    if not ends:
-        ax.set(xticks=[], yticks=[])
-        ax.text(0.5, 0.5, "Nothing recorded", ha="center", transform=ax.transAxes, **lettering())
+    _finish(fig, list(lines), ends, style, narrow)
     return fig
 
 
@@ -151,10 +142,105 @@ def curve_data(
     ]
 
 
+def mean_curves(
+    runs: Mapping[str, Mapping[Any, Sequence[Mapping[str, Any]]]],
+    x: str,
+    metric: str,
+    *,
+    narrow: bool = False,
+) -> "Figure":
+    """Returns a figure of the mean of a metric over seeds, with a band of one standard deviation.
+
+    The points are the rounds that all seeds of a method have evaluated. On a cost axis, a point is
+    at the mean cost of the seeds.
+
+    Args:
+        runs: Name -> seed -> rows, in the order of the labels.
+        x: As in :func:`curves`.
+        metric: A numeric field of the rows. Fractions are drawn in percent.
+        narrow: As in :func:`curves`.
+
+    Raises:
+        InputError: ``x`` is another word.
+    """
+    fig, ax = _begin(len(runs), narrow)
+    lines = {
+        name: _common_points(list(by_seed.values()), x, metric) for name, by_seed in runs.items()
+    }
+    unit = _x_axis(ax, x, [xs for xs, _ in lines.values()])
+    style, ends = styles(runs), {}
+    for name, (xs, columns) in lines.items():
+        start = 1 if _is_log(ax) and xs and not xs[0] else 0
+        if xs[start:]:
+            values = dict(zip(runs[name], (ys[start:] for ys in columns), strict=True))
+            bands(ax, name, [a / unit for a in xs[start:]], values, number=style[name])
+            ends[name] = sum(ys[-1] for ys in columns) / len(columns)
+    every = [rows for by_seed in runs.values() for rows in by_seed.values()]
+    _y_axis(ax, metric, lower=bool(every) and all(field_is_lower_better(r, metric) for r in every))
+    _finish(fig, list(lines), ends, style, narrow)
+    return fig
+
+
+def _common_points(
+    runs: Sequence[Sequence[Mapping[str, Any]]], x: str, metric: str
+) -> tuple[list[float], list[list[float]]]:
+    """Returns the mean x coordinates, and the values of each run, at the rounds of all runs."""
+    found: list[dict[float, tuple[float, float]]] = []
+    for rows in runs:
+        rounds, _ = series(rows, "round", metric)
+        found.append(dict(zip(rounds, zip(*_points(rows, x, metric), strict=True), strict=False)))
+    rounds = sorted(set.intersection(*map(set, found))) if found else []
+    xs = [sum(one[r][0] for one in found) / len(found) for r in rounds]
+    return xs, [[one[r][1] for r in rounds] for one in found]
+
+
+def mean_curve_data(
+    runs: Mapping[str, Mapping[Any, Sequence[Mapping[str, Any]]]], x: str, metric: str
+) -> list[dict[str, Any]]:
+    """Returns the points behind :func:`mean_curves`: a row for each point of each seed."""
+    return [
+        {"name": name, "seed": seed, x: a, metric: b}
+        for name, by_seed in runs.items()
+        for seed, rows in by_seed.items()
+        for a, b in zip(*series(rows, x, metric), strict=True)
+    ]
+
+
 def common(names: Iterable[str], otherwise: str) -> str:
     """Returns the name if all names are equal, otherwise ``otherwise``."""
     found = set(names)
     return found.pop() if len(found) == 1 else otherwise
+
+
+def _begin(curves: int, narrow: bool) -> tuple["Figure", "Axes"]:
+    """Returns an empty figure for a number of curves, and its axes."""
+    width, height = (3.7, 2.7 + 0.2 * curves) if narrow else (7.2, 0.8 + 0.2 * curves)
+    fig = figure_class()(
+        figsize=(width, height if narrow else max(4.0, height)),
+        layout="constrained",
+        facecolor=PAPER,
+    )
+    ax = fig.add_subplot()
+    dress(ax)
+    return fig, ax
+
+
+def _finish(
+    fig: "Figure",
+    names: Sequence[str],
+    ends: Mapping[str, float],
+    style: Mapping[str, int],
+    narrow: bool,
+) -> None:
+    """Writes the names of the curves."""
+    (ax,) = fig.axes
+    if narrow:
+        _legend(fig, names, ends, style)
+    else:
+        _label(ax, names, ends, style)
+    if not ends:
+        ax.set(xticks=[], yticks=[])
+        ax.text(0.5, 0.5, "Nothing recorded", ha="center", transform=ax.transAxes, **lettering())
 
 
 def _unit(units: Sequence[Unit], largest: float) -> Unit:
@@ -280,7 +366,7 @@ def _legend(
 
 def _label_text(name: str, has_points: bool) -> tuple[str, str]:
     """Returns the text and the colour of a curve's label."""
-    return (_short(name), INK) if has_points else (f"{_short(name)} (no points)", MUTED)
+    return (shorten(name), INK) if has_points else (f"{shorten(name)} (no points)", MUTED)
 
 
 def _separate(heights: Sequence[float], gap: float) -> list[float]:
@@ -306,10 +392,10 @@ def _push(ys: Sequence[float], gap: float) -> list[float]:
     return out
 
 
-def _short(name: str) -> str:
-    """Returns a name with at most ``NAME_LENGTH`` characters; the start and the end are kept."""
+def shorten(name: str, length: int = NAME_LENGTH) -> str:
+    """Returns a name with at most ``length`` characters; the start and the end are kept."""
     name = one_line(name)
-    if len(name) <= NAME_LENGTH:
+    if len(name) <= length:
         return name
-    half = (NAME_LENGTH - 1) / 2  # names in a sweep often differ in their last characters
+    half = (length - 1) / 2  # names in a sweep often differ in their last characters
     return f"{name[: math.ceil(half)]}…{name[-math.floor(half) :]}"

@@ -1,19 +1,20 @@
-"""Decides whether differences between runs are larger than chance.
+"""Decides whether differences between methods are larger than chance.
 
 Two sources of chance are considered:
 
-* The test set is a sample. The accuracy p on n examples has the standard error sqrt(p (1 - p) / n)
-  (binomial). For the difference of two accuracies the variances are added, as if the runs were
-  tested on different examples. This is conservative, because the examples are the same. A mean over
-  the models of K clients has the standard error s / sqrt(K), where s is the standard deviation over
-  clients; its margin uses Student's t. On a common test set the two variances are added.
-* Training is random. Runs that differ in their seeds only form a group; its score is the mean. Two
-  groups with at least two common seeds are compared seed by seed: Student's t gives the confidence
-  interval of the mean difference.
+* Training is random. Runs that differ in their seeds only form a group. Two groups with at least
+  two common seeds are compared seed by seed (:func:`fedjax_peft.report.intervals.paired`).
+* The test set is a sample. For groups of a single seed, this is the only chance that is known. The
+  accuracy p on n examples has the standard error sqrt(p (1 - p) / n) (binomial). For the difference
+  of two accuracies the variances are added, as if the runs were tested on different examples. This
+  is conservative, because the examples are the same. A mean over the models of K clients has the
+  standard error s / sqrt(K), where s is the standard deviation over clients; its margin uses
+  Student's t. On a common test set the two variances are added.
 
-The margin of a difference is the square root of the sum of the two squared margins. Each margin
-has 95 % confidence over all pairs of groups together (Bonferroni). Two groups are separated if
-their difference is larger than its margin. Without a margin, they are not separated.
+With several seeds, all groups are compared with a baseline, and each interval has 95 % confidence.
+With one seed, the best run is compared with all others. In both cases a group is called the best
+only if it is separated from every other one with 95 % confidence over all pairs together
+(Bonferroni). Two groups without an interval are not separated.
 """
 
 import math
@@ -21,12 +22,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fedjax_peft.libraries import limit_blas_threads
+from fedjax_peft.report.intervals import LEVEL, Difference, Summary, paired, student, summarise
 
-__all__ = ["LEVEL", "Comparison", "Group", "Measurement", "Ranking", "binomial", "rank"]
-
-LEVEL = 0.05
-"""Probability of any false separation in a comparison of several groups."""
+__all__ = ["Comparison", "Group", "Measurement", "Ranking", "binomial", "rank"]
 
 
 class Measurement(NamedTuple):
@@ -43,77 +41,99 @@ class Group(NamedTuple):
     """Runs that differ in their seeds only."""
 
     name: str
-    by_seed: Mapping[str, Measurement]
+    by_seed: Mapping[int | str, Measurement]
     """Seed -> score."""
+
+    @property
+    def values(self) -> dict[int | str, float]:
+        """Seed -> value of the score."""
+        return {seed: one.value for seed, one in self.by_seed.items()}
+
+    @property
+    def summary(self) -> Summary:
+        """The score over the seeds."""
+        return summarise(self.values)
 
     @property
     def mean(self) -> float:
         """The mean score over the seeds."""
-        return statistics.fmean(one.value for one in self.by_seed.values())
-
-    @property
-    def deviation(self) -> float | None:
-        """The standard deviation of the score over the seeds; None for a single seed."""
-        values = [one.value for one in self.by_seed.values()]
-        return statistics.stdev(values) if len(values) > 1 else None
-
-    def only(self, seeds: Sequence[str]) -> "Group":
-        """Returns the group with the given seeds only."""
-        return self._replace(by_seed={seed: self.by_seed[seed] for seed in seeds})
+        return statistics.fmean(self.values.values())
 
 
 class Comparison(NamedTuple):
-    """The comparison of the best group with another one."""
+    """The comparison of a group with the reference."""
 
-    best: str
-    other: str
-    difference: float
-    """Mean score of the best group minus that of the other one."""
-    margin: float | None
-    """The margin of the difference; None if it is not known."""
+    name: str
+    reference: str
+    difference: Difference
+    """Score of the group minus that of the reference."""
     basis: str
-    """The sources of chance in the margin, or the reason why the margin is not known."""
+    """The source of chance in the interval, or the reason why there is no interval."""
 
     @property
     def separated(self) -> bool:
-        """Whether the difference is larger than its margin."""
-        return self.margin is not None and abs(self.difference) > self.margin
+        """Whether the interval excludes 0."""
+        return self.difference.separated
+
+    @property
+    def margin(self) -> float | None:
+        """Half of the interval's width; None without an interval."""
+        low, high = self.difference.low, self.difference.high
+        return None if low is None or high is None else (high - low) / 2
 
 
 class Ranking(NamedTuple):
-    """Groups sorted by score, and the comparisons of the first group with the others."""
+    """Groups, their comparisons with a reference, and the best one if there is one."""
 
     groups: list[Group]
-    """The groups, the best one first."""
+    """The groups, the one with the best mean first."""
     comparisons: list[Comparison]
-    """The comparisons of the first group with each other group."""
-
-    @property
-    def winner(self) -> Group | None:
-        """The first group if it is separated from all others, otherwise None."""
-        separated = self.comparisons and all(one.separated for one in self.comparisons)
-        return self.groups[0] if separated else None
+    """Every other group compared with the reference, in the order of ``groups``."""
+    winner: Group | None
+    """The first group if it is separated from all others (Bonferroni), otherwise None."""
 
     @property
     def level(self) -> list[Group]:
-        """The first group and the groups that are not separated from it."""
-        others = zip(self.groups[1:], self.comparisons, strict=True)
-        return [*self.groups[:1], *(group for group, one in others if not one.separated)]
+        """The first group and the groups that are not separated from it, if it is the reference."""
+        separated = {one.name for one in self.comparisons if one.separated}
+        return [group for group in self.groups if group.name not in separated]
 
 
-def rank(groups: Sequence[Group], *, lower_is_better: bool, obstacle: str | None = None) -> Ranking:
-    """Returns the groups sorted by mean score, and the comparisons of the first with the others.
+def rank(
+    groups: Sequence[Group],
+    *,
+    lower_is_better: bool,
+    obstacle: str | None = None,
+    baseline: str | None = None,
+    over_seeds: bool = False,
+) -> Ranking:
+    """Returns the groups sorted by mean score, and their comparisons with a reference.
 
     Args:
       groups: groups with different names; groups with equal scores keep their order.
       lower_is_better: whether lower scores are better.
       obstacle: the reason why no comparison is possible, if there is one.
+      over_seeds: whether the groups have several seeds, and are compared with a baseline.
+      baseline: name of the reference; by default the first of ``groups`` with ``over_seeds``, else
+        the best one.
     """
     sign = 1 if lower_is_better else -1
     ordered = sorted(groups, key=lambda group: sign * group.mean)
-    pairs = max(math.comb(len(ordered), 2), 1)
-    comparisons = [_compare(ordered[0], other, LEVEL / pairs, obstacle) for other in ordered[1:]]
-    return Ranking(ordered, comparisons)
+    strict = LEVEL / max(math.comb(len(ordered), 2), 1)
+    reference = (groups if over_seeds else ordered)[0]
+    if baseline is not None:
+        reference = next(group for group in groups if group.name == baseline)
+    comparisons = [
+        _compare(group, reference, LEVEL if over_seeds else strict, obstacle, over_seeds)
+        for group in ordered
+        if group is not reference
+    ]
+    best, *others = ordered
+    with_best = [_compare(best, other, strict, obstacle, over_seeds) for other in others]
+    wins = bool(with_best) and all(
+        one.separated and sign * (one.difference.mean or 0) < 0 for one in with_best
+    )
+    return Ranking(ordered, comparisons, best if wins else None)
 
 
 def binomial(share: float, examples: int) -> float:
@@ -125,42 +145,32 @@ def binomial(share: float, examples: int) -> float:
     return near * (1 - near) / examples
 
 
-def _compare(best: Group, other: Group, level: float, obstacle: str | None) -> Comparison:
-    shared = sorted(best.by_seed.keys() & other.by_seed.keys())
-    a, b = (group.only(shared) if shared else group for group in (best, other))
-    difference = a.mean - b.mean
+def _compare(
+    group: Group, reference: Group, level: float, obstacle: str | None, over_seeds: bool
+) -> Comparison:
+    difference = paired(group.values, reference.values, level=level)
 
-    def result(margin: float | None, basis: str) -> Comparison:
-        return Comparison(best.name, other.name, difference, margin, basis)
+    def result(basis: str, margin: float | None = None) -> Comparison:
+        found = difference._replace(separated=False)
+        if difference.n == 0:  # the means of different seeds, for orientation
+            found = found._replace(mean=group.mean - reference.mean)
+        if margin is not None and found.mean is not None:
+            low, high = found.mean - margin, found.mean + margin
+            found = found._replace(low=low, high=high, separated=abs(found.mean) > margin)
+        return Comparison(group.name, reference.name, found, basis)
 
     if obstacle is not None:
-        return result(None, obstacle)
-    if not shared:
-        return result(None, "no common seed")
-    squares, sources = [], []
-    tested = [*a.by_seed.values(), *b.by_seed.values()]
+        return result(obstacle)
+    if difference.n > 1:
+        return Comparison(group.name, reference.name, difference, f"{difference.n} seeds, paired")
+    if difference.n == 0:
+        return result("no common seed")
+    if over_seeds:
+        return result("one common seed" if difference.unpaired else "one seed")
+    tested = [*group.by_seed.values(), *reference.by_seed.values()]
     variances = [one.variance for one in tested if one.variance is not None]
-    if len(variances) == len(tested):
-        # All seeds share one test set, so its variance does not shrink with more seeds.
-        error = math.sqrt(2 * statistics.fmean(variances))
-        freedom = min(one.freedom for one in tested)
-        squares.append((_critical(level, freedom) * error) ** 2)
-        sources.append("test set" if math.isinf(freedom) else "tests and clients")
-    if len(shared) > 1:
-        differences = [a.by_seed[seed].value - b.by_seed[seed].value for seed in shared]
-        error = statistics.stdev(differences) / math.sqrt(len(differences))
-        squares.append((_critical(level, len(differences) - 1) * error) ** 2)
-        sources.append(f"{len(shared)} seeds, paired")
-    if not squares:
-        return result(None, "size of the test set unknown")
-    return result(math.sqrt(sum(squares)), " and ".join(sources))
-
-
-def _critical(level: float, freedom: float) -> float:
-    """Returns the two-sided critical value in standard errors: normal, or else Student's t."""
-    if math.isinf(freedom):
-        return statistics.NormalDist().inv_cdf(1 - level / 2)
-    limit_blas_threads()
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 1 - level / 2))
+    if len(variances) < len(tested):
+        return result("size of the test set unknown")
+    freedom = min(one.freedom for one in tested)
+    basis = "test set" if math.isinf(freedom) else "tests and clients"
+    return result(basis, student(level, freedom) * math.sqrt(sum(variances)))

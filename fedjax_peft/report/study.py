@@ -96,7 +96,7 @@ class Study(NamedTuple):
     """Cells of several methods, with how their settings are chosen and compared."""
 
     cells: list[Cell]
-    """In the order of the runs."""
+    """Methods in the order of the runs, settings by size."""
     choose_by: str | None
     """The metric that ``sweep.toml`` names; None without such a file or name."""
     baseline: str | None
@@ -105,6 +105,13 @@ class Study(NamedTuple):
     """Swept dotted keys, including seeds; empty for runs that are not from a sweep."""
     notes: tuple[str, ...] = ()
     """Sentences on runs that are left out."""
+    records: tuple[RunRecord, ...] = ()
+    """All runs that were read, also those that are left out."""
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the runs are from a sweep, or a cell has several seeds."""
+        return bool(self.keys) or any(len(cell.runs) > 1 for cell in self.cells)
 
     @property
     def methods(self) -> dict[str, list[Cell]]:
@@ -291,8 +298,17 @@ def make_study(
         alike = [g[0] for n, g in zip(names, groups.values(), strict=True) if n == name]
         shown = [*swept, *(key for key in _differing(alike) if key not in swept)]
         config = flatten(members[0].config)
-        cells.append(Cell(name, {key: config[key] for key in shown if key in config}, by_seed))
-    return Study(cells, choose_by, baseline, tuple(keys), tuple(notes))
+        ordered = {seed: by_seed[seed] for seed in sorted(by_seed, key=seed_order)}
+        cells.append(Cell(name, {key: config[key] for key in shown if key in config}, ordered))
+    cells.sort(key=lambda cell: (names.index(cell.name), *map(_by_size, cell.settings.items())))
+    return Study(cells, choose_by, baseline, tuple(keys), tuple(notes), tuple(runs))
+
+
+def _by_size(setting: tuple[str, Any]) -> tuple[str, bool, float, str]:
+    """Returns the key that sorts settings: numbers by their size."""
+    key, value = setting
+    numeric = isinstance(value, int | float)
+    return key, not numeric, float(value) if numeric else 0.0, str(value)
 
 
 def _read_sweep(path: Path) -> dict[str, Any]:

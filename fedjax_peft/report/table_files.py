@@ -3,7 +3,7 @@
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from unicodedata import name
@@ -30,6 +30,8 @@ class TextTable(NamedTuple):
     """Cells; a cell may be :class:`Bold`. Every row has as many cells as the header."""
     notes: Sequence[str] = ()
     """Sentences below the table. CSV omits title and notes."""
+    data: Mapping[str, Sequence[object]] | None = None
+    """Heading -> values of a column of the CSV, if it has numbers instead of the texts."""
 
     def markdown(self) -> str:
         """Returns the table in GitHub's Markdown, with the title above and the notes below."""
@@ -43,7 +45,10 @@ class TextTable(NamedTuple):
     def csv(self) -> str:
         """Returns header and rows as CSV (RFC 4180)."""
         out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([self.header, *self.rows])
+        header, rows = [*self.header], [*map(tuple, self.rows)]
+        if self.data is not None:
+            header, rows = [*self.data], [*zip(*self.data.values(), strict=True)]
+        csv.writer(out, lineterminator="\n").writerows([header, *rows])
         return out.getvalue()
 
     def latex(self) -> str:

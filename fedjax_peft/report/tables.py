@@ -1,8 +1,8 @@
 """Tables of one run or several: the comparison, and the cost of reaching a target."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rich.cells import cell_len
 from rich.table import Table
@@ -11,19 +11,25 @@ from rich.text import Text
 from fedjax_peft.errors import InputError
 from fedjax_peft.report import plots
 from fedjax_peft.report.records import RunRecord, distinct
+from fedjax_peft.report.table_files import Bold, TextTable
 from fedjax_peft.report.verdict import Judgement, judge, score_text, verdict, word
 from fedjax_peft.rows import headline, headline_is_lower_better, rounds_to, series, summary
 
 __all__ = [
     "MISSING",
     "Column",
+    "Part",
     "Target",
     "columns",
     "conclusion",
+    "cost_columns",
+    "percent",
     "score_printer",
     "table",
     "target_table",
     "targets",
+    "terminal_table",
+    "text_table",
 ]
 
 MISSING = "-"
@@ -36,8 +42,11 @@ UNTRAINED = "untrained"
 """The cell of a run whose model reached the target before any training, at no cost."""
 
 
+Part: TypeAlias = Literal["results", "clients", "difference", "costs"]
+
+
 class Column(NamedTuple):
-    """A column of a table with one row for each run."""
+    """A column of a table with one row for each run, or for each method."""
 
     title: str
     short: str
@@ -45,8 +54,12 @@ class Column(NamedTuple):
     cells: list[str]
     best: set[int]
     """The rows with the best value; empty if no value is better than the others."""
-    of_clients: bool = False
-    """Whether the values are of the clients' own tests; the page has a separate table for them."""
+    part: Part = "results"
+    """The table of the page that has the column."""
+    data: Mapping[str, Sequence[object]] | None = None
+    """Heading -> numbers, which CSV has instead of the cells."""
+    is_text: bool = False
+    """Whether the page aligns the cells at the left."""
 
 
 class Target(NamedTuple):
@@ -61,12 +74,11 @@ class Target(NamedTuple):
 def table(runs: Sequence[RunRecord], width: int = 80) -> Table:
     """Returns the comparison of runs for a terminal of ``width`` characters.
 
-    If the terminal is too narrow for all columns, the last ones are omitted and the caption says
-    so.
+    See :func:`terminal_table`.
     """
     runs = distinct(runs)
     shown = [column for column in columns(runs, judge(runs)) if column.short]
-    return _terminal_table("\nRun", runs, shown, [c.short for c in shown], width, gap=2)
+    return terminal_table("\nRun", [run.name for run in runs], shown, width)
 
 
 def conclusion(runs: Sequence[RunRecord]) -> str:
@@ -90,39 +102,66 @@ def target_table(runs: Sequence[RunRecord], target: float, width: int = 80) -> T
         for i, column in enumerate(one.columns)
     ]
     head = f"To {score_printer(runs)(target)}\nRun"
-    return _terminal_table(head, runs, shown, heads, width, gap=1)
+    named = [column._replace(short=one) for column, one in zip(shown, heads, strict=True)]
+    return terminal_table(head, [run.name for run in runs], named, width, gap=1)
 
 
-def _terminal_table(
-    head: str,
-    runs: Sequence[RunRecord],
-    columns: Sequence[Column],
-    heads: Sequence[str],
-    width: int,
-    *,
-    gap: int,
+def terminal_table(
+    head: str, names: Sequence[str], columns: Sequence[Column], width: int, *, gap: int = 2
 ) -> Table:
-    """Returns a table with the names of the runs in the first column, ``gap`` between columns."""
+    """Returns a table for a terminal of ``width`` characters, with ``names`` in the first column.
+
+    If the terminal is too narrow for all columns, the last ones are omitted and the caption says
+    so.
+
+    Args:
+      head: the heading of the first column.
+      names: the names of the rows.
+      columns: columns with short headings.
+      width: characters of the terminal.
+      gap: spaces between columns.
+    """
 
     def text_width(texts: Iterable[str]) -> int:
         return max(cell_len(line) for text in texts for line in text.split("\n"))
 
-    widths = [text_width([title, *c.cells]) + gap for title, c in zip(heads, columns, strict=True)]
-    name = min(text_width([head, *(run.name for run in runs)]), NAME_WIDTH) + gap
+    widths = [text_width([column.short, *column.cells]) + gap for column in columns]
+    name = min(text_width([head, *names]), NAME_WIDTH) + gap
     shown = len(columns)
     while shown and name + sum(widths[:shown]) > width + gap:
         shown -= 1
     out = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     out.add_column(head, overflow="fold", min_width=name - gap)
-    for title in heads[:shown]:
-        out.add_column(title, justify="right", no_wrap=True)
-    for i, run in enumerate(runs):
+    for column in columns[:shown]:
+        out.add_column(column.short, justify="right", no_wrap=True)
+    for i, row in enumerate(names):
         cells = (Text(c.cells[i], "bold green" if i in c.best else "") for c in columns[:shown])
-        out.add_row(Text(run.name), *cells)
+        out.add_row(Text(row), *cells)
     if omitted := len(columns) - shown:
         out.caption = f"{omitted} more column{'' if omitted == 1 else 's'}: widen the terminal."
         out.caption_justify = "left"
     return out
+
+
+def text_table(title: str, head: str, names: Sequence[str], columns: Sequence[Column]) -> TextTable:
+    """Returns columns as a table for files; the best values are bold.
+
+    Args:
+      title: the title of the table.
+      head: the heading of the first column.
+      names: the names of the rows.
+      columns: the columns with their full headings.
+    """
+    cells = [[Bold(x) if i in c.best else x for i, x in enumerate(c.cells)] for c in columns]
+    data: dict[str, Sequence[object]] = {head: names}
+    for column in columns:
+        data |= column.data or {column.title: column.cells}
+    return TextTable(
+        title,
+        [head, *(column.title for column in columns)],
+        [*zip(names, *cells, strict=True)],
+        data=data,
+    )
 
 
 def columns(runs: Sequence[RunRecord], judged: Judgement | None) -> list[Column]:
@@ -135,7 +174,7 @@ def columns(runs: Sequence[RunRecord], judged: Judgement | None) -> list[Column]
         judged: the result of :func:`fedjax_peft.report.verdict.judge` for these runs.
     """
     facts = [summary(run.rows) for run in runs]
-    built = [*_score_columns(facts, judged), *_cost_columns(facts)]
+    built = [*_score_columns(facts, judged), *cost_columns(facts)]
     return [column for column in built if set(column.cells) != {MISSING}]
 
 
@@ -149,7 +188,7 @@ def _score_columns(facts: Sequence[dict[str, Any]], judged: Judgement | None) ->
     score = word(plots.common(metrics, "score"))
     short = {"accuracy": "acc."}.get(score, score)
     share = all(map(plots.is_share, metrics))
-    text = _percent if share else "{:.4g}".format
+    text = percent if share else "{:.4g}".format
     unit, sign = (" (%)", " %") if share else ("", "")
     tested = any(final is not None for final in get("final_score"))
     best = judged.best if judged else set()
@@ -163,7 +202,7 @@ def _score_columns(facts: Sequence[dict[str, Any]], judged: Judgement | None) ->
             get(f"client_mean_{group}") if grouped else [None] * len(facts),
             text,
             notes=[f" ({MISSING if n is None else round(n)})" for n in counts[group]],
-            of_clients=True,
+            part="clients",
         )
         for group in ("seen", "unseen")
     ]
@@ -191,22 +230,23 @@ def _score_columns(facts: Sequence[dict[str, Any]], judged: Judgement | None) ->
             None if tested else best,
             short="" if tested else f"Clients’\n{short}{sign}",
             notes=deviations,
-            of_clients=True,
+            part="clients",
         ),
-        _column(f"Weighted by test size{unit}", get("client_weighted"), text, of_clients=True),
+        _column(f"Weighted by test size{unit}", get("client_weighted"), text, part="clients"),
         *by_group,
-        _column(f"Worst client{unit}", get("client_worst"), text, of_clients=True),
+        _column(f"Worst client{unit}", get("client_worst"), text, part="clients"),
+        _column(f"Worst 10 % of clients{unit}", get("client_worst_tenth"), text, part="clients"),
         _column(
             f"Clients’ mean, tuned{unit}",
             get("tuned_client_mean"),
             text,
             notes=tuned,
-            of_clients=True,
+            part="clients",
         ),
     ]
 
 
-def _cost_columns(facts: Sequence[dict[str, Any]]) -> list[Column]:
+def cost_columns(facts: Sequence[dict[str, Any]]) -> list[Column]:
     """Returns the columns of parameters, communication and time, and the aggregation error."""
 
     def get(key: str) -> list[Any]:
@@ -241,7 +281,7 @@ def _cost_columns(facts: Sequence[dict[str, Any]]) -> list[Column]:
             wall_clock.text,
             short=f"Wall\n{wall_clock.unit}",
         ),
-        _column("Slots in use (%)", get("slot_utilisation"), _percent),
+        _column("Slots in use (%)", get("slot_utilisation"), percent),
         _error_column(get("aggregation_error_relative"), get("aggregation_error")),
     ]
 
@@ -250,7 +290,7 @@ def _error_column(relative: Sequence[float | None], absolute: Sequence[float | N
     """Returns the aggregation error; the relative one, which compares better, if it is known."""
     title = "Mean aggregation error"
     if any(value is not None for value in relative):
-        return _column(f"{title} (%)", relative, _percent, short="Agg.\nerr. %")
+        return _column(f"{title} (%)", relative, percent, short="Agg.\nerr. %")
     return _column(title, absolute, "{:.2g}".format, short="Agg.\nerror")
 
 
@@ -262,7 +302,7 @@ def _column(
     *,
     short: str = "",
     notes: Sequence[str] | None = None,
-    of_clients: bool = False,
+    part: Part = "results",
 ) -> Column:
     """Returns a column.
 
@@ -273,7 +313,7 @@ def _column(
         best: the rows to mark as the best; or ``max`` or ``min``, for values without an error.
         short: the heading in a terminal.
         notes: text after each value.
-        of_clients: whether the values are of the clients' own tests.
+        part: see :class:`Column`.
     """
     notes = notes or [""] * len(values)
     cells = [
@@ -281,14 +321,14 @@ def _column(
         for value, note in zip(values, notes, strict=True)
     ]
     if not callable(best):
-        return Column(title, short, cells, best or set(), of_clients)
+        return Column(title, short, cells, best or set(), part)
     known = [value for value in values if value is not None]
     marked = set()
     if len(set(map(text, known))) > 1:
         # Compare the printed texts, so that cells with equal texts are marked together.
         first = text(best(known))
         marked = {i for i, v in enumerate(values) if v is not None and text(v) == first}
-    return Column(title, short, cells, marked, of_clients)
+    return Column(title, short, cells, marked, part)
 
 
 def targets(runs: Sequence[RunRecord], target: float | None) -> list[Target]:
@@ -357,5 +397,5 @@ def _scale(choose: Callable[[float], plots.Unit], values: Iterable[float | None]
     return _Scale(unit.symbol, lambda n: MISSING if n is None else plots.digits(n / unit.size))
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     return f"{100 * share:.1f}"

@@ -7,14 +7,17 @@ from typing import Any, NamedTuple
 
 from fedjax_peft.nested import flatten
 from fedjax_peft.report import plots, separation
-from fedjax_peft.report.records import SEED, RunRecord, unique
+from fedjax_peft.report.records import SEED, RunRecord
 from fedjax_peft.report.separation import Group, Measurement, Ranking
-from fedjax_peft.rows import headline_is_lower_better, series, summary
+from fedjax_peft.rows import headline, headline_is_lower_better, series, summary
 
 __all__ = [
     "Judgement",
+    "capital",
+    "gap_text",
     "judge",
     "listing",
+    "obstacle",
     "printed",
     "score_text",
     "verdict",
@@ -27,7 +30,7 @@ bound of their variance. Other scores, such as the F1 of entities, are not means
 
 
 class Judgement(NamedTuple):
-    """The scores by which runs are ranked."""
+    """The scores by which the rows of a table, each a group of runs, are ranked."""
 
     what: str
     """The score in words, such as ``final test accuracy``."""
@@ -35,65 +38,65 @@ class Judgement(NamedTuple):
     """Prints a score with its unit."""
     gap: Callable[[float], str]
     """Prints the difference of two scores with its unit."""
-    lower: bool
-    """Whether lower scores are better."""
     on_test: bool
     """Whether the score is on the test set; otherwise it is the mean over clients' tests."""
-    scores: Mapping[int, Measurement]
-    """Index of a run -> score; runs that were not tested after training are missing."""
-    members: Mapping[str, list[int]]
-    """Group -> indices of its runs, in the order of their seeds' first appearance."""
+    rows: Mapping[str, int]
+    """Group -> index of its row."""
     ranking: Ranking
 
     @property
     def best(self) -> set[int]:
-        """The run to mark as the best: separated from all others, in a group of a single seed."""
-        winner = self.ranking.winner
-        runs = self.members[winner.name] if winner else []
-        return set(runs) if len(runs) == 1 else set()
+        """The row to mark as the best: it is separated from all others. Empty if there is none."""
+        return {self.rows[self.ranking.winner.name]} if self.ranking.winner else set()
 
 
 def judge(runs: Sequence[RunRecord]) -> Judgement | None:
-    """Returns the ranking of runs with different names; None if no run has a score."""
+    """Returns the ranking of runs with different names and one seed each; None without a score.
+
+    A run with the config and the seed of an earlier one is not compared.
+    """
     facts = [summary(run.rows) for run in runs]
     on_test = any(fact["final_score"] is not None for fact in facts)
-    metrics = [fact["headline"] for fact in facts]
-    metric = plots.common(metrics, "score")
-    scores = {
-        i: one
-        for i, (run, fact) in enumerate(zip(runs, facts, strict=True))
-        if (one := (_on_test if on_test else _on_clients)(run, fact)) is not None
-    }
-    if not scores:
+    metric = plots.common((fact["headline"] for fact in facts), "score")
+    groups, rows, known = [], {}, set()
+    for i, (run, fact) in enumerate(zip(runs, facts, strict=True)):
+        config = json.dumps(printed({**run.config, "name": ""}), sort_keys=True)
+        same = config if "model" in run.config else i  # Python's runs record not all settings
+        score = (_on_test if on_test else _on_clients)(run, fact)
+        if score is not None and same not in known:
+            known.add(same)
+            groups.append(Group(run.name, {_seed(run.config): score}))
+            rows[run.name] = i
+    if not groups:
         return None
-    directions = {headline_is_lower_better(runs[i].rows) for i in scores}
-    lower = directions == {True}
-    obstacle = None
-    if len(set(metrics)) > 1 or len(directions) > 1:
-        obstacle = "different metrics"
-    elif len({json.dumps(_source(runs[i].config)) for i in scores}) > 1:
-        obstacle = "different data"
-    members = _groups(runs, list(scores))
-    groups = [
-        Group(name, {_seed(runs[i].config): scores[i] for i in rows})
-        for name, rows in members.items()
-    ]
-    ranking = separation.rank(groups, lower_is_better=lower, obstacle=obstacle)
-    share = all(map(plots.is_share, metrics))
+    used = [runs[i] for i in rows.values()]
+    share = all(plots.is_share(fact["headline"]) for fact in facts)
     return Judgement(
         what=f"final test {word(metric)}" if on_test else f"mean of the clients’ {word(metric)}",
         text=score_text(share),
-        gap=(lambda x: f"{100 * x:.1f} points") if share else "{:.3g}".format,
-        lower=lower,
+        gap=gap_text(share),
         on_test=on_test,
-        scores=scores,
-        members=members,
-        ranking=ranking,
+        rows=rows,
+        ranking=separation.rank(
+            groups,
+            lower_is_better=all(headline_is_lower_better(run.rows) for run in used),
+            obstacle=obstacle(used),
+        ),
     )
 
 
+def obstacle(runs: Sequence[RunRecord]) -> str | None:
+    """Returns the reason why the scores of runs cannot be compared; None if they can."""
+    metrics = {(headline(run.rows), headline_is_lower_better(run.rows)) for run in runs}
+    if len(metrics) > 1:
+        return "different metrics"
+    if len({json.dumps(_source(run.config)) for run in runs}) > 1:
+        return "different data"
+    return None
+
+
 def verdict(runs: Sequence[RunRecord], judged: Judgement | None) -> str:
-    """Returns one or two sentences about the result.
+    """Returns one or two sentences about the result of runs with one seed each.
 
     A winner is named only if it is separated from all others.
 
@@ -109,13 +112,14 @@ def verdict(runs: Sequence[RunRecord], judged: Judgement | None) -> str:
             return f"No test {score} has been recorded after training yet."
         return f"No test {score} has been recorded yet."
     first = judged.ranking.groups[0]
+    score = f"{judged.text(first.mean)}{_error(judged, first, runs)}"
     if len(judged.ranking.groups) == 1:
-        return f"{_capital(judged.what)}: {judged.text(first.mean)}{_error(judged, first, runs)}."
+        return f"{capital(judged.what)}: {score}."
     if judged.ranking.winner:
         return (
-            f"{first.name} has the best {judged.what}: {judged.text(first.mean)}"
-            f"{_error(judged, first, runs)}. The difference to every other run is larger than the"
-            f" margin of error.{_one_seed(judged)}"
+            f"{first.name} has the best {judged.what}: {score}. The difference to every other run"
+            " is larger than the margin of error. Each run has one seed only; other seeds may give"
+            " another ranking."
         )
     level = judged.ranking.level
     named = [f"{group.name} {judged.text(group.mean)}" for group in level]
@@ -126,7 +130,7 @@ def verdict(runs: Sequence[RunRecord], judged: Judgement | None) -> str:
     else:
         why = "their differences are within the margin of error"
     rest = f" {_others(behind)} worse by more than the margin." if behind else ""
-    return f"{_capital(judged.what)}: {listing(named)} are not separated; {why}.{rest}"
+    return f"{capital(judged.what)}: {listing(named)} are not separated; {why}.{rest}"
 
 
 def word(metric: str) -> str:
@@ -147,7 +151,12 @@ def score_text(share: bool) -> Callable[[float], str]:
     return (lambda value: f"{100 * value:.1f} %") if share else "{:.4g}".format
 
 
-# Scores and groups.
+def gap_text(share: bool) -> Callable[[float], str]:
+    """Returns the function that prints a difference of scores; in points for a ``share``."""
+    return (lambda value: f"{100 * value:.1f} points") if share else "{:.3g}".format
+
+
+# Scores of single runs.
 
 
 def _on_test(run: RunRecord, fact: Mapping[str, Any]) -> Measurement | None:
@@ -193,46 +202,16 @@ def _seed(config: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in printed(config).items() if SEED.search(key))
 
 
-def _groups(runs: Sequence[RunRecord], tested: Sequence[int]) -> dict[str, list[int]]:
-    """Returns group -> indices of its runs, which differ in their seeds only.
-
-    Of runs with the same config and seed, only the first is used. The config of a run made in
-    Python does not contain all settings, so this run is a group by itself.
-    """
-    found: dict[Any, dict[str, int]] = {}
-    for i in tested:
-        config = runs[i].config
-        settings = [x for x in printed(config).items() if not SEED.search(x[0]) and x[0] != "name"]
-        key: Any = tuple(sorted(settings)) if "model" in config else i
-        found.setdefault(key, {}).setdefault(_seed(config), i)
-    members = [list(seeds.values()) for seeds in found.values()]
-    given = [{_given_name(runs[i]) for i in rows} for rows in members]
-    names: dict[str, list[int]] = {}
-    for rows, of_group in zip(members, given, strict=True):
-        common = len(rows) > 1 and len(of_group) == 1 and given.count(of_group) == 1
-        name = min(of_group) if common else runs[rows[0]].name
-        names[unique(name, names)] = rows
-    return names
-
-
-def _given_name(run: RunRecord) -> str:
-    return plots.one_line(str(run.config.get("name") or run.path.resolve().name))
-
-
 # Words.
 
 
 def _error(judged: Judgement, group: Group, runs: Sequence[RunRecord]) -> str:
-    """Returns the seeds of a score; for one seed, its standard error and the cost of the run."""
-    if group.deviation is not None:
-        n = len(group.by_seed)
-        return f" (mean of {n} seeds, standard deviation {judged.gap(group.deviation)})"
+    """Returns the standard error of a score, and the cost of the run."""
     (one,) = group.by_seed.values()
     error = ""
     if one.variance is not None:
         error = f" (standard error {judged.gap(math.sqrt(one.variance))})"
-    run = runs[judged.members[group.name][0]]
-    return f"{error} {_after(run, judged)}"
+    return f"{error} {_after(runs[judged.rows[group.name]], judged)}"
 
 
 def _after(run: RunRecord, judged: Judgement) -> str:
@@ -253,17 +232,12 @@ def _after(run: RunRecord, judged: Judgement) -> str:
     return f"after {listing(words, shown=3)}"
 
 
-def _one_seed(judged: Judgement) -> str:
-    if any(group.deviation is None for group in judged.ranking.groups):
-        return " Each run has one seed only; other seeds may give another ranking."
-    return ""
-
-
 def _others(n: int) -> str:
     return "One other run is" if n == 1 else f"{n} other runs are"
 
 
-def _capital(text: str) -> str:
+def capital(text: str) -> str:
+    """Returns a text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 

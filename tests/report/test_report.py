@@ -13,7 +13,6 @@ from fedjax_peft.cli.main import main
 from fedjax_peft.errors import InputError
 from fedjax_peft.report import page as report
 from fedjax_peft.report import records, tables
-from fedjax_peft.report.verdict import judge
 from fedjax_peft.rows import rounds_to
 
 pytestmark = pytest.mark.slow
@@ -163,7 +162,8 @@ def test_the_table_fits_80_columns(tmp_path):
 def test_the_page_is_self_contained(tmp_path):
     runs = load(make_run(tmp_path / "fedlr", top=0.5), make_run(tmp_path / "fra"))
     path = report.write_report(runs, tmp_path / "deep" / "out")
-    assert {p.name for p in path.parent.iterdir()} == {"report.html", "figures"}
+    tables = {"table.md", "table.csv", "table.tex"}
+    assert {p.name for p in path.parent.iterdir()} == {"report.html", "figures", *tables}
     assert {p.name for p in (path.parent / "figures").iterdir()} == {
         f"accuracy_vs_{x}.{form}"
         for x in ("round", "bytes", "time")
@@ -242,14 +242,15 @@ def test_seeds_are_compared_in_pairs(tmp_path):
     """Scores differ by 8 points between seeds; comparisons within each seed are not affected."""
     better = [*seeded(tmp_path, scores=[0.58, 0.50, 0.54], name="federa")]
     worse = [*seeded(tmp_path, scores=[0.52, 0.44, 0.481], name="fedlr")]
-    parsed = Page(text := page(load(*better, *worse), tmp_path))
-    mean = "federa has the best final test accuracy: 54.0 % (mean of 3 seeds, standard deviation"
-    assert f"{mean} 4.0 points)" in text
-    assert parsed.row("federa", "3") == ["federa", "3", "54.0 % (best)", "4.0 points"]
-    row = parsed.row("federa and fedlr")
-    assert row[1:4] == ["6.0 points", "± 2.2 points", "test set and 3 seeds, paired"]
-    assert row[-1] == "separated"
-    assert text.count("(best)") == 1, "single runs of several seeds are not marked"
+    parsed = Page(text := page(load(*worse, *better), tmp_path))
+    mean = "federa has the best final test accuracy, separated from every other: 54.0 % (mean of 3"
+    assert f"{mean} seeds, standard deviation 4.0 points)." in text
+    assert parsed.row("federa", "3")[:3] == ["federa", "3", "54.0 ± 4.0 (best)"]
+    # The differences are 6.0, 6.0 and 5.9 points.
+    row = parsed.row("federa", "+6.0")
+    assert row[1:] == ["+6.0", "+5.8 to +6.1", "+5.9 to +6.0", "separated"]
+    assert parsed.row("fedlr", "baseline")
+    assert text.count("(best)") == 1
 
 
 def test_a_run_with_other_settings_is_not_in_the_group_of_its_name(tmp_path):
@@ -257,9 +258,9 @@ def test_a_run_with_other_settings_is_not_in_the_group_of_its_name(tmp_path):
     (other,) = seeded(tmp_path / "b", scores=[0.1], name="fedlr")
     path = other / "config.toml"
     path.write_text(path.read_text().replace("rounds", "batch_size = 3\nrounds"))
-    judged = judge(records.distinct(load(*group, other)))
-    assert sorted(map(len, judged.members.values())) == [1, 2]
-    assert len(judged.ranking.groups) == 2
+    parsed = Page(page(load(*group, other), tmp_path))
+    assert parsed.row("fedlr", "-", "2")
+    assert parsed.row("fedlr (batch_size=3)", "batch_size=3", "1")
 
 
 def test_a_run_given_twice_is_not_compared_with_itself(tmp_path):
@@ -273,7 +274,8 @@ def test_no_winner_is_named_within_the_margin_of_the_seeds(tmp_path):
     one = [*seeded(tmp_path, scores=[0.58, 0.50, 0.54], name="federa")]
     other = [*seeded(tmp_path, scores=[0.50, 0.52, 0.53], name="fedlr")]
     text = page(load(*one, *other), tmp_path)
-    assert "federa 54.0 % and fedlr 51.7 % are not separated" in text
+    assert "No method is separated from federa in final test accuracy" in text
+    assert "not separated" in Page(text).row("fedlr", "−2.3")
     assert "(best)" not in text
 
 

@@ -33,7 +33,7 @@ def test_the_margin_of_two_accuracies():
     one, other = (group(name, [p], binomial(p, 400)) for name, p in (("a", 0.5), ("b", 0.4)))
     (found,) = rank([other, one], lower_is_better=False).comparisons
     expected = 1.959964 * math.sqrt((0.5 * 0.5 + 0.4 * 0.6) / 400)
-    assert (found.best, found.other) == ("a", "b")
+    assert (found.reference, found.name) == ("a", "b")
     assert found.margin == pytest.approx(expected, rel=1e-2)
     assert found.separated
     assert rank([one, other], lower_is_better=True).groups[0] == other
@@ -45,7 +45,7 @@ def test_seeds_are_paired():
     (found,) = rank([one, other], lower_is_better=False).comparisons
     # Student's t of 2 degrees of freedom is 4.3027.
     assert found.margin == pytest.approx(4.3027 * 0.001 / math.sqrt(3), rel=1e-3)
-    assert found.difference == pytest.approx(0.03)
+    assert found.difference.mean == pytest.approx(-0.03)
     assert found.separated
 
 

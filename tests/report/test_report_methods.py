@@ -1,0 +1,197 @@
+"""The report of a sweep: one row a method, with paired differences to a baseline."""
+
+import csv
+import json
+import re
+
+import pytest
+from toy_sweeps import accuracy, write_sweep
+
+from fedjax_peft.cli.main import main
+from fedjax_peft.errors import InputError
+from fedjax_peft.report.methods import Options, compare_methods
+from fedjax_peft.report.page import write_report
+from fedjax_peft.report.study import read_study
+
+NOISE = (0.0, 0.06, -0.02)
+"""Effect of each seed, which all methods share."""
+
+
+def scores(up, *, jitter=(0.0, 0.001, -0.001), rates=(0.1, 0.2)):
+    """Validation prefers the first rate; the test set would prefer the last one."""
+    return {
+        rate: {
+            seed: accuracy(0.8 - rate + noise, 0.5 + rate + up + noise + jitter[seed])
+            for seed, noise in enumerate(NOISE)
+        }
+        for rate in rates
+    }
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    methods = {"fedavg": scores(0), "fedprox": scores(0.03), "moon": scores(0, jitter=NOISE)}
+    return write_sweep(tmp_path / "lr", methods, choose_by="validation_accuracy", baseline="fedavg")
+
+
+def row(methods, name):
+    i = methods.names.index(name)
+    return {column.title: column.cells[i] for column in methods.columns}
+
+
+def test_a_row_for_each_method_at_its_setting_chosen_on_validation(sweep):
+    methods = compare_methods(read_study(sweep))
+    assert methods.names == ["fedavg", "fedprox", "moon"]
+    assert row(methods, "fedprox") == {
+        "Chosen setting": "learning_rate=0.1",
+        "Seeds": "3",
+        "Final validation accuracy (%)": "71.3 ± 4.2",
+        "Final test accuracy (%)": "64.3 ± 4.3",
+        "Best test accuracy (%)": "64.3 ± 4.3",
+        "Difference to fedavg (points)": "+3.0",
+        "95 % interval (t)": "+3.0 to +3.0",
+        "95 % interval (bootstrap)": "+3.0 to +3.0",
+        "Result": "separated",
+    }
+    assert row(methods, "fedavg")["Difference to fedavg (points)"] == "baseline"
+    assert row(methods, "moon")["Result"] == "not separated"
+    assert methods.lead == (
+        "fedprox (+3.0 points) is separated from fedavg in final test accuracy; moon is not. The"
+        " settings were chosen by the mean of validation_accuracy over seeds."
+    )
+    assert methods.warnings == []
+
+
+def test_all_settings_are_shown_with_the_chosen_ones(sweep):
+    names, columns = compare_methods(read_study(sweep)).settings
+    cells = list(zip(names, *(column.cells for column in columns), strict=True))
+    assert [column.title for column in columns] == [
+        "optimizer.learning_rate",
+        "Seeds",
+        "Final validation accuracy (%)",
+        "Final test accuracy (%)",
+        "Choice",
+    ]
+    assert cells[:2] == [
+        ("fedavg", "0.1", "3", "71.3 ± 4.2", "61.3 ± 4.3", "chosen"),
+        ("fedavg", "0.2", "3", "61.3 ± 4.2", "71.3 ± 4.3", "-"),
+    ]
+
+
+def test_a_choice_on_test_is_said_first(sweep):
+    methods = compare_methods(read_study(sweep), Options(choose_by="test_accuracy"))
+    assert row(methods, "fedavg")["Chosen setting"] == "learning_rate=0.2"
+    assert "chosen on test data (test_accuracy), so the test scores" in methods.lead
+
+
+def test_nothing_separated_is_said(tmp_path):
+    methods = {"a": scores(0.001, jitter=NOISE), "b": scores(0)}
+    found = compare_methods(read_study(write_sweep(tmp_path / "s", methods)))
+    assert found.lead.startswith("No method is separated from a in final test accuracy")
+    assert found.judged.best == set()
+
+
+def test_the_best_mean_is_bold_only_if_separated_from_all_others(tmp_path):
+    ahead = {"a": scores(0), "b": scores(0.05)}
+    found = compare_methods(read_study(write_sweep(tmp_path / "s", ahead)))
+    assert found.lead.startswith("b has the best final test accuracy, separated from every other")
+    table = found.tables()["table"]
+    assert "**66.3 ± 4.3**" in table.markdown()
+    assert table.latex().count("textbf") == 1
+    near = {"a": scores(0), "b": scores(0.05), "c": scores(0.0501, jitter=(0.001, 0.0, -0.001))}
+    found = compare_methods(read_study(write_sweep(tmp_path / "t", near)))
+    assert "textbf" not in found.tables()["table"].latex()
+
+
+def test_few_seeds_and_broken_pairs_are_warned_of(tmp_path):
+    rate = {0.1: scores(0)[0.1]}
+    other = {0.1: {seed + 1: fields for seed, fields in scores(0.0204)[0.1].items()}}
+    one = {0.1: {0: accuracy(0.5, 0.5)}}
+    two = {0.1: {seed: accuracy(0.5, 0.5 + seed) for seed in range(2)}}
+    methods = {"a": rate, "b": other, "c": one, "d": two}
+    found = compare_methods(read_study(write_sweep(tmp_path / "s", methods)))
+    text = " ".join(found.warnings)
+    assert "c has one seed: no standard deviation and no interval." in text
+    assert "d has 2 seeds. Use at least 3" in text
+    assert "b and a do not have the same seeds: the difference leaves out seeds 0, 3." in text
+    assert row(found, "c")["Final test accuracy (%)"] == "50.0"
+    assert row(found, "c")["Result"] == "not known: one common seed"
+    # Seeds 1 and 2 only: 0.6204 - 0.661 and 0.6814 - 0.579.
+    assert row(found, "b")["Difference to a (points)"] == "+3.1"
+
+
+def test_any_metric_baseline_and_best_value(sweep):
+    study = read_study(sweep)
+    found = compare_methods(study, Options("validation_accuracy", "best", None, "moon"))
+    assert found.baseline == "moon"
+    assert "Best validation accuracy (%)" in row(found, "fedavg")
+    assert row(found, "moon")["Difference to moon (points)"] == "baseline"
+    with pytest.raises(InputError, match="Did you mean 'validation_accuracy'"):
+        compare_methods(study, Options(metric="valid_accuracy"))
+    with pytest.raises(InputError, match="Did you mean 'fedprox'"):
+        compare_methods(study, Options(baseline="fedprx"))
+
+
+def test_nested_metrics_where_lower_is_better(tmp_path):
+    rates = {
+        method: {0.1: {s: {"test_accuracy": 0.5, "time": {"train_s": t + s}} for s in range(3)}}
+        for method, t in (("slow", 9.0), ("fast", 1.0))
+    }
+    study = read_study(write_sweep(tmp_path / "s", rates))
+    found = compare_methods(study, Options(metric="time.train_s"))
+    assert row(found, "fast")["Final time.train s"] == "2 ± 1"
+    assert row(found, "fast")["Difference to fast"] == "baseline"
+    assert found.judged.ranking.groups[0].name == "fast"
+
+
+def test_clients_have_columns(tmp_path):
+    """Twenty clients: the worst tenth is the mean of two."""
+    tests = {"client": list(range(20)), "accuracy": [0.1, 0.3, *[0.9] * 18]}
+    fields = {"client_accuracy_mean": 0.83, "client_accuracy_weighted": 0.7, "client_tests": tests}
+    rates = {"ditto": {0.1: {s: {"test_accuracy": 0.5, **fields} for s in range(3)}}}
+    found = compare_methods(read_study(write_sweep(tmp_path / "s", rates)))
+    cells = row(found, "ditto")
+    assert cells["Worst 10 % of clients (%)"] == "20.0 ± 0.0"
+    assert cells["Weighted by test size (%)"] == "70.0 ± 0.0"
+    page = write_report(read_study(tmp_path / "s"), tmp_path / "out").read_text()
+    assert "mean over the tenth of the clients" in page
+
+
+@pytest.mark.slow
+def test_the_command_writes_page_and_tables(sweep, capsys):
+    assert main(["report", str(sweep)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "fedprox (+3.0 points) is separated from fedavg" in out
+    assert "fedprox learning_rate=0.1 3 71.3 ± 4.2 64.3 ± 4.3" in out
+    assert "moon 0.2 3 61.3 ± 4.2" in out
+    page = (sweep / "report.html").read_text()
+    assert "<h2>All settings</h2>" in page
+    assert "chosen by the mean of validation_accuracy" in page
+    assert {path.name for path in sweep.glob("*.*")} == {
+        *("sweep.toml", "report.html", "table.md", "table.csv", "table.tex"),
+        *("settings.md", "settings.csv", "settings.tex"),
+    }
+    with (sweep / "table.csv").open() as file:
+        rows = {one["Method"]: one for one in csv.DictReader(file)}
+    assert float(rows["fedprox"]["test_accuracy"]) == pytest.approx(0.5 + 0.1 + 0.03 + 0.04 / 3)
+    assert float(rows["fedprox"]["difference"]) == pytest.approx(0.03)
+    assert rows["fedavg"]["difference"] == ""
+    assert re.search(r"fedprox & learning\\_rate=0.1 & 3", (sweep / "table.tex").read_text())
+    with (sweep / "figures" / "test_accuracy_vs_round.csv").open() as file:
+        assert {one["seed"] for one in csv.DictReader(file)} == {"0", "1", "2"}
+    assert main(["report", str(sweep), "--metric", "tst_accuracy"]) == 2
+    assert "Did you mean 'test_accuracy'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_unfinished_runs_are_named_and_alone_they_are_rows(sweep, capsys):
+    run = sweep / "moon" / "rate=0.1,seed=2"
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text(lines[0] + "\n")
+    methods = compare_methods(read_study(sweep))
+    assert any(f"{run} is unfinished and left out" in one for one in methods.warnings)
+    assert any("moon with learning_rate=0.1 has no" in one for one in methods.warnings)
+    assert row(methods, "moon")["Chosen setting"] == "learning_rate=0.2"
+    assert main(["report", str(run)]) == 0
+    assert json.loads(lines[0])["round"] == 0
+    assert "moon" in capsys.readouterr().out

@@ -1,0 +1,34 @@
+"""Sweeps on disk with planted results."""
+
+import itertools
+import json
+
+import tomli_w
+
+
+def write_run(path, config, rows):
+    path.mkdir(parents=True)
+    whole = {"rounds": rows[-1]["round"], "model": {"name": "tiny"}, **config}
+    (path / "config.toml").write_text(tomli_w.dumps(whole))
+    lines = (json.dumps({"headline": "accuracy", "headline_better": "higher", **r}) for r in rows)
+    (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def write_sweep(root, scores, *, keys=("optimizer.learning_rate", "seed"), **sweep):
+    """Writes a sweep; ``scores`` is method -> learning rate -> seed -> fields of the last row."""
+    root.mkdir(parents=True)
+    (root / "sweep.toml").write_text(tomli_w.dumps({"keys": list(keys), **sweep}))
+    for method, rates in scores.items():
+        for (rate, seeds), flip in zip(rates.items(), itertools.cycle((False, True))):
+            for seed, fields in seeds.items():
+                point = f"seed={seed},rate={rate}" if flip else f"rate={rate},seed={seed}"
+                config = {"name": method, "algorithm": method, "seed": seed}
+                config |= {"optimizer": {"name": "adamw", "learning_rate": rate}}
+                rows = [{"round": 0}, {"round": 3, **fields}]
+                write_run(root / method / point, config, rows)
+    return root
+
+
+def accuracy(validation, test):
+    return {"validation_accuracy": validation, "test_accuracy": test}
