@@ -241,12 +241,13 @@ def _compare(settings: Sequence[Mapping[str, Any]]) -> Comparison:
 # Warnings.
 
 _TEST_SET = re.compile(r"(^|\.|_)(test|dataset)($|\.|_)|^data(\.(name|path|source|split|subset))?$")
-_EXCLUDED = {
+_UPLOADS = {
     "dropped": "not finite and excluded",
     "failed": "missing because clients dropped out",
     "late": "too late and excluded",
+    "partial": "of partial work, because of the deadline",
 }
-"""Field of a row -> why the uploads of the clients in it were not aggregated."""
+"""Field of a row -> why the uploads of the clients in it were not aggregated, or incomplete."""
 _ROUNDS = re.compile(r"(^|\.)rounds$")
 
 
@@ -275,17 +276,17 @@ def _warnings(runs: Sequence[RunRecord], *, grouped: bool = False) -> list[str]:
 
 
 def _run_warnings(run: RunRecord) -> Iterable[str]:
-    for field, reason in _EXCLUDED.items():
-        excluded = [
+    for field, reason in _UPLOADS.items():
+        found = [
             (row["round"], client)
             for row in run.rows
             if isinstance(row.get(field), list)
             for client in row[field]
         ]
-        if excluded:
-            rounds, clients = (set(column) for column in zip(*excluded, strict=True))
+        if found:
+            rounds, clients = (set(column) for column in zip(*found, strict=True))
             yield (
-                f"{len(excluded)} upload{'' if len(excluded) == 1 else 's'} {reason}:"
+                f"{len(found)} upload{'' if len(found) == 1 else 's'} {reason}:"
                 f" {_numbered('client', clients)} in {_numbered('round', rounds)}."
             )
     if empty := [row["round"] for row in run.rows if row.get("clients") == []]:

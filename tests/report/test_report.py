@@ -479,12 +479,13 @@ def test_warnings(tmp_path):
     assert section.count("<li>") == 6
 
 
-def test_warnings_name_clients_without_an_aggregated_upload(tmp_path):
-    path = make_run(tmp_path / "a", failed=[3, 5], late=[7], clients=[])
+def test_warnings_name_clients_without_a_whole_aggregated_upload(tmp_path):
+    path = make_run(tmp_path / "a", failed=[3, 5], late=[7], partial=[2, 4], clients=[])
     text = page(load(path), tmp_path)
     for warning in (
         "a: 2 uploads missing because clients dropped out: clients 3, 5 in round 4.",
         "a: 1 upload too late and excluded: client 7 in round 4.",
+        "a: 2 uploads of partial work, because of the deadline: clients 2, 4 in round 4.",
         "a: no client took part in round 4.",
     ):
         assert f"<li>{warning}</li>" in text
