@@ -1,0 +1,250 @@
+"""``experiments/fedmcp``: its configs resolve, and its script makes the paper's tables."""
+
+import csv
+import json
+import runpy
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+
+from fedjax_peft import testing
+from fedjax_peft.config import config
+
+FOLDER = Path(__file__).parents[1] / "experiments" / "fedmcp"
+SCRIPT = runpy.run_path(str(FOLDER / "tables.py"))
+NINE = ("fedft", "local", "fedavg", "fedlr", "fedap", "moon", "fedrep", "fedmatch", "fedmcp")
+CLIENTS = ("mnli", "mrpc", "qnli", "qqp", "rte", "sst2")
+
+
+def methods(path, overrides=()):
+    """Returns method -> (its resolved config, its table ``[sweep]``)."""
+    raw = config.load(path)
+    sweep = raw.pop("sweep")
+    found = {}
+    for name, one in config.methods(raw, overrides).items():
+        own = one.pop("sweep", {})
+        found[name] = (config.resolve(one), {**sweep["grid"], **own.get("grid", {})})
+    return found
+
+
+@pytest.mark.parametrize("size", ["paper", "small"])
+def test_nine_methods_with_the_papers_settings(size):
+    found = methods(FOLDER / size / "table1.toml")
+    assert tuple(found) == NINE
+    for name, (one, grid) in found.items():
+        assert one["system"] == ("fedmcp" if name == "fedmcp" else f"fedmcp/{name}")
+        assert (one["sampling"], one["optimizer"]["name"]) == ("all", "adam")
+        assert one["partition"]["by"] == "task"
+        assert one["client_test"]
+        assert one["client_validation"]
+        assert not one["global_test"]
+        assert one["peft"].get("size", 16) == 16
+        assert len(grid["seed"]) == {"paper": 5, "small": 3}[size]
+        assert len(grid["optimizer.learning_rate"]) >= 3
+    if size == "paper":
+        assert all(set(one["system_changes"] or {}) <= {"epochs"} for one, _ in found.values())
+        assert {one["rounds"] for one, _ in found.values()} == {25}
+        assert {one["batch_size"] for one, _ in found.values()} == {64}
+        assert 5e-4 in found["fedmcp"][1]["optimizer.learning_rate"]
+    full, adapters = (found[n][1]["optimizer.learning_rate"] for n in ("fedft", "fedmcp"))
+    assert max(full) <= min(adapters)
+    fedrep, fedavg = found["fedrep"][0], found["fedavg"][0]
+    key = "epochs" if size == "paper" else "local_steps"
+    assert fedrep[key] == 2 * fedavg[key]
+
+
+@pytest.mark.parametrize("size", ["paper", "small"])
+def test_studies_change_one_setting_of_the_complete_method(size):
+    (complete, grid), expected = (
+        methods(FOLDER / size / "table1.toml")["fedmcp"],
+        {
+            "table2": {"without_contrast": {"mu": 0.0}, "without_second": {"gamma": 0.0}},
+            "figure4": {
+                "cosine": {"similarity": "cosine"},
+                "cka_debiased": {"similarity": "cka_debiased"},
+            },
+            "figure5": {"cls": {"pooling": "cls"}},
+        },
+    )
+    for file, variants in expected.items():
+        found = methods(FOLDER / size / f"{file}.toml")
+        assert found.keys() == variants.keys()
+        for name, (one, own) in found.items():
+            assert own == grid
+            ignored = {"name", "system_changes", "diagnostics", "eval_every", "algorithm"}
+            assert {k: v for k, v in one.items() if k not in ignored} == {
+                k: v for k, v in complete.items() if k not in ignored
+            }
+            assert one["algorithm"] == {**complete["algorithm"], **variants[name]}
+
+
+def test_figure_3_shows_every_round_of_the_runs_of_table_1():
+    table, figure = (methods(FOLDER / "small" / f"{x}.toml") for x in ("table1", "figure3"))
+    for name, (one, _) in figure.items():
+        assert one["eval_every"] == 1
+        different = {k for k, v in one.items() if table[name][0][k] != v}
+        assert different <= {
+            *("optimizer", "eval_every", "diagnostics", "client_validation", "system_changes"),
+        }
+        assert one["optimizer"]["name"] == "adam"
+    paper = methods(FOLDER / "paper" / "table1.toml")
+    assert {paper[name][0]["eval_every"] for name in figure} == {1}
+
+
+# -------------------------------------------------------------------------------------- the script
+
+
+def write_run(path, settings, rows):
+    path.mkdir(parents=True)
+    (path / "config.toml").write_text(tomli_w.dumps(settings))
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def write_sweep(root, scores, *, rounds=2, rates=(0.1, 0.2), seeds=(0, 1, 2)):
+    """Writes made-up runs: ``scores`` is method -> accuracy of seed 0 at the second rate.
+
+    On validation examples, the second rate is the best; on test examples, it is the first.
+    """
+    root.mkdir(parents=True)
+    sweep = {"keys": ["seed", "optimizer.learning_rate"], "baseline": "fedavg"}
+    sweep["choose_by"] = "client_validation_accuracy_mean"
+    (root / "sweep.toml").write_text(tomli_w.dumps(sweep))
+    for method, top in scores.items():
+        for rate in rates:
+            for seed in seeds:
+                # Client i is i points above client 0; seed s is s points above seed 0.
+                values = [top + 0.01 * (i + seed) for i in range(6)]
+                if rate != rates[-1]:
+                    values = [x + 0.3 for x in values]
+                tests = {"client": list(range(6)), "accuracy": values}
+                if method == "fedmcp":
+                    tests["accuracy_global"] = [x - 0.1 for x in values]
+                last = {
+                    "client_tests": tests,
+                    "client_accuracy_mean": statistics.fmean(values),
+                    "client_validation_accuracy_mean": 0.5 + rate + 0.01 * seed,
+                    "bytes_up": 4 * 6 * 10,
+                    "clients": list(range(6)),
+                    "headline": "accuracy",
+                    "headline_better": "higher",
+                }
+                start = {"parameters": {"adapter": 20, "head": 5, "frozen": 1000}}
+                rows = [{**last, **start, "round": 0}]
+                rows += [{**last, "round": i + 1} for i in range(rounds)]
+                settings = {
+                    "name": method,
+                    "seed": seed,
+                    "rounds": rounds,
+                    "model": {"name": "google/tiny"},
+                    "optimizer": {"name": "adam", "learning_rate": rate},
+                }
+                write_run(root / method / f"learning_rate={rate},seed={seed}", settings, rows)
+    return root
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The folder of the script's files for made-up runs."""
+    root = tmp_path_factory.mktemp("fedmcp")
+    table1 = {name: 0.2 + 0.02 * i for i, name in enumerate(NINE)}
+    sweeps = [
+        write_sweep(root / "a", table1),
+        write_sweep(root / "b", {"without_contrast": 0.3, "without_second": 0.35}),
+        write_sweep(root / "c", {"cosine": 0.3, "cka_debiased": 0.32, "cls": 0.3}),
+        write_sweep(root / "d", {"fedavg": 0.5, "fedmcp": 0.6}, rounds=4, rates=(0.2,)),
+    ]
+    SCRIPT["main"]([*map(str, sweeps), "--out", str(root / "out")])
+    return root / "out"
+
+
+def read(path):
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_table_1_has_nine_methods_and_the_second_classifier(made):
+    rows = {row["method"]: row for row in read(made / "table1.csv")}
+    assert len(rows) == 10
+    local, mcp = rows["Local"], rows["FedMCP"]
+    # Local's seed 0 has 22 % on client 0 (MNLI); clients and seeds rise by one point each.
+    assert local["MNLI"] == "23.0 ± 1.0"
+    assert local["RTE"] == "27.0 ± 1.0", "client 4: tasks are sorted by name"
+    assert local["average"] == "25.5 ± 1.0"
+    assert local["learning rate"] == "0.2", "chosen on validation examples"
+    assert local["minus FedAvg (PEFT)"] == "-2.0 [-2.0, -2.0]"
+    assert rows["FedAvg (PEFT)"]["minus FedAvg (PEFT)"] == "-"
+    assert (mcp["paper: average"], mcp["paper: sent %"]) == ("85.11", "0.58")
+    assert rows["FedAvg (PEFT)"]["paper: average"] == "83.62"
+    assert rows["MOON"]["paper: average"] == "not at hand"
+    assert (mcp["trained %"], mcp["sent %"]) == ("2.000", "1.000")
+    second = rows["FedMCP, second classifier"]
+    assert float(mcp["average"].split()[0]) - float(second["average"].split()[0]) == pytest.approx(
+        10.0
+    )
+    for form in ("md", "tex"):
+        assert "83.62" in (made / f"table1.{form}").read_text()
+    notes = (made / "table1.md").read_text()
+    assert "client\\_validation\\_accuracy\\_mean" in notes
+    assert "Model: tiny" in notes
+
+
+def test_table_2_compares_with_the_complete_method(made):
+    rows = {row["variant"]: row for row in read(made / "table2.csv")}
+    contrast, second, complete = rows.values()
+    assert [row["paper: average"] for row in rows.values()] == ["83.57", "84.13", "85.11"]
+    assert contrast["minus complete"] == "-6.0 [-6.0, -6.0]"
+    assert second["minus complete"] == "-1.0 [-1.0, -1.0]"
+    assert complete["minus complete"] == "-"
+
+
+def test_figures_have_their_data_beside_them(made):
+    for name in ("figure3", "figure4", "figure5"):
+        assert all((made / f"{name}.{form}").stat().st_size for form in ("png", "svg", "pdf"))
+    curves = read(made / "figure3.csv")
+    assert {row["task"] for row in curves} == {"RTE", "MRPC", "SST-2", "QNLI", "QQP", "MNLI"}
+    assert {float(row["x"]) for row in curves} == set(range(5)), "the sweep with most rounds"
+    one = [r for r in curves if (r["task"], r["seed"], r["name"]) == ("MRPC", "2", "FedMCP")]
+    assert [float(row["value"]) for row in one] == pytest.approx([63.0] * 5)
+    similarity = read(made / "figure4.csv")
+    assert len(similarity) == 3 * 6 * 3
+    cka = [float(r["value"]) for r in similarity if r["variant"] == "CKA" and r["client"] == "MNLI"]
+    assert cka == pytest.approx([36.0, 37.0, 38.0]), "of Table 1, not of Figure 3"
+    assert {row["variant"] for row in read(made / "figure5.csv")} == {"mean", "CLS"}
+
+
+def test_tables_without_runs_are_left_out(tmp_path, capsys):
+    sweep = write_sweep(tmp_path / "a", {"fedavg": 0.5, "fedlr": 0.4})
+    SCRIPT["main"]([str(sweep), "--out", str(tmp_path / "out")])
+    shown = capsys.readouterr().out
+    assert "table2: left out, no runs of fedmcp, without_contrast, without_second" in shown
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        *("table1.csv", "table1.md", "table1.tex"),
+    ]
+
+
+@pytest.mark.slow
+def test_the_script_reads_real_runs_of_the_small_config(tmp_path):
+    testing.write_tiny_checkpoint(tmp_path / "model")
+    overrides = ["rounds=1", "eval_every=1", "local_steps=1", "batch_size=4", "data.source=tiny"]
+    overrides += [f"model.name={tmp_path / 'model'}", "data.max_length=8"]
+    found = methods(FOLDER / "small" / "table1.toml", overrides)
+    sweep = tmp_path / "sweep"
+    for name in ("fedavg", "fedmcp"):
+        config.run(found[name][0], out=sweep / name / "seed=0")
+    text = 'keys = ["seed"]\nchoose_by = "client_validation_accuracy_mean"\n'
+    (sweep / "sweep.toml").write_text(text)
+    SCRIPT["main"]([str(sweep), "--out", str(tmp_path / "out")])
+    rows = {row["method"]: row for row in read(tmp_path / "out" / "table1.csv")}
+    assert list(rows) == ["FedAvg (PEFT)", "FedMCP", "FedMCP, second classifier"]
+    one, two = rows["FedMCP"], rows["FedAvg (PEFT)"]
+    assert float(two["sent %"]) == pytest.approx(2 * float(one["sent %"]), abs=2e-3)
+    assert two["trained %"] == two["sent %"] == one["trained %"]
+    tests = json.loads((sweep / "fedmcp" / "seed=0" / "metrics.jsonl").read_text().split("\n")[1])
+    values = tests["client_tests"]["accuracy"]
+    assert one["average"] == f"{100 * np.mean(values):.1f}"
+    for i, task in enumerate(CLIENTS):
+        assert one[SCRIPT["NAMES"][task]] == f"{100 * values[i]:.1f}"
+    assert len(read(tmp_path / "out" / "figure3.csv")) == 2 * 6 * 2

@@ -1,0 +1,206 @@
+"""``experiments/fra``: its configs resolve, and its script makes the paper's tables."""
+
+import csv
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fedjax_peft import testing
+from fedjax_peft.config import config
+
+FOLDER = Path(__file__).parents[1] / "experiments" / "fra"
+SCRIPT = runpy.run_path(str(FOLDER / "tables.py"))
+SPLITS = ("sst2_iid", "mnli_iid", "sst2_skew", "mnli_skew")
+
+
+def methods(path, overrides=()):
+    """Returns method -> (its resolved config, its table ``[sweep]``)."""
+    raw = config.load(path)
+    sweep = raw.pop("sweep")
+    found = config.methods(raw, overrides)
+    return {name: (config.resolve(one), sweep["grid"]) for name, one in found.items()}
+
+
+@pytest.mark.parametrize("size", ["paper", "small"])
+@pytest.mark.parametrize("split", SPLITS)
+def test_configs_have_the_papers_methods_and_splits(size, split):
+    found = methods(FOLDER / size / f"{split}.toml")
+    data, kind = split.split("_")
+    expected = ["fedavg", "ffa", "fra"]
+    assert list(found) == (["centralised", *expected] if kind == "iid" else expected)
+    shares = SCRIPT["SHARES"][data].values()
+    for name, (one, grid) in found.items():
+        assert one["data"]["name"] == data
+        assert len(grid["seed"]) == 3
+        assert (one["peft"]["name"], one["peft"]["rank"]) == ("lora", 16)
+        assert (one["optimizer"]["name"], one["optimizer"]["weight_decay"]) == ("adamw", 0.005)
+        if size == "paper":
+            assert (one["rounds"], one["optimizer"]["learning_rate"]) == (30, 1e-4)
+            assert one["model"]["dropout"] == 0.2
+            assert one["diagnostics"] == ([] if name == "centralised" else ["local"])
+            assert not one["system_changes"], "the preset's numbers"
+        else:
+            assert len(grid["optimizer.learning_rate"]) == 3
+            assert one["data"]["validation_share"] == 0.1
+            assert one["rounds"] >= SCRIPT["FIRST"]
+        partition = dict(one["partition"])
+        if name == "centralised":
+            assert partition["name"] == "pooled"
+            local = found["fedavg"][0]["local_steps"]
+            assert local is None or one["local_steps"] == 2 * local
+        elif kind == "iid":
+            assert (partition["name"], partition["clients"]) == ("iid", 2)
+        else:
+            assert partition["name"] == "label_share"
+            assert [[round(100 * x) for x in row] for row in partition["shares"]] == [
+                list(row) for row in shares
+            ]
+    assert found["fra"][0]["aggregator"]["name"] == "fra"
+    assert found["ffa"][0]["algorithm"]["name"] == "ffa"
+
+
+@pytest.mark.parametrize(("number", "split"), list(enumerate(SPLITS, start=3)))
+def test_figures_3_to_6_have_local_models_of_the_tables_settings(number, split):
+    figure = methods(FOLDER / "small" / f"figure{number}.toml")
+    table = methods(FOLDER / "small" / f"{split}.toml")
+    assert list(figure) == ["fedavg", "ffa", "fra"]
+    for name, (one, _) in figure.items():
+        assert one["diagnostics"] == ["local"]
+        assert one["eval_every"] == 1
+        for key in ("partition", "model", "peft", "algorithm", "aggregator", "batch_size"):
+            assert one[key] == table[name][0][key]
+
+
+# -------------------------------------------------------------------------------------- the script
+
+
+def write_sweep(root, scores, *, data, split, rates=(0.1, 0.2), local=False):
+    """Writes made-up runs: ``scores`` is method -> final accuracy of seed 0 at the second rate.
+
+    On validation examples, the second rate is the best; on test examples, it is the first. The best
+    round is one point above the final one.
+    """
+    root.mkdir(parents=True)
+    sweep = {"keys": ["seed", "optimizer.learning_rate"], "baseline": "fedavg"}
+    sweep["choose_by"] = "validation_accuracy"
+    (root / "sweep.toml").write_text(tomli_w.dumps(sweep))
+    for method, top in scores.items():
+        for rate in rates:
+            for seed in (0, 1, 2):
+                final = top + 0.01 * seed + (0.3 if rate != rates[-1] else 0.0)
+                rows = []
+                for i, score in enumerate((0.1, final + 0.01, *[final] * 7)):
+                    rows.append({"round": i, "test_accuracy": score, "headline": "accuracy"})
+                    rows[-1] |= {"validation_accuracy": rate, "headline_better": "higher"}
+                    error = 0.1 * i if method == "fedavg" else 0.01 * i
+                    rows[-1] |= {"aggregation_error": error, "aggregation_error_relative": error}
+                    if local and i:
+                        each = [0.1 * i, 0.5]
+                        rows[-1] |= {"local_accuracy": each, "clients": [0, 1]}
+                        rows[-1]["local_accuracy_mean"] = sum(each) / 2
+                partition = {"name": {"iid": "iid", "skew": "label_share"}[split]}
+                if method == "centralised":
+                    partition = {"name": "pooled"}
+                settings = {
+                    "name": method,
+                    "seed": seed,
+                    "rounds": 8,
+                    "model": {"name": "google/tiny"},
+                    "data": {"name": data},
+                    "partition": partition,
+                    "optimizer": {"name": "adamw", "learning_rate": rate},
+                }
+                path = root / method / f"learning_rate={rate},seed={seed}"
+                path.mkdir(parents=True)
+                (path / "config.toml").write_text(tomli_w.dumps(settings))
+                text = "".join(f"{json.dumps(row)}\n" for row in rows)
+                (path / "metrics.jsonl").write_text(text)
+    return root
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The folder of the script's files for made-up runs, in one folder of sweeps."""
+    root = tmp_path_factory.mktemp("fra")
+    three = {"fedavg": 0.50, "ffa": 0.45, "fra": 0.52}
+    four = {"centralised": 0.6, **three}
+    for data, more in (("sst2", 0.1), ("mnli", 0.0)):
+        for split, scores in (("iid", four), ("skew", three)):
+            own = {name: score + more for name, score in scores.items()}
+            write_sweep(root / "runs" / f"{data}-{split}", own, data=data, split=split)
+    rate = {"rates": (0.1,), "local": True}
+    wrong = {name: 0.9 for name in three}  # the runs of a figure are not those of the tables
+    write_sweep(root / "runs" / "local", wrong, data="mnli", split="skew", **rate)
+    SCRIPT["main"]([str(root / "runs"), "--out", str(root / "out")])
+    return root / "out"
+
+
+def read(path):
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_tables_1_and_3_have_best_and_final_accuracies(made):
+    first = {row["method"]: row for row in read(made / "table1.csv")}
+    fra = first["FRA-LoRA"]
+    assert (fra["SST-2: best"], fra["MNLI: best"]) == ("64.0 ± 1.0", "54.0 ± 1.0")
+    paper = list(csv.reader((made / "table1.csv").open()))
+    assert paper[0].count("paper: best") == 2
+    printed = {row[0]: [row[2], row[7]] for row in paper[1:]}
+    assert printed["FRA-LoRA"] == ["94.95", "85.38"]
+    assert printed["centralised"] == ["94.72", "86.03"]
+    assert printed["FFA-LoRA, differentially private"] == ["not yet", "not yet"]
+    columns = dict(zip(paper[0][:6], paper[4][:6], strict=True))
+    assert paper[4][0] == "FRA-LoRA"
+    assert columns["final"] == "63.0 ± 1.0"
+    assert columns["minus FedAvg"] == "+2.0 [+2.0, +2.0]"
+    assert columns["learning rate"] == "0.2", "chosen on validation examples"
+    third = {row[0]: row for row in csv.reader((made / "table3.csv").open())}
+    assert third["FedAvg-LoRA"][1:4] == ["62.0 ± 1.0", "93.12", "61.0 ± 1.0"]
+    assert third["centralised"][1] == "72.0 ± 1.0", "of the IID sweep: it knows no split"
+    assert "optimistic" in (made / "table3.md").read_text()
+
+
+def test_tables_2_and_4_have_the_shares_of_labels(made):
+    two, four = (read(made / f"table{n}.csv") for n in (2, 4))
+    assert [list(row.values())[:3] for row in two] == [
+        ["negative", "90", "10"],
+        ["positive", "10", "90"],
+    ]
+    assert [row["paper: client 1 %"] for row in four] == ["70", "20", "20"]
+    assert "could not be read" in (made / "table4.md").read_text(), "made-up runs have no data"
+
+
+def test_figures_have_their_data_beside_them(made):
+    local = read(made / "figure6.csv")
+    fra = [r for r in local if (r["name"], r["client"], r["seed"]) == ("FRA-LoRA", "1", "0")]
+    expected = [10, 15, 20, 25, 30, 35, 40, 50]  # rolling mean of at most 7 of 10, 20, ..., 80
+    assert [float(row["value"]) for row in fra] == pytest.approx(expected)
+    errors = read(made / "figure7.csv")
+    assert {row["name"] for row in errors} == {"FedAvg-LoRA", "FRA-LoRA"}
+    assert [float(r["value"]) for r in errors[:8]] == pytest.approx([0.1 * i for i in range(1, 9)])
+    assert not (made / "figure3.csv").exists()
+
+
+@pytest.mark.slow
+def test_the_script_reads_real_runs_of_the_small_config(tmp_path):
+    testing.write_tiny_checkpoint(tmp_path / "model")
+    overrides = ["rounds=2", "eval_every=1", "local_steps=1", "batch_size=4", "data.source=tiny"]
+    overrides += [f"model.name={tmp_path / 'model'}", "data.max_length=8", "peft.rank=2"]
+    found = methods(FOLDER / "small" / "figure6.toml", overrides)
+    sweep = tmp_path / "sweep"
+    for name in ("fedavg", "fra"):
+        config.run(found[name][0], out=sweep / name / "seed=0")
+    (sweep / "sweep.toml").write_text('keys = ["seed"]\nbaseline = "fedavg"\n')
+    SCRIPT["main"]([str(sweep), "--out", str(tmp_path / "out")])
+    assert len(read(tmp_path / "out" / "figure6.csv")) == 2 * 2 * 2
+    assert len(read(tmp_path / "out" / "figure7.csv")) == 2 * 2 * 2
+    counts = read(tmp_path / "out" / "table4.csv")
+    ours = [[int(row[f"ours: client {k}"]) for k in (1, 2)] for row in counts]
+    assert [round(a / (a + b), 1) for a, b in ours] == [0.7, 0.2, 0.2]
+    rows = json.loads((sweep / "fra" / "seed=0" / "metrics.jsonl").read_text().split("\n")[2])
+    table = {row[0]: row for row in csv.reader((tmp_path / "out" / "table3.csv").open())}
+    assert table["FRA-LoRA"][3] == f"{100 * rows['test_accuracy']:.1f}"
