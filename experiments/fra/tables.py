@@ -109,7 +109,8 @@ def accuracy_table(number: str, split: str, made: Mapping[Split, Results]) -> Te
     used = {data: made[data, split] for data in NAMES if (data, split) in made}
     header = ["method"]
     for data in used:
-        header += [f"{NAMES[data]}: best", "paper: best", "final", "minus FedAvg", "learning rate"]
+        columns = ("best", "paper: best", "final", "minus FedAvg", "learning rate")
+        header += [f"{NAMES[data]}: {column}" for column in columns]
     rows = []
     for name, label in METHODS.items():
         row = [label]
@@ -138,9 +139,9 @@ def accuracy_table(number: str, split: str, made: Mapping[Split, Results]) -> Te
     about = (
         f"Accuracy of the global model in %; mean ± standard deviation over"
         f" {' or '.join(map(str, seeds))} seeds. Model: {', '.join(models)}. The best of the"
-        " evaluated rounds is chosen on test examples, so it is optimistic. Differences are of final"
-        " accuracies, in points, paired by seed, with the 95 % t interval. \"not yet\": differential"
-        " privacy is not built."
+        " evaluated rounds is chosen on test examples, so it is optimistic. Differences are of"
+        " final accuracies, in points, paired by seed, with the 95 % t interval. The rows with"
+        " differential privacy come with a later version."
     )
     words = {"iid": "IID", "skew": "skewed labels"}[split]
     return TextTable(f"FRA-LoRA, Table {number}: {words}", header, rows, [about, *notes])
