@@ -184,8 +184,11 @@ def paper_gradient(options):
     return jax.jit(jax.grad(functools.partial(paper_loss, o=dict(options))))
 
 
-def paper(bound, federation, *, rounds, per_round, rate, epochs, weights, options):
-    """Returns (global adapter, client states) after some rounds of SGD."""
+def paper(bound, federation, *, rounds, per_round, rate, epochs, weights, options, optimizers=None):
+    """Returns (global adapter, client states) after some rounds of SGD.
+
+    With ``optimizers``, an optimizer for each client makes its steps, over all rounds.
+    """
     defaults = {"gamma": 0.5, "mu": 0.05, "similarity": "cka", "pooling": "mean"}
     o = {**defaults, "private_rep": "private_only", "stop": False, **options}
     columns = federation.data.columns
@@ -211,7 +214,11 @@ def paper(bound, federation, *, rounds, per_round, rate, epochs, weights, option
                         derive = paper_gradient(tuple(o.items()))
                         gradient = derive(p, frozen, server, *arguments, COUNTS[c], masks)
                         gradient = {n: np.asarray(g) for n, g in gradient.items()}
-                    p = {n: p[n] - rate * gradient[n] for n in p}
+                    if optimizers is None:
+                        p = {n: p[n] - rate * gradient[n] for n in p}
+                    else:
+                        optimizers[c].count += 1
+                        p = {n: p[n] + optimizers[c](n, gradient[n]) for n in p}
             own[c] = {n: p[n] for n in own[c]}
             uploads.append(p)
         sizes = sizes if weights == "size" else None
@@ -299,6 +306,35 @@ def test_fedmcp_is_the_paper_s_loop(case, lanes, per_round, weights):
         expected = np.array([kept[name] for kept in own])
         np.testing.assert_allclose(result.client_state[name], expected, rtol=0, atol=1e-5)
     assert np.isfinite([total.sum() for total, _ in result.sums.values()]).all()
+
+
+def test_kept_moments_continue_in_the_paper_s_loop():
+    """Each client's Adam goes on over rounds, for both adapters and both heads."""
+    options = {"mu": 1.0, "gamma": 0.3}
+    algorithm = fedmcp(optax.adam(0.02), **options, keep_optimizer=True)
+    result = two_rounds(algorithm, lanes=3, per_round=2)
+    adams = [reference.Adam(0.02) for _ in COUNTS]
+    server, own = paper(
+        model(),
+        FEDERATION,
+        rounds=2,
+        per_round=2,
+        rate=None,
+        epochs=EPOCHS,
+        weights="uniform",
+        options=options,
+        optimizers=adams,
+    )
+    for name in GLOBAL:
+        np.testing.assert_allclose(result.server[name], server[name], rtol=0, atol=1e-5)
+    kept, adam = result.client_state["model"], result.client_state["optimizer"][0]
+    for name in (*PRIVATE, *HEADS):
+        expected = np.array([leaves[name] for leaves in own])
+        np.testing.assert_allclose(kept[name], expected, rtol=0, atol=1e-5)
+    assert adam.count.tolist() == [one.count for one in adams]
+    for client, one in enumerate(adams):
+        for name, moment in one.m.items():
+            np.testing.assert_allclose(adam.mu[name][client], moment, rtol=0, atol=1e-5)
 
 
 def test_a_clients_state_does_not_depend_on_other_clients():
