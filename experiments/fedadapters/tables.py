@@ -1,4 +1,4 @@
-"""FedAdapters' tables and figures: from sweeps, and from the cost model, beside the paper's numbers.
+"""FedAdapters' tables and figures from sweeps and the cost model, beside the paper's numbers.
 
     python experiments/fedadapters/tables.py runs/fedadapters/small/shakespeare_natural --out DIR
     python experiments/fedadapters/tables.py --costs --out DIR
@@ -205,7 +205,7 @@ VIT = {
 }
 OWN = {"rnn": {"vocab_size": 54_175}, "lstm": {"vocab_size": 54_175}}
 OWN |= {"cnn": {"channels": [16, 96, 256]}}
-"""What the presets leave open: V follows from the size, the CNN's channels are one choice of many."""
+"""What the presets leave open: the size implies V; the CNN's channels are one choice of many."""
 MIB = 2**20
 
 

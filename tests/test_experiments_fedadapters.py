@@ -1,0 +1,199 @@
+"""The configs of FedAdapters' experiments, and the script that makes its tables and figures."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+
+from fedjax_peft.config import config as configs
+from fedjax_peft.toml import read_toml
+
+FOLDER = Path(__file__).parents[1] / "experiments/fedadapters"
+PAPER = sorted(FOLDER.glob("paper/*.toml"))
+SMALL = sorted(FOLDER.glob("small/*.toml"))
+RATES = [5e-3, 1e-3, 5e-4, 1e-4]
+"""Of the paper's Table 1."""
+
+
+def resolved(path, *overrides):
+    """Returns the resolved config of each method."""
+    found = configs.methods(configs.load(path), overrides)
+    return {name: configs.resolve(raw) for name, raw in found.items()}
+
+
+def test_there_is_a_config_for_every_table():
+    tables = [("stack_overflow", "shakespeare", "emnist", "cifar100"), ("natural", "grouped")]
+    expected = {f"{data}_{clients}" for data in tables[0] for clients in tables[1]}
+    assert {path.stem for path in PAPER} == expected
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
+def test_configs_of_the_paper(path):
+    sweep, found = read_toml(path)["sweep"], resolved(path)
+    text = path.stem.startswith(("stack", "shake"))
+    assert sweep["grid"]["optimizer.learning_rate"] == RATES
+    scratch = ["rnn", "lstm"] if text else ["cnn"]
+    assert [*found] == [*scratch, "full", "pfeiffer", "lora", "houlsby"]
+    for name, config in found.items():
+        assert config["optimizer"]["name"] == "adam"
+        assert config["optimizer"]["eps"] == 5e-4
+        assert (config["rounds"], config["batch_size"]) == ((30, 16) if text else (50, 12))
+        assert (config["epochs"], config["local_steps"], config["sampling"]) == (5, None, "all")
+        assert config["time"]["preset"] == "fedadapters"
+        assert (config["model"]["config"] is None) == (name not in scratch)
+    if text:
+        assert found["rnn"]["data"]["vocabulary"] == 54_175
+    else:
+        assert found["cnn"]["model"]["config"]["channels"] == [16, 96, 256]
+
+
+@pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
+def test_small_configs(path):
+    raw, found = read_toml(path), resolved(path)
+    if path.stem != "pretrain":
+        assert set(raw["sweep"]["grid"]["optimizer.learning_rate"]) <= set(RATES)
+        assert len(raw["sweep"]["grid"]["optimizer.learning_rate"]) >= 3
+        assert len(raw["sweep"]["grid"]["seed"]) >= 3
+        assert raw["sweep"]["choose_by"] == "validation_accuracy"
+        assert raw["data"]["validation_share"] == 0.1
+        points = len(found) * 9
+        assert f"# {points} points" in path.read_text()
+    assert "data.source=DIR" in path.read_text()
+    for config in found.values():
+        assert config["sampling"] == "all"
+
+
+@pytest.mark.parametrize("name", ["fashion_mnist_natural", "fashion_mnist_grouped"])
+def test_clients_in_place_of_users(name):
+    path = FOLDER / f"small/{name}.toml"
+    config = resolved(path, "data.source=tiny", "data.test_examples=")["cnn"]
+    data, clients = configs.federation(config)
+    assert len(clients) == 9
+    rows = np.concatenate(clients.indices)
+    assert len(set(rows.tolist())) == len(rows)
+    assert (len(rows) == len(data["train"])) == name.endswith("grouped")
+
+
+def test_merged_clients_contain_the_natural_ones():
+    tiny = "data.source=tiny", "data.test_examples="
+    nine, merged = (
+        configs.federation(resolved(FOLDER / f"small/fashion_mnist_{x}.toml", *tiny)["cnn"])[1]
+        for x in ("natural", "grouped")
+    )
+    groups = [set(rows.tolist()) for rows in merged.indices]
+    assert all(any(set(rows.tolist()) <= group for group in groups) for rows in nine.indices)
+
+
+def test_pretraining_has_none_of_the_federations_users(tmp_path):
+    sizes = {f"role {i}": 2 + 5 * (i % 2) for i in range(8)}
+    rows = [{"client": name, "text": f"a {i}"} for name, n in sizes.items() for i in range(n)]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = f"data.source={tmp_path}"
+    path = FOLDER / "small/pretrain.toml"
+    config = resolved(path, source, "data.test_examples=", "partition.below=5")[""]
+    data, pretraining = configs.federation(config)
+    names = set(data["train"].meta["client"][pretraining.indices[0]])
+    assert names == {name for name, n in sizes.items() if n < 5}
+    path = FOLDER / "small/shakespeare_natural.toml"
+    few = "data.users=3", "data.user_examples=5"
+    _, clients = configs.federation(resolved(path, source, *few)["rnn"])
+    assert not names & set(clients.names)
+
+
+# --------------------------------------------------------------------------------- the script
+
+
+TINY = [
+    *("data.source=tiny", "data.user_examples=1", "data.vocabulary=62", "data.max_length=12"),
+    *("rounds=2", "eval_every=1", "local_steps=1", "checkpoint_every=2", "batch_size=4"),
+    *("model.config.vocab_size=62",),
+]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """Returns a sweep of three methods: copies of a run with LoRA, as their points."""
+    folder = tmp_path_factory.mktemp("sweep")
+    run, out = folder / "first", folder / "tiny_natural"
+    configs.run(resolved(FOLDER / "small/shakespeare_natural.toml", *TINY)["lora"], out=run)
+    for name in ("lstm", "full", "lora"):
+        for seed in range(3):
+            for rate in RATES[:2]:
+                copy(run, out / name / f"learning_rate={rate},seed={seed}", name, seed, rate)
+    keys = ["seed", "optimizer.learning_rate"]
+    head = {"choose_by": "validation_accuracy", "baseline": "lstm", "keys": keys}
+    (out / "sweep.toml").write_text(tomli_w.dumps(head))
+    return out
+
+
+def copy(run, to, name, seed, rate):
+    """Writes a run with accuracies of our own: tests of .2 + seed / 100, .1 less for a low rate."""
+    shutil.copytree(run, to, ignore=shutil.ignore_patterns("checkpoints", "tensorboard"))
+    config = read_toml(to / "config.toml") | {"name": name, "seed": seed}
+    config["optimizer"]["learning_rate"] = rate
+    (to / "config.toml").write_text(tomli_w.dumps(config))
+    rows = [json.loads(line) for line in (to / "metrics.jsonl").read_text().splitlines()]
+    low = 0.1 * (rate < 5e-3)
+    for row in rows:
+        if "test_accuracy" in row:
+            assert "validation_accuracy" in row
+            row["test_accuracy"] = 0.2 + seed / 100 - low
+            row["validation_accuracy"] = 0.3 - low
+    rows[1]["test_accuracy"] = 0.5 - low  # the best on test, in the middle
+    (to / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+
+
+def script(*arguments):
+    command = [sys.executable, FOLDER / "tables.py", *arguments]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_tables_and_figures_of_a_sweep(sweep, tmp_path):
+    shown = script(sweep, "--out", tmp_path)
+    with (tmp_path / "table_4_tiny_natural.csv").open() as file:
+        rows = {row["Method"]: row for row in csv.DictReader(file)}
+    assert [*rows] == ["LSTM", "Full fine-tuning", "LoRA"]
+    lora = rows["LoRA"]
+    assert lora["Paper %"] == "27.75"
+    assert lora["Ours %"] == "21.0 ± 1.0"
+    assert (lora["n"], lora["Rate"], lora["Its rate"]) == ("3", "0.005", "0.005")
+    assert lora["Best on test %"] == "50.0 ± 0.0"
+    assert lora["Minus LSTM, 95 %"] == "+0.0 [+0.0, +0.0] n.s."
+    assert "chosen by the mean of validation_accuracy" in shown.replace("\\", "")
+    assert "random weights" in shown
+    assert "Table 10: training time, Shakespeare, natural clients" in shown
+    for stem in ("figure_4_tiny_natural", "figure_12_tiny_natural"):
+        assert (tmp_path / f"{stem}.png").stat().st_size > 10_000
+        with (tmp_path / f"{stem}.csv").open() as file:
+            data = list(csv.DictReader(file))
+        assert {row["name"] for row in data} == {"LSTM", "Full fine-tuning", "LoRA"}
+    low = [row for row in data if row["name"] == "LoRA" and float(row["x"]) == 1e-3]
+    np.testing.assert_allclose([float(row["value"]) for row in low], [10, 11, 12])
+
+
+@pytest.mark.slow
+def test_tables_without_runs(tmp_path):
+    shown = script("--costs", "--out", tmp_path)
+    with (tmp_path / "table_12.csv").open() as file:
+        sizes = {row["Model"]: row for row in csv.DictReader(file)}
+    for row in sizes.values():
+        assert float(row["Ours MiB"]) == pytest.approx(float(row["Paper MiB"]), abs=0.01)
+    assert sizes["GPT-2 base"]["Parameters MiB"] == "474.700"
+    with (tmp_path / "equations_1_2.csv").open() as file:
+        traffic = {row["Method"]: row for row in csv.DictReader(file)}
+    assert traffic["LSTM"]["Our time"] == "3 h 37 min"
+    for row in traffic.values():
+        if row["Paper MiB"] != "-":
+            printed, ours = (float(row[x].replace(",", "")) for x in ("Paper MiB", "Ours MiB"))
+            assert ours == pytest.approx(printed, rel=4e-3)
+    assert "| Epsilon | .0005 | .0005 | 0.0005 | 0.0005 |" in shown
