@@ -598,9 +598,11 @@ def _made_from_values(config: Config) -> dict[str, Any]:
     if not runtime:
         return {"algorithm": build_algorithm(config), "transforms": build_transforms(config)}
     flat = flatten(config)
-    tables = {name: config[name] for name in ("algorithm", "aggregator", "optimizer", "transforms")}
-    if any(key.endswith(".seed") for key in flatten(tables)):
-        tables["seed"] = config["seed"]  # a function draws random numbers, so seeds differ
+    names = ("algorithm", "aggregator", "optimizer", *SCHEDULES, "transforms")
+    tables = {name: config[name] for name in names}
+    for name in _OF_THE_RUN:  # a function that draws random numbers needs the seed
+        if any(key.endswith(f".{name}") for key in flatten(tables)):
+            tables[name] = config[name]
     for key in runtime:
         tables, _ = unset(tables, key)
     text = json.dumps(tables, sort_keys=True)

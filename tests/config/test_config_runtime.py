@@ -1,0 +1,22 @@
+"""Settings of a config that are run-time values of the compiled program."""
+
+import pytest
+
+from fedjax_peft.config import config as configs
+
+
+@pytest.mark.parametrize("schedule", [{}, {"schedule": {"name": "cosine"}}])
+def test_an_algorithm_of_swept_rates_reads_the_schedule(schedule):
+    raw = {
+        "rounds": 7,
+        "model": "minilm-l6",
+        "data": "rte",
+        "partition": {"name": "iid", "clients": 2},
+        "optimizer": {"learning_rate": 0.1},
+        "runtime": ["optimizer.learning_rate"],
+    }
+    made = configs._made_from_values(configs.resolve(raw | schedule))
+    assert made["values"] == {"optimizer.learning_rate": 0.1}
+    assert made["algorithm"](made["values"]).name == "fedavg"
+    again = configs._made_from_values(configs.resolve({**raw, **schedule, "rounds": 9}))
+    assert (again["algorithm"] == made["algorithm"]) == (not schedule), "a schedule has the rounds"
