@@ -317,6 +317,10 @@ def _row_text(metrics: Path, *, timed: bool) -> Callable[[Row], str]:
             if row.get(key) is not None:
                 parts.append(f"{label} {row[key]:.3f}")
                 break
+        for key in (f"validation_{name}", f"client_validation_{name}_mean"):
+            if row.get(key) is not None:
+                parts.append(f"validation {row[key]:.3f}")
+                break
         parts.append(f"{total(row) / 1e6:.1f} MB")
         if row.get("dropped"):
             parts.append(f"dropped {row['dropped']}")

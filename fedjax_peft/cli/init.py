@@ -39,6 +39,7 @@ name = "minilm-l6" #~ 22.7M parameters; or a Hugging Face id, or a checkpoint fo
 # A file (csv, json, jsonl, parquet), a folder or a known data set. Paths are relative to this file.
 name = {data}
 {columns}test_share = 0.2 #~ share of the rows that is held out for testing
+validation_share = 0.1 #~ share of the other rows, to choose settings by validation_accuracy
 max_length = {length} #~ tokens per text; longer texts are cut
 {test_examples}
 [partition] # which client has which examples
@@ -67,7 +68,8 @@ learning_rate = 5e-3
 
 
 _MANY = 2500
-"""From this number of rows on, the test set is limited, so that an evaluation stays quick."""
+"""From this number of rows on, the test set is limited, so that an evaluation stays quick. The
+validation set, a tenth of what the test leaves, is limited later."""
 
 
 class _Columns(NamedTuple):
@@ -148,9 +150,11 @@ def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:
         data=toml.literal(os.path.relpath(data.absolute(), folder)),
         columns=f"columns = {{ {columns} }} #~ name here = name in the file\n" if columns else "",
         length=32 if sample else 128,
-        test_examples=""
-        if found.rows < _MANY
-        else "test_examples = 500 #~ evaluate on this number only; without it, on all\n",
+        test_examples="".join(
+            f"{split}_examples = 500 #~ evaluate on this number only; without it, on all\n"
+            for split, least in (("test", _MANY), ("validation", 4 * _MANY))
+            if found.rows >= least
+        ),
         clients=clients,
         natural="".join(natural.format(toml.literal(name)) for name in found.others[:1]),
     )

@@ -60,7 +60,12 @@ def test_a_users_table(place, capsys):
     resolved = config.resolve(config.override(raw, "model=model"))
     assert resolved["data"]["test_examples"] == 500, "limited, so that an evaluation takes seconds"
     data, clients = config.federation(resolved)
-    assert (len(data["train"]), len(data["test"]), len(clients)) == (2400, 500, 20)
+    assert {part: len(rows) for part, rows in data.items()} == {
+        "train": 2160,
+        "validation": 240,
+        "test": 500,
+    }
+    assert len(clients) == 20
     assert data["train"].label_names == tuple("01234")
 
 
