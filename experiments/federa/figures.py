@@ -32,6 +32,8 @@ Drawn = tuple[Any, Rows, str]
 MODULES = {"query": "q", "q_lin": "q", "query_proj": "q"} | dict.fromkeys(
     ("value", "v_lin", "value_proj"), "v"
 )
+LOOKS = {name: i for i, name in enumerate(METHODS.values())}
+"""Method -> the number of its style, the same in all figures."""
 TARGETS = (0.76, 0.80)
 """Accuracies of Figures 6b and 6c."""
 
@@ -77,22 +79,31 @@ def against(
     study: Study, key: str, label: str, rounds: Sequence[int], methods: Iterable[str]
 ) -> tuple[Any, Rows]:
     """Returns a figure of the score against a swept key: one panel for each round."""
-    fig, axes = subplots(1, len(rounds), size=(3.4 * len(rounds), 3.4), sharey=True, squeeze=False)
     found, rows = by_setting(study, key), []
-    for ax, at in zip(axes[0], rounds, strict=True):
-        with style():
+    with style():
+        size = (3.2 * len(rounds) + 1.6, 3.4)
+        fig, axes = subplots(1, len(rounds), size=size, sharey=True, squeeze=False)
+        for ax, at in zip(axes[0], rounds, strict=True):
             for name in methods:
                 cells = found.get(name, {})
                 scores = [cell.values(f"test_{study.headline}", at) for cell in cells.values()]
                 seeds = sorted({seed for one in scores for seed in one}, key=str)
                 values = {s: [_percent(one.get(s)) for one in scores] for s in seeds}
-                data = bands(ax, name, list(cells), values)
+                data = bands(ax, name, list(cells), values, number=LOOKS[name])
                 rows += [{"round": at, key: row.pop("x"), **row} for row in data]
-        ax.set_xscale("log")
-        ax.set(xlabel=label, title=f"round {at}")
-    axes[0][0].set_ylabel(f"Test {study.headline} (%)")
-    axes[0][-1].legend()
+            ax.set_xscale("log")
+            ticks = sorted({value for cells in found.values() for value in cells})
+            ax.set_xticks(ticks, [f"{value:g}" for value in ticks])
+            ax.set_xticks([], minor=True)
+            ax.set(xlabel=label, title=f"Round {at}")
+        axes[0][0].set_ylabel(f"Test {study.headline} (%)")
+        _legend(fig, axes[0][0])
     return fig, rows
+
+
+def _legend(fig: Any, ax: Any) -> None:
+    """Adds the legend of one panel beside all of them."""
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside right center")
 
 
 def _percent(value: float | None) -> float | None:
@@ -152,9 +163,9 @@ def figure6(source: Source) -> Drawn:
         summarise(c.values(score)).mean or 0.0 for one in found.values() for c in one.values()
     ]
     targets = TARGETS if max(finals) >= TARGETS[0] else (0.90 * max(finals), 0.95 * max(finals))
-    fig, axes = subplots(1, 3, size=(10.5, 3.4))
     rows: Rows = []
     with style():
+        fig, axes = subplots(1, 3, size=(11, 3.4), sharex=True)
         for name, cells in found.items():
             sizes = list(cells)
             scores = [cell.values(score) for cell in cells.values()]
@@ -162,14 +173,23 @@ def figure6(source: Source) -> Drawn:
             for ax, target in zip(axes[1:], targets, strict=True):
                 hours = [_hours(cell, score, target) for cell in cells.values()]
                 rows += _panel(ax, name, sizes, hours, 1, f"hours to {target:.3f}")
-    axes[0].set_ylabel(f"Test {study.headline} (%)")
-    for ax, target in zip(axes[1:], targets, strict=True):
-        ax.set_ylabel(f"Hours to {100 * target:.1f} %")
-    for ax in axes:
-        ax.set_xscale("log")
-        ax.set_xlabel("Trained parameters")
-    axes[0].legend()
-    return fig, rows, f"Figure 6: accuracy and simulated time by budget. {settings(study)}"
+        axes[0].set_ylabel(f"Test {study.headline} (%)")
+        for ax, target in zip(axes[1:], targets, strict=True):
+            ax.set_ylabel(f"Hours to {100 * target:.1f} %")
+        for ax in axes:
+            ax.set_xscale("log")
+            ax.xaxis.set_major_formatter(lambda size, _: _short(size))
+            ax.set_xlabel("Trained parameters")
+        _legend(fig, axes[0])
+    caption = (
+        "Figure 6: accuracy and simulated time by budget; times where all seeds reach the target."
+    )
+    return fig, rows, f"{caption} {settings(study)}"
+
+
+def _short(size: float) -> str:
+    """Returns a number of parameters in thousands or millions."""
+    return f"{size / 1e6:g}M" if size >= 1e6 else f"{size / 1e3:g}k"
 
 
 def _panel(
@@ -185,7 +205,7 @@ def _panel(
     by_seed = {s: [scale * one[s] if s in one else None for one in values] for s in seeds}
     if not by_seed:
         return []
-    data = bands(ax, name, sizes, by_seed)
+    data = bands(ax, name, sizes, by_seed, number=LOOKS[name])
     return [{"quantity": quantity, "parameters": row.pop("x"), **row} for row in data]
 
 
@@ -209,7 +229,8 @@ def variation(source: Source, measure: str, between: bool, number_: int) -> Draw
       number_: of the figure.
     """
     study = need(source, "variation")
-    runs = {method_name(cell): cell.runs for cell in study.cells}
+    of_method = {method_name(cell): cell.runs for cell in study.cells}
+    runs = {name: of_method[name] for name in METHODS.values() if name in of_method}
     first = next(iter(next(iter(runs.values())).values()))
     paths = list(first.rows[1]["layers"][f"variation_{measure}_a"])
     layers = sorted({_layer(path) for path in paths})
@@ -218,22 +239,26 @@ def variation(source: Source, measure: str, between: bool, number_: int) -> Draw
     if not shown_paths:
         raise Missing("the model has no layers between the first and the last one")
     grid = [(factor, path) for path in shown_paths for factor in ("a", "b")]
-    fig, axes = subplots(len(shown_paths) // 2, 4, size=(12, 2.6 * len(shown_paths) // 2 + 0.4))
+    height = len(shown_paths) // 2
     rows: Rows = []
-    for ax, (factor, path) in zip(axes.flat, grid, strict=True):
-        field = f"layers.variation_{measure}_{factor}.{path}"
-        where = f"layer {_layer(path)}, {MODULES[path.rpartition('.')[2]]}, lora_{factor.upper()}"
-        with style():
+    with style():
+        fig, axes = subplots(height, 4, size=(12, 2.4 * height + 0.6), squeeze=False)
+        for ax, (factor, path) in zip(axes.flat, grid, strict=True):
+            field = f"layers.variation_{measure}_{factor}.{path}"
+            where = (
+                f"layer {_layer(path)}, {MODULES[path.rpartition('.')[2]]}, lora_{factor.upper()}"
+            )
             for name, by_seed in runs.items():
                 values = {s: _moves(run.rows, field) for s, run in by_seed.items()}
                 xs = list(range(1, 1 + max(map(len, values.values()))))
-                data = bands(ax, name, xs, values)
+                data = bands(ax, name, xs, values, number=LOOKS[name])
                 rows += [{"module": where, "round": row.pop("x"), **row} for row in data]
-        ax.set_title(where)
-    for ax in axes.flat[-4:]:
-        ax.set_xlabel("Communication round")
-    axes.flat[0].set_ylabel("ΔM" if measure == "magnitude" else "ΔD")
-    axes.flat[0].legend()
+            ax.set_title(where)
+        for ax in axes[-1]:
+            ax.set_xlabel("Communication round")
+        for ax in axes[:, 0]:
+            ax.set_ylabel("ΔM" if measure == "magnitude" else "ΔD")
+        _legend(fig, axes.flat[0])
     word = "magnitude" if measure == "magnitude" else "direction"
     return fig, rows, f"Figure {number_}: change of {word} in each round. {settings(study)}"
 

@@ -104,9 +104,12 @@ def settings(study: Study) -> str:
     part, model = config["partition"], Path(str(config["model"]["name"])).name
     steps = config.get("local_steps")
     work = f"{steps} local steps" if steps else f"{config.get('epochs', 1)} local epoch"
+    swept = {key for cell in study.cells for key in cell.settings}
+    clients = "several numbers of" if "partition.clients" in swept else part.get("clients")
+    alpha = "several alphas" if "partition.alpha" in swept else f"alpha {part.get('alpha')}"
     return (
         f"{model}, {config['data']['name']}, length {config['data'].get('max_length')},"
-        f" {part.get('clients')} clients by alpha {part.get('alpha')},"
+        f" {clients} clients, {alpha},"
         f" {config.get('clients_per_round')} a round, {config['rounds']} rounds, {work}."
     )
 
