@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedjax_peft.report.records import RunRecord
     from fedjax_peft.report.study import Study
 
-__all__ = ["export", "predict", "print_table", "report"]
+__all__ = ["export", "predict", "print_study", "print_table", "report"]
 
 
 def report(options: argparse.Namespace) -> None:
@@ -29,17 +29,21 @@ def report(options: argparse.Namespace) -> None:
 
     from fedjax_peft.report import page as pages
     from fedjax_peft.report import tables
-    from fedjax_peft.report.methods import Options
+    from fedjax_peft.report.methods import Options, methods_of
+    from fedjax_peft.report.records import distinct
     from fedjax_peft.report.study import read_study
 
     study = read_study(*options.runs)
     asked = Options(options.metric, options.at, options.choose_by, options.baseline)
-    _print_study(study, asked)
+    print_study(study, asked)
     common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
     page = pages.write_report(study, options.out or common, target=options.target, options=asked)
     if options.target is not None:
         console = Console()
-        reached = tables.target_table(study.records, options.target, console.width)
+        methods = methods_of(study, asked)
+        runs = distinct(study.records)
+        rows = methods.rows if methods else {run.name: [run] for run in runs}
+        reached = tables.target_table(rows, options.target, console.width)
         console.print("", reached, sep="\n")
     print(page)
 
@@ -48,10 +52,10 @@ def print_table(runs: "Sequence[RunRecord]") -> None:
     """Prints the table of runs and, if there are several, a sentence about the best one."""
     from fedjax_peft.report.study import make_study
 
-    _print_study(make_study(runs))
+    print_study(make_study(runs))
 
 
-def _print_study(study: "Study", options: "Options | None" = None) -> None:
+def print_study(study: "Study", options: "Options | None" = None) -> None:
     """Prints runs with one seed each as rows; otherwise methods over their seeds."""
     from rich.console import Console
 

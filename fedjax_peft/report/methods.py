@@ -92,6 +92,12 @@ class Methods(NamedTuple):
         return found
 
     @property
+    def rows(self) -> dict[str, list[RunRecord]]:
+        """Name of a row -> its runs."""
+        runs = (list(cell.runs.values()) for cell in self.cells)
+        return dict(zip(self.names, runs, strict=True))
+
+    @property
     def runs(self) -> list[RunRecord]:
         """The runs of all rows, with names that tell their seeds."""
         return [

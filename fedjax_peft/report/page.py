@@ -91,7 +91,7 @@ def write_report(
 
 def _of_runs(runs: Sequence[RunRecord], target: float | None) -> dict[str, Any]:
     """Returns what the page shows of runs with one seed each: a row is a run."""
-    targets = tables.targets(runs, target)
+    targets = tables.targets([[run] for run in runs], target)
     text, judged = tables.score_printer(runs), judge(runs)
     finals = (summary(run.rows)["final_score"] for run in runs)
     columns, names = tables.columns(runs, judged), [run.name for run in runs]
@@ -129,8 +129,8 @@ def _of_runs(runs: Sequence[RunRecord], target: float | None) -> dict[str, Any]:
 
 def _of_methods(methods: Methods, target: float | None) -> dict[str, Any]:
     """Returns what the page shows of several seeds: a row is a method."""
-    runs = methods.runs
-    names = methods.names
+    runs, names = methods.runs, methods.names
+    targets = tables.targets(list(methods.rows.values()), target)
     first = [next(iter(cell.runs.values())) for cell in methods.cells]
     configs = [
         {k: v for k, v in flatten(run.config).items() if k != "name" and not SEED.search(k)}
@@ -153,8 +153,8 @@ def _of_methods(methods: Methods, target: float | None) -> dict[str, Any]:
         "finals": methods.finals,
         "draw": functools.partial(_draw_methods, methods),
         "coincident": [],
-        "targets": [],
-        "goal": "best",
+        "targets": targets,
+        "goal": "best" if target is None else f"target {tables.score_printer(runs)(target)}",
         "config": _compare(configs),
         "environment": _compare([run.environment for run in first]),
         "files": methods.tables(),

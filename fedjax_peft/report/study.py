@@ -187,17 +187,17 @@ class Study(NamedTuple):
     def _criterion(self, choose_by: str | None) -> tuple[str | None, list[str]]:
         """Returns the metric to choose by and sentences about it."""
         if choose_by is not None:
-            return self.require(choose_by), _about_choice(choose_by)
+            return self.require(choose_by), _about_choice(choose_by, self.cells)
         known, score = set(self.metrics), self.headline
         names = [f"validation_{score}", f"client_validation_{score}_mean", "validation_loss"]
         names += [f"test_{score}", f"client_{score}_mean", "test_loss"]
         notes = []
         if self.choose_by is not None:
             if self.choose_by in known:
-                return self.choose_by, _about_choice(self.choose_by)
+                return self.choose_by, _about_choice(self.choose_by, self.cells)
             notes = [f"No run has recorded {self.choose_by}, by which the sweep was to choose."]
         metric = next((name for name in names if name in known), None)
-        return metric, notes + (_about_choice(metric) if metric else [])
+        return metric, notes + (_about_choice(metric, self.cells) if metric else [])
 
     def _best(self, cells: Sequence[Cell], metric: str, at: At) -> tuple[Cell | None, list[str]]:
         """Returns the best cell of a method, and sentences about cells that cannot be chosen."""
@@ -404,14 +404,17 @@ def is_test(metric: str) -> bool:
     return "test" in words or ("client" in words and "validation" not in words)
 
 
-def _about_choice(metric: str) -> list[str]:
+def _about_choice(metric: str, cells: Sequence[Cell]) -> list[str]:
     """Returns sentences about the metric that chose the settings."""
     if is_test(metric):
         return [
             f"The settings were chosen on test data ({metric}), so the test scores of the choice"
             " are optimistic. Log a validation metric to choose by."
         ]
-    return [f"The settings were chosen by the mean of {metric} over seeds."]
+    configs = [run.config for cell in cells for run in cell.runs.values()]
+    kinds = sorted({str(config.get("validation") or "") for config in configs} - {""})
+    on = f" (validation examples: {', '.join(kinds)})" if kinds and "validation" in metric else ""
+    return [f"The settings were chosen by the mean of {metric}{on} over seeds."]
 
 
 def _short(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,23 +87,26 @@ def conclusion(runs: Sequence[RunRecord]) -> str:
     return verdict(runs, judge(runs))
 
 
-def target_table(runs: Sequence[RunRecord], target: float, width: int = 80) -> Table:
-    """Returns the cost, for each run, of reaching 90, 95 and 99 percent of a test score.
+def target_table(rows: Mapping[str, Sequence[RunRecord]], target: float, width: int = 80) -> Table:
+    """Returns the cost, for each row, of reaching 90, 95 and 99 percent of a test score.
+
+    Args:
+        rows: Name -> runs, which differ in seeds only.
+        target: See :func:`targets`.
+        width: Characters of the terminal.
 
     Raises:
         InputError: the target is not a possible value of the score.
     """
-    runs = distinct(runs)
-    reached = targets(runs, target)
-    shown = [column for one in reached for column in one.columns]
-    heads = [
-        f"{'' if i else f'{one.share} %'}\n{column.title}"
+    reached = targets(list(rows.values()), target)
+    named = [
+        column._replace(short=f"{'' if i else f'{one.share} %'}\n{column.title}")
         for one in reached
         for i, column in enumerate(one.columns)
     ]
+    runs = [run for row in rows.values() for run in row]
     head = f"To {score_printer(runs)(target)}\nRun"
-    named = [column._replace(short=one) for column, one in zip(shown, heads, strict=True)]
-    return terminal_table(head, [run.name for run in runs], named, width, gap=1)
+    return terminal_table(head, list(rows), named, width, gap=1)
 
 
 def terminal_table(
@@ -331,46 +334,74 @@ def _column(
     return Column(title, short, cells, marked, part)
 
 
-def targets(runs: Sequence[RunRecord], target: float | None) -> list[Target]:
+def targets(rows: Sequence[Sequence[RunRecord]], target: float | None) -> list[Target]:
     """Returns the rounds, bytes and simulated time to each percentage of the target.
 
-    By default, the target is the best final score. The list is empty if no run was tested after
-    training. For a metric where lower is better, 90 percent of the target is target / 0.9.
+    The list is empty if no run was tested after training. For a metric where lower is better, 90
+    percent of the target is target / 0.9.
+
+    Args:
+        rows: The runs of each row, which differ in seeds only. A cell is the mean over them; it is
+            empty if one of them did not reach the target.
+        target: A test score; by default the best mean of the rows' final scores.
 
     Raises:
         InputError: the target is not a possible value of the score.
     """
+    runs = [run for row in rows for run in row]
     lower = all(headline_is_lower_better(run.rows) for run in runs)
     share = all(plots.is_share(headline(run.rows)) for run in runs)
     if target is None:
-        facts = [summary(run.rows) for run in runs]
-        finals = (f["final_score"] for f in facts if f["final_round"])
-        target = (min if lower else max)(finals, default=None)
+        finals = (_mean([_final(run) for run in row]) for row in rows)
+        known = [final for final in finals if final is not None]
+        target = (min if lower else max)(known, default=None)
         if target is None:
             return []
     elif share and not 0 < target <= 1:
         raise InputError(f"The target {target:g} must be a fraction, such as 0.8 for 80 %.")
     elif not 0 < target < math.inf:
         raise InputError(f"The target {target:g} must be above 0.")
-    sizes = [_spent(run, "bytes") for run in runs]
-    times = [_spent(run, "simulated_seconds") for run in runs]
-    size = _scale(plots.byte_unit, (n for spent in sizes for n in spent.values()))
-    clock = _scale(plots.time_unit, (n for spent in times for n in spent.values()))
+    sizes = [[_spent(run, "bytes") for run in row] for row in rows]
+    times = [[_spent(run, "simulated_seconds") for run in row] for row in rows]
+    size = _scale(plots.byte_unit, (n for row in sizes for one in row for n in one.values()))
+    clock = _scale(plots.time_unit, (n for row in times for one in row for n in one.values()))
     out = []
     for percent in TARGETS:
         part = target * 100 / percent if lower else percent * target / 100
-        rounds = [rounds_to(run.rows, part) for run in runs]
-        # Round 0 is the untrained model: it cost nothing, so the cost cells stay empty.
-        trained = [r or None for r in rounds]
-        at_bytes = [spent.get(r) for spent, r in zip(sizes, trained, strict=True)]
-        at_time = [spent.get(r) for spent, r in zip(times, trained, strict=True)]
+        rounds = [[rounds_to(run.rows, part) for run in row] for row in rows]
         cost_columns = [
-            _column("Round", rounds, lambda r: str(r) if r else UNTRAINED),
-            _column(size.unit, at_bytes, size.text),
-            _column(clock.unit, at_time, clock.text),
+            _column("Round", list(map(_mean, rounds)), lambda r: f"{r:.3g}" if r else UNTRAINED),
+            _column(size.unit, _at(sizes, rounds), size.text),
+            _column(clock.unit, _at(times, rounds), clock.text),
         ]
         out.append(Target(percent, score_printer(runs)(part), cost_columns))
     return out
+
+
+def _final(run: RunRecord) -> float | None:
+    """Returns the last score of a run that was tested after training."""
+    fact = summary(run.rows)
+    return fact["final_score"] if fact["final_round"] else None
+
+
+def _at(
+    spent: Sequence[Sequence[Mapping[int | None, float]]],
+    rounds: Sequence[Sequence[int | None]],
+) -> list[float | None]:
+    """Returns the mean cost of each row up to the rounds of its runs.
+
+    Round 0 is the untrained model: it cost nothing, so the cell stays empty.
+    """
+    return [
+        _mean([one.get(r or None) for one, r in zip(row, reached, strict=True)])
+        for row, reached in zip(spent, rounds, strict=True)
+    ]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Returns the mean; None if a value is missing, or there are none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 def _spent(run: RunRecord, x: str) -> dict[int | None, float]:

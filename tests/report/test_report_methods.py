@@ -184,6 +184,28 @@ def test_the_command_writes_page_and_tables(sweep, capsys):
 
 
 @pytest.mark.slow
+def test_the_cost_of_a_target_is_a_mean_over_seeds(tmp_path, capsys):
+    """One seed of the second method never reaches 45 % (90 % of 50 %)."""
+    reached = {0.1: {s: {"test_accuracy": 0.5, "bytes_up": 100 * s} for s in range(3)}}
+    missed = {0.1: {s: {"test_accuracy": 0.5 - 0.1 * (s == 2)} for s in range(3)}}
+    sweep = write_sweep(tmp_path / "s", {"a": reached, "b": missed})
+    assert main(["report", str(sweep), "--target", "0.5"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    head = lines.index(["To", "50.0", "%", "90", "%", "95", "%", "99", "%"])
+    assert lines[head + 2 : head + 4] == [["a", *["3", "100", "-"] * 3], ["b", *"---------"]]
+    assert "Cost of reaching a target" in (sweep / "report.html").read_text()
+
+
+def test_the_choice_names_the_validation_examples(tmp_path):
+    sweep = write_sweep(tmp_path / "s", {"a": scores(0)})
+    for path in sweep.rglob("config.toml"):
+        path.write_text('validation = "20 % of train"\n' + path.read_text())
+    assert compare_methods(read_study(sweep)).lead.endswith(
+        "by the mean of validation_accuracy (validation examples: 20 % of train) over seeds."
+    )
+
+
+@pytest.mark.slow
 def test_unfinished_runs_are_named_and_alone_they_are_rows(sweep, capsys):
     run = sweep / "moon" / "rate=0.1,seed=2"
     lines = (run / "metrics.jsonl").read_text().splitlines()
