@@ -125,6 +125,7 @@ _PATHS = {
 }
 """Table -> the keys whose values can be paths."""
 SCHEDULES = ("schedule", "server_schedule")
+"""Tables of a learning-rate schedule over rounds."""
 _OPTIONAL = ("aggregator", "stop", "task", *SCHEDULES)
 """Tables that can be left out; the function that takes them then uses its own default."""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -8,6 +8,7 @@ import pytest
 import toy
 
 from fedjax_peft.config import config as configs
+from fedjax_peft.config import sweeps
 from fedjax_peft.errors import InputError
 
 BASE = {
@@ -64,6 +65,21 @@ def test_an_override_names_a_schedule():
     for text in ("schedule=exponential", "schedule.decay=0.5", "schedule.every=2"):
         raw = configs.override(raw, text)
     assert factors(configs.build_algorithm(configs.resolve(raw))) == [1.0, 1.0, 0.5, 0.125]
+
+
+def test_the_numbers_of_a_schedule_are_run_time_values_of_a_sweep():
+    raw = {**BASE, "schedule": "linear", "partition": {"name": "iid", "clients": 2}}
+    points = sweeps.plan(raw, ["schedule.final_factor=0.2,0.4"]).points
+    assert [point.config["runtime"] for point in points] == [["schedule.final_factor"]] * 2
+    one, other = (configs._made_from_values(point.config) for point in points)
+    assert one["algorithm"] == other["algorithm"]
+
+    @jax.jit
+    def factor(values):
+        return one["algorithm"](values).round_metrics(jnp.int32(5))["learning_rate_factor"]
+
+    expected = [0.2 + 0.8 / 2, 0.4 + 0.6 / 2]
+    np.testing.assert_allclose([factor(x["values"]) for x in (one, other)], expected, rtol=1e-6)
 
 
 OWN = """
