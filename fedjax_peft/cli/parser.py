@@ -144,6 +144,18 @@ def _add_results(command: Callable[..., Any]) -> None:
         help="compare by this field of metrics.jsonl, such as client_accuracy_mean or time.train_s",
     )
     report.add_argument(
+        "--x",
+        choices=["round", "bytes", "simulated_seconds"],
+        help="draw the curves against this axis alone; default: one figure for each",
+    )
+    report.add_argument(
+        "--smooth",
+        type=int,
+        default=1,
+        metavar="W",
+        help="draw rolling means over W evaluated rounds; the captions say so",
+    )
+    report.add_argument(
         "--at",
         choices=["final", "best"],
         default="final",

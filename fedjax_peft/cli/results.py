@@ -37,7 +37,14 @@ def report(options: argparse.Namespace) -> None:
     asked = Options(options.metric, options.at, options.choose_by, options.baseline)
     print_study(study, asked)
     common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
-    page = pages.write_report(study, options.out or common, target=options.target, options=asked)
+    page = pages.write_report(
+        study,
+        options.out or common,
+        target=options.target,
+        options=asked,
+        smooth=options.smooth,
+        x=options.x,
+    )
     if options.target is not None:
         console = Console()
         methods = methods_of(study, asked)

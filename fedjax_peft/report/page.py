@@ -1,4 +1,4 @@
-"""The report of one run or several as an HTML page with three figures."""
+"""The report of one run or several as an HTML page with figures."""
 
 import functools
 import itertools
@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import jinja2
 from markupsafe import Markup
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import replace_file
 from fedjax_peft.nested import flatten
 from fedjax_peft.report import figure_files, plots, tables
+from fedjax_peft.report.details import Detail, details
 from fedjax_peft.report.intervals import LEVEL
 from fedjax_peft.report.methods import PAIRED, Methods, Options, methods_of
 from fedjax_peft.report.records import SEED, RunRecord, distinct
 from fedjax_peft.report.study import Study, make_study
 from fedjax_peft.report.verdict import judge, listing, printed, verdict, word
-from fedjax_peft.rows import headline, series, summary
+from fedjax_peft.rows import Row, headline, series, summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,12 +31,12 @@ __all__ = ["write_report"]
 Draw: TypeAlias = Callable[[str, bool], tuple["Figure", list[Any]]]
 """Function of the x axis and of ``narrow`` -> figure and its data."""
 
-FIGURES = (
-    ("round", "vs_round", "communication rounds"),
-    ("bytes", "vs_bytes", "the bytes that all clients sent and received"),
-    ("simulated_seconds", "vs_time", "simulated time"),
-)
-"""X axis, end of the file's name (after the metric), and the axis in words."""
+AXES = {
+    "round": ("vs_round", "communication rounds"),
+    "bytes": ("vs_bytes", "the bytes that all clients sent and received"),
+    "simulated_seconds": ("vs_time", "simulated time"),
+}
+"""X axis -> end of the file's name (after the metric), and the axis in words."""
 
 
 def write_report(
@@ -44,6 +45,8 @@ def write_report(
     *,
     target: float | None = None,
     options: Options | None = None,
+    smooth: int = 1,
+    x: str | None = None,
 ) -> Path:
     """Writes ``report.html``, which needs no other file, the folder ``figures``, and the tables.
 
@@ -61,17 +64,23 @@ def write_report(
             score.
         options: The metric, its choice and the baseline; with any of them, runs are shown by
             method.
+        smooth: Width of the rolling mean of curves, in evaluated rounds; the captions say it.
+        x: Draw the curves against this axis alone: ``round``, ``bytes`` or ``simulated_seconds``.
 
     Returns:
         The path of ``report.html``.
 
     Raises:
         InputError: there are no runs, ``out_dir`` cannot be created, the target is not a possible
-            value of the score, or an option names something unknown.
+            value of the score, ``smooth`` is below 1, or an option names something unknown.
     """
     study = runs if isinstance(runs, Study) else make_study(runs)
     if not study.records:
         raise InputError("A report needs at least one run.")
+    if smooth < 1:
+        raise InputError(f"A rolling mean is over 1 round or more, not {smooth}.")
+    if x not in (None, *AXES):
+        raise InputError(f"There is no axis {x!r}. {nearest(str(x), AXES)}")
     methods = methods_of(study, options)
     shown = distinct(study.records)
     content = _of_runs(shown, target) if methods is None else _of_methods(methods, target)
@@ -81,8 +90,15 @@ def write_report(
     except OSError as error:
         raise InputError(f"The report cannot be written to {out}: {error.strerror}.") from error
     draw, stem, files = (content.pop(key) for key in ("draw", "stem", "files"))
-    figures = _write_figures(draw, out, stem)
-    page = _template().render(**content, figures=figures, paired=PAIRED)
+    by_seed = content.pop("by_seed")
+    (out / "figures").mkdir(exist_ok=True)
+    page = _template().render(
+        **content,
+        figures=_write_curves(functools.partial(draw, smooth=smooth), out, stem, x),
+        details=[_write_detail(one, out) for one in details(by_seed, smooth=smooth)],
+        smooth=smooth,
+        paired=PAIRED,
+    )
     for stem, table in files.items():
         table.write(out / stem)
     replace_file(out / "report.html", page.encode(errors="replace"))
@@ -118,6 +134,7 @@ def _of_runs(runs: Sequence[RunRecord], target: float | None) -> dict[str, Any]:
             for name, final in zip(names, finals, strict=True)
         ],
         "draw": functools.partial(_draw_runs, runs),
+        "by_seed": {run.name: {None: run.rows} for run in runs},
         "coincident": _coincident(runs),
         "targets": targets,
         "goal": "best" if target is None else f"target {text(target)}",
@@ -152,6 +169,7 @@ def _of_methods(methods: Methods, target: float | None) -> dict[str, Any]:
         "stem": re.sub(r"\W+", "_", methods.metric),  # a nested metric has dots in its name
         "finals": methods.finals,
         "draw": functools.partial(_draw_methods, methods),
+        "by_seed": _rows_by_seed(methods),
         "coincident": [],
         "targets": targets,
         "goal": "best" if target is None else f"target {tables.score_printer(runs)(target)}",
@@ -161,35 +179,60 @@ def _of_methods(methods: Methods, target: float | None) -> dict[str, Any]:
     }
 
 
-def _write_figures(draw: Draw, out: Path, stem: str) -> list[dict[str, Any]]:
-    """Writes the figures as files; returns them as SVG elements for wide and narrow windows."""
-    folder, figures = out / "figures", []
-    folder.mkdir(exist_ok=True)
-    for x, file, axis in FIGURES:
-        figure, data = draw(x, False)
-        paths = figure_files.save(figure, folder / f"{stem}_{file}", data)
-        wide = figure_files.svg(paths[1].read_bytes(), f"{x}-")
-        small = figure_files.render(draw(x, True)[0], "svg")
-        narrow = figure_files.svg(small, f"{x}-narrow-")
-        figures.append({"wide": Markup(wide), "narrow": Markup(narrow), "axis": axis})
+def _write_curves(draw: Draw, out: Path, stem: str, x: str | None) -> list[dict[str, Any]]:
+    """Writes the curves as files; returns them as SVG elements for wide and narrow windows."""
+    figures = []
+    for axis, (file, words) in AXES.items():
+        if x in (None, axis):
+            figure, data = draw(axis, False)
+            small = draw(axis, True)[0]
+            figures.append({**_write(figure, small, out, f"{stem}_{file}", data), "axis": words})
     return figures
 
 
-def _draw_runs(runs: Sequence[RunRecord], x: str, narrow: bool) -> tuple["Figure", list[Any]]:
+def _write_detail(detail: Detail, out: Path) -> dict[str, Any]:
+    """Writes another figure as files; returns it as :func:`_write_curves` does."""
+    figures = (detail.draw(False), detail.draw(True))
+    written = _write(*figures, out, detail.stem, detail.data)
+    return {**written, "title": detail.title, "caption": detail.caption}
+
+
+def _write(
+    wide: "Figure", narrow: "Figure", out: Path, stem: str, data: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Writes a figure as files; returns the SVG elements for wide and narrow windows."""
+    paths = figure_files.save(wide, out / "figures" / stem, data)
+    small = figure_files.render(narrow, "svg")
+    return {
+        "wide": Markup(figure_files.svg(paths[1].read_bytes(), f"{stem}-")),
+        "narrow": Markup(figure_files.svg(small, f"{stem}-narrow-")),
+    }
+
+
+def _draw_runs(
+    runs: Sequence[RunRecord], x: str, narrow: bool, *, smooth: int
+) -> tuple["Figure", list[Any]]:
     rows = {run.name: run.rows for run in runs}
-    return plots.curves(rows, x, narrow=narrow), plots.curve_data(rows, x)
+    figure = plots.curves(rows, x, narrow=narrow, smooth=smooth)
+    return figure, plots.curve_data(rows, x, smooth=smooth)
 
 
-def _draw_methods(methods: Methods, x: str, narrow: bool) -> tuple["Figure", list[Any]]:
-    runs = {
+def _draw_methods(
+    methods: Methods, x: str, narrow: bool, *, smooth: int
+) -> tuple["Figure", list[Any]]:
+    runs, metric = _rows_by_seed(methods), methods.metric
+    return (
+        plots.mean_curves(runs, x, metric, narrow=narrow, smooth=smooth),
+        plots.mean_curve_data(runs, x, metric, smooth=smooth),
+    )
+
+
+def _rows_by_seed(methods: Methods) -> dict[str, dict[Any, list[Row]]]:
+    """Returns the name of each method -> seed -> rows."""
+    return {
         name: {seed: run.rows for seed, run in cell.runs.items()}
         for name, cell in zip(methods.names, methods.cells, strict=True)
     }
-    metric = methods.metric
-    return (
-        plots.mean_curves(runs, x, metric, narrow=narrow),
-        plots.mean_curve_data(runs, x, metric),
-    )
 
 
 def _template() -> jinja2.Template:

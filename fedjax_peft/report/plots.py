@@ -15,6 +15,7 @@ from fedjax_peft.report.figure_files import (
     figure_class,
     lettering,
     line_look,
+    rolling,
     styles,
 )
 from fedjax_peft.rows import field_is_lower_better, headline, headline_is_lower_better, series
@@ -91,6 +92,7 @@ def curves(
     metric: str | None = None,
     *,
     narrow: bool = False,
+    smooth: int = 1,
 ) -> "Figure":
     """Returns a figure of one metric of each run, against rounds, bytes or simulated seconds.
 
@@ -104,12 +106,16 @@ def curves(
         metric: A numeric field of the rows; by default the headline metric on the test set.
             Fractions are drawn in percent.
         narrow: Whether the figure is for a narrow screen, with the names below the axes.
+        smooth: Width of the rolling mean of each curve, in evaluated rounds.
 
     Raises:
         InputError: ``x`` is another word.
     """
     fields = {name: metric or f"test_{headline(rows)}" for name, rows in runs.items()}
-    lines = {name: _points(rows, x, fields[name]) for name, rows in runs.items()}
+    lines = {}
+    for name, rows in runs.items():
+        xs, ys = _points(rows, x, fields[name])
+        lines[name] = (xs, rolling(ys, smooth))
     fig, ax = _begin(len(runs), narrow)
     unit = _x_axis(ax, x, [xs for xs, _ in lines.values()])
     style = styles(runs)
@@ -128,18 +134,35 @@ def curves(
 
 
 def curve_data(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]], x: str, metric: str | None = None
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    x: str,
+    metric: str | None = None,
+    *,
+    smooth: int = 1,
 ) -> list[dict[str, Any]]:
     """Returns the points of :func:`curves`, a row for each point: ``name``, ``x`` and the metric.
 
-    Bytes and seconds are in these units, and fractions are not in percent.
+    Bytes and seconds are in these units, and fractions are not in percent. Of smooth curves, a
+    further column has the rolling means.
     """
-    fields = {name: metric or f"test_{headline(rows)}" for name, rows in runs.items()}
     return [
-        {"name": name, x: a, fields[name]: b}
+        {"name": name, **point}
         for name, rows in runs.items()
-        for a, b in zip(*series(rows, x, fields[name]), strict=True)
+        for point in _data(rows, x, metric or f"test_{headline(rows)}", smooth)
     ]
+
+
+def _data(
+    rows: Sequence[Mapping[str, Any]], x: str, metric: str, smooth: int
+) -> list[dict[str, Any]]:
+    xs, ys = series(rows, x, metric)
+    points = [{x: a, metric: b} for a, b in zip(xs, ys, strict=True)]
+    if smooth > 1:
+        column = f"rolling_mean_{smooth}"
+        points = [
+            {**point, column: y} for point, y in zip(points, rolling(ys, smooth), strict=True)
+        ]
+    return points
 
 
 def mean_curves(
@@ -148,6 +171,7 @@ def mean_curves(
     metric: str,
     *,
     narrow: bool = False,
+    smooth: int = 1,
 ) -> "Figure":
     """Returns a figure of the mean of a metric over seeds, with a band of one standard deviation.
 
@@ -159,13 +183,15 @@ def mean_curves(
         x: As in :func:`curves`.
         metric: A numeric field of the rows. Fractions are drawn in percent.
         narrow: As in :func:`curves`.
+        smooth: As in :func:`curves`; each seed is smoothed.
 
     Raises:
         InputError: ``x`` is another word.
     """
     fig, ax = _begin(len(runs), narrow)
     lines = {
-        name: _common_points(list(by_seed.values()), x, metric) for name, by_seed in runs.items()
+        name: _common_points(list(by_seed.values()), x, metric, smooth)
+        for name, by_seed in runs.items()
     }
     unit = _x_axis(ax, x, [xs for xs, _ in lines.values()])
     style, ends = styles(runs), {}
@@ -182,27 +208,32 @@ def mean_curves(
 
 
 def _common_points(
-    runs: Sequence[Sequence[Mapping[str, Any]]], x: str, metric: str
+    runs: Sequence[Sequence[Mapping[str, Any]]], x: str, metric: str, smooth: int
 ) -> tuple[list[float], list[list[float]]]:
     """Returns the mean x coordinates, and the values of each run, at the rounds of all runs."""
     found: list[dict[float, tuple[float, float]]] = []
     for rows in runs:
         rounds, _ = series(rows, "round", metric)
-        found.append(dict(zip(rounds, zip(*_points(rows, x, metric), strict=True), strict=False)))
+        xs, ys = _points(rows, x, metric)
+        found.append(dict(zip(rounds, zip(xs, rolling(ys, smooth), strict=True), strict=False)))
     rounds = sorted(set.intersection(*map(set, found))) if found else []
     xs = [sum(one[r][0] for one in found) / len(found) for r in rounds]
     return xs, [[one[r][1] for r in rounds] for one in found]
 
 
 def mean_curve_data(
-    runs: Mapping[str, Mapping[Any, Sequence[Mapping[str, Any]]]], x: str, metric: str
+    runs: Mapping[str, Mapping[Any, Sequence[Mapping[str, Any]]]],
+    x: str,
+    metric: str,
+    *,
+    smooth: int = 1,
 ) -> list[dict[str, Any]]:
     """Returns the points behind :func:`mean_curves`: a row for each point of each seed."""
     return [
-        {"name": name, "seed": seed, x: a, metric: b}
+        {"name": name, "seed": seed, **point}
         for name, by_seed in runs.items()
         for seed, rows in by_seed.items()
-        for a, b in zip(*series(rows, x, metric), strict=True)
+        for point in _data(rows, x, metric, smooth)
     ]
 
 

@@ -212,7 +212,10 @@ def test_no_winner_is_named_within_the_margin_of_the_test_set(tmp_path, capsys):
     sentence = "fra 48.8 %, federa 48.5 % and fedlr 48.0 % are not separated; their differences are"
     assert f"Final test accuracy: {sentence} within the margin of error." in text
     assert text.count(">not separated</td>") == 2
-    assert main(["report", *map(str, runs), "--out", str(tmp_path / "out")]) == 0
+    once = ["--x", "round", "--smooth", "2"]
+    assert main(["report", *map(str, runs), "--out", str(tmp_path / "out"), *once]) == 0
+    stems = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
+    assert stems == {"accuracy_vs_round"}
     assert sentence in " ".join(capsys.readouterr().out.split())
 
 

@@ -10,7 +10,15 @@ import pytest
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.report.figure_files import PALETTE, render, styles, svg
-from fedjax_peft.report.plots import byte_unit, curves, one_line, time_unit
+from fedjax_peft.report.plots import (
+    byte_unit,
+    curve_data,
+    curves,
+    mean_curve_data,
+    mean_curves,
+    one_line,
+    time_unit,
+)
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -59,6 +67,20 @@ def test_other_axes_and_metrics_are_labelled():
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("Simulated time (minutes)", "Test loss")
     ax = curves({"a": rows()}, "round", "client_accuracy_worst").axes[0]
     assert ax.get_ylabel() == "Client accuracy worst (%)"
+
+
+def test_smooth_curves_are_rolling_means_and_their_data_have_both():
+    (points,) = drawn(curves({"a": rows(4)}, "round", smooth=2))
+    assert [y for _, y in points] == pytest.approx([0, 10, 30, 50, 70])
+    last = curve_data({"a": rows(4)}, "round", smooth=2)[-1]
+    assert last == pytest.approx(
+        {"name": "a", "round": 4, "test_accuracy": 0.8, "rolling_mean_2": 0.7}
+    )
+    seeds = {"a": {0: rows(4), 1: rows(4, top=0.4)}}
+    (points,) = drawn(mean_curves(seeds, "round", "test_accuracy", smooth=2))
+    assert [y for _, y in points] == pytest.approx([0, 7.5, 22.5, 37.5, 52.5])
+    data = mean_curve_data(seeds, "round", "test_accuracy", smooth=2)
+    assert data[-1]["rolling_mean_2"] == pytest.approx(0.35)
 
 
 def test_an_unknown_axis_is_an_input_error():

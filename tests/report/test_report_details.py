@@ -1,0 +1,161 @@
+"""Figures of clients, layers, spectra and local models show the recorded values."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from fedjax_peft.report import page
+from fedjax_peft.report.details import (
+    client_distribution,
+    details,
+    heat_map,
+    local_models,
+    spectra,
+)
+from fedjax_peft.report.figure_files import render
+from fedjax_peft.report.records import RunRecord
+
+LAYERS = [f"encoder.layer.{i}.attention.{part}.lora" for i in (0, 2, 10) for part in "qv"]
+
+
+def rows(rounds=4, clients=20, seed=0, error=1.0):
+    rng = np.random.default_rng(seed)
+    found = []
+    for r in range(rounds + 1):
+        row = {"round": r, "headline": "accuracy", "test_accuracy": 0.2 * r}
+        if r:
+            values = rng.uniform(size=clients).tolist()
+            row |= {
+                "clients": list(range(clients)),
+                "client_tests": {"client": list(range(clients)), "accuracy": values},
+                "local_accuracy": [0.1 * r + 0.01 * c for c in range(clients)],
+                "effective_rank": 1.0 + r,
+                "spectrum_kept": 0.9,
+                "layers": {
+                    "aggregation_error": {
+                        path: error * r * (i + 1) for i, path in enumerate(reversed(LAYERS))
+                    }
+                },
+            }
+        found.append(row)
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return {"fedlr": {0: rows(), 1: rows(seed=1)}, "$fra$": {0: rows(seed=2), 1: rows(seed=3)}}
+
+
+def test_rows_without_data_give_no_figure():
+    plain = [{"round": 0, "test_accuracy": 0.5}, {"round": 1, "test_accuracy": 0.6}]
+    assert list(details({"a": {0: plain}, "b": {0: []}})) == []
+    assert list(details({})) == []
+
+
+def test_the_distribution_over_clients_is_that_of_the_last_evaluation(runs):
+    found = client_distribution(runs)
+    pooled = np.sort([x for s in (0, 1) for x in rows(seed=s)[-1]["client_tests"]["accuracy"]])
+    (ax,) = found.draw(False).axes
+    line = next(line for line in ax.lines if line.get_label() == "fedlr")
+    xs, ys = line.get_xdata()[1:-1], line.get_ydata()[1:-1]
+    np.testing.assert_allclose(xs, 100 * pooled)
+    np.testing.assert_allclose(ys, 2.5 * np.arange(1, 41))
+    assert line.get_drawstyle() == "steps-post"
+    # By hand: the worst tenth of forty clients is four of them.
+    assert f"fedlr {100 * pooled[:4].mean():.3g} %" in found.caption
+    assert "all seeds are pooled" in found.caption
+    assert len(found.data) == 80
+    assert found.data[0].keys() == {"name", "seed", "client", "accuracy"}
+
+
+def test_the_worst_clients_are_the_highest_where_lower_is_better():
+    less = [row | {"headline": "loss", "headline_better": "lower"} for row in rows(clients=10)]
+    less[-1]["client_tests"] = {"client": list(range(10)), "loss": [float(i) for i in range(10)]}
+    found = client_distribution({"a": {0: less}})
+    assert "their mean: a 9." in found.caption
+    (shade,) = found.draw(False).axes[0].patches
+    assert shade.get_y() == 90
+
+
+def test_heat_maps_show_each_layer_in_each_round(runs):
+    found = heat_map(runs, "aggregation_error")
+    fig = found.draw(False)
+    maps = [ax for ax in fig.axes if ax.images]
+    assert [ax.get_title(loc="left") for ax in maps] == ["fedlr", "$fra$"]
+    names = [text.get_text() for text in maps[0].get_yticklabels()]
+    assert names == [f"{i}.attention.{part}" for i in (0, 2, 10) for part in "qv"]
+    values = maps[0].images[0].get_array()
+    np.testing.assert_allclose(values, np.outer(range(6, 0, -1), range(1, 5)))
+    assert len({id(ax.images[0].norm) for ax in maps}) == 1, "one scale of colours"
+    assert "means over seeds" in found.caption
+    assert found.data[0] == {"name": "fedlr", "layer": LAYERS[0], "round": 1} | {
+        "aggregation_error": 6.0
+    }
+
+
+@pytest.mark.parametrize("error", [0.0, 1.0])
+def test_heat_maps_of_very_different_values_are_logarithmic(error):
+    found = heat_map({"a": {0: rows()}, "b": {0: rows(error=1e-6)}}, "aggregation_error")
+    assert "logarithmic" in found.caption
+    constant = heat_map({"a": {0: rows(error=error)}}, "aggregation_error")
+    assert "logarithmic" not in constant.caption
+    for one in (found, constant):
+        assert render(one.draw(True), "svg").startswith(b"<?xml")
+
+
+def test_few_clients_have_a_line_each_with_a_rolling_mean():
+    few = {"fedlr": {0: rows(clients=2)}}
+    found = local_models(few, smooth=2)
+    first, second, model = found.draw(False).axes[0].lines
+    assert first.get_ydata() == pytest.approx([10, 15, 25, 35])
+    assert second.get_ydata() == pytest.approx([11, 16, 26, 36])
+    assert model.get_ydata() == pytest.approx([0, 10, 30, 50, 70])
+    assert "rolling means over 2 evaluated rounds" in found.caption
+    assert len(found.data) == 8
+    assert "rolling" not in local_models(few).caption
+
+
+def test_many_clients_have_their_mean_and_deviation(runs):
+    found = local_models(runs)
+    fig = found.draw(True)
+    line, _ = fig.axes[0].lines
+    assert line.get_ydata() == pytest.approx([10 * r + 9.5 for r in range(1, 5)])
+    assert len(fig.axes[0].collections) == 1
+    assert "first seed" in found.caption
+
+
+def test_a_client_without_a_finite_upload_has_no_point():
+    some = rows(clients=2)
+    some[2]["local_accuracy"][1] = None
+    line = local_models({"a": {0: some}}).draw(False).axes[0].lines[1]
+    assert list(line.get_xdata()) == [1, 3, 4]
+
+
+def test_spectra_have_one_panel_for_each_recorded_measure(runs):
+    fig = spectra(runs).draw(False)
+    left, right = fig.axes
+    assert left.lines[0].get_ydata() == pytest.approx([2, 3, 4, 5])
+    assert right.lines[0].get_ydata() == pytest.approx([90] * 4)
+    assert [text.get_text() for text in fig.legends[0].get_texts()] == [
+        "fedlr (n = 2)",
+        "$fra$ (n = 2)",
+    ]
+
+
+@pytest.mark.slow
+def test_the_page_shows_all_figures_and_writes_their_files(runs, tmp_path):
+    records = [
+        RunRecord(name, tmp_path / name, {"name": name}, {}, by_seed[0])
+        for name, by_seed in runs.items()
+    ]
+    text = page.write_report(records, tmp_path, smooth=3, x="bytes").read_text()
+    stems = ["clients", "local_models", "spectra", "layers_aggregation_error"]
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    expected = {f"{s}.{form}" for s in stems for form in ("png", "svg", "pdf", "csv")}
+    assert expected <= names
+    assert not any("vs_round" in name for name in names)
+    assert "Rolling means over 3 evaluated rounds." in text
+    assert text.count("<figure>") == 5
+    with (tmp_path / "figures" / "clients.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 40
