@@ -90,8 +90,8 @@ def load_dataset(
       seed: of the random subsets and of a random split.
       train_examples: size of a random subset, drawn before tokenisation; None: all. For
         ``glue_silo``, the largest number of examples of each task.
-      validation_examples: the same for ``validation``.
-      test_examples: the same for ``test``.
+      validation_examples: size of a random subset of ``validation``; None: all.
+      test_examples: size of a random subset of ``test``; None: all.
       split: how ``glue_silo`` is split, by default 6:2:2; see
         :func:`fedjax_peft.data.silo.divide`.
       doc_stride: tokens that neighbouring windows of a context share, see

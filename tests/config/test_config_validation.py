@@ -5,7 +5,7 @@ import pytest
 from fedjax_peft.config import config as configs
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.errors import InputError
-from fedjax_peft.simulation.record import read_config
+from fedjax_peft.simulation.record import read_config, write_config
 from fedjax_peft.testing import write_tiny_checkpoint
 
 TASKS = DATASETS["glue_silo"].parts
@@ -53,6 +53,11 @@ def test_a_validation_split_is_evaluated_and_recorded(resolved, tmp_path):
     assert [{**row, "time": 0} for row in again] == [{**row, "time": 0} for row in rows]
     recorded = configs.resolve_recorded(read_config(tmp_path / "run"))
     assert recorded["data"]["validation_share"] == 0.1
+    old = read_config(tmp_path / "run")
+    del old["validation"], old["client_validation"]  # keys that older runs do not have
+    write_config(tmp_path / "run" / "config.toml", old)
+    longer = configs.run({**config, "rounds": 2}, out=tmp_path / "run", resume=True).metrics
+    assert [row["round"] for row in longer] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,17 @@ def test_small_clients_give_a_row_here_and_there():
     assert {int(text) % 4 for text in held.columns["text"]} == {3}
 
 
+def test_a_share_of_the_drawn_users():
+    options = {"source": "tiny", "users": 10, "user_examples": 4}
+    _, whole = load_tables("shakespeare", **options)
+    _, found = load_tables("shakespeare", **options, validation_share=0.25)
+    assert {*found["validation"].columns["client"]} == {*whole["train"].columns["client"]}
+    assert sorted(rows_of(found["train"]) + rows_of(found["validation"])) == sorted(
+        rows_of(whole["train"])
+    )
+    assert rows_of(found["test"]) == rows_of(whole["test"])
+
+
 def test_a_share_follows_the_test_rows(tmp_path):
     (tmp_path / "all.jsonl").write_text(
         "".join(f'{{"text": "t{i}", "label": {i % 2}, "client": "one"}}\n' for i in range(20))
