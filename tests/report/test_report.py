@@ -213,8 +213,8 @@ def test_no_winner_is_named_within_the_margin_of_the_test_set(tmp_path, capsys):
     assert f"Final test accuracy: {sentence} within the margin of error." in text
     assert text.count(">not separated</td>") == 2
     once = ["--x", "round", "--smooth", "2"]
-    assert main(["report", *map(str, runs), "--out", str(tmp_path / "out"), *once]) == 0
-    stems = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
+    assert main(["report", *map(str, runs), "--out", str(tmp_path / "once"), *once]) == 0
+    stems = {path.stem for path in (tmp_path / "once" / "figures").iterdir()}
     assert stems == {"accuracy_vs_round"}
     assert sentence in " ".join(capsys.readouterr().out.split())
 
