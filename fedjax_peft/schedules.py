@@ -50,8 +50,8 @@ def linear(rounds: int, *, warmup: int = 0, final_factor: float = 0.0) -> RateSc
     """A linear fall of the learning rate, after a warm-up.
 
     Args:
-      rounds: T, the number of rounds of the run, warm-up included. Later rounds have the factor
-        ``final_factor``.
+      rounds: T, the number of rounds of the run, warm-up included; in a config the run's own by
+        default. Later rounds have the factor ``final_factor``.
       warmup: the number of rounds in which the rate rises linearly, before it is whole.
       final_factor: the factor at the end, from 0 to 1; it would be reached in round T + 1.
 
@@ -72,8 +72,8 @@ def cosine(rounds: int, *, warmup: int = 0, final_factor: float = 0.0) -> RateSc
     """A fall of the learning rate along half a cosine, after a warm-up.
 
     Args:
-      rounds: T, the number of rounds of the run, warm-up included. Later rounds have the factor
-        ``final_factor``.
+      rounds: T, the number of rounds of the run, warm-up included; in a config the run's own by
+        default. Later rounds have the factor ``final_factor``.
       warmup: the number of rounds in which the rate rises linearly, before it is whole.
       final_factor: the factor at the end, from 0 to 1; it would be reached in round T + 1.
 
@@ -207,6 +207,10 @@ def scaled(
 # ----------------------------------------------------------------------------------------- checks
 
 
+_MOST = 1_000_000
+"""The largest number of rounds, as for ``simulate``."""
+
+
 def _check_length(rounds: int, warmup: int) -> None:
     _check_whole(1, rounds=rounds)
     _check_whole(0, warmup=warmup)
@@ -221,11 +225,13 @@ def _check_whole(least: int, **options: int) -> None:
     for name, value in options.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InputError(f"{name} = {show(value)} must be a whole number from {least} up.")
+        if value > _MOST:
+            raise InputError(f"{name} = {show(value)} is too large: at most {_MOST:,}.")
 
 
 def _check_fraction(**options: float) -> None:
     for name, value in options.items():
         if is_traced(value):
             continue
-        if not isinstance(value, SupportsFloat) or not 0 <= float(value) <= 1:
+        if not isinstance(value, SupportsFloat) or not 0 <= value <= 1:
             raise InputError(f"{name} = {show(value)} must be a number from 0 to 1.")

@@ -124,6 +124,8 @@ def test_a_scheduled_optimizer_says_that_it_needs_the_round():
         (lambda: schedules.linear(2.5), "rounds = 2.5 must be a whole number"),
         (lambda: schedules.cosine(10, warmup=10), "warmup = 10 rounds leave none of .* = 10"),
         (lambda: schedules.constant(warmup=-1), "warmup = -1 must be a whole number from 0 up"),
+        (lambda: schedules.cosine(10**400), "is too large: at most 1,000,000"),
+        (lambda: schedules.exponential(10**400), "decay = 10.* must be a number from 0"),
         (lambda: schedules.linear(10, final_factor=2), "final_factor = 2 must be a number from 0"),
         (lambda: schedules.exponential(float("nan")), "decay = nan must be a number"),
         (lambda: schedules.exponential("fast"), "decay = 'fast' must be a number"),
