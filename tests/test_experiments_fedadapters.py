@@ -146,6 +146,7 @@ def copy(run, to, name, seed, rate):
             assert "validation_accuracy" in row
             row["test_accuracy"] = 0.2 + seed / 100 - low
             row["validation_accuracy"] = 0.3 - low
+    rows[0]["test_accuracy"] = 0.02
     rows[1]["test_accuracy"] = 0.5 - low  # the best on test, in the middle
     (to / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
 
@@ -167,6 +168,7 @@ def test_tables_and_figures_of_a_sweep(sweep, tmp_path):
     assert lora["Paper %"] == "27.75"
     assert lora["Ours %"] == "21.0 ± 1.0"
     assert (lora["n"], lora["Rate"], lora["Its rate"]) == ("3", "0.005", "0.005")
+    assert lora["Untrained %"] == "2.0 ± 0.0"
     assert lora["Best on test %"] == "50.0 ± 0.0"
     assert lora["Minus LSTM, 95 %"] == "+0.0 [+0.0, +0.0] n.s."
     assert "chosen by the mean of validation_accuracy" in shown.replace("\\", "")

@@ -90,14 +90,14 @@ def accuracy_table(sweep: Sweep) -> TextTable:
     study, paper = sweep.study, sweep.paper
     choice, best = study.choice(), study.choice(TEST, "best")
     base = study.baseline if study.baseline in choice.cells else None
-    header = ["Method", "Paper %", "Ours %", "n", "Rate"]
+    header = ["Method", "Paper %", "Ours %", "n", "Untrained %", "Rate"]
     header += [f"Minus {METHODS[base]}, 95 %"] if base else []
     header += ["Best on test %", "Its rate"]
     rows = []
     for name, cell in sweep.chosen.items():
         values = cell.values(TEST)
         row = [METHODS[name], paper.accuracy.get(name, "-"), summarise(values).text(100)]
-        row += [str(len(values)), rate(cell)]
+        row += [str(len(values)), summarise(cell.values(TEST, 0)).text(100), rate(cell)]
         if base:
             minus = paired(values, choice.cells[base].values(TEST))
             row += ["" if name == base else minus.text(100) + ("" if minus.separated else " n.s.")]
@@ -105,26 +105,29 @@ def accuracy_table(sweep: Sweep) -> TextTable:
         shown = "-" if at_best is None else summarise(at_best.values(TEST, "best")).text(100)
         rows.append([*row, shown, "-" if at_best is None else rate(at_best)])
     notes = [
-        "Ours: test accuracy after the last round, mean ± standard deviation over n seeds.",
+        "Ours: test accuracy after the last round, mean ± standard deviation over n seeds."
+        " Untrained: before the first round.",
         *choice.notes,
         "Best on test: the best rate and the best round on test data, as in the paper; optimistic.",
         *(["n.s.: 0 is in the 95 % interval of Student's t or of the bootstrap."] if base else []),
-        settings(a_run(study.cells[0]).config),
+        settings([a_run(cell).config for cell in sweep.chosen.values()]),
         *study.notes,
     ]
     return TextTable(f"Table {paper.table}: {sweep.title}", header, rows, notes)
 
 
-def settings(config: dict[str, Any]) -> str:
-    """Returns a sentence with the settings that a reader needs to compare."""
+def settings(configs: list[dict[str, Any]]) -> str:
+    """Returns sentences with the settings that a reader needs to compare."""
+    config = configs[0]
     steps = config.get("local_steps")
     work = f"{steps} local steps" if steps else f"{config['epochs']} local epochs"
-    random = config["model"].get("config") is not None
-    weights = "random weights" if random else "pretrained weights"
-    return (
-        f"{config['rounds']} rounds, {work}, batch {config['batch_size']}. The table's first"
-        f" method has {weights}; the configs say which others have."
-    )
+    text = f"{config['rounds']} rounds, {work}, batch {config['batch_size']}."
+    based = [one["model"].get("config") for one in configs if one["peft"]["name"] != "head_only"]
+    if not based:
+        return text
+    weights = "pretrained" if None in based else "random"
+    scratch = " RNN, LSTM and CNN start from random ones." if weights == "pretrained" else ""
+    return f"{text} GPT-2 and ViT start from {weights} weights.{scratch}"
 
 
 def time_table(sweep: Sweep) -> TextTable | None:
@@ -187,6 +190,9 @@ def draw_rates(sweep: Sweep, stem: Path) -> None:
             ys = {s: [100 * found[x][s] if s in found[x] else None for x in xs] for s in seeds}
             data += bands(ax, METHODS.get(name, name), xs, ys)
         ax.set(xscale="log", xlabel="Learning rate", ylabel="Test accuracy (%)", title=sweep.title)
+        rates = sorted({row["x"] for row in data})
+        ax.set_xticks(rates, [f"{x:g}" for x in rates])
+        ax.minorticks_off()
         ax.legend()
     save(fig, stem, data)
 
