@@ -206,6 +206,12 @@ def curves(found: Sequence[Study]) -> dict[str, Cell]:
     return best
 
 
+def legend(figure: Any, axes: Any) -> None:
+    """Draws one legend for all panels, below them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+
+
 def figure3(cells: Mapping[str, Cell], stem: Path) -> None:
     """Writes Figure 3: accuracy of each client in every round, mean and deviation over seeds."""
     data: list[dict[str, Any]] = []
@@ -225,7 +231,8 @@ def figure3(cells: Mapping[str, Cell], stem: Path) -> None:
                 drawn = bands(ax, METHODS[name][0], rounds, by_seed)
                 data += [{"task": NAMES[task], **row} for row in drawn]
             ax.set(title=NAMES[task], xlabel="Communication round", ylabel="Test accuracy (%)")
-        axes.flat[0].legend()
+            ax.xaxis.get_major_locator().set_params(integer=True)
+        legend(fig, axes.flat[0])
     save(fig, stem, data)
 
 
@@ -254,7 +261,7 @@ def by_client(cells: Mapping[str, Cell], names: Mapping[str, str], stem: Path) -
             ]
         ax.set_xticks(range(len(TASKS)), [NAMES[task] for task in TASKS])
         ax.set(ylabel="Test accuracy (%)")
-        ax.legend()
+        legend(fig, ax)
     save(fig, stem, data)
 
 

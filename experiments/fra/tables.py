@@ -80,15 +80,26 @@ def split_of(study: Study) -> Split:
     return runs[0]["data"]["name"], "skew" if "label_share" in splits else "iid"
 
 
+def tested(study: Study) -> tuple[Any, ...]:
+    """Returns the rounds and the number of test examples of a sweep's runs."""
+    run = next(iter(study.cells[0].runs.values()))
+    return run.config["rounds"], run.config["data"].get("test_examples")
+
+
 def results(found: Sequence[Study]) -> dict[Split, Results]:
     """Returns the chosen settings by data set and split.
 
-    If a method is in several sweeps, the sweep with the most settings counts. The centralised
-    method knows no split, so that of the IID sweep is also in the skewed results.
+    If a method is in several sweeps, the sweep with the most settings counts. Sweeps with other
+    rounds or test examples than that one, such as those of Figures 3 to 6, are not mixed with it.
+    The centralised method knows no split, so that of the IID sweep is also in the skewed results.
     """
     made: dict[Split, Results] = {}
+    settings: dict[Split, Any] = {}
     for study in sorted(found, key=lambda one: -len(one.cells)):
-        into = made.setdefault(split_of(study), Results({}, []))
+        split = split_of(study)
+        if settings.setdefault(split, tested(study)) != tested(study):
+            continue
+        into = made.setdefault(split, Results({}, []))
         choice = study.choice()
         new = {name: cell for name, cell in choice.cells.items() if name not in into.cells}
         into.cells.update(new)
@@ -176,6 +187,12 @@ def label_table(number: str, data: str, one: Results) -> TextTable:
 # ----------------------------------------------------------------------------------------- figures
 
 
+def legend(figure: Any, axes: Any) -> None:
+    """Draws one legend for all panels, below them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+
+
 def local_figure(study: Study, title: str, stem: Path) -> None:
     """Writes one of Figures 3 to 6: each client's accuracy before aggregation, rolling mean."""
     data: list[dict[str, Any]] = []
@@ -195,8 +212,9 @@ def local_figure(study: Study, title: str, stem: Path) -> None:
                     drawn = bands(ax, METHODS.get(name, name), rounds, by_seed)
                     data += [{"client": client + 1, **row} for row in drawn]
             ax.set(title=f"{title}, client {client + 1}", xlabel="Communication round")
+            ax.xaxis.get_major_locator().set_params(integer=True)
         axes[0].set(ylabel=f"Accuracy before aggregation (%),\nrolling mean of {WIDTH} rounds")
-        axes[0].legend()
+        legend(fig, axes[0])
     save(fig, stem, data)
 
 
@@ -220,7 +238,8 @@ def error_figure(one: Results, stem: Path) -> None:
                 data += [{"metric": metric, **row} for row in drawn]
             ax.set(xlabel="Communication round", ylabel=label)
             ax.set_ylim(bottom=0)
-        axes[0].legend()
+            ax.xaxis.get_major_locator().set_params(integer=True)
+        legend(fig, axes[0])
     save(fig, stem, data)
 
 
