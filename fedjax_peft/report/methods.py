@@ -3,18 +3,27 @@
 Each method is shown with the setting that was chosen for it; a second table has all settings.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from fedjax_peft.display import one_line
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.report import plots, separation
 from fedjax_peft.report.records import RunRecord, unique
 from fedjax_peft.report.separation import Comparison, Group, Measurement
-from fedjax_peft.report.study import At, Cell, Choice, Study, Summary, is_test, summarise
+from fedjax_peft.report.study import (
+    At,
+    Cell,
+    Choice,
+    Study,
+    Summary,
+    is_test,
+    summarise,
+    value_text,
+)
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.report.tables import (
     MISSING,
@@ -168,7 +177,7 @@ def compare_methods(study: Study, options: Options | None = None) -> Methods:
         metric = next((one for one in usual if one in study.metrics), usual[0])
     if study.keys or options.choose_by is not None:
         choice = study.choice(options.choose_by, options.at)
-        cells = list(choice.cells.values())
+        cells = list(choice.cells.values()) or study.cells
     else:
         choice, cells = Choice(None, {}, False, ()), study.cells
     names = _row_names(cells)
@@ -413,9 +422,10 @@ def _settings(study: Study, metric: str, at: At, choice: Choice) -> tuple[list[s
     columns = []
     for key in keys:
         texts = [
-            _literal(cell.settings[key]) if key in cell.settings else MISSING for cell in cells
+            value_text(cell.settings[key]) if key in cell.settings else MISSING for cell in cells
         ]
-        columns.append(Column(key, f"\n{key.rpartition('.')[2]}", texts, set()))
+        title = one_line(key)
+        columns.append(Column(title, f"\n{title.rpartition('.')[2]}", texts, set()))
     columns.append(Column("Seeds", "\nSeeds", [str(len(cell.runs)) for cell in cells], set()))
     fields = dict.fromkeys(filter(None, (choice.metric, metric)))
     for field in fields:
@@ -424,10 +434,6 @@ def _settings(study: Study, metric: str, at: At, choice: Choice) -> tuple[list[s
     marks = ["chosen" if id(cell) in chosen else MISSING for cell in cells]
     columns.append(Column("Choice", "\nChoice", marks, set(), is_text=True))
     return [cell.name for cell in cells], columns
-
-
-def _literal(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 # Sentences.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from fedjax_peft.display import one_line
+from fedjax_peft.display import one_line, printable, shorten
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.nested import flatten
 from fedjax_peft.report.intervals import Difference, Summary, paired, seed_order, summarise
@@ -56,7 +56,8 @@ class Cell(NamedTuple):
     @property
     def label(self) -> str:
         """The settings in words, such as ``learning_rate=0.001, rank=8``."""
-        return ", ".join(f"{key}={value}" for key, value in _short(self.settings).items())
+        parts = (f"{key}={value_text(value)}" for key, value in _short(self.settings).items())
+        return ", ".join(map(one_line, parts))
 
     def values(self, metric: str, at: At = "final") -> dict[Seed, float]:
         """Returns seed -> value of a metric; seeds without a finite value are missing.
@@ -294,7 +295,10 @@ def make_study(
     for name, members in zip(names, groups.values(), strict=True):
         by_seed: dict[Seed, RunRecord] = {}
         repeated = [run for run in members if by_seed.setdefault(seed_of(run), run) is not run]
-        notes += [f"{run.path} repeats a seed of {name} and is left out." for run in repeated]
+        notes += [
+            f"{printable(str(run.path))} repeats a seed of {name} and is left out."
+            for run in repeated
+        ]
         alike = [g[0] for n, g in zip(names, groups.values(), strict=True) if n == name]
         shown = [*swept, *(key for key in _differing(alike) if key not in swept)]
         config = flatten(members[0].config)
@@ -304,11 +308,11 @@ def make_study(
     return Study(cells, choose_by, baseline, tuple(keys), tuple(notes), tuple(runs))
 
 
-def _by_size(setting: tuple[str, Any]) -> tuple[str, bool, float, str]:
+def _by_size(setting: tuple[str, Any]) -> tuple[str, bool, Any, str]:
     """Returns the key that sorts settings: numbers by their size."""
     key, value = setting
     numeric = isinstance(value, int | float)
-    return key, not numeric, float(value) if numeric else 0.0, str(value)
+    return key, not numeric, value if numeric else 0, str(value)
 
 
 def _read_sweep(path: Path) -> dict[str, Any]:
@@ -417,6 +421,12 @@ def _about_choice(metric: str, cells: Sequence[Cell]) -> list[str]:
     return [f"The settings were chosen by the mean of {metric}{on} over seeds."]
 
 
+def value_text(value: Any) -> str:
+    """Returns the value of a setting as a short text on one line."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return shorten(one_line(text), 60)
+
+
 def _short(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings by the last parts of their keys where these are unique."""
     last = [key.rpartition(".")[2] for key in settings]
@@ -428,7 +438,7 @@ def _short(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named(paths: Sequence[Path], shown: int = 3) -> str:
     more = f" and {len(paths) - shown} more" if len(paths) > shown else ""
-    return f"{', '.join(map(str, paths[:shown]))}{more}"
+    return f"{', '.join(printable(str(path)) for path in paths[:shown])}{more}"
 
 
 def _is(paths: Sequence[Path]) -> str:

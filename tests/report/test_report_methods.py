@@ -205,6 +205,30 @@ def test_the_choice_names_the_validation_examples(tmp_path):
     )
 
 
+def test_runs_that_were_never_tested_are_rows(tmp_path):
+    rates = {"a": {x: {s: {"train_loss": 0.5} for s in range(2)} for x in (0.1, 0.2)}}
+    study = read_study(write_sweep(tmp_path / "s", rates))
+    found = compare_methods(study)
+    assert found.names == ["a (learning_rate=0.1)", "a (learning_rate=0.2)"]
+    assert found.lead.startswith("No final test accuracy has been recorded.")
+    assert "No run has a metric to choose by." in found.lead
+    write_report(study, tmp_path / "out")
+
+
+def test_hostile_settings_are_escaped(tmp_path):
+    keys = ("note", "seed")
+    sweep = write_sweep(tmp_path / "s", {"a": scores(0)}, keys=keys)
+    for path in sweep.rglob("config.toml"):
+        rate = re.search(r"rate=([.\d]+)", str(path))[1]
+        note = "\\u001b[31m<b>\\n" + rate + "x" * 200
+        path.write_text(f'note = "{note}"\n' + path.read_text())
+    found = compare_methods(read_study(sweep))
+    texts = [*row(found, "a").values(), *found.settings[1][0].cells, found.lead]
+    assert all(text.isprintable() for text in texts)
+    assert len(row(found, "a")["Chosen setting"]) < 160
+    assert "<b>" not in write_report(read_study(sweep), tmp_path / "out").read_text()
+
+
 @pytest.mark.slow
 def test_unfinished_runs_are_named_and_alone_they_are_rows(sweep, capsys):
     run = sweep / "moon" / "rate=0.1,seed=2"
