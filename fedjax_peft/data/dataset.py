@@ -38,12 +38,12 @@ class Dataset:
     """Columns that stay on the host, ``[examples, ...]``: keys to partition by (``client``,
     ``source``, ``tag_set``), and what a score needs. ``unit`` (int) is the number of the question
     or text that an example was cut from; a partition keeps the examples of a unit together."""
+    references: Sequence[Any] = ()
+    """What a score compares predictions with, one for each unit, such as gold answers."""
     vocabulary: tuple[str, ...] = ()
     """The words that ``input_ids`` are indices of, if ``load_dataset(vocabulary=...)`` chose them;
     empty: the tokens are those of a tokenizer. A run keeps them, so that its model can read
     texts."""
-    references: Sequence[Any] = ()
-    """What a score compares predictions with, one for each unit, such as gold answers."""
 
     def __post_init__(self) -> None:
         """Checks lengths and labels."""
