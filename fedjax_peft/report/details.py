@@ -212,7 +212,7 @@ def local_models(runs: Runs, *, smooth: int = 1) -> Detail | None:
         for r, x in points
     ]
     seeds = " The first seed is shown." if any(len(by) > 1 for by in runs.values()) else ""
-    many = any(len(by_client) > MOST_CLIENTS for by_client in lines.values())
+    many = len(_ids(lines)) > MOST_CLIENTS
     shown = "the mean and one standard deviation over the round’s clients" if many else "clients"
     caption = (
         f"Test {_words(metric)} of the clients’ local models before the aggregation ({shown}), and"
@@ -225,6 +225,11 @@ def local_models(runs: Runs, *, smooth: int = 1) -> Detail | None:
         lambda narrow: _draw_local(first, lines, metric, smooth, narrow),
         data,
     )
+
+
+def _ids(lines: Mapping[str, Mapping[int, Any]]) -> list[int]:
+    """Returns the clients of all methods."""
+    return sorted(set().union(*lines.values()))
 
 
 def _of_clients(rows: Rows, field: str) -> dict[int, list[tuple[int, float]]]:
@@ -246,14 +251,14 @@ def _draw_local(
     narrow: bool,
 ) -> "Figure":
     scale = 100 if is_share(metric) else 1
-    most = max(map(len, lines.values()))
-    entries = (most if most <= MOST_CLIENTS else 1) + 1
-    fig, axes = _panels(len(rows), narrow, height=2.7, legend=entries, sharey=True)
+    ids = _ids(lines)
+    names = [f"Client {i}" for i in ids] if len(ids) <= MOST_CLIENTS else ["Clients"]
+    fig, axes = _panels(len(rows), narrow, height=2.7, legend=len(names) + 1, sharey=True)
     flat = [ax for line in axes for ax in line]
     for ax, (name, by_client) in zip(flat, lines.items(), strict=False):
-        if len(by_client) <= MOST_CLIENTS:
-            for number_, points in enumerate(by_client.values()):
-                look = line_look(number_)
+        if len(ids) <= MOST_CLIENTS:
+            for client, points in by_client.items():
+                look = line_look(ids.index(client))
                 ys = rolling([scale * x for _, x in points], smooth)
                 ax.plot([r for r, _ in points], ys, **look, **_line(len(ys)))
         else:
@@ -267,7 +272,7 @@ def _draw_local(
         ax.plot([r for r, _ in points], ys, color=INK, linewidth=1.1, linestyle=(0, (6, 2)))
         _title(ax, shorten(name, 24))
     _name_axes(axes, "Communication round", f"{_capital(_words(metric))}{' (%)' * (scale > 1)}")
-    _legend_of_local(fig, most)
+    _legend_of_local(fig, names)
     return fig
 
 
@@ -287,10 +292,9 @@ def _draw_cohort(
     ax.fill_between(rounds, mean - spread, mean + spread, color=look["color"], alpha=0.18, lw=0)
 
 
-def _legend_of_local(fig: "Figure", clients: int) -> None:
+def _legend_of_local(fig: "Figure", names: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
-    names = ["Clients"] if clients > MOST_CLIENTS else [f"Client {i + 1}" for i in range(clients)]
     handles = [
         Line2D([], [], linewidth=1.8, markersize=4, **line_look(i)) for i in range(len(names))
     ]

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -22,12 +22,11 @@ from fedjax_peft.report.figure_files import (
     GRID,
     INK,
     MUTED,
-    PALETTE,
     PAPER,
     drawable,
     figure_class,
     lettering,
-    render,
+    save,
 )
 from fedjax_peft.report.plots import NAME_LENGTH, one_line
 
@@ -60,6 +59,9 @@ TABLE_CLASSES, TABLE_CLIENTS = 20, 6
 """Number of the largest classes and of the first clients in the table, which fit 80 columns."""
 COLORED, BARS = 20, 300
 """Most classes with different colours, and most clients with a bar, in the figure."""
+CLASS_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Colours of areas: those of Okabe and Ito, which are brighter than the colours of lines. Twenty
+classes cannot differ in grey."""
 NAMED = 30
 """Most clients whose names are written below their bars; more names would overlap."""
 
@@ -234,7 +236,9 @@ def class_table(report: PartitionReport) -> Table:
 
 
 def write(report: PartitionReport, folder: str | os.PathLike[str]) -> list[Path]:
-    """Writes ``partition.json`` and the figures; returns their paths.
+    """Writes ``partition.json``, and the figures as PNG, SVG and PDF with their data as CSV.
+
+    Returns the paths of ``partition.json`` and of the PNGs.
 
     Raises:
       InputError: the folder cannot be created.
@@ -246,11 +250,29 @@ def write(report: PartitionReport, folder: str | os.PathLike[str]) -> list[Path]
         raise InputError(f"The folder {folder} cannot be created: {error.strerror}.") from None
     paths = [folder / "partition.json"]
     replace_file(paths[0], json.dumps(summary(report)).encode())
-    figures = {"classes": composition, "divergence": heat_map} if report.classes else {}
-    for name, figure in figures.items():
-        paths.append(folder / f"partition_{name}.png")
-        replace_file(paths[-1], render(figure(report), "png"))
+    if report.classes:
+        classes, pairs = folder / "partition_classes", folder / "partition_divergence"
+        paths.append(save(composition(report), classes, _counts(report))[0])
+        paths.append(save(heat_map(report), pairs, _distances(report))[0])
     return paths
+
+
+def _counts(report: PartitionReport) -> Iterator[dict[str, Any]]:
+    """Yields the number of examples of each class of each client, without zeros."""
+    for client, kind in np.argwhere(report.histogram).tolist():
+        names = {"client": report.names[client], "class": report.classes[kind]}
+        yield {**names, "examples": int(report.histogram[client, kind])}
+
+
+def _distances(report: PartitionReport) -> Iterator[dict[str, Any]]:
+    """Yields the distance of each pair of clients; of very many clients, their mean distances."""
+    names = [report.names[client] for client in report.compared]
+    if len(names) > BARS:
+        means = report.divergence.sum(axis=1) / (len(names) - 1)
+        yield from ({"client": n, "mean_distance": d} for n, d in zip(names, means, strict=True))
+        return
+    for i, j in zip(*np.triu_indices(len(names), k=1), strict=True):
+        yield {"a": names[i], "b": names[j], "distance": float(report.divergence[i, j])}
 
 
 def heat_map(report: PartitionReport) -> "Figure":
@@ -357,11 +379,11 @@ def _title(ax: "Axes", title: str) -> None:
 def _colors(n: int, rest: bool) -> list[str]:
     """Returns the colours of n classes; with ``rest``, the last one is the grey of other classes.
 
-    The colours are those of the palette, its light and dark shades, and the two text colours.
+    The colours are :data:`CLASS_COLORS`, their light and dark shades, and the two text colours.
     """
     from matplotlib.colors import to_hex, to_rgb
 
-    base = np.array([to_rgb(color) for color in PALETTE])
+    base = np.array([to_rgb(color) for color in CLASS_COLORS])
     shades = [*base, *(base + 0.55 * (1 - base)), *(0.55 * base)]
     colors = [*map(to_hex, shades), MUTED, INK]
     return [*colors[: n - 1], GRID] if rest else colors[:n]

@@ -107,7 +107,10 @@ def test_heat_maps_of_very_different_values_are_logarithmic(error):
 def test_few_clients_have_a_line_each_with_a_rolling_mean():
     few = {"fedlr": {0: rows(clients=2)}}
     found = local_models(few, smooth=2)
-    first, second, model = found.draw(False).axes[0].lines
+    fig = found.draw(False)
+    first, second, model = fig.axes[0].lines
+    names = [text.get_text() for text in fig.legends[0].get_texts()]
+    assert names == ["Client 0", "Client 1", "Global model"]
     assert first.get_ydata() == pytest.approx([10, 15, 25, 35])
     assert second.get_ydata() == pytest.approx([11, 16, 26, 36])
     assert model.get_ydata() == pytest.approx([0, 10, 30, 50, 70])

@@ -1,5 +1,6 @@
 """The report of a partition: its numbers, tables and figures."""
 
+import csv
 import io
 import json
 import math
@@ -145,6 +146,11 @@ def test_figures_are_legible(classes, clients, tmp_path):
     assert heat.axes[0].get_xlabel() == f"Clients by their mean distance{few}"
     for path in partition_report.write(report, tmp_path / "made")[1:]:
         assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.with_suffix(".svg").exists()
+        assert path.with_suffix(".pdf").exists()
+    with (tmp_path / "made" / "partition_classes.csv").open() as file:
+        counts = list(csv.DictReader(file))
+    assert sum(int(row["examples"]) for row in counts) == report.sizes.sum()
     assert fig.get_facecolor()[:3] == (1, 1, 1)
     assert PAPER == "#ffffff"
 
