@@ -275,7 +275,7 @@ def main(words: Sequence[str] | None = None) -> None:
     found = studies(a.sweeps)
     cells, notes = chosen(found)
     parts: list[tuple[str, set[str], int, Callable[[Path], Any]]] = [
-        ("table1", set(METHODS), 2, lambda stem: table1(cells, notes)),
+        ("table1", set(METHODS), 1, lambda stem: table1(cells, notes)),
         ("table2", set(ABLATION), 2, lambda stem: table2(cells, notes)),
         ("figure3", {"fedavg", "fedmcp"}, 2, lambda stem: figure3(curves(found), stem)),
         ("figure4", set(SIMILARITIES), 2, lambda stem: by_client(cells, SIMILARITIES, stem)),

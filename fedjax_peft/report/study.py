@@ -42,6 +42,8 @@ Seed: TypeAlias = int | str
 At: TypeAlias = Literal["final", "best"] | int
 """Which value of a run: the last one, the best one over all rounds, or that of a round."""
 SWEEP = "sweep.toml"
+_NO_SETTINGS = ("name", "system_changes", "runtime", "validation")
+"""Top-level keys of a config that are names, or that the program derives from the other keys."""
 
 
 class Cell(NamedTuple):
@@ -335,8 +337,13 @@ def _identity(run: RunRecord, keys: Sequence[str], index: int) -> Any:
     if "model" not in run.config:
         own = {key: config[key] for key in keys if key in config and not SEED.search(key)}
         return (run.name, _text(own)) if any(key in config for key in keys) else index
-    settings = {k: v for k, v in config.items() if not SEED.search(k) and k != "name"}
+    settings = {k: v for k, v in config.items() if _is_setting(k)}
     return (run.name if keys else None, _text(settings))
+
+
+def _is_setting(key: str) -> bool:
+    """Returns whether a dotted key of a config tells cells apart: not a seed, and not derived."""
+    return not SEED.search(key) and key.partition(".")[0] not in _NO_SETTINGS
 
 
 def _text(settings: Mapping[str, Any]) -> str:
@@ -382,9 +389,7 @@ def _differing(runs: Sequence[RunRecord]) -> list[str]:
     return [
         key
         for key in dict.fromkeys(itertools.chain(*configs))
-        if not SEED.search(key)
-        and key != "name"
-        and len({_text({key: config.get(key)}) for config in configs}) > 1
+        if _is_setting(key) and len({_text({key: config.get(key)}) for config in configs}) > 1
     ]
 
 

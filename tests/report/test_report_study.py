@@ -28,6 +28,17 @@ def sweep(tmp_path):
     return write_sweep(tmp_path / "lr", scores, choose_by="validation_accuracy", baseline="fedavg")
 
 
+def test_what_the_program_derives_from_a_preset_is_no_setting(tmp_path):
+    for rate in (0.1, 0.2):
+        changes = {"optimizer.learning_rate": f"0.5 -> {rate}"}
+        config = {"name": "fedmcp", "seed": 0, "system_changes": changes}
+        config |= {"optimizer": {"learning_rate": rate}}
+        write_run(tmp_path / f"{rate}", config, [{"round": 0}, {"round": 1, **accuracy(0.5, rate)}])
+    (tmp_path / "sweep.toml").write_text('keys = ["seed", "optimizer.learning_rate"]')
+    cells = read_study(tmp_path).cells
+    assert [cell.label for cell in cells] == ["learning_rate=0.1", "learning_rate=0.2"]
+
+
 def test_cells_are_formed_by_config(sweep):
     study = read_study(sweep)
     assert [(c.name, c.settings, sorted(c.runs)) for c in study.cells] == [
