@@ -86,7 +86,7 @@ def apfl(
       optimizer: the clients' optimizer, for both models.
       alpha: the personal model's part, from 0 (FedAvg) to 1 (training alone).
       adaptive: every client learns its own alpha, which starts at ``alpha``.
-      alpha_rate: learning rate of alpha.
+      alpha_rate: learning rate of alpha; it follows a schedule of the optimizer over rounds.
       head: policy of the global model's head: ``shared``, ``private`` or ``frozen``.
 
     Raises:

@@ -83,7 +83,7 @@ def pfedme(
       optimizer: the optimizer of the inner problem.
       lam: λ, the pull to the global model: their distance is about a gradient's length over λ.
       learning_rate: η of the clients' copy of the global model; a step moves it by the fraction ηλ
-        of its distance to the personal model.
+        of its distance to the personal model. It follows a schedule of the optimizer over rounds.
       inner_steps: K, the number of optimizer steps on each batch.
       beta: β, the size of the server's step to the clients' mean; 1 takes the mean.
       server_schedule: factor of β by round; by default 1 in every round.

@@ -85,7 +85,8 @@ def scaffold(
 
     Args:
       optimizer: the clients' optimizer, ``sgd(learning_rate)``.
-      learning_rate: the optimizer's learning rate, which cannot be read from an optax optimizer.
+      learning_rate: the optimizer's learning rate, which cannot be read from an optax optimizer. It
+        follows a schedule of the optimizer over rounds.
       server_learning_rate: η_g, the server's step towards the aggregate; 1 takes the aggregate.
       aggregator: how models combine; by default their mean. Control variates are always averaged.
       keep_optimizer: only False: control variates are gradients of a single round.

@@ -7,6 +7,7 @@ import optax
 import pytest
 import toy
 
+from fedjax_peft import testing
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import sweeps
 from fedjax_peft.errors import InputError
@@ -34,6 +35,15 @@ def test_a_schedule_lasts_as_long_as_the_run():
     linear = made(schedule={"name": "linear", "rounds": 4, "final_factor": 0.2})
     np.testing.assert_allclose(factors(linear), [1.0, 0.8, 0.6, 0.2], rtol=1e-6)
     assert made().round_metrics(jnp.int32(1)) == {}
+
+
+def test_a_run_records_the_length_of_its_schedule():
+    """So a run that is continued for more rounds keeps its schedule, or is refused."""
+    changes = {"schedule": "cosine", "server_schedule": {"name": "linear", "rounds": 5}}
+    config = configs.resolve({**BASE, **changes, "algorithm": "fedadam"})
+    assert config["schedule"]["rounds"] is None
+    recorded = configs._explicit(config, {"train": testing.tiny_dataset(4)})
+    assert [recorded[table]["rounds"] for table in changes] == [8, 5]
 
 
 def test_clients_and_server_have_their_own_schedules():
