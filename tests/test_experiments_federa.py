@@ -179,7 +179,10 @@ def test_distances_are_those_of_the_partition(scripts):
     near = scripts.federations.distances(corpus, 4, 1e6)
     assert far.max() == pytest.approx(1.0), "one class each"
     assert near.max() < 0.01, "the same shares"
-    assert (np.diff(far.sum(axis=1)) <= 1e-12).all(), "the most distant client first"
+    mixed = corpus._replace(classes=np.repeat([0, 1, 2], [30, 8, 2]), names=("a", "b", "c"))
+    totals = scripts.federations.distances(mixed, 8, 1.0).sum(axis=1)
+    assert totals[0] > totals[-1]
+    assert (np.diff(totals) <= 1e-12).all(), "the most distant client first"
 
 
 # -------------------------------------------------------------------------------- tables of sweeps
