@@ -11,7 +11,7 @@ import tomli_w
 
 from fedjax_peft import display
 from fedjax_peft.cli.process import prepare_jax
-from fedjax_peft.cli.results import print_table
+from fedjax_peft.cli.results import print_study
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
 from fedjax_peft.toml import read_toml
@@ -62,9 +62,8 @@ def sweep(options: argparse.Namespace) -> None:
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt("Continue with the same command and --resume.") from None
-    cells = read_study(out).cells
-    print_table([run for cell in cells for run in cell.runs.values()])
-    print(f"\nMeans over seeds, intervals and curves: fedjax-peft report {out}")
+    print_study(read_study(out))
+    print(f"\nCurves, and tables as files: fedjax-peft report {out}")
 
 
 def _begin(out: Path, planned: Any, *, resume: bool) -> None:

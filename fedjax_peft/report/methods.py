@@ -3,6 +3,7 @@
 Each method is shown with the setting that was chosen for it; a second table has all settings.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -84,12 +85,16 @@ class Methods(NamedTuple):
     @property
     def lead(self) -> str:
         """Sentences about the result, the intervals, and what the settings were chosen on."""
-        return " ".join([_verdict(self), *self.choice.notes[:1]])
+        basis = self.choice.notes[:1]
+        if self.choice.on_test:
+            basis = (f"The settings were chosen on test data ({self.choice.metric}).",)
+        return " ".join([_verdict(self), *basis])
 
     @property
     def warnings(self) -> list[str]:
         """What a reader must know before comparing the numbers."""
-        return [*self.choice.notes[1:], *_few_seeds(self), *_unpaired(self), *self.study.notes]
+        notes = self.choice.notes if self.choice.on_test else self.choice.notes[1:]
+        return [*notes, *_few_seeds(self), *_unpaired(self), *self.study.notes]
 
     @property
     def captions(self) -> list[str]:
@@ -246,7 +251,10 @@ def _row_names(cells: Sequence[Cell]) -> list[str]:
 
 
 def _words(metric: str, at: At) -> str:
-    text = word(metric).replace("f1", "F1")
+    """Returns a metric and which of its values in words, such as ``final test accuracy``."""
+    found = re.fullmatch(r"client_(\w+)_mean", metric)
+    text = f"mean of the clients’ {word(found[1])}" if found else word(metric)
+    text = re.sub(r"\bf1\b", "F1", text)
     return f"{text} in round {at}" if isinstance(at, int) else f"{at} {text}"
 
 

@@ -200,7 +200,7 @@ class Study(NamedTuple):
                 return self.choose_by, _about_choice(self.choose_by, self.cells)
             notes = [f"No run has recorded {self.choose_by}, by which the sweep was to choose."]
         metric = next((name for name in names if name in known), None)
-        return metric, notes + (_about_choice(metric, self.cells) if metric else [])
+        return metric, [*(_about_choice(metric, self.cells) if metric else []), *notes]
 
     def _best(self, cells: Sequence[Cell], metric: str, at: At) -> tuple[Cell | None, list[str]]:
         """Returns the best cell of a method, and sentences about cells that cannot be chosen."""

@@ -78,10 +78,11 @@ def test_all_settings_are_shown_with_the_chosen_ones(sweep):
     ]
 
 
-def test_a_choice_on_test_is_said_first(sweep):
+def test_a_choice_on_test_is_a_warning(sweep):
     methods = compare_methods(read_study(sweep), Options(choose_by="test_accuracy"))
     assert row(methods, "fedavg")["Chosen setting"] == "learning_rate=0.2"
-    assert "chosen on test data (test_accuracy), so the test scores" in methods.lead
+    assert methods.lead.endswith("The settings were chosen on test data (test_accuracy).")
+    assert "so the test scores of the choice are optimistic" in methods.warnings[0]
 
 
 def test_nothing_separated_is_said(tmp_path):
@@ -212,6 +213,7 @@ def test_runs_that_were_never_tested_are_rows(tmp_path):
     assert found.names == ["a (learning_rate=0.1)", "a (learning_rate=0.2)"]
     assert found.lead.startswith("No final test accuracy has been recorded.")
     assert "No run has a metric to choose by." in found.lead
+    assert [text.partition(" have")[0] for text in found.warnings] == [" and ".join(found.names)]
     write_report(study, tmp_path / "out")
 
 

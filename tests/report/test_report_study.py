@@ -78,7 +78,8 @@ def test_without_validation_the_choice_says_that_it_was_on_test(tmp_path):
     choice = study.choice()
     assert choice.on_test
     assert choice.cells["a"].settings["optimizer.learning_rate"] == 0.2
-    assert "No run has recorded validation_accuracy" in choice.notes[0]
+    assert "chosen on test data" in choice.notes[0]
+    assert "No run has recorded validation_accuracy" in choice.notes[1]
 
 
 def test_a_loss_is_chosen_where_it_is_low(tmp_path):
