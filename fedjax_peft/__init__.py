@@ -34,6 +34,9 @@ _PUBLIC = {
     "schedules": "",
     "Run": "simulation.run",
     "simulate": "simulation.simulate",
+    "grid": "simulation.sweep",
+    "sweep": "simulation.sweep",
+    "Sweep": "simulation.sweep",
     "session": "simulation.session",
     "RoundInfo": "engine.state",
     "State": "engine.state",
@@ -51,6 +54,7 @@ __all__ = [
     "RoundInfo",
     "Run",
     "State",
+    "Sweep",
     "TimeModel",
     "aggregators",
     "algorithms",
@@ -60,6 +64,7 @@ __all__ = [
     "count",
     "early_stop",
     "embed",
+    "grid",
     "heads",
     "heterogeneity",
     "load_dataset",
@@ -74,6 +79,7 @@ __all__ = [
     "schedules",
     "session",
     "simulate",
+    "sweep",
     "tasks",
     "testing",
     "transforms",
@@ -111,6 +117,7 @@ if TYPE_CHECKING:
     from fedjax_peft.simulation.session import session
     from fedjax_peft.simulation.simulate import Run, simulate
     from fedjax_peft.simulation.stopping import early_stop
+    from fedjax_peft.simulation.sweep import Sweep, grid, sweep
 
 
 def __getattr__(name: str) -> Any:

@@ -143,7 +143,8 @@ def simulate(
       out: a run directory to write records, checkpoints and TensorBoard files to.
       checkpoint_every: rounds between checkpoints; the last round always has one.
       resume: continue the run in ``out`` from its last checkpoint, if it has one.
-      config: recorded as the run's ``config.toml``.
+      config: recorded as the run's ``config.toml``. Without a table ``model``, it is added to what a
+        run made in Python records.
       on_round: called with every row of metrics as it is made (row 0 is before training). If it
         returns True the run ends after this round: its row gains the final evaluation and the
         field ``stopped``, and a checkpoint is written. A resume goes on from there.
@@ -223,7 +224,8 @@ def simulate(
     ledger = Ledger(model, algorithm, state.server, len(clients), client_ranks, transform)
     slowness, preload = time_model.slowness(len(clients), seed), preload_bytes(time_model, model)
     costs = Costs(ledger, time_model, slowness, deadline, preload)
-    metadata = config or {
+    recorded = "model" in (config or {})
+    metadata = {
         "algorithm": algorithm.name,
         "rounds": rounds,
         "clients": len(clients),
@@ -239,16 +241,17 @@ def simulate(
         "time": time_model._asdict(),
         "seed": seed,
     }
-    if values and config is None:
+    if values:
         metadata = {**metadata, "values": dict(values)}
-    if transform is not None and config is None:
+    if transform is not None:
         metadata = {**metadata, "transforms": transform.name}
+    metadata = dict(config or {}) if recorded else {**metadata, **(config or {})}
     text_length = _text_length(clients.data)
     with (
         Phases(rounds, on_phase, progress) as phases,
         Record.open(out, resume, metadata, phases.apart(on_round)) as record,
     ):
-        if record.out is not None and config is None:
+        if record.out is not None and not recorded:
             save_recipe(record.out, model, text_length)
         if record.out is not None and clients.data.vocabulary:
             write_vocabulary(record.out, clients.data.vocabulary)
