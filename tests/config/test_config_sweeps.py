@@ -1,0 +1,150 @@
+"""The points of a sweep, from ``[sweep]`` and the command line."""
+
+import pytest
+
+from fedjax_peft.config import config as configs
+from fedjax_peft.config import sweeps
+from fedjax_peft.errors import InputError
+
+RAW = {
+    "rounds": 2,
+    "model": {"name": "minilm-l6"},
+    "data": {"name": "20newsgroups"},
+    "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0},
+    "optimizer": {"learning_rate": 1e-3},
+}
+METHODS = {
+    "fedlr": {"peft": "lora"},
+    "fedprox": {"peft": "lora", "algorithm": {"name": "fedprox", "mu": 0.1}},
+}
+
+
+def raw(sweep=None, **changes):
+    table = {} if sweep is None else {"sweep": sweep}
+    return {**RAW, **table, **changes}
+
+
+def folders(planned):
+    return [point.folder for point in planned.points]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("seed=0..3", ("seed", [0, 1, 2, 3])),
+        ("seed=2..2", ("seed", [2])),
+        ("optimizer.learning_rate=1e-3,3e-3", ("optimizer.learning_rate", [0.001, 0.003])),
+        ("algorithm=fedavg,ditto", ("algorithm", ["fedavg", "ditto"])),
+        ("client_ranks=[1,2],[4,8]", ("client_ranks", [[1, 2], [4, 8]])),
+        ('name="a,b",c', ("name", ["a,b", "c"])),
+        ("client_ranks=[1,2]", None),
+        ("rounds=20", None),
+        ("peft=", None),
+    ],
+)
+def test_an_override_can_have_several_values(text, expected):
+    assert sweeps.axis(text) == expected
+
+
+@pytest.mark.parametrize("text", ["seed=4..0", "seed=0..999999"])
+def test_a_range_goes_up_and_is_not_too_long(text):
+    with pytest.raises(InputError, match="must go up"):
+        sweeps.axis(text)
+
+
+def test_every_combination_is_a_point_and_seeds_change_least_often():
+    planned = sweeps.plan(raw(), ["seed=0..1", "optimizer.learning_rate=1e-3,3e-3"])
+    assert folders(planned) == [
+        "seed=0,learning_rate=0.001",
+        "seed=0,learning_rate=0.003",
+        "seed=1,learning_rate=0.001",
+        "seed=1,learning_rate=0.003",
+    ]
+    assert planned.keys == ["seed", "optimizer.learning_rate"]
+    last = planned.points[-1].config
+    assert (last["seed"], last["optimizer"]["learning_rate"]) == (1, 0.003)
+    assert last["runtime"] == ["optimizer.learning_rate"]
+    assert last == {**configs.resolve({**last, "system_changes": None}), "system_changes": None}
+
+
+def test_the_table_of_a_config_gives_the_grid_and_methods_can_have_their_own():
+    table = {
+        "choose_by": "validation_accuracy",
+        "baseline": "fedlr",
+        "grid": {"seed": [0, 1], "optimizer": {"learning_rate": [1e-3, 1e-2]}},
+    }
+    own = {**METHODS["fedprox"], "sweep": {"grid": {"optimizer.learning_rate": [1e-4]}}}
+    written = raw(table, methods={**METHODS, "fedprox": own})
+    planned = sweeps.plan(written)
+    assert (planned.choose_by, planned.baseline) == ("validation_accuracy", "fedlr")
+    assert len([f for f in folders(planned) if f.startswith("fedlr/")]) == 4
+    assert [f for f in folders(planned) if f.startswith("fedprox/")] == [
+        "fedprox/seed=0,learning_rate=0.0001",
+        "fedprox/seed=1,learning_rate=0.0001",
+    ]
+    # The command line replaces a key of the grid, or fixes it.
+    assert len(sweeps.plan(written, ["seed=0..4"], only=["fedlr"]).points) == 10
+    fixed = sweeps.plan(written, ["seed=7"])
+    assert {point.config["seed"] for point in fixed.points} == {7}
+    assert len(fixed.points) == 3
+    mine = sweeps.plan(written, ["methods.fedprox.algorithm.mu=0.1,1.0"])
+    assert {p.name for p in mine.points if p.method == "fedprox"} >= {
+        "seed=0,learning_rate=0.0001,mu=1.0"
+    }
+    assert not any("mu" in p.name for p in mine.points if p.method == "fedlr")
+    # ``run`` ignores the table.
+    assert "sweep" not in configs.resolve(configs.methods(written)["fedlr"])
+
+
+def test_numbers_other_than_0_are_run_time_values():
+    planned = sweeps.plan(
+        raw(methods={"fedprox": METHODS["fedprox"]}),
+        ["algorithm.mu=0.0,0.5", "optimizer.learning_rate=1e-3,3e-3", "peft.rank=4,8", "seed=0..1"],
+    )
+    found = {tuple(point.config["runtime"]) for point in planned.points}
+    assert found == {
+        ("optimizer.learning_rate",),
+        ("algorithm.mu", "optimizer.learning_rate"),
+    }
+    table = {"constants": ["algorithm.mu"], "grid": {"algorithm.mu": [0.1, 0.5]}}
+    constant = sweeps.plan(raw(table, algorithm="fedprox"))
+    assert {point.config["runtime"] for point in constant.points} == {None}
+
+
+def test_equal_settings_make_equal_functions_of_the_values():
+    def made(point):
+        return configs._made_from_values(point.config)
+
+    points = sweeps.plan(raw(), ["seed=0..1", "optimizer.learning_rate=1e-3,3e-3"]).points
+    functions = [made(point) for point in points]
+    assert len({f["algorithm"] for f in functions}) == 1
+    assert [f["values"]["optimizer.learning_rate"] for f in functions] == [1e-3, 3e-3] * 2
+    decayed = {**RAW, "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1}}
+    changed = sweeps.plan(decayed, ["optimizer.learning_rate=1e-3,3e-3"]).points[0]
+    assert made(changed)["algorithm"] not in {f["algorithm"] for f in functions}
+    algorithm = functions[0]["algorithm"](functions[0]["values"])
+    assert algorithm.name == "fedavg"
+
+
+@pytest.mark.parametrize(
+    ("sweep", "overrides", "message"),
+    [
+        (None, [], "Nothing is swept"),
+        ({"grid": {"seed": 3}}, [], r"\[sweep.grid\] seed = 3 must be a list"),
+        ({"grid": {"seed": []}}, [], "must be a list of values"),
+        ({"gird": {}}, ["seed=0..1"], "Unknown config key .* 'gird'.*'grid'"),
+        ({"choose_by": 3}, ["seed=0..1"], "must be the name of a metric"),
+        ({"baseline": "fedav"}, ["seed=0..1"], "'fedav' is not a method"),
+        (None, ["optimizer.learning_rat=1e-3,3e-3"], "Unknown config key .*learning_rat"),
+        (None, ["optimizer.learning_rate=1e-3,x"], "cannot be 'x'"),
+        ("yes", ["seed=0..1"], r"\[sweep\] must be a table"),
+    ],
+)
+def test_bad_sweeps_are_refused_before_anything_runs(sweep, overrides, message):
+    with pytest.raises(InputError, match=message):
+        sweeps.plan(raw(sweep), overrides)
+
+
+def test_an_unknown_method_is_named():
+    with pytest.raises(InputError, match=r"no \[methods.fedl\]"):
+        sweeps.plan(raw(methods=METHODS), ["seed=0..1"], only=["fedl"])

@@ -1,0 +1,192 @@
+"""``fp.sweep``: one program for all numbers and seeds, the results of single runs, and resume."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+import toy
+
+import fedjax_peft as fp
+from fedjax_peft.engine import program
+from fedjax_peft.errors import InputError
+from fedjax_peft.simulation.points import PointDone
+from fedjax_peft.simulation.stopping import median_rule
+
+FEDERATION = toy.clients((7, 4, 12, 1, 9))
+TEST, VALIDATION = toy.dataset(20, seed=5), toy.dataset(20, seed=6)
+GIVEN = {
+    "rounds": 2,
+    "clients_per_round": 3,
+    "batch_size": 4,
+    "local_steps": 2,
+    "lanes": 1,
+    "test": TEST,
+    "validation": VALIDATION,
+}
+POINTS = fp.grid(seed=range(3), rate=[0.05, 0.2], mu=[0.1, 1.0])
+
+
+def make(p):
+    return fp.algorithms.fedprox(optax.sgd(p["rate"]), mu=p["mu"])
+
+
+@pytest.fixture(scope="module")
+def compilations():
+    """A list that gains an entry at each compilation."""
+    seen = []
+
+    def listen(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return toy.model()
+
+
+@pytest.fixture(scope="module")
+def swept(model):
+    return fp.sweep(make, model, FEDERATION, points=POINTS, **GIVEN)
+
+
+def test_grid_varies_seeds_least_often_and_keeps_the_order_of_names():
+    assert fp.grid(rate=[1.0, 2.0], seed=[0, 1]) == [
+        {"rate": 1.0, "seed": 0},
+        {"rate": 2.0, "seed": 0},
+        {"rate": 1.0, "seed": 1},
+        {"rate": 2.0, "seed": 1},
+    ]
+    with pytest.raises(InputError, match="no values for 'rate'"):
+        fp.grid(rate=[])
+
+
+def test_points_have_the_results_of_single_runs(swept, model):
+    for point in (POINTS[0], POINTS[7]):
+        name = next(n for n, p in swept.points.items() if p == point)
+        single = fp.simulate(model, make(point), FEDERATION, seed=point["seed"], **GIVEN)
+        for leaf, value in single.params.items():
+            np.testing.assert_allclose(swept.runs[name].params[leaf], value, rtol=1e-5, atol=1e-6)
+        mine, its = (run.metrics[-1]["test_loss"] for run in (swept.runs[name], single))
+        assert mine == pytest.approx(its, rel=1e-5)
+
+
+def test_numbers_and_seeds_share_one_program(swept, model, compilations):
+    compilations.clear()
+    more = fp.grid(seed=[7, 8], rate=[0.01, 0.3], mu=[0.2])
+    fp.sweep(make, model, FEDERATION, points=more, **GIVEN)
+    assert not compilations
+
+
+def test_a_constant_compiles_once_for_each_of_its_values(monkeypatch):
+    compiled = []
+    build = program.Program._function
+    monkeypatch.setattr(
+        program.Program, "_function", lambda self: compiled.append(self) or build(self)
+    )
+    fp.sweep(
+        lambda p: fp.algorithms.fedavg(optax.sgd(p["rate"])),
+        lambda p: toy.lora_model(width=p["width"]),
+        FEDERATION,
+        points=fp.grid(seed=[0, 1], rate=[0.1, 0.2], width=[6, 8]),
+        **{**GIVEN, "test": None, "validation": None},
+    )
+    assert len(compiled) == 2
+
+
+def test_best_is_chosen_by_its_mean_over_seeds(swept):
+    def mean(settings, metric):
+        runs = [swept.runs[n] for n, p in swept.points.items() if settings.items() <= p.items()]
+        assert len(runs) == 3
+        return np.mean([run.metrics[-1][metric] for run in runs])
+
+    settings = [{"rate": r, "mu": m} for r in (0.05, 0.2) for m in (0.1, 1.0)]
+    expected = min(settings, key=lambda one: mean(one, "validation_loss"))
+    best = swept.best("validation_loss")
+    assert {key.removeprefix("point."): x for key, x in best.settings.items()} == expected
+    assert sorted(best.runs) == [0, 1, 2]
+    text = swept.table("validation_loss").markdown()
+    assert f"{mean(expected, 'validation_loss'):.1f}" in text
+    assert len(text.splitlines()) == 2 + len(settings)
+    with pytest.raises(InputError, match="validation_los"):
+        swept.best("validation_los")
+
+
+def test_a_sweep_skips_what_is_finished_and_continues_what_is_not(tmp_path, model, swept):
+    points, seen = POINTS[:3], []
+
+    def again(done: PointDone):
+        seen.append((done.job.name, done.seconds is None))
+
+    def interrupted(row):
+        if row["round"] == 1:
+            raise KeyboardInterrupt
+
+    def run(**options):
+        return fp.sweep(
+            make,
+            model,
+            FEDERATION,
+            points=points,
+            out=tmp_path / "s",
+            on_point=again,
+            **{**GIVEN, "checkpoint_every": 1, **options},
+        )
+
+    names = list(swept.points)[:3]
+    fp.sweep(make, model, FEDERATION, points=points[:1], out=tmp_path / "s", **GIVEN)
+    with pytest.raises(KeyboardInterrupt):
+        run(on_round=interrupted)
+    assert seen == [(names[0], True)]
+    seen.clear()
+    resumed = run()
+    assert seen == [(names[0], True), (names[1], False), (names[2], False)]
+    for name in names[1:]:
+        for leaf, value in swept.runs[name].params.items():
+            np.testing.assert_array_equal(resumed.runs[name].params[leaf], value)
+    assert fp.load_run(tmp_path / "s" / names[0], model=model).metrics[-1]["round"] == 2
+    assert len(resumed.study.cells) == 3
+
+
+def test_a_failure_is_named_after_the_other_points_have_run(tmp_path, model):
+    points = [{"seed": 0, "rate": 0.1, "mu": -1.0}, {"seed": 0, "rate": 0.1, "mu": 1.0}]
+    with pytest.raises(InputError, match=r"1 of 2 runs.*mu=-1.0: mu = -1.0 must be"):
+        fp.sweep(make, model, FEDERATION, points=points, out=tmp_path / "s", **GIVEN)
+    assert (tmp_path / "s" / "seed=0,rate=0.1,mu=1.0" / "metrics.jsonl").exists()
+
+
+def test_wrong_points_are_refused(model):
+    def run(points, **options):
+        fp.sweep(make, model, FEDERATION, points=points, **GIVEN, **options)
+
+    with pytest.raises(InputError, match="no points"):
+        run([])
+    with pytest.raises(InputError, match="'mu' is not in all of them"):
+        run([{"rate": 0.1, "mu": 1.0}, {"rate": 0.2}])
+    with pytest.raises(InputError, match="occurs twice"):
+        run([{"rate": 0.1, "mu": 1.0}] * 2)
+    with pytest.raises(InputError, match="by choose_by"):
+        run(POINTS, early_stop=True)
+
+
+def row(index, **values):
+    return {"round": index, "headline": "accuracy", "headline_better": "higher", **values}
+
+
+def test_the_median_rule_stops_a_run_that_is_worse_than_the_median_of_the_others():
+    finished = [[row(1, a=x), row(2, a=x + 0.2)] for x in (0.2, 0.4, 0.6)]
+    rule = median_rule(finished, "a")  # means up to round 2: 0.3, 0.5, 0.7
+    assert rule([row(1, a=0.41), row(2, a=0.51)]) is None
+    assert "worse than 0.5, the median of 3" in rule([row(1, a=0.45), row(2, a=0.49)])
+    assert rule([row(1, a=0.41)]) is None  # the median after round 1 is 0.4
+    assert rule([row(1, a=0.39)])
+    assert median_rule(finished[:2], "a")([row(1, a=0.0)]) is None
+    losses = median_rule(finished, "validation_loss")
+    assert losses([row(1, validation_loss=9.0)]) is None  # the others did not record it
+    falling = [[row(1, validation_loss=x)] for x in (0.2, 0.4, 0.6)]
+    assert median_rule(falling, "validation_loss")([row(1, validation_loss=0.5)])
+    assert median_rule(falling, "validation_loss")([row(1, validation_loss=0.3)]) is None
