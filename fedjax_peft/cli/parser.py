@@ -104,6 +104,12 @@ def _add_running(command: Callable[..., Any]) -> None:
         action="store_true",
         help="end a run whose best value is worse than the median of the finished runs",
     )
+    sweep.add_argument(
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="runs side by side in one program; default: 8 on an accelerator, 1 on a CPU",
+    )
     _add_overrides(sweep)
     _add_run_options(sweep)
 

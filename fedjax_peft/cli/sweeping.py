@@ -45,8 +45,9 @@ def sweep(options: argparse.Namespace) -> None:
     def job(point: Any) -> Job:
         config = {**point.config, "name": point.config["name"] or point.method or title}
 
-        def run(path: Path | None, resume: bool, stop: Any) -> Any:
-            return configs.run(config, out=path, resume=resume, parts=parts, stop=stop)
+        def run(path: Path | None, resume: bool, stop: Any, engine: Any) -> Any:
+            shared = {"parts": parts, "stop": stop, "engine": engine}
+            return configs.run(config, out=path, resume=resume, **shared)
 
         return Job(point.folder, config["rounds"], run, point.method)
 
@@ -57,6 +58,7 @@ def sweep(options: argparse.Namespace) -> None:
                 out=out,
                 metric=planned.choose_by,
                 early_stop=options.early_stop,
+                replicas=options.replicas or "auto",
                 on_start=display.start,
                 on_point=display.point,
             )

@@ -512,6 +512,7 @@ def run(
     on_phase: Callable[[Phase], None] | None = None,
     parts: Parts | None = None,
     stop: Stop | None = None,
+    engine: Callable[..., Any] | None = None,
 ) -> Run:
     """Runs a resolved config.
 
@@ -523,6 +524,8 @@ def run(
       on_phase: likewise.
       parts: the parts of other runs of a sweep; data, models and programs are shared with them.
       stop: a rule that can end the run in addition to the one of the config's ``[stop]``.
+      engine: makes the programs, as for :class:`fedjax_peft.engine.session.Session`; by default
+        the config's ``engine``.
     """
     parts = Parts() if parts is None else parts
 
@@ -536,6 +539,7 @@ def run(
     config = _explicit(config, data)
     clients, evaluated = evaluation_data(config, data, clients)
     options = {name: config[name] for name in _fields(simulate)}
+    options |= {} if engine is None else {"engine": engine}
     task = tasks.for_data(train, config["metric"])
     report_phase("loading")
     return simulate(

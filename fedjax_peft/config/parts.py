@@ -1,6 +1,7 @@
 """Parts that the runs of a sweep share: data sets, models, functions of the run-time values."""
 
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ class Parts:
 
     def __init__(self) -> None:
         self._made: dict[str, OrderedDict[str, Any]] = {}
+        self._lock = threading.RLock()
 
     def get(self, kind: str, description: Any, make: Callable[[], Part]) -> Part:
         """Returns the part of this description, which is made if it is not known.
@@ -30,12 +32,13 @@ class Parts:
           description: everything that the part depends on, as values of a config.
           make: makes the part.
         """
-        known = self._made.setdefault(kind, OrderedDict())
         key = fingerprint(description)
-        part = known.pop(key) if key in known else make()
-        known[key] = part
-        while len(known) > _MOST:
-            known.popitem(last=False)
+        with self._lock:  # runs side by side are threads
+            known = self._made.setdefault(kind, OrderedDict())
+            part = known.pop(key) if key in known else make()
+            known[key] = part
+            while len(known) > _MOST:
+                known.popitem(last=False)
         return part
 
 

@@ -5,7 +5,7 @@ It is compiled once and kept for later sessions; a call donates the state's arra
 
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -161,13 +161,23 @@ class Program:
             programs.popitem(last=False)
 
     def _function(self) -> Any:
-        setup = self._setup
+        measures = self._work in ("personal", "global", "local")
+        return jax.jit(
+            self._round(),
+            donate_argnums=() if measures or self._work == "uploads" else (4,),
+            # The same sharding as the next round's inputs, instead of the compiler's choice.
+            out_shardings=self._setup.layout.replicated,
+        )
+
+    def _round(self) -> Callable[..., RoundResult]:
+        """Returns the function that is compiled; a program that measures returns no state."""
+        setup, across = self._setup, self._across()
         training = self._work == "training"
         measures = self._work in ("personal", "global", "local")
 
         def round_(*arguments: Any) -> RoundResult:
             made = setup.made(arguments[4].values)
-            return build_round(
+            result = build_round(
                 at_work(made.algorithm, self._work, setup.probe),
                 setup.apply,
                 setup.task,
@@ -179,18 +189,16 @@ class Program:
                 setup.dtype,
                 setup.sampling_probability,
                 made.transform if training else None,
+                across,
             )(*arguments)
-
-        def measure(*arguments: Any) -> RoundResult:
             nothing: Any = ()
-            return round_(*arguments)._replace(state=nothing)
+            return result._replace(state=nothing) if measures else result
 
-        return jax.jit(
-            measure if measures else round_,
-            donate_argnums=() if measures or self._work == "uploads" else (4,),
-            # The same sharding as the next round's inputs, instead of the compiler's choice.
-            out_shardings=setup.layout.replicated,
-        )
+        return round_
+
+    def _across(self) -> Callable[[jax.Array], jax.Array]:
+        """Returns the function that takes a plan's value over all replicas; here there is one."""
+        return lambda x: x
 
     @property
     def peak_bytes(self) -> int:

@@ -109,6 +109,7 @@ def build_round(
     dtype: Any = jnp.float32,
     sampling_probability: float = 1.0,
     transform: Transform | None = None,
+    across: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> Callable[..., RoundResult]:
     """Returns the pure function that runs one round; the caller jits it.
 
@@ -124,6 +125,7 @@ def build_round(
       dtype: the dtype in which ``apply`` computes.
       sampling_probability: the share of all clients that a round samples, on average.
       transform: the upload transform.
+      across: returns the largest value over all replicas, where several rounds run as one.
     """
     server_ = algorithm.server
     update_norm = server_.update_norm or partial(distance, algorithm)
@@ -193,6 +195,7 @@ def build_round(
             round_index,
             constrain,
             padded,
+            across,
         )
         accepted = carry.finite & (plan.weight > 0)
         summed = {name: _summed(pair, accepted) for name, pair in carry.sums.items()}
@@ -312,6 +315,7 @@ def _run_clients(
     round_index: jax.Array,
     constrain: Callable[[Any], Any],
     padded: tuple[int, ...],
+    across: Callable[[jax.Array], jax.Array],
 ) -> _Carry:
     lanes, slots = plan.slot.shape[1], plan.client.shape[0]
     over_lanes = _lane_map(lanes)
@@ -358,16 +362,20 @@ def _run_clients(
 
     steps = [partial(advance_at, length) for length in padded] or [partial(advance, None)]
 
+    def anyone(lanes: jax.Array) -> jax.Array:
+        # Over all replicas: a condition that differs between replicas would compute both branches.
+        return across(jnp.any(lanes).astype(jnp.int32)) > 0
+
     def body(t: jax.Array, carry: _Carry) -> _Carry:
         slot, local = plan.slot[t], plan.local[t]
         live = slot < slots
         first = live & (local == 0)
         last = live & (local + 1 == jnp.take(plan.length, slot, mode="clip"))
         state = jax.lax.cond(
-            jnp.any(first), lambda s: tree.where(first, begin(t), s), lambda s: s, carry.state
+            anyone(first), lambda s: tree.where(first, begin(t), s), lambda s: s, carry.state
         )
         if len(steps) > 1:
-            stepped, metrics, predictions = jax.lax.switch(plan.bucket[t], steps, state, t)
+            stepped, metrics, predictions = jax.lax.switch(across(plan.bucket[t]), steps, state, t)
         else:
             stepped, metrics, predictions = steps[0](state, t)
         real = jnp.any(plan.examples[t] >= 0, axis=1)  # True in all live lanes of a plan
@@ -375,7 +383,7 @@ def _run_clients(
         where = jnp.where(real, slot, slots)
         sums = jax.tree.map(lambda s, m: s.at[where].add(m, mode="drop"), carry.sums, metrics)
         ended = jax.lax.cond(
-            jnp.any(last),
+            anyone(last),
             lambda c: end(state, slot, last, c),
             lambda c: c,
             _Ended(*(getattr(carry, name) for name in _Ended._fields)),
@@ -433,7 +441,7 @@ def _run_clients(
             lambda x: jnp.zeros((len(plan.slot), *x.shape), x.dtype), prediction_shapes
         ),
     )
-    return jax.lax.fori_loop(0, plan.steps, body, start)
+    return jax.lax.fori_loop(0, across(jnp.asarray(plan.steps)), body, start)
 
 
 def _padded(x: jax.Array, template: jax.ShapeDtypeStruct) -> jax.Array:

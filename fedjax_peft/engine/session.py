@@ -1,6 +1,6 @@
 """A session: one algorithm on one federation. It is prepared once and run round by round."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -62,7 +62,7 @@ class Session:
         *,
         lanes: Lanes = "auto",
         rounds: int = 100,
-        engine: Engine = "compiled",
+        engine: Engine | Callable[..., Any] = "compiled",
         values: Values | None = None,
     ):
         """Prepares the rounds; the program is compiled when the first round runs.
@@ -75,14 +75,15 @@ class Session:
           lanes: the number of clients that run side by side.
           rounds: plans have room for the largest cohort of this many rounds. A later round that
             needs more room is compiled again.
-          engine: see :data:`Engine`.
+          engine: see :data:`Engine`; or a function that makes programs in the place of
+            :class:`fedjax_peft.engine.program.Program`, with the same arguments.
           values: the run-time values of the states that :meth:`init` returns.
 
         Raises:
           InputError: an unknown engine, lanes that do not fit the devices, a layout that is not
             built, or leaves that the aggregator or the server cannot combine.
         """
-        if engine not in ENGINES:
+        if not callable(engine) and engine not in ENGINES:
             raise InputError(f"There is no engine {engine!r}. {nearest(str(engine), ENGINES)}")
         layout = setup.layout
         layout.check()
@@ -92,7 +93,8 @@ class Session:
         frozen, fixed, rank_mask, self.columns = layout.put(constants)
         self.setup = setup._replace(frozen=frozen, fixed=fixed, rank_mask=rank_mask)
         self._given_columns, self._leaves, self._schedule = columns, leaves, schedule
-        self._wanted_lanes, self._rounds, self._make = lanes, rounds, ENGINES[engine]
+        self._wanted_lanes, self._rounds = lanes, rounds
+        self._make = engine if callable(engine) else ENGINES[engine]
         self._values = dict(values or {})
         self._lanes: int | None = None
         self._capacities: dict[int, _Capacity] = {}

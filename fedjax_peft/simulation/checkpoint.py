@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import jax
@@ -27,6 +28,10 @@ _log = logging.getLogger(__name__)
 _quiet = functools.partial(log_level, "absl")
 """Orbax logs every step at INFO, through absl, which would break up a progress display."""
 
+
+_ONE_WRITE = threading.Lock()
+"""Orbax never returned when several threads of a process saved at the same time, so they take
+turns."""
 
 _OPTIONAL = ("aggregator_state", "transform_state")
 
@@ -80,7 +85,7 @@ class Checkpoints:
         if self.latest == round_index:
             return
         directory = Path(self._manager.directory)
-        with defer_interrupts():
+        with _ONE_WRITE, defer_interrupts():
             try:
                 _check_room(directory, state)
                 # Threads of orbax print messages if a write fails; the exception suffices.

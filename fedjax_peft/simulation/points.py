@@ -1,21 +1,32 @@
-"""The runs of a sweep one after the other: finished ones are skipped, interrupted ones continue."""
+"""The runs of a sweep: finished ones are skipped, interrupted ones continue.
 
+Runs go one after the other, or several at a time as one program (on an accelerator).
+"""
+
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+import jax
+
+from fedjax_peft.engine.replicas import Replicas
 from fedjax_peft.errors import InputError
 from fedjax_peft.rows import Row, field_is_lower_better, number, read_metrics
 from fedjax_peft.simulation.stopping import Stop, median_rule
 
 __all__ = ["Job", "PointDone", "RunJob", "is_finished", "run_points"]
 
+_REPLICAS = 8
+"""Points side by side on an accelerator. A stack of more runs needs more memory."""
+
 
 class RunJob(Protocol):
     """Runs one point."""
 
-    def __call__(self, out: Path | None, resume: bool, stop: Stop | None, /) -> Any:
+    def __call__(self, out: Path | None, resume: bool, stop: Stop | None, engine: Any, /) -> Any:
         """Returns a :class:`fedjax_peft.simulation.run.Run`."""
 
 
@@ -55,6 +66,7 @@ def run_points(
     out: Path | None = None,
     metric: str | None = None,
     early_stop: bool = False,
+    replicas: int | Literal["auto"] = "auto",
     on_start: Callable[[int, Job], None] = lambda index, job: None,
     on_point: Callable[[PointDone], None] = lambda done: None,
 ) -> dict[str, Any]:
@@ -67,49 +79,123 @@ def run_points(
       out: the sweep's directory; a point continues the run that is already in its own directory.
       metric: the field of the rows by which points are compared.
       early_stop: end a point early by :func:`fedjax_peft.simulation.stopping.median_rule`.
-      on_start: called before a point with its place, from 0.
+      replicas: the number of points that run side by side, as one program. ``auto`` is 8 on an
+        accelerator and 1 on a CPU, which one run keeps busy. With ``early_stop`` it is 1, because
+        the rule compares a run with those that have finished.
+      on_start: called before a point with the number of points that have ended.
       on_point: called after every point.
 
     Raises:
       InputError: points failed; the message names them and the first reason.
     """
-    runs: dict[str, Any] = {}
-    finished: dict[str, list[list[Row]]] = {}
-    best: tuple[str, float] | None = None
-    failed: dict[str, str] = {}
-    durations: list[float] = []
-    for index, job in enumerate(jobs):
-        began, error = time.perf_counter(), None
+    usual = _REPLICAS if jax.default_backend() != "cpu" else 1
+    count = 1 if early_stop else min(usual if replicas == "auto" else replicas, len(jobs))
+    results = _Results(jobs, metric, early_stop, on_start, on_point)
+    finished = [j for j in jobs if out is not None and is_finished(out / j.name, j.rounds)]
+    for job in finished:
+        assert out is not None
+        results.end(job, read_metrics(out / job.name / "metrics.jsonl"))
+    missing = [job for job in jobs if job not in finished]
+    if count <= 1:
+        for job in missing:
+            results.run(job, out, None)
+    else:
+        _side_by_side(missing, out, results, count)
+    results.check()
+    return results.runs
+
+
+def _side_by_side(
+    jobs: Sequence[Job], out: Path | None, results: "_Results", replicas: int
+) -> None:
+    """Runs jobs in threads, whose rounds are computed together."""
+    together = Replicas(replicas)
+    interrupted = threading.Event()
+
+    def work(job: Job) -> None:
+        if not interrupted.is_set():
+            with together:
+                results.run(job, out, together.program)
+
+    with ThreadPoolExecutor(replicas, "point") as threads:
+        futures = [threads.submit(work, job) for job in jobs]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:  # also Ctrl-C: points that run end, and no other begins
+            interrupted.set()
+            together.cancel()
+            raise
+
+
+class _Results:
+    """The points that have ended, and the best of them."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        metric: str | None,
+        early_stop: bool,
+        on_start: Callable[[int, Job], None],
+        on_point: Callable[[PointDone], None],
+    ):
+        self.runs: dict[str, Any] = {}
+        self._jobs, self._metric, self._early_stop = jobs, metric, early_stop
+        self._on_start, self._on_point = on_start, on_point
+        self._rows: dict[str, list[list[Row]]] = {}
+        self._best: tuple[str, float] | None = None
+        self._failed: dict[str, str] = {}
+        self._ended, self._computed = 0, 0
+        self._began = time.perf_counter()
+        self._lock = threading.Lock()
+
+    def run(self, job: Job, out: Path | None, engine: Any) -> None:
+        """Runs a point and reports it."""
+        with self._lock:
+            self._on_start(self._ended, job)
+            others = self._rows.setdefault(job.group, [])
+        use = self._early_stop and self._metric is not None
+        rule = median_rule(others, str(self._metric)) if use else None
         path = None if out is None else out / job.name
-        rows: list[Row] = []
-        others = finished.setdefault(job.group, [])
-        if path is not None and is_finished(path, job.rounds):
-            rows = read_metrics(path / "metrics.jsonl")
+        resume = path is not None and (path / "config.toml").exists()
+        began = time.perf_counter()
+        try:
+            self.runs[job.name] = job.run(path, resume, rule, engine)
+        except InputError as problem:
+            self.end(job, [], time.perf_counter() - began, str(problem))
         else:
-            on_start(index, job)
-            rule = median_rule(others, metric) if early_stop and metric is not None else None
-            resume = path is not None and (path / "config.toml").exists()
-            try:
-                runs[job.name] = job.run(path, resume, rule)
-                rows = runs[job.name].metrics
-            except InputError as problem:
-                error = failed[job.name] = str(problem)
-            durations.append(time.perf_counter() - began)
-        others.append(rows)
-        value = _last(rows, metric)
-        if value is not None and (best is None or _better(rows, metric, value, best[1])):
-            best = job.name, value
-        spent = durations[-1] if job.name in runs or error else None
-        left = (len(jobs) - index - 1) * sum(durations) / len(durations) if durations else None
-        on_point(PointDone(index + 1, len(jobs), job, value, best, spent, left, error))
-    if failed:
-        name, reason = next(iter(failed.items()))
-        rest = "" if len(failed) == len(jobs) else " The others are complete."
+            self.end(job, self.runs[job.name].metrics, time.perf_counter() - began)
+
+    def end(
+        self, job: Job, rows: list[Row], seconds: float | None = None, error: str | None = None
+    ) -> None:
+        """Reports a point; ``seconds`` is None for one that had finished before."""
+        with self._lock:
+            self._rows.setdefault(job.group, []).append(rows)
+            if error is not None:
+                self._failed[job.name] = error
+            value, best = _last(rows, self._metric), self._best
+            if value is not None and (best is None or _better(rows, self._metric, value, best[1])):
+                self._best = job.name, value
+            self._ended += 1
+            self._computed += seconds is not None
+            each = (time.perf_counter() - self._began) / max(self._computed, 1)
+            total = len(self._jobs)
+            left = (total - self._ended) * each if self._computed else None
+            self._on_point(
+                PointDone(self._ended, total, job, value, self._best, seconds, left, error)
+            )
+
+    def check(self) -> None:
+        """Raises InputError if points have failed."""
+        if not self._failed:
+            return
+        name, reason = next(iter(self._failed.items()))
+        rest = "" if len(self._failed) == len(self._jobs) else " The others are complete."
         raise InputError(
-            f"{len(failed)} of {len(jobs)} runs of the sweep failed.{rest} The first failure, of"
-            f" {name}: {reason}"
+            f"{len(self._failed)} of {len(self._jobs)} runs of the sweep failed.{rest} The first"
+            f" failure, of {name}: {reason}"
         )
-    return runs
 
 
 def is_finished(path: Path, rounds: int) -> bool:

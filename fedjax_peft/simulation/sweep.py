@@ -1,10 +1,11 @@
 """``sweep``: a simulation for several seeds and settings, compiled as few times as possible."""
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tomli_w
 
@@ -103,6 +104,7 @@ def sweep(
     out: str | Path | None = None,
     choose_by: str | None = None,
     early_stop: bool = False,
+    replicas: int | Literal["auto"] = "auto",
     transforms: Any = None,
     on_point: Callable[[PointDone], None] = lambda done: None,
     **options: Any,
@@ -131,6 +133,8 @@ def sweep(
         ``validation_accuracy``.
       early_stop: end a run whose best value of ``choose_by`` is worse than the median of the
         finished runs (:func:`fedjax_peft.simulation.stopping.median_rule`).
+      replicas: the number of points that run side by side, as one program over replicas. ``auto``
+        is 8 on an accelerator and 1 on a CPU. Results differ by float32 rounding only.
       transforms: as for ``simulate``, or a function of a point's values.
       on_point: called after every point.
       **options: of ``simulate``, the same for all points, such as ``rounds`` and ``test``.
@@ -143,19 +147,23 @@ def sweep(
     _check_choice(choose_by, early_stop)
     make_model, make_clients = _Shared(model), _Shared(clients)
     forward: dict[Any, Any] = {}
+    lock = threading.Lock()
 
     def run_of(name: str, point: Point) -> Job:
-        def run(path: Path | None, resume: bool, stop: Stop | None) -> Run:
+        def run(path: Path | None, resume: bool, stop: Stop | None, engine: Any) -> Run:
+            engines = {} if engine is None else {"engine": engine}
             numbers = {n: x for n, x in point.items() if _is_runtime(n, x)}
             constants = tuple((n, x) for n, x in sorted(point.items()) if n not in numbers)
-            built, read = make_model(point)
-            key = tuple((n, point[n]) for n in sorted(read) if n != "seed")
-            built = built.replace(apply=forward.setdefault(key, built.apply))
+            with lock:  # points side by side are threads
+                built, read = make_model(point)
+                key = tuple((n, point[n]) for n in sorted(read) if n != "seed")
+                built = built.replace(apply=forward.setdefault(key, built.apply))
+                own = make_clients(point)[0]
             fixed = tuple((n, x) for n, x in constants if n != "seed")
             return simulate(
                 built,
                 _Made(algorithm, fixed),
-                make_clients(point)[0],
+                own,
                 transforms=_Made(transforms, fixed) if callable(transforms) else transforms,
                 values=numbers,
                 seed=point.get("seed", 0),
@@ -163,7 +171,7 @@ def sweep(
                 resume=resume,
                 stop=stop,
                 config={"point": dict(point)},
-                **{"progress": False, **options},
+                **{"progress": False, **options, **engines},
             )
 
         return Job(name, options.get("rounds", 0), run)
@@ -175,7 +183,14 @@ def sweep(
         table = {"keys": keys} | ({"choose_by": choose_by} if choose_by else {})
         replace_file(path / "sweep.toml", tomli_w.dumps(table).encode())
     jobs = [run_of(name, point) for name, point in named.items()]
-    runs = run_points(jobs, out=path, metric=choose_by, early_stop=early_stop, on_point=on_point)
+    runs = run_points(
+        jobs,
+        out=path,
+        metric=choose_by,
+        early_stop=early_stop,
+        replicas=replicas,
+        on_point=on_point,
+    )
     records = []
     for name, point in named.items():
         folder = Path(name) if path is None else path / name

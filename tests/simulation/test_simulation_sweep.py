@@ -8,6 +8,7 @@ import toy
 
 import fedjax_peft as fp
 from fedjax_peft.engine import program
+from fedjax_peft.engine.replicas import Replicas
 from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.points import PointDone
 from fedjax_peft.simulation.stopping import median_rule
@@ -190,3 +191,56 @@ def test_the_median_rule_stops_a_run_that_is_worse_than_the_median_of_the_others
     falling = [[row(1, validation_loss=x)] for x in (0.2, 0.4, 0.6)]
     assert median_rule(falling, "validation_loss")([row(1, validation_loss=0.5)])
     assert median_rule(falling, "validation_loss")([row(1, validation_loss=0.3)]) is None
+
+
+def test_points_side_by_side_have_the_results_of_points_one_after_the_other(swept, model, tmp_path):
+    # 5 points in groups of 3: the second group is not full. Cohorts and lengths differ by seed.
+    points = [POINTS[i] for i in (0, 1, 4, 7, 8)]
+    out = tmp_path / "s"
+    together = fp.sweep(make, model, FEDERATION, points=points, out=out, replicas=3, **GIVEN)
+    assert together.points.keys() == together.runs.keys()
+    for name, run in together.runs.items():
+        for leaf, value in swept.runs[name].params.items():
+            np.testing.assert_allclose(run.params[leaf], value, rtol=1e-5, atol=1e-6)
+        for mine, its in zip(run.metrics, swept.runs[name].metrics, strict=True):
+            for field in ("train_loss", "test_loss", "validation_accuracy", "update_norm"):
+                assert mine.get(field) == pytest.approx(its.get(field), rel=1e-4)
+            assert mine.get("clients") == its.get("clients")
+    assert (out / "sweep.toml").exists()
+
+
+def test_a_point_that_fails_beside_others_does_not_stop_them(model, tmp_path):
+    points = [{"seed": s, "rate": 0.1, "mu": m} for s, m in ((0, -1.0), (1, 1.0), (2, 0.5))]
+    with pytest.raises(InputError, match="1 of 3 runs"):
+        fp.sweep(make, model, FEDERATION, points=points, out=tmp_path, replicas=3, **GIVEN)
+    assert len(list(tmp_path.glob("*/params.safetensors"))) == 2
+
+
+def test_conditions_of_replicas_are_not_batched(model):
+    """A batched condition would compute both of its branches in every step."""
+    session = fp.session(
+        model,
+        make,
+        FEDERATION,
+        values={"rate": 0.1, "mu": 0.1},
+        engine=Replicas(2).program,
+        batch_size=4,
+        lanes=2,
+    )
+    state, plan = session.init(), session.plan(1)
+    one = session.program(plan)
+    arguments = one._stack([one._arguments(state, plan, 1)])
+
+    def conditions(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "cond":
+                yield equation.invars[0].aval.shape
+            if equation.primitive.name == "while":
+                yield equation.params["cond_jaxpr"].jaxpr.outvars[0].aval.shape
+            for value in jax.tree.leaves(list(equation.params.values())):
+                if hasattr(value, "jaxpr"):
+                    yield from conditions(getattr(value.jaxpr, "jaxpr", value.jaxpr))
+
+    found = list(conditions(jax.make_jaxpr(one._round())(*arguments).jaxpr))
+    assert len(found) >= 3  # the loop, and the beginning and the end of clients
+    assert set(found) == {()}
