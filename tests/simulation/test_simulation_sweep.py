@@ -204,7 +204,8 @@ def test_points_side_by_side_have_the_results_of_points_one_after_the_other(swep
             np.testing.assert_allclose(run.params[leaf], value, rtol=1e-5, atol=1e-6)
         for mine, its in zip(run.metrics, swept.runs[name].metrics, strict=True):
             for field in ("train_loss", "test_loss", "validation_accuracy", "update_norm"):
-                assert mine.get(field) == pytest.approx(its.get(field), rel=1e-4)
+                assert (field in mine) == (field in its)
+                assert mine.get(field, 0.0) == pytest.approx(its.get(field, 0.0), rel=1e-4)
             assert mine.get("clients") == its.get("clients")
     assert (out / "sweep.toml").exists()
 
