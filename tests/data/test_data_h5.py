@@ -200,11 +200,25 @@ def test_no_file_reads_another_one(tmp_path):
         read_h5(path.parent)
 
 
-def test_an_array_that_memory_does_not_hold(tmp_path):
+@pytest.mark.parametrize("shape", [(10**9, 28, 28), (10**7,)])
+def test_an_array_that_the_file_does_not_hold(tmp_path, shape):
     with h5py.File(tmp_path / "train.h5", "w") as file:
         group = file.create_group("examples/one")
-        group.create_dataset("pixels", (10**9, 28, 28), "f4", chunks=(1, 28, 28))
-    with pytest.raises(InputError, match=r"'pixels' of shape .* Read fewer users"):
+        group.create_dataset("pixels", shape, "f4", chunks=True)
+    with pytest.raises(InputError, match=r"claims [\d,]+ bytes of 'pixels', but the file has 0"):
+        read_h5(tmp_path)
+
+
+def test_an_array_that_memory_does_not_hold(tmp_path, monkeypatch):
+    with h5py.File(tmp_path / "train.h5", "w") as file:
+        group = file.create_group("examples/one")
+        zeros = np.zeros((500, 28, 28), np.float32)
+        group.create_dataset("pixels", data=zeros, compression="gzip")
+    assert len(read_h5(tmp_path)["train"]) == 500
+    monkeypatch.setattr("fedjax_peft.memory.available", lambda: 10**6)
+    with pytest.raises(
+        InputError, match=r"'pixels' of shape \[500, 28, 28\], needs .* fewer users"
+    ):
         read_h5(tmp_path)
 
 

@@ -3,6 +3,10 @@
 The fields of a client are arrays of equal length: ``tokens`` (Stack Overflow) or ``snippets``
 (Shakespeare), texts; ``pixels`` from 0 to 1 (EMNIST) or ``image`` uint8 (CIFAR-100), and ``label``.
 Other fields, such as ``creation_date`` and ``coarse_label``, are not read.
+
+Truncated files, links to other files, and arrays that the file cannot hold are refused. But the
+HDF5 library itself can run for ever on a file whose texts (its global heap) are damaged, so compare
+the checksum of a file from an unknown place.
 """
 
 from collections.abc import Iterator
@@ -22,6 +26,8 @@ __all__ = ["read_h5"]
 
 _ENDINGS = {"train": ("train",), "validation": ("held_out", "validation"), "test": ("test",)}
 """Split -> how the names of its file end: ``fed_emnist_train.h5``, ``train.h5``."""
+_PACKED = 1100
+"""The largest ratio of an array to its packed bytes in the file; gzip reaches 1032."""
 _ALL = "examples"
 """The group of all clients."""
 
@@ -144,6 +150,12 @@ def _dataset(place: str, record: Any, field: str) -> Any:
         raise InputError(f"{place} has no list {field!r}.")
     if array.external or array.is_virtual:
         raise InputError(f"{place} has its {field!r} in another file, which is not read.")
+    stored = min(array.id.get_storage_size(), Path(record.file.filename).stat().st_size)
+    if array.nbytes > _PACKED * stored:
+        raise InputError(
+            f"{place} claims {array.nbytes:,} bytes of {field!r}, but the file has {stored:,} bytes"
+            " of them: it is damaged."
+        )
     require(array.nbytes, f"{place}, {field!r} of shape {list(array.shape)},", "Read fewer users.")
     return array
 
