@@ -289,7 +289,7 @@ def _draw_cohort(
     spread = np.array(rolling([float(np.std(by_round[r])) for r in rounds], smooth))
     look = line_look(0)
     ax.plot(rounds, mean, **look, **_line(len(rounds)))
-    ax.fill_between(rounds, mean - spread, mean + spread, color=look["color"], alpha=0.18, lw=0)
+    ax.fill_between(rounds, mean - spread, mean + spread, color=look["color"], alpha=0.14, lw=0)
 
 
 def _legend_of_local(fig: "Figure", names: Sequence[str]) -> None:

@@ -176,7 +176,7 @@ def bands(
     with style():
         axes.plot(places, mean, label=label, markevery=every, **plain, **look)
         if len(values) > 1:
-            band: dict[str, Any] = {"color": look["color"], "alpha": 0.18, "linewidth": 0}
+            band: dict[str, Any] = {"color": look["color"], "alpha": 0.14, "linewidth": 0}
             axes.fill_between(places, mean - deviation, mean + deviation, **band)
     return [
         {"name": name, "seed": seed, "x": x, "value": y}
