@@ -129,7 +129,8 @@ def curves(
         _draw(ax, shown, style[name], above=sum(shown == other for _, other in drawn[i + 1 :]))
     lower = all(map(headline_is_lower_better, runs.values())) and metric is None and bool(runs)
     _y_axis(ax, common(fields.values(), "test_score"), lower=lower)
-    _finish(fig, list(lines), ends, style, narrow)
+    labels = {name: _label_text(name, name in ends) for name in lines}
+    _finish(fig, labels, ends, style, narrow)
     return fig
 
 
@@ -203,7 +204,8 @@ def mean_curves(
             ends[name] = sum(ys[-1] for ys in columns) / len(columns)
     every = [rows for by_seed in runs.values() for rows in by_seed.values()]
     _y_axis(ax, metric, lower=bool(every) and all(field_is_lower_better(r, metric) for r in every))
-    _finish(fig, list(lines), ends, style, narrow)
+    labels = {name: _label_text(name, name in ends, len(runs[name])) for name in lines}
+    _finish(fig, labels, ends, style, narrow)
     return fig
 
 
@@ -258,17 +260,17 @@ def _begin(curves: int, narrow: bool) -> tuple["Figure", "Axes"]:
 
 def _finish(
     fig: "Figure",
-    names: Sequence[str],
+    labels: "Mapping[str, _Label]",
     ends: Mapping[str, float],
     style: Mapping[str, int],
     narrow: bool,
 ) -> None:
-    """Writes the names of the curves."""
+    """Writes the labels of the curves, which are given by name."""
     (ax,) = fig.axes
     if narrow:
-        _legend(fig, names, ends, style)
+        _legend(fig, labels, ends, style)
     else:
-        _label(ax, names, ends, style)
+        _label(ax, labels, ends, style)
     if not ends:
         ax.set(xticks=[], yticks=[])
         ax.text(0.5, 0.5, "Nothing recorded", ha="center", transform=ax.transAxes, **lettering())
@@ -349,27 +351,33 @@ def _draw(ax: "Axes", points: Sequence[tuple[float, float]], style: int, *, abov
 
 
 def _label(
-    ax: "Axes", names: Sequence[str], ends: Mapping[str, float], style: Mapping[str, int]
+    ax: "Axes",
+    labels: "Mapping[str, _Label]",
+    ends: Mapping[str, float],
+    style: Mapping[str, int],
 ) -> None:
     """Writes the names at the right, as close to the ends of the curves as space allows.
 
     Runs without points come last, at the bottom, in grey.
     """
     low, high = ax.get_ylim()
-    heights = [(ends[name] - low) / (high - low) if name in ends else 0.0 for name in names]
+    heights = [(ends[name] - low) / (high - low) if name in ends else 0.0 for name in labels]
     # Height of a line of text, as a fraction of the axes' height (85 % of the figure's height).
     gap = 13 / (0.85 * 72 * ax.figure.get_figheight())  # type: ignore[union-attr]
-    for name, y in zip(names, _separate(heights, gap), strict=True):
+    for name, y in zip(labels, _separate(heights, gap), strict=True):
         place: dict[str, Any] = {"transform": ax.transAxes}
         if name in ends:
             look = {**line_look(style[name]), "marker": "", "linewidth": 1.8, "clip_on": False}
             ax.plot([1.015, 1.085], [y, y], **look, **place)
-        text, color = _label_text(name, name in ends)
+        text, color = labels[name]
         ax.text(1.1, y, text, va="center_baseline", **place, **lettering(color=color))
 
 
 def _legend(
-    fig: "Figure", names: Sequence[str], ends: Mapping[str, float], style: Mapping[str, int]
+    fig: "Figure",
+    labels: "Mapping[str, _Label]",
+    ends: Mapping[str, float],
+    style: Mapping[str, int],
 ) -> None:
     """Writes the names of the curves below the axes."""
     from matplotlib.lines import Line2D
@@ -378,26 +386,32 @@ def _legend(
         Line2D([], [], linewidth=1.8, markersize=4, **line_look(style[name]))
         if name in ends
         else Line2D([], [], linestyle="none")
-        for name in names
+        for name in labels
     ]
     if not handles:
         return
     legend = fig.legend(
         handles,
-        ["-"] * len(names),  # replaced below, because matplotlib omits labels with a leading _
+        ["-"] * len(labels),  # replaced below, because matplotlib omits labels with a leading _
         loc="outside lower left",
         frameon=False,
         handlelength=3.2,
         labelspacing=0.3,
     )
-    for name, text in zip(names, legend.get_texts(), strict=True):
-        words, color = _label_text(name, name in ends)
+    for (words, color), text in zip(labels.values(), legend.get_texts(), strict=True):
         text.set(text=words, **lettering(color=color))
 
 
-def _label_text(name: str, has_points: bool) -> tuple[str, str]:
-    """Returns the text and the colour of a curve's label."""
-    return (shorten(name), INK) if has_points else (f"{shorten(name)} (no points)", MUTED)
+class _Label(NamedTuple):
+    text: str
+    color: str
+
+
+def _label_text(name: str, has_points: bool, seeds: int | None = None) -> _Label:
+    """Returns the label of a curve, with the number of seeds of a mean."""
+    if not has_points:
+        return _Label(f"{shorten(name)} (no points)", MUTED)
+    return _Label(shorten(name) if seeds is None else f"{shorten(name)} (n = {seeds})", INK)
 
 
 def _separate(heights: Sequence[float], gap: float) -> list[float]:

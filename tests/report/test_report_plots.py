@@ -77,7 +77,9 @@ def test_smooth_curves_are_rolling_means_and_their_data_have_both():
         {"name": "a", "round": 4, "test_accuracy": 0.8, "rolling_mean_2": 0.7}
     )
     seeds = {"a": {0: rows(4), 1: rows(4, top=0.4)}}
-    (points,) = drawn(mean_curves(seeds, "round", "test_accuracy", smooth=2))
+    fig = mean_curves(seeds, "round", "test_accuracy", smooth=2)
+    (points,) = drawn(fig)
+    assert texts(fig) == ["a (n = 2)"]
     assert [y for _, y in points] == pytest.approx([0, 7.5, 22.5, 37.5, 52.5])
     data = mean_curve_data(seeds, "round", "test_accuracy", smooth=2)
     assert data[-1]["rolling_mean_2"] == pytest.approx(0.35)
