@@ -115,7 +115,10 @@ def _add_running(command: Callable[..., Any]) -> None:
 
     resume = command("resume", running.resume, "continue an interrupted run")
     resume.add_argument(
-        "run", type=Path, metavar="RUN", help="a run, or a folder with the runs of several methods"
+        "run",
+        type=Path,
+        metavar="RUN",
+        help="a run, the runs of several methods, or a sweep",
     )
     resume.add_argument(
         "overrides", nargs="*", metavar="rounds=N", help="more rounds than first planned"

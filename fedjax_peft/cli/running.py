@@ -29,11 +29,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def resume(options: argparse.Namespace) -> None:
-    """Continues a run, or the runs of a config with several methods."""
+    """Continues a run, the runs of a config with several methods, or a sweep."""
     prepare_jax()
-    from fedjax_peft.cli import resuming
+    from fedjax_peft.cli import resuming, sweeping
     from fedjax_peft.config import config as configs
 
+    if sweeping.is_sweep(options.run):
+        sweeping.resume(options)
+        return
     stored = resuming.stored_configs(options.run)
     written = configs.methods({"methods": stored}, options.overrides)
     # `methods` fills in a missing name with that of the folder, which is not part of the config.

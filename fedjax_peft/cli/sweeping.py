@@ -16,38 +16,76 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
 from fedjax_peft.toml import read_toml
 
-__all__ = ["sweep"]
+__all__ = ["is_sweep", "resume", "sweep"]
 
 NAME = "sweep.toml"
 
 
 def sweep(options: argparse.Namespace) -> None:
-    """Runs the points of a sweep one after the other, and prints the table."""
+    """Runs the points of a sweep, and prints the table of its methods."""
     prepare_jax()
-    from fedjax_peft.cli.sweep_display import SweepDisplay
     from fedjax_peft.config import config as configs
-    from fedjax_peft.config import parts as shared
     from fedjax_peft.config import sweeps
-    from fedjax_peft.report.study import read_study
     from fedjax_peft.simulation import record
-    from fedjax_peft.simulation.points import Job, run_points
 
-    planned = sweeps.plan(configs.load(options.config), options.overrides, options.only)
-    out = options.out or Path("runs") / options.config.stem
+    raw = configs.load(options.config)
+    planned = sweeps.plan(raw, options.overrides, options.only)
+    out, title = options.out or Path("runs") / options.config.stem, options.config.stem
     if options.dry_run:
         _print_plan(planned)
         return
     for point in planned.points if options.overwrite else ():
         record.remove_run(out / point.folder)
-    _begin(out, planned, resume=options.resume or options.overwrite)
-    parts, title = shared.Parts(), options.config.stem
+    again = {
+        "title": title,
+        "overrides": options.overrides,
+        "only": options.only,
+        "early_stop": options.early_stop,
+        "config": raw,
+    }
+    _begin(out, planned, again, resume=options.resume or options.overwrite)
+    _run(planned, out, title, options)
+
+
+def is_sweep(directory: Path) -> bool:
+    """Returns whether a directory is that of a sweep from the command line."""
+    return (directory / NAME).is_file() and "config" in read_toml(directory / NAME)
+
+
+def resume(options: argparse.Namespace) -> None:
+    """Runs the points of the sweep in ``options.run`` that are missing or interrupted."""
+    prepare_jax()
+    from fedjax_peft.config import sweeps
+
+    table = read_toml(options.run / NAME)
+    try:
+        overrides = [*table["overrides"], *options.overrides]
+        planned = sweeps.plan(table["config"], overrides, table["only"])
+        title, options.early_stop, options.replicas = table["title"], table["early_stop"], None
+    except (KeyError, TypeError):
+        raise InputError(
+            f"{options.run / NAME} is damaged. Give the sweep's command again, with --resume."
+        ) from None
+    _run(planned, options.run, title, options)
+
+
+def _run(planned: Any, out: Path, title: str, options: argparse.Namespace) -> None:
+    """Runs the points of a planned sweep that have not finished."""
+    from fedjax_peft.cli import resuming
+    from fedjax_peft.cli.sweep_display import SweepDisplay
+    from fedjax_peft.config import config as configs
+    from fedjax_peft.config.parts import Parts
+    from fedjax_peft.report.study import read_study
+    from fedjax_peft.simulation.points import Job, run_points
+
+    parts = Parts()
 
     def job(point: Any) -> Job:
         config = {**point.config, "name": point.config["name"] or point.method or title}
 
         def run(path: Path | None, resume: bool, stop: Any, engine: Any) -> Any:
-            shared = {"parts": parts, "stop": stop, "engine": engine}
-            return configs.run(config, out=path, resume=resume, **shared)
+            given = {"parts": parts, "stop": stop, "engine": engine}
+            return configs.run(config, out=path, resume=resume, **given)
 
         return Job(point.folder, config["rounds"], run, point.method)
 
@@ -63,13 +101,19 @@ def sweep(options: argparse.Namespace) -> None:
                 on_point=display.point,
             )
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("Continue with the same command and --resume.") from None
+            raise KeyboardInterrupt(f"Continue with: {resuming.command(out)}") from None
     print_study(read_study(out))
     print(f"\nCurves, and tables as files: fedjax-peft report {out}")
 
 
-def _begin(out: Path, planned: Any, *, resume: bool) -> None:
+def _begin(out: Path, planned: Any, again: dict[str, Any], *, resume: bool) -> None:
     """Writes ``sweep.toml``; keys of an earlier sweep in the same directory stay swept.
+
+    Args:
+      out: the directory of the sweep.
+      planned: the sweep.
+      again: everything that :func:`resume` needs to plan the sweep again.
+      resume: whether the directory may hold a sweep.
 
     Raises:
       InputError: the directory holds another sweep, or anything else, and ``resume`` is False.
@@ -91,7 +135,7 @@ def _begin(out: Path, planned: Any, *, resume: bool) -> None:
     table = {"choose_by": planned.choose_by, "baseline": planned.baseline}
     keys = list(dict.fromkeys([*earlier, *planned.keys]))
     known = {key: value for key, value in table.items() if value is not None}
-    replace_file(file, tomli_w.dumps({**known, "keys": keys}).encode())
+    replace_file(file, tomli_w.dumps({**known, "keys": keys, **again}).encode())
 
 
 def _print_plan(planned: Any) -> None:
