@@ -224,13 +224,14 @@ def save(
 
     Args:
         figure: The figure.
-        stem: The path of the files without their suffix.
+        stem: The path of the files without their suffix; missing folders are created.
         data: The rows of the CSV file: column -> value.
 
     Returns:
         The paths of the four files.
     """
     paths = [Path(f"{os.fspath(stem)}.{form}") for form in (*_METADATA, "csv")]
+    paths[0].parent.mkdir(parents=True, exist_ok=True)
     for path, form in zip(paths, _METADATA, strict=False):
         replace_file(path, render(figure, form))
     replace_file(paths[-1], table_csv(data).encode())

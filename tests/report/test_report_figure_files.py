@@ -110,8 +110,8 @@ def test_save_writes_three_forms_and_the_data(tmp_path):
 
 def test_data_are_plain_numbers(tmp_path):
     rows = [{"a": np.float32(0.1), "b": None}, {"b": float("nan"), "c, d": 3}]
-    save(subplots()[0], tmp_path / "f", rows)
-    assert (tmp_path / "f.csv").read_text() == 'a,b,"c, d"\n0.100000001,,\n,,3\n'
+    save(subplots()[0], tmp_path / "new" / "f", rows)
+    assert (tmp_path / "new" / "f.csv").read_text() == 'a,b,"c, d"\n0.100000001,,\n,,3\n'
 
 
 def test_files_are_the_same_bytes_in_another_process(tmp_path):
