@@ -63,6 +63,7 @@ def test_configs_say_how_they_are_swept(path):
         assert one["peft"].get("alpha") in (None, one["peft"].get("rank"))
 
 
+@pytest.mark.slow  # every point is resolved
 @pytest.mark.parametrize("folder", ["paper", "small"])
 def test_configs_say_how_many_points_they_have(folder):
     for path in (FOLDER / folder).glob("*.toml"):

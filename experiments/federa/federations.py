@@ -62,7 +62,7 @@ def source_of(name: str, data: str | None) -> str:
         return str(folder)
     if name == "20newsgroups":
         return "auto"
-    raise InputError(f"{name} is not at hand: there is no folder {folder}.")
+    raise InputError(f"{name} is not at hand: --data has no folder {name!r}.")
 
 
 def read(name: str, data: str | None = None) -> Corpus:
