@@ -20,7 +20,6 @@ __all__ = [
     "distinct",
     "find_runs",
     "load_run",
-    "load_runs",
     "unique",
     "unstarted",
 ]
@@ -69,15 +68,6 @@ def load_run(path: str | os.PathLike[str]) -> RunRecord:
         environment=_load(path / "environment.json", _read_json),
         rows=read_metrics(path / "metrics.jsonl"),
     )
-
-
-def load_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
-    """Returns the record of a run's directory, or the records of all runs inside it.
-
-    Raises:
-        InputError: see :func:`load_run`.
-    """
-    return [load_run(run) for run in find_runs(path) or [Path(path)]]
 
 
 def find_runs(path: str | os.PathLike[str]) -> list[Path]:

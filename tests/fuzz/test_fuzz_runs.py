@@ -13,7 +13,9 @@ from rich.console import Console
 from fedjax_peft import loading, testing
 from fedjax_peft.config import config as configs
 from fedjax_peft.report import page as report
-from fedjax_peft.report import records, tables
+from fedjax_peft.report import tables
+from fedjax_peft.report.methods import compare_methods
+from fedjax_peft.report.study import read_study
 from fedjax_peft.simulation import record
 
 pytestmark = pytest.mark.slow
@@ -67,9 +69,14 @@ def show(place, *, page=False, **files):
     for name, content in files.items():
         (folder / name.replace("_", ".")).write_bytes(content)
     with refused_or_fine():
-        runs = [run for _ in range(2) for run in records.load_runs(folder)]
+        study = read_study(folder, folder, unfinished=True)
+        runs = study.records
         text = io.StringIO()
-        Console(file=text, width=100, color_system=None).print(tables.table(runs))
+        console = Console(file=text, width=100, color_system=None)
+        console.print(tables.table(runs))
+        methods = compare_methods(study)
+        console.print(*methods.terminal_tables(100), methods.lead, *methods.warnings, markup=False)
+        assert "\x1b" not in methods.tables()["table"].markdown()
         assert "\x1b" not in text.getvalue()
         if page:
             report.write_report(runs, place / "page")

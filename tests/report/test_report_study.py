@@ -153,6 +153,13 @@ def test_values_and_series(tmp_path):
         study.require("test_acuracy")
 
 
+@pytest.mark.parametrize("text", ["keys = 3", "keys = [1]", "baseline = 2", "choose_by = [", "\\"])
+def test_a_damaged_sweep_is_named(sweep, text):
+    (sweep / "sweep.toml").write_text(text)
+    with pytest.raises(InputError, match=r"sweep\.toml cannot be read"):
+        read_study(sweep)
+
+
 # Statistics.
 
 
