@@ -45,7 +45,7 @@ from fedjax_peft.report.verdict import (
 )
 from fedjax_peft.rows import summary
 
-__all__ = ["PAIRED", "Methods", "Options", "compare_methods", "methods_of"]
+__all__ = ["PAIRED", "Methods", "Options", "compare_methods", "mean_text", "methods_of"]
 
 FEW = 3
 """Fewer seeds than this are warned of."""
@@ -341,15 +341,16 @@ def _mean_column(
     data: dict[str, Sequence[object]] = {name: [one.mean for one in values]}
     data |= {f"{name}_sd": [one.sd for one in values], f"{name}_n": [one.n for one in values]}
     data |= {f"{name}_low": [v.low for v in values], f"{name}_high": [v.high for v in values]}
-    cells = [_mean_text(one, share) for one in values]
+    cells = [mean_text(field, one) for one in values]
     return Column(heading, short, cells, best or set(), part, data)
 
 
 _SHORT = {"accuracy": "acc."}
 
 
-def _mean_text(values: Summary, share: bool) -> str:
-    if share or values.mean is None:
+def mean_text(field: str, values: Summary) -> str:
+    """Returns text such as ``81.2 ± 0.4``; fractions are in percent, without the sign."""
+    if plots.is_share(field) or values.mean is None:
         return values.text(100)
     return f"{values.mean:.4g}" + ("" if values.sd is None else f" ± {values.sd:.2g}")
 

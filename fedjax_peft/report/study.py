@@ -42,7 +42,7 @@ Seed: TypeAlias = int | str
 At: TypeAlias = Literal["final", "best"] | int
 """Which value of a run: the last one, the best one over all rounds, or that of a round."""
 SWEEP = "sweep.toml"
-_NO_SETTINGS = ("name", "system_changes", "runtime", "validation")
+_NO_SETTINGS = ("name", "system_changes", "runtime", "validation", "values")
 """Top-level keys of a config that are names, or that the program derives from the other keys."""
 
 

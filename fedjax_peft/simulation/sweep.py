@@ -75,7 +75,9 @@ class Sweep(NamedTuple):
         return next(iter(chosen.values()))
 
     def table(self, *metrics: str) -> TextTable:
-        """Returns a table of all settings: mean and deviation over seeds of each metric.
+        """Returns a table of all settings: mean ± standard deviation over seeds of each metric.
+
+        Fractions, such as accuracies, are in percent.
 
         Args:
           *metrics: fields of the rows; by default the task's metric on validation and test data.
@@ -83,16 +85,20 @@ class Sweep(NamedTuple):
         Raises:
           InputError: no run has recorded a metric.
         """
+        from fedjax_peft.report.methods import mean_text
+        from fedjax_peft.report.plots import is_share
+
         score = self.study.headline
         usual = [f"{part}_{score}" for part in ("validation", "test")]
         known = self.study.metrics
         shown = [self.study.require(m) for m in metrics] or [m for m in usual if m in known]
         rows = [
             [cell.label or cell.name, str(len(cell.runs))]
-            + [summarise(cell.values(metric)).text() for metric in shown]
+            + [mean_text(metric, summarise(cell.values(metric))) for metric in shown]
             for cell in self.study.cells
         ]
-        return TextTable("", ["setting", "seeds", *shown], rows, list(self.study.notes))
+        heads = [f"{metric} (%)" if is_share(metric) else metric for metric in shown]
+        return TextTable("", ["setting", "seeds", *heads], rows, list(self.study.notes))
 
 
 def sweep(

@@ -7,6 +7,7 @@ import statistics
 import numpy as np
 import pytest
 import scipy.stats
+import tomli_w
 from toy_sweeps import accuracy, write_run, write_sweep
 
 from fedjax_peft.errors import InputError
@@ -151,6 +152,19 @@ def test_values_and_series(tmp_path):
     assert study.require("time.train_s") == "time.train_s"
     with pytest.raises(InputError, match="Did you mean 'test_accuracy'"):
         study.require("test_acuracy")
+
+
+def test_sweeps_made_in_python_are_told_apart_by_their_points(tmp_path):
+    (tmp_path / "sweep.toml").write_text('keys = ["point.seed", "point.rate"]')
+    for seed, rate in itertools.product(range(2), (0.1, 0.2)):
+        run = write_run(tmp_path / f"{seed}-{rate}", {}, [{"round": 1, "test_accuracy": rate}])
+        config = {"seed": 0, "values": {"rate": rate}, "point": {"seed": seed, "rate": rate}}
+        (run / "config.toml").write_text(tomli_w.dumps(config))
+    study = read_study(tmp_path)
+    assert [(cell.settings, sorted(cell.runs)) for cell in study.cells] == [
+        ({"point.rate": 0.1}, [0, 1]),
+        ({"point.rate": 0.2}, [0, 1]),
+    ]
 
 
 @pytest.mark.parametrize("text", ["keys = 3", "keys = [1]", "baseline = 2", "choose_by = [", "\\"])
