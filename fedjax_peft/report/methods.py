@@ -155,7 +155,7 @@ class Methods(NamedTuple):
 def methods_of(study: Study, options: Options | None = None) -> Methods | None:
     """Returns the comparison of methods; None if each run is to be a row of its own.
 
-    That is the case for runs with one seed each, that are not from a sweep, without options.
+    That is the case for runs with one seed and one setting each, without options.
 
     Raises:
       InputError: see :func:`compare_methods`.

@@ -113,8 +113,9 @@ class Study(NamedTuple):
 
     @property
     def has_groups(self) -> bool:
-        """Whether the runs are from a sweep, or a cell has several seeds."""
-        return bool(self.keys) or any(len(cell.runs) > 1 for cell in self.cells)
+        """Whether a cell has several seeds, or a sweep has several settings of a method."""
+        several = any(len(cells) > 1 for cells in self.methods.values())
+        return any(len(cell.runs) > 1 for cell in self.cells) or (bool(self.keys) and several)
 
     @property
     def methods(self) -> dict[str, list[Cell]]:

@@ -9,7 +9,7 @@ from toy_sweeps import accuracy, write_sweep
 
 from fedjax_peft.cli.main import main
 from fedjax_peft.errors import InputError
-from fedjax_peft.report.methods import Options, compare_methods
+from fedjax_peft.report.methods import Options, compare_methods, methods_of
 from fedjax_peft.report.page import write_report
 from fedjax_peft.report.study import read_study
 
@@ -204,6 +204,14 @@ def test_the_choice_names_the_validation_examples(tmp_path):
     assert compare_methods(read_study(sweep)).lead.endswith(
         "by the mean of validation_accuracy (validation examples: 20 % of train) over seeds."
     )
+
+
+def test_single_runs_of_a_sweep_are_rows_of_their_own(sweep):
+    runs = [sweep / method / "rate=0.1,seed=0" for method in ("fedavg", "moon")]
+    assert methods_of(read_study(*runs)) is None
+    asked = methods_of(read_study(*runs), Options(baseline="moon"))
+    assert row(asked, "fedavg")["Result"] == "not known: one seed"
+    assert "no intervals (one seed)" in asked.lead
 
 
 def test_runs_that_were_never_tested_are_rows(tmp_path):
