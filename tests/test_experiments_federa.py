@@ -281,12 +281,16 @@ def test_table_2_by_hand(scripts, sweeps):
     notes = " ".join(table.notes)
     assert "SemEval: no sweep 'semeval' was found." in notes
     assert "FedFT 0.2, FedBF 0.2" in notes
-    assert "chosen by the mean of validation_accuracy." in notes
+    assert "chosen by the mean of validation_accuracy" in notes
 
 
-def test_a_choice_on_test_is_named(scripts):
-    choice = SimpleNamespace(metric="test_accuracy", on_test=True)
-    assert "optimistic" in scripts.tables.chosen_by("20News", choice)
+def test_a_choice_on_test_is_named(scripts, sweeps):
+    study = scripts.tables.read_study(sweeps / "20news")
+    for metric, warned in (("test_accuracy", True), ("validation_accuracy", False)):
+        notes = " ".join(scripts.tables.chosen_by("20News", study.choice(metric)))
+        assert notes.count("20News: The settings were chosen") == 1
+        assert metric in notes
+        assert ("optimistic" in notes) == warned, notes
 
 
 def test_table_5_by_hand(scripts, sweeps):
@@ -434,7 +438,7 @@ def test_a_sweep_on_a_stand_in_becomes_a_table(scripts, tmp_path, monkeypatch):
     assert re.fullmatch(r"[+-][\d.]+ \[[+-][\d.]+, [+-][\d.]+\]", cells(table, "FeDeRA")[-1])
     assert cells(table, "FedFT")[3:] == ["-"] * 4, "it was not run"
     notes = " ".join(table.notes)
-    assert "chosen by the mean of validation_accuracy." in notes
+    assert "chosen by the mean of validation_accuracy" in notes
 
 
 # ------------------------------------------------------------------------------------------- README

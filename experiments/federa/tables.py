@@ -156,8 +156,7 @@ def score_table(
             counts = next(iter(cell.runs.values())).rows[0].get("parameters", {})
             rows[method][1] = f"{counts.get('adapter', 0):,}"
         notes += [f"{federation.label}: {settings(study)} {rates(cells)}", *study.notes]
-        notes.append(chosen_by(federation.label, choice))
-        notes += [f"{federation.label}: {note}" for note in choice.notes]
+        notes += chosen_by(federation.label, choice)
     notes.append("The paper's scores are not known here; its rounds are those of Table 1.")
     return TextTable(title, header, list(rows.values()), notes)
 
@@ -189,12 +188,11 @@ def _add_scores(
         row.append(difference.text(100))
 
 
-def chosen_by(label: str, choice: Choice) -> str:
-    """Returns a sentence on what chose the learning rates."""
+def chosen_by(label: str, choice: Choice) -> list[str]:
+    """Returns sentences on what chose the learning rates, with a warning if it was the test."""
     if choice.metric is None:
-        return f"{label}: one learning rate for each method; nothing was chosen."
-    warning = ", which is a test metric, so the scores are optimistic" if choice.on_test else ""
-    return f"{label}: the learning rate was chosen by the mean of {choice.metric}{warning}."
+        return [f"{label}: one learning rate for each method; nothing was chosen."]
+    return [f"{label}: {note}" for note in choice.notes]
 
 
 def table2(source: Source) -> TextTable:
@@ -264,7 +262,7 @@ def table5(source: Source) -> TextTable:
         rows += _target_rows(target, value, cells)
         every = next(iter(study.cells[0].runs.values())).config.get("eval_every", 1)
         note += f" It was tested every {every} rounds. {settings(study)} {rates(cells)}"
-        notes += [note, chosen_by(target.label, choice)]
+        notes += [note, *chosen_by(target.label, choice)]
     notes += [
         "Means over the seeds that got there; - where not all did. FedBF and FedAP have the step"
         " time of LoRA, which is our decision.",
