@@ -57,4 +57,4 @@ class SweepDisplay:
             parts.append(self._left[2:])
         self._bar.update(self._task, completed=done.place)
         if not self._quiet or done.error is not None:
-            self._console.print(display.one_line("  ".join(parts)))
+            self._console.print("  ".join(map(display.one_line, parts)))

@@ -43,7 +43,7 @@ def sweep(options: argparse.Namespace) -> None:
         "early_stop": options.early_stop,
         "config": raw,
     }
-    _begin(out, planned, again, resume=options.resume or options.overwrite)
+    _begin(out, planned, again, options)
     _run(planned, out, title, options)
 
 
@@ -102,26 +102,28 @@ def _run(planned: Any, out: Path, title: str, options: argparse.Namespace) -> No
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"Continue with: {resuming.command(out)}") from None
-    print_study(read_study(out))
+    study = read_study(out)
+    present = study.baseline in study.methods  # `--only` may have left it out
+    print_study(study if present else study._replace(baseline=None))
     print(f"\nCurves, and tables as files: fedjax-peft report {out}")
 
 
-def _begin(out: Path, planned: Any, again: dict[str, Any], *, resume: bool) -> None:
+def _begin(out: Path, planned: Any, again: dict[str, Any], options: argparse.Namespace) -> None:
     """Writes ``sweep.toml``; keys of an earlier sweep in the same directory stay swept.
 
     Args:
       out: the directory of the sweep.
       planned: the sweep.
       again: everything that :func:`resume` needs to plan the sweep again.
-      resume: whether the directory may hold a sweep.
+      options: of the command; with ``resume`` or ``overwrite`` the directory may hold a sweep.
 
     Raises:
-      InputError: the directory holds another sweep, or anything else, and ``resume`` is False.
+      InputError: the directory holds another sweep, or anything else; or there is nothing to resume.
     """
     file = out / NAME
     earlier: list[str] = []
     if file.exists():
-        if not resume:
+        if not (options.resume or options.overwrite):
             raise InputError(
                 f"{out} already holds a sweep: continue it, or add points to it, with --resume;"
                 " replace it with --overwrite; or choose another directory with --out."
@@ -129,7 +131,7 @@ def _begin(out: Path, planned: Any, again: dict[str, Any], *, resume: bool) -> N
         earlier = [key for key in read_toml(file).get("keys", []) if isinstance(key, str)]
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists and is no sweep: choose another directory with --out.")
-    elif resume and not out.exists():
+    elif options.resume and not out.exists():
         raise InputError(f"There is nothing to resume: {out} does not exist.")
     out.mkdir(parents=True, exist_ok=True)
     table = {"choose_by": planned.choose_by, "baseline": planned.baseline}
