@@ -118,7 +118,7 @@ def _begin(out: Path, planned: Any, again: dict[str, Any], options: argparse.Nam
       options: of the command; with ``resume`` or ``overwrite`` the directory may hold a sweep.
 
     Raises:
-      InputError: the directory holds another sweep, or anything else; or there is nothing to resume.
+      InputError: the directory holds another sweep or anything else, or nothing to resume.
     """
     file = out / NAME
     earlier: list[str] = []

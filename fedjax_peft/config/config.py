@@ -87,6 +87,7 @@ __all__ = [
     "evaluation_data",
     "federation",
     "load",
+    "load_data",
     "methods",
     "override",
     "resolve",
@@ -534,7 +535,8 @@ def run(
             on_phase(Phase(name, 0, config["rounds"]))
 
     report_phase("reading")
-    data, clients = parts.get("data", _data_description(config), lambda: federation(config))
+    data = parts.get("data", _data_description(config), lambda: load_data(config))
+    clients = _call(config, "partition", data["train"])
     train = data["train"]
     config = _explicit(config, data)
     clients, evaluated = evaluation_data(config, data, clients)
@@ -561,9 +563,13 @@ def run(
 
 
 def _data_description(config: Config) -> Config:
-    """Returns everything that the data and the clients of a config depend on."""
-    names = ["data", "partition", "task", "model", "seed", *_fields(_Extra)]
-    return {name: config[name] for name in names if name not in ("name", "runtime")}
+    """Returns everything that the data of a config depend on."""
+    names = {"data", "task", *_fields(_Extra)} - {"name", "runtime"}
+    table, model = config["data"], config["model"]
+    seed = config["seed"] if table["seed"] is None else table["seed"]
+    tokenizer = [model[key] for key in ("name", "source", "config")]
+    chosen = {name: config[name] for name in names}
+    return {**chosen, "seed": seed, "tokenizer": tokenizer, "by": config["partition"]["name"]}
 
 
 def _shared_model(config: Config, train: Dataset, parts: Parts) -> Model:
@@ -681,6 +687,16 @@ def federation(config: Config) -> tuple[dict[str, Dataset], Clients]:
     """Returns the splits of a resolved config's data, and the clients of the training split.
 
     Raises:
+      InputError: as :func:`load_data`, or the partition does not fit the data.
+    """
+    data = load_data(config)
+    return data, _call(config, "partition", data["train"])
+
+
+def load_data(config: Config) -> dict[str, Dataset]:
+    """Returns the splits of a resolved config's data.
+
+    Raises:
       InputError: the data are not available or cannot be read, or settings contradict each other.
     """
     _check_own_examples(config, "client_test", "tests", "client_holdout = 0.2")
@@ -697,7 +713,7 @@ def federation(config: Config) -> tuple[dict[str, Dataset], Clients]:
                 f"{key} = true needs a validation split, and {config['data']['name']!r} has none."
                 " To hold out a share of the training rows, set data.validation_share = 0.1."
             )
-    return data, _call(config, "partition", data["train"])
+    return data
 
 
 def _check_own_examples(config: Config, key: str, does: str, instead: str) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import sweeps
+from fedjax_peft.config.parts import Parts
 from fedjax_peft.errors import InputError
 
 RAW = {
@@ -148,3 +149,17 @@ def test_bad_sweeps_are_refused_before_anything_runs(sweep, overrides, message):
 def test_an_unknown_method_is_named():
     with pytest.raises(InputError, match=r"no \[methods.fedl\]"):
         sweeps.plan(raw(methods=METHODS), ["seed=0..1"], only=["fedl"])
+
+
+def test_runs_with_the_same_data_read_them_once(monkeypatch):
+    """Seeds share the data if ``data.seed`` is given, and the partition still differs."""
+    calls = []
+    monkeypatch.setattr(configs, "load_data", lambda config: calls.append(config["seed"]) or {})
+    parts = Parts()
+    for change, expected in (({}, [0, 1]), ({"seed": 0}, [0])):
+        calls.clear()
+        written = raw(data={**RAW["data"], **change})
+        for point in sweeps.plan(written, ["seed=0..1", "partition.alpha=0.1,1.0"]).points:
+            described = configs._data_description(point.config)
+            parts.get("data", described, lambda point=point: configs.load_data(point.config))
+        assert calls == expected
