@@ -189,6 +189,7 @@ def test_summary():
         "client_weighted_unseen": None,
         "client_std": None,
         "client_worst": 0.05,
+        "client_worst_tenth": None,
         "tuned_score": 0.5,
         "tuned_client_mean": 0.6,
         "tuned_client_std": 0.2,

@@ -74,7 +74,7 @@ def test_values_without_a_likely_correction_get_no_hint():
         (["run", "c.toml", "--rounds=3"], "without dashes: rounds=3"),
         (["run", "c.toml", "--batch-size", "3"], "without dashes: batch_size=3"),
         (["run", "c.toml", "--onyl", "fra"], "Did you mean '--only'?"),
-        (["report", "runs", "--tagret", "3"], "Did you mean '--target'?"),
+        (["report", "runs", "--tagret", "3"], "Did you mean '--target'"),
     ],
 )
 def test_an_unknown_option(capsys, words, hint):
