@@ -143,8 +143,8 @@ def simulate(
       out: a run directory to write records, checkpoints and TensorBoard files to.
       checkpoint_every: rounds between checkpoints; the last round always has one.
       resume: continue the run in ``out`` from its last checkpoint, if it has one.
-      config: recorded as the run's ``config.toml``. Without a table ``model``, it is added to the
-        settings that a run made in Python records.
+      config: recorded as the run's ``config.toml``. ``{"point": ...}``, the values of a sweep, is
+        added to the settings that a run made in Python records.
       on_round: called with every row of metrics as it is made (row 0 is before training). If it
         returns True the run ends after this round: its row gains the final evaluation and the
         field ``stopped``, and a checkpoint is written. A resume goes on from there.
@@ -224,7 +224,7 @@ def simulate(
     ledger = Ledger(model, algorithm, state.server, len(clients), client_ranks, transform)
     slowness, preload = time_model.slowness(len(clients), seed), preload_bytes(time_model, model)
     costs = Costs(ledger, time_model, slowness, deadline, preload)
-    recorded = "model" in (config or {})
+    recorded = config is not None and "point" not in config
     metadata = {
         "algorithm": algorithm.name,
         "rounds": rounds,
