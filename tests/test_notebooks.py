@@ -25,7 +25,8 @@ def test_notebook(path, tmp_path, monkeypatch):
     for name in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS"):
         monkeypatch.delenv(name, raising=False)
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=1500, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    place = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=1500, resources=place).execute()
     kinds = [o.output_type for c in notebook.cells if c.cell_type == "code" for o in c.outputs]
     assert "error" not in kinds
     assert "display_data" in kinds or "execute_result" in kinds
