@@ -597,3 +597,60 @@ class Algorithm(NamedTuple):
         if self.local_model is None:
             return self.model(upload, client_state)
         return self.local_model(broadcast, upload, client_state)
+
+
+class Federation(NamedTuple):
+    """Facts about a run that privacy mechanisms and attacks depend on. Hashable."""
+
+    clients: int
+    """The number of clients in the federation."""
+    per_round: int
+    """Clients that are drawn for a round; with Poisson sampling, on average."""
+    sampling: str
+    """How they are drawn: see :data:`fedjax_peft.engine.schedule.Sampling`."""
+    batch_size: int
+    """Examples in a local step."""
+    most_steps: int
+    """The largest number of local steps that a client can take in a round."""
+    most_passes: int
+    """How often an example of a client is used in a round at most."""
+    fewest_examples: int
+    """The examples of the smallest client that has any."""
+
+    @property
+    def sampling_probability(self) -> float:
+        """The share of all clients that a round samples, on average."""
+        return self.per_round / self.clients
+
+
+class Guarantee(NamedTuple):
+    """What differential privacy a run has given so far. Made by the accountant, on the host."""
+
+    epsilon: float
+    """ε; ``inf`` without any guarantee."""
+    delta: float
+    """δ."""
+
+
+class Privacy(NamedTuple):
+    """A mechanism of differential privacy: a wrapper of any algorithm, and its accountant."""
+
+    name: str
+    unit: Literal["client", "example"]
+    """Whose data the guarantee protects."""
+    protect: Callable[[Algorithm, Federation], Algorithm]
+    """Returns the algorithm with the mechanism in it. Raises InputError with the reason if the
+    algorithm, or the way in which clients are drawn, does not fit."""
+    guarantee: Callable[[Federation, int], Guarantee]
+    """(facts, rounds) -> the guarantee after this number of rounds. It runs on the host."""
+    statement: Callable[[Federation], str]
+    """facts -> the guarantee in words: its unit, its neighbours, its sampling, and who is
+    trusted."""
+
+
+class Attack(NamedTuple):
+    """What hostile clients do: a wrapper of any algorithm."""
+
+    name: str
+    apply: Callable[[Algorithm, Federation], Algorithm]
+    """Returns the algorithm under attack. Raises InputError with the reason if it does not fit."""

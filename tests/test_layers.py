@@ -31,7 +31,7 @@ LAYERS = [
         "hyperparameters",
     },
     {"models", "peft", "data", "tasks", "aggregators", "transforms", "measures", "schedules"},
-    {"algorithms"},
+    {"algorithms", "privacy", "attacks"},
     {"engine", "inference", "report"},
     {"simulation"},
     {"config"},

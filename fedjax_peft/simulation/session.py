@@ -33,7 +33,7 @@ from fedjax_peft.simulation.checks import (
     clients_a_round,
     joined_transform,
 )
-from fedjax_peft.typing import Algorithm, Task, Transform
+from fedjax_peft.typing import Algorithm, Attack, Federation, Privacy, Task, Transform
 
 __all__ = ["Transforms", "session"]
 
@@ -58,6 +58,8 @@ def session(
     length_buckets: int = 4,
     client_ranks: Sequence[int] | None = None,
     transforms: Transforms | Callable[[Values], Transforms] = None,
+    privacy: Privacy | Callable[[Values], Privacy] | None = None,
+    attack: Attack | Callable[[Values], Attack] | None = None,
     diagnostics: Sequence[Diagnostic] = (),
     failure_rate: float = 0.0,
     rounds: int = 100,
@@ -95,6 +97,8 @@ def session(
       length_buckets: likewise.
       client_ranks: likewise.
       transforms: likewise.
+      privacy: likewise.
+      attack: likewise.
       diagnostics: likewise; their values are in ``RoundInfo.aggregation``.
       failure_rate: likewise.
       rounds: the compiled program has room for the largest cohort of this number of rounds. More
@@ -107,9 +111,9 @@ def session(
     Raises:
       InputError: arguments contradict each other or the data.
     """
-    chosen, make = parametrised(algorithm, values)
+    plain, make_plain = parametrised(algorithm, values)
     uploads, make_uploads = parametrised(transforms, values)
-    check_objects(model, chosen, clients, task)
+    check_objects(model, plain, clients, task)
     counts = {
         "clients_per_round": 1 if clients_per_round is None else clients_per_round,
         "batch_size": batch_size,
@@ -120,14 +124,21 @@ def session(
     epochs, local_steps = check_work(epochs, local_steps, stragglers)
     check_words("drop", diagnostics)
     check_data(model, clients, task)
-    check_method(model, chosen, len(clients), client_ranks, diagnostics)
-    transform = check_transforms(uploads, chosen)
     check_failure_rate(failure_rate)
-    names = assign_roles(model.kinds, chosen.roles)
     per_round = clients_a_round(clients, clients_per_round, sampling)
     work = (clients.indices, per_round, batch_size, epochs, local_steps, 0)
     tokens = Lengths.of(clients.data.columns, length_buckets)
     schedule = Schedule(*work, sampling, failure_rate, tokens=tokens, stragglers=stragglers)
+    federation = _federation(schedule)
+    wrappers = [parametrised(wrapper, values) for wrapper in (attack, privacy)]
+    chosen = _wrapped(plain, [made for made, _ in wrappers], federation)
+    make: Any = make_plain
+    if make_plain is not None or any(function for _, function in wrappers):
+        functions = tuple(function or _Constant(made) for made, function in wrappers)
+        make = _Wrapped(make_plain or _Constant(plain), functions, federation)
+    check_method(model, chosen, len(clients), client_ranks, diagnostics)
+    transform = check_transforms(uploads, chosen)
+    names = assign_roles(model.kinds, chosen.roles)
     check_memory(
         model,
         clients.data,
@@ -164,6 +175,51 @@ def session(
         engine=engine,
         values=values,
     )
+
+
+def _federation(schedule: Schedule) -> Federation:
+    """Returns the facts about a run that privacy mechanisms and attacks depend on."""
+    sizes = [len(rows) for rows in schedule.indices]
+    steps = [schedule.most_steps(client) for client in range(len(sizes))]
+    size = schedule.batch_size
+    return Federation(
+        clients=len(sizes),
+        per_round=schedule.per_round,
+        sampling=schedule.sampling,
+        batch_size=size,
+        most_steps=max(steps),
+        most_passes=max(-(-n // -(-s // size)) for n, s in zip(steps, sizes, strict=True) if s),
+        fewest_examples=min(s for s in sizes if s),
+    )
+
+
+def _wrapped(
+    algorithm: Algorithm, wrappers: Sequence[Attack | Privacy | None], federation: Federation
+) -> Algorithm:
+    """Returns the algorithm under attack and with a privacy mechanism.
+
+    The attack comes first: the server's mechanism handles whatever hostile clients send.
+    """
+    for wrapper in wrappers:
+        match wrapper:
+            case Attack():
+                algorithm = wrapper.apply(algorithm, federation)
+            case Privacy():
+                algorithm = wrapper.protect(algorithm, federation)
+    return algorithm
+
+
+@dataclass(frozen=True)
+class _Wrapped:
+    """An algorithm, wrapped, as a function of the run-time values."""
+
+    make: Callable[[Values], Algorithm]
+    wrappers: tuple[Callable[[Values], Any], ...]
+    federation: Federation
+
+    def __call__(self, values: Values) -> Algorithm:
+        made = [wrapper(values) for wrapper in self.wrappers]
+        return _wrapped(self.make(values), made, self.federation)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import Transforms
 from fedjax_peft.simulation.session import session as make_session
 from fedjax_peft.simulation.stopping import Stop
-from fedjax_peft.typing import Algorithm, Task
+from fedjax_peft.typing import Algorithm, Attack, Privacy, Task
 
 __all__ = ["simulate"]
 
@@ -65,6 +65,8 @@ def simulate(
     client_validation: Clients | None = None,
     client_ranks: Sequence[int] | None = None,
     transforms: Transforms | Callable[[Values], Transforms] = None,
+    privacy: Privacy | Callable[[Values], Privacy] | None = None,
+    attack: Attack | Callable[[Values], Attack] | None = None,
     diagnostics: Sequence[Diagnostic] = (),
     nonfinite: Literal["drop", "raise"] = "drop",
     failure_rate: float = 0.0,
@@ -128,6 +130,8 @@ def simulate(
         directions add nothing to its model and stay as the server sent them.
       transforms: of the clients' uploads, such as ``fp.transforms.clip_norm(1.0)``: one, or several
         in the order in which a client applies them.
+      privacy: a mechanism of differential privacy, such as ``fp.privacy.central(...)``.
+      attack: what hostile clients do, such as ``fp.attacks.sign_flip(0.2)``.
       diagnostics: additional measurements in every round, see ``Diagnostic``; each takes time.
       nonfinite: what to do with an upload that is not finite: ``drop`` leaves it out and names its
         client in the metrics, ``raise`` ends the run with an error.
@@ -200,6 +204,8 @@ def simulate(
         length_buckets=length_buckets,
         client_ranks=client_ranks,
         transforms=transforms,
+        privacy=privacy,
+        attack=attack,
         diagnostics=diagnostics,
         failure_rate=failure_rate,
         rounds=rounds,
