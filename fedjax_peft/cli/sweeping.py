@@ -89,7 +89,7 @@ def _run(planned: Any, out: Path, title: str, options: argparse.Namespace) -> No
 
         return Job(point.folder, config["rounds"], run, point.method)
 
-    with SweepDisplay(len(planned.points), planned.choose_by, quiet=options.quiet) as display:
+    with SweepDisplay(len(planned.points), planned.choose_by, quiet=options.quiet) as shown:
         try:
             run_points(
                 [job(point) for point in planned.points],
@@ -97,8 +97,8 @@ def _run(planned: Any, out: Path, title: str, options: argparse.Namespace) -> No
                 metric=planned.choose_by,
                 early_stop=options.early_stop,
                 replicas=options.replicas or "auto",
-                on_start=display.start,
-                on_point=display.point,
+                on_start=shown.start,
+                on_point=shown.point,
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"Continue with: {resuming.command(out)}") from None
@@ -141,7 +141,7 @@ def _begin(out: Path, planned: Any, again: dict[str, Any], options: argparse.Nam
 
 
 def _print_plan(planned: Any) -> None:
-    """Prints the runs of a sweep and the number of programs that they need."""
+    """Prints the folders of a sweep's runs, and the keys that it varies."""
     for point in planned.points:
         print(display.printable(point.folder))
     print(f"{len(planned.points)} runs, swept: {', '.join(planned.keys)}")

@@ -86,8 +86,14 @@ def run_points(
       on_point: called after every point.
 
     Raises:
-      InputError: points failed; the message names them and the first reason.
+      InputError: points failed; the message names them and the first reason. Or ``early_stop``
+        without a metric.
     """
+    if early_stop and metric is None:
+        raise InputError(
+            "Stopping runs early compares them by a metric: give choose_by, such as"
+            " 'validation_accuracy'."
+        )
     usual = _REPLICAS if jax.default_backend() != "cpu" else 1
     count = 1 if early_stop else min(usual if replicas == "auto" else replicas, len(jobs))
     results = _Results(jobs, metric, early_stop, on_start, on_point)
@@ -154,8 +160,7 @@ class _Results:
         with self._lock:
             self._on_start(self._ended, job)
             others = self._rows.setdefault(job.group, [])
-        use = self._early_stop and self._metric is not None
-        rule = median_rule(others, str(self._metric)) if use else None
+        rule = median_rule(others, str(self._metric)) if self._early_stop else None
         path = None if out is None else out / job.name
         resume = path is not None and (path / "config.toml").exists()
         began = time.perf_counter()

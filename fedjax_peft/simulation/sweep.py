@@ -150,7 +150,6 @@ def sweep(
         complete); or as ``simulate``.
     """
     named = _names(points)
-    _check_choice(choose_by, early_stop)
     make_model, make_clients = _Shared(model), _Shared(clients)
     forward: dict[Any, Any] = {}
     lock = threading.Lock()
@@ -203,14 +202,6 @@ def sweep(
         rows = runs[name].metrics if name in runs else read_metrics(folder / "metrics.jsonl")
         records.append(RunRecord("sweep", folder, {"point": dict(point)}, {}, rows))
     return Sweep(make_study(records, keys=keys, choose_by=choose_by), runs, named)
-
-
-def _check_choice(choose_by: str | None, early_stop: bool) -> None:
-    if early_stop and choose_by is None:
-        raise InputError(
-            "early_stop = True compares the runs by choose_by, such as 'validation_accuracy': give"
-            " it."
-        )
 
 
 def _is_runtime(name: str, value: Any) -> bool:

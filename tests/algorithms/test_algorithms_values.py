@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from compiled import compilations
 from test_algorithms_all import OPTIONS, OTHERS, dual_model
 
 import fedjax_peft as fp
@@ -20,20 +21,6 @@ POOLED = toy.clients([33])
 NAMES = sorted([*algorithms.__all__, *OTHERS])
 SLOW = [name for name in NAMES if name not in ("fedavg", "fedprox", "fedadam", "fedmcp")]
 CASES = [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in NAMES]
-
-
-@pytest.fixture
-def compilations():
-    """A list that gains an entry at each compilation."""
-    seen = []
-
-    def listen(event, seconds, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(seconds)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def numbers(factory):
@@ -83,7 +70,7 @@ def leaves(state):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_number_of_an_algorithm_can_be_a_run_time_value(name, compilations):
+def test_every_number_of_an_algorithm_can_be_a_run_time_value(name):
     make, values, others, model, clients = case(name)
     session = functools.partial(fp.session, model, clients=clients, batch_size=4, lanes=1)
     tunable = session(make, values=values)
@@ -100,7 +87,7 @@ def test_every_number_of_an_algorithm_can_be_a_run_time_value(name, compilations
     assert any(not np.array_equal(a, b) for a, b in zip(leaves(first), leaves(second), strict=True))
 
 
-def test_transforms_can_be_functions_of_the_values(compilations):
+def test_transforms_can_be_functions_of_the_values():
     def make(p):
         return algorithms.fedavg(optax.sgd(p["rate"]))
 

@@ -1,6 +1,5 @@
 """Programs are compiled once, within a process and across processes."""
 
-import contextlib
 import gc
 import json
 import os
@@ -13,6 +12,7 @@ import jax
 import optax
 import pytest
 import toy
+from compiled import compilations
 
 from fedjax_peft import tasks
 from fedjax_peft.algorithms import ditto, fedavg
@@ -22,29 +22,6 @@ from fedjax_peft.simulation.simulate import simulate
 pytestmark = pytest.mark.slow
 
 SIZES = [7, 4, 12, 1, 9, 16, 3, 5]
-
-
-class Compilations(list):
-    """Names of the programs requested from XLA, compiled or read from the cache on disk."""
-
-
-@pytest.fixture
-def compilations():
-    """Returns a context that lists the backend compilations in it."""
-    seen = Compilations()
-
-    def listen(event, seconds, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(seconds)
-
-    @contextlib.contextmanager
-    def counted():
-        seen.clear()
-        yield seen
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield counted
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.fixture(scope="module")
@@ -64,33 +41,33 @@ def run(model, algorithm, *, seed=0, rounds=3, partition=0, **options):
     return simulate(model, algorithm, clients, test=test, rounds=rounds, seed=seed, **options)
 
 
-def test_another_seed_or_data_or_more_rounds_compile_no_program(model, algorithm, compilations):
+def test_another_seed_or_data_or_more_rounds_compile_no_program(model, algorithm):
     first = run(model, algorithm)
-    with compilations() as seen:
-        again = run(model, algorithm)
-        assert not seen
-        others = [
-            run(model, algorithm, seed=1),
-            run(model, algorithm, rounds=12),
-            run(model, algorithm, partition=1),
-        ]
-        assert not seen
+    compilations.clear()
+    again = run(model, algorithm)
+    assert not compilations
+    others = [
+        run(model, algorithm, seed=1),
+        run(model, algorithm, rounds=12),
+        run(model, algorithm, partition=1),
+    ]
+    assert not compilations
     without = [{**row, "time": 0} for row in first.metrics]
     assert [{**row, "time": 0} for row in again.metrics] == without
     assert all(o.metrics[3]["train_loss"] != without[3]["train_loss"] for o in others[::2])
     assert "compile_s" not in again.metrics[1]["time"]
-    with compilations() as seen:
-        run(model, algorithm, batch_size=2)
-    assert seen, "another shape is another program"
+    compilations.clear()
+    run(model, algorithm, batch_size=2)
+    assert compilations, "another shape is another program"
 
 
-def test_the_clients_own_models_and_diagnostics_are_reused_too(model, compilations):
+def test_the_clients_own_models_and_diagnostics_are_reused_too(model):
     algorithm = ditto(optax.sgd(0.1))
     options = {"diagnostics": ["clients", "variation"], "client_test": toy.clients(SIZES, seed=5)}
     run(model, algorithm, **options)
-    with compilations() as seen:
-        run(model, algorithm, seed=1, **options)
-    assert not seen
+    compilations.clear()
+    run(model, algorithm, seed=1, **options)
+    assert not compilations
 
 
 def test_validation_uses_the_programs_of_the_test(algorithm):

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 import toy
-from jax import monitoring
+from compiled import compilations
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.data import Clients
@@ -23,20 +23,6 @@ STEPS = [-(-n // 4) for n in SIZES]
 TRAIN = toy.clients(SIZES)
 EACH = 4 * (5 * 2 + 2 * 6)
 """Bytes of the toy's adapter."""
-compilations = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def counted():
-    """Counts compilations."""
-
-    def count(event, seconds, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compilations.append(seconds)
-
-    monitoring.register_event_duration_secs_listener(count)
-    yield
-    monitoring.unregister_event_duration_listener(count)
 
 
 def run(clients=TRAIN, *, algorithm=None, rounds=8, **options):

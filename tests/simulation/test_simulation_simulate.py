@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toy
-from jax import monitoring
+from compiled import compilations
 
 from fedjax_peft.aggregators import fra
 from fedjax_peft.algorithms import fedavg, local
@@ -40,20 +40,6 @@ ALGORITHMS = {
     "frozen": fedavg(ADAM, head="frozen"),
     "local": local(ADAM),
 }
-compilations = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def counted():
-    """Counts compilations."""
-
-    def count(event, seconds, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compilations.append(seconds)
-
-    monitoring.register_event_duration_secs_listener(count)
-    yield
-    monitoring.unregister_event_duration_listener(count)
 
 
 def run(name, clients=TRAIN, **changes):

@@ -5,6 +5,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from compiled import compilations
 
 import fedjax_peft as fp
 from fedjax_peft.engine import program
@@ -29,20 +30,6 @@ POINTS = fp.grid(seed=range(3), rate=[0.05, 0.2], mu=[0.1, 1.0])
 
 def make(p):
     return fp.algorithms.fedprox(optax.sgd(p["rate"]), mu=p["mu"])
-
-
-@pytest.fixture(scope="module")
-def compilations():
-    """A list that gains an entry at each compilation."""
-    seen = []
-
-    def listen(event, seconds, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(seconds)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +63,7 @@ def test_points_have_the_results_of_single_runs(swept, model):
         assert mine == pytest.approx(its, rel=1e-5)
 
 
-def test_numbers_and_seeds_share_one_program(swept, model, compilations):
+def test_numbers_and_seeds_share_one_program(swept, model):
     compilations.clear()
     more = fp.grid(seed=[7, 8], rate=[0.01, 0.3], mu=[0.2])
     fp.sweep(make, model, FEDERATION, points=more, **GIVEN)
@@ -170,7 +157,7 @@ def test_wrong_points_are_refused(model):
         run([{"rate": 0.1, "mu": 1.0}, {"rate": 0.2}])
     with pytest.raises(InputError, match="occurs twice"):
         run([{"rate": 0.1, "mu": 1.0}] * 2)
-    with pytest.raises(InputError, match="by choose_by"):
+    with pytest.raises(InputError, match="give choose_by"):
         run(POINTS, early_stop=True)
 
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 import reference
 import toy
-from jax import monitoring
+from compiled import compilations
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import fedprox
@@ -29,26 +29,12 @@ RATE, MU, EVERY = 0.3, 0.9, 4
 SPREAD = TimeModel(1.0, 1e15, 1e15, 0.0, spread=1.0)
 """Clients of very different speeds, and transfers that take no time."""
 SLOWNESS = SPREAD.slowness(8, 0)
-compilations = []
 model = functools.cache(toy.model)
 
 
 @functools.cache
 def algorithm():
     return fedprox(optax.sgd(RATE), mu=MU)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def counted():
-    """Counts compilations."""
-
-    def count(event, seconds, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compilations.append(seconds)
-
-    monitoring.register_event_duration_secs_listener(count)
-    yield
-    monitoring.unregister_event_duration_listener(count)
 
 
 def run(*, rounds=EVERY, **options):
