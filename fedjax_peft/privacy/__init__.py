@@ -1,3 +1,8 @@
 """Differential privacy: one file per mechanism, each a wrapper of any algorithm (``Privacy``)."""
 
+# Not in __all__, which lists the mechanisms that a config file can name.
+from fedjax_peft.privacy.accounting import epsilon as epsilon
+from fedjax_peft.privacy.accounting import gaussian_event as gaussian_event
+from fedjax_peft.privacy.accounting import noise_multiplier as noise_multiplier
+
 __all__: list[str] = []

@@ -1,0 +1,469 @@
+"""Accounting of differential privacy: from noise to (ε, δ), and back.
+
+The arithmetic is that of Google's ``dp-accounting`` (``pip install 'fedjax_peft[privacy]'``). This
+file names the event of a run and asks the library for its ε. It runs on the host only.
+
+Two accountants are offered. ``rdp`` composes Rényi divergences (Mironov 2017; Mironov, Talwar and
+Zhang 2019 for Poisson sampling): it is fast, and its ε is an upper bound. ``pld`` composes
+privacy-loss distributions (Koskela et al. 2020): it takes longer, and its ε is nearly exact.
+
+A noise multiplier is the standard deviation of the noise divided by the clip norm C. What the sum
+of a round can change by depends on the neighbours, the pairs of federations that the guarantee
+compares:
+
+* ``add_or_remove_one``: one client is there or not. The sum changes by at most C.
+* ``replace_special``: one client sends zeros instead ("zero-out"). The sum changes by at most C.
+  This relation is used where the number of clients, or of a cohort, is public and fixed.
+* ``replace_one``: one client has other data. The sum changes by at most 2 C.
+"""
+
+import functools
+import logging
+import math
+import numbers
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.libraries import log_level
+from fedjax_peft.typing import Federation, Guarantee
+
+__all__ = [
+    "Accountant",
+    "Neighbours",
+    "client_epsilon",
+    "client_event",
+    "client_guarantee",
+    "client_neighbours",
+    "client_noise_multiplier",
+    "composition_in_words",
+    "epsilon",
+    "gaussian_event",
+    "noise_multiplier",
+    "participations",
+]
+
+Accountant: TypeAlias = Literal["rdp", "pld"]
+"""How privacy losses are composed."""
+Neighbours: TypeAlias = Literal["add_or_remove_one", "replace_special", "replace_one"]
+"""The pairs of data sets that a guarantee compares."""
+
+_ACCOUNTANTS = ("rdp", "pld")
+_NEIGHBOURS = ("add_or_remove_one", "replace_special", "replace_one")
+
+
+def gaussian_event(
+    noise_multiplier: float, rounds: int, sampling_probability: float | None = None
+) -> Any:
+    """Returns the event of ``rounds`` sums with Gaussian noise, a ``dp_accounting.DpEvent``.
+
+    Args:
+      noise_multiplier: the standard deviation of the noise divided by the sensitivity.
+      rounds: the number of sums.
+      sampling_probability: the probability with which a client (or an example) takes part in a
+        sum, independently of all others (Poisson sampling). None: it takes part in every sum.
+
+    Raises:
+      InputError: a number is outside of its range, or ``dp-accounting`` is not installed.
+    """
+    dp = _dp_accounting()
+    _check(noise_multiplier=noise_multiplier, rounds=rounds, probability=sampling_probability)
+    event = dp.GaussianDpEvent(float(noise_multiplier))
+    if sampling_probability is not None:
+        event = dp.PoissonSampledDpEvent(float(sampling_probability), event)
+    return _repeated(event, rounds)
+
+
+def epsilon(
+    event: Any,
+    delta: float,
+    accountant: Accountant = "rdp",
+    neighbours: Neighbours = "add_or_remove_one",
+) -> float:
+    """Returns the ε of an event at δ; ``inf`` without any guarantee.
+
+    Args:
+      event: a ``dp_accounting.DpEvent``. Its noise multipliers are relative to the sensitivity that
+        the neighbours imply.
+      delta: δ, between 0 and 1.
+      accountant: see :data:`Accountant`.
+      neighbours: see :data:`Neighbours`.
+
+    Raises:
+      InputError: a word or a number is not possible, or the accountant does not know the event.
+    """
+    dp = _dp_accounting()
+    _check(delta=delta, accountant=accountant, neighbours=neighbours)
+    one, count = _split(event)
+    if isinstance(one, dp.NoOpDpEvent) or not count:
+        return 0.0
+    try:
+        with log_level("absl", logging.ERROR):  # advice on the choice of orders
+            if accountant == "rdp":
+                orders, losses = _rdp(one, neighbours)
+                found, _ = dp.rdp.compute_epsilon(orders, count * losses, delta)
+            else:
+                found = _pld_epsilon(one, count, delta, neighbours)
+    except dp.UnsupportedEventError as error:
+        raise InputError(
+            f"The accountant {accountant!r} cannot account for this event with the neighbours"
+            f" {neighbours!r}: {error}"
+        ) from None
+    return max(float(found), 0.0)
+
+
+def noise_multiplier(
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    sampling_probability: float | None = None,
+    *,
+    accountant: Accountant = "rdp",
+    neighbours: Neighbours = "add_or_remove_one",
+) -> float:
+    """Returns the smallest noise multiplier with which ``rounds`` sums are (ε, δ)-private.
+
+    The result is exact to a relative 1e-6, and its ε is never above the one that is asked for.
+
+    Args:
+      epsilon: ε, positive.
+      delta: δ, between 0 and 1.
+      rounds: as for :func:`gaussian_event`.
+      sampling_probability: likewise.
+      accountant: see :data:`Accountant`.
+      neighbours: see :data:`Neighbours`. The result is relative to the sensitivity that they imply.
+
+    Raises:
+      InputError: a word or a number is not possible, or no noise is enough.
+    """
+    return _calibrated(
+        lambda z: gaussian_event(z, rounds, sampling_probability),
+        epsilon,
+        delta,
+        accountant,
+        neighbours,
+    )
+
+
+def participations(federation: Federation, rounds: int) -> int:
+    """Returns how often one client takes part in ``rounds`` rounds at most.
+
+    Only ``round_robin`` keeps a client away from the rounds until all others had their turn. With
+    the other ways of sampling, the same client can be drawn in every round.
+    """
+    if federation.sampling == "round_robin":
+        return -(-rounds * federation.per_round // federation.clients)
+    return rounds
+
+
+def client_neighbours(federation: Federation) -> Neighbours:
+    """Returns the neighbours that suit the way in which clients are drawn.
+
+    With Poisson sampling, the server does not need to know how many clients there are. The other
+    ways draw from a fixed list, so that a client can only be replaced.
+    """
+    return "add_or_remove_one" if federation.sampling == "poisson" else "replace_special"
+
+
+def client_event(
+    noise_multiplier: float,
+    federation: Federation,
+    rounds: int,
+    neighbours: Neighbours | None = None,
+) -> Any:
+    """Returns the event of the rounds of a run whose server adds Gaussian noise to clipped sums.
+
+    * ``poisson``: amplified by sampling.
+    * ``uniform`` with the neighbours ``replace_one``: amplified by sampling without replacement
+      (Wang, Balle and Kasiviswanathan 2019, theorem 27), for the sensitivity 2 C.
+    * otherwise: no amplification; composed over the most rounds of one client.
+
+    Args:
+      noise_multiplier: the standard deviation of the noise on the sum, divided by the clip norm.
+      federation: the facts about the run.
+      rounds: the number of rounds.
+      neighbours: by default :func:`client_neighbours`.
+
+    Raises:
+      InputError: clients are drawn by their sizes, which are private, or the neighbours do not suit
+        the sampling.
+    """
+    dp = _dp_accounting()
+    _check(noise_multiplier=noise_multiplier, rounds=rounds)
+    neighbours = _suitable(federation, neighbours)
+    if federation.sampling == "poisson":
+        return gaussian_event(noise_multiplier, rounds, federation.sampling_probability)
+    sensitivity = 2.0 if neighbours == "replace_one" else 1.0
+    event = dp.GaussianDpEvent(noise_multiplier / sensitivity)
+    if _without_replacement(federation, neighbours):
+        event = dp.SampledWithoutReplacementDpEvent(federation.clients, federation.per_round, event)
+    return _repeated(event, participations(federation, rounds))
+
+
+def client_epsilon(
+    noise_multiplier: float,
+    delta: float,
+    federation: Federation,
+    rounds: int,
+    *,
+    accountant: Accountant = "rdp",
+    neighbours: Neighbours | None = None,
+) -> float:
+    """Returns the ε of a run whose server adds Gaussian noise to clipped sums.
+
+    Args:
+      noise_multiplier: as for :func:`client_event`.
+      delta: δ, between 0 and 1.
+      federation: as for :func:`client_event`.
+      rounds: likewise.
+      accountant: see :data:`Accountant`.
+      neighbours: as for :func:`client_event`.
+
+    Raises:
+      InputError: as for :func:`client_event` and :func:`epsilon`.
+    """
+    neighbours = _suitable(federation, neighbours)
+    event = client_event(noise_multiplier, federation, rounds, neighbours)
+    return epsilon(event, delta, accountant, neighbours)
+
+
+def client_guarantee(
+    noise_multiplier: float,
+    delta: float,
+    federation: Federation,
+    rounds: int,
+    *,
+    accountant: Accountant = "rdp",
+    neighbours: Neighbours | None = None,
+) -> Guarantee:
+    """Returns the guarantee of a run; the arguments are those of :func:`client_epsilon`."""
+    found = client_epsilon(
+        noise_multiplier, delta, federation, rounds, accountant=accountant, neighbours=neighbours
+    )
+    return Guarantee(found, delta)
+
+
+def client_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    federation: Federation,
+    rounds: int,
+    *,
+    accountant: Accountant = "rdp",
+    neighbours: Neighbours | None = None,
+) -> float:
+    """Returns the smallest noise multiplier with which a run is (ε, δ)-private.
+
+    The arguments are those of :func:`client_epsilon`, with ``epsilon`` in place of the noise
+    multiplier.
+
+    Raises:
+      InputError: as for :func:`client_event` and :func:`noise_multiplier`.
+    """
+    neighbours = _suitable(federation, neighbours)
+    return _calibrated(
+        lambda z: client_event(z, federation, rounds, neighbours),
+        epsilon,
+        delta,
+        accountant,
+        neighbours,
+    )
+
+
+def composition_in_words(federation: Federation, neighbours: Neighbours | None = None) -> str:
+    """Returns two sentences on the neighbours and on the sampling of a client-level guarantee."""
+    neighbours = _suitable(federation, neighbours)
+    compared = {
+        "add_or_remove_one": "with and without one client (add or remove one)",
+        "replace_special": "in which one client sends zeros instead (zero-out)",
+        "replace_one": "in which one client has other data (replace one)",
+    }[neighbours]
+    return f"It compares federations {compared}. {_sampling_in_words(federation, neighbours)}"
+
+
+def _sampling_in_words(federation: Federation, neighbours: Neighbours) -> str:
+    clients, drawn = f"{federation.clients:,}", f"{federation.per_round:,}"
+    if federation.sampling == "poisson":
+        share = f"{federation.sampling_probability:.4g}"
+        return (
+            f"Each round draws each of the {clients} clients with probability {share} (Poisson"
+            " sampling), which amplifies the privacy; nobody may learn who was drawn."
+        )
+    if _without_replacement(federation, neighbours):
+        return (
+            f"Each round draws {drawn} of the {clients} clients without replacement, which"
+            " amplifies the privacy; nobody may learn who was drawn."
+        )
+    if federation.sampling == "round_robin":
+        return (
+            f"The clients take turns, {drawn} of {clients} in a round. Only the rounds in which a"
+            " client takes part count; nothing is amplified by sampling."
+        )
+    return (
+        "Every round counts, as if one client took part in all of them; nothing is amplified by"
+        f" sampling ({federation.sampling!r})."
+    )
+
+
+def _without_replacement(federation: Federation, neighbours: Neighbours) -> bool:
+    """Returns whether the bound of sampling without replacement is used."""
+    fewer = federation.per_round < federation.clients
+    return federation.sampling == "uniform" and neighbours == "replace_one" and fewer
+
+
+def _suitable(federation: Federation, neighbours: Neighbours | None) -> Neighbours:
+    """Returns the neighbours, checked against the way in which clients are drawn."""
+    if federation.sampling == "size":
+        raise InputError(
+            "With sampling='size', the number of examples of a client, which is private, decides"
+            " who is drawn, so that there is no guarantee. Use sampling='poisson'."
+        )
+    usual = client_neighbours(federation)
+    if neighbours is None:
+        return usual
+    _check(neighbours=neighbours)
+    other = "add_or_remove_one" if federation.sampling == "poisson" else "replace_one"
+    if neighbours not in ("replace_special", other):
+        raise InputError(
+            f"The neighbours {neighbours!r} do not suit sampling={federation.sampling!r}: use"
+            f" {usual!r}."
+        )
+    return neighbours
+
+
+def _repeated(event: Any, count: int) -> Any:
+    """Returns the event, composed ``count`` times."""
+    dp = _dp_accounting()
+    return dp.SelfComposedDpEvent(event, count) if count else dp.NoOpDpEvent()
+
+
+def _split(event: Any) -> tuple[Any, int]:
+    """Returns an event as another one and how often that is composed."""
+    if isinstance(event, _dp_accounting().SelfComposedDpEvent):
+        return event.event, event.count
+    return event, 1
+
+
+def _cached(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function with a cache; events that hold a list are not cached."""
+    known = functools.lru_cache(maxsize=1024)(function)
+
+    @functools.wraps(function)
+    def looked_up(*arguments: Any) -> Any:
+        try:
+            hash(arguments)
+        except TypeError:
+            return function(*arguments)
+        return known(*arguments)
+
+    return looked_up
+
+
+@_cached
+def _rdp(event: Any, neighbours: Neighbours) -> tuple[Any, Any]:
+    """Returns the orders and the Rényi divergences of an event; they add up over rounds."""
+    accountant = _dp_accounting().rdp.RdpAccountant(neighboring_relation=_relation(neighbours))
+    accountant.compose(event)
+    return accountant.orders, accountant.rdp
+
+
+@_cached
+def _pld_epsilon(event: Any, count: int, delta: float, neighbours: Neighbours) -> float:
+    """Returns the ε of an event that is composed ``count`` times."""
+    accountant = _pld_accountant(neighbours, event)
+    return float(accountant.compose(event, count).get_epsilon(delta))
+
+
+def _pld_accountant(neighbours: Neighbours, event: Any) -> Any:
+    """Returns a new accountant whose noise multipliers are relative to the whole sensitivity."""
+    dp = _dp_accounting()
+    if neighbours == "replace_one" and isinstance(event, dp.GaussianDpEvent):
+        # dp-accounting's PLD doubles the sensitivity of this relation, unlike its RDP.
+        neighbours = "replace_special"
+    return dp.pld.PLDAccountant(_relation(neighbours))
+
+
+def _relation(neighbours: Neighbours) -> Any:
+    return _dp_accounting().NeighboringRelation[neighbours.upper()]
+
+
+def _calibrated(
+    make: Callable[[float], Any],
+    target: float,
+    delta: float,
+    accountant: Accountant,
+    neighbours: Neighbours,
+) -> float:
+    """Returns the smallest noise multiplier whose event has at most the target's ε."""
+    dp = _dp_accounting()
+    _check(epsilon=target, delta=delta, accountant=accountant, neighbours=neighbours)
+    if isinstance(make(1.0), dp.NoOpDpEvent):
+        return 0.0
+
+    def above(z: float) -> bool:
+        return epsilon(make(z), delta, accountant, neighbours) > target
+
+    low, factor = 1.0, 2.0
+    if accountant == "pld":  # it takes longer, and its answer lies a little below that of RDP
+        low, factor = _calibrated(make, target, delta, "rdp", neighbours), 1.15
+    high = low
+    while above(high):
+        low, high = high, factor * high
+        if high > 2.0**40:
+            raise InputError(f"No noise is enough for epsilon={target:g} at delta={delta:g}.")
+    while low == high or not above(low):
+        low, high = low / factor, low
+        if low < 2.0**-40:
+            return high
+
+    def new() -> Any:
+        if accountant == "rdp":
+            return dp.rdp.RdpAccountant(neighboring_relation=_relation(neighbours))
+        return _pld_accountant(neighbours, _split(make(1.0))[0])
+
+    with log_level("absl", logging.ERROR):
+        return float(
+            dp.calibrate_dp_mechanism(
+                new, make, target, delta, dp.ExplicitBracketInterval(low, high), tol=1e-6 * low
+            )
+        )
+
+
+def _check(**given: Any) -> None:
+    """Raises InputError for the first argument that is outside of its range."""
+    ranges: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "noise_multiplier": (lambda x: x >= 0 and math.isfinite(x), "a number of at least 0"),
+        "rounds": (lambda x: x >= 0 and x == int(x), "a whole number of at least 0"),
+        "probability": (lambda x: x is None or 0 < x <= 1, "above 0 and at most 1"),
+        "epsilon": (lambda x: x > 0 and math.isfinite(x), "a positive number"),
+        "delta": (lambda x: 0 < x < 1, "between 0 and 1"),
+    }
+    words = {"accountant": _ACCOUNTANTS, "neighbours": _NEIGHBOURS}
+    for name, value in given.items():
+        if name in words:
+            if value not in words[name]:
+                raise InputError(f"Unknown {name} {value!r}. {nearest(str(value), words[name])}")
+            continue
+        fits, said = ranges[name]
+        if isinstance(value, bool) or not (value is None or isinstance(value, numbers.Real)):
+            raise InputError(f"{name} must be a number, not {value!r}.")
+        if not fits(value):
+            raise InputError(f"{name} must be {said}, not {value!r}.")
+
+
+@functools.cache
+def _dp_accounting() -> ModuleType:
+    """Returns Google's library.
+
+    Raises:
+      InputError: it is not installed.
+    """
+    try:
+        import dp_accounting
+    except ImportError:
+        raise InputError(
+            "Accounting of differential privacy uses dp-accounting: pip install"
+            " 'fedjax_peft[privacy]'."
+        ) from None
+    return dp_accounting
