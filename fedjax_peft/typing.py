@@ -121,8 +121,8 @@ Probe: TypeAlias = Callable[[ClientContext, Params, Batch], Metrics]
 class ClientUpdate(NamedTuple):
     """The local work of one client, as three pure functions, each written for a single client.
 
-    The engine maps them over lanes. It discards a step whose batch is all padding, optimizer state
-    included, so the three functions can ignore ``mask``.
+    The engine maps them over lanes. It discards the steps of idle lanes, optimizer state included.
+    A batch may have no real example at all, if examples are drawn independently.
     """
 
     init: Callable[[PyTree, PyTree, Key], PyTree]
@@ -609,11 +609,14 @@ class Federation(NamedTuple):
     sampling: str
     """How they are drawn: see :data:`fedjax_peft.engine.schedule.Sampling`."""
     batch_size: int
-    """Examples in a local step."""
+    """Examples in a local step; on average, if they are Poisson-sampled."""
+    batch_sampling: str
+    """How they are drawn: see :data:`fedjax_peft.engine.schedule.BatchSampling`."""
     most_steps: int
     """The largest number of local steps that a client can take in a round."""
     most_passes: int
-    """How often an example of a client is used in a round at most."""
+    """How often an example of a client is used in a round at most. With Poisson-sampled batches it
+    may be used in each of ``most_steps``."""
     fewest_examples: int
     """The examples of the smallest client that has any."""
 

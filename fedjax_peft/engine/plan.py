@@ -13,7 +13,17 @@ import numpy as np
 
 from fedjax_peft.engine.lengths import Lengths
 
-__all__ = ["Cohort", "Plan", "batches", "make_plan", "most_slots", "pack", "steps_of", "window"]
+__all__ = [
+    "Cohort",
+    "Plan",
+    "batches",
+    "make_plan",
+    "most_slots",
+    "pack",
+    "poisson_batches",
+    "steps_of",
+    "window",
+]
 
 
 class Plan(NamedTuple):
@@ -104,6 +114,30 @@ def batches(
     for row in rows:
         row[: len(indices)] = indices if rng is None else rng.permutation(indices)
     return rows.reshape(-1, batch_size)[:steps]
+
+
+def poisson_batches(
+    indices: np.ndarray, batch_size: int, width: int, *, steps: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Returns a client's batches, into which every example is drawn independently.
+
+    Args:
+      indices: the client's examples.
+      batch_size: examples in a batch on average; all examples if there are fewer.
+      width: examples that fit into a batch. Of a larger draw, a random part is used.
+      steps: number of batches.
+      rng: draws.
+
+    Returns:
+      int32 ``[steps, width]``; -1 pads. A batch may be empty.
+    """
+    rows = np.full((steps, width), -1, np.int32)
+    for row in rows:
+        drawn = indices[rng.random(len(indices)) < batch_size / len(indices)]
+        if len(drawn) > width:
+            drawn = rng.permutation(drawn)[:width]
+        row[: len(drawn)] = drawn
+    return rows
 
 
 def pack(lengths: Sequence[int], lanes: int) -> list[list[int]]:

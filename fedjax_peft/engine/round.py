@@ -330,6 +330,7 @@ def _run_clients(
         examples = plan.examples[t]
         # Padding repeats the batch's first example, which belongs to the client. A masked row still
         # enters the gradient as 0 * its derivative, which could overflow for another client's data.
+        # A Poisson-sampled batch may have no example at all.
         rows = jnp.where(examples < 0, examples[:, :1], examples)
         batch = {n: column(n, x, rows, length) for n, x in columns.items()}
         steps = jnp.take(plan.length, plan.slot[t], mode="clip")
@@ -378,9 +379,8 @@ def _run_clients(
             stepped, metrics, predictions = jax.lax.switch(across(plan.bucket[t]), steps, state, t)
         else:
             stepped, metrics, predictions = steps[0](state, t)
-        real = jnp.any(plan.examples[t] >= 0, axis=1)  # True in all live lanes of a plan
-        state = constrain(tree.where(real, stepped, state))
-        where = jnp.where(real, slot, slots)
+        state = constrain(tree.where(live, stepped, state))
+        where = jnp.where(live, slot, slots)
         sums = jax.tree.map(lambda s, m: s.at[where].add(m, mode="drop"), carry.sums, metrics)
         ended = jax.lax.cond(
             anyone(last),

@@ -6,10 +6,18 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from fedjax_peft.engine.lengths import Lengths
-from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, pack, steps_of
+from fedjax_peft.engine.plan import (
+    Cohort,
+    Plan,
+    batches,
+    make_plan,
+    pack,
+    poisson_batches,
+    steps_of,
+)
 from fedjax_peft.random import host_rng
 
-__all__ = ["Range", "Sampling", "Schedule"]
+__all__ = ["BatchSampling", "Range", "Sampling", "Schedule"]
 
 Sampling = Literal["uniform", "size", "poisson", "round_robin", "all"]
 """How the clients of a round are drawn.
@@ -21,6 +29,12 @@ Sampling = Literal["uniform", "size", "poisson", "round_robin", "all"]
 * ``poisson``: each client independently, ``per_round`` on average; a round may be empty.
 * ``round_robin``: the next ``per_round`` clients of a random order, which is repeated.
 * ``all``: all clients.
+"""
+BatchSampling = Literal["shuffled", "poisson"]
+"""How a client draws the examples of a local step.
+
+* ``shuffled``: passes over its examples in a random order, ``batch_size`` at a time.
+* ``poisson``: each example independently, ``batch_size`` on average.
 """
 Range: TypeAlias = int | Sequence[int]
 """A number, or a pair ``(least, most)`` from which each client draws its number in each round. All
@@ -35,6 +49,7 @@ class Schedule(NamedTuple):
     per_round: int
     """Number of clients per round; with Poisson sampling, the average number."""
     batch_size: int
+    """Examples in a local step; with Poisson sampling, on average."""
     epochs: Range
     local_steps: Range | None
     seed: int
@@ -47,6 +62,14 @@ class Schedule(NamedTuple):
     """The lengths of the examples, if they are texts."""
     stragglers: float = 1.0
     """Probability that a client draws its work from a range; otherwise it does the most."""
+    batch_sampling: BatchSampling = "shuffled"
+    width: int | None = None
+    """The examples that a local step has room for; by default ``batch_size``."""
+
+    @property
+    def room(self) -> int:
+        """The examples that a local step has room for."""
+        return self.batch_size if self.width is None else self.width
 
     @property
     def draws(self) -> bool:
@@ -71,7 +94,7 @@ class Schedule(NamedTuple):
         """Returns the schedule with padded lengths that suit ``lanes`` lanes."""
         if self.tokens is None:
             return self
-        return self._replace(tokens=self.tokens.fitted(lanes * self.batch_size))
+        return self._replace(tokens=self.tokens.fitted(lanes * self.room))
 
     @property
     def padded(self) -> tuple[int, ...]:
@@ -170,16 +193,16 @@ class Schedule(NamedTuple):
         """
         members = [c for c in self.present(round_index) if c not in without]
         limits = limits or {}
-        work = [
-            batches(
-                self.indices[c],
-                self.batch_size,
-                local_steps=self.steps(c, round_index),
-                rng=host_rng(self.seed, "order", round_index, c),
-            )[: limits.get(c)]
-            for c in members
-        ]
+        work = [self._batches(c, round_index)[: limits.get(c)] for c in members]
         return Cohort(members, [float(len(self.indices[c])) for c in members], work)
+
+    def _batches(self, client: int, round_index: int) -> np.ndarray:
+        """Returns a client's batches in a round, int32 ``[steps, room]``; -1 pads."""
+        rows, steps = self.indices[client], self.steps(client, round_index)
+        rng = host_rng(self.seed, "order", round_index, client)
+        if self.batch_sampling == "poisson":
+            return poisson_batches(rows, self.batch_size, self.room, steps=steps, rng=rng)
+        return batches(rows, self.batch_size, local_steps=steps, rng=rng)
 
     def time_steps(self, rounds: int, lanes: int) -> int:
         """Returns the capacity of a plan for all rounds, so that nothing recompiles.
@@ -195,7 +218,7 @@ class Schedule(NamedTuple):
         most = sorted(map(self.most_steps, range(len(self.indices))))[-self.capacity :]
         # An upper bound for every lane, because every job goes to the lane with the least work.
         largest = sum(most) // lanes + most[-1]
-        if largest * lanes * self.batch_size > 1 << 20:
+        if largest * lanes * self.room > 1 << 20:
             largest = max(self._longest(number, lanes) for number in range(1, rounds + 1))
         return 1 << (max(largest, 1) - 1).bit_length()
 
@@ -218,6 +241,6 @@ class Schedule(NamedTuple):
             lanes,
             time_steps=time_steps,
             slots=self.capacity,
-            batch_size=self.batch_size,
+            batch_size=self.room,
             tokens=self.tokens,
         )

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from fedjax_peft import algorithms, tasks
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.display import show
 from fedjax_peft.dual_modes import mode
-from fedjax_peft.engine.schedule import Range, Sampling
+from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.memory import require
 from fedjax_peft.models.base import Model
@@ -22,6 +22,7 @@ from fedjax_peft.typing import Algorithm, Task, Transform
 __all__ = [
     "Diagnostic",
     "Late",
+    "check_batch_sampling",
     "check_counts",
     "check_data",
     "check_deadline",
@@ -321,6 +322,19 @@ def users_level() -> int:
     while frame.f_back and frame.f_globals.get("__name__", "").startswith("fedjax_peft."):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def check_batch_sampling(given: str) -> BatchSampling:
+    """Returns the way in which a client draws the examples of a local step.
+
+    Raises:
+      InputError: there is no such way.
+    """
+    if given not in get_args(BatchSampling):
+        raise InputError(
+            f"There is no batch_sampling {given!r}. {nearest(str(given), get_args(BatchSampling))}"
+        )
+    return cast(BatchSampling, given)
 
 
 def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> int:

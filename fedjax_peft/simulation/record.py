@@ -275,7 +275,13 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-_ADDED = {"engine": "compiled", "late": "drop", "stragglers": 1.0, "client_validation": False}
+_ADDED = {
+    "batch_sampling": "shuffled",
+    "client_validation": False,
+    "engine": "compiled",
+    "late": "drop",
+    "stragglers": 1.0,
+}
 """Keys that runs of earlier versions do not have -> the value that they used."""
 
 

@@ -12,7 +12,7 @@ from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import layout_over
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.program import Setup
-from fedjax_peft.engine.schedule import Range, Sampling, Schedule
+from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule
 from fedjax_peft.engine.session import Engine, Session
 from fedjax_peft.hyperparameters import Maker, Values, parametrised
 from fedjax_peft.measures.diagnosis import diagnosis, probe
@@ -21,6 +21,7 @@ from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.roles import assign_roles
 from fedjax_peft.simulation.checks import (
     Diagnostic,
+    check_batch_sampling,
     check_counts,
     check_data,
     check_failure_rate,
@@ -35,7 +36,7 @@ from fedjax_peft.simulation.checks import (
 )
 from fedjax_peft.typing import Algorithm, Attack, Federation, Privacy, Task, Transform
 
-__all__ = ["Transforms", "session"]
+__all__ = ["Transforms", "poisson_width", "session"]
 
 Transforms: TypeAlias = Transform | Sequence[Transform] | None
 """One upload transform, or several in the order in which a client applies them."""
@@ -49,6 +50,7 @@ def session(
     clients_per_round: int | None = None,
     sampling: Sampling = "uniform",
     batch_size: int = 16,
+    batch_sampling: BatchSampling = "shuffled",
     epochs: Range = 1,
     local_steps: Range | None = None,
     stragglers: float = 1.0,
@@ -88,6 +90,7 @@ def session(
       clients_per_round: likewise.
       sampling: likewise.
       batch_size: likewise.
+      batch_sampling: likewise.
       epochs: likewise.
       local_steps: likewise.
       stragglers: likewise.
@@ -129,6 +132,9 @@ def session(
     work = (clients.indices, per_round, batch_size, epochs, local_steps, 0)
     tokens = Lengths.of(clients.data.columns, length_buckets)
     schedule = Schedule(*work, sampling, failure_rate, tokens=tokens, stragglers=stragglers)
+    if check_batch_sampling(batch_sampling) == "poisson":
+        width = poisson_width([len(rows) for rows in clients.indices], batch_size)
+        schedule = schedule._replace(batch_sampling="poisson", width=width)
     federation = _federation(schedule)
     wrappers = [parametrised(wrapper, values) for wrapper in (attack, privacy)]
     chosen = _wrapped(plain, [made for made, _ in wrappers], federation)
@@ -144,7 +150,7 @@ def session(
         clients.data,
         [schedule.most_steps(client) for client in range(len(clients))],
         per_round,
-        batch_size=batch_size,
+        batch_size=schedule.room,
         local_steps=local_steps,
         epochs=epochs,
     )
@@ -177,6 +183,22 @@ def session(
     )
 
 
+def poisson_width(sizes: Sequence[int], batch_size: int) -> int:
+    """Returns the examples that a Poisson-sampled batch has room for.
+
+    A batch is larger with a probability of at most 1e-12.
+
+    Args:
+      sizes: the numbers of examples of all clients.
+      batch_size: examples in a batch on average.
+    """
+    from scipy.stats import binom  # an import that takes long
+
+    counts = np.unique([n for n in sizes if n])
+    most = binom.isf(1e-12, counts, np.minimum(batch_size / counts, 1.0))
+    return int(np.max(np.minimum(most, counts), initial=1))
+
+
 def _federation(schedule: Schedule) -> Federation:
     """Returns the facts about a run that privacy mechanisms and attacks depend on."""
     sizes = [len(rows) for rows in schedule.indices]
@@ -187,6 +209,7 @@ def _federation(schedule: Schedule) -> Federation:
         per_round=schedule.per_round,
         sampling=schedule.sampling,
         batch_size=size,
+        batch_sampling=schedule.batch_sampling,
         most_steps=max(steps),
         most_passes=max(-(-n // -(-s // size)) for n, s in zip(steps, sizes, strict=True) if s),
         fewest_examples=min(s for s in sizes if s),

@@ -8,7 +8,7 @@ from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.vocabulary import write_vocabulary
 from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.lanes import Lanes
-from fedjax_peft.engine.schedule import Range, Sampling
+from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
 from fedjax_peft.engine.session import Engine
 from fedjax_peft.hyperparameters import Values
 from fedjax_peft.models.base import Model
@@ -50,6 +50,7 @@ def simulate(
     clients_per_round: int | None = None,
     sampling: Sampling = "uniform",
     batch_size: int = 16,
+    batch_sampling: BatchSampling = "shuffled",
     epochs: Range = 1,
     local_steps: Range | None = None,
     stragglers: float = 1.0,
@@ -105,6 +106,11 @@ def simulate(
         ``clients_per_round`` clients on average; a round may have no clients); ``round_robin`` (the
         next clients in a random order); or ``all``.
       batch_size: examples in a local step.
+      batch_sampling: how a client draws them: ``shuffled``, passes over its examples in a random
+        order; or ``poisson``, each example independently with the probability that gives
+        ``batch_size`` examples on average. The second makes example-level privacy much cheaper. Its
+        steps have room for larger draws (a draw that does not fit has a probability of 1e-12), and
+        so take longer.
       epochs: local passes over a client's examples in a round. A pair ``(least, most)`` is a range:
         each client draws its number in each round, all numbers with the same probability.
       local_steps: local steps in a round, instead of ``epochs``. A pair ``(least, most)`` is a
@@ -195,6 +201,7 @@ def simulate(
         clients_per_round=clients_per_round,
         sampling=sampling,
         batch_size=batch_size,
+        batch_sampling=batch_sampling,
         epochs=epochs,
         local_steps=local_steps,
         stragglers=stragglers,
@@ -238,6 +245,7 @@ def simulate(
         "clients_per_round": schedule.per_round,
         "sampling": sampling,
         "batch_size": batch_size,
+        "batch_sampling": batch_sampling,
         "epochs": epochs,
         "local_steps": local_steps,
         "stragglers": stragglers,
