@@ -14,7 +14,7 @@ from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import Key
 
-__all__ = ["client_key", "host_rng", "server_key", "stream", "transform_key"]
+__all__ = ["attack_key", "client_key", "host_rng", "server_key", "stream", "transform_key"]
 
 
 def _tag(name: str) -> int:
@@ -58,6 +58,11 @@ def transform_key(key: Key, round_: jax.Array | int, client: jax.Array | int) ->
     end changes no random number of the others.
     """
     return client_key(stream(key, "transform"), round_, client)
+
+
+def attack_key(key: Key, round_: jax.Array | int, client: jax.Array | int) -> Key:
+    """Returns a client's key for tampering with its upload in a round, from the clients' key."""
+    return client_key(stream(key, "attack"), round_, client)
 
 
 def host_rng(seed: int, name: str, *indices: int) -> np.random.Generator:

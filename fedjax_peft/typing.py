@@ -112,6 +112,9 @@ class ClientContext(NamedTuple):
     entries of the same name in ``trainable`` take precedence."""
     round_index: jax.Array
     """The round, int32 from 1."""
+    client: jax.Array | int = 0
+    """The client's number in the federation, an int32 scalar from 0. Algorithms treat all clients
+    alike; attacks do not."""
 
 
 Probe: TypeAlias = Callable[[ClientContext, Params, Batch], Metrics]
@@ -322,6 +325,9 @@ class RoundContext(NamedTuple):
     sampling_probability: float
     """The share of all clients that a round samples, on average. With Poisson sampling it is the
     probability of each client."""
+    clients: jax.Array
+    """The clients' numbers, int32 ``[slots]``; the number of clients in the federation for a slot
+    without a client. In the order of :attr:`Total.weights`."""
 
 
 class Encoded(NamedTuple):
@@ -531,6 +537,20 @@ def _anything(kinds: Mapping[str, str], clients: int) -> None:
     del kinds, clients
 
 
+class Tamper(Protocol):
+    """What a client sends in place of its upload, if it is hostile; written for a single client."""
+
+    def __call__(self, client: jax.Array, upload: PyTree, template: PyTree, key: Key) -> PyTree:
+        """Returns the upload that the client sends.
+
+        Args:
+          client: the client's number in the federation, an int32 scalar.
+          upload: the result of its local work.
+          template: the upload of a client that learned nothing.
+          key: for random numbers of this client in this round.
+        """
+
+
 class Algorithm(NamedTuple):
     """A federated algorithm: the roles of leaves, the local work, and how uploads combine.
 
@@ -591,6 +611,9 @@ class Algorithm(NamedTuple):
     round_metrics: Callable[[jax.Array], dict[str, jax.Array]] = _no_metrics
     """round -> float32 scalars for the round's row, such as the factor of a learning-rate schedule.
     """
+    tamper: Tamper | None = None
+    """What hostile clients do with their uploads: after the local work, before upload transforms.
+    None: every client sends what it learned."""
 
     def before_aggregation(self, broadcast: PyTree, upload: PyTree, client_state: PyTree) -> Params:
         """Returns the leaves with which a client predicts between local work and aggregation."""

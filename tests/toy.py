@@ -117,6 +117,7 @@ def context(round_index=1, metrics=None) -> RoundContext:
         fixed={},
         key=stream(0, "server"),
         sampling_probability=1.0,
+        clients=jnp.arange(5),
     )
 
 

@@ -36,7 +36,7 @@ from fedjax_peft.engine.uploads import (
     no_measurements,
 )
 from fedjax_peft.precision import effective
-from fedjax_peft.random import client_key, server_key, stream, transform_key
+from fedjax_peft.random import attack_key, client_key, server_key, stream, transform_key
 from fedjax_peft.typing import (
     Aggregated,
     Algorithm,
@@ -182,7 +182,8 @@ class _Round:
         def apply(params: Params, batch: Any, key: Key | None, train: bool) -> Any:
             return self.setup.apply(self.frozen, {**fixed, **params}, batch, key, train)
 
-        context = ClientContext(apply, self.setup.task, fixed, self.round_index)
+        facts = (fixed, self.round_index, jnp.int32(client))
+        context = ClientContext(apply, self.setup.task, *facts)
         update = self.algorithm.client(context)
         key = client_key(self.key, self.index, client)
         before = tree.take(self.state.client_state, client)
@@ -194,6 +195,9 @@ class _Round:
             local, metrics = update.step(local, batch, jax.random.fold_in(key, step + 1))
             self._record(slot, (time, lane), metrics)
         upload, own = update.final(local)
+        if self.algorithm.tamper is not None:
+            key = attack_key(self.key, self.index, client)
+            upload = self.algorithm.tamper(jnp.int32(client), upload, self.template, key)
 
         upload = as_received(mask, upload, self.template)
         own = as_received(mask, own, before)
@@ -267,6 +271,7 @@ class _Round:
             fixed=self.setup.fixed,
             key=server_key(self.key, self.index),
             sampling_probability=self.setup.sampling_probability,
+            clients=jnp.where(self.plan.client < 0, self.setup.clients, self.plan.client),
         )
         result = self._aggregate(sent, context)
         aggregate, metrics, transform_state = result.update, result.metrics, state.transform_state

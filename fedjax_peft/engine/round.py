@@ -31,7 +31,7 @@ from fedjax_peft.engine.uploads import (
     no_measurements,
 )
 from fedjax_peft.precision import effective
-from fedjax_peft.random import client_key, server_key, transform_key
+from fedjax_peft.random import attack_key, client_key, server_key, transform_key
 from fedjax_peft.typing import (
     Aggregated,
     Aggregator,
@@ -49,6 +49,7 @@ from fedjax_peft.typing import (
     PyTree,
     RoundContext,
     Stacked,
+    Tamper,
     Task,
     Total,
     Transform,
@@ -154,7 +155,7 @@ def build_round(
         )
         base = server_.merge_into_frozen(server, frozen)
 
-        def update(client_mask: Params) -> ClientUpdate:
+        def update(client: jax.Array, client_mask: Params) -> ClientUpdate:
             own = {
                 n: jnp.where(client_mask[n], x, 0) if n in client_mask else x
                 for n, x in fixed.items()
@@ -163,7 +164,7 @@ def build_round(
             def bound(params: Params, batch: Any, key: Key | None, train: bool) -> Any:
                 return apply(base, {**own, **params}, batch, key, train)
 
-            return algorithm.client(ClientContext(bound, task, own, round_index))
+            return algorithm.client(ClientContext(bound, task, own, round_index, client))
 
         broadcast, template = server_.broadcast(server), server_.unchanged(server)
         sent_leaves = algorithm.sent_leaves(broadcast, round_index)
@@ -180,6 +181,7 @@ def build_round(
         carry = _run_clients(
             update,
             algorithm.aggregator,
+            algorithm.tamper,
             broadcast,
             template,
             fixed,
@@ -198,6 +200,7 @@ def build_round(
             across,
         )
         accepted = carry.finite & (plan.weight > 0)
+        rows = jnp.where(plan.client < 0, clients, plan.client)
         summed = {name: _summed(pair, accepted) for name, pair in carry.sums.items()}
         context = RoundContext(
             round_index=round_index,
@@ -207,6 +210,7 @@ def build_round(
             fixed=fixed,
             key=server_key(key, round_index),
             sampling_probability=sampling_probability,
+            clients=rows,
         )
         result = summation.finish(
             algorithm.aggregator, carry.total, template, context, state.aggregator_state
@@ -237,7 +241,6 @@ def build_round(
         if diagnosis is not None:
             measured = measured | diagnosis(server_.model(server), server_.model(new), fixed)
         measured = measured | algorithm.round_metrics(round_index)
-        rows = jnp.where(plan.client < 0, clients, plan.client)
         if transform is not None:
             memory = tree.put(transform_state.memory, rows, carry.memory)
             transform_state = TransformState(new_transform, memory)
@@ -298,8 +301,9 @@ class _Carry(NamedTuple):
 
 
 def _run_clients(
-    update: Callable[[Params], ClientUpdate],
+    update: Callable[[jax.Array, Params], ClientUpdate],
     aggregator: Aggregator,
+    tamper: Tamper | None,
     broadcast: PyTree,
     template: PyTree,
     fixed: Params,
@@ -344,16 +348,18 @@ def _run_clients(
         return jax.vmap(jax.random.fold_in)(tree.take(client_keys, plan.slot[t]), step)
 
     def begin(t: jax.Array) -> PyTree:
-        init = over_lanes(lambda client_mask, p, k: update(client_mask).init(broadcast, p, k))
+        init = over_lanes(lambda c, mask, p, k: update(c, mask).init(broadcast, p, k))
         keys = keys_at(t, jnp.zeros(lanes, jnp.int32))
         slot = plan.slot[t]
-        return constrain(init(tree.take(rank_mask, slot), tree.take(client_state, slot), keys))
+        who, own = tree.take((plan.client, rank_mask), slot), tree.take(client_state, slot)
+        return constrain(init(*who, own, keys))
 
     def advance(length: int | None, state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics, Params]:
         # The keys of local steps count from 1: key 0 is for the client's initialisation.
         keys = keys_at(t, plan.local[t] + 1)
-        step = over_lanes(lambda client_mask, s, b, k: update(client_mask).step(s, b, k))
-        state, metrics = step(tree.take(rank_mask, plan.slot[t]), state, batch_at(t, length), keys)
+        step = over_lanes(lambda c, mask, s, b, k: update(c, mask).step(s, b, k))
+        who = tree.take((plan.client, rank_mask), plan.slot[t])
+        state, metrics = step(*who, state, batch_at(t, length), keys)
         metrics = dict(metrics)
         return state, metrics, metrics.pop(PREDICTIONS, {})
 
@@ -392,10 +398,13 @@ def _run_clients(
         return _Carry(state=state, sums=sums, predictions=predictions, **ended._asdict())
 
     def end(state: PyTree, slot: jax.Array, last: jax.Array, carry: _Ended) -> _Ended:
-        client_mask = tree.take(rank_mask, slot)
-        uploads, own = over_lanes(lambda client_mask, s: update(client_mask).final(s))(
-            client_mask, state
-        )
+        client, client_mask = tree.take((plan.client, rank_mask), slot)
+        final = over_lanes(lambda c, mask, s: update(c, mask).final(s))
+        uploads, own = final(client, client_mask, state)
+        if tamper is not None:
+            keys = jax.vmap(lambda c: attack_key(key, round_index, c))(client)
+            replace = over_lanes(lambda c, upload, k: tamper(c, upload, template, k))
+            uploads = replace(client, uploads, keys)
         received = tree.broadcast(template, 1)
         uploads = as_received(client_mask, uploads, received)
         # The slots are passed too: the lane map needs an array, and an upload may be empty.
@@ -535,7 +544,8 @@ def tuning(algorithm: Algorithm) -> Algorithm:
 def keeping_uploads(algorithm: Algorithm) -> Algorithm:
     """Returns the algorithm with a server whose state becomes the uploads, ``[slots, ...]``.
 
-    The local work is that of the algorithm. A client whose upload is not finite has zeros.
+    The local work is that of the algorithm. Hostile clients do not tamper with their uploads, which
+    are then the clients' own models. A client whose upload is not finite has zeros.
     """
     keep = Aggregator(
         "uploads",
@@ -545,7 +555,7 @@ def keeping_uploads(algorithm: Algorithm) -> Algorithm:
     server = algorithm.server._replace(
         update=lambda state, uploads, context: uploads, measure=None, metrics=None
     )
-    return algorithm._replace(aggregator=keep, server=server)
+    return algorithm._replace(aggregator=keep, server=server, tamper=None)
 
 
 def _sending_nothing(
@@ -575,4 +585,5 @@ def _sending_nothing(
         sent_leaves=lambda broadcast, round_index: {},
         change_field=None,
         round_metrics=lambda round_index: {},
+        tamper=None,
     )

@@ -338,7 +338,8 @@ def run(aggregator, uploads):
         total = summation.empty(aggregator, template, {}, 10)
         weights, slots = jnp.ones(10), jnp.arange(10)
         total = summation.add(aggregator, total, uploads, weights, slots, template, {})
-        context = RoundContext(jnp.int32(1), jnp.float32(10), 10, {}, {}, jax.random.key(0), 1.0)
+        facts = (jnp.int32(1), jnp.float32(10), 10, {}, {}, jax.random.key(0), 1.0, slots)
+        context = RoundContext(*facts)
         return aggregator.finish(total, template, context, ())
 
     update, metrics, _ = step(uploads, jax.tree.map(lambda x: x[0], uploads))

@@ -1,0 +1,85 @@
+"""What the engine tells an attack: who a client is, and whose uploads a round aggregates."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms import fedavg
+from fedjax_peft.engine.plan import Cohort
+from fedjax_peft.engine.round import at_work
+from fedjax_peft.typing import Aggregated, Algorithm, ClientContext, ClientUpdate, Tuning
+
+SIZES = (7, 4, 12, 1, 9)
+FEDERATION = toy.clients(SIZES)
+
+
+def spying() -> Algorithm:
+    """Returns an algorithm without training whose uploads hold the client's number."""
+    plain = fedavg(optax.sgd(0.1))
+
+    def client(context: ClientContext) -> ClientUpdate:
+        def step(state, batch, key):
+            return state, {"client": (1.0 * context.client, jnp.ones(()))}
+
+        def final(state):
+            return jax.tree.map(lambda x: x * 0 + context.client, state), {}
+
+        return ClientUpdate(lambda broadcast, own, key: broadcast, step, final)
+
+    def tamper(client, upload, template, key):
+        noise = jax.random.uniform(key)
+        return jax.tree.map(lambda x: x + 10 * client + noise, upload)
+
+    def finish(total, template, context, state):
+        value = mean().finish(total, template, context, state).update
+        clients = {f"slot_{i}": context.clients[i] for i in range(context.clients.shape[0])}
+        return Aggregated(value, clients, state)
+
+    return plain._replace(
+        client=client, tamper=tamper, aggregator=mean()._replace(finish=finish), weights="uniform"
+    )
+
+
+@pytest.mark.parametrize(("lanes", "engine"), [(1, "compiled"), (3, "compiled"), (1, "reference")])
+def test_the_engine_names_the_clients(lanes, engine):
+    rig = toy.Engine(spying(), FEDERATION, per_round=4, lanes=lanes, engine=engine)
+    cohort = rig.schedule.cohort(1)
+    result = rig.run(cohort)
+    members = [int(client) for client in rig.schedule.members(1)]
+    slots = [int(result.aggregation[f"slot_{i}"]) for i in range(4)]
+    assert sorted(slots[: len(members)]) == sorted(members)
+    for client in members:
+        total, count = (x[slots.index(client)] for x in result.sums["client"])
+        assert total == client * count > 0 or client == 0
+    sent = np.asarray(result.server["head.bias"])[0] - 11 * np.mean(members)
+    assert 0 < sent < 1, "every client has its own key"
+    if lanes > 1:
+        alone = toy.Engine(spying(), FEDERATION, per_round=4, lanes=1).run(cohort)
+        np.testing.assert_allclose(alone.server["head.bias"], result.server["head.bias"], atol=1e-5)
+
+
+def test_a_slot_without_a_client_has_the_number_after_the_last():
+    rig = toy.Engine(spying(), FEDERATION, per_round=4, lanes=2)
+    members, weights, work = rig.schedule.cohort(1)
+    result = rig.run(Cohort(members[:2], weights[:2], work[:2]))
+    assert [int(result.aggregation[f"slot_{i}"]) for i in (2, 3)] == [len(SIZES)] * 2
+
+
+@pytest.mark.parametrize("work", ["tuning", "uploads", "personal", "global", "local"])
+def test_nobody_tampers_outside_of_training(work):
+    algorithm = spying()
+    algorithm = algorithm._replace(tuning=Tuning(algorithm.client, 1))
+    assert at_work(algorithm, "training").tamper is not None
+    assert at_work(algorithm, work).tamper is None
+
+
+def test_tampering_with_nothing_changes_no_bit():
+    plain = fedavg(optax.sgd(0.1))
+    same = plain._replace(tamper=lambda client, upload, template, key: upload)
+    runs = [toy.Engine(a, FEDERATION, per_round=4, lanes=2) for a in (plain, same)]
+    one, other = (rig.run(rig.schedule.cohort(1)).server for rig in runs)
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, one, other)))
