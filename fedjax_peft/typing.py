@@ -98,6 +98,39 @@ class Task(Protocol):
         """The metrics for which lower is better. For every other metric higher is better."""
 
 
+class LossFn(Protocol):
+    """The training loss of a batch, as a mean over its examples."""
+
+    def __call__(self, params: PyTree, batch: Batch, key: Key, /) -> tuple[jax.Array, Metrics]:
+        """Returns (mean loss over the real examples of the batch, a scalar; metrics).
+
+        Everything about the examples comes from ``batch``: the function is also called with batches
+        of a single example. Terms that do not depend on the examples, such as a pull towards
+        another model, do not belong to it: add their gradient to the result.
+        """
+
+
+class Gradient(Protocol):
+    """How local training takes a gradient that depends on its examples."""
+
+    def __call__(
+        self, loss: LossFn, params: PyTree, batch: Batch, key: Key
+    ) -> tuple[PyTree, Metrics]:
+        """Returns (gradient, metrics), the gradient in the structure of ``params``.
+
+        Args:
+          loss: the loss.
+          params: where the gradient is taken; the trained leaves.
+          batch: the examples.
+          key: for the random numbers of the loss.
+        """
+
+
+def mean_gradient(loss: LossFn, params: PyTree, batch: Batch, key: Key) -> tuple[PyTree, Metrics]:
+    """Returns the gradient of the mean loss of a batch, and its metrics (see :class:`Gradient`)."""
+    return jax.grad(loss, has_aux=True)(params, batch, key)
+
+
 class ClientContext(NamedTuple):
     """What a client update may use: the model bound to its frozen tree, and the task.
 
@@ -115,6 +148,9 @@ class ClientContext(NamedTuple):
     client: jax.Array | int = 0
     """The client's number in the federation, an int32 scalar from 0. Algorithms treat all clients
     alike; attacks do not."""
+    gradient: Gradient = mean_gradient
+    """(loss, params, batch, key) -> (gradient, metrics). Every gradient that depends on examples is
+    taken by it, so that a mechanism of differential privacy can replace it."""
 
 
 Probe: TypeAlias = Callable[[ClientContext, Params, Batch], Metrics]

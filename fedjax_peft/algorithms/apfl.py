@@ -19,6 +19,7 @@ between (A, B) and (A', B') the model has (A + A')(B + B')/4. A private head is 
 leaf: w_k and v_k have one head each.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -108,11 +109,8 @@ def apfl(
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
             model, v, opt, a = state
             w = {**model.shared, **model.private}
-
-            def loss(params: Params) -> tuple[jax.Array, Metrics]:
-                return objective(context, params, batch, key)
-
-            gradient, metrics = jax.grad(loss, has_aux=True)(_mixture(a, v, w))
+            loss = partial(objective, context)
+            gradient, metrics = context.gradient(loss, _mixture(a, v, w), batch, key)
             updates, opt = optimizer.update({n: a * g for n, g in gradient.items()}, opt, v)
             if adaptive:
                 slope = sum(jnp.sum((v[n] - w[n]) * g) for n, g in gradient.items())

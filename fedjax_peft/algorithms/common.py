@@ -1,7 +1,8 @@
 """Parts that algorithms share: the local objective, a local step, the plain server."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from fedjax_peft.typing import (
     Batch,
     ClientContext,
     Key,
+    LossFn,
     Metrics,
     Params,
     PyTree,
@@ -32,7 +34,6 @@ __all__ = [
     "proximal",
     "replace_server",
     "train",
-    "train_on",
     "with_client_state",
 ]
 
@@ -43,7 +44,10 @@ Weights = Literal["size", "uniform"]
 def objective(
     context: ClientContext, params: Params, batch: Batch, key: Key
 ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean training loss of a batch and the task's metrics, for ``value_and_grad``."""
+    """Returns the mean training loss of a batch and the task's metrics.
+
+    ``functools.partial(objective, context)`` is a loss for ``context.gradient``.
+    """
     outputs = context.apply(params, batch, key, True)
     total, count = context.task.loss(outputs, batch)
     metrics = jax.lax.stop_gradient(context.task.metrics(outputs, batch))
@@ -51,24 +55,18 @@ def objective(
 
 
 def optimizer_step(
-    optimizer: optax.GradientTransformation,
-    loss: Callable[[Params], tuple[jax.Array, Metrics]],
-    params: Params,
-    state: PyTree,
-    correct: Callable[[Params], Params] = lambda gradient: gradient,
-) -> tuple[Params, PyTree, Metrics]:
-    """Returns (params, optimizer state, metrics) after one step of an optimizer.
+    optimizer: optax.GradientTransformation, gradient: PyTree, params: PyTree, state: PyTree
+) -> tuple[Any, PyTree]:
+    """Returns (params, optimizer state) after one step of an optimizer.
 
     Args:
       optimizer: makes the step.
-      loss: params -> (loss, metrics).
+      gradient: from ``context.gradient``, with the terms that do not depend on examples.
       params: the trained leaves.
       state: the optimizer's state.
-      correct: gradient -> the gradient that the optimizer gets.
     """
-    gradient, metrics = jax.grad(loss, has_aux=True)(params)
-    updates, state = optimizer.update(correct(gradient), state, params)
-    return optax.apply_updates(params, updates), state, metrics
+    updates, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state
 
 
 class Local(NamedTuple):
@@ -91,6 +89,7 @@ def train(
     batch: Batch,
     key: Key,
     correct: Callable[[Params], Params] = lambda gradient: gradient,
+    loss: LossFn | None = None,
 ) -> tuple[Local, Metrics]:
     """Returns a client after one step on its training loss, and the metrics of the step.
 
@@ -101,23 +100,11 @@ def train(
       batch: the examples.
       key: the step's key.
       correct: gradient -> the gradient that the optimizer gets.
+      loss: the loss of all leaves; by default :func:`objective`.
     """
-
-    def loss(params: Params) -> tuple[jax.Array, Metrics]:
-        return objective(context, params, batch, key)
-
-    return train_on(loss, optimizer, local, correct)
-
-
-def train_on(
-    loss: Callable[[Params], tuple[jax.Array, Metrics]],
-    optimizer: optax.GradientTransformation,
-    local: Local,
-    correct: Callable[[Params], Params] = lambda gradient: gradient,
-) -> tuple[Local, Metrics]:
-    """Returns a client after one step on the given loss; see :func:`train`."""
     params = {**local.shared, **local.private}
-    params, state, metrics = optimizer_step(optimizer, loss, params, local.optimizer, correct)
+    gradient, metrics = context.gradient(loss or partial(objective, context), params, batch, key)
+    params, state = optimizer_step(optimizer, correct(gradient), params, local.optimizer)
     shared = {name: params[name] for name in local.shared}
     private = {name: params[name] for name in local.private}
     return Local(shared, private, state), metrics

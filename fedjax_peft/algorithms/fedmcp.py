@@ -39,7 +39,7 @@ import optax
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least, checked, dual_adapters, fraction
-from fedjax_peft.algorithms.common import Local, Weights, init_local, replace_server, train_on
+from fedjax_peft.algorithms.common import Local, Weights, init_local, replace_server, train
 from fedjax_peft.dual_modes import Mode, mode
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.hyperparameters import maybe_nonzero
@@ -157,12 +157,12 @@ def fedmcp(
             return total / jnp.maximum(count, 1.0)
 
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            if contrasts:
+            def average(batch: Batch) -> jax.Array:
                 leaves = {**state.local.shared, **state.local.private, **state.received}
                 outputs = context.apply(mode(leaves, "global"), batch, None, False)
-                average = pool(outputs, batch, pooling)
+                return pool(outputs, batch, pooling)
 
-            def loss(params: Params) -> tuple[jax.Array, Metrics]:
+            def loss(params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
                 passes: dict[str, Outputs] = {}
                 for modes in calls:
                     passes |= _passes(context, params, batch, key, modes)
@@ -176,11 +176,11 @@ def fedmcp(
                     of_second = context.task.metrics(alone, batch)
                     metrics |= {f"{name}_global": x for name, x in of_second.items()}
                 if contrasts:
-                    term, similarities = contrast(passes, average, batch)
+                    term, similarities = contrast(passes, average(batch), batch)
                     value, metrics = value + mu * term, {**metrics, **similarities}
                 return value, jax.lax.stop_gradient(metrics)
 
-            local, metrics = train_on(loss, optimizer, state.local)
+            local, metrics = train(optimizer, context, state.local, batch, key, loss=loss)
             return state._replace(local=local), metrics
 
         def final(state: State) -> tuple[Params, Params]:

@@ -98,19 +98,21 @@ def fedrep(
     def head_step(
         context: ClientContext, state: State, batch: Batch, key: Key
     ) -> tuple[State, Metrics]:
-        def loss(head: Params) -> tuple[jax.Array, Metrics]:
+        def loss(head: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
             return objective(context, {**state.body, **head}, batch, key)
 
-        head, opt, metrics = optimizer_step(optimizer, loss, state.head, state.head_optimizer)
+        gradient, metrics = context.gradient(loss, state.head, batch, key)
+        head, opt = optimizer_step(optimizer, gradient, state.head, state.head_optimizer)
         return state._replace(head=head, head_optimizer=opt), metrics
 
     def body_step(
         context: ClientContext, state: State, batch: Batch, key: Key
     ) -> tuple[State, Metrics]:
-        def loss(body: Params) -> tuple[jax.Array, Metrics]:
+        def loss(body: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
             return objective(context, {**body, **state.head}, batch, key)
 
-        body, opt, metrics = optimizer_step(optimizer, loss, state.body, state.body_optimizer)
+        gradient, metrics = context.gradient(loss, state.body, batch, key)
+        body, opt = optimizer_step(optimizer, gradient, state.body, state.body_optimizer)
         return state._replace(body=body, body_optimizer=opt), metrics
 
     def client(context: ClientContext) -> ClientUpdate:

@@ -27,10 +27,10 @@ from fedjax_peft.algorithms.checks import at_least, checked, lora_model
 from fedjax_peft.algorithms.common import (
     Local,
     Weights,
+    add_to_gradient,
     init_local,
-    objective,
     replace_server,
-    train_on,
+    train,
 )
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.errors import InputError
@@ -130,12 +130,11 @@ def _client(
         return State(local, ranks, _tails(local.shared, ranks, prune))
 
     def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-        def loss(params: Params) -> tuple[jax.Array, Metrics]:
-            value, metrics = objective(context, params, batch, key)
-            tails = _tails(params, state.ranks, prune)
-            return value + penalty * sum(tails.values()), metrics
+        def tails(shared: Params) -> jax.Array:
+            return penalty * sum(_tails(shared, state.ranks, prune).values(), jnp.zeros(()))
 
-        local, metrics = train_on(loss, optimizer, state.local)
+        shrink = add_to_gradient(jax.grad(tails)(state.local.shared))
+        local, metrics = train(optimizer, context, state.local, batch, key, shrink)
         return state._replace(local=local), metrics
 
     def final(state: State) -> tuple[Params, PyTree]:

@@ -30,7 +30,7 @@ from fedjax_peft.algorithms.common import (
     Weights,
     init_local,
     replace_server,
-    train_on,
+    train,
     with_client_state,
 )
 from fedjax_peft.measures.representation import Pooling, check_pooling, cosines, pool
@@ -96,22 +96,22 @@ def moon(
             return State({**broadcast, **own}, {**client_state["previous"], **own}, local)
 
         def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            def representation(params: Params) -> jax.Array:
+            def representation(params: Params, batch: Batch) -> jax.Array:
                 return pool(context.apply(params, batch, None, False), batch, pooling)
 
-            others = representation(state.received), representation(state.previous)
-
-            def loss(params: Params) -> tuple[jax.Array, Metrics]:
+            def loss(params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
+                near = representation(state.received, batch)
+                far = representation(state.previous, batch)
                 outputs = context.apply(params, batch, key, True)
                 total, count = context.task.loss(outputs, batch)
-                terms = contrastive(pool(outputs, batch, pooling), *others, temperature)
+                terms = contrastive(pool(outputs, batch, pooling), near, far, temperature)
                 mask = batch["mask"].astype(terms.dtype)
                 apart, examples = jnp.sum(terms * mask), jnp.sum(mask)
                 metrics = {**context.task.metrics(outputs, batch), "contrastive": (apart, examples)}
                 value = total / jnp.maximum(count, 1.0) + mu * apart / jnp.maximum(examples, 1.0)
                 return value, jax.lax.stop_gradient(metrics)
 
-            local, metrics = train_on(loss, optimizer, state.local)
+            local, metrics = train(optimizer, context, state.local, batch, key, loss=loss)
             return state._replace(local=local), metrics
 
         def final(state: State) -> tuple[Params, PyTree]:

@@ -15,6 +15,7 @@ trained in the inner steps and kept from round to round. A client that has never
 with the initial leaves.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -106,12 +107,9 @@ def pfedme(
 
             def inner(carry: tuple[Params, PyTree], key: Key) -> tuple[tuple, Metrics]:
                 x, opt = carry
-
-                def loss(params: Params) -> tuple[jax.Array, Metrics]:
-                    return objective(context, params, batch, key)
-
-                x, opt, metrics = optimizer_step(optimizer, loss, x, opt, proximal(lam, x, w))
-                return (x, opt), metrics
+                gradient, metrics = context.gradient(partial(objective, context), x, batch, key)
+                gradient = proximal(lam, x, w)(gradient)
+                return optimizer_step(optimizer, gradient, x, opt), metrics
 
             keys = jax.random.split(key, inner_steps)
             (x, opt), metrics = jax.lax.scan(inner, (state.personal, state.optimizer), keys)
