@@ -649,7 +649,8 @@ class Algorithm(NamedTuple):
     """
     tamper: Tamper | None = None
     """What hostile clients do with their uploads: after the local work, before upload transforms.
-    None: every client sends what it learned."""
+    Leaves that rest in the round (``sent_leaves``) stay as they are. None: every client sends what
+    it learned."""
 
     def before_aggregation(self, broadcast: PyTree, upload: PyTree, client_state: PyTree) -> Params:
         """Returns the leaves with which a client predicts between local work and aggregation."""

@@ -197,7 +197,8 @@ class _Round:
         upload, own = update.final(local)
         if self.algorithm.tamper is not None:
             key = attack_key(self.key, self.index, client)
-            upload = self.algorithm.tamper(jnp.int32(client), upload, self.template, key)
+            sent = self.algorithm.tamper(jnp.int32(client), upload, self.template, key)
+            upload = as_received(self.sent_leaves, sent, upload)
 
         upload = as_received(mask, upload, self.template)
         own = as_received(mask, own, before)

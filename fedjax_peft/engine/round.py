@@ -49,7 +49,6 @@ from fedjax_peft.typing import (
     PyTree,
     RoundContext,
     Stacked,
-    Tamper,
     Task,
     Total,
     Transform,
@@ -168,6 +167,11 @@ def build_round(
 
         broadcast, template = server_.broadcast(server), server_.unchanged(server)
         sent_leaves = algorithm.sent_leaves(broadcast, round_index)
+
+        def tamper(client: jax.Array, upload: PyTree, key: Key) -> PyTree:
+            assert algorithm.tamper is not None
+            return as_received(sent_leaves, algorithm.tamper(client, upload, template, key), upload)
+
         encode, memory, measurements = None, (), ()
         if transform is not None:
             received = transform.broadcast(transform_state.server)
@@ -181,7 +185,7 @@ def build_round(
         carry = _run_clients(
             update,
             algorithm.aggregator,
-            algorithm.tamper,
+            None if algorithm.tamper is None else tamper,
             broadcast,
             template,
             fixed,
@@ -303,7 +307,7 @@ class _Carry(NamedTuple):
 def _run_clients(
     update: Callable[[jax.Array, Params], ClientUpdate],
     aggregator: Aggregator,
-    tamper: Tamper | None,
+    tamper: Callable[[jax.Array, PyTree, Key], PyTree] | None,
     broadcast: PyTree,
     template: PyTree,
     fixed: Params,
@@ -403,8 +407,7 @@ def _run_clients(
         uploads, own = final(client, client_mask, state)
         if tamper is not None:
             keys = jax.vmap(lambda c: attack_key(key, round_index, c))(client)
-            replace = over_lanes(lambda c, upload, k: tamper(c, upload, template, k))
-            uploads = replace(client, uploads, keys)
+            uploads = over_lanes(tamper)(client, uploads, keys)
         received = tree.broadcast(template, 1)
         uploads = as_received(client_mask, uploads, received)
         # The slots are passed too: the lane map needs an array, and an upload may be empty.
