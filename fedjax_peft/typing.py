@@ -4,7 +4,9 @@ Each kind of data has one name here, with a note on which part of the library ma
 Implementations are plain functions and NamedTuples of functions; no base class is needed.
 """
 
+import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -429,16 +431,39 @@ class TransformServer(Protocol):
         """
 
 
-class TransformBytes(Protocol):
+class Wire(NamedTuple):
+    """The size of one encoded leaf on the wire.
+
+    Numbers and bits are separate, so that transforms compose: a sparsifier changes the number of
+    entries, a quantiser the bits of each.
+    """
+
+    entries: int
+    """How many numbers travel."""
+    bits: int | Fraction
+    """Bits of each number. A fraction where several numbers share bits."""
+    extra: int = 0
+    """Further bits: indices, scales, headers."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes, rounded up once."""
+        return math.ceil((self.entries * self.bits + self.extra) / 8)
+
+
+class TransformWire(Protocol):
     """The size of an encoded change on the wire."""
 
-    def __call__(self, template: PyTree, sizes: Mapping[str, int]) -> Mapping[str, int]:
-        """Returns leaf name -> bytes of one encoded upload.
+    def __call__(self, template: PyTree, wires: PyTree) -> PyTree:
+        """Returns a :class:`Wire` for each leaf of an encoded upload.
+
+        A single :class:`Wire` for the whole change means that the entries that travel are chosen
+        among all leaves together. In a chain, transforms after it see one array of these entries.
 
         Args:
-          template: shapes and dtypes of the change.
-          sizes: leaf name -> bytes without this transform, as the one before it in a chain leaves
-            them. Leaves are identified by their last dict key.
+          template: shapes and dtypes of what the transform is given.
+          wires: in the structure of ``template``, the :class:`Wire` of each leaf without this
+            transform, as the one before it in a chain leaves it.
         """
 
 
@@ -477,8 +502,13 @@ class Transform(NamedTuple):
     changes_aggregate: bool = False
     """Whether ``server`` changes the aggregate. Such a transform is refused with an aggregator that
     is not ``linear``."""
-    nbytes: TransformBytes | None = None
-    """The size of an encoded change; None: what the sizes were before."""
+    wire: TransformWire | None = None
+    """The size of an encoded change; None: what it was before. In a :func:`chain
+    <fedjax_peft.transforms.chain>`, a transform with ``wire`` is given the entries that the
+    transforms before it send, as arrays ``[entries]``, where these are not all entries."""
+    final: bool = False
+    """Whether what the server reads has more entries than what is sent, such as a product of
+    factors. No later transform of a chain can then encode what is sent."""
 
 
 class ServerUpdate(NamedTuple):

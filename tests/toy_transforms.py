@@ -43,7 +43,7 @@ def feedback(share=0.6, strength=0.01) -> Transform:
         memory=lambda template: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), template),
         server=server,
         changes_aggregate=True,
-        nbytes=lambda template, sizes: {n: size // 2 for n, size in sizes.items()},
+        wire=lambda template, wires: {n: w._replace(bits=w.bits // 2) for n, w in wires.items()},
     )
 
 

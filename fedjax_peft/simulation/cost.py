@@ -24,6 +24,7 @@ from fedjax_peft.peft.ranks import cycle_ranks, owned_shares
 from fedjax_peft.random import host_rng
 from fedjax_peft.roles import assign_roles
 from fedjax_peft.rows import Row
+from fedjax_peft.transforms.packing import is_wire, wires_of
 from fedjax_peft.typing import Algorithm, PyTree, Transform
 
 __all__ = [
@@ -347,7 +348,7 @@ class Ledger:
       leaves.
 
     Of a LoRA leaf, only the share of the client's own rank is counted. An upload transform replaces
-    the sizes of uploads (``Transform.nbytes``), and clients also fetch what the transform
+    the sizes of uploads (``Transform.wire``), and clients also fetch what the transform
     broadcasts.
     """
 
@@ -587,12 +588,16 @@ def forecast(
 
 
 def _sizes(shapes: PyTree) -> dict[str, int]:
-    """Returns leaf name (last dict key) -> bytes; leaves of the same name are added up."""
+    """Returns leaf name (last dict key) -> bytes; leaves of the same name are added up.
+
+    Args:
+      shapes: of arrays, or the :class:`fedjax_peft.typing.Wire` of each leaf.
+    """
     sizes: dict[str, int] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes, is_leaf=is_wire):
         keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
         name = str(keys[-1]) if keys else ""
-        sizes[name] = sizes.get(name, 0) + tree.nbytes(leaf)
+        sizes[name] = sizes.get(name, 0) + (leaf.nbytes if is_wire(leaf) else tree.nbytes(leaf))
     return sizes
 
 
@@ -604,9 +609,9 @@ def _upload_sizes(
     if transform is None:
         return _sizes(template), {}
     change = change_part(algorithm, template)
-    sizes: Mapping[str, int] = _sizes(change)
-    if transform.nbytes is not None:
-        sizes = transform.nbytes(change, sizes)
+    sizes = _sizes(change)
+    if transform.wire is not None:
+        sizes = _sizes(transform.wire(change, wires_of(change)))
     field = algorithm.change_field
     rest = {} if field is None else {n: x for n, x in template.items() if n != field}
     others = _sizes(rest)

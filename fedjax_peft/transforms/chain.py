@@ -1,12 +1,13 @@
 """Several upload transforms, one after the other."""
 
-from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
 from fedjax_peft.random import stream
+from fedjax_peft.transforms.packing import all_entries, pack, wires_of
 from fedjax_peft.typing import (
     Decoded,
     Encoded,
@@ -27,25 +28,46 @@ def chain(*transforms: Transform) -> Transform:
     last encoding is decoded first. Each transform has its own state, memory and random numbers:
     those of the transform at place ``i`` come from ``fold_in(key, i)``.
 
+    A compressor after one that sends only some entries encodes these entries and no others: in
+    ``chain(top_k(0.1), quantize(bits=8))`` the quantiser sees the chosen tenth of each leaf, as an
+    array, and computes its scales from that.
+
     Args:
       *transforms: in the order in which a client applies them.
 
     Raises:
-      InputError: something that is not a transform.
+      InputError: something that is not a transform, or a compressor after one that must be last.
     """
     for transform in transforms:
         if not isinstance(transform, Transform):
             raise InputError(_not_a_transform(transform))
+    _check_order(transforms)
 
     def client(update: PyTree, memory: PyTree, received: PyTree, key: Key) -> Encoded:
         memories, measured = [], []
-        for i, transform in enumerate(transforms):
+        for i, (transform, stage) in enumerate(zip(transforms, stages(update), strict=True)):
             own = jax.random.fold_in(key, i)
-            encoded = transform.client(update, memory[i], received[i], own)
-            update = encoded.update
+            given, back = pack(update, stage.sent) if stage.packs else (update, None)
+            encoded = transform.client(given, memory[i], received[i], own)
+            update = encoded.update if back is None else back(encoded.update)
             memories.append(encoded.memory)
             measured.append(encoded.measured)
         return Encoded(update, tuple(memories), tuple(measured))
+
+    def stages(template: PyTree, wires: PyTree = None) -> list[_Stage]:
+        made, wires = [], wires_of(template) if wires is None else wires
+        for transform in transforms:
+            packs = transform.wire is not None and not transform.changes_aggregate
+            if transform.wire is not None and transform.changes_aggregate:
+                wires = all_entries(template, wires)  # the server's part is given all of them
+            given = (
+                jax.eval_shape(lambda x, w=wires: pack(x, w)[0], template) if packs else template
+            )
+            sent = wires
+            if transform.wire is not None:
+                wires = transform.wire(given, wires)
+            made.append(_Stage(given, packs, sent, wires))
+        return made
 
     def server(
         aggregate: PyTree, state: PyTree, measured: Measurements, context: RoundContext
@@ -65,24 +87,51 @@ def chain(*transforms: Transform) -> Transform:
                 aggregate = decoded.aggregate
         return Decoded(aggregate, tuple(states), _joined(metrics[::-1]))
 
-    def nbytes(template: PyTree, sizes: Mapping[str, int]) -> Mapping[str, int]:
-        for transform in transforms:
-            if transform.nbytes is not None:
-                sizes = transform.nbytes(template, sizes)
-        return sizes
+    def wire(template: PyTree, wires: PyTree) -> PyTree:
+        return stages(template, wires)[-1].wires
 
     return Transform(
         name=", ".join(transform.name for transform in transforms),
         client=client,
-        init=lambda template: tuple(t.init(template) for t in transforms),
+        init=lambda template: tuple(
+            t.init(own.given) for t, own in zip(transforms, stages(template), strict=True)
+        ),
         broadcast=lambda state: tuple(
             t.broadcast(own) for t, own in zip(transforms, state, strict=True)
         ),
-        memory=lambda template: tuple(t.memory(template) for t in transforms),
+        memory=lambda template: tuple(
+            t.memory(own.given) for t, own in zip(transforms, stages(template), strict=True)
+        ),
         server=server if any(t.server is not None for t in transforms) else None,
         changes_aggregate=any(t.changes_aggregate for t in transforms),
-        nbytes=nbytes if any(t.nbytes is not None for t in transforms) else None,
+        wire=wire if any(t.wire is not None for t in transforms) else None,
+        final=any(t.final for t in transforms),
     )
+
+
+class _Stage(NamedTuple):
+    """What one transform of a chain is given."""
+
+    given: PyTree
+    """Shapes and dtypes."""
+    packs: bool
+    """Whether it is given the entries that travel, as arrays, instead of the whole change."""
+    sent: PyTree
+    """The wires before it."""
+    wires: PyTree
+    """The wires after it."""
+
+
+def _check_order(transforms: tuple[Transform, ...]) -> None:
+    """Raises InputError for a compressor that cannot encode what the one before it sends."""
+    last = None
+    for transform in transforms:
+        if last is not None and transform.wire is not None:
+            raise InputError(
+                f"The upload transform {transform.name!r} cannot follow {last!r}, which does not"
+                f" send entries of the change. Put {last!r} last, or use one of the two."
+            )
+        last = transform.name if transform.final else last
 
 
 def _joined(metrics: list[dict[str, jax.Array]]) -> dict[str, jax.Array]:

@@ -18,7 +18,7 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.random import client_key, server_key, stream
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.transforms import chain, clip_norm
-from fedjax_peft.typing import Decoded, Encoded, Measurements, Transform
+from fedjax_peft.typing import Decoded, Encoded, Measurements, Transform, Wire
 
 pytestmark = pytest.mark.slow
 
@@ -283,17 +283,18 @@ def test_a_chain_runs_clients_parts_forwards_and_servers_parts_backwards():
                 (aggregate - plus) / factor, state, {"seen": aggregate}
             ),
             changes_aggregate=True,
-            nbytes=lambda template, sizes: {n: int(factor * x) for n, x in sizes.items()},
+            wire=lambda template, wire: wire._replace(bits=factor * wire.bits),
         )
 
     both = chain(times(2, 1), times(3, 0))
-    encoded = both.client(jnp.array(5.0), both.memory(0), both.init(0), KEY)
+    x = jnp.array(5.0)
+    encoded = both.client(x, both.memory(x), both.init(x), KEY)
     assert encoded.update == 33
     measured = Measurements(encoded.measured, jnp.ones(1, bool))
-    decoded = both.server(encoded.update, both.init(0), measured, toy.context())
+    decoded = both.server(encoded.update, both.init(x), measured, toy.context())
     assert decoded.aggregate == 5
     assert decoded.metrics == {"seen": 11, "seen_2": 33}
-    assert both.nbytes(None, {"x": 7}) == {"x": 42}
+    assert both.wire(jnp.zeros(7), Wire(7, 32)) == Wire(7, 192)
     assert both.changes_aggregate
     assert not chain(clip_norm(1.0)).changes_aggregate
 
