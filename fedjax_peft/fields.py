@@ -134,6 +134,9 @@ FIELDS = (
     # ---- upload transforms
     Field("clip_share", "fraction", "clip_norm: aggregated clients whose change was clipped."),
     Field("clip_median_norm", "", "clip_norm: median L2 norm of their changes before clipping."),
+    # ---- differential privacy
+    Field("epsilon", "", "ε of the rounds so far; null without a guarantee."),
+    Field("delta", "", "δ of this guarantee."),
     # ---- diagnostics
     Field(
         "local_METRIC",
@@ -163,6 +166,9 @@ FIELDS = (
     # ---- row 0
     Field("parameters.KIND", "parameters", "KIND is adapter, head or frozen."),
     Field("roles.ROLE", "parameters", "ROLE is shared, private or fixed."),
+    Field("privacy.name", "", "The mechanism of differential privacy."),
+    Field("privacy.unit", "", "Whose data it protects: client or example."),
+    Field("privacy.statement", "", "Its guarantee in words: neighbours, sampling, trust."),
 )
 """All fields. Evaluations over clients' models also exist for two groups of clients. Names that end
 in ``_seen`` are for clients with at least one aggregated upload; ``_unseen`` is for the others."""

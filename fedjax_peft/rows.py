@@ -53,6 +53,7 @@ __all__ = [
     "headline",
     "headline_is_lower_better",
     "number",
+    "privacy_in_words",
     "read_metrics",
     "rounds_to",
     "seen_clients",
@@ -201,6 +202,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         * ``client_rounds`` and ``dropped``: the number of uploads, and of those not finite;
         * ``slot_utilisation``, ``aggregation_error`` and ``aggregation_error_relative``: means over
           rounds;
+        * ``epsilon`` and ``delta``: the last guarantee of differential privacy; ``epsilon`` is
+          ``inf`` if a mechanism gives none;
         * ``trained``: the number of trained parameters, shared and private;
         * ``client_count``, ``client_mean`` and ``client_weighted``, also with ``_seen`` and
           ``_unseen``; ``client_std`` and ``client_worst``; ``tuned_client_mean`` and
@@ -225,6 +228,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "client_rounds": _count(rows, "clients"),
         "dropped": _count(rows, "dropped"),
         **{key: _mean(_column(rows, key)) for key in _MEANS},
+        **_privacy(rows),
         "test_examples": _last(rows, "test_examples"),
         "test_count": _last(rows, "test_count"),
         "test_std": _last(rows, f"test_{metric}_std"),
@@ -232,6 +236,15 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **_of_clients(rows, metric),
         "trained": _trained(rows),
     }
+
+
+def _privacy(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Returns the last ε and δ; None without a mechanism, and ε is ``inf`` without a guarantee."""
+    last = next((row for row in reversed(rows) if "epsilon" in row), None)
+    if last is None:
+        return {"epsilon": None, "delta": None}
+    epsilon = number(last, "epsilon")
+    return {"epsilon": math.inf if epsilon is None else epsilon, "delta": number(last, "delta")}
 
 
 def _of_clients(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float | None]:
@@ -297,6 +310,19 @@ def field_is_lower_better(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 
 _LOWER = {"loss", "perplexity", "lost", "error", "bytes", "seconds", "time", "std", "steps"}
+
+
+def privacy_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the differential privacy of a run after its last row; empty without a mechanism."""
+    described = next((row["privacy"] for row in rows if "privacy" in row), None)
+    if not isinstance(described, Mapping):
+        return ""
+    statement = f"{described.get('name')}: {described.get('statement')}"
+    epsilon, delta = (number(rows[-1], name) for name in ("epsilon", "delta"))
+    if epsilon is None or delta is None:
+        return f"no guarantee of differential privacy. {statement}"
+    unit = described.get("unit")
+    return f"({epsilon:.4g}, {delta:g})-differential privacy of each {unit}. {statement}"
 
 
 def seen_clients(rows: Iterable[Mapping[str, Any]]) -> set[int]:

@@ -111,6 +111,7 @@ def banner(title: str, description: str, phase: Phase) -> str:
         else "none",
         "memory": f"{', '.join(f'{_size(n)} {k}' for k, n in memory.items())};"
         " local steps need more",
+        **({"privacy": details["privacy"]} if details.get("privacy") else {}),
         "device": details["device"],
         "out": str(details["out"]) if details["out"] is not None else "(nothing is written)",
     }

@@ -68,6 +68,7 @@ def print_study(study: "Study", options: "Options | None" = None) -> None:
 
     from fedjax_peft.report import tables
     from fedjax_peft.report.methods import methods_of
+    from fedjax_peft.rows import privacy_in_words
 
     console = Console()
     methods = methods_of(study, options)
@@ -75,6 +76,7 @@ def print_study(study: "Study", options: "Options | None" = None) -> None:
         runs = study.records
         shown, text = [tables.table(runs, console.width)], tables.conclusion(runs)
         texts = [text] if len(runs) > 1 else []
+        texts += [f"{run.name}: {words}" for run in runs if (words := privacy_in_words(run.rows))]
     else:
         shown = methods.terminal_tables(console.width)
         texts = [methods.lead, *(f"Note: {warning}" for warning in methods.warnings)]

@@ -21,7 +21,7 @@ from fedjax_peft.report.methods import PAIRED, Methods, Options, methods_of
 from fedjax_peft.report.records import SEED, RunRecord, distinct
 from fedjax_peft.report.study import Study, make_study
 from fedjax_peft.report.verdict import judge, listing, printed, verdict, word
-from fedjax_peft.rows import Row, headline, series, summary
+from fedjax_peft.rows import Row, headline, privacy_in_words, series, summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,6 +121,7 @@ def _of_runs(runs: Sequence[RunRecord], target: float | None) -> dict[str, Any]:
         "runs": names,
         "lead": lead,
         "warnings": _warnings(runs),
+        "privacy": _promises(zip(names, runs, strict=True)),
         "columns": columns,
         "captions": [],
         "settings_table": None,
@@ -159,6 +160,7 @@ def _of_methods(methods: Methods, target: float | None) -> dict[str, Any]:
         "runs": names,
         "lead": methods.lead,
         "warnings": [*methods.warnings, *_warnings(runs, grouped=True)],
+        "privacy": _promises(zip(names, first, strict=True)),
         "columns": methods.columns,
         "captions": list(methods.captions),
         "settings_table": methods.settings,
@@ -177,6 +179,15 @@ def _of_methods(methods: Methods, target: float | None) -> dict[str, Any]:
         "environment": _compare([run.environment for run in first]),
         "files": methods.tables(),
     }
+
+
+def _promises(runs: Iterable[tuple[str, RunRecord]]) -> list[tuple[str, str]]:
+    """Returns (names, differential privacy in words); runs with the same words share an entry."""
+    names: dict[str, list[str]] = {}
+    for name, run in runs:
+        if words := privacy_in_words(run.rows):
+            names.setdefault(words, []).append(name)
+    return [(listing(same), words) for words, same in names.items()]
 
 
 def _write_curves(draw: Draw, out: Path, stem: str, x: str | None) -> list[dict[str, Any]]:

@@ -266,6 +266,7 @@ def cost_columns(facts: Sequence[dict[str, Any]]) -> list[Column]:
     one, total = _scale(plots.byte_unit, upload), _scale(plots.byte_unit, up + down)
     clock, wall_clock = _scale(plots.time_unit, simulated), _scale(plots.time_unit, wall)
     return [
+        _privacy_column(get("epsilon"), get("delta")),
         _column("Trained parameters", get("trained"), "{:,.0f}".format),
         _column(f"Upload per client and round ({one.unit})", upload, one.text, min),
         _column(
@@ -287,6 +288,16 @@ def cost_columns(facts: Sequence[dict[str, Any]]) -> list[Column]:
         _column("Slots in use (%)", get("slot_utilisation"), percent),
         _error_column(get("aggregation_error_relative"), get("aggregation_error")),
     ]
+
+
+def _privacy_column(epsilon: Sequence[float | None], delta: Sequence[float | None]) -> Column:
+    """Returns the guarantee of differential privacy after the last round."""
+    cells = [
+        MISSING if e is None else "none" if d is None or not math.isfinite(e) else f"{e:.3g}, {d:g}"
+        for e, d in zip(epsilon, delta, strict=True)
+    ]
+    data = {"epsilon": epsilon, "delta": delta}
+    return Column("Privacy (ε, δ)", "Privacy\nε, δ", cells, set(), data=data)
 
 
 def _error_column(relative: Sequence[float | None], absolute: Sequence[float | None]) -> Column:

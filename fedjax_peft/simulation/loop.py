@@ -18,6 +18,7 @@ from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
 from fedjax_peft.simulation.checks import Late
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.evaluation import Evaluation, evaluate
+from fedjax_peft.simulation.guarantee import Accounted
 from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.record import Record
@@ -50,6 +51,7 @@ class Loop:
         nonfinite: str,
         each: bool,
         local: LocalTest | None = None,
+        private: Accounted | None = None,
     ):
         """Stores the parts of a run.
 
@@ -69,12 +71,13 @@ class Loop:
           nonfinite: likewise.
           each: whether rows contain the metrics of every client.
           local: tests the clients' models before the aggregation in evaluated rounds.
+          private: accounts for the mechanism of differential privacy.
         """
         self.session, self.model, self.algorithm = session, model, session.setup.algorithm
         self.tested, self.costs, self.record, self.phases = tested, costs, record, phases
         self.stop, self.rounds, self.eval_every = stop, rounds, eval_every
         self.checkpoint_every, self.deadline, self.late = checkpoint_every, deadline, late
-        self.nonfinite, self.each, self.local = nonfinite, each, local
+        self.nonfinite, self.each, self.local, self.private = nonfinite, each, local, private
         lower = (session.setup.task.lower_is_better, self.algorithm.lower_is_better)
         self.lower = (*lower[0], *lower[1], "update_norm")
 
@@ -103,6 +106,8 @@ class Loop:
         began = time.perf_counter()
         scores = evaluate(self.tested, state, each=self.each, phases=self.phases)
         row = start_row(self.model, self.algorithm, scores, seconds)
+        if self.private is not None:
+            row |= {**self.private.fields(0), **self.private.start()}
         row["time"] = {"eval_s": time.perf_counter() - began}
         stopped = _asked(self.record.add(row))
         self.costs.record(row)
@@ -190,6 +195,7 @@ class Loop:
         row = round_row(info, each=self.each, lower=self.lower)
         share = session.padding_share(plan, state.seed) if plan.useful else None
         row |= {} if share is None else {"padding_share": share}
+        row |= {} if self.private is None else self.private.fields(index)
         row |= self._work_fields(session.schedule(state.seed), plan, index, late)
         compiled = session.compile_seconds - compiled
         spent = {"train_s": time.perf_counter() - began - compiled}

@@ -49,12 +49,12 @@ class Phase(NamedTuple):
     """``starting``: ``algorithm``, ``clients``, ``clients_per_round``, ``parameters`` (by kind),
     ``train_examples``, ``test_examples``, ``evaluations`` (name -> examples, each counted once
     for every model), ``eval_every``, ``estimate``
-    (an :class:`fedjax_peft.simulation.estimate.Estimate`),
-    ``device``, ``out`` and ``resumed_from`` (a round, or None). ``compiling``: ``program``, "round"
-    or the name of an evaluation ("test", "global_test", "client", "validation",
-    "global_validation", "client_validation"). ``evaluating``: ``evaluation``, the name of the
-    evaluation. ``finished``: ``stopped``, why the run ended before its last round,
-    or None."""
+    (an :class:`fedjax_peft.simulation.estimate.Estimate`), ``privacy`` (the guarantee after all
+    rounds in words, or None), ``device``, ``out`` and ``resumed_from`` (a round, or None).
+    ``compiling``: ``program``, "round" or the name of an evaluation ("test", "global_test",
+    "client", "validation", "global_validation", "client_validation"). ``evaluating``:
+    ``evaluation``, the name of the evaluation. ``finished``: ``stopped``, why the run ended before
+    its last round, or None."""
 
 
 class Display(Protocol):

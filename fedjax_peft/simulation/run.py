@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_peft import tree
 from fedjax_peft.models.base import Model
-from fedjax_peft.rows import Row, headline, seen_clients
+from fedjax_peft.rows import Row, headline, privacy_in_words, seen_clients
 from fedjax_peft.simulation.client_models import (
     check_clients,
     check_format,
@@ -49,6 +49,11 @@ class Run:
         return _merge_into_frozen(self.model, self.algorithm, self.server).replace(
             trainable=self.params
         )
+
+    @property
+    def privacy(self) -> str:
+        """The guarantee of differential privacy after the last round, in words; empty without."""
+        return privacy_in_words(self.metrics)
 
     def client_params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model."""

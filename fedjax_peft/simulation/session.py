@@ -36,7 +36,7 @@ from fedjax_peft.simulation.checks import (
 )
 from fedjax_peft.typing import Algorithm, Attack, Federation, Privacy, Task, Transform
 
-__all__ = ["Transforms", "poisson_width", "session"]
+__all__ = ["Transforms", "federation_of", "poisson_width", "session"]
 
 Transforms: TypeAlias = Transform | Sequence[Transform] | None
 """One upload transform, or several in the order in which a client applies them."""
@@ -135,7 +135,7 @@ def session(
     if check_batch_sampling(batch_sampling) == "poisson":
         width = poisson_width([len(rows) for rows in clients.indices], batch_size)
         schedule = schedule._replace(batch_sampling="poisson", width=width)
-    federation = _federation(schedule)
+    federation = federation_of(schedule)
     wrappers = [parametrised(wrapper, values) for wrapper in (attack, privacy)]
     chosen = _wrapped(plain, [made for made, _ in wrappers], federation)
     make: Any = make_plain
@@ -199,7 +199,7 @@ def poisson_width(sizes: Sequence[int], batch_size: int) -> int:
     return int(np.max(np.minimum(most, counts), initial=1))
 
 
-def _federation(schedule: Schedule) -> Federation:
+def federation_of(schedule: Schedule) -> Federation:
     """Returns the facts about a run that privacy mechanisms and attacks depend on."""
     sizes = [len(rows) for rows in schedule.indices]
     steps = [schedule.most_steps(client) for client in range(len(sizes))]

@@ -10,7 +10,7 @@ from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
 from fedjax_peft.engine.session import Engine
-from fedjax_peft.hyperparameters import Values
+from fedjax_peft.hyperparameters import Values, parametrised
 from fedjax_peft.models.base import Model
 from fedjax_peft.rows import Row
 from fedjax_peft.simulation.checks import (
@@ -25,13 +25,14 @@ from fedjax_peft.simulation.checks import (
 from fedjax_peft.simulation.cost import Costs, Ledger, TimeModel, preload_bytes, start_seconds
 from fedjax_peft.simulation.estimate import estimate
 from fedjax_peft.simulation.evaluation import evaluations
+from fedjax_peft.simulation.guarantee import accounted, watched
 from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.loop import Loop
 from fedjax_peft.simulation.progress import Phase, Phases
 from fedjax_peft.simulation.recipe import save_recipe
 from fedjax_peft.simulation.record import Record, device_name
 from fedjax_peft.simulation.run import Run, global_leaves
-from fedjax_peft.simulation.session import Transforms
+from fedjax_peft.simulation.session import Transforms, federation_of
 from fedjax_peft.simulation.session import session as make_session
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.typing import Algorithm, Attack, Privacy, Task
@@ -222,6 +223,12 @@ def simulate(
     algorithm = session.setup.algorithm
     check_test_data(model, clients, data, own_data, task)
     state, schedule = session.init(seed), session.schedule(seed)
+    private = accounted(
+        parametrised(privacy, values)[0],
+        federation_of(schedule),
+        diagnostics=diagnostics,
+        nonfinite=nonfinite,
+    )
     tested = evaluations(
         session,
         test=test,
@@ -259,6 +266,8 @@ def simulate(
         metadata = {**metadata, "values": dict(values)}
     if transform is not None:
         metadata = {**metadata, "transforms": transform.name}
+    if private is not None:
+        metadata = {**metadata, "privacy": private.privacy.name}
     metadata = dict(config or {}) if recorded else {**metadata, **(config or {})}
     text_length = _text_length(clients.data)
     with (
@@ -270,7 +279,7 @@ def simulate(
         if record.out is not None and clients.data.vocabulary:
             write_vocabulary(record.out, clients.data.vocabulary)
         loop = Loop(
-            *(session, model, tested, costs, record, phases, stop),
+            *(session, model, tested, costs, record, phases, watched(stop, private)),
             rounds=rounds,
             eval_every=eval_every,
             checkpoint_every=checkpoint_every,
@@ -279,6 +288,7 @@ def simulate(
             nonfinite=nonfinite,
             each="clients" in diagnostics,
             local=local,
+            private=private,
         )
         saved = loop.restore(state)
         phases.send(
@@ -297,6 +307,7 @@ def simulate(
                 skipped_leaves=loop.skipped_leaves(state, 1),
                 late=loop.late_steps(state, 1),
             ),
+            privacy=None if private is None else private.promise(rounds),
             device=device_name(),
             out=record.out,
             resumed_from=saved.round_index if saved else None,

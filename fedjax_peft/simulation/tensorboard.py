@@ -20,6 +20,8 @@ _GROUPS = {
     "slot_utilisation": "engine",
     "padded_utilisation": "engine",
     "padding_share": "engine",
+    "epsilon": "privacy",
+    "delta": "privacy",
 }
 
 

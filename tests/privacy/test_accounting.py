@@ -24,7 +24,16 @@ SETTINGS = [
 
 
 def federation(sampling: str, clients: int = 100, per_round: int = 10) -> Federation:
-    return Federation(clients, per_round, sampling, 8, 4, 1, 20)
+    return Federation(
+        clients=clients,
+        per_round=per_round,
+        sampling=sampling,
+        batch_size=8,
+        batch_sampling="shuffled",
+        most_steps=4,
+        most_passes=1,
+        fewest_examples=20,
+    )
 
 
 def poisson(z: float, q: float | None) -> dp.DpEvent:

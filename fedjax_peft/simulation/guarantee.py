@@ -1,0 +1,145 @@
+"""The privacy guarantee of a run: its fields in the rows, and what would break it."""
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.rows import Row, finite_or_none, privacy_in_words
+from fedjax_peft.simulation.checks import users_level
+from fedjax_peft.simulation.stopping import Stop
+from fedjax_peft.typing import Federation, Privacy
+
+__all__ = ["Accounted", "accounted", "watched"]
+
+_PUBLIC = ("round", "headline", "headline_better", "epsilon", "delta", "simulated_seconds")
+"""Fields of a row that do not depend on the training examples."""
+_PUBLIC_STARTS = ("test_", "global_test_", "validation_", "global_validation_", "bytes_", "time")
+"""Starts of such fields. Scores on other examples depend on the released model only."""
+
+
+class Accounted(NamedTuple):
+    """A mechanism of differential privacy and the facts that its guarantee depends on."""
+
+    privacy: Privacy
+    """Made with the concrete run-time values."""
+    federation: Federation
+
+    def fields(self, rounds: int) -> Row:
+        """Returns the fields ``epsilon`` and ``delta`` of the row after a number of rounds.
+
+        ``epsilon`` is None if there is no guarantee.
+        """
+        if not rounds:
+            return {"epsilon": 0.0, "delta": self.privacy.guarantee(self.federation, 1).delta}
+        found = self.privacy.guarantee(self.federation, rounds)
+        return {"epsilon": finite_or_none(found.epsilon), "delta": found.delta}
+
+    def start(self) -> Row:
+        """Returns the field of row 0 that describes the guarantee."""
+        return {
+            "privacy": {
+                "name": self.privacy.name,
+                "unit": self.privacy.unit,
+                "statement": self.statement,
+            }
+        }
+
+    def promise(self, rounds: int) -> str:
+        """Returns the guarantee after all rounds, in words."""
+        return privacy_in_words([{**self.fields(rounds), **self.start()}])
+
+    @property
+    def statement(self) -> str:
+        """The guarantee in words."""
+        return self.privacy.statement(self.federation)
+
+
+def accounted(
+    privacy: Privacy | None,
+    federation: Federation,
+    *,
+    diagnostics: Collection[str],
+    nonfinite: str,
+) -> Accounted | None:
+    """Returns the accountant of a run; None for a run without a mechanism.
+
+    It warns of measurements of single clients.
+
+    Args:
+      privacy: the mechanism, with concrete values.
+      federation: the facts about the run.
+      diagnostics: as for ``simulate``.
+      nonfinite: likewise.
+
+    Raises:
+      InputError: a setting would break the guarantee.
+    """
+    if privacy is None:
+        return None
+    if nonfinite == "raise":
+        raise InputError(
+            "With privacy, nonfinite='raise' would tell everyone that one client's upload was not"
+            " finite, and nothing hides that. Use nonfinite='drop': the upload then counts as 0."
+        )
+    single = [word for word in ("clients", "local") if word in diagnostics]
+    if single:
+        warnings.warn(
+            f"diagnostics={single} writes measurements of single clients without noise to the"
+            " metrics. The privacy guarantee covers the released model only: keep the metrics"
+            " secret.",
+            stacklevel=users_level(),
+        )
+    return Accounted(privacy, federation)
+
+
+def watched(stop: Stop | None, private: Accounted | None) -> Stop | None:
+    """Returns a stop rule that warns once if it reads statistics of the training examples.
+
+    Args:
+      stop: the rule; None if there is none.
+      private: the accountant of the run; without one, the rule is returned as it is.
+    """
+    if stop is None or private is None:
+        return stop
+    told: set[str] = set()
+
+    def asked(rows: Sequence[Row]) -> bool | str | None:
+        last = _Read(rows[-1])
+        answer = stop([*rows[:-1], last])
+        found = {name for name in last.read if not _is_public(name)}
+        if found and not told:
+            told.update(found)
+            warnings.warn(
+                f"The stop rule reads {sorted(found)}, which depends on the clients' examples"
+                " without noise, so that the number of rounds is not covered by the privacy"
+                " guarantee. Use a metric on a public test or validation set.",
+                stacklevel=2,
+            )
+        return answer
+
+    return asked
+
+
+def _is_public(name: str) -> bool:
+    """Returns whether a field of a row depends on the released model and public data only."""
+    return name in _PUBLIC or name.startswith(_PUBLIC_STARTS)
+
+
+class _Read(dict[str, Any]):
+    """A row that remembers which of its fields were read."""
+
+    def __init__(self, row: Mapping[str, Any]):
+        super().__init__(row)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns a field."""
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns a field, or the default."""
+        if name in self:
+            return self[name]
+        return default

@@ -1,0 +1,134 @@
+"""The guarantee in the rows of a run, in its report, and what breaks it."""
+
+import math
+
+import optax
+import pytest
+import toy
+
+import fedjax_peft as fp
+from fedjax_peft.errors import InputError
+from fedjax_peft.fields import field_names, find
+from fedjax_peft.privacy import accounting
+from fedjax_peft.report.page import write_report
+from fedjax_peft.report.records import load_run
+from fedjax_peft.rows import privacy_in_words, read_metrics
+from fedjax_peft.simulation.stopping import early_stop
+from fedjax_peft.typing import Privacy
+
+DELTA = 1e-5
+
+
+def fake(noise_multiplier=2.0) -> Privacy:
+    """Returns an accountant without a mechanism: only the guarantee is of interest here."""
+    return Privacy(
+        "fake",
+        "client",
+        lambda algorithm, federation: algorithm,
+        lambda federation, rounds: accounting.client_guarantee(
+            noise_multiplier, DELTA, federation, rounds
+        ),
+        accounting.composition_in_words,
+    )
+
+
+def simulate(privacy, **options):
+    return fp.simulate(
+        toy.model(),
+        fp.algorithms.fedavg(optax.sgd(0.1)),
+        toy.clients((7, 4, 12, 1, 9)),
+        privacy=privacy,
+        **{"rounds": 2, "batch_size": 4, "sampling": "poisson", "clients_per_round": 2, **options},
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return simulate(fake(), out=tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_each_row_has_the_guarantee_so_far(run):
+    def epsilon(rounds):
+        return accounting.epsilon(accounting.gaussian_event(2.0, rounds, 0.4), DELTA)
+
+    rows = read_metrics(run.out / "metrics.jsonl")
+    assert [row["epsilon"] for row in rows] == pytest.approx([0, epsilon(1), epsilon(2)])
+    assert [row["delta"] for row in rows] == [DELTA] * 3
+
+
+def test_row_0_has_the_statement(run):
+    described = run.metrics[0]["privacy"]
+    assert (described["name"], described["unit"]) == ("fake", "client")
+    assert "add or remove one" in described["statement"]
+    assert "privacy" not in run.metrics[1]
+
+
+def test_all_fields_are_documented(run):
+    names = {name for row in run.metrics for name in field_names(row)}
+    assert {name for name in names if find(name) is None} == set()
+
+
+def test_a_run_says_its_guarantee(run):
+    words = privacy_in_words(run.metrics)
+    epsilon = run.metrics[-1]["epsilon"]
+    assert words.startswith(f"({epsilon:.4g}, 1e-05)-differential privacy of each client. fake: It")
+    assert run.privacy == words
+
+
+def test_the_report_has_a_column_and_the_statement(run, tmp_path):
+    page = write_report([load_run(run.out)], tmp_path).read_text()
+    assert "Privacy (ε, δ)" in page
+    assert "differential privacy of each client. fake: It compares federations" in page
+    header, cells = (tmp_path / "table.csv").read_text().splitlines()[:2]
+    values = dict(zip(header.split(","), cells.split(","), strict=False))
+    assert float(values["epsilon"]) == pytest.approx(run.metrics[-1]["epsilon"])
+
+
+def test_the_banner_promises_the_guarantee_of_all_rounds():
+    promised = []
+    simulate(fake(), on_phase=lambda p: promised.append(p.details.get("privacy")), rounds=2)
+    total = accounting.epsilon(accounting.gaussian_event(2.0, 2, 0.4), DELTA)
+    assert promised[0].startswith(f"({total:.4g}, 1e-05)-differential privacy")
+
+
+def test_no_guarantee_is_null_and_said(tmp_path):
+    found = simulate(fake(0.0), rounds=1, out=tmp_path / "run")
+    assert [row["epsilon"] for row in found.metrics] == [0.0, None]
+    assert found.privacy.startswith("no guarantee of differential privacy. fake:")
+    page = write_report([load_run(tmp_path / "run")], tmp_path / "report").read_text()
+    assert "no guarantee of differential privacy" in page
+
+
+def test_run_time_values_are_accounted_for_by_their_numbers():
+    found = simulate(lambda p: fake(p["z"]), values={"z": 3.0}, rounds=1)
+    expected = accounting.epsilon(accounting.gaussian_event(3.0, 1, 0.4), DELTA)
+    assert found.metrics[1]["epsilon"] == pytest.approx(expected)
+    assert math.isfinite(expected)
+
+
+def test_a_run_without_a_mechanism_has_no_guarantee():
+    found = simulate(None, rounds=1)
+    assert not any({"epsilon", "delta", "privacy"} & row.keys() for row in found.metrics)
+    assert found.privacy == ""
+
+
+def test_an_error_that_names_one_client_is_refused():
+    with pytest.raises(InputError, match="nonfinite='raise' would tell everyone"):
+        simulate(fake(), nonfinite="raise")
+
+
+def test_measurements_of_single_clients_are_warned_of():
+    with pytest.warns(UserWarning, match="measurements of single clients") as caught:
+        simulate(fake(), diagnostics=["clients"], rounds=1)
+    assert len(caught) == 1
+
+
+def test_a_stop_rule_on_training_data_is_warned_of_once():
+    with pytest.warns(UserWarning, match=r"stop rule reads \['train_loss'\]") as caught:
+        simulate(fake(), stop=early_stop(metric="train_loss", patience=9), rounds=3)
+    assert len(caught) == 1
+
+
+def test_a_stop_rule_on_a_public_test_set_is_fine():
+    examples = toy.clients((6,)).data
+    simulate(fake(), stop=early_stop(target=2.0), test=examples, rounds=2)
