@@ -134,6 +134,12 @@ FIELDS = (
     # ---- upload transforms
     Field("clip_share", "fraction", "clip_norm: aggregated clients whose change was clipped."),
     Field("clip_median_norm", "", "clip_norm: median L2 norm of their changes before clipping."),
+    Field(
+        "compression_error",
+        "fraction",
+        "Compressors: mean over aggregated clients of the norm of what was lost over that of what"
+        " was to be sent; the second of a chain has ``_2``.",
+    ),
     # ---- differential privacy
     Field("epsilon", "", "ε of the rounds so far; null without a guarantee."),
     Field("delta", "", "δ of this guarantee."),

@@ -13,7 +13,7 @@ Python's ``if`` skip traced values; the functions below tell them apart.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,22 @@ import jax.numpy as jnp
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import Algorithm, Transform
 
-__all__ = ["Maker", "Values", "as_arrays", "is_traced", "maybe_nonzero", "parametrised"]
+__all__ = [
+    "Maker",
+    "Values",
+    "as_arrays",
+    "constants",
+    "constants_of",
+    "is_traced",
+    "maybe_nonzero",
+    "parametrised",
+]
 
 Values: TypeAlias = Mapping[str, Any]
 """Name -> number: a float outside of a program, a traced scalar inside."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Maker(NamedTuple):
@@ -46,6 +58,24 @@ def maybe_nonzero(value: Any) -> bool:
     and the part is left out of the program.
     """
     return is_traced(value) or bool(value)
+
+
+def constants(*names: str) -> Callable[[F], F]:
+    """Returns a decorator that marks parameters that decide shapes or sizes.
+
+    They cannot be run-time values. A sweep over them compiles a program for each value.
+    """
+
+    def mark(function: F) -> F:
+        function.__dict__["constants"] = names
+        return function
+
+    return mark
+
+
+def constants_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Returns the parameters that :func:`constants` marked."""
+    return getattr(function, "constants", ())
 
 
 def as_arrays(values: Values) -> dict[str, jax.Array]:

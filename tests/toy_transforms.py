@@ -1,9 +1,11 @@
 """Upload transforms that use all features: memory, state, noise, metrics and bytes."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import tree
+from fedjax_peft import transforms, tree
 from fedjax_peft.random import stream
 from fedjax_peft.transforms.clip import clipped
 from fedjax_peft.typing import Decoded, Encoded, Transform
@@ -72,3 +74,23 @@ def record() -> Transform:
 def ones() -> Transform:
     """Sends 1 in every entry, also where a change is not finite."""
     return Transform("ones", lambda update, *_: Encoded(jax.tree.map(jnp.ones_like, update)))
+
+
+REQUIRED = {"max_norm": 0.2, "share": 0.3, "rank": 1}
+"""A value for each parameter of a built-in transform that has no default."""
+
+
+def example(name, **options):
+    """Returns a built-in transform by its name; options that it does not have are left out."""
+    function = getattr(transforms, name)
+    known = inspect.signature(function).parameters
+    needed = {n for n, p in known.items() if p.default is p.empty}
+    assert needed <= REQUIRED.keys(), f"add {needed - REQUIRED.keys()} of {name} to REQUIRED"
+    given = {n: REQUIRED[n] for n in needed}
+    return function(**given | {n: x for n, x in options.items() if n in known})
+
+
+def compressors():
+    """Returns the names of the built-in transforms that make uploads smaller."""
+    made = {name: example(name) for name in transforms.__all__}
+    return [n for n, t in made.items() if t.wire is not None and not t.changes_aggregate]

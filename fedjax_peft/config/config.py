@@ -59,7 +59,7 @@ from fedjax_peft.data import Clients, Dataset, partition, sources
 from fedjax_peft.data.vocabulary import word_tokenizer
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.hyperparameters import Values
+from fedjax_peft.hyperparameters import Values, constants_of
 from fedjax_peft.models import heads, hub, registry
 from fedjax_peft.models.base import Model
 from fedjax_peft.nested import flatten, merge, unset
@@ -490,6 +490,13 @@ def _head_kind(name: str | None) -> str | None:
             f"The config key [model] 'head' cannot be {show(name)}. {nearest(kind, heads.KINDS)}"
         )
     return kind
+
+
+def is_constant(key: str) -> bool:
+    """Returns whether a dotted key such as ``transforms.top_k.share`` decides sizes."""
+    table, _, rest = key.partition(".")
+    name, _, option = rest.rpartition(".")
+    return table in CHAINED and option in constants_of(_function(table, name))
 
 
 def check_arguments(function: Callable[..., Any], given: Config) -> Config:

@@ -200,9 +200,12 @@ def _points(
 def _is_runtime(config: configs.Config, key: str) -> bool:
     """Returns whether the value of a key becomes a run-time value: a number, but not 0.
 
-    A 0 often switches a part of an algorithm off, and the program is then smaller.
+    A 0 often switches a part of an algorithm off, and the program is then smaller. Some numbers
+    decide sizes, so they stay constants.
     """
     value = flatten(config).get(key)
+    if configs.is_constant(key):
+        return False
     return key.split(".")[0] in _RUNTIME and isinstance(value, float) and value != 0
 
 

@@ -1,0 +1,160 @@
+"""The parts that compressors share: their measured error, error feedback, blocks, random keys."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft import tree
+from fedjax_peft.display import show
+from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import is_traced
+from fedjax_peft.random import stream
+from fedjax_peft.typing import (
+    Decoded,
+    Encoded,
+    Key,
+    Measurements,
+    PyTree,
+    RoundContext,
+    Transform,
+    TransformWire,
+)
+
+__all__ = [
+    "FLOAT",
+    "check_block",
+    "check_share",
+    "compressor",
+    "count",
+    "error_feedback",
+    "index_bits",
+    "keys_of",
+    "mean_error",
+]
+
+FLOAT = 32
+"""Bits of a scale, a float32."""
+
+
+def compressor(
+    name: str,
+    encode: Callable[[PyTree, PyTree, Key], tuple[PyTree, PyTree]],
+    wire: TransformWire,
+    *,
+    memory: Callable[[PyTree], PyTree] = lambda template: (),
+    final: bool = False,
+    feedback: bool = False,
+) -> Transform:
+    """Returns the transform that encodes a change, and measures the relative error.
+
+    The row of a round gains ``compression_error``: the mean over the aggregated clients of
+    ``‖C(x) - x‖ / ‖x‖``, where ``x`` is what the compressor is given (with error feedback: the
+    change plus the memory) and ``C(x)`` is what the server reads.
+
+    Args:
+      name: of the transform.
+      encode: (change, memory, key) -> (what the server reads, memory).
+      wire: the size on the wire.
+      memory: template -> the memory at the start.
+      final: as ``Transform.final``.
+      feedback: add :func:`error_feedback`.
+    """
+
+    def client(update: PyTree, memory: PyTree, received: PyTree, key: Key) -> Encoded:
+        del received
+        made, memory = encode(update, memory, key)
+        made = jax.tree.map(lambda new, x: new.astype(x.dtype), made, update)
+        size = tree.norm(update)
+        lost = tree.norm(jax.tree.map(jnp.subtract, made, update))
+        return Encoded(made, memory, lost / jnp.where(size > 0, size, 1.0))
+
+    made = Transform(name, client, memory=memory, server=mean_error, wire=wire, final=final)
+    return error_feedback(made) if feedback else made
+
+
+def mean_error(
+    aggregate: PyTree, state: PyTree, measured: Measurements, context: RoundContext
+) -> Decoded:
+    """Returns the server's part of a compressor: it only reports the mean relative error."""
+    del context
+    accepted = measured.accepted
+    total = jnp.sum(jnp.where(accepted, measured.values, 0.0))
+    # 0 / 0 is NaN: nobody has no error.
+    return Decoded(aggregate, state, {"compression_error": total / jnp.sum(accepted)})
+
+
+def error_feedback(transform: Transform) -> Transform:
+    """Returns a compressor whose clients add to their change what was lost before.
+
+        p_t = Δ_t + e_t        sent: C(p_t)        e_{t+1} = p_t - C(p_t)
+
+    (Seide et al. 2014; Karimireddy et al. 2019). The sum of what is sent is the sum of the changes
+    minus the last memory. A client that does not take part keeps its memory.
+
+    Args:
+      transform: a compressor, or a :func:`fedjax_peft.transforms.chain` of compressors.
+
+    Raises:
+      InputError: the transform changes the aggregate at the server, as noise does.
+    """
+    if transform.changes_aggregate:
+        raise InputError(
+            f"Error feedback cannot be added to {transform.name!r}, whose server changes the"
+            " aggregate: clients do not know what became of their own part."
+        )
+
+    def client(update: PyTree, memory: PyTree, received: PyTree, key: Key) -> Encoded:
+        total = jax.tree.map(jnp.add, update, memory["lost"])
+        encoded = transform.client(total, memory["own"], received, key)
+        lost = jax.tree.map(jnp.subtract, total, encoded.update)
+        return encoded._replace(memory={"lost": lost, "own": encoded.memory})
+
+    def memory(template: PyTree) -> PyTree:
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), template)
+        return {"lost": zeros, "own": transform.memory(template)}
+
+    return transform._replace(client=client, memory=memory)
+
+
+def keys_of(key: Key, update: PyTree) -> PyTree:
+    """Returns a key for every leaf, which depends on the leaf's name."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: stream(key, jax.tree_util.keystr(path)), update
+    )
+
+
+def count(share: float, entries: int) -> int:
+    """Returns how many entries a share is: rounded up, at least one, at most all."""
+    return min(max(math.ceil(share * entries - 1e-9), 1), entries)
+
+
+def index_bits(chosen: int, entries: int) -> int:
+    """Returns the bits that say which entries were chosen: indices or a bitmap, the smaller."""
+    if chosen >= entries:
+        return 0
+    return min(chosen * math.ceil(math.log2(entries)), entries)
+
+
+def check_share(function: str, name: str, share: Any) -> None:
+    """Raises InputError unless a share is a known number above 0 and at most 1."""
+    if is_traced(share):
+        raise InputError(
+            f"{name} of {function} cannot be a run-time value: it decides the size of what is sent."
+            f' Give it as a number. In a config, list it in [sweep] constants = ["transforms.'
+            f'{function}.{name}"].'
+        )
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise InputError(
+            f"{name} = {show(share)} of {function} must be a number above 0 and at most 1."
+        )
+
+
+def check_block(function: str, block: Any, *, optional: bool = False) -> None:
+    """Raises InputError unless a block size is a positive integer, or None if ``optional``."""
+    if block is None and optional:
+        return
+    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
+        raise InputError(f"block = {show(block)} of {function} must be a positive integer.")

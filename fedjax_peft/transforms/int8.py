@@ -1,0 +1,44 @@
+"""Block-wise 8-bit integers with the largest absolute value as scale.
+
+    C(x_i) = m · round(127 · x_i / m) / 127,      m = max |x| over the block
+
+The quantiser of Dettmers et al. 2022 (LLM.int8()) and of 8-bit optimizers, with linear levels.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.transforms.blocks import by_block, wire_with_scales
+from fedjax_peft.transforms.compressing import check_block, compressor
+from fedjax_peft.typing import Key, PyTree, Transform
+
+__all__ = ["int8"]
+
+
+def int8(block: int = 64, *, error_feedback: bool = False) -> Transform:
+    """Rounds every entry to the nearest of 255 evenly spaced values, block by block.
+
+    On the wire: 8 bits for each entry, and a float32 scale for each block.
+
+    Args:
+      block: consecutive entries that share a scale.
+      error_feedback: whether clients add what was lost to their next change.
+
+    Raises:
+      InputError: ``block`` is not a positive integer.
+    """
+    check_block("int8", block)
+
+    def code(blocks: jax.Array) -> jax.Array:
+        largest = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
+        ratio = blocks / jnp.where(largest > 0, largest, 1.0)
+        return jnp.round(127 * ratio) / 127 * largest
+
+    def encode(update: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        del key
+        return jax.tree.map(lambda x: by_block(code, x, block), update), memory
+
+    def wire(template: PyTree, wires: PyTree) -> PyTree:
+        return jax.tree.map(lambda x, w: wire_with_scales(x, w, 8, block), template, wires)
+
+    return compressor("int8", encode, wire, feedback=error_feedback)

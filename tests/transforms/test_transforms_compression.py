@@ -1,0 +1,438 @@
+"""Compressors: NumPy references, unbiasedness, error feedback, bytes on the wire, whole rounds."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from toy_transforms import compressors, example
+
+from fedjax_peft import algorithms, transforms
+from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import constants_of
+from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.transforms import (
+    chain,
+    clip_norm,
+    error_feedback,
+    int8,
+    nf4,
+    power_sgd,
+    quantize,
+    random_k,
+    sign,
+    ternary,
+    top_directions,
+    top_k,
+)
+from fedjax_peft.transforms.compressing import count, index_bits
+from fedjax_peft.transforms.nf4 import NF4
+from fedjax_peft.transforms.packing import pack, wires_of
+from fedjax_peft.typing import Transform, Wire
+
+KEY = jax.random.key(3)
+SHAPES = {"head.bias": (3,), "head.kernel": (6, 3), "layer.lora_a": (5, 2), "layer.lora_b": (2, 6)}
+
+
+def change(seed=0):
+    rng = np.random.default_rng(seed)
+    return {n: jnp.asarray(rng.normal(0, 0.1, s), jnp.float32) for n, s in SHAPES.items()}
+
+
+def encode(transform, update, key=KEY, memory=None):
+    memory = transform.memory(update) if memory is None else memory
+    return transform.client(update, memory, transform.broadcast(transform.init(update)), key)
+
+
+def read(transform, update, key=KEY):
+    """Returns what the server reads, as float64 arrays."""
+    made = encode(transform, update, key).update
+    return {n: np.asarray(x, np.float64) for n, x in made.items()}
+
+
+# ------------------------------------------------------------------------------- NumPy references
+
+
+def in_blocks(x, block, code):
+    flat = np.asarray(x, np.float64).ravel()
+    return np.concatenate([code(flat[i : i + block]) for i in range(0, x.size, block)]).reshape(
+        x.shape
+    )
+
+
+def nearest_int8(x):
+    return np.round(127 * x / np.abs(x).max()) / 127 * np.abs(x).max()
+
+
+def nearest_nf4(x):
+    scaled = x / np.abs(x).max()
+    return np.array(NF4)[np.abs(scaled[:, None] - NF4).argmin(1)] * np.abs(x).max()
+
+
+def nearest_uniform(x, levels):
+    largest = np.abs(x).max()
+    return np.sign(x) * np.floor(np.abs(x) / largest * levels + 0.5) / levels * largest
+
+
+def largest(x, k):
+    flat = np.asarray(x, np.float64).ravel()
+    kept = np.argsort(-np.abs(flat), kind="stable")[:k]
+    return np.where(np.isin(np.arange(flat.size), kept), flat, 0).reshape(x.shape)
+
+
+REFERENCES = {
+    "int8": (int8(4), lambda x: in_blocks(x, 4, nearest_int8)),
+    "nf4": (nf4(4), lambda x: in_blocks(x, 4, nearest_nf4)),
+    "quantize": (quantize(3, stochastic=False), lambda x: nearest_uniform(np.asarray(x), 3)),
+    "blocks": (
+        quantize(5, stochastic=False, block=7),
+        lambda x: in_blocks(x, 7, lambda b: nearest_uniform(b, 15)),
+    ),
+    "sign": (sign(), lambda x: np.where(np.asarray(x) >= 0, 1, -1) * np.abs(x).mean()),
+    "top_k": (top_k(0.3), lambda x: largest(x, math.ceil(0.3 * x.size))),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_compressor_equals_its_numpy_reference(name):
+    transform, reference = REFERENCES[name]
+    update = change()
+    for leaf, x in read(transform, update).items():
+        np.testing.assert_allclose(x, reference(update[leaf]), rtol=2e-6, atol=1e-8)
+
+
+def test_the_values_of_nf4_are_quantiles_of_a_normal_distribution():
+    """QLoRA's construction (Equation 4), as in bitsandbytes: 8 quantiles above 0 and 7 below."""
+    scipy = pytest.importorskip("scipy.stats")
+    offset = 0.9677083
+    above = scipy.norm.ppf(np.linspace(offset, 0.5, 9)[:-1])
+    below = -scipy.norm.ppf(np.linspace(offset, 0.5, 8)[:-1])
+    values = np.sort(np.concatenate([above, [0], below]))
+    np.testing.assert_allclose(NF4, values / values.max(), atol=1e-6)
+
+
+def test_top_k_across_leaves_takes_the_largest_of_all():
+    update = change()
+    flat = np.concatenate([np.asarray(update[n]).ravel() for n in sorted(update)])
+    made = read(top_k(0.1, across_leaves=True), update)
+    sent = np.concatenate([made[n].ravel() for n in sorted(made)])
+    np.testing.assert_allclose(sent, largest(flat, 5))
+    assert np.count_nonzero(sent) == 5
+
+
+def test_random_k_sends_the_drawn_entries_times_n_over_k():
+    update = change()
+    for feedback, factor in ((False, 18 / 6), (True, 1.0)):
+        x = read(random_k(1 / 3, error_feedback=feedback), update)["head.kernel"]
+        assert np.count_nonzero(x) == 6
+        np.testing.assert_allclose(x[x != 0], factor * np.asarray(update["head.kernel"])[x != 0])
+
+
+@pytest.mark.parametrize("by", ["norm", "product", "random"])
+def test_top_directions_sends_columns_of_a_with_the_same_rows_of_b(by):
+    update = {"m.lora_a": jnp.array([[1.0, 4, 2], [1, 0, 3]]), "head.bias": jnp.ones(2)}
+    update["m.lora_b"] = jnp.array([[5.0, 5], [0.1, 0], [1, 2]])
+    made = read(top_directions(1, by=by), update)
+    norms = np.array([(2, 50), (16, 0.01), (13, 5)])
+    best = {"norm": norms.sum(1).argmax(), "product": norms.prod(1).argmax()}.get(by)
+    (sent,) = np.flatnonzero(made["m.lora_a"].any(0))
+    assert best in (None, sent)
+    for name, x in (("m.lora_a", made["m.lora_a"]), ("m.lora_b", made["m.lora_b"].T)):
+        full = np.asarray(update[name] if name == "m.lora_a" else update[name].T)
+        np.testing.assert_array_equal(x, np.where(np.arange(3) == sent, full, 0))
+    np.testing.assert_array_equal(made["head.bias"], 1)
+
+
+def test_directions_are_ranked_by_the_factor_that_has_changed():
+    """In FFA-LoRA only B is shared; in RoLoRA, the factor that rests looks like zeros."""
+    b = jnp.array([[1.0, 0], [3, 0], [2, 0]])
+    alone = read(top_directions(1, by="product"), {"m.lora_b": b})["m.lora_b"]
+    resting = {"m.lora_a": jnp.zeros((2, 3)), "m.lora_b": b}
+    other = read(top_directions(1, by="product"), resting)["m.lora_b"]
+    for x in (alone, other):
+        np.testing.assert_array_equal(x, [[0, 0], [3, 0], [0, 0]])
+
+
+def test_power_sgd_equals_its_numpy_reference_and_finds_the_best_factors():
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(12, 9)) * 0.5 ** np.arange(9)[None]
+    update = {"w": jnp.asarray(matrix, jnp.float32), "v": jnp.ones(3)}
+    transform = power_sgd(2, error_feedback=False)
+    memory, errors = transform.memory(update), []
+    (q,) = (np.asarray(x, np.float64) for x in memory.values())  # a vector is sent whole
+    for _ in range(12):
+        encoded = encode(transform, update, memory=memory)
+        p = np.linalg.qr(matrix @ q)[0]
+        q = matrix.T @ p
+        np.testing.assert_allclose(encoded.update["w"], p @ q.T, atol=2e-5)
+        memory = encoded.memory
+        errors.append(np.linalg.norm(encoded.update["w"] - matrix))
+    best = np.sqrt((np.linalg.svd(matrix, compute_uv=False)[2:] ** 2).sum())
+    np.testing.assert_allclose(errors[-1], best, rtol=1e-3)
+    assert errors[0] > 1.05 * best, "the warm start improves Q"
+
+
+# ------------------------------------------------------------------------------------ unbiasedness
+
+UNBIASED = {
+    "quantize": quantize(3),
+    "quantize l2": quantize(3, norm="l2"),
+    "quantize blocks": quantize(2, block=5),
+    "ternary": ternary(),
+    "random_k": random_k(0.3),
+    "random_k and quantize": chain(random_k(0.3), quantize(4)),
+}
+
+
+@pytest.mark.parametrize("name", UNBIASED)
+def test_the_mean_over_many_keys_is_the_change(name):
+    update, draws = change(), 4000
+    run = jax.jit(jax.vmap(lambda key: encode(UNBIASED[name], update, key).update))
+    for leaf, x in run(jax.random.split(KEY, draws)).items():
+        x = np.asarray(x, np.float64)
+        error = np.abs(x.mean(0) - np.asarray(update[leaf]))
+        # 5 standard errors, and float32 rounding of entries that are always the same.
+        assert (error <= 5 * x.std(0) / np.sqrt(draws) + 1e-7).all()
+        assert x.std(0).max() > 1e-3
+
+
+def test_two_leaves_of_the_same_shape_have_different_random_numbers():
+    x = jnp.full(64, 0.3).at[0].set(1.0)
+    made = read(ternary(), {"a": x, "b": x})
+    assert (made["a"] != made["b"]).any()
+
+
+# ---------------------------------------------------------------------------------- error feedback
+
+
+@pytest.mark.parametrize("name", compressors())
+def test_what_is_sent_adds_up_to_the_changes_minus_the_memory(name):
+    transform = example(name, error_feedback=True)
+    memory = transform.memory(change())
+    sent = changes = jax.tree.map(jnp.zeros_like, change())
+    for i in range(6):
+        encoded = encode(transform, change(i), jax.random.fold_in(KEY, i), memory)
+        memory = encoded.memory
+        sent = jax.tree.map(jnp.add, sent, encoded.update)
+        changes = jax.tree.map(jnp.add, changes, change(i))
+    lost = memory["lost"]
+    for leaf, x in sent.items():
+        np.testing.assert_allclose(x, changes[leaf] - lost[leaf], atol=1e-6)
+    assert max(np.abs(x).max() for x in lost.values()) > 1e-4
+
+
+def test_error_feedback_wraps_a_chain_of_compressors():
+    inner = chain(top_k(0.3, error_feedback=False), quantize(3))
+    transform = error_feedback(inner)
+    first = encode(transform, change())
+    expected = read(inner, change())
+    for leaf, x in first.update.items():
+        np.testing.assert_allclose(x, expected[leaf], rtol=1e-6)
+        np.testing.assert_allclose(first.memory["lost"][leaf], change()[leaf] - x, atol=1e-7)
+    size = sum(w.nbytes for w in wires(transform).values())
+    assert size == sum(w.nbytes for w in wires(inner).values())
+
+
+def test_noise_at_the_server_takes_no_error_feedback():
+    with pytest.raises(InputError, match="cannot be added to 'noise'"):
+        error_feedback(Transform("noise", lambda *_: None, changes_aggregate=True))
+
+
+# -------------------------------------------------------------------------------------- edge cases
+
+
+@pytest.mark.parametrize("name", compressors())
+@pytest.mark.parametrize("size", [0.0, 1e-37, 1e37], ids=["zeros", "tiny", "huge"])
+def test_zeros_single_entries_and_extreme_sizes_stay_finite(name, size):
+    update = {n: size * x for n, x in change().items()}
+    update |= {"one": jnp.full((1,), size), "none": jnp.zeros((0, 2)), "scalar": jnp.float32(size)}
+    encoded = encode(example(name), update)
+    for leaf, x in encoded.update.items():
+        assert x.shape == update[leaf].shape
+        assert np.isfinite(x).all()
+        assert size or not np.any(x)
+    assert np.isfinite(encoded.measured)
+
+
+# -------------------------------------------------------------------------------- bytes on the wire
+
+
+def wires(transform, template=None):
+    template = change() if template is None else template
+    return transform.wire(template, wires_of(template))
+
+
+BITS = [  # of a leaf [6, 3] of 18 float32 entries
+    (quantize(4), 18 * 4 + 32),
+    (quantize(4, block=5), 18 * 4 + 4 * 32),
+    (int8(8), 18 * 8 + 3 * 32),
+    (nf4(8), 18 * 4 + 3 * 32),
+    (sign(), 18 + 32),
+    (ternary(), 8 * 4 + 32 - 0),  # 18 entries in 4 bytes: five in a byte
+    (top_k(0.1), 2 * 32 + 2 * 5),  # 2 indices of 5 bits
+    (top_k(0.5), 9 * 32 + 18),  # a bitmap is smaller than 9 indices
+    (top_k(1.0), 18 * 32),
+    (random_k(0.1), 2 * 32),
+    (power_sgd(1), (6 + 3) * 32),
+    (power_sgd(2), 18 * 32),  # factors would not be smaller
+    (clip_norm(1.0), None),
+    (chain(top_k(0.1), quantize(4)), 2 * 5 + 2 * 4 + 32),
+    (chain(quantize(4), top_k(0.1)), 32 + 2 * 4 + 2 * 5),
+    (chain(top_k(0.5), int8(4)), 18 + 9 * 8 + 3 * 32),
+    (chain(top_k(0.5), clip_norm(1.0), random_k(0.5)), 18 + 5 * 32),
+    (chain(chain(top_k(0.5), sign()), random_k(0.5)), 18 + 32 + 5 * 1),
+]
+
+
+@pytest.mark.parametrize(("transform", "bits"), BITS, ids=lambda x: getattr(x, "name", ""))
+def test_the_wire_is_counted_to_the_bit(transform, bits):
+    if bits is None:
+        assert transform.wire is None
+    else:
+        assert wires(transform)["head.kernel"].nbytes == math.ceil(bits / 8)
+
+
+def test_top_k_across_leaves_is_one_message():
+    wire = wires(top_k(0.1, across_leaves=True))
+    assert wire == Wire(5, 32, 5 * 6)  # 43 entries: indices of 6 bits
+    both = wires(chain(top_k(0.1, across_leaves=True), int8(4)))
+    assert both == Wire(5, 8, 5 * 6 + 2 * 32)
+
+
+def test_directions_take_their_entries_and_one_index_a_pair():
+    wire = wires(top_directions(1))
+    assert wire["layer.lora_a"] == Wire(5, 32, 1)
+    assert wire["layer.lora_b"] == Wire(6, 32, 0)
+    assert wire["head.kernel"] == Wire(18, 32, 0)
+    assert wires(top_directions(1, by="random"))["layer.lora_a"] == Wire(5, 32, 0)
+    assert wires(top_directions(9))["layer.lora_b"] == Wire(12, 32, 0)
+
+
+def test_shares_are_rounded_up_and_a_bitmap_replaces_long_indices():
+    assert [count(share, 10) for share in (0.001, 0.1, 0.11, 0.3, 1.0)] == [1, 1, 2, 3, 10]
+    assert [index_bits(k, 1000) for k in (1, 100, 101, 1000)] == [10, 1000, 1000, 0]
+    assert index_bits(1, 1) == 0
+
+
+@pytest.mark.parametrize("name", compressors())
+def test_a_compressor_makes_large_leaves_smaller(name):
+    template = {"m.lora_a": jnp.zeros((256, 8)), "m.lora_b": jnp.zeros((8, 256))}
+    made = wires(example(name), template)
+    sizes = jax.tree.leaves(made, is_leaf=lambda x: isinstance(x, Wire))
+    assert 0 < sum(wire.nbytes for wire in sizes) < 0.5 * 4 * 4096
+
+
+# ------------------------------------------------------------------------------------------ chains
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_compressor_after_a_sparsifier_sees_the_chosen_entries_only(across):
+    update = change()
+    sparse = read(top_k(0.3, across_leaves=across), update)
+    made = read(chain(top_k(0.3, across_leaves=across), sign()), update)
+    if across:
+        together = np.concatenate([x[x != 0] for x in sparse.values()])
+        scales = [np.abs(together).mean()] * 4
+    else:
+        scales = [np.abs(x[x != 0]).mean() for x in sparse.values()]
+    for (leaf, x), scale in zip(sparse.items(), scales, strict=True):
+        np.testing.assert_allclose(made[leaf], np.sign(x) * scale, rtol=1e-6)
+
+
+def test_entries_are_packed_in_order_and_go_back_to_their_places():
+    update = {"a": jnp.array([[0.0, -3], [1, 0]]), "b": jnp.ones(2)}
+    values, back = pack(update, {"a": Wire(2, 32), "b": Wire(2, 32)})
+    np.testing.assert_array_equal(values["a"], [-3, 1])
+    new = back({"a": jnp.array([5.0, 6]), "b": jnp.zeros(2)})
+    np.testing.assert_array_equal(new["a"], [[0, 5], [6, 0]])
+    np.testing.assert_array_equal(new["b"], 0)
+
+
+def test_no_compressor_follows_power_sgd():
+    with pytest.raises(InputError, match="'quantize' cannot follow 'power_sgd'"):
+        chain(power_sgd(), quantize())
+    assert chain(quantize(), power_sgd(), clip_norm(1.0)).final
+
+
+# ------------------------------------------------------------------------------------- whole rounds
+
+SGD = optax.sgd(0.1)
+FEDERATION = toy.clients([7, 4, 12, 1, 9])
+TOGETHER = (top_k(0.6), quantize(4))
+
+
+def run(out=None, *, given=TOGETHER, rounds=2, federation=FEDERATION, **options):
+    options = {"checkpoint_every": 1, "lanes": 3, "batch_size": 4, "eval_every": 9} | options
+    algorithm = options.pop("algorithm", algorithms.fedavg(SGD))
+    return simulate(
+        *(toy.model(), algorithm, federation), rounds=rounds, out=out, transforms=given, **options
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [TOGETHER, (power_sgd(1),)], ids=["together", "power_sgd"])
+def test_lanes_do_not_matter_and_a_run_resumes_bit_for_bit(tmp_path, given):
+    run(tmp_path / "run", given=given)
+    resumed = run(tmp_path / "run", given=given, rounds=3, resume=True)
+    one, whole = run(given=given, rounds=3, lanes=1), run(given=given, rounds=3)
+    for name, x in whole.params.items():
+        np.testing.assert_array_equal(resumed.params[name], x)
+        np.testing.assert_allclose(one.params[name], x, atol=1e-5)
+    for a, b in zip(whole.metrics, resumed.metrics, strict=True):
+        assert a.get("compression_error") == b.get("compression_error")
+
+
+@pytest.mark.slow
+def test_the_errors_of_all_compressors_are_in_the_rows_and_nan_is_dropped():
+    row = run().metrics[-1]
+    assert all(0 < row[name] < 1 for name in ("compression_error", "compression_error_2"))
+    poisoned = run(federation=toy.poisoned(FEDERATION, 1))
+    assert poisoned.metrics[-1]["dropped"] == [1]
+    assert 0 < poisoned.metrics[-1]["compression_error"] < 1
+    nobody = run(federation=toy.poisoned(FEDERATION, *range(5)), rounds=1)
+    assert nobody.metrics[-1]["compression_error"] is None
+
+
+@pytest.mark.slow
+def test_compressed_bytes_are_in_the_rows_and_in_the_simulated_seconds():
+    plain, small = run(given=None, rounds=1), run(given=sign(), rounds=1)
+    bits = [18 + 32, 3 + 32, 10 + 32, 12 + 32]
+    assert small.metrics[-1]["bytes_up"] == 5 * sum(math.ceil(n / 8) for n in bits)
+    assert small.metrics[-1]["bytes_down"] == plain.metrics[-1]["bytes_down"]
+    assert small.metrics[-1]["simulated_seconds"] < plain.metrics[-1]["simulated_seconds"]
+
+
+# ------------------------------------------------------------------------------------- bad options
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: quantize(1), "bits = 1 of quantize must be an integer from 2 to 16"),
+        (lambda: quantize(8.0), r"bits = 8\.0 of quantize"),
+        (lambda: quantize(8, norm="l1"), "norm = 'l1' of quantize must be 'max' or 'l2'"),
+        (lambda: int8(0), "block = 0 of int8 must be a positive integer"),
+        (lambda: top_k(0.0), r"share = 0\.0 of top_k must be a number above 0 and at most 1"),
+        (lambda: random_k(2), "share = 2 of random_k must be a number above 0"),
+        (lambda: top_directions(0), "rank = 0 of top_directions must be a positive integer"),
+        (lambda: top_directions(1, by="nrm"), "Did you mean 'norm'"),
+        (lambda: power_sgd(1.5), r"rank = 1\.5 of power_sgd must be a positive integer"),
+    ],
+)
+def test_options_that_cannot_be_used_are_errors(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_a_share_is_a_constant_of_the_program():
+    assert constants_of(top_k) == ("share",)
+    with pytest.raises(InputError, match="share of top_k cannot be a run-time value"):
+        jax.eval_shape(lambda share: encode(top_k(share), change()).update, jnp.float32(0.5))
+
+
+def test_every_transform_of_a_config_is_in_the_list_of_this_file():
+    assert set(compressors()) <= set(transforms.__all__)
+    assert len(compressors()) >= 9
