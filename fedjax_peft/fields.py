@@ -143,6 +143,11 @@ FIELDS = (
     # ---- differential privacy
     Field("epsilon", "", "ε of the rounds so far; null without a guarantee."),
     Field("delta", "", "δ of this guarantee."),
+    Field("privacy_noise_std", "", "Standard deviation of the noise on the mean of the uploads."),
+    Field("privacy_clip_share", "fraction", "Clients that were clipped. Not private."),
+    Field("privacy_median_norm", "", "Median norm of uploads before clipping. Not private."),
+    Field("snr", "", "Smallest singular value that is kept, over the norm of the noise."),
+    Field("layers.snr.MODULE", "", "The same of one module."),
     # ---- diagnostics
     Field(
         "local_METRIC",

@@ -86,8 +86,9 @@ def finish(
 ) -> Aggregated:
     """Returns the update, metrics and next state that an aggregator computes from a sum.
 
-    In a round without uploads the state stays as it is. The aggregator's random numbers
-    come from the named stream ``"aggregation"``.
+    In a round without uploads the state stays as it is, unless the sum contains noise
+    (:attr:`Aggregator.every_round`, by which ``context.participants`` is never 0). The aggregator's
+    random numbers come from the named stream ``"aggregation"``.
 
     Args:
       aggregator: the aggregator that lifted the uploads.

@@ -341,6 +341,21 @@ class Aggregator(NamedTuple):
     leaf. Upload transforms that change the aggregate, such as noise, need that."""
     refactor: Refactor | None = None
     """From products to factors, where the aggregator can factor a product anew; else None."""
+    unmeasured: "Aggregator | None" = None
+    """The same aggregator with a sum of only what the update needs: it measures nothing. Noise on
+    the sum, and a norm of what is summed, need that. None: this aggregator is it. It is replaced
+    together with ``lift`` and ``finish``."""
+    every_round: bool = False
+    """Whether a round without uploads is a round like any other, because the sum contains noise:
+    the server's and the aggregator's state move, and ``RoundContext.participants`` is the expected
+    number of uploads in every round."""
+    at_state: Callable[[PyTree], "Aggregator"] | None = None
+    """state -> the aggregator of this round, for one whose ``lift`` depends on its state. None: the
+    aggregator is the same in every round."""
+
+    def bound(self, state: PyTree) -> "Aggregator":
+        """Returns the aggregator of a round that begins with this state of the aggregator."""
+        return self if self.at_state is None else self.at_state(state)
 
 
 class RoundContext(NamedTuple):
@@ -349,7 +364,8 @@ class RoundContext(NamedTuple):
     round_index: jax.Array
     """The round, int32 from 1."""
     participants: jax.Array
-    """How many uploads were aggregated, float32; 0 where no upload could be used."""
+    """How many uploads were aggregated, float32; 0 where no upload could be used. With
+    :attr:`Aggregator.every_round` it is the expected number, the same in every round."""
     total_clients: int
     """How many clients can take part: those that have examples."""
     metrics: Metrics
@@ -366,6 +382,10 @@ class RoundContext(NamedTuple):
     clients: jax.Array
     """The clients' numbers, int32 ``[slots]``; the number of clients in the federation for a slot
     without a client. In the order of :attr:`Total.weights`."""
+    sendable: PyTree | None = None
+    """Which entries of an upload at least one client can change in this round, bool, in the
+    structure of the upload; None: all. A leaf that rests (``Algorithm.sent_leaves``) cannot be
+    changed, nor a direction that no client owns (``client_ranks``)."""
 
 
 class Encoded(NamedTuple):
@@ -674,6 +694,10 @@ class Algorithm(NamedTuple):
     no_kept_optimizer: str | None = None
     """Why clients cannot keep their optimizer's state from round to round, in whole sentences, for
     the error message. None: they can."""
+    needs_metrics: str | None = None
+    """Why the server needs the clients' training metrics (``RoundContext.metrics``), and what to
+    use instead, in whole sentences, for the error message of mechanisms that do not make the
+    metrics private. None: it does not."""
     round_metrics: Callable[[jax.Array], dict[str, jax.Array]] = _no_metrics
     """round -> float32 scalars for the round's row, such as the factor of a learning-rate schedule.
     """

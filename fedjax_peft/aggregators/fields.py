@@ -18,6 +18,7 @@ def by_field(**fields: Aggregator) -> Aggregator:
       **fields: field of the upload -> aggregator.
     """
     first, *_ = fields.values()
+    plain = {f: a.unmeasured or a for f, a in fields.items()}
 
     def lift(upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
         return {f: a.lift(upload[f], template[f], fixed) for f, a in fields.items()}
@@ -48,4 +49,5 @@ def by_field(**fields: Aggregator) -> Aggregator:
         init=init,
         needs_all_uploads=any(a.needs_all_uploads for a in fields.values()),
         refactor=None,
+        unmeasured=None if plain == fields else by_field(**plain),
     )

@@ -62,7 +62,8 @@ def mean(*, error: bool = True) -> Aggregator:
                 exact[path] = scale(fixed, path) * matmul(known[a], known[b])
         return Aggregated(new, error_metrics(errors, exact) if errors else {}, state)
 
-    return Aggregator("mean", lift, finish, linear=True)
+    unmeasured = mean(error=False) if error else None
+    return Aggregator("mean", lift, finish, linear=True, unmeasured=unmeasured)
 
 
 def product_errors(

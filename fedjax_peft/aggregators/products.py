@@ -65,10 +65,28 @@ def product_changes(base: Aggregator) -> Aggregator:
             scales[path] = scale(context.fixed, path)
         return Aggregated({"change": change, "scale": scales}, {}, state)
 
-    return base._replace(
-        lift=lift,
-        finish=finish,
-        init=lambda template: (),
-        needs_all_uploads=False,
-        linear=False,
+    def whole(upload: Params, template: Params, fixed: Params) -> PyTree:
+        """Lifts with one entry for each product: ``[A_k - A, A] [B_k; B_k - B]``."""
+        del fixed
+        changes = {n: x - template[n] for n, x in upload.items()}
+        products = {}
+        for path, (a, b) in required_pairs(template, base.name).items():
+            left = jnp.concatenate([changes.pop(a), template[a]], axis=1)
+            products[path] = Product(left, jnp.concatenate([upload[b], changes.pop(b)], axis=0))
+        return {"changes": changes, "products": products}
+
+    def finish_whole(
+        total: Total, template: Params, context: RoundContext, state: PyTree
+    ) -> Aggregated:
+        by = jnp.where(total.weight > 0, total.weight, 1.0)
+        change = {n: x / by for n, x in total.value["changes"].items()}
+        change |= {path + PRODUCT: x / by for path, x in total.value["products"].items()}
+        scales = {path: scale(context.fixed, path) for path in pairs(template)}
+        return Aggregated({"change": change, "scale": scales}, {}, state)
+
+    plain = base._replace(
+        init=lambda template: (), needs_all_uploads=False, linear=False, unmeasured=None
+    )
+    return plain._replace(
+        lift=lift, finish=finish, unmeasured=plain._replace(lift=whole, finish=finish_whole)
     )

@@ -108,6 +108,10 @@ def fra_ffa(
         sent_leaves=sent_leaves,
         check=lora_model("fra_ffa"),
         change_field="model",
+        needs_metrics=None
+        if trigger != "plateau"
+        else "With trigger = 'plateau' fra_ffa switches by the clients' training losses. Set"
+        " trigger = 'round' or 'subspace'.",
         no_kept_optimizer="Until the switch, FRA factors LoRA's products anew in every round, so"
         " gradients of earlier rounds belong to other factors. Use 'ffa'.",
     )
@@ -147,6 +151,15 @@ def _aggregator(rank: int | None) -> Aggregator:
         model = (upload["model"], template["model"], fixed)
         return {"before": before.lift(*model), "after": after.lift(*model)}
 
+    def lift_used(upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
+        """Lifts with zeros in the half that ``finish`` does not read in this round."""
+        learning = template["switched"] == 0
+        used = {"before": learning, "after": ~learning}
+        return {
+            half: jax.tree.map(lambda x, half=half: jnp.where(used[half], x, 0), lifted)
+            for half, lifted in lift(upload, template, fixed).items()
+        }
+
     def finish(total: Total, template: PyTree, context: RoundContext, state: PyTree) -> Aggregated:
         model = template["model"]
         rest: Any = (model, context, ())  # neither of the two has a state
@@ -167,7 +180,8 @@ def _aggregator(rank: int | None) -> Aggregator:
         update = {"model": result.update, "switched": template["switched"]}
         return Aggregated(update, result.metrics | {"switched": template["switched"]}, state)
 
-    return before._replace(name="fra_ffa", lift=lift, finish=finish, refactor=None)
+    plain = before._replace(name="fra_ffa", lift=lift, finish=finish, refactor=None)
+    return plain._replace(unmeasured=plain._replace(lift=lift_used))
 
 
 def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpdate:

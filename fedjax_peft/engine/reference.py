@@ -34,6 +34,7 @@ from fedjax_peft.engine.uploads import (
     decode,
     encoder,
     no_measurements,
+    sendable,
 )
 from fedjax_peft.precision import effective
 from fedjax_peft.random import attack_key, client_key, server_key, stream, transform_key
@@ -123,6 +124,7 @@ class _Round:
         sizes = plan.weight
         uniform = algorithm.weights == "uniform"
         self.weights = (sizes > 0).astype(np.float32) if uniform else sizes
+        self.aggregator = algorithm.aggregator.bound(state.aggregator_state)
 
     def run(self) -> RoundResult:
         """Returns the state after the round, and what was measured."""
@@ -252,7 +254,7 @@ class _Round:
             upload, encoded = encode(mask, upload, before, key)
             memory, measured = encoded.memory, encoded.measured
             finite = finite & tree.all_finite((upload, memory))
-        if self.algorithm.aggregator.unmasked_policy == "zero":
+        if self.aggregator.unmasked_policy == "zero":
             upload = as_received(mask, upload, jax.tree.map(jnp.zeros_like, self.template))
         return _Sent(upload, own, memory, measured, norm) if finite else None
 
@@ -262,17 +264,22 @@ class _Round:
         """Returns the states of server, aggregator and transform after the round, and metrics."""
         algorithm, server, state = self.algorithm, self.algorithm.server, self.state
         accepted = jnp.asarray(finite & (self.weights > 0))
+        setup, participants = self.setup, jnp.sum(accepted, dtype=jnp.float32)
+        total_clients = setup.clients if setup.total_clients is None else setup.total_clients
+        if self.aggregator.every_round:
+            participants = jnp.float32(setup.sampling_probability * total_clients)
         context = RoundContext(
             round_index=self.round_index,
-            participants=jnp.sum(accepted, dtype=jnp.float32),
-            total_clients=(
-                self.setup.clients if self.setup.total_clients is None else self.setup.total_clients
-            ),
+            participants=participants,
+            total_clients=total_clients,
             metrics={name: _summed(pair, accepted) for name, pair in self.sums.items()},
             fixed=self.setup.fixed,
             key=server_key(self.key, self.index),
-            sampling_probability=self.setup.sampling_probability,
-            clients=jnp.where(self.plan.client < 0, self.setup.clients, self.plan.client),
+            clients=jnp.where(self.plan.client < 0, setup.clients, self.plan.client),
+            sampling_probability=setup.sampling_probability,
+            sendable=sendable(
+                *(self.aggregator, self.template, self.sent_leaves, setup.rank_mask or {})
+            ),
         )
         result = self._aggregate(sent, context)
         aggregate, metrics, transform_state = result.update, result.metrics, state.transform_state
@@ -305,7 +312,7 @@ class _Round:
 
     def _aggregate(self, sent: Mapping[int, _Sent], context: RoundContext) -> Aggregated:
         """Returns the aggregate of the uploads, which are added one at a time."""
-        aggregator = self.algorithm.aggregator
+        aggregator = self.aggregator
         fixed = self.setup.fixed
         total = summation.empty(aggregator, self.template, fixed, len(self.weights))
         for slot, one in sent.items():

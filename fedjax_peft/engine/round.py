@@ -29,6 +29,7 @@ from fedjax_peft.engine.uploads import (
     decode,
     encoder,
     no_measurements,
+    sendable,
 )
 from fedjax_peft.precision import effective
 from fedjax_peft.random import attack_key, client_key, server_key, transform_key
@@ -182,9 +183,10 @@ def build_round(
         if algorithm.weights == "uniform":
             ones: Any = jnp.where(plan.weight > 0, 1.0, 0.0)
             plan = plan._replace(weight=ones)
+        aggregator = algorithm.aggregator.bound(state.aggregator_state)
         carry = _run_clients(
             update,
-            algorithm.aggregator,
+            aggregator,
             None if algorithm.tamper is None else tamper,
             broadcast,
             template,
@@ -206,18 +208,22 @@ def build_round(
         accepted = carry.finite & (plan.weight > 0)
         rows = jnp.where(plan.client < 0, clients, plan.client)
         summed = {name: _summed(pair, accepted) for name, pair in carry.sums.items()}
+        participants = jnp.sum(accepted, dtype=jnp.float32)
+        if aggregator.every_round:
+            participants = jnp.float32(sampling_probability * total_clients)
         context = RoundContext(
             round_index=round_index,
-            participants=jnp.sum(accepted, dtype=jnp.float32),
+            participants=participants,
             total_clients=total_clients,
             metrics=summed,
             fixed=fixed,
             key=server_key(key, round_index),
             sampling_probability=sampling_probability,
             clients=rows,
+            sendable=sendable(aggregator, template, sent_leaves, rank_mask),
         )
         result = summation.finish(
-            algorithm.aggregator, carry.total, template, context, state.aggregator_state
+            aggregator, carry.total, template, context, state.aggregator_state
         )
         aggregate, measured = result.update, result.metrics
         if transform is not None:

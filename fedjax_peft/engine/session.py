@@ -167,7 +167,7 @@ class Session:
         round_index, seed = int(state.round_index) + 1, int(state.seed)
         if plan is None:
             plan = self.plan(round_index, seed)
-        if not plan.useful:  # nobody takes part, and nothing changes
+        if not self._runs(plan):  # nobody takes part, and nothing changes
             slots = len(plan.client)
             everyone, zeros = jnp.ones(slots, bool), jnp.zeros(slots, jnp.float32)
             info = RoundInfo(round_index, plan, {}, everyone, zeros, {}, {})
@@ -373,7 +373,7 @@ class Session:
 
     def known(self, state: State, plan: Plan) -> bool:
         """Returns whether a step with this plan needs no compilation."""
-        return not plan.useful or self.program(plan, int(state.seed)).known(state, plan)
+        return not self._runs(plan) or self.program(plan, int(state.seed)).known(state, plan)
 
     def program(self, plan: Plan, seed: int = 0, work: Work = "training") -> Any:
         """Returns the program for plans of this shape, which trains or keeps the uploads."""
@@ -382,6 +382,10 @@ class Session:
         if key not in self._programs:
             self._programs[key] = self._make(self.setup, self.columns, work=work, padded=padded)
         return self._programs[key]
+
+    def _runs(self, plan: Plan) -> bool:
+        """Returns whether a round with this plan changes anything."""
+        return bool(plan.useful) or self.setup.algorithm.aggregator.every_round
 
     def _capacity(self, seed: int, round_index: int) -> _Capacity:
         """Returns the size of a seed's plans, large enough for the given round."""

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_peft import tree
 from fedjax_peft.typing import (
+    Aggregator,
     Algorithm,
     Decoded,
     Encoded,
@@ -33,6 +34,7 @@ __all__ = [
     "decode",
     "encoder",
     "no_measurements",
+    "sendable",
     "start_transform",
 ]
 
@@ -185,6 +187,29 @@ def as_received(masks: Mapping[str, jax.Array], new: PyTree, received: PyTree) -
         else as_received(masks, x, received[name])
         for name, x in new.items()
     }
+
+
+def sendable(
+    aggregator: Aggregator,
+    template: PyTree,
+    sent_leaves: Mapping[str, jax.Array],
+    rank_mask: Mapping[str, jax.Array],
+) -> PyTree | None:
+    """Returns which entries of an upload some client can change (``RoundContext.sendable``).
+
+    Args:
+      aggregator: whose ``unmasked_policy`` says what is sent for directions that are not owned.
+      template: the upload of a client that learned nothing.
+      sent_leaves: ``Algorithm.sent_leaves`` of this round.
+      rank_mask: the entries that each client has, bool ``[clients, ...]`` by leaf name.
+    """
+    owned = {} if aggregator.unmasked_policy == "zero" else rank_mask
+    if not sent_leaves and not owned:
+        return None
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, bool), template)
+    some = jax.tree.map(lambda x: jnp.ones(x.shape, bool), template)
+    some = as_received({n: jnp.any(x, axis=0) for n, x in owned.items()}, some, nothing)
+    return as_received(sent_leaves, some, nothing)
 
 
 def _moved(start: PyTree, end: PyTree, change: PyTree, made: PyTree) -> PyTree:

@@ -4,5 +4,6 @@
 from fedjax_peft.privacy.accounting import epsilon as epsilon
 from fedjax_peft.privacy.accounting import gaussian_event as gaussian_event
 from fedjax_peft.privacy.accounting import noise_multiplier as noise_multiplier
+from fedjax_peft.privacy.central import central
 
-__all__: list[str] = []
+__all__ = ["central"]

@@ -49,11 +49,12 @@ def round_row(info: RoundInfo, *, each: bool = False, lower: Sequence[str] = ("l
     """
     plan = info.plan
     row: Row = {"round": info.round_index}
-    if not plan.useful:  # nobody takes part
-        return row | {"clients": [], "dropped": [], "steps": 0, "lanes": plan.lanes}
     sums, finite, norms, aggregation = jax.device_get(
         (info.sums, info.finite, info.norms, info.aggregation)
     )
+    if not plan.useful:  # nobody takes part; the server may still move (``every_round``)
+        row |= {"clients": [], "dropped": [], "steps": 0, "lanes": plan.lanes}
+        return row | _aggregation_fields(aggregation)
     for name, (total, count) in sums.items():
         good = finite & (count > 0)
         row[f"train_{name}"] = (

@@ -1,0 +1,438 @@
+"""Client-level central privacy: sensitivity, noise, and equality with a plain loop."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from combining import combine
+from compiled import compilations
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedjax_peft as fp
+from fedjax_peft import aggregators, algorithms, summation
+from fedjax_peft.aggregators.fields import by_field
+from fedjax_peft.aggregators.products import product_changes
+from fedjax_peft.errors import InputError
+from fedjax_peft.privacy import central
+from fedjax_peft.privacy.lifted import product_norm
+from fedjax_peft.typing import Aggregated, Federation
+
+CLIENTS, RANK, N_IN, N_OUT = 4, 3, 24, 20
+SHAPES = {"x.lora_a": (N_IN, RANK), "x.lora_b": (RANK, N_OUT), "head.kernel": (N_IN, 3)}
+FIXED = {"x.lora_scale": np.full(RANK, 1.5, np.float32)}
+
+
+def federation(clients, sampling):
+    """Returns the facts of a run that draws 5 clients in a round."""
+    work = {"batch_size": 4, "most_steps": 3, "most_passes": 1, "fewest_examples": 2}
+    return Federation(clients, 5, sampling, batch_sampling="shuffled", **work)
+
+
+FEDERATION = federation(10, "poisson")
+QN = 5
+"""``toy.context()`` says that 5 clients take part."""
+BASES = {
+    "mean": aggregators.mean,
+    "fra": aggregators.fra,
+    "product changes": lambda: product_changes(aggregators.fra()),
+    "two fields": lambda: by_field(model=aggregators.mean(), control=aggregators.mean()),
+}
+SGD = optax.sgd(0.1)
+
+
+def private(base, clip, noise_multiplier=0.0):
+    """Returns a private aggregator."""
+    algorithm = algorithms.fedavg(SGD)._replace(aggregator=base)
+    return central(clip, noise_multiplier).protect(algorithm, FEDERATION).aggregator
+
+
+def showing(base):
+    """Returns an aggregator whose update is the noisy average in its own space."""
+
+    def finish(total, template, context, state):
+        return Aggregated(jax.tree.map(lambda x: x / total.weight, total.value), {}, state)
+
+    base = base.unmeasured or base
+    return base._replace(finish=finish, unmeasured=None)
+
+
+def draw(seed, size=1.0):
+    """Returns (uploads of all clients, template)."""
+    rng = np.random.default_rng(seed)
+    template = {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()}
+    uploads = {
+        n: (x + size * rng.normal(size=(CLIENTS, *x.shape))).astype(np.float32)
+        for n, x in template.items()
+    }
+    return uploads, template
+
+
+def run(aggregator, uploads, template, lanes=CLIENTS):
+    inputs = (uploads, np.ones(CLIENTS, np.float32), np.arange(CLIENTS), template, FIXED, ())
+    parts = tuple(min(lanes, CLIENTS - i) for i in range(0, CLIENTS, lanes))
+    return jax.device_get(jax.jit(functools.partial(combine, aggregator, parts=parts))(*inputs))
+
+
+# ------------------------------------------------------------------------ equality with plain NumPy
+
+
+def in_space(name, leaves):
+    """Returns what an aggregator sums of one client's leaves, with dense products, in float64."""
+    leaves = {n: np.asarray(x, np.float64) for n, x in leaves.items()}
+    if name == "mean":
+        return leaves
+    product = leaves["x.lora_a"] @ leaves["x.lora_b"]
+    return {"head.kernel": leaves["head.kernel"], "product": product}
+
+
+def loop(name, uploads, template, clip):
+    """Returns the average in the aggregator's space, by a loop over clients."""
+    start = in_space(name, template)
+    total, norms = {n: np.zeros_like(x) for n, x in start.items()}, []
+    for k in range(CLIENTS):
+        mine = in_space(name, {n: x[k] for n, x in uploads.items()})
+        change = {n: mine[n] - start[n] for n in start}
+        norms.append(np.sqrt(sum((x**2).sum() for x in change.values())))
+        for n, x in change.items():
+            total[n] += x * min(1.0, clip / norms[-1])
+    return {n: start[n] + total[n] / QN for n in start}, norms
+
+
+@pytest.mark.parametrize(("name", "clip"), [("mean", 8.0), ("fra", 30.0), ("fra", 1e6)])
+def test_the_aggregate_equals_that_of_a_loop_with_dense_products(name, clip):
+    uploads, template = draw(0)
+    uploads["head.kernel"][1] = template["head.kernel"]
+    for n in uploads:  # one client is not clipped, even at the smaller norms
+        uploads[n][0] = template[n] + 0.1 * (uploads[n][0] - template[n])
+    expected, norms = loop(name, uploads, template, clip)
+    got = run(private(BASES[name](), clip), uploads, template)
+    new = got.update
+    np.testing.assert_allclose(new["head.kernel"], expected["head.kernel"], atol=2e-5)
+    if name == "mean":
+        np.testing.assert_allclose(new["x.lora_a"], expected["x.lora_a"], atol=2e-5)
+        np.testing.assert_allclose(new["x.lora_b"], expected["x.lora_b"], atol=2e-5)
+    else:
+        u, sigma, vt = np.linalg.svd(expected["product"])
+        kept = (u[:, :RANK] * sigma[:RANK]) @ vt[:RANK]
+        np.testing.assert_allclose(new["x.lora_a"] @ new["x.lora_b"], kept, atol=2e-4)
+    share = np.mean(np.array(norms) > clip)
+    assert share in (0, 0.75)
+    np.testing.assert_allclose(got.metrics["privacy_clip_share"], share)
+    np.testing.assert_allclose(got.metrics["privacy_median_norm"], np.median(norms), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_the_split_of_clients_over_lanes_does_not_matter(name):
+    uploads, template = draw(1)
+    if name == "two fields":
+        uploads, template = ({"model": x, "control": x} for x in (uploads, template))
+    aggregator = private(BASES[name](), 5.0, 0.5)
+    one, three = (run(aggregator, uploads, template, lanes) for lanes in (1, 3))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(three), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_without_clipping_or_noise_it_is_the_mean_of_all_that_are_expected(name):
+    """The fifth of the expected clients is not there, and counts as one that learned nothing."""
+    uploads, template = draw(2)
+    fifth = {n: np.concatenate([x, template[n][None]]) for n, x in uploads.items()}
+    if name == "two fields":
+        both = [{"model": x, "control": x} for x in (uploads, fifth, template)]
+        uploads, fifth, template = both
+    got = run(private(BASES[name](), 1e6), uploads, template).update
+    inputs = (fifth, np.ones(QN, np.float32), np.arange(QN), template, FIXED, ())
+    plain = jax.jit(functools.partial(combine, BASES[name](), parts=(QN,)))(*inputs).update
+    if name == "fra":
+        got, plain = ({"x": x["x.lora_a"] @ x["x.lora_b"]} for x in (got, plain))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------ noise
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_the_noise_has_the_standard_deviation_that_is_claimed(name):
+    """1,000 draws of every entry of the aggregated space, pooled for each leaf: at least 60,000
+    numbers, so that 1 % is more than three standard errors of the measured value.
+    """
+    clip, noise_multiplier = 3.0, 0.7
+    _, template = draw(3)
+    template = {"model": template, "control": template} if name == "two fields" else template
+    aggregator = private(showing(BASES[name]()), clip, noise_multiplier)
+
+    def average(key):
+        context = toy.context()._replace(key=key, fixed=FIXED)
+        nothing = summation.empty(aggregator, template, FIXED, CLIENTS)
+        done = aggregator.finish(nothing, template, context, ())
+        return done.update, done.metrics["privacy_noise_std"]
+
+    keys = jax.random.split(jax.random.key(0), 1000)
+    averages, claimed = jax.device_get(jax.jit(jax.vmap(average))(keys))
+    np.testing.assert_allclose(claimed, clip * noise_multiplier / QN, rtol=1e-6)
+    leaves = jax.tree.leaves(averages)
+    assert len(leaves) == {"mean": 3, "fra": 2, "product changes": 2, "two fields": 6}[name]
+    for x in leaves:
+        centred = x - x.mean(axis=0)
+        measured = np.sqrt((centred**2).sum() / (x.size - x[0].size))
+        np.testing.assert_allclose(measured, claimed[0], rtol=0.01)
+    flat = [x.reshape(1000, -1)[:, 0] for x in leaves]
+    for a, b in itertools.combinations(flat, 2):  # leaves have different noise
+        assert abs(np.corrcoef(a, b)[0, 1]) < 0.2
+
+
+# ------------------------------------------------------------------------------------ sensitivity
+
+KINDS = ("random", "same", "tiny", "huge", "largest", "nan", "infinite", "rescaled", "turned")
+
+
+def hostile(kind, seed, size):
+    """Returns (an upload that tries to move the sum too far, template)."""
+    rng = np.random.default_rng(seed)
+    template = {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()}
+    noise = {n: size * rng.normal(size=x.shape).astype(np.float32) for n, x in template.items()}
+    upload = {n: x + noise[n] for n, x in template.items()}
+    if kind in ("same", "tiny", "huge"):
+        factor = {"same": 0.0, "tiny": 1e-30, "huge": 1e25}[kind]
+        upload = {n: x + np.float32(factor) * noise[n] for n, x in template.items()}
+    if kind in ("nan", "infinite", "largest"):
+        value = {"nan": np.nan, "infinite": np.inf, "largest": 3.4e38}[kind]
+        chosen = sorted(SHAPES)[seed % 3]
+        upload[chosen].flat[seed % upload[chosen].size] = value
+    if kind in ("rescaled", "turned"):
+        # Other factors of the same product: large changes that cancel, plus a change of `size`.
+        turn = np.diag(rng.uniform(0.1, 10, RANK))
+        if kind == "turned":
+            turn = np.linalg.qr(rng.normal(size=(RANK, RANK)))[0]
+        change = min(size, 1.0) * 1e-3
+        upload = {
+            "x.lora_a": (template["x.lora_a"] @ turn).astype(np.float32),
+            "x.lora_b": (np.linalg.inv(turn) @ template["x.lora_b"]).astype(np.float32),
+            "head.kernel": template["head.kernel"],
+        }
+        upload["x.lora_b"] += np.float32(change) * noise["x.lora_b"]
+    return upload, template
+
+
+@functools.cache
+def summed(name):
+    """Returns the jitted (upload, template, clip) -> the sum that this one client moves."""
+
+    @jax.jit
+    def one(upload, template, clip):
+        aggregator = private(BASES[name](), clip)
+        nothing = summation.empty(aggregator, template, FIXED, 2)
+        inputs = (jnp.ones(1), jnp.zeros(1, jnp.int32), template, FIXED)
+        stacked = jax.tree.map(lambda x: x[None], upload)
+        return summation.add(aggregator, nothing, stacked, *inputs).value["sum"]
+
+    return one
+
+
+def length(moved):
+    return np.sqrt(sum((np.asarray(x, np.float64) ** 2).sum() for x in jax.tree.leaves(moved)))
+
+
+@pytest.mark.parametrize("name", ["mean", "fra", "product changes"])
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 2**31 - 1),
+    size=st.sampled_from([1e-6, 1e-3, 0.1, 1.0, 10.0, 1e4]),
+    clip=st.sampled_from([1e-3, 0.1, 1.0, 1e2]),
+)
+def test_no_upload_moves_the_sum_by_more_than_the_clip_norm(name, kind, seed, size, clip):
+    upload, template = hostile(kind, seed, np.float32(size))
+    moved = summed(name)(upload, template, np.float32(clip))
+    assert length(moved) <= clip * (1 + 1e-5)
+    if kind in ("nan", "infinite", "same"):
+        assert length(moved) == 0
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 1.0])
+def test_small_changes_keep_their_digits(size):
+    """The norm of a change of a millionth of the factors is as exact as that of a large one."""
+    uploads, template = draw(4, size)
+    for k in range(CLIENTS):
+        upload = {n: x[k] for n, x in uploads.items()}
+        inside, start = in_space("fra", upload), in_space("fra", template)
+        exact = np.sqrt(sum(((inside[n] - start[n]) ** 2).sum() for n in start))
+        moved = summed("fra")(upload, template, np.float32(exact / 2))
+        np.testing.assert_allclose(length(moved), exact / 2, rtol=3e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    change=st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 1.0]),
+    rank=st.sampled_from([1, 4, 16]),
+)
+def test_the_norm_of_a_product_that_cancels_is_not_underestimated(seed, change, rank):
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(64, rank)), rng.normal(size=(rank, 48))
+    left = np.concatenate([a, a], axis=1).astype(np.float32)
+    right = np.concatenate([b, -b + change * rng.normal(size=b.shape)]).astype(np.float32)
+    exact = np.linalg.norm(left.astype(np.float64) @ right.astype(np.float64))
+    bound = float(jax.jit(product_norm)(left, right))
+    terms = np.linalg.norm(left, axis=0) @ np.linalg.norm(right, axis=1)
+    assert exact * (1 - 1e-5) <= bound <= exact * (1 + 1e-4) + 1.5e-3 * terms
+
+
+# ----------------------------------------------------------------------------------- whole rounds
+
+
+def protected(factory, clip=0.2, noise_multiplier=0.5, **options):
+    algorithm = factory(optax.sgd(0.5), **options)
+    return central(clip, noise_multiplier).protect(algorithm, federation(5, "all"))
+
+
+@functools.lru_cache(maxsize=4)
+def rig(factory=algorithms.fedavg, lanes=3, engine="compiled", clip=0.2, ranks=None, **options):
+    algorithm, clients = protected(factory, clip), toy.clients([7, 4, 12, 1, 9])
+    bound = toy.lora_model()
+    arguments = {"per_round": 5, "lanes": lanes, "bound": bound, "engine": engine, "ranks": ranks}
+    return toy.Engine(algorithm, clients, **arguments)
+
+
+def fra(optimizer):
+    return algorithms.fedavg(optimizer, aggregator=aggregators.fra())
+
+
+def meaning(server):
+    product = server["layer.lora_a"] @ server["layer.lora_b"]
+    return {"product": product, **{n: server[n] for n in toy.HEAD}}
+
+
+@pytest.mark.parametrize("factory", [algorithms.fedavg, fra])
+def test_lanes_and_engines_give_the_same_round(factory):
+    engines = [rig(factory, 3), rig(factory, 1), rig(factory, 3, "reference")]
+    cohort = engines[0].schedule.cohort(1)
+    first, *others = [engine.run(cohort) for engine in engines]
+    for other in others:
+        for n, x in meaning(first.server).items():
+            np.testing.assert_allclose(meaning(other.server)[n], x, rtol=0, atol=1e-5)
+        assert other.aggregation.keys() == first.aggregation.keys()
+        for n, x in first.aggregation.items():
+            np.testing.assert_allclose(other.aggregation[n], x, rtol=1e-4)
+    assert ("snr" in first.aggregation) == (factory is fra)
+    assert "aggregation_error" not in first.aggregation or factory is fra
+
+
+def test_a_client_that_is_not_finite_is_one_that_learned_nothing():
+    """The denominator stays, and so does the noise: its own contribution is all that is missing."""
+    engine, clean = rig(clip=1e6), toy.clients([7, 4, 12, 1, 9])
+    bad = toy.poisoned(clean, 2)
+    cohort = engine.schedule.cohort(1)
+    poisoned = engine.run(cohort, columns=bad.data.columns)
+    assert poisoned.finite.tolist() == [True, True, False, True, True]
+    without = type(cohort)(*([x[k] for k in (0, 1, 3, 4)] for x in cohort))
+    absent = engine.run(without)
+    for a, b in zip(jax.tree.leaves(poisoned.server), jax.tree.leaves(absent.server), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+
+
+def test_leaves_that_rest_and_directions_that_nobody_owns_keep_every_bit():
+    engine = rig(algorithms.rolora, ranks=(1,))
+    start = engine.model_at_start()
+    first = engine.run(engine.schedule.cohort(1))
+    np.testing.assert_array_equal(first.server["layer.lora_a"], start["layer.lora_a"])
+    moved = first.server["layer.lora_b"] != start["layer.lora_b"]
+    assert moved[0].all()
+    assert not moved[1].any(), "the ranks are 1"
+    second = engine.run(engine.schedule.cohort(2), 2, jax.tree.map(jnp.asarray, first[:2]))
+    np.testing.assert_array_equal(second.server["layer.lora_b"], first.server["layer.lora_b"])
+    moved = second.server["layer.lora_a"] != first.server["layer.lora_a"]
+    assert moved[:, 0].all()
+    assert not moved[:, 1].any()
+
+
+def test_a_round_without_clients_releases_noise_and_is_a_round_like_any_other():
+    clients, model = toy.clients([4, 4, 4]), toy.lora_model()
+    momentum = functools.partial(algorithms.fedavgm, SGD)
+    options = {"clients_per_round": 1, "sampling": "poisson", "rounds": 8}
+    make = {"privacy": central(1.0, 0.5), **options}
+    run = fp.simulate(model, momentum(), clients, **make)
+    empty = [row["round"] for row in run.metrics[1:] if not row["clients"]]
+    assert empty, "the seed draws no empty round"
+    for row in run.metrics[1:]:
+        np.testing.assert_allclose(row["privacy_noise_std"], 0.5)
+        assert (row["privacy_clip_share"] is None) == (row["round"] in empty)
+    session = fp.session(model, momentum(), clients, **make)
+    state = session.init(0)
+    for _ in range(empty[0]):
+        before = jax.device_get(state.server)
+        state, _ = session.step(state)
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(state.server), strict=True):
+        assert np.all(a != b)
+
+
+def test_one_program_serves_every_clip_norm_and_noise_multiplier():
+    clients, model = toy.clients([4, 4, 4]), toy.lora_model()
+    values = {"clip": 0.5, "noise": 0.8}
+    session = fp.session(
+        *(model, algorithms.fedavg(SGD), clients),
+        privacy=lambda p: central(p["clip"], p["noise"]),
+        values=values,
+    )
+    session.step(session.init(0))
+    compilations.clear()
+    stds = []
+    for clip, noise in ((0.5, 0.8), (2.0, 0.8), (2.0, 0.1)):
+        _, info = session.step(session.init(0, {"clip": clip, "noise": noise}))
+        stds.append(float(info.aggregation["privacy_noise_std"]))
+    np.testing.assert_allclose(stds, np.array([0.4, 1.6, 0.2]) / 3, rtol=1e-6)
+    assert not compilations
+
+
+def test_weights_by_size_become_equal():
+    assert protected(algorithms.fedavg, weights="size").weights == "uniform"
+
+
+# ------------------------------------------------------------------------------ what is refused
+
+REFUSED = {
+    "flora": (algorithms.flora, "passes the factors of every client on"),
+    "fedex": (algorithms.fedex, "passes the factors of every client on"),
+    "plateau": (
+        functools.partial(algorithms.fra_ffa, trigger="plateau"),
+        "Set trigger = 'round' or 'subspace'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_noise_on_the_sum_cannot_protect_is_refused(name):
+    factory, reason = REFUSED[name]
+    with pytest.raises(InputError, match=reason):
+        protected(factory)
+
+
+def test_aggregators_that_do_not_sum_with_equal_weights_are_refused_before_a_round():
+    with pytest.raises(InputError, match="weights a client by what it sends"):
+        fp.session(
+            toy.lora_model(), algorithms.hetlora(SGD), toy.clients([4]), privacy=central(1.0, 1.0)
+        )
+
+
+@pytest.mark.parametrize(
+    "options", [{"clip": 0.0}, {"noise_multiplier": -1.0}, {"delta": 0}, {"delta": True}]
+)
+def test_numbers_out_of_range_are_refused(options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        central(**{"clip": 1.0, "noise_multiplier": 1.0, **options})
+
+
+def test_the_guarantee_is_that_of_the_accountant():
+    from fedjax_peft.privacy.accounting import client_guarantee
+
+    privacy = central(1.0, 1.3, delta=1e-6)
+    assert privacy.guarantee(FEDERATION, 20) == client_guarantee(1.3, 1e-6, FEDERATION, 20)
+    assert "Poisson" in privacy.statement(FEDERATION)
+    assert (privacy.unit, privacy.name) == ("client", "central")
