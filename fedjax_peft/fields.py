@@ -177,6 +177,7 @@ FIELDS = (
     # ---- row 0
     Field("parameters.KIND", "parameters", "KIND is adapter, head or frozen."),
     Field("roles.ROLE", "parameters", "ROLE is shared, private or fixed."),
+    Field("federation.FACT", "", "With a mechanism or an attack: the facts that it depends on."),
     Field("privacy.name", "", "The mechanism of differential privacy."),
     Field("privacy.unit", "", "Whose data it protects: client or example."),
     Field("privacy.statement", "", "Its guarantee in words: neighbours, sampling, trust."),
@@ -192,6 +193,7 @@ _PARTS = {
     "FACTOR": "[ab]",
     "KIND": "(?:mean|weighted|std|worst|adapter|head|frozen)",
     "ROLE": "(?:shared|private|fixed)",
+    "FACT": r"\w+",
 }
 _GROUPED = ("test_", "validation_", "client_", "tuned_")
 

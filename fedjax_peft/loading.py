@@ -25,8 +25,9 @@ from fedjax_peft.simulation.client_models import (
     untrained_note,
 )
 from fedjax_peft.simulation.run import Run
+from fedjax_peft.simulation.session import wrapped
 from fedjax_peft.tasks import Task
-from fedjax_peft.typing import Algorithm, Params, PyTree
+from fedjax_peft.typing import Algorithm, Attack, Federation, Params, Privacy, PyTree
 
 __all__ = [
     "TrainedModels",
@@ -42,7 +43,12 @@ __all__ = [
 
 
 def load_run(
-    directory: str | Path, *, model: Model | None = None, algorithm: Algorithm | None = None
+    directory: str | Path,
+    *,
+    model: Model | None = None,
+    algorithm: Algorithm | None = None,
+    privacy: Privacy | None = None,
+    attack: Attack | None = None,
 ) -> Run:
     """Returns a run from its directory, with metrics, parameters, ``predict`` and ``export``.
 
@@ -56,6 +62,8 @@ def load_run(
       model: the model given to ``simulate``, if it cannot be rebuilt.
       algorithm: the algorithm given to ``simulate``; needed for the clients' models of a run made
         in Python.
+      privacy: the mechanism given to ``simulate``, if any; needed with ``algorithm``.
+      attack: the attack given to ``simulate``, if any; likewise.
 
     Raises:
       InputError: the directory is not a run or has no checkpoint; the model cannot be rebuilt or
@@ -68,7 +76,10 @@ def load_run(
     model = base_model(directory, config, labels) if model is None else model
     _check_leaves(directory, model, learned)
     has_algorithm = algorithm is not None or "model" in config
-    algorithm = algorithm_of(directory, config, model) if algorithm is None else algorithm
+    if algorithm is None:
+        algorithm = algorithm_of(directory, config, model)
+    else:
+        algorithm = _as_run(directory, algorithm, privacy, attack)
     if has_algorithm:
         _, server, client_state = restore(directory, model, algorithm)
         params = {**model.trainable, **algorithm.server.model(server)}
@@ -104,7 +115,13 @@ def algorithm_of(directory: Path, config: dict[str, Any], model: Model) -> Algor
       InputError: the run was made in Python, and its clients have private leaves.
     """
     if "model" in config:
-        return configs.build_algorithm(configs.resolve_recorded(config))
+        resolved = configs.resolve_recorded(config)
+        return _as_run(
+            directory,
+            configs.build_algorithm(resolved),
+            configs.build_privacy(resolved),
+            configs.build_attack(resolved),
+        )
     name = config.get("algorithm", "the algorithm")
     rows = read_metrics(directory / "metrics.jsonl")
     roles = rows[0].get("roles") if rows else None
@@ -120,6 +137,19 @@ def algorithm_of(directory: Path, config: dict[str, Any], model: Model) -> Algor
     plain = algorithms.fedavg(optax.identity())
     server = plain.server._replace(frozen_delta=(lambda state: {}) if changed else None)
     return plain._replace(name=str(name), server=server)
+
+
+def _as_run(
+    directory: Path, algorithm: Algorithm, privacy: Privacy | None, attack: Attack | None
+) -> Algorithm:
+    """Returns the algorithm of a run with its mechanism of privacy and its attack."""
+    if privacy is None and attack is None:
+        return algorithm
+    rows = read_metrics(directory / "metrics.jsonl")
+    facts = rows[0].get("federation") if rows else None
+    if not isinstance(facts, dict) or facts.keys() != {*Federation._fields}:
+        raise InputError(f"{directory} does not say which clients it had: its row 0 is damaged.")
+    return wrapped(algorithm, (attack, privacy), Federation(**facts))
 
 
 def inputs_of(directory: Path, config: dict[str, Any]) -> tuple[Task, int | None]:

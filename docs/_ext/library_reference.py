@@ -194,7 +194,7 @@ class ConfigKeys(SphinxDirective):
             kind, default = explain.type_text(key.kind), explain.default_text(key.default)
             owners = rows.setdefault(key.table, {})
             row = (f"``{key.name}``", kind, default, meaning)
-            owners.setdefault(row, []).append(key.owner.__name__)
+            owners.setdefault(row, []).extend(key.functions)
         sections = []
         for table, found in rows.items():
             named = table in config.NAMESPACES

@@ -42,6 +42,8 @@ TABLES = {
     "optimizer": "the clients' optimizer",
     "schedule": "the clients' learning rates over rounds; without this table they are constant",
     "server_schedule": "the server's learning rate over rounds; without this table it is constant",
+    "privacy": "differential privacy; without this table none",
+    "attack": "what hostile clients do; without this table there are none",
     "transforms": "upload transforms, applied in this order; without these tables none",
 }
 """Table of a config -> its meaning."""
@@ -182,7 +184,8 @@ def _of(group: Sequence[Key]) -> str:
     """Returns the functions with this key, if the table can name several functions."""
     if group[0].table not in configs.NAMESPACES:
         return ""
-    return f" (of {', '.join(key.owner.__name__ for key in group)})"
+    functions = [name for key in group for name in key.functions]
+    return f" (of {', '.join(functions)})" if functions else ""
 
 
 def _table(table: str, known: Sequence[Key]) -> str:
@@ -192,7 +195,7 @@ def _table(table: str, known: Sequence[Key]) -> str:
         lines = f"Its keys: {', '.join(dict.fromkeys(names))}."
         return f"{head}\n{textwrap.indent(textwrap.fill(lines, 90), '  ')}"
     module = configs.NAMESPACES[table]
-    width = max(map(len, module.__all__))
+    width = max(map(len, module.__all__), default=0)
     rows = [
         f"  {name:{width}}  {_plain(_document(getattr(module, name)).split(chr(10))[0])}"
         for name in module.__all__

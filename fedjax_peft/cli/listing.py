@@ -73,7 +73,7 @@ def _text(sections: Sections) -> str:
     lines = []
     for title, entries in sections.items():
         lines.append(title)
-        width = max(map(len, entries))
+        width = max(map(len, entries), default=0)
         for name, text in entries.items():
             first, *others = text.split("\n")
             lines.append(f"  {name:{width}}  {first}")

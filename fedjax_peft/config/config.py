@@ -18,6 +18,9 @@ therefore be configured as soon as it exists, and a key means the same as the ar
     [server_schedule]                # optional: likewise, for the server's learning rate
     [transforms.NAME]                # optional, one table for each: a function of transforms;
                                      # clients apply them to their uploads in this order
+    [privacy]                        # optional: name = a function of privacy, and its keys, such as
+                                     # noise_multiplier; or epsilon in its place
+    [attack]                         # optional: name = a function of attacks
     [time]                           # TimeModel.preset(preset=..., ...)
     [stop]                           # optional: early_stop(target=..., patience=..., ...)
     [sweep]                          # optional: the settings and seeds of a sweep, which ``run``
@@ -51,7 +54,18 @@ from typing import Any, Literal, NamedTuple
 
 import pydantic
 
-from fedjax_peft import aggregators, algorithms, assets, peft, schedules, tasks, toml, transforms
+from fedjax_peft import (
+    aggregators,
+    algorithms,
+    assets,
+    attacks,
+    peft,
+    privacy,
+    schedules,
+    tasks,
+    toml,
+    transforms,
+)
 from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.config import optimizers, plugins, presets
 from fedjax_peft.config.parts import Parts
@@ -64,13 +78,15 @@ from fedjax_peft.models import heads, hub, registry
 from fedjax_peft.models.base import Model
 from fedjax_peft.nested import flatten, merge, unset
 from fedjax_peft.peft.base import Method, attach
+from fedjax_peft.privacy.accounting import smallest_noise
 from fedjax_peft.simulation.cost import TimeModel
 from fedjax_peft.simulation.progress import Phase, PhaseName
 from fedjax_peft.simulation.run import Run
+from fedjax_peft.simulation.session import federation_of, schedule_of
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import Stop, any_of, early_stop
 from fedjax_peft.tasks import Task
-from fedjax_peft.typing import Transform
+from fedjax_peft.typing import Attack, Privacy, Transform
 
 __all__ = [
     "CHAINED",
@@ -79,8 +95,10 @@ __all__ = [
     "Key",
     "all_keys",
     "build_algorithm",
+    "build_attack",
     "build_method",
     "build_model",
+    "build_privacy",
     "build_transforms",
     "check_arguments",
     "describe",
@@ -94,6 +112,7 @@ __all__ = [
     "resolve_recorded",
     "run",
     "task_of",
+    "with_noise",
 ]
 
 Config = dict[str, Any]
@@ -107,6 +126,8 @@ NAMESPACES: dict[str, types.ModuleType] = {
     "schedule": schedules,
     "server_schedule": schedules,
     "transforms": transforms,
+    "privacy": privacy,
+    "attack": attacks,
     "task": tasks,
 }
 """Tables whose ``name`` is a public function of a module."""
@@ -127,7 +148,7 @@ _PATHS = {
 """Table -> the keys whose values can be paths."""
 SCHEDULES = ("schedule", "server_schedule")
 """Tables of a learning-rate schedule over rounds."""
-_OPTIONAL = ("aggregator", "stop", "task", *SCHEDULES)
+_OPTIONAL = ("aggregator", "attack", "privacy", "stop", "task", *SCHEDULES)
 """Tables that can be left out; the function that takes them then uses its own default."""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "model": hub.load_model,
@@ -197,7 +218,16 @@ class _Data(NamedTuple):
     """Name or path of a tokenizer, as for ``load_tokenizer``; by default the model's tokenizer."""
 
 
-_EXTRA_KEYS: dict[str, type] = {"model": _Model, "data": _Data}
+class _Privacy(NamedTuple):
+    """Keys of ``[privacy]`` that are not arguments of its function."""
+
+    epsilon: float | None = None
+    """The epsilon of the whole run, in place of ``noise_multiplier``: the smallest noise multiplier
+    is computed for these clients and rounds, and recorded as ``noise_multiplier``. A run that is
+    continued for more rounds keeps its noise, so that its epsilon grows."""
+
+
+_EXTRA_KEYS: dict[str, type] = {"model": _Model, "data": _Data, "privacy": _Privacy}
 
 
 # ------------------------------------------------------------------------------- reading a config
@@ -402,6 +432,7 @@ def resolve(raw: Config) -> Config:
     except InputError as error:
         raise InputError(f"{error}{presets.missing_advice(raw, str(error))}") from None
     result["system_changes"] = presets.changes(result) or None
+    _check_noise(result["privacy"])
     return result
 
 
@@ -439,12 +470,29 @@ def _resolved(raw: Config) -> Config:
         name = given.get("name", _DEFAULT_NAMES.get(table))
         function = _function(table, name)
         options = {k: v for k, v in given.items() if k != "name"}
-        result[table] = {"name": name, **_checked(table, _fields(function), options)}
+        fields = _fields(function)
+        if table == "privacy" and _NOISE in fields:  # epsilon can stand for it
+            fields |= {_NOISE: (fields[_NOISE][0] | None, None), **_fields(_Privacy)}
+        result[table] = {"name": name, **_checked(table, fields, options)}
     if result["stop"]:
         early_stop(**result["stop"])  # raises InputError for values that cannot be used
     _check_schedules(result)
     result["model"]["head"] = _head_kind(result["model"]["head"])
     return result
+
+
+_NOISE = "noise_multiplier"
+"""The argument of a mechanism of differential privacy that ``epsilon`` can stand for."""
+
+
+def _check_noise(table: Config) -> None:
+    """Raises InputError if [privacy] says the noise not at all, or twice."""
+    if _NOISE in table and (table[_NOISE] is None) == (table["epsilon"] is None):
+        said = "neither" if table[_NOISE] is None else "both"
+        raise InputError(
+            f"[privacy] needs one of {_NOISE} and epsilon, and has {said}. On the command line,"
+            f" 'privacy.{_NOISE}=' removes a key."
+        )
 
 
 def _check_schedules(config: Config) -> None:
@@ -547,6 +595,7 @@ def run(
     train = data["train"]
     config = _explicit(config, data)
     clients, evaluated = evaluation_data(config, data, clients)
+    config = with_noise(config, clients)
     options = {name: config[name] for name in _fields(simulate)}
     options |= {} if engine is None else {"engine": engine}
     task = tasks.for_data(train, config["metric"])
@@ -598,7 +647,7 @@ def _shared_model(config: Config, train: Dataset, parts: Parts) -> Model:
 class _Made:
     """A function of the run-time values; equal configs are equal functions."""
 
-    table: Literal["algorithm", "transforms"]
+    table: Literal["algorithm", "attack", "privacy", "transforms"]
     config: str
     """JSON of the tables that the function reads, without the run-time values."""
 
@@ -607,34 +656,38 @@ class _Made:
         for key, value in values.items():
             *tables, last = key.split(".")
             functools.reduce(operator.getitem, tables, config)[last] = value
-        return (build_algorithm if self.table == "algorithm" else build_transforms)(config)
+        return _BUILDERS[self.table](config)
 
 
 def _made_from_values(config: Config) -> dict[str, Any]:
     """Returns the arguments of ``simulate`` that depend on the run-time values, and the values."""
-    runtime = config["runtime"]
+    # An epsilon was replaced by a noise multiplier, see with_noise.
+    runtime = [
+        f"privacy.{_NOISE}" if k == "privacy.epsilon" else k for k in config["runtime"] or ()
+    ]
     if not runtime:
-        return {"algorithm": build_algorithm(config), "transforms": build_transforms(config)}
+        return {name: build(config) for name, build in _BUILDERS.items()}
     flat = flatten(config)
-    names = ("algorithm", "aggregator", "optimizer", *SCHEDULES, "transforms")
-    tables = {name: config[name] for name in names}
+    names = (*_BUILDERS, "aggregator", "optimizer", *SCHEDULES)
+    tables, _ = unset({name: config[name] for name in names}, "privacy.epsilon")
     for name in _OF_THE_RUN:  # a function that draws random numbers needs the seed
         if any(key.endswith(f".{name}") for key in flatten(tables)):
             tables[name] = config[name]
     for key in runtime:
         tables, _ = unset(tables, key)
     text = json.dumps(tables, sort_keys=True)
-    return {
-        "algorithm": _Made("algorithm", text),
-        "transforms": _Made("transforms", text),
-        "values": {key: flat[key] for key in runtime},
-    }
+    made = {name: _Made(name, text) for name in _BUILDERS if config[name] or name == "algorithm"}
+    return {**made, "values": {key: flat[key] for key in runtime}}
 
 
 def describe(config: Config) -> str:
     """Returns a short description of a resolved config: algorithm, PEFT method, model and data."""
     names = {table: config[table]["name"] for table in ("partition", "peft", "algorithm")}
     parts = [config["aggregator"].get("name"), *config.get("transforms", {})]
+    if private := config.get("privacy", {}).get("name"):
+        parts.append(f"{private} privacy")
+    if hostile := config.get("attack", {}).get("name"):
+        parts.append(f"{hostile} attack")
     combined = " and ".join(part for part in parts if part)
     combined = f" with {combined}" if combined else ""
     model, data = (Path(config[table]["name"]).name for table in ("model", "data"))
@@ -846,6 +899,62 @@ def build_transforms(config: Config) -> list[Transform]:
     ]
 
 
+def build_privacy(config: Config) -> Privacy | None:
+    """Returns the mechanism of differential privacy of a resolved config, None without one.
+
+    Raises:
+      InputError: the noise of ``privacy.epsilon`` is not known yet, see :func:`with_noise`.
+    """
+    options = {k: v for k, v in config["privacy"].items() if k not in ("name", "epsilon")}
+    if not config["privacy"]:
+        return None
+    if options.get(_NOISE, 0) is None:
+        raise InputError("The noise of privacy.epsilon depends on the clients: run the config.")
+    return _seeded(_function("privacy", config["privacy"]["name"]), config, options)
+
+
+def build_attack(config: Config) -> Attack | None:
+    """Returns what the hostile clients of a resolved config do, None without any."""
+    return _call(config, "attack") if config["attack"] else None
+
+
+def with_noise(config: Config, clients: Clients) -> Config:
+    """Returns the config with the noise multiplier that gives it ``privacy.epsilon``.
+
+    A config that says its noise is returned as it is.
+
+    Args:
+      config: a resolved config.
+      clients: the clients of the run.
+
+    Raises:
+      InputError: no noise is enough, or the mechanism does not fit the run.
+    """
+    table = config["privacy"]
+    if table.get("epsilon") is None or table[_NOISE] is not None:
+        return config
+    names = [name for name in inspect.signature(schedule_of).parameters if name != "clients"]
+    schedule = schedule_of(clients, **{name: config[name] for name in names})
+    facts = federation_of(schedule)
+
+    def epsilon_of(noise: float) -> float:
+        made = build_privacy({**config, "privacy": {**table, _NOISE: noise}})
+        assert made is not None
+        return made.guarantee(facts, config["rounds"]).epsilon
+
+    noise = smallest_noise(epsilon_of, table["epsilon"])
+    return {**config, "privacy": {**table, _NOISE: noise}}
+
+
+_BUILDERS: dict[Any, Callable[[Config], Any]] = {
+    "algorithm": build_algorithm,
+    "transforms": build_transforms,
+    "privacy": build_privacy,
+    "attack": build_attack,
+}
+"""Argument of ``simulate`` -> function that makes it from a resolved config."""
+
+
 def _call(config: Config, table: str, *arguments: Any, **objects: Any) -> Any:
     """Calls the function that a table names."""
     options = {k: v for k, v in config[table].items() if k != "name"}
@@ -925,6 +1034,11 @@ class Key(NamedTuple):
     """The default value; ``...`` if the key is required."""
 
     @property
+    def functions(self) -> Sequence[str]:
+        """The function with this argument; none for the config's own keys."""
+        return [] if isinstance(self.owner, type) else [self.owner.__name__]
+
+    @property
     def dotted(self) -> str:
         """The key as the command line takes it, such as ``peft.rank``."""
         if self.table in CHAINED:
@@ -940,6 +1054,7 @@ def all_keys() -> list[Key]:
         owners += [(table, _EXTRA_KEYS[table])] if table in _EXTRA_KEYS else []
     for table, module in NAMESPACES.items():
         owners += [(table, getattr(module, name)) for name in module.__all__]
+        owners += [(table, _EXTRA_KEYS[table])] if table in _EXTRA_KEYS else []
     return [
         Key(table, name, owner, kind, default)
         for table, owner in owners

@@ -28,7 +28,10 @@ from fedjax_peft.nested import flatten
 __all__ = ["Point", "Sweep", "axis", "plan"]
 
 _KEYS = ("choose_by", "baseline", "constants", "grid")
-_RUNTIME = ("optimizer", "algorithm", "aggregator", *configs.SCHEDULES, "transforms")
+_RUNTIME = (
+    *("optimizer", "algorithm", "aggregator", *configs.SCHEDULES, "transforms"),
+    *("privacy", "attack"),
+)
 """Tables whose numbers can be run-time values of the compiled program."""
 _RANGE = re.compile(r"\s*(\d{1,18})\s*\.\.\s*(\d{1,18})\s*")
 _SEED = re.compile(r"(^|\.|_)seed$")

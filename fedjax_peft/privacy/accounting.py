@@ -42,6 +42,7 @@ __all__ = [
     "gaussian_event",
     "noise_multiplier",
     "participations",
+    "smallest_noise",
 ]
 
 Accountant: TypeAlias = Literal["rdp", "pld"]
@@ -396,38 +397,55 @@ def _calibrated(
     neighbours: Neighbours,
 ) -> float:
     """Returns the smallest noise multiplier whose event has at most the target's ε."""
-    dp = _dp_accounting()
     _check(epsilon=target, delta=delta, accountant=accountant, neighbours=neighbours)
-    if isinstance(make(1.0), dp.NoOpDpEvent):
-        return 0.0
-
-    def above(z: float) -> bool:
-        return epsilon(make(z), delta, accountant, neighbours) > target
-
-    low, factor = 1.0, 2.0
+    start, factor = 1.0, 2.0
     if accountant == "pld":  # it takes longer, and its answer lies a little below that of RDP
-        low, factor = _calibrated(make, target, delta, "rdp", neighbours), 1.15
-    high = low
-    while above(high):
+        start, factor = _calibrated(make, target, delta, "rdp", neighbours), 1.15
+    return smallest_noise(
+        lambda z: epsilon(make(z), delta, accountant, neighbours),
+        target,
+        start=start,
+        factor=factor,
+    )
+
+
+def smallest_noise(
+    epsilon_of: Callable[[float], float],
+    target: float,
+    *,
+    start: float = 1.0,
+    factor: float = 2.0,
+) -> float:
+    """Returns the smallest noise multiplier with at most an ε, to a relative 1e-6.
+
+    Args:
+      epsilon_of: noise multiplier -> ε, which falls with it.
+      target: the ε, positive. That of the result is not above it.
+      start: the first noise multiplier that is tried.
+      factor: the ratio of the first noise multipliers that are tried.
+
+    Raises:
+      InputError: no noise is enough.
+    """
+    from scipy.optimize import brentq
+
+    _check(epsilon=target)
+    low = high = start if start > 0 else 1.0
+    while epsilon_of(high) > target:
         low, high = high, factor * high
         if high > 2.0**40:
-            raise InputError(f"No noise is enough for epsilon={target:g} at delta={delta:g}.")
-    while low == high or not above(low):
+            raise InputError(f"No noise is enough for epsilon={target:g}.")
+    while low == high or epsilon_of(low) <= target:
         low, high = low / factor, low
         if low < 2.0**-40:
-            return high
+            return 0.0  # nothing is released, or no noise is needed
 
-    def new() -> Any:
-        if accountant == "rdp":
-            return dp.rdp.RdpAccountant(neighboring_relation=_relation(neighbours))
-        return _pld_accountant(neighbours, _split(make(1.0))[0])
+    def gap(z: float) -> float:
+        return min(epsilon_of(z), 2 * target + 1e3) - target  # a tiny noise has an infinite ε
 
-    with log_level("absl", logging.ERROR):
-        return float(
-            dp.calibrate_dp_mechanism(
-                new, make, target, delta, dp.ExplicitBracketInterval(low, high), tol=1e-6 * low
-            )
-        )
+    tolerance = 0.25e-6 * low
+    root = float(brentq(gap, low, high, xtol=tolerance, rtol=1e-12))
+    return next(z for z in (root, root + tolerance, root + 2 * tolerance, high) if gap(z) <= 0)
 
 
 def _check(**given: Any) -> None:

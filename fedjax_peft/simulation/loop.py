@@ -26,6 +26,7 @@ from fedjax_peft.simulation.round_rows import round_row, skipped_leaves, start_r
 from fedjax_peft.simulation.run import learned_leaves
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.tuning import tuned_figures
+from fedjax_peft.typing import Federation
 
 __all__ = ["Loop"]
 
@@ -52,6 +53,7 @@ class Loop:
         each: bool,
         local: LocalTest | None = None,
         private: Accounted | None = None,
+        wrapped_for: Federation | None = None,
     ):
         """Stores the parts of a run.
 
@@ -72,12 +74,15 @@ class Loop:
           each: whether rows contain the metrics of every client.
           local: tests the clients' models before the aggregation in evaluated rounds.
           private: accounts for the mechanism of differential privacy.
+          wrapped_for: the facts that a mechanism of differential privacy or an attack depends on;
+            recorded, so that the algorithm of the run can be made again.
         """
         self.session, self.model, self.algorithm = session, model, session.setup.algorithm
         self.tested, self.costs, self.record, self.phases = tested, costs, record, phases
         self.stop, self.rounds, self.eval_every = stop, rounds, eval_every
         self.checkpoint_every, self.deadline, self.late = checkpoint_every, deadline, late
         self.nonfinite, self.each, self.local, self.private = nonfinite, each, local, private
+        self.wrapped_for = wrapped_for
         lower = (session.setup.task.lower_is_better, self.algorithm.lower_is_better)
         self.lower = (*lower[0], *lower[1], "update_norm")
 
@@ -108,6 +113,8 @@ class Loop:
         row = start_row(self.model, self.algorithm, scores, seconds)
         if self.private is not None:
             row |= {**self.private.fields(0), **self.private.start()}
+        if self.wrapped_for is not None:
+            row["federation"] = self.wrapped_for._asdict()
         row["time"] = {"eval_s": time.perf_counter() - began}
         stopped = _asked(self.record.add(row))
         self.costs.record(row)

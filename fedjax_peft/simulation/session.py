@@ -36,7 +36,7 @@ from fedjax_peft.simulation.checks import (
 )
 from fedjax_peft.typing import Algorithm, Attack, Federation, Privacy, Task, Transform
 
-__all__ = ["Transforms", "federation_of", "poisson_width", "session"]
+__all__ = ["Transforms", "federation_of", "poisson_width", "schedule_of", "session", "wrapped"]
 
 Transforms: TypeAlias = Transform | Sequence[Transform] | None
 """One upload transform, or several in the order in which a client applies them."""
@@ -124,20 +124,23 @@ def session(
         "rounds": rounds,
     }
     check_counts(counts, {"length_buckets": length_buckets})
-    epochs, local_steps = check_work(epochs, local_steps, stragglers)
     check_words("drop", diagnostics)
     check_data(model, clients, task)
-    check_failure_rate(failure_rate)
-    per_round = clients_a_round(clients, clients_per_round, sampling)
-    work = (clients.indices, per_round, batch_size, epochs, local_steps, 0)
-    tokens = Lengths.of(clients.data.columns, length_buckets)
-    schedule = Schedule(*work, sampling, failure_rate, tokens=tokens, stragglers=stragglers)
-    if check_batch_sampling(batch_sampling) == "poisson":
-        width = poisson_width([len(rows) for rows in clients.indices], batch_size)
-        schedule = schedule._replace(batch_sampling="poisson", width=width)
+    schedule = schedule_of(
+        clients,
+        clients_per_round=clients_per_round,
+        sampling=sampling,
+        batch_size=batch_size,
+        batch_sampling=batch_sampling,
+        epochs=epochs,
+        local_steps=local_steps,
+        stragglers=stragglers,
+        failure_rate=failure_rate,
+        length_buckets=length_buckets,
+    )
     federation = federation_of(schedule)
     wrappers = [parametrised(wrapper, values) for wrapper in (attack, privacy)]
-    chosen = _wrapped(plain, [made for made, _ in wrappers], federation)
+    chosen = wrapped(plain, [made for made, _ in wrappers], federation)
     make: Any = make_plain
     if make_plain is not None or any(function for _, function in wrappers):
         functions = tuple(function or _Constant(made) for made, function in wrappers)
@@ -149,10 +152,10 @@ def session(
         model,
         clients.data,
         [schedule.most_steps(client) for client in range(len(clients))],
-        per_round,
+        schedule.per_round,
         batch_size=schedule.room,
-        local_steps=local_steps,
-        epochs=epochs,
+        local_steps=schedule.local_steps,
+        epochs=schedule.epochs,
     )
     masks: Any = None if client_ranks is None else rank_masks(model, client_ranks, len(clients))
     setup = Setup(
@@ -168,7 +171,7 @@ def session(
         probe=probe(diagnostics),
         total_clients=int(np.count_nonzero(clients.sizes)),
         dtype=model.dtype,
-        sampling_probability=per_round / len(clients),
+        sampling_probability=federation.sampling_probability,
         transform=transform,
         maker=_maker(chosen, make, uploads, make_uploads),
     )
@@ -181,6 +184,37 @@ def session(
         engine=engine,
         values=values,
     )
+
+
+def schedule_of(
+    clients: Clients,
+    *,
+    clients_per_round: int | None,
+    sampling: Sampling,
+    batch_size: int,
+    batch_sampling: BatchSampling,
+    epochs: Range,
+    local_steps: Range | None,
+    stragglers: float,
+    failure_rate: float,
+    length_buckets: int = 0,
+) -> Schedule:
+    """Returns the schedule of the seed 0; the arguments are those of :func:`session`.
+
+    Raises:
+      InputError: an argument is wrong.
+    """
+    check_counts({"batch_size": batch_size}, {})
+    epochs, local_steps = check_work(epochs, local_steps, stragglers)
+    check_failure_rate(failure_rate)
+    per_round = clients_a_round(clients, clients_per_round, sampling)
+    work = (clients.indices, per_round, batch_size, epochs, local_steps, 0)
+    tokens = Lengths.of(clients.data.columns, length_buckets)
+    schedule = Schedule(*work, sampling, failure_rate, tokens=tokens, stragglers=stragglers)
+    if check_batch_sampling(batch_sampling) == "poisson":
+        width = poisson_width([len(rows) for rows in clients.indices], batch_size)
+        schedule = schedule._replace(batch_sampling="poisson", width=width)
+    return schedule
 
 
 def poisson_width(sizes: Sequence[int], batch_size: int) -> int:
@@ -216,7 +250,7 @@ def federation_of(schedule: Schedule) -> Federation:
     )
 
 
-def _wrapped(
+def wrapped(
     algorithm: Algorithm, wrappers: Sequence[Attack | Privacy | None], federation: Federation
 ) -> Algorithm:
     """Returns the algorithm under attack and with a privacy mechanism.
@@ -242,7 +276,7 @@ class _Wrapped:
 
     def __call__(self, values: Values) -> Algorithm:
         made = [wrapper(values) for wrapper in self.wrappers]
-        return _wrapped(self.make(values), made, self.federation)
+        return wrapped(self.make(values), made, self.federation)
 
 
 @dataclass(frozen=True)

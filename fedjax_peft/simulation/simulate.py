@@ -223,9 +223,10 @@ def simulate(
     algorithm = session.setup.algorithm
     check_test_data(model, clients, data, own_data, task)
     state, schedule = session.init(seed), session.schedule(seed)
+    federation = federation_of(schedule)
     private = accounted(
         parametrised(privacy, values)[0],
-        federation_of(schedule),
+        federation,
         diagnostics=diagnostics,
         nonfinite=nonfinite,
     )
@@ -289,6 +290,7 @@ def simulate(
             each="clients" in diagnostics,
             local=local,
             private=private,
+            wrapped_for=federation if privacy is not None or attack is not None else None,
         )
         saved = loop.restore(state)
         phases.send(

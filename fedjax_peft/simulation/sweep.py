@@ -112,6 +112,8 @@ def sweep(
     early_stop: bool = False,
     replicas: int | Literal["auto"] = "auto",
     transforms: Any = None,
+    privacy: Any = None,
+    attack: Any = None,
     on_point: Callable[[PointDone], None] = lambda done: None,
     **options: Any,
 ) -> Sweep:
@@ -142,6 +144,8 @@ def sweep(
       replicas: the number of points that run side by side, as one program over replicas. ``auto``
         is 8 on an accelerator and 1 on a CPU. Results differ by float32 rounding only.
       transforms: as for ``simulate``, or a function of a point's values.
+      privacy: likewise.
+      attack: likewise.
       on_point: called after every point.
       **options: of ``simulate``, the same for all points, such as ``rounds`` and ``test``.
 
@@ -169,7 +173,9 @@ def sweep(
                 built,
                 _Made(algorithm, fixed),
                 own,
-                transforms=_Made(transforms, fixed) if callable(transforms) else transforms,
+                transforms=_made(transforms, fixed),
+                privacy=_made(privacy, fixed),
+                attack=_made(attack, fixed),
                 values=numbers,
                 seed=point.get("seed", 0),
                 out=path,
@@ -241,6 +247,11 @@ class _Made:
 
     def __call__(self, values: Values) -> Any:
         return self.function({**dict(self.constants), **values})
+
+
+def _made(given: Any, fixed: tuple[tuple[str, Any], ...]) -> Any:
+    """Returns an object as it is, and a function of a point as one of the run-time values."""
+    return _Made(given, fixed) if callable(given) else given
 
 
 class _Shared:

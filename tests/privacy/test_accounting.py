@@ -120,6 +120,22 @@ def test_noise_multiplier_is_the_smallest(epsilon, rounds, q):
     assert found[0] <= epsilon < found[1]
 
 
+def test_noise_multiplier_is_that_of_dp_accounting():
+    theirs = dp.calibrate_dp_mechanism(
+        dp.rdp.RdpAccountant,
+        lambda z: dp.SelfComposedDpEvent(poisson(z, 0.3), 20),
+        2.0,
+        1e-5,
+        dp.ExplicitBracketInterval(0.5, 8),
+        tol=1e-7,
+    )
+    assert fp.privacy.noise_multiplier(2.0, 1e-5, 20, 0.3) == pytest.approx(theirs, rel=1e-6)
+
+
+def test_nothing_is_released_in_no_rounds():
+    assert fp.privacy.noise_multiplier(2.0, 1e-5, 0) == 0.0
+
+
 def test_noise_multiplier_by_pld_is_the_smallest():
     z = fp.privacy.noise_multiplier(2, 1e-5, 10, 0.3, accountant="pld")
     found = [
