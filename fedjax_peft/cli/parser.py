@@ -244,6 +244,8 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
         help="base of the logarithm in Jensen-Shannon",
     )
 
+    _add_privacy(command)
+
     bench = command("bench", tools.bench, "time the local-update engine on random data")
     _add_overrides(bench)
     bench.add_argument("--json", action="store_true", help="print one JSON object")
@@ -264,8 +266,50 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
         nargs="*",
         metavar="WORD",
         help="models, backbones, data, partitions, peft, algorithms, aggregators, optimizers,"
-        " transforms, systems or keys, optionally with a name (list algorithm ditto) or a part of"
-        " one (list keys rate); or any part of a name or description",
+        " transforms, privacy, attacks, systems or keys, optionally with a name (list algorithm"
+        " ditto) or a part of one (list keys rate); or any part of a name or description",
+    )
+
+
+def _add_privacy(command: Callable[..., Any]) -> None:
+    noise = command(
+        "privacy", tools.privacy, "compute the noise that an epsilon needs, or the epsilon of noise"
+    )
+    noise.epilog = (
+        "fedjax-peft privacy --epsilon 2 --delta 1e-5 --rounds 100 --clients 10000 --per-round 100"
+    )
+    asked = noise.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--epsilon", type=float, metavar="E", help="compute the noise multiplier")
+    asked.add_argument(
+        "--noise-multiplier", type=float, metavar="Z", help="compute the epsilon of this noise"
+    )
+    noise.add_argument("--delta", type=float, default=1e-5, metavar="D", help="default: 1e-5")
+    noise.add_argument("--rounds", type=int, required=True, metavar="T")
+    noise.add_argument("--clients", type=int, metavar="N", help="clients in the federation")
+    noise.add_argument("--per-round", type=int, metavar="S", help="clients in a round")
+    noise.add_argument(
+        "--sampling",
+        choices=["poisson", "uniform", "round_robin", "all"],
+        default="poisson",
+        help="how clients, or examples, are drawn; default: poisson",
+    )
+    noise.add_argument(
+        "--neighbours",
+        choices=["add_or_remove_one", "replace_special", "replace_one"],
+        help="what the guarantee compares; default: what suits the sampling",
+    )
+    noise.add_argument(
+        "--unit",
+        choices=["client", "example"],
+        default="client",
+        help="whose data is protected: a client's (default), or one example's in local steps",
+    )
+    noise.add_argument(
+        "--examples", type=int, metavar="N", help="of the smallest client, for --unit example"
+    )
+    noise.add_argument("--batch-size", type=int, metavar="B", help="likewise")
+    noise.add_argument(
+        "--steps", type=int, default=1, metavar="K", help="local steps in a round, likewise"
     )
 
 

@@ -1,4 +1,4 @@
-"""The commands ``init``, ``partition``, ``bench``, ``assets``, ``list`` and ``completion``.
+"""The commands ``init``, ``partition``, ``privacy``, ``bench``, ``assets``, ``list`` and so on.
 
 Heavy modules are imported inside the functions, so that ``--help`` answers at once.
 """
@@ -16,7 +16,7 @@ from fedjax_peft.cli.process import prepare_jax
 if TYPE_CHECKING:
     from fedjax_peft.data.catalog import Source
 
-__all__ = ["bench", "completion", "init", "list_assets", "list_names", "partition"]
+__all__ = ["bench", "completion", "init", "list_assets", "list_names", "partition", "privacy"]
 
 
 def init(options: argparse.Namespace) -> None:
@@ -57,6 +57,30 @@ def partition(options: argparse.Namespace) -> None:
         Console().print(reports.size_table(report), "", reports.class_table(report), sep="\n")
         for path in reports.write(report, out / name if len(distinct) > 1 else out):
             print(path)
+
+
+def privacy(options: argparse.Namespace) -> None:
+    """Prints the noise that an ε needs, or the ε of a noise."""
+    from fedjax_peft.cli.privacy import Plan, plan_text
+
+    client = options.unit == "client"
+    names = ("clients", "per_round") if client else ("examples", "batch_size")
+    for name in names:
+        if getattr(options, name) is None:
+            options.parser.error(f"--unit {options.unit} needs --{name.replace('_', '-')}")
+    plan = Plan(
+        options.rounds,
+        getattr(options, names[0]),
+        getattr(options, names[1]),
+        options.delta,
+        epsilon=options.epsilon,
+        noise_multiplier=options.noise_multiplier,
+        unit=options.unit,
+        sampling=options.sampling,
+        steps=options.steps,
+        neighbours=options.neighbours,
+    )
+    print(plan_text(plan))
 
 
 def bench(options: argparse.Namespace) -> None:

@@ -1,0 +1,77 @@
+"""``fedjax-peft privacy``: noise for an ε, and the ε of a noise."""
+
+import contextlib
+import re
+
+import pytest
+
+from fedjax_peft.cli.main import main
+from fedjax_peft.privacy import accounting
+
+FEW = ["--rounds", "5", "--clients", "100", "--per-round", "10"]
+
+
+def said(capsys, *words):
+    assert main(["privacy", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def numbers(text):
+    return {name: float(x) for name, x in re.findall(r"by (RDP|PLD): ([\d.]+)", text)}
+
+
+def test_the_noise_of_an_epsilon(capsys):
+    text = said(capsys, "--epsilon", 2, "--delta", 1e-3, *FEW)
+    found = numbers(text)
+    expected = accounting.noise_multiplier(2.0, 1e-3, 5, 0.1)
+    assert 0 <= found["RDP"] - expected <= 1e-4, "rounded up"
+    assert found["PLD"] < found["RDP"]
+    assert f"noise_multiplier = {found['RDP']:.4g}" in " ".join(text.split())
+    assert f"over 10 clients this is {found['RDP'] / 10:.4g} C" in " ".join(text.split())
+    assert "Poisson sampling" in text
+    assert "add or remove one" in text
+    assert "Note" not in text
+
+
+def test_the_epsilon_of_a_noise(capsys):
+    text = said(capsys, "--noise-multiplier", 1.5, "--delta", 1e-3, *FEW)
+    for name, x in numbers(text).items():
+        event = accounting.gaussian_event(1.5, 5, 0.1)
+        assert 0 <= x - accounting.epsilon(event, 1e-3, name.lower()) <= 1e-4
+
+
+def test_example_level_counts_local_steps_and_names_examples(capsys):
+    words = ["--examples", 200, "--batch-size", 8, "--steps", 3, "--unit", "example"]
+    text = said(capsys, "--noise-multiplier", 1, "--delta", 1e-3, "--rounds", 2, *words)
+    event = accounting.gaussian_event(1.0, 6, 0.04)
+    assert numbers(text)["RDP"] == pytest.approx(accounting.epsilon(event, 1e-3), abs=1e-4)
+    assert "with and without one example" in " ".join(text.split())
+    assert "client sends" not in text
+
+
+def test_a_sampling_that_is_not_amplified_and_one_that_pld_does_not_know(capsys):
+    words = ["--noise-multiplier", 8, "--delta", 1e-3, *FEW, "--sampling", "uniform"]
+    assert "nothing is amplified" in " ".join(said(capsys, *words).split())
+    text = said(capsys, *words, "--neighbours", "replace_one")
+    assert "PLD: does not know this sampling" in text
+
+
+def test_no_noise_is_no_guarantee_and_a_large_delta_is_noted(capsys):
+    text = said(capsys, "--noise-multiplier", 0, "--delta", 0.02, *FEW)
+    assert "RDP: no guarantee" in text
+    assert "Note: delta is not below 1/100" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--epsilon", "2", "--rounds", "5"], "--unit client needs --clients"),
+        (["--epsilon", "2", *FEW, "--unit", "example"], "needs --examples"),
+        (["--epsilon", "-2", *FEW], "epsilon must be a positive number"),
+        (["--epsilon", "2", *FEW, "--per-round", "101"], "101 of 100 clients cannot be drawn"),
+    ],
+)
+def test_bad_input_is_one_sentence(capsys, words, complaint):
+    with contextlib.suppress(SystemExit):  # argparse
+        assert main(["privacy", *words]) == 2
+    assert complaint in capsys.readouterr().err
