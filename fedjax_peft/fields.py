@@ -40,6 +40,11 @@ METRICS = (
     Field("accuracy_global", "fraction", "FedMCP: accuracy of the second classifier."),
     Field("SIMILARITY_global_private", "", "FedMCP: similarity of the two adapters' outputs."),
     Field("SIMILARITY_global_average", "", "FedMCP: similarity of global and received adapter."),
+    Field(
+        "backdoor_success",
+        "fraction",
+        "Backdoor: examples of other classes that are predicted as its target with the trigger.",
+    ),
     Field("cka", "from 0 to 1", 'Similarity of two adapters; with diagnostics=["cka"].'),
 )
 """The metrics that ``METRIC`` stands for in :data:`FIELDS`; tasks of users may have others."""
@@ -148,6 +153,8 @@ FIELDS = (
     Field("privacy_median_norm", "", "Median norm of uploads before clipping. Not private."),
     Field("snr", "", "Smallest singular value that is kept, over the norm of the noise."),
     Field("layers.snr.MODULE", "", "The same of one module."),
+    # ---- attacks
+    Field("hostile", "clients", "Hostile clients whose uploads were aggregated."),
     # ---- diagnostics
     Field(
         "local_METRIC",

@@ -22,6 +22,8 @@ An evaluated round has ``headline`` (the metric that the task is judged by), ``h
   these sizes.
 * ``validation_accuracy``, ``global_validation_accuracy``, ``client_validation_accuracy_mean`` and
   so on: the same on the validation examples, in the same rounds.
+* ``test_backdoor_success`` and ``global_test_backdoor_success``, under a backdoor attack: the share
+  of test examples of other classes that are predicted as its target when they have the trigger.
 * The same names with the suffix ``_seen`` or ``_unseen``, such as ``client_accuracy_mean_seen``
   and ``client_count_unseen``. Seen clients have trained: an upload of theirs was aggregated in this
   round or before. The private leaves of unseen clients still have their initial values. A group
@@ -309,7 +311,18 @@ def field_is_lower_better(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     return not _LOWER.isdisjoint(words)
 
 
-_LOWER = {"loss", "perplexity", "lost", "error", "bytes", "seconds", "time", "std", "steps"}
+_LOWER = {
+    "backdoor",
+    "loss",
+    "perplexity",
+    "lost",
+    "error",
+    "bytes",
+    "seconds",
+    "time",
+    "std",
+    "steps",
+}
 
 
 def privacy_in_words(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -712,6 +712,14 @@ class Algorithm(NamedTuple):
             return self.model(upload, client_state)
         return self.local_model(broadcast, upload, client_state)
 
+    def change_part(self, upload: PyTree) -> PyTree:
+        """Returns the part of an upload that holds the client's leaves or their change."""
+        return upload if self.change_field is None else upload[self.change_field]
+
+    def with_change(self, upload: PyTree, part: PyTree) -> PyTree:
+        """Returns the upload with its :meth:`change_part` replaced by ``part``."""
+        return part if self.change_field is None else {**upload, self.change_field: part}
+
 
 class Federation(NamedTuple):
     """Facts about a run that privacy mechanisms and attacks depend on. Hashable."""
@@ -733,6 +741,10 @@ class Federation(NamedTuple):
     may be used in each of ``most_steps``."""
     fewest_examples: int
     """The examples of the smallest client that has any."""
+    columns: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """The columns of the examples: name and shape of each, without the axis of the examples."""
+    classes: int = 0
+    """The number of label names; 0 for data without labels."""
 
     @property
     def sampling_probability(self) -> float:
@@ -771,3 +783,9 @@ class Attack(NamedTuple):
     name: str
     apply: Callable[[Algorithm, Federation], Algorithm]
     """Returns the algorithm under attack. Raises InputError with the reason if it does not fit."""
+    hostile: Callable[[int], tuple[int, ...]]
+    """The number of clients in the federation -> the numbers of its hostile clients, ascending."""
+    triggered: Callable[[Any], Any] | None = None
+    """Of a backdoor: a :class:`fedjax_peft.data.Dataset` -> the data set that tests it. The share
+    of its examples that a model gets right is the success rate of the backdoor. None: the attack
+    has no goal that examples can test."""

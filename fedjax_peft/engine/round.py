@@ -25,7 +25,6 @@ from fedjax_peft.engine.state import State
 from fedjax_peft.engine.uploads import (
     TransformState,
     as_received,
-    change_part,
     decode,
     encoder,
     no_measurements,
@@ -488,7 +487,7 @@ def _lane_map(lanes: int) -> Callable[[Callable], Callable]:
 def distance(algorithm: Algorithm, upload: PyTree, template: PyTree, fixed: Params) -> jax.Array:
     """Returns the norm of an upload's change of the leaves (``ServerUpdate.update_norm``)."""
     del fixed
-    return tree.distance(change_part(algorithm, upload), change_part(algorithm, template))
+    return tree.distance(algorithm.change_part(upload), algorithm.change_part(template))
 
 
 def at_work(algorithm: Algorithm, work: Work, probe: Probe | None = None) -> Algorithm:

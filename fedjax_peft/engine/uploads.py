@@ -30,7 +30,6 @@ from fedjax_peft.typing import (
 __all__ = [
     "TransformState",
     "as_received",
-    "change_part",
     "decode",
     "encoder",
     "no_measurements",
@@ -61,20 +60,10 @@ def start_transform(
     """
     if transform is None:
         return ()
-    template = change_part(algorithm, algorithm.server.unchanged(server))
+    template = algorithm.change_part(algorithm.server.unchanged(server))
     # Copies: the round program donates its state, and the template may hold the model's arrays.
     state = jax.tree.map(jnp.array, transform.init(template))
     return TransformState(state, tree.broadcast(transform.memory(template), clients))
-
-
-def change_part(algorithm: Algorithm, upload: PyTree) -> PyTree:
-    """Returns the part of an upload that holds the client's leaves or their change."""
-    return upload if algorithm.change_field is None else upload[algorithm.change_field]
-
-
-def _with_part(algorithm: Algorithm, upload: PyTree, part: PyTree) -> PyTree:
-    """Returns the upload with its :func:`change_part` replaced by ``part``."""
-    return part if algorithm.change_field is None else {**upload, algorithm.change_field: part}
 
 
 def encoder(
@@ -95,12 +84,12 @@ def encoder(
       received: what the server broadcasts for the transform.
       sent_leaves: ``Algorithm.sent_leaves`` of this round.
     """
-    start = change_part(algorithm, template)
+    start = algorithm.change_part(template)
 
     def encode(
         client_mask: Params, upload: PyTree, memory: PyTree, key: Key
     ) -> tuple[PyTree, Encoded]:
-        learned = change_part(algorithm, upload)
+        learned = algorithm.change_part(upload)
         change = jax.tree.map(jnp.subtract, learned, start)
         zeros = jax.tree.map(jnp.zeros_like, change)
         seen = as_received(sent_leaves, change, zeros)
@@ -108,7 +97,7 @@ def encoder(
         made = as_received(client_mask, encoded.update, change)
         made = as_received(sent_leaves, made, change)
         sent = _moved(start, learned, change, made)
-        return _with_part(algorithm, upload, sent), encoded._replace(update=made)
+        return algorithm.with_change(upload, sent), encoded._replace(update=made)
 
     return encode
 
@@ -125,7 +114,7 @@ def no_measurements(
       received: what the server broadcasts for the transform.
       slots: the number of clients that fit into a round.
     """
-    start = change_part(algorithm, template)
+    start = algorithm.change_part(template)
     key = jax.eval_shape(lambda: jax.random.key(0))
     encoded = jax.eval_shape(transform.client, start, transform.memory(start), received, key)
     return jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), encoded.measured)
@@ -161,13 +150,13 @@ def decode(
     if not transform.changes_aggregate:
         done = transform.server({}, state, measured, context)
         return update, tree.where(some, done.state, state), done.metrics
-    start, mean = change_part(algorithm, template), change_part(algorithm, update)
+    start, mean = algorithm.change_part(template), algorithm.change_part(update)
     change = jax.tree.map(jnp.subtract, mean, start)
     done = transform.server(change, state, measured, context)
     made = as_received(sent_leaves, tree.where(some, done.aggregate, change), change)
     moved = _moved(start, mean, change, made)
     new: Decoded = done._replace(state=tree.where(some, done.state, state))
-    return _with_part(algorithm, update, moved), new.state, new.metrics
+    return algorithm.with_change(update, moved), new.state, new.metrics
 
 
 def as_received(masks: Mapping[str, jax.Array], new: PyTree, received: PyTree) -> PyTree:

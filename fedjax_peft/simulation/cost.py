@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 
 from fedjax_peft import tree
-from fedjax_peft.engine.uploads import change_part
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.registry import unused_bytes
@@ -608,7 +607,7 @@ def _upload_sizes(
     template = jax.eval_shape(algorithm.server.unchanged, server)
     if transform is None:
         return _sizes(template), {}
-    change = change_part(algorithm, template)
+    change = algorithm.change_part(template)
     sizes = _sizes(change)
     if transform.wire is not None:
         sizes = _sizes(transform.wire(change, wires_of(change)))

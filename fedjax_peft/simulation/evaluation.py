@@ -1,15 +1,16 @@
 """The evaluations of a run: their data sets, and the metrics that they give."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.engine.evaluator import Evaluator, figures, joined
+from fedjax_peft.engine.evaluator import Evaluator, Measured, figures, joined
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
+from fedjax_peft.errors import InputError
 from fedjax_peft.random import host_rng
 from fedjax_peft.rows import Row, finite_or_none
 from fedjax_peft.simulation.progress import Phases
@@ -28,6 +29,8 @@ class Evaluation(NamedTuple):
     """Whether each member has a model of its own."""
     own: bool
     """Whether each member has examples of its own."""
+    backdoor: bool = False
+    """Whether the examples have a trigger, and the accuracy is the success of a backdoor."""
 
 
 def evaluations(
@@ -37,6 +40,7 @@ def evaluations(
     client_test: Clients | None = None,
     validation: Dataset | None = None,
     client_validation: Clients | None = None,
+    triggered: Callable[[Dataset], Dataset] | None = None,
     test_clients: int,
     batch_size: int,
     seed: int,
@@ -47,6 +51,8 @@ def evaluations(
     the average over the models of some clients, and ``global_test`` is the global model, if there
     is one, on the test set. ``client``: every client's model on its own examples. ``validation``,
     ``global_validation`` and ``client_validation`` are the same on the validation examples.
+    ``test_backdoor`` and ``global_test_backdoor`` are the models of ``test`` and ``global_test`` on
+    test examples with the trigger of a backdoor.
 
     Args:
       session: the session of the run.
@@ -54,6 +60,7 @@ def evaluations(
       client_test: test examples of every client.
       validation: validation examples for the whole federation.
       client_validation: validation examples of every client.
+      triggered: ``Attack.triggered``: test set -> the examples that test a backdoor.
       test_clients: number of clients whose models are evaluated on ``test`` and ``validation``.
       batch_size: examples in an evaluation step.
       seed: the seed for the choice of these clients.
@@ -61,14 +68,18 @@ def evaluations(
     found: dict[str, Evaluation] = {}
 
     def add(name: str, data: Dataset, members: list, *, personal: bool, own: bool = False) -> None:
+        backdoor = name.endswith(_BACKDOOR)
         twin = name.removesuffix("_validation") if own else name.replace("validation", "test")
+        twin = twin.removesuffix(_BACKDOOR)
         like = found[twin].evaluator if twin in found else None  # with the same shapes, if they fit
         evaluator = session.evaluator(
             data.columns, members, batch_size, personal=personal, like=like
         )
-        found[name] = Evaluation(evaluator, session.setup.task, data, personal, own)
+        found[name] = Evaluation(evaluator, session.setup.task, data, personal, own, backdoor)
 
-    for split, data in (("test", test), ("validation", validation)):
+    backdoored = None if triggered is None or test is None else triggered(test)
+    splits = {"test": test, "test_backdoor": backdoored, "validation": validation}
+    for split, data in splits.items():
         if data is None:
             continue
         if session.personal:
@@ -123,7 +134,7 @@ def evaluate(
       phases: receives the progress of the evaluation.
     """
     row: Row = {}
-    for name, (evaluator, task, data, personal, has_own) in evaluations.items():
+    for name, (evaluator, task, data, personal, has_own, backdoor) in evaluations.items():
         row["headline"] = task.headline
         lower = is_lower_better(task.headline, task.lower_is_better)
         row["headline_better"] = "lower" if lower else "higher"
@@ -137,6 +148,8 @@ def evaluate(
             measured = evaluator(state, on_part)
         if not personal:  # the members are parts of one evaluation
             measured = joined(measured)
+        if backdoor:
+            measured, name = _success(measured), name.removesuffix(_BACKDOOR)
         members = [  # members with something to measure: a text of one token has no next token
             m for m in range(len(measured.examples)) if any(n[m] for _, n in measured.sums.values())
         ]
@@ -144,10 +157,13 @@ def evaluate(
         sizes = np.array([_units(data, measured.examples[m]) for m in members], np.float64)
         clients = [measured.clients[m] for m in members]
         groups = _groups(clients, seen) if personal else {"": np.ones(len(members), bool)}
-        if personal:
+        if backdoor:
+            found = [{_SUCCESS: one[_SUCCESS]} for one in found]
+        elif personal:
             row |= {f"{name}_count{suffix}": int(own.sum()) for suffix, own in groups.items()}
         # Several models see the same test set, but every client has a test of its own.
-        row[f"{name}_examples"] = int(sizes.sum() if has_own else sizes.max(initial=0))
+        if not backdoor:
+            row[f"{name}_examples"] = int(sizes.sum() if has_own else sizes.max(initial=0))
         for metric in found[0] if found else ():
             values = np.array([one[metric] for one in found], np.float64)
             for suffix, own in groups.items():
@@ -171,6 +187,26 @@ def evaluate(
                 metric: [finite_or_none(one[metric]) for one in found] for metric in names
             }
     return row
+
+
+_BACKDOOR = "_backdoor"
+"""The end of the names of evaluations on examples with a trigger."""
+_SUCCESS = "backdoor_success"
+"""The metric of these evaluations."""
+
+
+def _success(measured: Measured) -> Measured:
+    """Returns measurements on examples with a trigger, whose accuracy is a backdoor's success.
+
+    Raises:
+      InputError: the task measures no accuracy.
+    """
+    if "accuracy" not in measured.sums:
+        raise InputError(
+            "The success of a backdoor is the accuracy on examples with its trigger, and this task"
+            f" measures {', '.join(measured.sums)}. Give it a metric 'accuracy'."
+        )
+    return measured._replace(sums={_SUCCESS: measured.sums["accuracy"]})
 
 
 _EACH = {"client": "client_tests", "client_validation": "client_validations"}

@@ -52,9 +52,9 @@ class Phase(NamedTuple):
     (an :class:`fedjax_peft.simulation.estimate.Estimate`), ``privacy`` (the guarantee after all
     rounds in words, or None), ``device``, ``out`` and ``resumed_from`` (a round, or None).
     ``compiling``: ``program``, "round" or the name of an evaluation ("test", "global_test",
-    "client", "validation", "global_validation", "client_validation"). ``evaluating``:
-    ``evaluation``, the name of the evaluation. ``finished``: ``stopped``, why the run ended before
-    its last round, or None."""
+    "client", "validation", "global_validation", "client_validation", "test_backdoor",
+    "global_test_backdoor"). ``evaluating``: ``evaluation``, the name of the evaluation.
+    ``finished``: ``stopped``, why the run ended before its last round, or None."""
 
 
 class Display(Protocol):

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedjax_peft import tasks, tree
-from fedjax_peft.data.dataset import Clients
+from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import layout_over
 from fedjax_peft.engine.lengths import Lengths
@@ -138,7 +138,7 @@ def session(
         failure_rate=failure_rate,
         length_buckets=length_buckets,
     )
-    federation = federation_of(schedule)
+    federation = federation_of(schedule, clients.data)
     wrappers = [parametrised(wrapper, values) for wrapper in (attack, privacy)]
     chosen = wrapped(plain, [made for made, _ in wrappers], federation)
     make: Any = make_plain
@@ -233,7 +233,7 @@ def poisson_width(sizes: Sequence[int], batch_size: int) -> int:
     return int(np.max(np.minimum(most, counts), initial=1))
 
 
-def federation_of(schedule: Schedule) -> Federation:
+def federation_of(schedule: Schedule, data: Dataset) -> Federation:
     """Returns the facts about a run that privacy mechanisms and attacks depend on."""
     sizes = [len(rows) for rows in schedule.indices]
     steps = [schedule.most_steps(client) for client in range(len(sizes))]
@@ -247,6 +247,8 @@ def federation_of(schedule: Schedule) -> Federation:
         most_steps=max(steps),
         most_passes=max(-(-n // -(-s // size)) for n, s in zip(steps, sizes, strict=True) if s),
         fewest_examples=min(s for s in sizes if s),
+        columns=tuple((name, x.shape[1:]) for name, x in data.columns.items()),
+        classes=len(data.label_names),
     )
 
 

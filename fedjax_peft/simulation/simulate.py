@@ -138,7 +138,8 @@ def simulate(
       transforms: of the clients' uploads, such as ``fp.transforms.clip_norm(1.0)``: one, or several
         in the order in which a client applies them.
       privacy: a mechanism of differential privacy, such as ``fp.privacy.central(...)``.
-      attack: what hostile clients do, such as ``fp.attacks.sign_flip(0.2)``.
+      attack: what hostile clients do, such as ``fp.attacks.sign_flip(0.2)``. With a backdoor,
+        evaluated rounds also have ``test_backdoor_success``.
       diagnostics: additional measurements in every round, see ``Diagnostic``; each takes time.
       nonfinite: what to do with an upload that is not finite: ``drop`` leaves it out and names its
         client in the metrics, ``raise`` ends the run with an error.
@@ -223,19 +224,21 @@ def simulate(
     algorithm = session.setup.algorithm
     check_test_data(model, clients, data, own_data, task)
     state, schedule = session.init(seed), session.schedule(seed)
-    federation = federation_of(schedule)
+    federation = federation_of(schedule, clients.data)
     private = accounted(
         parametrised(privacy, values)[0],
         federation,
         diagnostics=diagnostics,
         nonfinite=nonfinite,
     )
+    made_attack, _ = parametrised(attack, values)
     tested = evaluations(
         session,
         test=test,
         client_test=client_test,
         validation=validation,
         client_validation=client_validation,
+        triggered=None if made_attack is None else made_attack.triggered,
         test_clients=test_clients,
         batch_size=eval_batch_size,
         seed=seed,

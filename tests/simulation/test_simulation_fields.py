@@ -76,8 +76,14 @@ def rows(federation, method, algorithm, **options):
                 "learning_rate_factor",
             },
         ),
+        (
+            fp.lora(rank=2),
+            fp.algorithms.fedavg(ADAM, head="private"),
+            {"attack": fp.attacks.backdoor(0.5, 1, token=5)},
+            {"hostile", "test_backdoor_success", "test_backdoor_success_std"},
+        ),
     ],
-    ids=["fra", "fedmcp", "fedrep"],
+    ids=["fra", "fedmcp", "fedrep", "backdoor"],
 )
 def test_every_field_of_a_run_is_in_the_table(federation, method, algorithm, options, expected):
     made = rows(federation, method, algorithm, **options).metrics

@@ -1,0 +1,51 @@
+"""ALIE, "A Little Is Enough" (Baruch et al. 2019, Algorithm 3): a small step within the spread.
+
+    n clients in the round, m of them hostile;  s = ⌊n/2 + 1⌋ - m  honest ones must be won over
+    z   =  Φ⁻¹((n - m - s) / (n - m))
+    Δ_j ←  μ_j - z · σ_j     mean and standard deviation of entry j over the honest changes
+
+The sign that harms is not said in the paper (its Algorithm 3 adds); a change is a step downhill, so
+this subtracts, like the authors' code. Their attackers estimate μ and σ from their own honest
+uploads; these know those of all honest clients. With m > n/2 the s is 1.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.attacks.common import check_number, make_attack, moments, on_cohorts
+from fedjax_peft.typing import Algorithm, Attack, Federation
+
+__all__ = ["alie"]
+
+
+def alie(share: float, *, z: float | None = None, seed: int = 0) -> Attack:
+    """Hostile clients all send the mean of the honest changes minus ``z`` standard deviations.
+
+    Args:
+      share: of all clients, the hostile ones: ``round(share * clients)``.
+      z: standard deviations; by default the paper's, from the numbers of clients in the round.
+      seed: chooses the hostile clients.
+
+    Raises:
+      InputError: a number out of range; on use, an algorithm whose uploads are not leaves.
+    """
+    if z is not None:
+        check_number("alie", "z", z)
+
+    def craft(changes: jax.Array, honest: jax.Array, hostile: jax.Array) -> jax.Array:
+        mean, std = moments(changes, honest)
+        return mean - (_largest_z(honest, hostile) if z is None else z) * std
+
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+        del federation
+        return on_cohorts("alie", algorithm, who, craft)
+
+    return make_attack("alie", share, seed, wrap)
+
+
+def _largest_z(honest: jax.Array, hostile: jax.Array) -> jax.Array:
+    """Returns the paper's z for these clients, bool ``[slots]`` each; at least 0."""
+    good, bad = (jnp.sum(x, dtype=jnp.float32) for x in (honest, hostile))
+    supporters = jnp.maximum(jnp.floor((good + bad) / 2 + 1) - bad, 1.0)
+    chance = (good - supporters) / jnp.maximum(good, 1.0)
+    return jax.scipy.special.ndtri(jnp.maximum(chance, 0.5))

@@ -1,0 +1,283 @@
+"""Parts that attacks share: who is hostile, and the places where an algorithm is attacked.
+
+Hostile clients are the first ``round(share * clients)`` of a random order of all clients, which
+follows from the attack's seed. So a larger share adds clients, and the share can be a run-time
+value. They may attack in three places:
+
+* the examples of a local step (:func:`on_batches`);
+* their own uploads, each for itself (:func:`on_uploads`);
+* their uploads together, with knowledge of the others' (:func:`on_cohorts`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_peft import summation, tree
+from fedjax_peft.display import show
+from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import is_traced, maybe_nonzero
+from fedjax_peft.random import host_rng
+from fedjax_peft.typing import (
+    Aggregated,
+    Algorithm,
+    Attack,
+    Batch,
+    ClientContext,
+    ClientUpdate,
+    Federation,
+    Key,
+    Metrics,
+    Params,
+    PyTree,
+    RoundContext,
+    Stacked,
+    Total,
+)
+
+__all__ = [
+    "check_class",
+    "check_labels",
+    "check_number",
+    "make_attack",
+    "moments",
+    "on_batches",
+    "on_cohorts",
+    "on_uploads",
+]
+
+
+def check_number(
+    attack: str, name: str, value: Any, least: float = 0.0, most: float = float("inf")
+) -> None:
+    """Raises InputError for a number out of range; a traced value is not checked."""
+    if is_traced(value):
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        limits = f"from {least:g} up" if most == float("inf") else f"from {least:g} to {most:g}"
+        raise InputError(f"{name} = {show(value)} of {attack} must be a number {limits}.")
+
+
+def check_labels(attack: str, federation: Federation) -> None:
+    """Raises InputError for examples without labels."""
+    if "labels" not in dict(federation.columns) or not federation.classes:
+        columns = ", ".join(name for name, _ in federation.columns) or "none"
+        raise InputError(
+            f"The attack {attack!r} changes the labels of examples, and these have no column"
+            f" 'labels' with named classes. Their columns: {columns}."
+        )
+
+
+def check_class(attack: str, name: str, value: Any, federation: Federation) -> None:
+    """Raises InputError for a class that does not exist."""
+    known = federation.classes
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < known:
+        raise InputError(
+            f"{name} = {show(value)} of {attack} must be a class of the data, a whole number from 0"
+            f" to {known - 1}."
+        )
+
+
+def make_attack(
+    name: str,
+    share: float,
+    seed: int,
+    wrap: Callable[[Algorithm, Federation, jax.Array], Algorithm],
+    triggered: Callable[[Any], Any] | None = None,
+) -> Attack:
+    """Returns an attack; rounds under attack have the metric ``hostile``.
+
+    Args:
+      name: of the attack.
+      share: of all clients, the hostile ones.
+      seed: chooses them.
+      wrap: (algorithm, facts, bool ``[clients + 1]``) -> the algorithm under attack. The array says
+        who is hostile; its last entry, for a slot without a client, is False.
+      triggered: see :attr:`fedjax_peft.typing.Attack.triggered`.
+
+    Raises:
+      InputError: the share is not from 0 to 1.
+    """
+    check_number(name, "share", share, most=1.0)
+
+    def hostile(clients: int) -> jax.Array:
+        order = host_rng(seed, "hostile clients").permutation(clients)
+        rank = jnp.asarray(np.append(np.argsort(order), clients))
+        return rank < jnp.round(jnp.float32(share) * clients)
+
+    def apply(algorithm: Algorithm, federation: Federation) -> Algorithm:
+        who = hostile(federation.clients)
+        attacked = wrap(algorithm, federation, who)
+        # Without hostile clients, the program is the one without an attack.
+        return _counting(attacked if maybe_nonzero(share) else algorithm, who)
+
+    return Attack(name, apply, lambda n: tuple(np.flatnonzero(hostile(n)[:n]).tolist()), triggered)
+
+
+def _counting(algorithm: Algorithm, who: jax.Array) -> Algorithm:
+    """Returns the algorithm with the metric ``hostile``: uploads of hostile clients in a round."""
+    inner = algorithm.aggregator.finish
+
+    def finish(total: Total, template: PyTree, context: RoundContext, state: PyTree) -> Aggregated:
+        result = inner(total, template, context, state)
+        count = jnp.sum(who[context.clients] & (total.weights > 0), dtype=jnp.float32)
+        return result._replace(metrics={**result.metrics, "hostile": count})
+
+    return algorithm._replace(aggregator=algorithm.aggregator._replace(finish=finish))
+
+
+def on_batches(
+    algorithm: Algorithm, who: jax.Array, change: Callable[[Batch, jax.Array], Batch]
+) -> Algorithm:
+    """Returns the algorithm with other batches for hostile clients.
+
+    Args:
+      algorithm: the algorithm.
+      who: bool ``[clients + 1]``: who is hostile.
+      change: (batch, whether the client is hostile) -> the batch that the client trains on.
+    """
+
+    def client(context: ClientContext) -> ClientUpdate:
+        inner = algorithm.client(context)
+
+        def step(state: PyTree, batch: Batch, key: Key) -> tuple[PyTree, Metrics]:
+            return inner.step(state, change(batch, who[context.client]), key)
+
+        return inner._replace(step=step)
+
+    return algorithm._replace(client=client)
+
+
+def on_uploads(
+    attack: str,
+    algorithm: Algorithm,
+    who: jax.Array,
+    change: Callable[[PyTree, Key], PyTree],
+) -> Algorithm:
+    """Returns the algorithm with hostile clients that send another change of their leaves.
+
+    Args:
+      attack: its name, for messages.
+      algorithm: the algorithm.
+      who: bool ``[clients + 1]``: who is hostile.
+      change: (upload minus template, key) -> what is sent instead of this difference, for the part
+        of an upload that ``Algorithm.change_field`` names.
+
+    Raises:
+      InputError: the uploads of the algorithm are not leaves.
+    """
+    _check_uploads(attack, algorithm)
+    before = algorithm.tamper
+
+    def tamper(client: jax.Array, upload: PyTree, template: PyTree, key: Key) -> PyTree:
+        if before is not None:
+            upload = before(client, upload, template, key)
+        start, learned = algorithm.change_part(template), algorithm.change_part(upload)
+        made = change(jax.tree.map(jnp.subtract, learned, start), key)
+        sent = jax.tree.map(lambda x, y: (x + y).astype(x.dtype), start, made)
+        return algorithm.with_change(upload, tree.where(who[client], sent, learned))
+
+    return algorithm._replace(tamper=tamper)
+
+
+def on_cohorts(
+    attack: str,
+    algorithm: Algorithm,
+    who: jax.Array,
+    craft: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+) -> Algorithm:
+    """Returns the algorithm with hostile clients that all send one change, made from the others'.
+
+    The aggregator receives all uploads together. It replaces those of hostile clients, and then
+    lifts, sums and finishes as it did before. Upload transforms have already seen the honest form
+    of these uploads; what replaces them is not transformed.
+
+    Args:
+      attack: its name, for messages.
+      algorithm: the algorithm.
+      who: bool ``[clients + 1]``: who is hostile.
+      craft: (changes float32 ``[slots, entries]``, honest bool ``[slots]``, hostile bool
+        ``[slots]``) -> the change that every hostile client sends, ``[entries]``. There is at least
+        one honest client; entries of slots that are neither mean nothing.
+
+    Raises:
+      InputError: the uploads of the algorithm are not leaves.
+    """
+    _check_uploads(attack, algorithm)
+    base = algorithm.aggregator
+
+    def lift(upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
+        jax.eval_shape(lambda *x: base.lift(*x), upload, template, fixed)  # the aggregator's checks
+        return Stacked(upload)
+
+    def finish(total: Total, template: PyTree, context: RoundContext, state: PyTree) -> Aggregated:
+        weights, uploads = total.weights, total.value.value
+        slots = weights.shape[0]
+        hostile = who[context.clients] & (weights > 0)
+        honest = ~who[context.clients] & (weights > 0)
+        start = algorithm.change_part(template)
+        rows = algorithm.change_part(uploads)
+        changes = _flat(jax.tree.map(lambda x, y: x - y[None], rows, start), slots)
+        crafted = _unflat(craft(changes, honest, hostile), start)
+        sent = jax.tree.map(lambda x, y: x + y, start, crafted)
+        replaced = hostile & jnp.any(honest)
+        rows = tree.where(replaced, tree.broadcast(sent, slots), rows)
+        uploads = jax.tree.map(
+            lambda x, y: x.astype(y.dtype), algorithm.with_change(uploads, rows), template
+        )
+        # Rows without an upload stay zeros: their slot is out of range.
+        places = jnp.where(weights > 0, jnp.arange(slots), slots)
+        none = summation.empty(base, template, context.fixed, slots)
+        inputs = (uploads, weights, places, template, context.fixed)
+        return base.finish(summation.add(base, none, *inputs), template, context, state)
+
+    aggregator = base._replace(
+        lift=lift, finish=finish, needs_all_uploads=True, unmasked_policy="refused"
+    )
+    return algorithm._replace(aggregator=aggregator)
+
+
+def moments(changes: jax.Array, honest: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns mean and standard deviation of each entry over honest clients, ``[entries]`` each.
+
+    Args:
+      changes: float32 ``[slots, entries]``.
+      honest: bool ``[slots]``.
+    """
+    own, count = honest[:, None], jnp.maximum(jnp.sum(honest), 1)
+    mean = jnp.sum(jnp.where(own, changes, 0.0), axis=0) / count
+    squares = jnp.where(own, changes - mean[None], 0.0) ** 2
+    return mean, jnp.sqrt(jnp.sum(squares, axis=0) / count)
+
+
+def _check_uploads(attack: str, algorithm: Algorithm) -> None:
+    """Raises InputError for an algorithm whose uploads minus the template mean nothing."""
+    if not algorithm.roles.shared:
+        raise InputError(
+            f"The attack {attack!r} changes uploads, and the clients of {algorithm.name!r} send"
+            " nothing. Attack an algorithm that shares leaves, such as 'fedavg'."
+        )
+    if algorithm.no_transforms is not None:
+        raise InputError(
+            f"The attack {attack!r} cannot change uploads of {algorithm.name!r}."
+            f" {algorithm.no_transforms}"
+        )
+
+
+def _flat(rows: PyTree, slots: int) -> jax.Array:
+    """Returns stacked leaves as a matrix, float32 ``[slots, entries]``."""
+    leaves = [x.astype(jnp.float32).reshape(slots, -1) for x in jax.tree.leaves(rows)]
+    return jnp.concatenate(leaves, axis=1)
+
+
+def _unflat(vector: jax.Array, template: PyTree) -> PyTree:
+    """Returns a vector ``[entries]`` in the structure and the shapes of ``template``."""
+    leaves, structure = jax.tree.flatten(template)
+    ends = np.cumsum([x.size for x in leaves])[:-1]
+    parts = jnp.split(vector, ends.tolist())
+    return jax.tree.unflatten(
+        structure, [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
+    )

@@ -1,0 +1,43 @@
+"""Gaussian attack (Blanchard et al. 2017): hostile clients send random numbers.
+
+    Δ  ~  N(0, σ²)
+
+Δ is upload minus template. Its entries are independent, and new in every round for every client.
+"""
+
+import jax
+
+from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
+from fedjax_peft.random import stream
+from fedjax_peft.typing import Algorithm, Attack, Federation, Key, PyTree
+
+__all__ = ["gaussian"]
+
+
+def gaussian(share: float, std: float, *, seed: int = 0) -> Attack:
+    """Hostile clients send Gaussian noise instead of their change of the leaves.
+
+    Args:
+      share: of all clients, the hostile ones: ``round(share * clients)``.
+      std: standard deviation of every entry.
+      seed: chooses the hostile clients. The noise follows from the seed of the run.
+
+    Raises:
+      InputError: a number out of range; on use, an algorithm whose uploads are not leaves.
+    """
+    check_number("gaussian", "std", std)
+
+    def change(learned: PyTree, key: Key) -> PyTree:
+        leaves, structure = jax.tree.flatten(learned)
+        key = stream(key, "gaussian")
+        noise = [
+            std * jax.random.normal(jax.random.fold_in(key, i), x.shape, x.dtype)
+            for i, x in enumerate(leaves)
+        ]
+        return jax.tree.unflatten(structure, noise)
+
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+        del federation
+        return on_uploads("gaussian", algorithm, who, change)
+
+    return make_attack("gaussian", share, seed, wrap)

@@ -1,0 +1,38 @@
+"""Inner product manipulation, IPM (Xie et al. 2020, "Fall of Empires", section 4).
+
+    Δ  ←  -ε · (mean of the honest changes)
+
+The inner product of the aggregate and the true mean becomes small or negative. A small ε keeps the
+hostile uploads close to the others.
+"""
+
+import jax
+
+from fedjax_peft.attacks.common import check_number, make_attack, moments, on_cohorts
+from fedjax_peft.typing import Algorithm, Attack, Federation
+
+__all__ = ["ipm"]
+
+
+def ipm(share: float, *, epsilon: float = 0.5, seed: int = 0) -> Attack:
+    """Hostile clients all send ``-epsilon`` times the mean of the honest changes.
+
+    Args:
+      share: of all clients, the hostile ones: ``round(share * clients)``.
+      epsilon: the paper tries 0.1 to 100.
+      seed: chooses the hostile clients.
+
+    Raises:
+      InputError: a number out of range; on use, an algorithm whose uploads are not leaves.
+    """
+    check_number("ipm", "epsilon", epsilon)
+
+    def craft(changes: jax.Array, honest: jax.Array, hostile: jax.Array) -> jax.Array:
+        del hostile
+        return -epsilon * moments(changes, honest)[0]
+
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+        del federation
+        return on_cohorts("ipm", algorithm, who, craft)
+
+    return make_attack("ipm", share, seed, wrap)

@@ -1,0 +1,59 @@
+"""Label flipping (Tolpegin et al. 2020; Fang et al. 2020): hostile clients train on wrong labels.
+
+    y  ←  C - 1 - y          of C classes; or one class only: y = source  →  target
+
+The clients follow the protocol otherwise. The examples of all clients stay as they are on the
+device; the labels are changed inside the local step.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.attacks.common import check_class, check_labels, make_attack, on_batches
+from fedjax_peft.errors import InputError
+from fedjax_peft.typing import Algorithm, Attack, Batch, Federation
+
+__all__ = ["label_flip"]
+
+
+def label_flip(
+    share: float, *, source: int | None = None, target: int | None = None, seed: int = 0
+) -> Attack:
+    """Hostile clients train on wrong labels: class c becomes class ``classes - 1 - c``.
+
+    Training metrics of hostile clients are about these labels.
+
+    Args:
+      share: of all clients, the hostile ones: ``round(share * clients)``.
+      source: change only examples of this class; needs ``target``.
+      target: the class that they are given.
+      seed: chooses the hostile clients.
+
+    Raises:
+      InputError: a share that is not from 0 to 1, or one of ``source`` and ``target`` alone; on
+        use, examples without labels, or a class that does not exist.
+    """
+    if (source is None) != (target is None):
+        raise InputError(
+            "label_flip needs both source and target, or neither of them: class c then becomes"
+            " class classes - 1 - c."
+        )
+
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+        check_labels("label_flip", federation)
+        for name, value in (("source", source), ("target", target)):
+            if value is not None:
+                check_class("label_flip", name, value, federation)
+
+        def change(batch: Batch, hostile: jax.Array) -> Batch:
+            labels = batch["labels"]
+            if source is None or target is None:
+                # Tokens without a label have a negative one.
+                wrong = jnp.where(labels < 0, labels, federation.classes - 1 - labels)
+            else:
+                wrong = jnp.where(labels == source, target, labels)
+            return {**batch, "labels": jnp.where(hostile, wrong, labels).astype(labels.dtype)}
+
+        return on_batches(algorithm, who, change)
+
+    return make_attack("label_flip", share, seed, wrap)

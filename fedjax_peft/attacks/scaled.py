@@ -1,0 +1,38 @@
+"""Scaled uploads: model replacement (Bagdasaryan et al. 2020, Eq 3; Bhagoji et al. 2019).
+
+    Δ  ←  γ · Δ
+
+Δ is upload minus template. With γ = (clients of the round) / (hostile ones), the mean becomes about
+what the hostile clients learned.
+"""
+
+import jax
+
+from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
+from fedjax_peft.typing import Algorithm, Attack, Federation, Key, PyTree
+
+__all__ = ["scaled"]
+
+
+def scaled(share: float, factor: float, *, seed: int = 0) -> Attack:
+    """Hostile clients send their change of the leaves times ``factor``, to outweigh the others.
+
+    Args:
+      share: of all clients, the hostile ones: ``round(share * clients)``.
+      factor: the length of the sent change in lengths of the honest one.
+      seed: chooses the hostile clients.
+
+    Raises:
+      InputError: a number out of range; on use, an algorithm whose uploads are not leaves.
+    """
+    check_number("scaled", "factor", factor)
+
+    def change(learned: PyTree, key: Key) -> PyTree:
+        del key
+        return jax.tree.map(lambda x: factor * x, learned)
+
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+        del federation
+        return on_uploads("scaled", algorithm, who, change)
+
+    return make_attack("scaled", share, seed, wrap)

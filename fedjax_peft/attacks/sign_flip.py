@@ -1,0 +1,37 @@
+"""Sign flipping (Li et al. 2019, RSA): hostile clients send the opposite of what they learned.
+
+    Δ  ←  -s · Δ
+
+Δ is upload minus template, the upload of a client that learned nothing.
+"""
+
+import jax
+
+from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
+from fedjax_peft.typing import Algorithm, Attack, Federation, Key, PyTree
+
+__all__ = ["sign_flip"]
+
+
+def sign_flip(share: float, *, scale: float = 1.0, seed: int = 0) -> Attack:
+    """Hostile clients send their change of the leaves with the opposite sign, times ``scale``.
+
+    Args:
+      share: of all clients, the hostile ones: ``round(share * clients)``.
+      scale: length of the sent change in lengths of the honest one.
+      seed: chooses the hostile clients.
+
+    Raises:
+      InputError: a number out of range; on use, an algorithm whose uploads are not leaves.
+    """
+    check_number("sign_flip", "scale", scale)
+
+    def change(learned: PyTree, key: Key) -> PyTree:
+        del key
+        return jax.tree.map(lambda x: -scale * x, learned)
+
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+        del federation
+        return on_uploads("sign_flip", algorithm, who, change)
+
+    return make_attack("sign_flip", share, seed, wrap)
