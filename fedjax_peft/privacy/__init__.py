@@ -4,6 +4,7 @@
 from fedjax_peft.privacy.accounting import epsilon as epsilon
 from fedjax_peft.privacy.accounting import gaussian_event as gaussian_event
 from fedjax_peft.privacy.accounting import noise_multiplier as noise_multiplier
+from fedjax_peft.privacy.audit import canaries as canaries
 from fedjax_peft.privacy.central import central
 
 __all__ = ["central"]

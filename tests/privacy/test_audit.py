@@ -1,0 +1,103 @@
+"""The audit passes the correct mechanism, and catches mechanisms that are broken on purpose."""
+
+import numpy as np
+import optax
+import pytest
+import toy
+
+import fedjax_peft as fp
+from fedjax_peft.data import Clients
+from fedjax_peft.errors import InputError
+from fedjax_peft.privacy import audit
+
+CLIENTS, FEATURES, DELTA = 600, 320, 1e-5
+CLIP, NOISE = 0.5, 2.0
+
+
+@pytest.fixture(scope="module")
+def federation():
+    indices = tuple(np.array([i], np.int32) for i in range(CLIENTS))
+    return Clients(toy.dataset(CLIENTS, features=FEATURES), indices)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return toy.model(features=FEATURES)
+
+
+@pytest.fixture(scope="module")
+def canaries(model):
+    leaves = {name: model.trainable[name] for name in toy.SHARED}
+    return fp.privacy.canaries(leaves, CLIENTS, seed=1)
+
+
+def run(model, federation, canaries, privacy):
+    return fp.simulate(
+        model,
+        fp.algorithms.fedavg(optax.sgd(0.1)),
+        federation,
+        privacy=privacy,
+        attack=canaries.attack,
+        sampling="all",
+        rounds=1,
+        lanes=60,
+    )
+
+
+def claimed(mechanism):
+    """Returns a mechanism that claims the guarantee of the correct one."""
+    return fp.privacy.central(CLIP, NOISE, delta=DELTA)._replace(protect=mechanism.protect)
+
+
+def bound(model, federation, canaries, mechanism):
+    """Returns the audit's lower bound, and the ε that the run claims."""
+    found = run(model, federation, canaries, claimed(mechanism))
+    return canaries.epsilon(found.params, DELTA), found.metrics[-1]["epsilon"]
+
+
+def test_the_correct_mechanism_passes(model, federation, canaries):
+    found, epsilon = bound(model, federation, canaries, fp.privacy.central(CLIP, NOISE))
+    assert 0 < found <= epsilon < 2.6
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param(fp.privacy.central(CLIP, NOISE / 4), id="noise / 4"),
+        pytest.param(fp.privacy.central(1e6, CLIP * NOISE / 1e6), id="clip missing"),
+    ],
+)
+def test_a_broken_mechanism_is_caught(model, federation, canaries, broken):
+    found, epsilon = bound(model, federation, canaries, broken)
+    assert found > epsilon
+
+
+def test_scores_are_the_clipped_canaries_in_the_mean(model, federation, canaries):
+    found = run(model, federation, canaries, fp.privacy.central(CLIP, 0.0))
+    expected = np.where(canaries.included, CLIP / CLIENTS, 0.0)
+    np.testing.assert_allclose(canaries.scores(found.params), expected, atol=2e-7)
+
+
+def test_the_bound_holds_for_the_gaussian_mechanism_itself():
+    """Scores drawn from N(0, 1) and N(mu, 1): exact ε by the analytic Gaussian mechanism."""
+    import dp_accounting as dp
+
+    rng = np.random.default_rng(0)
+    for mu in (0.5, 2.0):
+        exact = dp.get_epsilon_gaussian(1 / mu, DELTA)
+        found = audit.lower_bound(rng.normal(mu, 1, 2000), rng.normal(0, 1, 2000), DELTA)
+        assert 0 < found < exact
+    assert found > 1.5, "the bound is of use"
+
+
+def test_coins_are_fair_and_entries_differ(canaries):
+    assert abs(canaries.included.mean() - 0.5) < 0.1
+    assert len(set(canaries.entries.tolist())) == CLIENTS
+
+
+def test_wrong_canaries_are_refused(model, federation, canaries):
+    with pytest.raises(InputError, match="need an entry each, and the leaves have 3"):
+        audit.canaries({"head.bias": model.trainable["head.bias"]}, 4)
+    few = audit.canaries({"head.bias": model.trainable["head.bias"]}, 3)
+    with pytest.raises(InputError, match="There are 3 canaries, and 600 clients"):
+        run(model, federation, few, None)
