@@ -135,6 +135,9 @@ FIELDS = (
     Field("spectrum_kept", "fraction", "Squared singular values kept by FRA and FlexLoRA."),
     Field("residual", "", "FedEx-LoRA: Frobenius norm of the change of frozen weights."),
     Field("residual_relative", "fraction", "Over the norm of the exact average."),
+    Field("uploads_ignored", "uploads", "Robust aggregators: changed by more than 1e9."),
+    Field("too_few_clients", "0 or 1", "Krum: fewer uploads than its guarantee needs."),
+    Field("norm_bound", "", "norm_bounding: the largest norm of a change in this round."),
     Field("switched", "0 or 1", "FRA-FFA: whether the run has switched to FFA."),
     # ---- upload transforms
     Field("clip_share", "fraction", "clip_norm: aggregated clients whose change was clipped."),

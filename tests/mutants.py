@@ -75,6 +75,17 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "aggregators/fields": ([OPTIMISATION, PRODUCT], "scaffold"),
     "aggregators/flexlora": ([MEANS, PRODUCT], "flex or split"),
     "aggregators/fra": ([MEANS, PRODUCT], ""),
+    **{
+        f"aggregators/{file}": ([MEANS], f"{file} or robust")
+        for file in (
+            "geometric_median",
+            "krum",
+            "median",
+            "norm_bounding",
+            "robust",
+            "trimmed_mean",
+        )
+    },
     "aggregators/hetlora": ([MEANS, ALL], "het"),
     "aggregators/mean": ([MEANS, "tests/engine/test_engine_round.py"], ""),
     "aggregators/products": ([PRODUCT], "slow or sgd or nothing or split or without"),

@@ -2,7 +2,23 @@
 
 from fedjax_peft.aggregators.flexlora import flexlora
 from fedjax_peft.aggregators.fra import fra
+from fedjax_peft.aggregators.geometric_median import geometric_median
 from fedjax_peft.aggregators.hetlora import hetlora
+from fedjax_peft.aggregators.krum import krum, multi_krum
 from fedjax_peft.aggregators.mean import mean
+from fedjax_peft.aggregators.median import median
+from fedjax_peft.aggregators.norm_bounding import norm_bounding
+from fedjax_peft.aggregators.trimmed_mean import trimmed_mean
 
-__all__ = ["flexlora", "fra", "hetlora", "mean"]
+__all__ = [
+    "flexlora",
+    "fra",
+    "geometric_median",
+    "hetlora",
+    "krum",
+    "mean",
+    "median",
+    "multi_krum",
+    "norm_bounding",
+    "trimmed_mean",
+]

@@ -18,28 +18,11 @@ from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.aggregators.products import product_changes, with_products
 from fedjax_peft.engine.uploads import as_received
 from fedjax_peft.lowrank import pairs
-from fedjax_peft.typing import Aggregated, Aggregator, Stacked
+from fedjax_peft.typing import Aggregated, Stacked
 
 CLIENTS, RANK, N_IN, N_OUT, SCALE = 4, 2, 9, 7, 1.5
 SGD = optax.sgd(0.1)
 FIXED = {"x.lora_scale": np.full(RANK, SCALE, np.float32)}
-
-
-def median():
-    """Returns the median of the leaves: the smallest aggregator that needs all uploads."""
-
-    def finish(total, template, context, state):
-        here = total.weights > 0
-        new = {}
-        for n, x in total.value.value.items():
-            rows = jnp.where(jnp.expand_dims(here, range(1, x.ndim)), x, jnp.nan)
-            new[n] = jnp.where(jnp.any(here), jnp.nanmedian(rows, axis=0), template[n])
-        return Aggregated(new, {}, state)
-
-    def lift(upload, template, fixed):
-        return Stacked(upload)
-
-    return Aggregator("median", lift, finish, needs_all_uploads=True)
 
 
 def momentum():
@@ -59,15 +42,30 @@ def momentum():
     return mean._replace(name="momentum", init=init, finish=finish, linear=False)
 
 
+ROBUST = {
+    "geometric_median": {},
+    "krum": {"hostile": 0},
+    "median": {},
+    "multi_krum": {"hostile": 0, "keep": 2},
+    "norm_bounding": {},
+    "trimmed_mean": {"share": 0.25},
+}
+"""Robust aggregators and arguments for four clients."""
+
+
+def _robust(name, **options):
+    return getattr(aggregators, name)(**ROBUST[name], **options)
+
+
 OTHERS = {
     "fedex": lambda: algorithms.fedex(SGD).aggregator,
     "flora": lambda: algorithms.flora(SGD).aggregator,
     "fra_ffa": lambda: algorithms.fra_ffa(SGD).aggregator,
     "fra of rank 1": lambda: aggregators.fra(1),
-    "median": median,
     "momentum": momentum,
     "product changes": lambda: product_changes(aggregators.fra()),
-    "two fields": lambda: by_field(model=momentum(), control=median()),
+    "two fields": lambda: by_field(model=momentum(), control=aggregators.median()),
+    **{f"{n} of products": functools.partial(_robust, n, space="product") for n in ROBUST},
 }
 """Aggregators of algorithms, and one of every kind that is not listed."""
 NAMES = [*aggregators.__all__, *OTHERS]
@@ -82,6 +80,8 @@ def name(request):
 
 @functools.cache
 def make(name):
+    if name in ROBUST:
+        return _robust(name)
     return OTHERS[name]() if name in OTHERS else getattr(aggregators, name)()
 
 

@@ -1,0 +1,83 @@
+"""The geometric median by smoothed Weiszfeld steps: RFA (Pillutla et al. 2022, Algorithm 2).
+
+    x = argmin_z Σ ‖x_k - z‖                                              (x_k: a client's change)
+    repeat:   β_k = 1 / max(ν, ‖x_k - z‖);   z ← Σ β_k x_k / Σ β_k
+
+With a share ρ < 1/2 of hostile clients, z is at most ``(2 - 2 ρ) / (1 - 2 ρ)`` times the largest
+distance of an honest x_k from any point away from that point: the breakdown point is 1/2.
+
+The paper starts at the mean, from which an upload of length 1e6 needs many steps. Here the start is
+one step from the upload with the smallest sum of distances, with ν the median of the distances from
+it. So the first z is bounded already, and a few steps are enough. Each z is a weighted mean of
+uploads, so the steps only need their inner products.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.aggregators.robust import (
+    Changes,
+    Combined,
+    Space,
+    inner_products,
+    middle,
+    robust,
+    squared_distances,
+    weighted_sum,
+)
+from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import is_traced
+from fedjax_peft.typing import Aggregator, PyTree, RoundContext
+
+__all__ = ["geometric_median"]
+
+
+def geometric_median(
+    *, steps: int = 8, smoothing: float = 1e-6, space: Space = "factors"
+) -> Aggregator:
+    """Geometric median (RFA); resists fewer than half of the clients (Pillutla et al. 2022).
+
+    Clients count alike, unlike in the paper, where they count by their examples. All uploads of a
+    round are held in memory at once.
+
+    Args:
+      steps: Weiszfeld steps.
+      smoothing: ν, the smallest distance that is divided by, in the unit of a change.
+      space: whether distances are those of LoRA's ``factors`` or of their ``product``, which is
+        then factored anew.
+
+    Raises:
+      InputError: an option out of its range, or an unknown space; on use, ``product`` with a model
+        without LoRA pairs.
+    """
+    if steps < 1:
+        raise InputError(f"steps = {steps} of 'geometric_median' must be at least 1.")
+    if not is_traced(smoothing) and smoothing <= 0:
+        raise InputError(f"smoothing = {smoothing} of 'geometric_median' must be above 0.")
+
+    def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
+        del context
+        here, gram = changes.here, inner_products(changes)
+
+        def moved(distances: jax.Array, least: jax.Array) -> jax.Array:
+            inverse = jnp.where(here, 1 / jnp.maximum(distances, least), 0.0)
+            return inverse / jnp.maximum(jnp.sum(inverse), 1e-30)
+
+        def step(_: int, weights: jax.Array) -> jax.Array:
+            return moved(_distances(gram, weights), jnp.asarray(smoothing))
+
+        between = jnp.sqrt(squared_distances(changes))
+        sums = jnp.sum(jnp.where(here[None], between, 0.0), axis=1)
+        start = between[jnp.argmin(sums)]
+        weights = moved(start, jnp.maximum(middle(start, here), smoothing))
+        weights = jax.lax.fori_loop(0, steps, step, weights)
+        return Combined(weighted_sum(changes, weights), {}, state)
+
+    return robust("geometric_median", rule, space)
+
+
+def _distances(gram: jax.Array, weights: jax.Array) -> jax.Array:
+    """Returns ``‖x_k - Σ w_j x_j‖``, ``[slots]``, from the inner products."""
+    mixed = jnp.matmul(gram, weights, precision="highest")
+    square = jnp.diagonal(gram) - 2 * mixed + jnp.sum(weights * mixed)
+    return jnp.sqrt(jnp.maximum(square, 0.0))

@@ -1,0 +1,32 @@
+"""Coordinate-wise median (Yin et al. 2018, Option I).
+
+    x = median of x_1 … x_n, entry by entry                             (x_k: a client's change)
+
+Every entry lies between those of honest clients while fewer than n / 2 clients are hostile: the
+breakdown point is 1/2. Of an even number of values the median is the mean of the two in the middle.
+"""
+
+from fedjax_peft.aggregators.robust import Changes, Combined, Space, each_entry, middle, robust
+from fedjax_peft.typing import Aggregator, PyTree, RoundContext
+
+__all__ = ["median"]
+
+
+def median(*, space: Space = "factors") -> Aggregator:
+    """Coordinate-wise median; resists fewer than half of the clients (Yin et al. 2018).
+
+    Clients count alike. All uploads of a round are held in memory at once.
+
+    Args:
+      space: whether the entries are those of LoRA's ``factors`` or of their ``product``, which is
+        then factored anew.
+
+    Raises:
+      InputError: an unknown space; on use, ``product`` with a model without LoRA pairs.
+    """
+
+    def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
+        del context
+        return Combined(each_entry(changes, lambda rows: middle(rows, changes.here)), {}, state)
+
+    return robust("median", rule, space)

@@ -1,0 +1,54 @@
+"""Norm bounding (Sun et al. 2019): shorten every upload to a norm, then take the mean.
+
+    x = (1 / n) Σ x_k min(1, M / ‖x_k‖)            (x_k: a client's change)
+
+With f of n hostile clients the result is at most ``2 f M / n`` away from the one that it would be if
+these clients sent anything else: they have an influence, but a bounded one. There is no breakdown
+point, unless M is the median of the norms, which holds while fewer than n / 2 clients are hostile.
+"""
+
+import jax.numpy as jnp
+
+from fedjax_peft.aggregators.robust import (
+    Changes,
+    Combined,
+    Space,
+    middle,
+    robust,
+    squared_lengths,
+    weighted_sum,
+)
+from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import is_traced
+from fedjax_peft.typing import Aggregator, PyTree, RoundContext
+
+__all__ = ["norm_bounding"]
+
+
+def norm_bounding(norm: float | None = None, *, space: Space = "factors") -> Aggregator:
+    """Mean of uploads whose change is shortened to a norm (Sun et al. 2019).
+
+    Clients count alike. The metric ``norm_bound`` is M.
+
+    Args:
+      norm: M, the largest Euclidean norm of a change; by default the median of the norms of the
+        round's changes.
+      space: whether the norm is that of LoRA's ``factors`` or of their ``product`` with s, which is
+        then factored anew.
+
+    Raises:
+      InputError: a norm that is not above 0, or an unknown space; on use, ``product`` with a model
+        without LoRA pairs.
+    """
+    if norm is not None and not is_traced(norm) and norm <= 0:
+        raise InputError(f"norm = {norm} of 'norm_bounding' must be above 0.")
+
+    def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
+        del context
+        lengths = jnp.sqrt(squared_lengths(changes))
+        bound = jnp.asarray(middle(lengths, changes.here) if norm is None else norm, jnp.float32)
+        factor = jnp.where(lengths > bound, bound / jnp.where(lengths > 0, lengths, 1.0), 1.0)
+        weights = jnp.where(changes.here, factor, 0.0) / jnp.maximum(changes.number, 1)
+        return Combined(weighted_sum(changes, weights), {"norm_bound": bound}, state)
+
+    return robust("norm_bounding", rule, space)

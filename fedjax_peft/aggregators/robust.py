@@ -1,0 +1,319 @@
+"""What robust aggregators share: the uploads of a round as vectors, in one of two spaces.
+
+A robust rule sees every client's **change** ``x_k``: its upload minus the model that it received.
+
+    factors   x_k = the changes of all leaves; LoRA's A and B count as they are
+    product   x_k = the changes s (A_k B_k - A B) of LoRA's products, and of the other leaves
+
+A hostile client can send any factors of its product: ``(c A) (B / c)`` has the same product for all
+c. The rules therefore differ in the two spaces. In ``product`` space the result is factored anew by
+a truncated SVD, as in FRA-LoRA.
+
+The rules treat clients alike, because a hostile client can claim any number of examples: a weight
+only says whether a slot of the cohort has an upload. An upload whose change is longer than 1e9 is
+ignored, so that no square overflows in float32; no honest client learns so much in a round.
+
+Most rules return a weighted sum of the x_k whose weights depend on inner products only. These are
+computed from the factors: ``A_k B_k - A B = [A_k - A, A] [B_k; B_k - B]``. Nothing cancels there.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft import tree
+from fedjax_peft.aggregators.fra import fra
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.hyperparameters import is_traced
+from fedjax_peft.lowrank import matmul, pairs, scale, weighted_product
+from fedjax_peft.typing import (
+    Aggregated,
+    Aggregator,
+    Factors,
+    Params,
+    PyTree,
+    RoundContext,
+    Stacked,
+    Total,
+)
+
+__all__ = [
+    "Changes",
+    "Combined",
+    "Rule",
+    "Space",
+    "each_entry",
+    "enough_clients",
+    "inner_products",
+    "middle",
+    "number_of_hostile",
+    "robust",
+    "squared_distances",
+    "squared_lengths",
+    "too_few",
+    "weighted_sum",
+]
+
+Space = Literal["factors", "product"]
+"""What a robust rule compares: LoRA's ``factors`` A and B, or their ``product`` A·B."""
+
+_LONGEST = 1e9
+"""Uploads that changed by more are ignored; its fourth power is still finite in float32."""
+
+
+class Changes(NamedTuple):
+    """The clients' changes x_k. Rows of slots without an upload are zeros."""
+
+    leaves: Params
+    """Leaf name -> float32 ``[slots, ...]``."""
+    products: dict[str, Factors]
+    """Module path -> factors ``[slots, in, 2 r]`` and ``[slots, 2 r, out]``; ``{}`` in factor
+    space. They contain LoRA's s."""
+    here: jax.Array
+    """bool ``[slots]``: which slots have an upload."""
+    number: jax.Array
+    """How many, int32."""
+
+
+class Combined(NamedTuple):
+    """What a rule makes of the changes."""
+
+    change: Params
+    """Leaf name or module path -> the combined change, float32; of a product: ``[in, out]``."""
+    metrics: dict[str, jax.Array]
+    """Float32 scalars."""
+    state: PyTree = ()
+    """The rule's state for the next round."""
+
+
+class Rule(Protocol):
+    """A robust rule."""
+
+    def __call__(self, changes: Changes, context: RoundContext, state: PyTree) -> Combined:
+        """Returns the combined change, metrics and the next state."""
+
+
+def _no_state(start: Params) -> PyTree:
+    del start
+    return ()
+
+
+def robust(
+    name: str,
+    rule: Rule,
+    space: Space,
+    init: Callable[[Params], PyTree] = _no_state,
+) -> Aggregator:
+    """Returns the aggregator of a robust rule.
+
+    Args:
+      name: of the aggregator.
+      rule: combines the clients' changes.
+      space: what the rule compares.
+      init: zeros in the structure of ``Combined.change`` -> the rule's state before the first
+        round.
+
+    Raises:
+      InputError: an unknown space; on use, ``product`` with a model without LoRA pairs.
+    """
+    if space not in get_args(Space):
+        raise InputError(f"space = {space!r} is unknown. {nearest(str(space), get_args(Space))}")
+    product = space == "product"
+
+    def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
+        del fixed
+        if product and not pairs(template):
+            raise InputError(
+                f"The aggregator {name!r} in space = 'product' needs LoRA factors A and B that are"
+                " both shared, and this model and algorithm share none. Use space = 'factors'."
+            )
+        return Stacked(jax.tree.map(jnp.subtract, upload, template))
+
+    def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
+        sent = total.weights > 0
+        usable = sent & (jax.vmap(tree.norm)(total.value.value) < _LONGEST)
+        changes = _changes(total.value.value, usable, template, context.fixed, product)
+        made = rule(changes, context, state)
+        new, metrics = _applied(made.change, template, context.fixed)
+        ignored = jnp.sum(sent & ~usable, dtype=jnp.float32)
+        some = changes.number > 0
+        update = {n: jnp.where(some, new[n], x).astype(x.dtype) for n, x in template.items()}
+        metrics = metrics | made.metrics | {"uploads_ignored": ignored}
+        return Aggregated(update, metrics, tree.where(some, made.state, state))
+
+    def start(template: Params) -> PyTree:
+        return init(_zeros(template, product))
+
+    return Aggregator(
+        name,
+        lift,
+        finish,
+        start,
+        truncates=product,
+        refactors=product,
+        needs_all_uploads=True,
+    )
+
+
+def _changes(
+    stacked: Params, here: jax.Array, template: Params, fixed: Params, product: bool
+) -> Changes:
+    """Returns the changes in the rule's space from stacked changes of the leaves."""
+    leaves = tree.where(here, stacked, jax.tree.map(jnp.zeros_like, stacked))
+    slots, products = len(here), {}
+    for path, (a, b) in pairs(template).items() if product else ():
+        change_a, change_b = leaves.pop(a), leaves.pop(b)
+        s = scale(fixed, path) * here[:, None, None]
+        received = jnp.broadcast_to(template[a], (slots, *template[a].shape))
+        left = jnp.concatenate([change_a, received], axis=2)
+        right = jnp.concatenate([template[b][None] + change_b, change_b], axis=1)
+        products[path] = Factors(s * left, right)
+    return Changes(leaves, products, here, jnp.sum(here, dtype=jnp.int32))
+
+
+def _applied(
+    change: Params, template: Params, fixed: Params
+) -> tuple[Params, dict[str, jax.Array]]:
+    """Returns the leaves after the change, and the metrics of the truncation, if any."""
+    found = {path: pair for path, pair in pairs(template).items() if path in change}
+    scales = {path: scale(fixed, path) for path in found}
+    products = {
+        path: matmul(template[a], template[b]) + change[path] / scales[path]
+        for path, (a, b) in found.items()
+    }
+    new = {n: x + change[n] for n, x in template.items() if n in change}
+    if not products:
+        return new, {}
+    refactor = fra().refactor
+    assert refactor is not None
+    factors = {n: template[n] for pair in found.values() for n in pair}
+    made = refactor(products, factors, scales)
+    return new | made.update, made.metrics
+
+
+def _zeros(template: Params, product: bool) -> Params:
+    """Returns a combined change of zeros."""
+    zeros = {n: jnp.zeros(x.shape, jnp.float32) for n, x in template.items()}
+    for path, (a, b) in pairs(template).items() if product else ():
+        zeros[path] = jnp.zeros((zeros.pop(a).shape[0], zeros.pop(b).shape[1]), jnp.float32)
+    return zeros
+
+
+# ------------------------------------------------------------------------- operations on changes
+
+
+def squared_lengths(changes: Changes) -> jax.Array:
+    """Returns ``‖x_k‖²``, float32 ``[slots]``."""
+    total = jnp.zeros(len(changes.here))
+    for x in changes.leaves.values():
+        total += jnp.sum(x.reshape(len(x), -1) ** 2, axis=1)
+    for a, b in changes.products.values():
+        total += jnp.sum(_gram("kir,kiq->krq", a, a) * _gram("kro,kqo->krq", b, b), axis=(1, 2))
+    return jnp.maximum(total, 0.0)
+
+
+def inner_products(changes: Changes) -> jax.Array:
+    """Returns ``<x_j, x_k>``, float32 ``[slots, slots]``, symmetric."""
+    slots = len(changes.here)
+    total = jnp.zeros((slots, slots))
+    for x in changes.leaves.values():
+        rows = x.reshape(slots, -1)
+        total += matmul(rows, rows.T)
+    for a, b in changes.products.values():
+        both = _gram("jir,kiq->jrkq", a, a) * _gram("jro,kqo->jrkq", b, b)
+        total += jnp.sum(both, axis=(1, 3))
+    return (total + total.T) / 2
+
+
+def _gram(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.einsum(subscripts, x, y, precision="highest")
+
+
+def squared_distances(changes: Changes) -> jax.Array:
+    """Returns ``‖x_j - x_k‖²``, ``[slots, slots]``; infinite where a slot has no upload."""
+    gram = inner_products(changes)
+    squares = jnp.diagonal(gram)
+    distances = jnp.maximum(squares[:, None] + squares[None] - 2 * gram, 0.0)
+    both = changes.here[:, None] & changes.here[None]
+    return jnp.where(both, distances, jnp.inf)
+
+
+def weighted_sum(changes: Changes, weights: jax.Array) -> Params:
+    """Returns ``Σ w_k x_k`` in the structure of ``Combined.change``; ``weights`` is ``[slots]``."""
+    summed = tree.weighted_sum(changes.leaves, weights)
+    products = {p: weighted_product(x.a, x.b, weights) for p, x in changes.products.items()}
+    return {**summed, **products}
+
+
+def each_entry(changes: Changes, rule: Callable[[jax.Array], jax.Array]) -> Params:
+    """Returns what a rule makes of every array ``[slots, ...]``, entry by entry.
+
+    The products of all clients are formed, one matrix at a time.
+    """
+    leaves = {n: rule(x) for n, x in changes.leaves.items()}
+    products = {
+        p: rule(jnp.einsum("kir,kro->kio", x.a, x.b, precision="highest"))
+        for p, x in changes.products.items()
+    }
+    return {**leaves, **products}
+
+
+def middle(rows: jax.Array, here: jax.Array) -> jax.Array:
+    """Returns the median over the rows that are here; of an even number, the mean of the two.
+
+    Args:
+      rows: ``[slots, ...]``.
+      here: bool ``[slots]``. If no row is here, the result is 0.
+    """
+    count = jnp.sum(here, dtype=jnp.int32)
+    ranked = jnp.sort(tree.where(here, rows, jnp.full_like(rows, jnp.inf)), axis=0)
+    low, high = (jnp.maximum(i, 0) for i in ((count - 1) // 2, count // 2))
+    value = (jnp.take(ranked, low, axis=0) + jnp.take(ranked, high, axis=0)) / 2
+    return jnp.where(count > 0, value, 0.0)
+
+
+# -------------------------------------------------------------------- the number of hostile clients
+
+
+def number_of_hostile(name: str, hostile: Any) -> Any:
+    """Returns ``hostile``, the number f of hostile clients in a round; it may be a traced value.
+
+    Raises:
+      InputError: it is not a whole number from 0.
+    """
+    if not is_traced(hostile) and (hostile < 0 or hostile != int(hostile)):
+        raise InputError(
+            f"hostile = {hostile!r} of {name!r} must be a whole number from 0: the number of"
+            " hostile clients in a round that the rule resists."
+        )
+    return hostile
+
+
+def enough_clients(name: str, slots: int, hostile: Any, per: int) -> None:
+    """Raises InputError if a round has too few clients for ``hostile`` hostile ones.
+
+    Args:
+      name: of the aggregator.
+      slots: the largest number of uploads in a round.
+      hostile: their number f; nothing is checked for a traced value.
+      per: the rule needs ``per * f + 3`` uploads.
+    """
+    if is_traced(hostile):
+        return
+    needed = per * int(hostile) + 3
+    if slots < needed:
+        raise InputError(
+            f"{name!r} with hostile = {hostile} needs at least {per} * {hostile} + 3 = {needed}"
+            f" clients in a round, and a round has {slots}. Draw more clients for a round, or"
+            f" set hostile to at most {max((slots - 3) // per, 0)}."
+        )
+
+
+def too_few(count: jax.Array, hostile: Any, per: int) -> dict[str, jax.Array]:
+    """Returns the metric ``too_few_clients``: 1 in a round with fewer than ``per * f + 3`` uploads.
+
+    The rule's guarantee does not hold in such a round.
+    """
+    return {"too_few_clients": (count < per * hostile + 3).astype(jnp.float32)}

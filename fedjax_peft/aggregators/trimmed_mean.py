@@ -1,0 +1,57 @@
+"""Coordinate-wise trimmed mean (Yin et al. 2018, Option II).
+
+    m = ⌊β n⌋;   x = mean of x_1 … x_n without the m smallest and the m largest, entry by entry
+
+(x_k: a client's change.) Every entry lies between those of honest clients while at most m of n
+clients are hostile: the breakdown point is the share β < 1/2.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft import tree
+from fedjax_peft.aggregators.robust import Changes, Combined, Space, each_entry, robust
+from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import is_traced
+from fedjax_peft.typing import Aggregator, PyTree, RoundContext
+
+__all__ = ["trimmed_mean"]
+
+
+def trimmed_mean(share: float, *, space: Space = "factors") -> Aggregator:
+    """Coordinate-wise trimmed mean; resists a given share of the clients (Yin et al. 2018).
+
+    Clients count alike. All uploads of a round are held in memory at once.
+
+    Args:
+      share: β, the share of the values that is cut off at each end, below 1/2. It should be at
+        least the share of hostile clients.
+      space: whether the entries are those of LoRA's ``factors`` or of their ``product``, which is
+        then factored anew.
+
+    Raises:
+      InputError: a share out of its range, or an unknown space; on use, ``product`` with a model
+        without LoRA pairs.
+    """
+    if not is_traced(share) and not 0 <= share < 0.5:
+        raise InputError(f"share = {share} of 'trimmed_mean' must be from 0 to below 1/2.")
+
+    def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
+        del context
+        # The small number absorbs rounding: 0.35 * 20 may come out just below 7.
+        cut = jnp.floor(share * changes.number + 1e-4).astype(jnp.int32)
+
+        def trimmed(rows: jax.Array) -> jax.Array:
+            return _trimmed(rows, changes.here, changes.number, cut)
+
+        return Combined(each_entry(changes, trimmed), {}, state)
+
+    return robust("trimmed_mean", rule, space)
+
+
+def _trimmed(rows: jax.Array, here: jax.Array, count: jax.Array, cut: jax.Array) -> jax.Array:
+    """Returns the mean of the rows that are here, ``cut`` at each end left out in each entry."""
+    ranked = jnp.sort(tree.where(here, rows, jnp.full_like(rows, jnp.inf)), axis=0)
+    rank = jnp.arange(len(rows))
+    kept = tree.where((rank >= cut) & (rank < count - cut), ranked, jnp.zeros_like(ranked))
+    return jnp.sum(kept, axis=0) / jnp.maximum(count - 2 * cut, 1)

@@ -1,0 +1,326 @@
+"""Robust aggregators: equal to the papers in NumPy, and bounded whatever hostile clients send.
+
+The reference works in float64 on one vector for each client, in either space.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+from combining import aggregate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_peft import aggregators
+from fedjax_peft.errors import InputError
+
+SLOTS, RANK, N_IN, N_OUT, SCALE = 9, 2, 6, 5, 1.5
+A, B, HEAD = "x.lora_a", "x.lora_b", "head.kernel"
+FIXED = {"x.lora_scale": np.full(RANK, SCALE, np.float32)}
+SHAPES = {A: (N_IN, RANK), B: (RANK, N_OUT), HEAD: (3, 2)}
+OPTIONS = {
+    "geometric_median": {"steps": 40},
+    "krum": {"hostile": 3},
+    "median": {},
+    "multi_krum": {"hostile": 3},
+    "norm_bounding": {"norm": 2.0},
+    "trimmed_mean": {"share": 0.34},
+}
+"""Name -> arguments with which it resists 3 of 9 hostile clients."""
+SPACES = ("factors", "product")
+each = pytest.mark.parametrize("name", OPTIONS)
+in_each_space = pytest.mark.parametrize("space", SPACES)
+
+
+@functools.cache
+def make(name, space="factors", **options):
+    return getattr(aggregators, name)(**{**OPTIONS.get(name, {}), **options}, space=space)
+
+
+def draw(seed, spread=1.0):
+    """Returns random (uploads ``[SLOTS, ...]``, template)."""
+    rng = np.random.default_rng(seed)
+    template = {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()}
+    uploads = {
+        n: (x + spread * rng.normal(size=(SLOTS, *x.shape))).astype(np.float32)
+        for n, x in template.items()
+    }
+    return uploads, template
+
+
+def run(aggregator, uploads, here, template, state=None):
+    """Returns the aggregate; slots that are not here hold numbers that must not matter."""
+    weights = np.where(here, np.linspace(1, 4, SLOTS), 0).astype(np.float32)
+    return aggregate(aggregator, uploads, weights, template, FIXED, state=state)
+
+
+def vector(leaves, space):
+    """Returns what a model stands for in a space, a float64 vector."""
+    x = {n: np.asarray(v, np.float64) for n, v in leaves.items()}
+    if space == "product":
+        product = SCALE * x.pop(A) @ x.pop(B)
+        return np.concatenate([product.ravel(), x[HEAD].ravel()])
+    return np.concatenate([x[n].ravel() for n in SHAPES])
+
+
+def changes(uploads, here, template, space):
+    """Returns the clients' changes ``[clients that are here, d]``."""
+    rows = [vector({n: x[k] for n, x in uploads.items()}, space) for k in np.flatnonzero(here)]
+    return np.stack(rows) - vector(template, space)
+
+
+def truncated(full, space):
+    """Returns a vector as the aggregator can express it: the product cut to the rank."""
+    if space == "factors":
+        return full
+    size = N_IN * N_OUT
+    u, sigma, vt = np.linalg.svd(full[:size].reshape(N_IN, N_OUT))
+    return np.concatenate([(u[:, :RANK] * sigma[:RANK] @ vt[:RANK]).ravel(), full[size:]])
+
+
+# ---------------------------------------------------------------------------- the papers in NumPy
+
+
+def by_krum(x, f):
+    """Returns the order of the changes by Krum's score."""
+    n = len(x)
+    scores = []
+    for i in range(n):
+        others = sorted(np.sum((x[i] - x[j]) ** 2) for j in range(n) if j != i)
+        scores.append(sum(others[: max(n - f - 2, 1)]))
+    return np.argsort(scores, kind="stable")
+
+
+def weiszfeld(x, steps):
+    """Returns the geometric median, from the mean, as in Algorithm 2 of the paper."""
+    z = x.mean(0)
+    for _ in range(steps):
+        beta = 1 / np.maximum(np.linalg.norm(x - z, axis=1), 1e-6)
+        z = beta @ x / beta.sum()
+    return z
+
+
+def cut(x, share):
+    """Returns the trimmed mean: scipy.stats.trim_mean, written out."""
+    m = int(share * len(x) + 1e-9)
+    return np.sort(x, axis=0)[m : len(x) - m].mean(0)
+
+
+def bounded(x, norm):
+    """Returns the mean of changes of at most this norm."""
+    return np.mean([v * min(1, norm / np.linalg.norm(v)) for v in x], axis=0)
+
+
+REFERENCES = {
+    "geometric_median": lambda x: weiszfeld(x, 2000),
+    "krum": lambda x: x[by_krum(x, 3)[0]],
+    "median": lambda x: np.median(x, axis=0),
+    "multi_krum": lambda x: x[by_krum(x, 3)[: len(x) - 3]].mean(0),
+    "norm_bounding": lambda x: bounded(x, 2.0),
+    "trimmed_mean": lambda x: cut(x, 0.34),
+}
+EVERYONE = np.ones(SLOTS, bool)
+TWO_ABSENT = np.array([1, 1, 0, 1, 1, 1, 1, 0, 1], bool)
+
+
+@each
+@in_each_space
+@pytest.mark.parametrize("here", [EVERYONE, TWO_ABSENT], ids=["odd", "absent"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_equals_the_paper(name, space, here, seed):
+    uploads, template = draw(seed)
+    got = run(make(name, space), uploads, here, template)
+    x = changes(uploads, here, template, space)
+    expected = truncated(vector(template, space) + REFERENCES[name](x), space)
+    tolerance = 1e-3 if name == "geometric_median" else 2e-5
+    found = vector(got.update, space)
+    np.testing.assert_allclose(found, expected, atol=tolerance * np.linalg.norm(expected))
+
+
+@each
+def test_even_numbers_of_clients(name):
+    uploads, template = draw(2)
+    here = np.arange(SLOTS) != 4
+    got = run(make(name), uploads, here, template).update
+    x = changes(uploads, here, template, "factors")
+    expected = vector(template, "factors") + REFERENCES[name](x)
+    np.testing.assert_allclose(vector(got, "factors"), expected, atol=1e-2)
+
+
+# --------------------------------------------------------------------------------- breakdown points
+
+
+def attacked(seed, hostile, kind, size, space):
+    """Returns (uploads, template, honest changes) with the first ``hostile`` clients hostile."""
+    uploads, template = draw(seed, spread=0.3)
+    rng = np.random.default_rng(seed + 1)
+    honest = np.arange(SLOTS) >= hostile
+    for n, x in uploads.items():
+        for k in range(hostile):
+            noise = rng.normal(size=x.shape[1:])
+            away = {
+                "noise": size * noise,
+                "together": size * np.ones(x.shape[1:]),
+                "against": -size * (x[hostile:].mean(0) - template[n]),
+                "copies": x[hostile] - template[n],
+            }[kind]
+            x[k] = template[n] + away
+    return uploads, template, changes(uploads, honest, template, space)
+
+
+def diameter(x):
+    return max(np.linalg.norm(a - b) for a in x for b in x)
+
+
+def within_bound(name, got, x, hostile):
+    """Returns whether a combined change is as close to the honest ones as its theorem says."""
+    n = SLOTS
+    slack = 1e-4 * (1 + np.abs(x).max())
+    if name in ("median", "trimmed_mean"):
+        return np.all(got >= x.min(0) - slack) and np.all(got <= x.max(0) + slack)
+    if name == "norm_bounding":
+        return np.linalg.norm(got) <= 2.0 + slack
+    if name == "geometric_median":
+        share = hostile / n
+        center = x.mean(0)
+        radius = np.linalg.norm(x - center, axis=1).max()
+        factor = (2 - 2 * share) / (1 - 2 * share)
+        return np.linalg.norm(got - center) <= factor * radius + slack
+    # Krum, with f = 3: every chosen change has at least n - 2 f - 1 honest neighbours, and a score
+    # of at most (n - f - 2) squared diameters.
+    near = np.sqrt((n - 3 - 2) / (n - 2 * 3 - 1)) * diameter(x)
+    far = 0 if name == "krum" else diameter(x)
+    return np.linalg.norm(x - got, axis=1).min() <= near + far + slack
+
+
+hostile_rounds = given(
+    seed=st.integers(0, 2**31),
+    hostile=st.integers(1, 3),
+    kind=st.sampled_from(["noise", "together", "against", "copies"]),
+    size=st.sampled_from([0.5, 3.0, 100.0, 1e6, 1e12, 1e30]),
+)
+
+
+@each
+@settings(max_examples=40, deadline=None, derandomize=True)
+@hostile_rounds
+def test_hostile_clients_cannot_move_it_far(name, seed, hostile, kind, size):
+    uploads, template, x = attacked(seed, hostile, kind, size, "factors")
+    got = run(make(name), uploads, EVERYONE, template).update
+    assert within_bound(name, vector(got, "factors") - vector(template, "factors"), x, hostile)
+
+
+@each
+@settings(max_examples=20, deadline=None, derandomize=True)
+@hostile_rounds
+def test_hostile_factors_cannot_make_a_product_that_is_not_finite(name, seed, hostile, kind, size):
+    uploads, template, x = attacked(seed, hostile, kind, size, "product")
+    got = run(make(name, "product"), uploads, EVERYONE, template)
+    assert all(np.all(np.isfinite(v)) for v in got.update.values())
+    # The best approximation of rank r is at most twice as far from a model of rank r.
+    moved = vector(got.update, "product") - vector(template, "product")
+    reach = {"norm_bounding": 2.0, "median": np.linalg.norm(np.abs(x).max(0))}
+    reach["trimmed_mean"] = reach["median"]
+    furthest = np.linalg.norm(x, axis=1).max()
+    assert np.linalg.norm(moved) <= 2.001 * reach.get(name, 8 * furthest) + 1e-3
+
+
+@each
+def test_the_mean_does_break(name):
+    uploads, template, x = attacked(0, 1, "together", 1e6, "factors")
+    got = run(aggregators.mean(error=False), uploads, EVERYONE, template).update
+    assert not within_bound(name, vector(got, "factors") - vector(template, "factors"), x, 1)
+
+
+@in_each_space
+def test_uploads_that_are_too_long_are_ignored_and_counted(space):
+    uploads, template = draw(3)
+    expected = run(make("krum", space), uploads, np.arange(SLOTS) > 1, template)
+    uploads[A][0], uploads[B][1] = 1e20, -1e30
+    got = run(make("krum", space), uploads, EVERYONE, template)
+    assert (expected.metrics["uploads_ignored"], got.metrics["uploads_ignored"]) == (0, 2)
+    for n, x in expected.update.items():
+        np.testing.assert_array_equal(got.update[n], x)
+
+
+# -------------------------------------------------------------------------------------- symmetries
+
+
+@each
+def test_moves_and_grows_with_the_uploads(name):
+    """Equivariance: a common shift of all models, and twice the change."""
+    uploads, template = draw(4)
+    base = vector(run(make(name), uploads, TWO_ABSENT, template).update, "factors")
+    start = vector(template, "factors")
+    shift = {n: np.float32(0.5) for n in SHAPES}
+    moved = run(
+        make(name),
+        {n: x + shift[n] for n, x in uploads.items()},
+        TWO_ABSENT,
+        {n: x + shift[n] for n, x in template.items()},
+    )
+    np.testing.assert_allclose(vector(moved.update, "factors"), base + 0.5, atol=1e-3)
+    if name == "norm_bounding":
+        return  # the norm has a unit
+    twice = {n: template[n] + 2 * (x - template[n]) for n, x in uploads.items()}
+    got = vector(run(make(name), twice, TWO_ABSENT, template).update, "factors")
+    np.testing.assert_allclose(got - start, 2 * (base - start), atol=2e-3)
+
+
+def test_scales_of_the_factors_matter_only_in_factor_space():
+    """``(4 A)(B / 4)`` is the same product."""
+    uploads, template = draw(5)
+    scaled = {**uploads, A: uploads[A].copy(), B: uploads[B].copy()}
+    scaled[A][0] *= 4
+    scaled[B][0] /= 4
+    for space in SPACES:
+        one, other = (
+            vector(run(make("median", space), u, EVERYONE, template).update, "product")
+            for u in (uploads, scaled)
+        )
+        assert np.allclose(one, other, atol=1e-4) == (space == "product")
+
+
+# ---------------------------------------------------------------------------------------- arguments
+
+
+def test_norm_bounding_takes_the_median_norm_by_default():
+    uploads, template = draw(6)
+    got = run(aggregators.norm_bounding(), uploads, EVERYONE, template)
+    x = changes(uploads, EVERYONE, template, "factors")
+    middle = np.median(np.linalg.norm(x, axis=1))
+    np.testing.assert_allclose(got.metrics["norm_bound"], middle, rtol=1e-5)
+    expected = vector(template, "factors") + bounded(x, middle)
+    np.testing.assert_allclose(vector(got.update, "factors"), expected, atol=1e-5)
+
+
+def test_too_few_clients_are_refused_or_counted():
+    uploads, template = draw(7)
+    with pytest.raises(InputError, match=r"2 \* 4 \+ 3 = 11 clients.*at most 3"):
+        run(aggregators.krum(4), uploads, EVERYONE, template)
+    for name in ("krum", "multi_krum"):
+        full, less = (run(make(name), uploads, h, template) for h in (EVERYONE, TWO_ABSENT))
+        assert (full.metrics["too_few_clients"], less.metrics["too_few_clients"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("trimmed_mean", {"share": 0.5}, "share = 0.5"),
+        ("krum", {"hostile": -1}, "hostile = -1"),
+        ("multi_krum", {"hostile": 1, "keep": 0}, "keep = 0"),
+        ("geometric_median", {"steps": 0}, "steps = 0"),
+        ("geometric_median", {"smoothing": 0}, "smoothing = 0"),
+        ("norm_bounding", {"norm": 0}, "norm = 0"),
+        ("median", {"space": "products"}, "product"),
+    ],
+)
+def test_wrong_arguments_are_refused(name, options, message):
+    with pytest.raises(InputError, match=message):
+        getattr(aggregators, name)(**options)
+
+
+def test_product_space_needs_pairs():
+    uploads, template = draw(8)
+    with pytest.raises(InputError, match="space = 'factors'"):
+        run(make("median", "product"), {HEAD: uploads[HEAD]}, EVERYONE, {HEAD: template[HEAD]})
