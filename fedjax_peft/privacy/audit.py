@@ -113,7 +113,8 @@ def canaries(
 
         return algorithm._replace(tamper=tamper)
 
-    return Canaries(Attack("canaries", apply), included, place, order)
+    hostile = tuple(np.flatnonzero(included).tolist())
+    return Canaries(Attack("canaries", apply, lambda _: hostile), included, place, order)
 
 
 def _changed(

@@ -42,7 +42,7 @@ def mechanism(clip: float, noise_multiplier: float, delta: float = 1e-5):
 
 
 def attack(share: float = 0.2):
-    return Attack("attack", lambda algorithm, facts: shown(algorithm, share=share))
+    return Attack("attack", lambda algorithm, facts: shown(algorithm, share=share), lambda n: ())
 '''
 CONFIG = """
 rounds = 2
