@@ -698,6 +698,12 @@ class Algorithm(NamedTuple):
     """Why the server needs the clients' training metrics (``RoundContext.metrics``), and what to
     use instead, in whole sentences, for the error message of mechanisms that do not make the
     metrics private. None: it does not."""
+    gradients_per_step: int = 1
+    """How many gradients a local step takes of its batch at most, by ``ClientContext.gradient``."""
+    no_example_privacy: str | None = None
+    """Why clipping the gradients of single examples does not protect them, in whole sentences, for
+    the error message: a loss that couples the examples of a batch, or another use of the data.
+    None: it does."""
     round_metrics: Callable[[jax.Array], dict[str, jax.Array]] = _no_metrics
     """round -> float32 scalars for the round's row, such as the factor of a learning-rate schedule.
     """
@@ -745,6 +751,13 @@ class Federation(NamedTuple):
     """The columns of the examples: name and shape of each, without the axis of the examples."""
     classes: int = 0
     """The number of label names; 0 for data without labels."""
+    workloads: tuple[tuple[int, int], ...] = ()
+    """The different pairs (examples, most local steps in a round) of the clients that have
+    examples. Empty: only the numbers above are known."""
+    overflow_probability: float = 0.0
+    """The probability, at most, that a Poisson-sampled batch is too large, and is cut."""
+    gradients_per_step: int = 1
+    """How many gradients a local step takes of its batch at most."""
 
     @property
     def sampling_probability(self) -> float:

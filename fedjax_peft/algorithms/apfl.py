@@ -146,6 +146,7 @@ def apfl(
         model=model,
         personal=True,
         weights=weights,
+        gradients_per_step=2,
         needs_fixed_basis="APFL mixes a client's own factors of earlier rounds with the received"
         " ones, entry by entry. Leave the aggregator out to average A and B.",
     )

@@ -116,5 +116,6 @@ def ditto(
         model=lambda broadcast, client_state: client_state["personal"],
         personal=True,
         weights=weights,
+        gradients_per_step=2,
         needs_fixed_basis=_BASIS if maybe_nonzero(lam) else None,
     )

@@ -199,7 +199,19 @@ def fedmcp(
     rules, aggregator = dual_roles(head), aggregator or mean()
     algorithm = Algorithm("fedmcp", rules, client, aggregator, replace_server(), check=check)
     apart = f"{similarity}_global_private"
-    return algorithm._replace(weights=weights, lower_is_better=(apart,))
+    couples = contrasts and similarity != "cosine"
+    return algorithm._replace(
+        weights=weights,
+        lower_is_better=(apart,),
+        no_example_privacy=_COUPLED if couples else None,
+    )
+
+
+_COUPLED = (
+    "CKA, the similarity of representations, couples the examples of a batch, so that no part of"
+    " the gradient belongs to a single example. Use similarity = 'cosine', which is a mean over"
+    " examples, or mu = 0."
+)
 
 
 def _passes(

@@ -139,8 +139,17 @@ def fedrep(
         "fedrep", head_roles(head), client, aggregator or mean(), replace_server()
     )
     return algorithm._replace(
-        weights=weights, tuning=Tuning(tuning, tune_epochs) if tune_epochs else None
+        weights=weights,
+        tuning=Tuning(tuning, tune_epochs) if tune_epochs else None,
+        gradients_per_step=2,  # of a client with a single step
+        no_example_privacy=_TUNING if tune_epochs else None,
     )
+
+
+_TUNING = (
+    "tune_epochs trains the heads after the last round, which the guarantee of the rounds does not"
+    " count. Set tune_epochs = 0."
+)
 
 
 def _if(

@@ -136,6 +136,7 @@ def pfedme(
         model=lambda broadcast, client_state: client_state["personal"],
         personal=True,
         weights=weights,
+        gradients_per_step=inner_steps,
         needs_fixed_basis=_BASIS if server_schedule or is_traced(beta) or beta != 1 else None,
     )
     return with_factor(algorithm, "server_learning_rate_factor", server_schedule)

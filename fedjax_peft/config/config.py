@@ -935,7 +935,7 @@ def with_noise(config: Config, clients: Clients) -> Config:
         return config
     names = [name for name in inspect.signature(schedule_of).parameters if name != "clients"]
     schedule = schedule_of(clients, **{name: config[name] for name in names})
-    facts = federation_of(schedule, clients.data)
+    facts = federation_of(schedule, clients.data, build_algorithm(config))
 
     def epsilon_of(noise: float) -> float:
         made = build_privacy({**config, "privacy": {**table, _NOISE: noise}})

@@ -6,5 +6,6 @@ from fedjax_peft.privacy.accounting import gaussian_event as gaussian_event
 from fedjax_peft.privacy.accounting import noise_multiplier as noise_multiplier
 from fedjax_peft.privacy.audit import canaries as canaries
 from fedjax_peft.privacy.central import central
+from fedjax_peft.privacy.example import example
 
-__all__ = ["central"]
+__all__ = ["central", "example"]

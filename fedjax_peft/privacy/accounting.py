@@ -39,6 +39,9 @@ __all__ = [
     "client_noise_multiplier",
     "composition_in_words",
     "epsilon",
+    "example_epsilon",
+    "example_in_words",
+    "example_noise_multiplier",
     "gaussian_event",
     "noise_multiplier",
     "participations",
@@ -270,6 +273,123 @@ def client_noise_multiplier(
         accountant,
         neighbours,
     )
+
+
+def example_epsilon(
+    noise_multiplier: float,
+    delta: float,
+    federation: Federation,
+    rounds: int,
+    *,
+    accountant: Accountant = "rdp",
+) -> float:
+    """Returns the ε of a run whose clients add Gaussian noise to clipped gradients of examples.
+
+    Neighbours are data sets of which one has an empty example in the place of another's
+    (``replace_special``). See :mod:`fedjax_peft.privacy.example` for what is composed.
+
+    Args:
+      noise_multiplier: the standard deviation of the noise on the sum of a batch, divided by the
+        clip norm.
+      delta: δ, between 0 and 1.
+      federation: the facts about the run.
+      rounds: the number of rounds.
+      accountant: see :data:`Accountant`.
+
+    Raises:
+      InputError: as for :func:`epsilon`.
+    """
+    _check(noise_multiplier=noise_multiplier, delta=delta, rounds=rounds)
+    z = noise_multiplier / math.sqrt(federation.gradients_per_step)
+    found = [0.0]
+    for count, share, left in _example_steps(federation, rounds, delta):
+        if left <= 0:
+            return math.inf
+        event = gaussian_event(z, count, share)
+        found.append(epsilon(event, left, accountant, "replace_special"))
+    return max(found)
+
+
+def example_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    federation: Federation,
+    rounds: int,
+    *,
+    accountant: Accountant = "rdp",
+) -> float:
+    """Returns the smallest noise multiplier with which examples are (ε, δ)-private in a run.
+
+    The arguments are those of :func:`example_epsilon`, with ``epsilon`` in place of the noise
+    multiplier.
+
+    Raises:
+      InputError: as for :func:`noise_multiplier`, or a δ that is smaller than the probability that
+        a Poisson-sampled batch is cut.
+    """
+    _check(epsilon=epsilon, delta=delta, rounds=rounds)
+    found = [0.0]
+    for count, share, left in _example_steps(federation, rounds, delta):
+        if left <= 0:
+            raise InputError(
+                f"delta = {delta:g} is not larger than the probability that one of {count:,}"
+                " Poisson-sampled batches is cut: choose a larger delta."
+            )
+        settings: dict[str, Any] = {"accountant": accountant, "neighbours": "replace_special"}
+        found.append(noise_multiplier(epsilon, left, count, share, **settings))
+    return max(found) * math.sqrt(federation.gradients_per_step)
+
+
+def example_in_words(federation: Federation) -> str:
+    """Returns sentences on the neighbours, the sampling and the trust of example-level privacy."""
+    turns = (
+        "in each of its client's turns"
+        if federation.sampling == "round_robin"
+        else "in every round"
+    )
+    if federation.batch_sampling == "poisson":
+        drawn = (
+            "Each local step draws each example of the client independently (Poisson sampling),"
+            f" {federation.batch_size} on average, which amplifies the privacy; nobody may learn"
+            " which ones."
+        )
+    else:
+        drawn = (
+            f"An example is in {federation.most_passes} batches of a round at most (shuffled"
+            " passes), and nothing is amplified by sampling."
+        )
+    several = ""
+    if federation.gradients_per_step > 1:
+        several = f" A step takes up to {federation.gradients_per_step} gradients of its batch."
+    return (
+        "It compares data sets of which one has an empty example, which contributes nothing, in"
+        " the place of an example of the other (zero-out). It counts as if the client took part"
+        f" {turns}. {drawn}{several} Every client adds the noise itself, so that no server has to"
+        " be trusted. The recorded training metrics, such as the loss, have no noise and are not part"
+        " of the guarantee."
+    )
+
+
+def _example_steps(
+    federation: Federation, rounds: int, delta: float
+) -> list[tuple[int, float | None, float]]:
+    """Returns (steps, probability of an example in a step, δ that is left) of the worst clients."""
+    turns = participations(federation, rounds)
+    if federation.batch_sampling != "poisson":
+        return [(turns * federation.most_passes, None, delta)]
+    known = federation.workloads or ((federation.fewest_examples, federation.most_steps),)
+    worst: list[tuple[int, int]] = []
+    for examples, steps in sorted(known, key=lambda pair: (pair[0], -pair[1])):
+        if not worst or steps > worst[-1][1]:  # larger probabilities come first
+            worst.append((examples, steps))
+    return [
+        (
+            turns * steps,
+            min(1.0, federation.batch_size / examples),
+            delta - turns * steps * federation.overflow_probability,
+        )
+        for examples, steps in worst
+    ]
 
 
 def composition_in_words(federation: Federation, neighbours: Neighbours | None = None) -> str:

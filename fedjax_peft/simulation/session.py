@@ -138,7 +138,7 @@ def session(
         failure_rate=failure_rate,
         length_buckets=length_buckets,
     )
-    federation = federation_of(schedule, clients.data)
+    federation = federation_of(schedule, clients.data, plain)
     wrappers = [parametrised(wrapper, values) for wrapper in (attack, privacy)]
     chosen = wrapped(plain, [made for made, _ in wrappers], federation)
     make: Any = make_plain
@@ -186,6 +186,10 @@ def session(
     )
 
 
+OVERFLOW = 1e-12
+"""The probability at most with which a Poisson-sampled batch does not fit, and is cut."""
+
+
 def schedule_of(
     clients: Clients,
     *,
@@ -220,7 +224,7 @@ def schedule_of(
 def poisson_width(sizes: Sequence[int], batch_size: int) -> int:
     """Returns the examples that a Poisson-sampled batch has room for.
 
-    A batch is larger with a probability of at most 1e-12.
+    A batch is larger with a probability of at most :data:`OVERFLOW`.
 
     Args:
       sizes: the numbers of examples of all clients.
@@ -229,15 +233,16 @@ def poisson_width(sizes: Sequence[int], batch_size: int) -> int:
     from scipy.stats import binom  # an import that takes long
 
     counts = np.unique([n for n in sizes if n])
-    most = binom.isf(1e-12, counts, np.minimum(batch_size / counts, 1.0))
+    most = binom.isf(OVERFLOW, counts, np.minimum(batch_size / counts, 1.0))
     return int(np.max(np.minimum(most, counts), initial=1))
 
 
-def federation_of(schedule: Schedule, data: Dataset) -> Federation:
+def federation_of(schedule: Schedule, data: Dataset, algorithm: Algorithm) -> Federation:
     """Returns the facts about a run that privacy mechanisms and attacks depend on."""
     sizes = [len(rows) for rows in schedule.indices]
     steps = [schedule.most_steps(client) for client in range(len(sizes))]
     size = schedule.batch_size
+    poisson = schedule.batch_sampling == "poisson"
     return Federation(
         clients=len(sizes),
         per_round=schedule.per_round,
@@ -249,6 +254,9 @@ def federation_of(schedule: Schedule, data: Dataset) -> Federation:
         fewest_examples=min(s for s in sizes if s),
         columns=tuple((name, x.shape[1:]) for name, x in data.columns.items()),
         classes=len(data.label_names),
+        workloads=tuple(sorted({(s, n) for s, n in zip(sizes, steps, strict=True) if s})),
+        overflow_probability=OVERFLOW if poisson else 0.0,
+        gradients_per_step=algorithm.gradients_per_step,
     )
 
 

@@ -224,7 +224,7 @@ def simulate(
     algorithm = session.setup.algorithm
     check_test_data(model, clients, data, own_data, task)
     state, schedule = session.init(seed), session.schedule(seed)
-    federation = federation_of(schedule, clients.data)
+    federation = federation_of(schedule, clients.data, algorithm)
     private = accounted(
         parametrised(privacy, values)[0],
         federation,
