@@ -362,11 +362,12 @@ def example_in_words(federation: Federation) -> str:
     if federation.gradients_per_step > 1:
         several = f" A step takes up to {federation.gradients_per_step} gradients of its batch."
     return (
-        "It compares data sets of which one has an empty example, which contributes nothing, in"
-        " the place of an example of the other (zero-out). It counts as if the client took part"
+        "Example-level differential privacy of everything that the clients send and keep. It"
+        " compares data sets of which one has an empty example, which contributes nothing, in the"
+        " place of an example of the other (zero-out). It counts as if the client took part"
         f" {turns}. {drawn}{several} Every client adds the noise itself, so that no server has to"
-        " be trusted. The recorded training metrics, such as the loss, have no noise and are not part"
-        " of the guarantee."
+        " be trusted. The recorded training metrics, such as the loss, have no noise and are not"
+        " part of the guarantee."
     )
 
 

@@ -94,6 +94,7 @@ def example(
         examples, or one that uses data in another way than by gradients.
     """
     _check_numbers(clip, noise_multiplier, microbatch)
+    accounting.epsilon(accounting.gaussian_event(1.0, 1), delta, accountant)  # checks the two
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
         reason = algorithm.no_example_privacy or algorithm.needs_metrics

@@ -1,0 +1,115 @@
+"""Example-level privacy and every algorithm: it runs, or it is refused with a reason."""
+
+import inspect
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+import toy
+from test_algorithms_all import DUAL, FEDERATION, NAMES, dual_model, make
+
+from fedjax_peft import algorithms
+from fedjax_peft.errors import InputError
+from fedjax_peft.privacy import example
+from fedjax_peft.typing import Federation
+
+FACTS = Federation(5, 5, "all", 4, "shuffled", 3, 1, 1)
+REFUSED = {
+    "fedmcp": "couples the examples of a batch",
+    "fra_ffa_plateau": "training losses",
+}
+QUICK = ("fedavg", "fedmcp", "moon", "fra_ffa_plateau")
+
+
+def rows(names):
+    slow = pytest.mark.slow
+    return [n if n in QUICK else pytest.param(n, marks=slow) for n in names]
+
+
+def run(algorithm, model, federation, noise):
+    protected = example(0.5, noise).protect(algorithm, FACTS)
+    per_round = len(federation)
+    engine = toy.Engine(protected, federation, per_round=per_round, lanes=3, bound=model)
+    return engine.run(engine.schedule.cohort(1), 1), engine
+
+
+@pytest.mark.parametrize("name", rows(NAMES))
+def test_an_algorithm_runs_with_private_examples_or_is_refused(name):
+    algorithm, model, federation = make(name)
+    if name in REFUSED:
+        with pytest.raises(InputError, match=REFUSED[name]):
+            run(algorithm, model, federation, 1.0)
+        return
+    assert algorithm.no_example_privacy is None
+    # One example is infinite. Without privacy, the upload of its client would be dropped.
+    result, engine = run(algorithm, model, toy.poisoned(federation, 0), 1.0)
+    assert result.finite.all()
+    leaves = (result.server, result.client_state)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(leaves))
+    moved = engine.algorithm.server.model(result.server)
+    start = engine.algorithm.server.model(engine.start()[0])
+    ours = engine.start()[1]
+    pairs = [*zip(*map(jax.tree.leaves, (moved, start)), strict=True)]
+    pairs += zip(*map(jax.tree.leaves, (result.client_state, ours)), strict=True)
+    assert any(not np.array_equal(x, y) for x, y in pairs)
+
+
+@pytest.mark.parametrize("options", [{"similarity": "cosine"}, {"mu": 0.0}])
+def test_fedmcp_runs_where_its_loss_is_a_mean_over_examples(options):
+    algorithm = algorithms.fedmcp(optax.sgd(0.1), **options)
+    result, _ = run(algorithm, dual_model(), FEDERATION, 1.0)
+    assert result.finite.all()
+
+
+def test_the_tuning_of_fedrep_is_refused():
+    algorithm = algorithms.fedrep(optax.sgd(0.1), tune_epochs=1)
+    with pytest.raises(InputError, match="Set tune_epochs = 0"):
+        run(algorithm, toy.lora_model(), FEDERATION, 1.0)
+
+
+@pytest.mark.parametrize("name", rows(n for n in NAMES if n not in DUAL))
+def test_gradients_per_step_says_how_many_gradients_a_step_takes(name):
+    """Counted where the step is traced; a step in a loop counts as often as the loop runs."""
+    algorithm, model, federation = make(name)
+    counted = {"most": 0}
+
+    def counting(context):
+        def client_step(state, batch, key):
+            counted["now"] = 0
+
+            def gradient(*arguments):
+                counted["now"] += 1
+                return context.gradient(*arguments)
+
+            with jax.disable_jit():  # loops and conditions run as in Python
+                update = algorithm.client(context._replace(gradient=gradient))
+                result = update.step(state, batch, key)
+            counted["most"] = max(counted["most"], counted["now"])
+            return result
+
+        return algorithm.client(context)._replace(step=client_step)
+
+    counting_algorithm = algorithm._replace(client=counting)
+    engine = toy.Engine(
+        counting_algorithm,
+        federation,
+        per_round=len(federation),
+        lanes=1,
+        bound=model,
+        engine="reference",
+    )
+    engine.run(engine.schedule.cohort(1), 1)
+    assert counted["most"] == algorithm.gradients_per_step
+
+
+def test_no_algorithm_takes_gradients_of_examples_by_itself():
+    """Only HetLoRA's penalty, which is a function of parameters, is derived directly."""
+    found = {
+        name
+        for name in dir(algorithms)
+        if inspect.ismodule(module := getattr(algorithms, name))
+        and re.search(r"jax\.(value_and_)?grad\(", inspect.getsource(module))
+    }
+    assert found <= {"hetlora"}
