@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import runpy
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fedjax_peft.config import config
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "fra"
 SCRIPT = runpy.run_path(str(FOLDER / "tables.py"))
+PRIVATE = runpy.run_path(str(FOLDER / "private.py"))
 SPLITS = ("sst2_iid", "mnli_iid", "sst2_skew", "mnli_skew")
 
 
@@ -153,7 +155,6 @@ def test_tables_1_and_3_have_best_and_final_accuracies(made):
     }
     assert printed["FRA-LoRA"] == ["94.95", "85.38"]
     assert printed["centralised"] == ["94.72", "86.03"]
-    assert printed["FFA-LoRA, differentially private"] == ["not yet", "not yet"]
     assert fra["SST-2: final"] == "63.0 ± 1.0"
     assert fra["MNLI: minus FedAvg"] == "+2.0 [+2.0, +2.0]"
     assert fra["SST-2: learning rate"] == "0.2", "chosen on validation examples"
@@ -210,3 +211,61 @@ def test_the_script_reads_real_runs_of_the_small_config(tmp_path):
     rows = json.loads((sweep / "fra" / "seed=0" / "metrics.jsonl").read_text().split("\n")[2])
     table = {row["method"]: row for row in read(tmp_path / "out" / "table3.csv")}
     assert table["FRA-LoRA"]["MNLI: final"] == f"{100 * rows['test_accuracy']:.1f}"
+
+
+# ------------------------------------------------------------------------------ privacy
+
+
+@pytest.mark.parametrize("unit", ["clients", "examples"])
+def test_private_configs_have_the_papers_methods_and_all_epsilon(unit):
+    found = methods(FOLDER / "small" / f"private_{unit}.toml")
+    assert list(found) == ["fedavg", "ffa", "fra"]
+    for one, grid in found.values():
+        assert (one["data"]["name"], one["peft"]["rank"]) == ("sst2", 4)
+        assert grid["privacy.epsilon"] == [1.0, 3.0, 6.0, 10.0, math.inf]
+        assert grid["seed"] == [0, 1, 2]
+        # Clients, or the examples of a step, are drawn as the accountant assumes.
+        assert one["sampling" if unit == "clients" else "batch_sampling"] == "poisson"
+        assert one["privacy"]["delta"] < 1 / one["partition"]["clients"]
+
+
+def write_private(root, scores):
+    """Writes made-up runs: ``scores`` is (method, ε) -> accuracy of seed 0 at the second clip norm.
+
+    On validation examples the second norm is the best; on test examples the first is.
+    """
+    root.mkdir(parents=True)
+    keys = ["seed", "privacy.epsilon", "privacy.clip"]
+    (root / "sweep.toml").write_text(tomli_w.dumps({"keys": keys, "baseline": "fedavg"}))
+    for (method, epsilon), score in scores.items():
+        for clip in (0.1, 0.3):
+            for seed in (0, 1, 2):
+                row = {"round": 1, "headline": "accuracy", "headline_better": "higher"}
+                row["test_accuracy"] = score + 0.01 * seed + (0.2 if clip == 0.1 else 0)
+                row |= {"validation_accuracy": clip} | ({"snr": 0.5} if method == "fra" else {})
+                privacy = {"name": "central", "epsilon": epsilon, "clip": clip, "delta": 1e-4}
+                settings = {"name": method, "seed": seed, "rounds": 1, "privacy": privacy}
+                path = root / method / f"clip={clip},epsilon={epsilon},seed={seed}"
+                path.mkdir(parents=True)
+                (path / "config.toml").write_text(tomli_w.dumps(settings))
+                start = {"round": 0, "headline": "accuracy", "headline_better": "higher"}
+                text = "".join(f"{json.dumps(one)}\n" for one in (start, row))
+                (path / "metrics.jsonl").write_text(text)
+    return root
+
+
+def test_private_tables_choose_for_each_epsilon_and_compare_with_no_noise(tmp_path):
+    scores = {("fedavg", 1.0): 0.5, ("fedavg", math.inf): 0.7}
+    scores |= {("fra", 1.0): 0.45, ("fra", math.inf): 0.72}
+    sweep = write_private(tmp_path / "private_clients", scores)
+    PRIVATE["main"]([str(sweep), "--out", str(tmp_path / "out")])
+    rows = {(r["method"], r["ε"]): r for r in read(tmp_path / "out" / "private_clients.csv")}
+    one = rows["FRA-LoRA", "1"]
+    assert one["accuracy"] == "46.0 ± 1.0"
+    assert one["minus FedAvg"] == "-5.0 [-5.0, -5.0]"
+    assert one["minus own ε = ∞"] == "-27.0 [-27.0, -27.0]"
+    assert (one["setting"], one["snr"]) == ("clip=0.3", "0.5")
+    assert rows["FRA-LoRA", "∞"]["minus own ε = ∞"] == "-"
+    drawn = read(tmp_path / "out" / "private.csv")
+    assert {row["epsilon"] for row in drawn} == {"1.0", "inf"}
+    assert len(drawn) == 2 * 2 * 3

@@ -29,8 +29,6 @@ METHODS = {
     "ffa": "FFA-LoRA",
     "fra": "FRA-LoRA",
 }
-PRIVATE = ("FFA-LoRA, differentially private", "FRA-LoRA, differentially private")
-"""Rows of the paper's tables that this library cannot run yet."""
 PRINTED = {
     ("sst2", "iid"): {"centralised": 94.7248, "fedavg": 94.8394, "ffa": 94.7248, "fra": 94.9541},
     ("mnli", "iid"): {"centralised": 86.0316, "fedavg": 85.2471, "ffa": 84.1773, "fra": 85.3795},
@@ -142,7 +140,6 @@ def accuracy_table(number: str, split: str, made: Mapping[Split, Results]) -> Te
             texts = [summarise(x).text(100) for x in (best, final)]
             row += [texts[0], printed, texts[1], gap, f"{rate:g}"]
         rows.append(row)
-    rows += [[label, *["not yet"] * (len(header) - 1)] for label in PRIVATE]
     cells = [cell for one in used.values() for cell in one.cells.values()]
     seeds = sorted({len(cell.runs) for cell in cells})
     models = sorted({Path(r.config["model"]["name"]).name for c in cells for r in c.runs.values()})
@@ -152,7 +149,7 @@ def accuracy_table(number: str, split: str, made: Mapping[Split, Results]) -> Te
         f" {' or '.join(map(str, seeds))} seeds. Model: {', '.join(models)}. The best of the"
         " evaluated rounds is chosen on test examples, so it is optimistic. Differences are of"
         " final accuracies, in points, paired by seed, with the 95 % t interval. The rows with"
-        " differential privacy come with a later version."
+        " differential privacy are in the tables of private.py."
     )
     words = {"iid": "IID", "skew": "skewed labels"}[split]
     return TextTable(f"FRA-LoRA, Table {number}: {words}", header, rows, [about, *notes])

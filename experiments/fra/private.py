@@ -1,0 +1,143 @@
+"""FRA-LoRA's rows with differential privacy: accuracy against ε, as a table and a figure.
+
+    python experiments/fra/private.py runs/fra/small/private_* --out experiments/fra/results/small
+
+A sweep has several ε (``inf``: no noise) and several values of other settings. Each method has, for
+each ε, the setting with the best mean validation accuracy over seeds. ``private_NAME`` (Markdown,
+CSV, LaTeX) is the table of the sweep ``private_NAME``; ``private`` (PNG, SVG, PDF, CSV) is the
+figure of all given sweeps.
+"""
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_peft.report.figure_files import bands, save, style, subplots
+from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
+from fedjax_peft.report.table_files import TextTable
+
+METHODS = {"fedavg": "FedAvg-LoRA", "ffa": "FFA-LoRA", "fra": "FRA-LoRA"}
+UNITS = {"client": "whole clients are private", "example": "single examples are private"}
+
+Chosen = Mapping[str, Mapping[float, Cell]]
+"""Method -> ε -> its chosen setting."""
+
+
+def chosen(study: Study) -> Chosen:
+    """Returns for each method and ε the setting with the best mean validation accuracy."""
+    found: dict[str, dict[float, Cell]] = {}
+    for name in METHODS:
+        cells = study.methods.get(name, [])
+        for epsilon in sorted({cell.settings["privacy.epsilon"] for cell in cells}):
+            own = [c for c in cells if c.settings["privacy.epsilon"] == epsilon]
+            best = study._replace(cells=own).chosen("validation_accuracy")
+            if name in best:
+                found.setdefault(name, {})[epsilon] = best[name]
+    return found
+
+
+def number(epsilon: float) -> str:
+    """Returns ε as text."""
+    return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
+
+
+def setting(cell: Cell) -> str:
+    """Returns the chosen setting in words, without ε."""
+    rest = {key: x for key, x in cell.settings.items() if key != "privacy.epsilon"}
+    return cell._replace(settings=rest).label or "-"
+
+
+def final(cell: Cell, metric: str) -> float | None:
+    """Returns the mean over seeds of a metric in the last round that has it; None without one."""
+    values = list(cell.values(metric).values())
+    return float(np.mean(values)) if values else None
+
+
+def table(study: Study, cells: Chosen, title: str) -> TextTable:
+    """Returns accuracy, differences and chosen setting by method and ε."""
+    rows = []
+    for name, by in cells.items():
+        for epsilon, cell in by.items():
+            scores = cell.values("test_accuracy")
+            base = cells.get("fedavg", {}).get(epsilon)
+            gap = "-"
+            if name != "fedavg" and base is not None:
+                gap = paired(scores, base.values("test_accuracy")).text(100)
+            free = by.get(math.inf)
+            loss = "-"
+            if free is not None and not math.isinf(epsilon):
+                loss = paired(scores, free.values("test_accuracy")).text(100)
+            snr = final(cell, "snr")
+            rows.append(
+                [
+                    METHODS[name],
+                    number(epsilon),
+                    summarise(scores).text(100),
+                    gap,
+                    loss,
+                    setting(cell),
+                    "-" if snr is None else f"{snr:.2g}",
+                ]
+            )
+    header = ["method", "ε", "accuracy", "minus FedAvg", "minus own ε = ∞", "setting", "snr"]
+    one = next(iter(study.cells[0].runs.values()))
+    seeds = sorted({len(cell.runs) for by in cells.values() for cell in by.values()})
+    about = (
+        f"Test accuracy of the last round in %; mean ± standard deviation over"
+        f" {' or '.join(map(str, seeds))} seeds, δ = {one.config['privacy']['delta']:g}."
+        " Differences are in points, paired by seed, with the 95 % t interval. The setting was"
+        " chosen for each method and ε on validation examples; this choice is not private. snr: the smallest kept"
+        " singular value of the average product over the spectral norm of the noise, where the"
+        " noise is added to the product."
+    )
+    return TextTable(title, header, rows, [about, *study.notes])
+
+
+def figure(found: Mapping[str, tuple[str, Chosen]], stem: Path) -> None:
+    """Writes accuracy against ε, one panel for each sweep; the last place is ε = ∞."""
+    data: list[dict[str, Any]] = []
+    with style():
+        fig, axes = subplots(1, len(found), size=(4.6 * len(found), 3.6), squeeze=False)
+        for (title, cells), ax in zip(found.values(), axes[0], strict=True):
+            places = sorted({epsilon for by in cells.values() for epsilon in by})
+            for name, by in cells.items():
+                seeds = sorted(set().union(*(cell.runs for cell in by.values())))
+                lines = {
+                    seed: [100 * by[e].values("test_accuracy").get(seed, math.nan) for e in places]
+                    for seed in seeds
+                }
+                drawn = bands(ax, METHODS[name], list(range(len(places))), lines)
+                data += [{"sweep": title, "epsilon": places[row["x"]], **row} for row in drawn]
+            ax.set_xticks(range(len(places)), [number(epsilon) for epsilon in places])
+            ax.set(title=title, xlabel="ε", ylabel="Test accuracy (%)")
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    save(fig, stem, data)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Writes the table of each sweep and the figure of all."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("sweeps", nargs="+", type=Path, help="directories of sweeps")
+    parser.add_argument("--out", required=True, type=Path, help="directory for the files")
+    a = parser.parse_args(words)
+    a.out.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for path in a.sweeps:
+        study = read_study(path)
+        unit = "example" if "example" in path.name else "client"
+        cells = chosen(study)
+        made = table(study, cells, f"FRA-LoRA with differential privacy: {UNITS[unit]}")
+        made.write(a.out / path.name)
+        print(made.markdown())
+        found[path.name] = (UNITS[unit].capitalize(), cells)
+    figure(found, a.out / "private")
+    print(f"figure: {a.out}/private.png, .svg, .pdf and .csv")
+
+
+if __name__ == "__main__":
+    main()
