@@ -47,7 +47,8 @@ def number(epsilon: float) -> str:
 
 def setting(cell: Cell) -> str:
     """Returns the chosen setting in words, without ε."""
-    rest = {key: x for key, x in cell.settings.items() if key != "privacy.epsilon"}
+    noise = ("privacy.epsilon", "privacy.noise_multiplier")  # the second follows from the first
+    rest = {key: x for key, x in cell.settings.items() if key not in noise}
     return cell._replace(settings=rest).label or "-"
 
 
@@ -90,9 +91,9 @@ def table(study: Study, cells: Chosen, title: str) -> TextTable:
         f"Test accuracy of the last round in %; mean ± standard deviation over"
         f" {' or '.join(map(str, seeds))} seeds, δ = {one.config['privacy']['delta']:g}."
         " Differences are in points, paired by seed, with the 95 % t interval. The setting was"
-        " chosen for each method and ε on validation examples; this choice is not private. snr: the smallest kept"
-        " singular value of the average product over the spectral norm of the noise, where the"
-        " noise is added to the product."
+        " chosen for each method and ε on validation examples; this choice is not private. snr: the"
+        " smallest kept singular value of the average product over the spectral norm of the noise,"
+        " where the noise is added to the product."
     )
     return TextTable(title, header, rows, [about, *study.notes])
 

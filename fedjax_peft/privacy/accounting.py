@@ -519,6 +519,8 @@ def _calibrated(
 ) -> float:
     """Returns the smallest noise multiplier whose event has at most the target's ε."""
     _check(epsilon=target, delta=delta, accountant=accountant, neighbours=neighbours)
+    if math.isinf(target):
+        return 0.0
     start, factor = 1.0, 2.0
     if accountant == "pld":  # it takes longer, and its answer lies a little below that of RDP
         start, factor = _calibrated(make, target, delta, "rdp", neighbours), 1.15
@@ -541,7 +543,7 @@ def smallest_noise(
 
     Args:
       epsilon_of: noise multiplier -> ε, which falls with it.
-      target: the ε, positive. That of the result is not above it.
+      target: the ε, positive. That of the result is not above it. ``inf`` needs no noise.
       start: the first noise multiplier that is tried.
       factor: the ratio of the first noise multipliers that are tried.
 
@@ -551,6 +553,8 @@ def smallest_noise(
     from scipy.optimize import brentq
 
     _check(epsilon=target)
+    if math.isinf(target):
+        return 0.0
     low = high = start if start > 0 else 1.0
     while epsilon_of(high) > target:
         low, high = high, factor * high
@@ -575,7 +579,7 @@ def _check(**given: Any) -> None:
         "noise_multiplier": (lambda x: x >= 0 and math.isfinite(x), "a number of at least 0"),
         "rounds": (lambda x: x >= 0 and x == int(x), "a whole number of at least 0"),
         "probability": (lambda x: x is None or 0 < x <= 1, "above 0 and at most 1"),
-        "epsilon": (lambda x: x > 0 and math.isfinite(x), "a positive number"),
+        "epsilon": (lambda x: x > 0, "a positive number"),
         "delta": (lambda x: 0 < x < 1, "between 0 and 1"),
     }
     words = {"accountant": _ACCOUNTANTS, "neighbours": _NEIGHBOURS}
