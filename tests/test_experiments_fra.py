@@ -267,5 +267,5 @@ def test_private_tables_choose_for_each_epsilon_and_compare_with_no_noise(tmp_pa
     assert (one["setting"], one["snr"]) == ("clip=0.3", "0.5")
     assert rows["FRA-LoRA", "∞"]["minus own ε = ∞"] == "-"
     drawn = read(tmp_path / "out" / "private.csv")
-    assert {row["epsilon"] for row in drawn} == {"1.0", "inf"}
+    assert {row["epsilon"] for row in drawn} == {"1", "inf"}
     assert len(drawn) == 2 * 2 * 3

@@ -112,7 +112,9 @@ def figure(found: Mapping[str, tuple[str, Chosen]], stem: Path) -> None:
                     for seed in seeds
                 }
                 drawn = bands(ax, METHODS[name], list(range(len(places))), lines)
-                data += [{"sweep": title, "epsilon": places[row["x"]], **row} for row in drawn]
+                data += [
+                    {"sweep": title, "epsilon": f"{places[row['x']]:g}", **row} for row in drawn
+                ]
             ax.set_xticks(range(len(places)), [number(epsilon) for epsilon in places])
             ax.set(title=title, xlabel="ε", ylabel="Test accuracy (%)")
         handles, labels = axes[0, 0].get_legend_handles_labels()
