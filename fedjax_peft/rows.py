@@ -55,6 +55,7 @@ __all__ = [
     "headline",
     "headline_is_lower_better",
     "number",
+    "personal_privacy_note",
     "privacy_in_words",
     "read_metrics",
     "rounds_to",
@@ -336,6 +337,21 @@ def privacy_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
         return f"no guarantee of differential privacy. {statement}"
     unit = described.get("unit")
     return f"({epsilon:.4g}, {delta:g})-differential privacy of each {unit}. {statement}"
+
+
+def personal_privacy_note(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns why a client's personal model is for that client only; empty if there is no reason.
+
+    A guarantee for clients is about what the server releases. What a client keeps was trained on
+    its examples without noise.
+    """
+    described = next((row["privacy"] for row in rows if "privacy" in row), None)
+    if not isinstance(described, Mapping) or described.get("unit") != "client":
+        return ""
+    return (
+        "a client's personal model was trained on its examples without noise, and the run's"
+        " guarantee of differential privacy does not cover it. Give it to this client only."
+    )
 
 
 def seen_clients(rows: Iterable[Mapping[str, Any]]) -> set[int]:

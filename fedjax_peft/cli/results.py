@@ -91,6 +91,7 @@ def export(options: argparse.Namespace) -> None:
     prepare_jax()
     from fedjax_peft.peft.io import export as exporting
     from fedjax_peft.peft.io.describe import describe
+    from fedjax_peft.rows import personal_privacy_note, read_metrics
 
     models = _models(options)
     how = {"format": options.format, "overwrite": options.overwrite}
@@ -103,6 +104,10 @@ def export(options: argparse.Namespace) -> None:
         first = exporting.client_directory(out, models.chosen[0])
     print(f"{out}\n{describe(models.model, first, options.format)}")
     _print_note(models)
+    if models.chosen and (
+        note := personal_privacy_note(read_metrics(options.run / "metrics.jsonl"))
+    ):
+        print(f"fedjax-peft: {note}", file=sys.stderr)
 
 
 def predict(options: argparse.Namespace) -> None:

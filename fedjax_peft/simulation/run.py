@@ -11,7 +11,13 @@ import numpy as np
 
 from fedjax_peft import tree
 from fedjax_peft.models.base import Model
-from fedjax_peft.rows import Row, headline, privacy_in_words, seen_clients
+from fedjax_peft.rows import (
+    Row,
+    headline,
+    personal_privacy_note,
+    privacy_in_words,
+    seen_clients,
+)
 from fedjax_peft.simulation.client_models import (
     check_clients,
     check_format,
@@ -92,6 +98,9 @@ class Run:
         """
         from fedjax_peft.peft.io.export import export
 
+        note = "" if client is None else personal_privacy_note(self.metrics)
+        if note:
+            warnings.warn(note[0].upper() + note[1:], stacklevel=2)
         check_format(format, moved=self.algorithm.server.frozen_delta is not None)
         params = self._params_of(client)
         model = self.model.replace(frozen=self.trained.frozen)
