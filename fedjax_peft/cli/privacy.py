@@ -45,6 +45,14 @@ class Plan(NamedTuple):
         )
 
     @property
+    def compared(self) -> Neighbours:
+        """The neighbours; the numbers of examples are public, so that one is emptied."""
+        if self.neighbours is not None:
+            return self.neighbours
+        public = self.unit == "example"
+        return "replace_special" if public else accounting.client_neighbours(self.federation)
+
+    @property
     def sums(self) -> int:
         """The number of noisy sums that are composed."""
         return self.rounds * (self.steps if self.unit == "example" else 1)
@@ -78,7 +86,7 @@ def plan_text(plan: Plan) -> str:
 def _found(plan: Plan, accountant: Accountant) -> float | None:
     """Returns the answer of an accountant; None if it does not know this sampling."""
     facts = (plan.delta, plan.federation, plan.sums)
-    options: dict[str, Any] = {"accountant": accountant, "neighbours": plan.neighbours}
+    options: dict[str, Any] = {"accountant": accountant, "neighbours": plan.compared}
     try:
         if plan.epsilon is None:
             assert plan.noise_multiplier is not None
@@ -92,8 +100,7 @@ def _found(plan: Plan, accountant: Accountant) -> float | None:
 
 def _meaning(plan: Plan, noise: float) -> list[str]:
     """Returns paragraphs on the noise, on the guarantee, and on a δ that is too large."""
-    neighbours = plan.neighbours or accounting.client_neighbours(plan.federation)
-    words = accounting.composition_in_words(plan.federation, neighbours)
+    words = accounting.composition_in_words(plan.federation, plan.compared)
     mean = f"{noise / plan.drawn:.4g} C"
     if plan.unit == "client":
         where = (
@@ -107,9 +114,12 @@ def _meaning(plan: Plan, noise: float) -> list[str]:
         where = (
             f"Each client clips the gradient of an example to the norm C, and adds Gaussian noise"
             f" of standard deviation {noise:.4g} C to every entry of the sum of a batch. On the"
-            f" mean over {plan.drawn:,} examples this is {mean}."
+            f" mean over {plan.drawn:,} examples this is {mean}. In a config:"
+            f' privacy = {{name = "example", clip = C, noise_multiplier = {noise:.4g},'
+            f' delta = {plan.delta:g}}}, batch_sampling = "poisson" and batch_size = {plan.drawn}.'
         )
         words = words.replace("client", "example").replace("federations", "data sets")
+        words = words.replace("sends zeros instead", "counts as zero instead")
         words = words.replace("Each round", "Each local step").replace("round", "step")
     texts = [where, f"The guarantee is (epsilon, delta)-differential privacy. {words}"]
     texts.append(

@@ -45,7 +45,7 @@ def test_example_level_counts_local_steps_and_names_examples(capsys):
     text = said(capsys, "--noise-multiplier", 1, "--delta", 1e-3, "--rounds", 2, *words)
     event = accounting.gaussian_event(1.0, 6, 0.04)
     assert numbers(text)["RDP"] == pytest.approx(accounting.epsilon(event, 1e-3), abs=1e-4)
-    assert "with and without one example" in " ".join(text.split())
+    assert "one example counts as zero instead (zero-out)" in " ".join(text.split())
     assert "client sends" not in text
 
 

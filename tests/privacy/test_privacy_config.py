@@ -189,3 +189,16 @@ def test_the_mechanism_of_a_config_is_accounted_without_amplification_if_clients
     found = configs.with_noise(resolved, clients)["privacy"]["noise_multiplier"]
     assert found == pytest.approx(fp.privacy.noise_multiplier(2.0, 1e-5, 2), rel=1e-5)
     assert accounting.epsilon(accounting.gaussian_event(found, 2), 1e-5) <= 2.0
+
+
+def test_a_personal_model_of_a_private_run_is_for_its_client_only(raw, tmp_path, capsys):
+    central = {"name": "central", "clip": 1.0, "noise_multiplier": 1.0}
+    given = {k: v for k, v in raw.items() if k != "attack"}
+    config = configs.resolve({**given, "privacy": central, "algorithm": "fedper", "rounds": 1})
+    done = configs.run(config, out=tmp_path / "run")
+    client = str(done.metrics[-1]["clients"][0]) if done.metrics[-1]["clients"] else "0"
+    with pytest.warns(UserWarning, match="Give it to this client only"):
+        fp.load_run(done.out).export(tmp_path / "python", client=int(client))
+    words = ["export", str(done.out), "--client", client, "--out", str(tmp_path / "command")]
+    assert main(words) == 0
+    assert "a client's personal model was trained on its examples" in capsys.readouterr().err
