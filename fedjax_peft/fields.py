@@ -154,6 +154,8 @@ FIELDS = (
     Field("privacy_noise_std", "", "Standard deviation of the noise on the mean of the uploads."),
     Field("privacy_clip_share", "fraction", "Clients that were clipped. Not private."),
     Field("privacy_median_norm", "", "Median norm of uploads before clipping. Not private."),
+    Field("privacy_clip", "", "adaptive: clip norm of the round."),
+    Field("privacy_unclipped", "fraction", "adaptive: noisy share of clients not clipped."),
     Field("snr", "", "Smallest singular value that is kept, over the norm of the noise."),
     Field("layers.snr.MODULE", "", "The same of one module."),
     # ---- attacks

@@ -25,7 +25,17 @@ from fedjax_peft.lowrank import matmul
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Factors, Key, Product, PyTree, Stacked, Weighted
 
-__all__ = ["changeable", "dense", "difference", "norm", "product_norm", "scaled", "with_noise"]
+__all__ = [
+    "changeable",
+    "dense",
+    "difference",
+    "is_product",
+    "norm",
+    "product_norm",
+    "scaled",
+    "streamed",
+    "with_noise",
+]
 
 _ROUNDING = 2e-6
 """A bound of the relative rounding error of a float32 inner product of some thousand terms, twice.
@@ -34,6 +44,37 @@ _ROUNDING = 2e-6
 
 def _is_entry(x: Any) -> bool:
     return isinstance(x, Product | Factors | Weighted | Stacked)
+
+
+def streamed(lifted: PyTree, name: str) -> PyTree:
+    """Returns a lifted upload of arrays and :class:`Product` only, whose sum is dense.
+
+    Args:
+      lifted: a lifted upload.
+      name: the aggregator's, for the message.
+
+    Raises:
+      InputError: a part of the upload is not summed with the client's weight.
+    """
+
+    def one(x: Any) -> Any:
+        match x:
+            case Weighted():
+                raise InputError(
+                    f"The aggregator {name!r} weights a client by what it sends, so noise on its"
+                    " sum would say nothing about how much one client can change. Use an"
+                    " aggregator with equal weights: 'mean', 'fra' or 'flexlora'."
+                )
+            case Stacked():
+                raise InputError(
+                    f"The aggregator {name!r} looks at the uploads one by one, and noise is added"
+                    " to a sum. Use an aggregator that sums: 'mean', 'fra' or 'flexlora'."
+                )
+            case Factors(a, b):
+                return Product(a, b)
+        return x
+
+    return jax.tree.map(one, lifted, is_leaf=_is_entry)
 
 
 def difference(lifted: PyTree, start: PyTree, name: str) -> PyTree:
@@ -49,24 +90,18 @@ def difference(lifted: PyTree, start: PyTree, name: str) -> PyTree:
     """
 
     def one(x: Any, y: Any) -> Any:
-        match x:
-            case Weighted():
-                raise InputError(
-                    f"The aggregator {name!r} weights a client by what it sends, so noise on its"
-                    " sum would say nothing about how much one client can change. Use an"
-                    " aggregator with equal weights: 'mean', 'fra' or 'flexlora'."
-                )
-            case Stacked():
-                raise InputError(
-                    f"The aggregator {name!r} looks at the uploads one by one, and noise is added"
-                    " to a sum. Use an aggregator that sums: 'mean', 'fra' or 'flexlora'."
-                )
-            case Product(a, b) | Factors(a, b):
-                left = jnp.concatenate([a - y.a, y.a], axis=1)
-                return Product(left, jnp.concatenate([b, b - y.b], axis=0))
+        if isinstance(x, Product):
+            left = jnp.concatenate([x.a - y.a, y.a], axis=1)
+            return Product(left, jnp.concatenate([x.b, x.b - y.b], axis=0))
         return x.astype(jnp.float32) - y.astype(jnp.float32)
 
-    return jax.tree.map(one, lifted, start, is_leaf=_is_entry)
+    entries = (streamed(lifted, name), streamed(start, name))
+    return jax.tree.map(one, *entries, is_leaf=_is_entry)
+
+
+def is_product(lifted: PyTree) -> PyTree:
+    """Returns which entries of a lifted upload are products, in the structure of the dense sum."""
+    return jax.tree.map(lambda x: isinstance(x, Product), lifted, is_leaf=_is_entry)
 
 
 def norm(change: PyTree) -> jax.Array:

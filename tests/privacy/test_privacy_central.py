@@ -74,7 +74,8 @@ def draw(seed, size=1.0):
 
 
 def run(aggregator, uploads, template, lanes=CLIENTS):
-    inputs = (uploads, np.ones(CLIENTS, np.float32), np.arange(CLIENTS), template, FIXED, ())
+    state = aggregator.init(template)
+    inputs = (uploads, np.ones(CLIENTS, np.float32), np.arange(CLIENTS), template, FIXED, state)
     parts = tuple(min(lanes, CLIENTS - i) for i in range(0, CLIENTS, lanes))
     return jax.device_get(jax.jit(functools.partial(combine, aggregator, parts=parts))(*inputs))
 
@@ -171,7 +172,7 @@ def test_the_noise_has_the_standard_deviation_that_is_claimed(name):
     def average(key):
         context = toy.context()._replace(key=key, fixed=FIXED)
         nothing = summation.empty(aggregator, template, FIXED, CLIENTS)
-        done = aggregator.finish(nothing, template, context, ())
+        done = aggregator.finish(nothing, template, context, aggregator.init(template))
         return done.update, done.metrics["privacy_noise_std"]
 
     keys = jax.random.split(jax.random.key(0), 1000)

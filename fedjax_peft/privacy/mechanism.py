@@ -1,0 +1,275 @@
+"""Noise on the sum of an aggregator: what the client-level mechanisms have in common.
+
+A mechanism clips what a client sends, in the space in which the aggregator sums, and adds noise to
+the dense sum of the clipped changes. The base aggregator then makes its update from the noisy sum
+(:mod:`fedjax_peft.privacy.central` has the formulas).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.linalg import qr, svd
+from fedjax_peft.lowrank import matmul, pairs
+from fedjax_peft.privacy import lifted as lifting
+from fedjax_peft.random import stream
+from fedjax_peft.typing import (
+    Aggregated,
+    Aggregator,
+    Algorithm,
+    Key,
+    Params,
+    PyTree,
+    RoundContext,
+    Stacked,
+    Total,
+)
+
+__all__ = [
+    "Noise",
+    "check_delta",
+    "clipped_to",
+    "clipping_metrics",
+    "factor_to",
+    "gaussian",
+    "private",
+    "protected",
+    "released",
+    "signal_to_noise",
+    "summing",
+    "withheld",
+]
+
+
+class Noise(NamedTuple):
+    """Noise on the dense sum of a round."""
+
+    std: Callable[[jax.Array], Any]
+    """round -> the standard deviation of the noise on an entry of the sum in this round."""
+    add: Callable[[PyTree, Key, PyTree, jax.Array], tuple[PyTree, PyTree]]
+    """(dense sum, key, state, round) -> (noisy sum, next state)."""
+    init: Callable[[Callable[[], PyTree]], PyTree] | None = None
+    """function that returns a dense sum of zeros -> the state before the first round. None: the
+    noise has no state."""
+
+
+def gaussian(std: Any) -> Noise:
+    """Returns independent Gaussian noise of the same standard deviation in every round."""
+
+    def add(total: PyTree, key: Key, state: PyTree, round_index: jax.Array) -> tuple:
+        del round_index
+        draw = lambda own, shape: std * jax.random.normal(own, shape)  # noqa: E731
+        return lifting.with_noise(total, draw, key), state
+
+    return Noise(lambda round_index: std, add)
+
+
+def check_delta(delta: Any) -> None:
+    """Raises InputError for a δ that is not between 0 and 1."""
+    if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0 < delta < 1:
+        raise InputError(f"delta = {delta!r} must be a number between 0 and 1, such as 1e-5.")
+
+
+def summing(algorithm: Algorithm) -> Aggregator:
+    """Returns the algorithm's aggregator without measurements.
+
+    Raises:
+      InputError: noise on the sum would not hide what single clients send.
+    """
+    name, aggregator = algorithm.name, algorithm.aggregator
+    if algorithm.relayed_leaves is not None:
+        raise InputError(
+            f"The server of {name!r} passes the factors of every client on to all clients, where"
+            " they are seen without noise: noise on a sum protects nobody. Use 'fedavg' with the"
+            " aggregator 'fra', which averages the same products and sends factors of their sum."
+        )
+    if algorithm.needs_metrics is not None:
+        raise InputError(
+            f"Noise on the sum of the uploads does not hide the training metrics. "
+            f"{algorithm.needs_metrics}"
+        )
+    if aggregator.needs_all_uploads:
+        raise InputError(
+            f"The aggregator {aggregator.name!r} looks at the uploads one by one, and noise is"
+            " added to a sum. Use an aggregator that sums: 'mean', 'fra' or 'flexlora'."
+        )
+    return aggregator.unmeasured or aggregator
+
+
+def protected(algorithm: Algorithm, aggregator: Aggregator) -> Algorithm:
+    """Returns the algorithm with another aggregator, equal weights and a server that knows less."""
+    server = algorithm.server
+
+    def update(state: PyTree, new: PyTree, context: RoundContext) -> PyTree:
+        return server.update(state, new, withheld(context))
+
+    return algorithm._replace(
+        aggregator=aggregator, server=server._replace(update=update), weights="uniform"
+    )
+
+
+def withheld(context: RoundContext) -> RoundContext:
+    """Returns what a server may know about a round, whoever took part in it."""
+    nobody = jnp.full_like(context.clients, jnp.iinfo(context.clients.dtype).max)
+    return context._replace(metrics={}, clients=nobody)
+
+
+def private(
+    base: Aggregator,
+    clip: Any,
+    noise: Noise | None,
+    shorten: Callable[[PyTree, Any], tuple[PyTree, jax.Array]] | None = None,
+) -> Aggregator:
+    """Returns the aggregator of clipped changes with noise on their sum.
+
+    Its state is the base's, or ``{"base": the base's, "noise": the noise's}`` if the noise has one.
+
+    Args:
+      base: an aggregator without measurements.
+      clip: C.
+      noise: on the sum; None: none.
+      shorten: (change, clip) -> (change of a norm of at most ``clip``, norm before); by default the
+        Euclidean norm.
+    """
+    shorten = shorten or clipped_to
+
+    def change(upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
+        start = base.lift(template, template, fixed)
+        return lifting.difference(base.lift(upload, template, fixed), start, base.name)
+
+    def lift(upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
+        clipped, length = shorten(change(upload, template, fixed), clip)
+        return {"sum": clipped, "norm": Stacked(length)}
+
+    def init(template: PyTree) -> PyTree:
+        def zeros() -> PyTree:
+            shapes = jax.eval_shape(lambda x: lifting.dense(change(x, x, {})), template)
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
+
+        if noise is None or noise.init is None:
+            return base.init(template)
+        return {"base": base.init(template), "noise": noise.init(zeros)}
+
+    def finish(total: Total, template: PyTree, context: RoundContext, state: PyTree) -> Aggregated:
+        keeps = noise is not None and noise.init is not None
+        inner, own = (state["base"], state["noise"]) if keeps else (state, ())
+        noisy, std = total.value["sum"], None
+        measured = clipping_metrics(total.value["norm"].value, total.weights, clip)
+        if noise is not None:
+            std = jnp.float32(noise.std(context.round_index)) / context.participants
+            key = stream(context.key, "privacy")
+            noisy, own = noise.add(noisy, key, own, context.round_index)
+            measured["privacy_noise_std"] = std
+        slots = len(total.weights)
+        result = released(base, noisy, slots, template, context, inner)
+        if std is not None:
+            measured |= signal_to_noise(base, result.update, std)
+        new = {"base": result.state, "noise": own} if keeps else result.state
+        return Aggregated(result.update, result.metrics | measured, new)
+
+    return base._replace(lift=lift, finish=finish, init=init, refactor=None, every_round=True)
+
+
+def clipped_to(change: PyTree, clip: Any) -> tuple[PyTree, jax.Array]:
+    """Returns a change of a norm of at most ``clip``, and its norm before.
+
+    A change whose norm is not finite becomes 0.
+    """
+    length = lifting.norm(change)
+    return lifting.scaled(change, *factor_to(clip, length)), length
+
+
+def factor_to(clip: Any, length: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the factor that shortens a norm to ``clip``, and whether the norm is finite."""
+    usable = jnp.isfinite(length)
+    factor = jnp.where(length > clip, clip / jnp.where(length > 0, length, 1.0), 1.0)
+    return jnp.where(usable, factor, 0.0), usable
+
+
+def released(
+    base: Aggregator,
+    noisy: PyTree,
+    slots: int,
+    template: PyTree,
+    context: RoundContext,
+    state: PyTree,
+) -> Aggregated:
+    """Returns what the base aggregator makes of a noisy sum of changes.
+
+    Args:
+      base: an aggregator without measurements.
+      noisy: a dense sum of changes, with noise on every entry.
+      slots: the number of clients that fit into a round.
+      template: the upload of a client that learned nothing.
+      context: of the round.
+      state: of the base aggregator.
+    """
+
+    def lift(upload: PyTree) -> PyTree:
+        return base.lift(upload, template, context.fixed)
+
+    if context.sendable is not None:
+        allowed = lifting.changeable(lift, template, context.sendable, base.name)
+        noisy = jax.tree.map(lambda x, here: jnp.where(here, x, 0), noisy, allowed)
+    count, context = context.participants, withheld(context)
+    start = lifting.dense(lift(template))
+    value = jax.tree.map(lambda x, change: count * x + change, start, noisy)
+    # Who took part is not released: the weights have the right sum, in the first place.
+    weights = jnp.zeros(slots).at[0].set(count)
+    return base.finish(Total(value, count, weights), template, context, state)
+
+
+def clipping_metrics(norms: jax.Array, weights: jax.Array, clip: Any) -> dict[str, jax.Array]:
+    """Returns the share of clients that were clipped and the median norm; NaN without clients.
+
+    Args:
+      norms: before clipping, ``[slots]``.
+      weights: ``[slots]``; 0 for a slot without an upload.
+      clip: the largest norm.
+    """
+    there = weights > 0
+    count = jnp.sum(there)
+    share = jnp.sum(there & (norms > clip)) / jnp.maximum(count, 1)
+    ordered = jnp.sort(jnp.where(there, norms, jnp.inf))
+    middle = ordered[(count - 1) // 2] / 2 + ordered[count // 2] / 2
+    measured = {"privacy_clip_share": share, "privacy_median_norm": middle}
+    return {n: jnp.where(count > 0, x, jnp.nan) for n, x in measured.items()}
+
+
+def signal_to_noise(base: Aggregator, update: PyTree, std: jax.Array) -> dict[str, jax.Array]:
+    """Returns ``σ_r / (std (√in + √out))`` of the products that an aggregator truncates.
+
+    σ_r is the smallest singular value that is kept, of A·B without LoRA's scale. A matrix of noise
+    alone has a largest singular value of about ``std (√in + √out)``. So a value below 1 means that
+    the smallest kept directions are noise. ``snr`` is the smallest value over all matrices.
+
+    Args:
+      base: gives nothing unless it ``truncates``.
+      update: its update.
+      std: the standard deviation of the noise on the average product.
+    """
+    found = pairs(update) if base.truncates and isinstance(update, dict) else {}
+    shapes: dict[tuple, list[str]] = {}
+    for path, (a, b) in found.items():
+        shapes.setdefault((update[a].shape, update[b].shape), []).append(path)
+    each: dict[str, jax.Array] = {}
+    for (left, right), paths in sorted(shapes.items()):
+        factors = [jnp.stack([update[found[p][i]] for p in paths]) for i in range(2)]
+        # One matrix at a time: concurrent LAPACK calls deadlock XLA's small CPU thread pools.
+        smallest = jax.lax.map(_smallest_kept, tuple(factors))
+        noise = std * (math.sqrt(left[0]) + math.sqrt(right[1]))
+        each |= {path: smallest[i] / noise for i, path in enumerate(paths)}
+    if not each:
+        return {}
+    return {"snr": jnp.min(jnp.stack([*each.values()])), **{f"snr/{p}": x for p, x in each.items()}}
+
+
+def _smallest_kept(factors: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Returns the r-th singular value of ``a @ b``, from the r x r matrix ``R_a R_bᵀ``."""
+    a, b = factors
+    small = matmul(qr(a, mode="r"), qr(b.T, mode="r").T)
+    return svd(small, compute_uv=False)[-1]

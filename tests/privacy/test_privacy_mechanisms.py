@@ -1,0 +1,298 @@
+"""Adaptive clipping, Laplace noise, and the noise of the FRA-LoRA paper."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from combining import combine
+
+import fedjax_peft as fp
+from fedjax_peft import aggregators, algorithms, summation
+from fedjax_peft.errors import InputError
+from fedjax_peft.lowrank import pairs
+from fedjax_peft.privacy import adaptive, laplace, paper_noise
+from fedjax_peft.typing import Aggregated, Federation
+
+CLIENTS, RANK, N_IN, N_OUT, QN = 4, 3, 24, 20, 5
+SHAPES = {"x.lora_a": (N_IN, RANK), "x.lora_b": (RANK, N_OUT), "head.kernel": (N_IN, 3)}
+FIXED = {"x.lora_scale": np.full(RANK, 1.5, np.float32)}
+SGD = optax.sgd(0.1)
+BASES = {"mean": aggregators.mean, "fra": aggregators.fra}
+
+
+def federation(clients=10, sampling="poisson"):
+    """Returns the facts of a run that draws 5 clients in a round."""
+    work = {"batch_size": 4, "most_steps": 3, "most_passes": 1, "fewest_examples": 2}
+    return Federation(clients, 5, sampling, batch_sampling="shuffled", **work)
+
+
+def aggregator_of(privacy, base):
+    """Returns the aggregator that a mechanism makes of another one."""
+    algorithm = algorithms.fedavg(SGD)._replace(aggregator=base)
+    return privacy.protect(algorithm, federation()).aggregator
+
+
+def showing(base):
+    """Returns an aggregator whose update is the average in its own space."""
+
+    def finish(total, template, context, state):
+        return Aggregated(jax.tree.map(lambda x: x / total.weight, total.value), {}, state)
+
+    return (base.unmeasured or base)._replace(finish=finish, unmeasured=None)
+
+
+def draw(seed, clients=CLIENTS):
+    """Returns (uploads of all clients, template)."""
+    rng = np.random.default_rng(seed)
+    template = {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()}
+    uploads = {
+        n: (x + rng.normal(size=(clients, *x.shape))).astype(np.float32)
+        for n, x in template.items()
+    }
+    return uploads, template
+
+
+def run(aggregator, uploads, template, state=None):
+    """Returns the result of a round in which the clients of the uploads take part."""
+    count = len(uploads["head.kernel"])
+    state = aggregator.init(template) if state is None else state
+    inputs = (uploads, np.ones(count, np.float32), np.arange(count), template, FIXED, state)
+    return jax.device_get(jax.jit(functools.partial(combine, aggregator, parts=(count,)))(*inputs))
+
+
+def in_space(name, leaves):
+    """Returns what an aggregator sums of one client's leaves, with dense products."""
+    if name == "mean":
+        return leaves
+    return {"head.kernel": leaves["head.kernel"], "x": leaves["x.lora_a"] @ leaves["x.lora_b"]}
+
+
+def changes(name, uploads, template):
+    """Returns each client's change in the aggregator's space, flat, ``[clients, entries]``."""
+    start = in_space(name, template)
+    rows = []
+    for k in range(len(uploads["head.kernel"])):
+        mine = in_space(name, {n: x[k].astype(np.float64) for n, x in uploads.items()})
+        rows.append(np.concatenate([(mine[n] - start[n]).ravel() for n in sorted(start)]))
+    return np.array(rows)
+
+
+# ---------------------------------------------------------------------------------------- adaptive
+
+
+def test_the_clip_norm_follows_the_quantile_as_in_the_paper():
+    """Algorithm 1 of Andrew et al. 2021 in NumPy, without noise, over three rounds."""
+    uploads, template = draw(0)
+    norms = np.sort(np.linalg.norm(changes("fra", uploads, template), axis=1))
+    clip, rate, quantile = (norms[1] + norms[2]) / 2, 0.3, 0.75
+    privacy = adaptive(clip, 0.0, quantile=quantile, clip_rate=rate)
+    aggregator, state = aggregator_of(privacy, aggregators.fra()), None
+    for _ in range(3):
+        bound = aggregator if state is None else aggregator.bound(state)
+        got = run(bound, uploads, template, state)
+        share = np.sum((norms <= clip) - 0.5) / QN + 0.5
+        np.testing.assert_allclose(got.metrics["privacy_clip"], clip, rtol=1e-5)
+        np.testing.assert_allclose(got.metrics["privacy_unclipped"], share, rtol=1e-5)
+        np.testing.assert_allclose(got.metrics["privacy_clip_share"], np.mean(norms > clip))
+        clip *= np.exp(-rate * (share - quantile))
+        np.testing.assert_allclose(got.state["clip"], clip, rtol=1e-5)
+        state = got.state
+
+
+def test_the_uploads_are_clipped_to_the_norm_of_the_state():
+    uploads, template = draw(1)
+    aggregator = aggregator_of(adaptive(1.0, 0.0), showing(aggregators.mean()))
+    state = {**aggregator.init(template), "clip": jnp.float32(2.5)}
+    bound = aggregator.bound(state)
+    flat = changes("mean", uploads, template)
+    short = flat * np.minimum(1, 2.5 / np.linalg.norm(flat, axis=1))[:, None]
+    update = run(bound, uploads, template, state).update["changes"]
+    got = np.concatenate([update[n].ravel() for n in sorted(update)])
+    np.testing.assert_allclose(got, short.sum(axis=0) / QN, atol=1e-5)
+
+
+def test_the_noise_is_split_between_uploads_and_share():
+    """With z = 0.8 and σ_b = 1.5: z_Δ = (z⁻² - (2σ_b)⁻²)^(-½)."""
+    z, count_noise, clip = 0.8, 1.5, 3.0
+    _, template = draw(2)
+    privacy = adaptive(clip, z, count_noise=count_noise)
+    aggregator = aggregator_of(privacy, showing(aggregators.mean()))
+
+    def noise(key):
+        nothing = summation.empty(aggregator, template, FIXED, CLIENTS)
+        context = toy.context()._replace(key=key, fixed=FIXED)
+        done = aggregator.finish(nothing, template, context, aggregator.init(template))
+        return done.update, done.metrics["privacy_unclipped"], done.metrics["privacy_noise_std"]
+
+    keys = jax.random.split(jax.random.key(0), 20_000)
+    first = jax.tree.map(lambda x: x[:1000], keys)
+    updates, *_, claimed = jax.device_get(jax.jit(jax.vmap(noise))(first))
+    shares = jax.device_get(jax.jit(jax.vmap(lambda key: noise(key)[1]))(keys))
+    z_uploads = (z**-2 - (2 * count_noise) ** -2) ** -0.5
+    flat = np.concatenate([x.ravel() for x in jax.tree.leaves(updates)])
+    np.testing.assert_allclose(claimed, z_uploads * clip / QN, rtol=1e-5)
+    np.testing.assert_allclose(flat.std(), z_uploads * clip / QN, rtol=0.01)
+    np.testing.assert_allclose(shares.std(), count_noise / QN, rtol=0.02)
+    np.testing.assert_allclose(shares.mean(), 0.5, atol=0.01)
+
+
+def test_adaptive_clipping_runs_in_both_engines_and_resumes_exactly(tmp_path):
+    clients, model = toy.clients([6, 4, 9]), toy.lora_model()
+    options = {"privacy": adaptive(0.01, 0.5, clip_rate=0.5), "sampling": "poisson"}
+    options |= {"clients_per_round": 2, "eval_every": 1, "checkpoint_every": 2}
+    arguments = (model, algorithms.fedavg(SGD), clients)
+    whole = fp.simulate(*arguments, rounds=4, **options)
+    norms = [row["privacy_clip"] for row in whole.metrics[1:]]
+    assert norms[0] == pytest.approx(0.01)
+    assert len({round(x, 7) for x in norms}) == 4
+    plain = fp.simulate(*arguments, rounds=4, engine="reference", **options)
+    np.testing.assert_allclose(norms, [r["privacy_clip"] for r in plain.metrics[1:]], rtol=1e-5)
+    fp.simulate(*arguments, rounds=2, out=tmp_path, **options)
+    again = fp.simulate(*arguments, rounds=4, out=tmp_path, resume=True, **options)
+    assert [row["privacy_clip"] for row in again.metrics[1:]] == norms
+    for n, x in whole.params.items():
+        np.testing.assert_array_equal(again.params[n], x)
+
+
+def test_adaptive_clipping_is_accounted_with_its_total_noise():
+    from fedjax_peft.privacy.accounting import client_guarantee
+
+    expected = client_guarantee(1.1, 1e-5, federation(), 30)
+    assert adaptive(1.0, 1.1).guarantee(federation(), 30) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"count_noise": 0.5}, "use up the whole guarantee"),
+        ({"quantile": 1.5}, "quantile"),
+        ({"clip_rate": 0.0}, "clip_rate"),
+    ],
+)
+def test_adaptive_numbers_out_of_range_are_refused(options, reason):
+    with pytest.raises(InputError, match=reason):
+        adaptive(1.0, 1.0, **options)
+
+
+# ----------------------------------------------------------------------------------------- Laplace
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_laplace_clips_the_l1_norm_of_what_is_summed(name):
+    uploads, template = draw(3)
+    flat = changes(name, uploads, template)
+    norms = np.abs(flat).sum(axis=1)
+    clip = float(np.sort(norms)[1:3].mean())
+    aggregator = aggregator_of(laplace(clip, 0.0), showing(BASES[name]()))
+    got = run(aggregator, uploads, template)
+    short = (flat * np.minimum(1, clip / norms)[:, None]).sum(axis=0) / QN
+    start = in_space(name, template)
+    if name == "mean":
+        start = {n: 0 * x for n, x in start.items()}
+    space = {n.split("'")[-2]: x for n, x in flattened(got.update).items()}
+    result = np.concatenate([(space[n] - start[n]).ravel() for n in sorted(start)])
+    np.testing.assert_allclose(result, short, atol=1e-4)
+    np.testing.assert_allclose(got.metrics["privacy_median_norm"], np.median(norms), rtol=1e-5)
+
+
+def flattened(update):
+    return {jax.tree_util.keystr(path): x for path, x in jax.tree.leaves_with_path(update)}
+
+
+def test_laplace_noise_has_its_scale_and_its_shape():
+    z, clip = 0.6, 2.0
+    _, template = draw(4)
+    aggregator = aggregator_of(laplace(clip, z), showing(aggregators.mean()))
+
+    def noise(key):
+        nothing = summation.empty(aggregator, template, FIXED, CLIENTS)
+        context = toy.context()._replace(key=key, fixed=FIXED)
+        done = aggregator.finish(nothing, template, context, aggregator.init(template))
+        return done.update, done.metrics["privacy_noise_std"]
+
+    keys = jax.random.split(jax.random.key(0), 1000)
+    updates, claimed = jax.device_get(jax.jit(jax.vmap(noise))(keys))
+    flat = np.concatenate([x.ravel() for x in jax.tree.leaves(updates)])
+    np.testing.assert_allclose(claimed, math.sqrt(2) * z * clip / QN, rtol=1e-6)
+    np.testing.assert_allclose(np.abs(flat).mean(), z * clip / QN, rtol=0.01)
+    np.testing.assert_allclose(np.mean(flat**4) / np.mean(flat**2) ** 2, 6, rtol=0.1)
+
+
+def test_the_epsilon_of_laplace_rounds_adds_up():
+    privacy = laplace(1.0, 4.0)
+    assert privacy.guarantee(federation(sampling="uniform"), 20) == (5.0, 0.0)
+    assert privacy.guarantee(federation(sampling="round_robin"), 20) == (2.5, 0.0)
+    amplified = 20 * math.log(1 + 0.5 * (math.exp(0.25) - 1))
+    assert privacy.guarantee(federation(), 20) == pytest.approx((amplified, 0.0))
+    assert privacy.guarantee(federation(), 0).epsilon == 0
+    assert laplace(1.0, 0.0).guarantee(federation(), 3).epsilon == math.inf
+    assert laplace(1.0, 1e-9).guarantee(federation(), 3).epsilon == pytest.approx(3e9)
+
+
+# ------------------------------------------------------------------------------- the paper's noise
+
+
+def test_the_noise_of_the_paper_is_on_the_average_product_alone():
+    uploads, template = draw(5)
+    with pytest.warns(UserWarning, match="no privacy guarantee"):
+        privacy = paper_noise(0.3)
+    algorithm = algorithms.fedavg(SGD, aggregator=aggregators.fra())
+    assert privacy.protect(algorithm, federation()).weights == "size"
+    guarantee = privacy.guarantee(federation(), 1)
+    assert guarantee.epsilon == math.inf
+    assert "no privacy guarantee" in privacy.statement(federation())
+    noisy, plain = (
+        run(one, uploads, template).update
+        for one in (
+            aggregator_of(privacy, showing(aggregators.fra())),
+            jax_plain(showing(aggregators.fra())),
+        )
+    )
+    np.testing.assert_array_equal(noisy["rest"]["head.kernel"], plain["rest"]["head.kernel"])
+    noise = noisy["products"]["x"] - plain["products"]["x"]
+    np.testing.assert_allclose(noise.std(), 0.3, rtol=0.15)
+    mean = np.einsum("kir,kro->io", uploads["x.lora_a"], uploads["x.lora_b"]) / CLIENTS
+    np.testing.assert_allclose(plain["products"]["x"], mean, atol=1e-4)
+
+
+def jax_plain(base):
+    """Returns an aggregator with a dense sum and no noise."""
+    from fedjax_peft.privacy.lifted import streamed
+
+    return base._replace(lift=lambda *inputs: streamed(base.lift(*inputs), base.name))
+
+
+@pytest.mark.filterwarnings("ignore:The noise of the FRA-LoRA paper")
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+def test_snr_compares_the_kept_directions_with_the_noise(kind):
+    uploads, template = draw(6)
+    got = run(aggregator_of(paper_noise(0.05, kind), aggregators.fra()), uploads, template)
+    new = got.update
+    (path,) = pairs(template)
+    sigma = np.linalg.svd(new[f"{path}.lora_a"] @ new[f"{path}.lora_b"], compute_uv=False)
+    expected = sigma[RANK - 1] / (0.05 * (math.sqrt(N_IN) + math.sqrt(N_OUT)))
+    np.testing.assert_allclose(got.metrics["snr"], expected, rtol=1e-4)
+    np.testing.assert_allclose(got.metrics[f"snr/{path}"], expected, rtol=1e-4)
+    alone = {n: np.repeat(x[None], CLIENTS, axis=0) * 0 for n, x in template.items()}
+    nothing = {n: 0 * x for n, x in template.items()}
+    only_noise = run(aggregator_of(paper_noise(0.05, kind), aggregators.fra()), alone, nothing)
+    assert only_noise.metrics["snr"] < 1
+
+
+@pytest.mark.filterwarnings("ignore:The noise of the FRA-LoRA paper")
+def test_the_noise_of_the_paper_is_on_everything_where_nothing_is_a_product():
+    uploads, template = draw(7)
+    got = run(aggregator_of(paper_noise(0.3), aggregators.mean()), uploads, template).update
+    for n, x in template.items():
+        noise = got[n] - (x + (uploads[n] - x).mean(axis=0))
+        np.testing.assert_allclose(noise.std(), 0.3, rtol=0.3)
+
+
+def test_an_unknown_kind_of_noise_is_refused():
+    with pytest.raises(InputError, match="gaussian"):
+        paper_noise(1.0, "gausian")
