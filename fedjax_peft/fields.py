@@ -148,6 +148,7 @@ FIELDS = (
         "Compressors: mean over aggregated clients of the norm of what was lost over that of what"
         " was to be sent; the second of a chain has ``_2``.",
     ),
+    Field("downlink_error", "fraction", "downlink: the same of what the server broadcasts."),
     # ---- differential privacy
     Field("epsilon", "", "ε of the rounds so far; null without a guarantee."),
     Field("delta", "", "δ of this guarantee."),

@@ -529,6 +529,12 @@ class Transform(NamedTuple):
     final: bool = False
     """Whether what the server reads has more entries than what is sent, such as a product of
     factors. No later transform of a chain can then encode what is sent."""
+    receive: Callable[[PyTree, PyTree, Key], tuple[PyTree, dict[str, jax.Array]]] | None = None
+    """(shared leaves, state, key) -> (what clients receive instead, metrics), once a round. The
+    server's own leaves stay as they are, and what a client learned from what it received is added
+    to them. None: clients receive the leaves themselves."""
+    down_wire: TransformWire | None = None
+    """The size of what ``receive`` returns."""
 
 
 class ServerUpdate(NamedTuple):

@@ -34,6 +34,8 @@ from fedjax_peft.engine.uploads import (
     decode,
     encoder,
     no_measurements,
+    receive,
+    relative_to,
     sendable,
 )
 from fedjax_peft.precision import effective
@@ -136,6 +138,12 @@ class _Round:
             server.broadcast(state.server),
             server.unchanged(state.server),
         )
+        self.broadcast, self.received = receive(
+            self.setup.transform,
+            self.broadcast,
+            state.transform_state,
+            server_key(self.key, self.index),
+        )
         self.sent_leaves = algorithm.sent_leaves(self.broadcast, self.round_index)
 
         # The clients train, one after the other. An upload that is not finite is dropped.
@@ -187,6 +195,7 @@ class _Round:
         facts = (fixed, self.round_index, jnp.int32(client))
         context = ClientContext(apply, self.setup.task, *facts)
         update = self.algorithm.client(context)
+        update = relative_to(self.template, self.setup.transform, self.broadcast, update)
         key = client_key(self.key, self.index, client)
         before = tree.take(self.state.client_state, client)
 
@@ -307,7 +316,7 @@ class _Round:
         if self.setup.diagnosis is not None:
             models = (server.model(state.server), server.model(new))
             metrics = metrics | self.setup.diagnosis(*models, self.setup.fixed)
-        metrics = metrics | algorithm.round_metrics(self.round_index)
+        metrics = metrics | self.received | algorithm.round_metrics(self.round_index)
         return new, result.state, transform_state, metrics
 
     def _aggregate(self, sent: Mapping[int, _Sent], context: RoundContext) -> Aggregated:

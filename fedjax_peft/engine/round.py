@@ -28,6 +28,8 @@ from fedjax_peft.engine.uploads import (
     decode,
     encoder,
     no_measurements,
+    receive,
+    relative_to,
     sendable,
 )
 from fedjax_peft.precision import effective
@@ -163,9 +165,12 @@ def build_round(
             def bound(params: Params, batch: Any, key: Key | None, train: bool) -> Any:
                 return apply(base, {**own, **params}, batch, key, train)
 
-            return algorithm.client(ClientContext(bound, task, own, round_index, client))
+            made = algorithm.client(ClientContext(bound, task, own, round_index, client))
+            return relative_to(template, transform, broadcast, made)
 
         broadcast, template = server_.broadcast(server), server_.unchanged(server)
+        own_key = server_key(key, round_index)
+        broadcast, received_metrics = receive(transform, broadcast, transform_state, own_key)
         sent_leaves = algorithm.sent_leaves(broadcast, round_index)
 
         def tamper(client: jax.Array, upload: PyTree, key: Key) -> PyTree:
@@ -216,7 +221,7 @@ def build_round(
             total_clients=total_clients,
             metrics=summed,
             fixed=fixed,
-            key=server_key(key, round_index),
+            key=own_key,
             sampling_probability=sampling_probability,
             clients=rows,
             sendable=sendable(aggregator, template, sent_leaves, rank_mask),
@@ -249,7 +254,7 @@ def build_round(
             measured = measured | server_.metrics(new)
         if diagnosis is not None:
             measured = measured | diagnosis(server_.model(server), server_.model(new), fixed)
-        measured = measured | algorithm.round_metrics(round_index)
+        measured = measured | received_metrics | algorithm.round_metrics(round_index)
         if transform is not None:
             memory = tree.put(transform_state.memory, rows, carry.memory)
             transform_state = TransformState(new_transform, memory)

@@ -5,6 +5,9 @@ A transform sees the change of the declared part of an upload (``Algorithm.chang
     change  ←  upload - template                                      template: nothing was learned
     upload  ←  template + client's part of the transform (change)                   in every lane
     update  ←  template + server's part of the transform (update - template)        once a round
+
+Where the transform changes what clients receive (``Transform.receive``), the upload becomes
+``template`` plus what the client learned from what it received, before anything else.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft import tree
+from fedjax_peft.random import stream
 from fedjax_peft.typing import (
     Aggregator,
     Algorithm,
+    ClientUpdate,
     Decoded,
     Encoded,
     Key,
@@ -33,6 +38,8 @@ __all__ = [
     "decode",
     "encoder",
     "no_measurements",
+    "receive",
+    "relative_to",
     "sendable",
     "start_transform",
 ]
@@ -64,6 +71,47 @@ def start_transform(
     # Copies: the round program donates its state, and the template may hold the model's arrays.
     state = jax.tree.map(jnp.array, transform.init(template))
     return TransformState(state, tree.broadcast(transform.memory(template), clients))
+
+
+def receive(
+    transform: Transform | None, leaves: PyTree, state: TransformState | tuple[()], key: Key
+) -> tuple[PyTree, dict[str, jax.Array]]:
+    """Returns what clients receive in the place of the shared leaves, and metrics.
+
+    Args:
+      transform: the upload transform, if there is one.
+      leaves: what the server would broadcast.
+      state: of the transform.
+      key: the server's key of this round.
+    """
+    if transform is None or transform.receive is None:
+        return leaves, {}
+    assert isinstance(state, TransformState)
+    return transform.receive(leaves, state.server, stream(key, "downlink"))
+
+
+def relative_to(
+    template: PyTree, transform: Transform | None, received: PyTree, update: ClientUpdate
+) -> ClientUpdate:
+    """Returns the client update whose upload is ``template`` plus what was learned.
+
+    Args:
+      template: the upload of a client that learned nothing.
+      transform: the upload transform, if there is one.
+      received: what clients received, from :func:`receive`.
+      update: its upload is ``received`` plus what was learned.
+    """
+    if transform is None or transform.receive is None:
+        return update
+
+    def final(state: PyTree) -> tuple[PyTree, PyTree]:
+        upload, kept = update.final(state)
+        moved = jax.tree.map(
+            lambda t, u, r: (t + (u - r)).astype(t.dtype), template, upload, received
+        )
+        return moved, kept
+
+    return update._replace(final=final)
 
 
 def encoder(

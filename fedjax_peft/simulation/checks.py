@@ -301,7 +301,22 @@ def check_transforms(
             " linear in the uploads, such as fp.aggregators.mean(), with an algorithm that takes"
             " one, such as 'fedavg'."
         )
+    if transform.receive is not None and (reason := _no_downlink(algorithm)) is not None:
+        raise InputError(
+            f"{cannot}, which compresses what the server broadcasts: {reason} Compress uploads"
+            " only, or use an algorithm that broadcasts its shared leaves, such as 'fedavg'."
+        )
     return transform
+
+
+def _no_downlink(algorithm: Algorithm) -> str | None:
+    """Returns why a broadcast cannot be compressed, as a sentence; None if it can."""
+    server = algorithm.server
+    if server.frozen_delta is not None or algorithm.relayed_leaves is not None:
+        return "clients also need what earlier rounds added to the frozen weights."
+    if server.template is not None or server.params is not None or algorithm.change_field:
+        return "it holds more than the shared leaves, or uploads are not leaves of the same form."
+    return None
 
 
 def joined_transform(transforms: Transform | Sequence[Transform] | None) -> Transform | None:

@@ -348,7 +348,7 @@ class Ledger:
 
     Of a LoRA leaf, only the share of the client's own rank is counted. An upload transform replaces
     the sizes of uploads (``Transform.wire``), and clients also fetch what the transform
-    broadcasts.
+    broadcasts. It may also replace the sizes of the broadcast (``Transform.down_wire``).
     """
 
     def __init__(
@@ -371,7 +371,10 @@ class Ledger:
           transform: the upload transform, if there is one.
         """
         upload, received = _upload_sizes(algorithm, server, transform)
-        broadcast = _sizes(jax.eval_shape(algorithm.server.broadcast, server)) | received
+        leaves = jax.eval_shape(algorithm.server.broadcast, server)
+        if transform is not None and transform.down_wire is not None:
+            leaves = transform.down_wire(leaves, wires_of(leaves))
+        broadcast = _sizes(leaves) | received
         of_rank: dict[int | None, tuple[dict, dict]] = {None: (upload, broadcast)}
         for rank in set(ranks or ()):
             shares = owned_shares(model.trainable, rank)

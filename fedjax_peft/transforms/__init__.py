@@ -4,6 +4,8 @@
 from fedjax_peft.transforms.chain import chain as chain
 from fedjax_peft.transforms.clip import clip_norm
 from fedjax_peft.transforms.compressing import error_feedback as error_feedback
+from fedjax_peft.transforms.downlink import downlink as downlink
+from fedjax_peft.transforms.flasc import flasc
 from fedjax_peft.transforms.int8 import int8
 from fedjax_peft.transforms.nf4 import nf4
 from fedjax_peft.transforms.power_sgd import power_sgd
@@ -16,6 +18,7 @@ from fedjax_peft.transforms.top_k import top_k
 
 __all__ = [
     "clip_norm",
+    "flasc",
     "int8",
     "nf4",
     "power_sgd",

@@ -90,6 +90,20 @@ def chain(*transforms: Transform) -> Transform:
     def wire(template: PyTree, wires: PyTree) -> PyTree:
         return stages(template, wires)[-1].wires
 
+    down = [i for i, transform in enumerate(transforms) if transform.receive is not None]
+    if len(down) > 1:
+        names = " and ".join(repr(transforms[i].name) for i in down)
+        raise InputError(
+            f"Only one transform can change what clients receive, not {names}. Give"
+            " fp.transforms.downlink a chain of compressors."
+        )
+
+    def receive(leaves: PyTree, state: PyTree, key: Key) -> tuple[PyTree, dict[str, jax.Array]]:
+        (i,) = down
+        one = transforms[i].receive
+        assert one is not None
+        return one(leaves, state[i], jax.random.fold_in(key, i))
+
     return Transform(
         name=", ".join(transform.name for transform in transforms),
         client=client,
@@ -106,6 +120,8 @@ def chain(*transforms: Transform) -> Transform:
         changes_aggregate=any(t.changes_aggregate for t in transforms),
         wire=wire if any(t.wire is not None for t in transforms) else None,
         final=any(t.final for t in transforms),
+        receive=receive if down else None,
+        down_wire=transforms[down[0]].down_wire if down else None,
     )
 
 

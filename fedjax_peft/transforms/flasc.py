@@ -1,0 +1,44 @@
+"""FLASC: sparse communication in both directions, dense local training (Kuo et al. 2024).
+
+    clients receive   θ_0 + top_{d_down}(θ_t - θ_0)
+    clients train all entries
+    clients send      top_{d_up}(Δ_k)
+
+The entries are chosen by magnitude, among all leaves together; nothing is remembered.
+
+Decision: the paper's download keeps the largest entries of the weights themselves, with LoRA's A
+among them. Here it keeps the largest entries of their change, since the start follows from the
+seed; B starts at 0, so for B the two are the same.
+"""
+
+from fedjax_peft.hyperparameters import constants
+from fedjax_peft.transforms.chain import chain
+from fedjax_peft.transforms.compressing import check_share
+from fedjax_peft.transforms.downlink import downlink
+from fedjax_peft.transforms.top_k import top_k
+from fedjax_peft.typing import Transform
+
+__all__ = ["flasc"]
+
+
+@constants("up", "down")
+def flasc(up: float = 0.25, down: float = 0.25) -> Transform:
+    """Sends the largest entries of the change, and receives the largest of the model's (FLASC).
+
+    On the wire, both ways: 32 bits for each entry, and indices or a bitmap, whichever is smaller.
+
+    Args:
+      up: share of the entries that a client sends, above 0 and at most 1. It cannot be a run-time
+        value.
+      down: share of the entries that it receives; likewise.
+
+    Raises:
+      InputError: a share cannot be used.
+    """
+    check_share("flasc", "up", up)
+    check_share("flasc", "down", down)
+
+    def sparse(share: float) -> Transform:
+        return top_k(share, error_feedback=False, across_leaves=True)
+
+    return chain(downlink(sparse(down)), sparse(up))._replace(name="flasc")

@@ -1,0 +1,188 @@
+"""Compression of the broadcast: what clients receive, what the server adds, bytes, refusals."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+
+import fedjax_peft as fp
+from fedjax_peft import aggregators, algorithms, tree
+from fedjax_peft.errors import InputError
+from fedjax_peft.roles import assign_roles
+from fedjax_peft.simulation.cost import Ledger
+from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.transforms import (
+    chain,
+    clip_norm,
+    downlink,
+    flasc,
+    int8,
+    power_sgd,
+    quantize,
+    sign,
+    top_k,
+)
+from fedjax_peft.typing import Encoded, Transform
+
+SGD = optax.sgd(0.1)
+FEDERATION = toy.clients([7, 4, 12, 1, 9])
+BITS = {"head.bias": 3, "head.kernel": 18, "layer.lora_a": 10, "layer.lora_b": 12}
+
+
+def run(given, rounds=3, **options):
+    options = {"lanes": 3, "batch_size": 4, "eval_every": 9} | options
+    algorithm = options.pop("algorithm", algorithms.fedavg(SGD))
+    return simulate(toy.model(), algorithm, FEDERATION, rounds=rounds, transforms=given, **options)
+
+
+def all_entries():
+    """A downlink that loses nothing."""
+    return downlink(top_k(1.0, error_feedback=False))
+
+
+# ----------------------------------------------------------------------------------- one message
+
+
+def test_clients_receive_the_start_plus_the_compressed_change():
+    start = {"a": jnp.array([1.0, 2, 3, 4])}
+    leaves = {"a": start["a"] + jnp.array([0.1, -0.4, 0.2, 0.0])}
+    transform = chain(clip_norm(1.0), downlink(top_k(0.25, error_feedback=False)))
+    state = transform.init(start)
+    received, metrics = transform.receive(leaves, state, jax.random.key(0))
+    np.testing.assert_allclose(received["a"], [1, 1.6, 3, 4])
+    expected = math.sqrt(0.01 + 0.04) / math.sqrt(0.01 + 0.16 + 0.04)
+    np.testing.assert_allclose(metrics["downlink_error"], expected, rtol=1e-6)
+    assert jax.tree.leaves(transform.broadcast(state)) == [], "the start is not sent again"
+
+
+def test_a_client_that_learns_nothing_leaves_the_server_as_it_is():
+    """Its upload is the template bit for bit, although it received something else."""
+    made = run([downlink(sign(error_feedback=False))], algorithm=algorithms.fedavg(optax.sgd(0.0)))
+    for name, x in toy.model().trainable.items():
+        np.testing.assert_array_equal(made.params[name], x)
+
+
+# ------------------------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.slow
+def test_a_downlink_that_loses_nothing_changes_nothing():
+    plain, made = run(None), run(all_entries())
+    for name, x in plain.params.items():
+        np.testing.assert_allclose(made.params[name], x, atol=1e-6)
+    assert made.metrics[-1]["downlink_error"] < 1e-6
+
+
+@pytest.mark.slow
+def test_the_server_adds_what_was_learned_from_what_was_received():
+    """Round 2 by hand: the clients' changes come from a run that starts from what they received."""
+    first, both = run(downlink(int8(8)), rounds=1), run(downlink(int8(8)), rounds=2)
+    start = {n: toy.model().trainable[n] for n in BITS}
+    theta = {n: jnp.asarray(first.params[n]) for n in BITS}
+    received, _ = downlink(int8(8)).receive(theta, start, jax.random.key(0))
+    algorithm = algorithms.fedavg(SGD)
+    session = fp.session(toy.model(), algorithm, FEDERATION, lanes=3, batch_size=4)
+    state = session.init(0)._replace(round_index=1, server=received)
+    after = session.step(state)[0].server
+    moved = 0.0
+    for name in BITS:
+        start_of_clients = downlink(int8(8)).receive(theta, start, jax.random.key(0))[0][name]
+        expected = theta[name] + (after[name] - start_of_clients)
+        np.testing.assert_allclose(both.params[name], expected, atol=1e-6)
+        moved += float(jnp.abs(start_of_clients - theta[name]).sum())
+    assert moved > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregator", ["mean", "fra"])
+def test_both_engines_lanes_and_resume_agree(tmp_path, aggregator):
+    given = [downlink(quantize(4)), top_k(0.5)]
+    algorithm = algorithms.fedavg(SGD, aggregator=getattr(aggregators, aggregator)())
+    options = {"algorithm": algorithm}
+    made = run(given, **options)
+    for other in (
+        run(given, lanes=1, **options),
+        run(given, lanes=1, engine="reference", **options),
+    ):
+        for name, x in made.params.items():
+            np.testing.assert_allclose(other.params[name], x, atol=1e-5)
+        assert other.metrics[-1]["downlink_error"] == pytest.approx(
+            made.metrics[-1]["downlink_error"], rel=1e-3
+        )
+    run(given, rounds=2, out=tmp_path / "run", checkpoint_every=1, **options)
+    resumed = run(given, out=tmp_path / "run", checkpoint_every=1, resume=True, **options)
+    for name, x in made.params.items():
+        np.testing.assert_array_equal(resumed.params[name], x)
+    assert 0 < made.metrics[-1]["downlink_error"] < 0.5
+    assert made.metrics[1]["downlink_error"] == 0, "in round 1 nothing has changed"
+
+
+# ----------------------------------------------------------------------------------------- bytes
+
+
+def ledger(transform):
+    model, algorithm = toy.model(), algorithms.fedavg(SGD)
+    names = assign_roles(model.kinds, algorithm.roles)
+    server = algorithm.server.init(tree.select(model.trainable, names["shared"]))
+    return Ledger(model, algorithm, server, 4, transform=transform)
+
+
+def test_compressed_broadcasts_are_counted_down_and_uploads_are_not_changed():
+    whole = 4 * sum(BITS.values())
+    small = sum(math.ceil((4 * n + 32) / 8) for n in BITS.values())
+    counted = ledger(downlink(quantize(4)))
+    assert (counted.up(0), counted.down(0)) == (whole, small)
+    both = ledger(chain(downlink(quantize(4)), sign()))
+    assert both.up(0) == sum(math.ceil((n + 32) / 8) for n in BITS.values())
+    assert both.down(0) == small
+    both.record({"round": 1, "clients": [0], "dropped": []})
+    assert both.down(0) == small, "any message can be read without the ones before it"
+
+
+def test_flasc_is_sparse_in_both_directions():
+    counted = ledger(flasc(0.25, 0.5))
+    assert counted.up(0) == math.ceil((11 * 32 + 43) / 8)  # 11 of 43 entries, and a bitmap
+    assert counted.down(0) == math.ceil((22 * 32 + 43) / 8)
+    assert flasc().name == "flasc"
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: downlink(clip_norm(1.0)), "downlink takes a compressor such as .*'clip_norm' is"),
+        (lambda: downlink(sign()), "compressor without memory, and 'sign' has one"),
+        (lambda: downlink(power_sgd(error_feedback=False)), "'power_sgd' has one"),
+        (lambda: chain(downlink(int8()), flasc()), "Only one transform can change what clients"),
+        (lambda: flasc(0.0), r"up = 0\.0 of flasc must be a number above 0"),
+        (lambda: flasc(0.5, 2), "down = 2 of flasc must be a number above 0"),
+    ],
+)
+def test_what_cannot_compress_a_broadcast_is_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (algorithms.fedex(SGD), "earlier rounds added to the frozen weights"),
+        (algorithms.scaffold(SGD, learning_rate=0.1), "it holds more than the shared leaves"),
+        (algorithms.fednova(SGD), "it holds more than the shared leaves"),
+    ],
+)
+def test_algorithms_that_broadcast_more_than_leaves_are_refused_with_a_reason(algorithm, message):
+    with pytest.raises(InputError, match=f"compresses what the server broadcasts: .*{message}"):
+        run(downlink(int8()), rounds=1, algorithm=algorithm)
+
+
+def test_a_transform_without_downlink_receives_the_leaves_themselves():
+    plain = Transform("plain", lambda update, *_: Encoded(update))
+    assert chain(plain).receive is None
+    assert chain(plain).down_wire is None
