@@ -90,7 +90,13 @@ def example(name, **options):
     return function(**given | {n: x for n, x in options.items() if n in known})
 
 
-def compressors():
-    """Returns the names of the built-in transforms that make uploads smaller."""
+def compressors(*, with_option=None):
+    """Returns the names of the built-in transforms that make uploads smaller.
+
+    Args:
+      with_option: only those that have this parameter.
+    """
     made = {name: example(name) for name in transforms.__all__}
-    return [n for n, t in made.items() if t.wire is not None and not t.changes_aggregate]
+    names = [n for n, t in made.items() if t.wire is not None and not t.changes_aggregate]
+    parameters = {n: inspect.signature(getattr(transforms, n)).parameters for n in names}
+    return [n for n in names if with_option is None or with_option in parameters[n]]

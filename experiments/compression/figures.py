@@ -114,7 +114,7 @@ def table(cells: Cells) -> TextTable:
         rows.append([WAYS[way], COMPRESSORS[name], *texts, difference])
     seeds = sorted({len(cell.runs) for cell in cells.values()})
     note = (
-        "20 Newsgroups, 100 clients, 5 in a round. Accuracy of the global model after the last"
+        "20 Newsgroups, 20 clients, 5 in a round. Accuracy of the global model after the last"
         f" round, mean ± standard deviation over {' or '.join(map(str, seeds))} seeds. MB: decimal"
         " megabytes of all clients and rounds. error: mean over rounds of compression_error, the"
         " relative error of what a client wants to send, memory included. Differences are paired by"

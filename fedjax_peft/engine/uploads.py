@@ -141,13 +141,42 @@ def encoder(
         change = jax.tree.map(jnp.subtract, learned, start)
         zeros = jax.tree.map(jnp.zeros_like, change)
         seen = as_received(sent_leaves, change, zeros)
-        encoded = transform.client(seen, memory, received, key)
-        made = as_received(client_mask, encoded.update, change)
-        made = as_received(sent_leaves, made, change)
+        known = memory
+        for masks in (sent_leaves, client_mask):
+            known = _of_sent(masks, change, known, jax.tree.map(jnp.zeros_like, known))
+        encoded = transform.client(seen, known, received, key)
+        made, kept = encoded.update, encoded.memory
+        for masks in (client_mask, sent_leaves):
+            made = as_received(masks, made, change)
+            kept = _of_sent(masks, change, kept, memory)
         sent = _moved(start, learned, change, made)
-        return algorithm.with_change(upload, sent), encoded._replace(update=made)
+        return algorithm.with_change(upload, sent), encoded._replace(update=made, memory=kept)
 
     return encode
+
+
+def _of_sent(
+    masks: Mapping[str, jax.Array], change: PyTree, memory: PyTree, other: PyTree
+) -> PyTree:
+    """Returns a memory; entries for what is not sent are those of ``other``.
+
+    Only arrays with a leaf's name and shape have an entry for each of the leaf's, such as what
+    error feedback keeps.
+    """
+    shapes = {_name(path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(change)}
+
+    def one(path: tuple, x: jax.Array, y: jax.Array) -> jax.Array:
+        name = _name(path)
+        masked = name in masks and x.shape == shapes.get(name)
+        return jnp.where(masks[name], x, y) if masked else x
+
+    return jax.tree_util.tree_map_with_path(one, memory, other) if masks else memory
+
+
+def _name(path: tuple) -> str:
+    """Returns the last dict key of a path; empty without one."""
+    keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+    return str(keys[-1]) if keys else ""
 
 
 def no_measurements(

@@ -11,6 +11,7 @@ import toy
 from toy_transforms import compressors, example
 
 from fedjax_peft import algorithms, transforms
+from fedjax_peft.engine.uploads import encoder
 from fedjax_peft.errors import InputError
 from fedjax_peft.hyperparameters import constants_of
 from fedjax_peft.simulation.simulate import simulate
@@ -34,6 +35,7 @@ from fedjax_peft.transforms.packing import pack, wires_of
 from fedjax_peft.typing import Transform, Wire
 
 KEY = jax.random.key(3)
+SGD = optax.sgd(0.1)
 SHAPES = {"head.bias": (3,), "head.kernel": (6, 3), "layer.lora_a": (5, 2), "layer.lora_b": (2, 6)}
 
 
@@ -208,7 +210,7 @@ def test_two_leaves_of_the_same_shape_have_different_random_numbers():
 # ---------------------------------------------------------------------------------- error feedback
 
 
-@pytest.mark.parametrize("name", compressors())
+@pytest.mark.parametrize("name", compressors(with_option="error_feedback"))
 def test_what_is_sent_adds_up_to_the_changes_minus_the_memory(name):
     transform = example(name, error_feedback=True)
     memory = transform.memory(change())
@@ -236,6 +238,27 @@ def test_error_feedback_wraps_a_chain_of_compressors():
     assert size == sum(w.nbytes for w in wires(inner).values())
 
 
+def test_what_was_lost_of_a_leaf_waits_while_the_leaf_rests():
+    """In RoLoRA, A and B are sent in turns; a client of a lower rank never sends the rest."""
+    start, transform = change(1), top_k(0.3)
+    rests = {"layer.lora_a": jnp.array(False), "layer.lora_b": jnp.array(True)}
+    owned = {"layer.lora_b": jnp.array([[True] * 6, [False] * 6])}
+    memory = {"lost": change(2), "own": ()}
+    memory["lost"]["layer.lora_b"] = memory["lost"]["layer.lora_b"].at[1].set(0)
+    encode_ = encoder(transform, algorithms.fedavg(SGD), start, (), rests)
+    learned = jax.tree.map(jnp.add, start, change(3))
+    learned["layer.lora_b"] = learned["layer.lora_b"].at[1].set(start["layer.lora_b"][1])
+    sent, encoded = encode_(owned, learned, memory, KEY)
+    lost = encoded.memory["lost"]
+    np.testing.assert_array_equal(lost["layer.lora_a"], memory["lost"]["layer.lora_a"])
+    np.testing.assert_array_equal(sent["layer.lora_a"], learned["layer.lora_a"])
+    np.testing.assert_array_equal(lost["layer.lora_b"][1], 0)
+    for name in ("head.bias", "layer.lora_b"):
+        total = sent[name] - start[name] + lost[name]
+        wanted = learned[name] - start[name] + memory["lost"][name]
+        np.testing.assert_allclose(total, wanted, atol=1e-6)
+
+
 def test_noise_at_the_server_takes_no_error_feedback():
     with pytest.raises(InputError, match="cannot be added to 'noise'"):
         error_feedback(Transform("noise", lambda *_: None, changes_aggregate=True))
@@ -254,7 +277,7 @@ def test_zeros_single_entries_and_extreme_sizes_stay_finite(name, size):
         assert x.shape == update[leaf].shape
         assert np.isfinite(x).all()
         assert size or not np.any(x)
-    assert np.isfinite(encoded.measured)
+    assert np.isfinite(jax.tree.leaves(encoded.measured)).all()
 
 
 # -------------------------------------------------------------------------------- bytes on the wire
@@ -359,7 +382,6 @@ def test_no_compressor_follows_power_sgd():
 
 # ------------------------------------------------------------------------------------- whole rounds
 
-SGD = optax.sgd(0.1)
 FEDERATION = toy.clients([7, 4, 12, 1, 9])
 TOGETHER = (top_k(0.6), quantize(4))
 
