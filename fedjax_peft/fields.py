@@ -136,7 +136,10 @@ FIELDS = (
     Field("residual", "", "FedEx-LoRA: Frobenius norm of the change of frozen weights."),
     Field("residual_relative", "fraction", "Over the norm of the exact average."),
     Field("uploads_ignored", "uploads", "Robust aggregators: changed by more than 1e9."),
-    Field("too_few_clients", "0 or 1", "Krum: fewer uploads than its guarantee needs."),
+    Field("too_few_clients", "0 or 1", "Krum, Bulyan: fewer uploads than guaranteed for."),
+    Field("clipping_radius", "", "centred_clipping: the radius in this round."),
+    Field("trusted", "0 or 1", "fltrust: whether the trusted client's upload arrived."),
+    Field("trust_score", "fraction", "fltrust: mean trust score of the other clients."),
     Field("norm_bound", "", "norm_bounding: the largest norm of a change in this round."),
     Field("switched", "0 or 1", "FRA-FFA: whether the run has switched to FFA."),
     # ---- upload transforms

@@ -3,13 +3,14 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import toy
 
 from fedjax_peft import summation
 
 
-def combine(aggregator, uploads, weights, slots, template, fixed, state, parts):
+def combine(aggregator, uploads, weights, slots, ids, template, fixed, state, parts):
     """Returns what an aggregator makes of stacked uploads; to be jitted.
 
     Args:
@@ -17,6 +18,7 @@ def combine(aggregator, uploads, weights, slots, template, fixed, state, parts):
       uploads: stacked ``[clients, ...]``.
       weights: ``[clients]``.
       slots: ``[clients]``, the place of each in the cohort.
+      ids: ``[clients]``, the id of each.
       template: one upload.
       fixed: the leaves that never change.
       state: the aggregator's.
@@ -30,7 +32,9 @@ def combine(aggregator, uploads, weights, slots, template, fixed, state, parts):
         own = (weights[part], slots[part])
         total = summation.add(aggregator, total, some, *own, template, fixed)
         start += lanes
-    return aggregator.finish(total, template, toy.context()._replace(fixed=fixed), state)
+    places = jnp.zeros(len(weights), jnp.int32).at[slots].set(ids)
+    context = toy.context()._replace(fixed=fixed, clients=places)
+    return aggregator.finish(total, template, context, state)
 
 
 @functools.cache
@@ -39,12 +43,15 @@ def program(aggregator, parts):
     return jax.jit(functools.partial(combine, aggregator, parts=parts))
 
 
-def aggregate(aggregator, uploads, weights, template, fixed, slots=None, chunk=None, state=None):
+def aggregate(
+    aggregator, uploads, weights, template, fixed, slots=None, chunk=None, state=None, ids=None
+):
     """Returns the :class:`Aggregated` of stacked uploads, by a jitted program that is kept."""
     clients = len(weights)
-    slots = np.arange(clients, dtype=np.int32) if slots is None else slots
+    everyone = np.arange(clients, dtype=np.int32)
+    slots, ids = (everyone if x is None else x for x in (slots, ids))
     chunk = chunk or clients
     parts = tuple(min(chunk, clients - i) for i in range(0, clients, chunk))
     state = jax.device_get(aggregator.init(template)) if state is None else state
-    made = program(aggregator, parts)(uploads, weights, slots, template, fixed, state)
+    made = program(aggregator, parts)(uploads, weights, slots, ids, template, fixed, state)
     return jax.device_get(made)

@@ -78,6 +78,9 @@ TESTS: dict[str, tuple[list[str], str]] = {
     **{
         f"aggregators/{file}": ([MEANS], f"{file} or robust")
         for file in (
+            "bulyan",
+            "centred_clipping",
+            "fltrust",
             "geometric_median",
             "krum",
             "median",

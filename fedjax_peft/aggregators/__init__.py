@@ -1,6 +1,9 @@
 """How uploads combine: one file per aggregator."""
 
+from fedjax_peft.aggregators.bulyan import bulyan
+from fedjax_peft.aggregators.centred_clipping import centred_clipping
 from fedjax_peft.aggregators.flexlora import flexlora
+from fedjax_peft.aggregators.fltrust import fltrust
 from fedjax_peft.aggregators.fra import fra
 from fedjax_peft.aggregators.geometric_median import geometric_median
 from fedjax_peft.aggregators.hetlora import hetlora
@@ -11,7 +14,10 @@ from fedjax_peft.aggregators.norm_bounding import norm_bounding
 from fedjax_peft.aggregators.trimmed_mean import trimmed_mean
 
 __all__ = [
+    "bulyan",
+    "centred_clipping",
     "flexlora",
+    "fltrust",
     "fra",
     "geometric_median",
     "hetlora",

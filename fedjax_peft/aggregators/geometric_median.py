@@ -19,6 +19,7 @@ from fedjax_peft.aggregators.robust import (
     Changes,
     Combined,
     Space,
+    distances_from,
     inner_products,
     middle,
     robust,
@@ -64,7 +65,7 @@ def geometric_median(
             return inverse / jnp.maximum(jnp.sum(inverse), 1e-30)
 
         def step(_: int, weights: jax.Array) -> jax.Array:
-            return moved(_distances(gram, weights), jnp.asarray(smoothing))
+            return moved(distances_from(gram, weights), jnp.asarray(smoothing))
 
         between = jnp.sqrt(squared_distances(changes))
         sums = jnp.sum(jnp.where(here[None], between, 0.0), axis=1)
@@ -74,10 +75,3 @@ def geometric_median(
         return Combined(weighted_sum(changes, weights), {}, state)
 
     return robust("geometric_median", rule, space)
-
-
-def _distances(gram: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns ``‖x_k - Σ w_j x_j‖``, ``[slots]``, from the inner products."""
-    mixed = jnp.matmul(gram, weights, precision="highest")
-    square = jnp.diagonal(gram) - 2 * mixed + jnp.sum(weights * mixed)
-    return jnp.sqrt(jnp.maximum(square, 0.0))

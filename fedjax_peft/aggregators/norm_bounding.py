@@ -2,9 +2,9 @@
 
     x = (1 / n) Σ x_k min(1, M / ‖x_k‖)            (x_k: a client's change)
 
-With f of n hostile clients the result is at most ``2 f M / n`` away from the one that it would be if
-these clients sent anything else: they have an influence, but a bounded one. There is no breakdown
-point, unless M is the median of the norms, which holds while fewer than n / 2 clients are hostile.
+f of n hostile clients move the result by at most ``2 f M / n``, whatever they send: their influence
+is bounded, not removed. Where M is the median of the norms, hostile clients can raise it at will
+once they are half of the clients.
 """
 
 import jax.numpy as jnp

@@ -44,9 +44,11 @@ __all__ = [
     "Combined",
     "Rule",
     "Space",
+    "distances_from",
     "each_entry",
     "enough_clients",
     "inner_products",
+    "inner_products_around",
     "middle",
     "number_of_hostile",
     "robust",
@@ -238,6 +240,34 @@ def squared_distances(changes: Changes) -> jax.Array:
     distances = jnp.maximum(squares[:, None] + squares[None] - 2 * gram, 0.0)
     both = changes.here[:, None] & changes.here[None]
     return jnp.where(both, distances, jnp.inf)
+
+
+def inner_products_around(changes: Changes, centre: Params) -> jax.Array:
+    """Returns the inner products of the changes and of one more vector, as the last row.
+
+    Args:
+      changes: of the clients.
+      centre: in the structure of ``Combined.change``.
+
+    Returns:
+      float32 ``[slots + 1, slots + 1]``.
+    """
+    gram = inner_products(changes)
+    across = jnp.zeros(len(gram))
+    for name, x in changes.leaves.items():
+        across += matmul(x.reshape(len(x), -1), centre[name].reshape(-1))
+    for path, (a, b) in changes.products.items():
+        left = jnp.einsum("kir,io->kro", a, centre[path], precision="highest")
+        across += jnp.sum(left * b, axis=(1, 2))
+    square = sum((jnp.sum(x**2) for x in centre.values()), jnp.zeros(()))
+    return jnp.block([[gram, across[:, None]], [across[None], square[None, None]]])
+
+
+def distances_from(gram: jax.Array, weights: jax.Array) -> jax.Array:
+    """Returns ``‖x_k - Σ w_j x_j‖`` from the inner products of the x_k; both are ``[n]``."""
+    mixed = matmul(gram, weights)
+    square = jnp.diagonal(gram) - 2 * mixed + jnp.sum(weights * mixed)
+    return jnp.sqrt(jnp.maximum(square, 0.0))
 
 
 def weighted_sum(changes: Changes, weights: jax.Array) -> Params:

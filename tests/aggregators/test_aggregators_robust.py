@@ -19,6 +19,9 @@ A, B, HEAD = "x.lora_a", "x.lora_b", "head.kernel"
 FIXED = {"x.lora_scale": np.full(RANK, SCALE, np.float32)}
 SHAPES = {A: (N_IN, RANK), B: (RANK, N_OUT), HEAD: (3, 2)}
 OPTIONS = {
+    "bulyan": {"hostile": 1},
+    "centred_clipping": {"radius": 1.0, "steps": 3},
+    "fltrust": {"trusted": 8},
     "geometric_median": {"steps": 40},
     "krum": {"hostile": 3},
     "median": {},
@@ -26,7 +29,7 @@ OPTIONS = {
     "norm_bounding": {"norm": 2.0},
     "trimmed_mean": {"share": 0.34},
 }
-"""Name -> arguments with which it resists 3 of 9 hostile clients."""
+"""Name -> arguments with which it resists 3 of 9 hostile clients; Bulyan 1."""
 SPACES = ("factors", "product")
 each = pytest.mark.parametrize("name", OPTIONS)
 in_each_space = pytest.mark.parametrize("space", SPACES)
@@ -82,13 +85,14 @@ def truncated(full, space):
 
 
 def by_krum(x, f):
-    """Returns the order of the changes by Krum's score."""
+    """Returns the order of the changes by Krum's score, then by the sum of all distances."""
     n = len(x)
-    scores = []
+    scores, sums = [], []
     for i in range(n):
         others = sorted(np.sum((x[i] - x[j]) ** 2) for j in range(n) if j != i)
         scores.append(sum(others[: max(n - f - 2, 1)]))
-    return np.argsort(scores, kind="stable")
+        sums.append(sum(others))
+    return np.lexsort((sums, scores))
 
 
 def weiszfeld(x, steps):
@@ -111,7 +115,37 @@ def bounded(x, norm):
     return np.mean([v * min(1, norm / np.linalg.norm(v)) for v in x], axis=0)
 
 
+def by_bulyan(x, f):
+    """Returns the mean of the values around the median of repeated Krum's choices."""
+    rest, chosen = list(range(len(x))), []
+    theta = len(x) - 2 * f
+    while len(chosen) < theta:
+        chosen.append(rest.pop(by_krum(x[rest], f)[0]))
+    kept, middle = x[chosen], np.median(x[chosen], axis=0)
+    order = np.argsort(np.abs(kept - middle), axis=0, kind="stable")
+    return np.take_along_axis(kept, order, axis=0)[: theta - 2 * f].mean(0)
+
+
+def clipped(x, v, radius, steps):
+    """Returns the centre after some steps."""
+    for _ in range(steps):
+        pulls = [(d := one - v) * min(1, radius / np.linalg.norm(d)) for one in x]
+        v = v + np.mean(pulls, axis=0)
+    return v
+
+
+def trusting(x):
+    """Returns FLTrust's update; the last client is the trusted one."""
+    own, norm = x[-1], np.linalg.norm
+    scores = [max(0, one @ own / norm(one) / norm(own)) for one in x[:-1]]
+    parts = [s * norm(own) / norm(one) * one for s, one in zip(scores, x[:-1], strict=True)]
+    return np.sum(parts, axis=0) / np.sum(scores)
+
+
 REFERENCES = {
+    "bulyan": lambda x: by_bulyan(x, 1),
+    "centred_clipping": lambda x: clipped(x, 0, 1.0, 3),
+    "fltrust": trusting,
     "geometric_median": lambda x: weiszfeld(x, 2000),
     "krum": lambda x: x[by_krum(x, 3)[0]],
     "median": lambda x: np.median(x, axis=0),
@@ -151,7 +185,10 @@ def test_even_numbers_of_clients(name):
 
 
 def attacked(seed, hostile, kind, size, space):
-    """Returns (uploads, template, honest changes) with the first ``hostile`` clients hostile."""
+    """Returns (uploads, template, honest changes) with the first ``hostile`` clients hostile.
+
+    ``kind`` says what they send, in multiples of ``size``.
+    """
     uploads, template = draw(seed, spread=0.3)
     rng = np.random.default_rng(seed + 1)
     honest = np.arange(SLOTS) >= hostile
@@ -178,8 +215,13 @@ def within_bound(name, got, x, hostile):
     slack = 1e-4 * (1 + np.abs(x).max())
     if name in ("median", "trimmed_mean"):
         return np.all(got >= x.min(0) - slack) and np.all(got <= x.max(0) + slack)
-    if name == "norm_bounding":
-        return np.linalg.norm(got) <= 2.0 + slack
+    if name == "bulyan":
+        width = np.ptp(x, axis=0) + slack
+        return np.all(got >= x.min(0) - width) and np.all(got <= x.max(0) + width)
+    if name in ("norm_bounding", "centred_clipping"):
+        return np.linalg.norm(got) <= {"norm_bounding": 2.0, "centred_clipping": 3.0}[name] + slack
+    if name == "fltrust":
+        return np.linalg.norm(got) <= np.linalg.norm(x[-1]) + slack and got @ x[-1] >= -slack
     if name == "geometric_median":
         share = hostile / n
         center = x.mean(0)
@@ -205,6 +247,7 @@ hostile_rounds = given(
 @settings(max_examples=40, deadline=None, derandomize=True)
 @hostile_rounds
 def test_hostile_clients_cannot_move_it_far(name, seed, hostile, kind, size):
+    hostile = min(hostile, OPTIONS[name].get("hostile", hostile))
     uploads, template, x = attacked(seed, hostile, kind, size, "factors")
     got = run(make(name), uploads, EVERYONE, template).update
     assert within_bound(name, vector(got, "factors") - vector(template, "factors"), x, hostile)
@@ -214,13 +257,15 @@ def test_hostile_clients_cannot_move_it_far(name, seed, hostile, kind, size):
 @settings(max_examples=20, deadline=None, derandomize=True)
 @hostile_rounds
 def test_hostile_factors_cannot_make_a_product_that_is_not_finite(name, seed, hostile, kind, size):
+    hostile = min(hostile, OPTIONS[name].get("hostile", hostile))
     uploads, template, x = attacked(seed, hostile, kind, size, "product")
     got = run(make(name, "product"), uploads, EVERYONE, template)
     assert all(np.all(np.isfinite(v)) for v in got.update.values())
     # The best approximation of rank r is at most twice as far from a model of rank r.
     moved = vector(got.update, "product") - vector(template, "product")
-    reach = {"norm_bounding": 2.0, "median": np.linalg.norm(np.abs(x).max(0))}
-    reach["trimmed_mean"] = reach["median"]
+    largest = np.linalg.norm(np.abs(x).max(0))
+    reach = {"median": largest, "trimmed_mean": largest, "bulyan": 3 * largest}
+    reach |= {"norm_bounding": 2.0, "centred_clipping": 3.0}
     furthest = np.linalg.norm(x, axis=1).max()
     assert np.linalg.norm(moved) <= 2.001 * reach.get(name, 8 * furthest) + 1e-3
 
@@ -260,7 +305,7 @@ def test_moves_and_grows_with_the_uploads(name):
         {n: x + shift[n] for n, x in template.items()},
     )
     np.testing.assert_allclose(vector(moved.update, "factors"), base + 0.5, atol=1e-3)
-    if name == "norm_bounding":
+    if name in ("norm_bounding", "centred_clipping"):
         return  # the norm has a unit
     twice = {n: template[n] + 2 * (x - template[n]) for n, x in uploads.items()}
     got = vector(run(make(name), twice, TWO_ABSENT, template).update, "factors")
@@ -294,10 +339,50 @@ def test_norm_bounding_takes_the_median_norm_by_default():
     np.testing.assert_allclose(vector(got.update, "factors"), expected, atol=1e-5)
 
 
+@in_each_space
+def test_centred_clipping_remembers_its_centre(space):
+    uploads, template = draw(9)
+    aggregator = make("centred_clipping", space)
+    first = run(aggregator, uploads, EVERYONE, template)
+    later, _ = draw(10)
+    second = run(aggregator, later, TWO_ABSENT, template, state=first.state)
+    x = changes(uploads, EVERYONE, template, space)
+    centre = clipped(x, 0, 1.0, 3)
+    expected = clipped(changes(later, TWO_ABSENT, template, space), centre, 1.0, 3)
+    got = vector(second.update, space)
+    wanted = truncated(vector(template, space) + expected, space)
+    np.testing.assert_allclose(got, wanted, atol=1e-4 * np.linalg.norm(wanted))
+    one = run(aggregators.centred_clipping(), uploads, EVERYONE, template)
+    lengths = np.linalg.norm(changes(uploads, EVERYONE, template, "factors"), axis=1)
+    np.testing.assert_allclose(one.metrics["clipping_radius"], np.median(lengths), rtol=1e-5)
+
+
+def test_nothing_changes_without_the_trusted_upload_or_anyone_who_agrees():
+    uploads, template = draw(11)
+    trusted = np.arange(SLOTS) == 8
+    opposed = {
+        n: np.where(trusted[:, None, None], x, 2 * template[n] - x[-1]) for n, x in uploads.items()
+    }
+    opposed = {n: x.astype(np.float32) for n, x in opposed.items()}
+    absent = run(make("fltrust"), uploads, ~trusted, template)
+    against = run(make("fltrust"), opposed, EVERYONE, template)
+    assert (absent.metrics["trusted"], against.metrics["trusted"]) == (0, 1)
+    assert absent.metrics["trust_score"] == against.metrics["trust_score"] == 0
+    for got in (absent, against):
+        for n, x in template.items():
+            np.testing.assert_array_equal(got.update[n], x)
+    one = run(make("fltrust"), uploads, EVERYONE, template)
+    x = changes(uploads, EVERYONE, template, "factors")
+    cosines = x[:-1] @ x[-1] / np.linalg.norm(x[:-1], axis=1) / np.linalg.norm(x[-1])
+    np.testing.assert_allclose(one.metrics["trust_score"], np.maximum(cosines, 0).mean(), rtol=1e-4)
+
+
 def test_too_few_clients_are_refused_or_counted():
     uploads, template = draw(7)
     with pytest.raises(InputError, match=r"2 \* 4 \+ 3 = 11 clients.*at most 3"):
         run(aggregators.krum(4), uploads, EVERYONE, template)
+    with pytest.raises(InputError, match=r"4 \* 2 \+ 3 = 11 clients.*at most 1"):
+        run(aggregators.bulyan(2), uploads, EVERYONE, template)
     for name in ("krum", "multi_krum"):
         full, less = (run(make(name), uploads, h, template) for h in (EVERYONE, TWO_ABSENT))
         assert (full.metrics["too_few_clients"], less.metrics["too_few_clients"]) == (0, 1)
@@ -307,6 +392,10 @@ def test_too_few_clients_are_refused_or_counted():
     ("name", "options", "message"),
     [
         ("trimmed_mean", {"share": 0.5}, "share = 0.5"),
+        ("bulyan", {"hostile": 1.5}, "hostile = 1.5"),
+        ("centred_clipping", {"radius": 0}, "radius = 0"),
+        ("centred_clipping", {"steps": 0}, "steps = 0"),
+        ("fltrust", {"trusted": -1}, "trusted = -1"),
         ("krum", {"hostile": -1}, "hostile = -1"),
         ("multi_krum", {"hostile": 1, "keep": 0}, "keep = 0"),
         ("geometric_median", {"steps": 0}, "steps = 0"),

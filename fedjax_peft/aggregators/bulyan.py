@@ -1,0 +1,77 @@
+"""Bulyan (El Mhamdi et al. 2018), over Krum.
+
+    S = {}
+    repeat θ = n - 2 f times:  move the x_i of the smallest Krum score, among the rest, to S
+    x = mean of the β = θ - 2 f values of S closest to the median of S, entry by entry
+
+(x_i: a client's change.) Of n clients f are hostile, and n ≥ 4 f + 3: less than a quarter of the
+clients. Krum alone lets a hostile upload differ much in one entry, since it compares distances
+only; here every entry lies among those of honest clients. Krum's scores are those among the rest,
+and its n is their number. Of values at equal distances from the median the smaller one counts
+first.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft import tree
+from fedjax_peft.aggregators.krum import ranks
+from fedjax_peft.aggregators.robust import (
+    Changes,
+    Combined,
+    Space,
+    each_entry,
+    enough_clients,
+    middle,
+    number_of_hostile,
+    robust,
+    squared_distances,
+    too_few,
+)
+from fedjax_peft.typing import Aggregator, PyTree, RoundContext
+
+__all__ = ["bulyan"]
+
+
+def bulyan(hostile: int, *, space: Space = "factors") -> Aggregator:
+    """Bulyan: repeated Krum, then a trimmed mean around the median (El Mhamdi et al. 2018).
+
+    A round has at least ``4 * hostile + 3`` clients. In a round with fewer uploads the metric
+    ``too_few_clients`` is 1, and at least one upload and one value of each entry are kept.
+
+    Args:
+      hostile: f, the number of hostile clients in a round that it resists.
+      space: whether distances and entries are those of LoRA's ``factors`` or of their ``product``.
+
+    Raises:
+      InputError: ``hostile`` is not a whole number from 0, or an unknown space; on use, a round has
+        too few clients, or ``product`` with a model without LoRA pairs.
+    """
+    number_of_hostile("bulyan", hostile)
+
+    def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
+        del context
+        here, number = changes.here, changes.number
+        enough_clients("bulyan", len(here), hostile, per=4)
+        distances = squared_distances(changes)
+        theta = jnp.maximum(number - 2 * hostile, 1)
+
+        def choose(i: int, rest: jax.Array) -> jax.Array:
+            best = rest & (ranks(distances, rest, hostile) == 0)
+            return jnp.where(i < theta, rest & ~best, rest)
+
+        rest = jax.lax.fori_loop(0, len(here), choose, here)
+        chosen, kept = here & ~rest, jnp.maximum(theta - 2 * hostile, 1)
+        change = each_entry(changes, lambda rows: _around_median(rows, chosen, kept))
+        return Combined(change, too_few(number, hostile, per=4), state)
+
+    return robust("bulyan", rule, space)
+
+
+def _around_median(rows: jax.Array, here: jax.Array, kept: jax.Array) -> jax.Array:
+    """Returns the mean of the ``kept`` values closest to the median, in each entry."""
+    away = jnp.abs(rows - middle(rows, here)[None])
+    away = tree.where(here, away, jnp.full_like(away, jnp.inf))
+    _, ranked = jax.lax.sort((away, rows), dimension=0, num_keys=2)
+    some = tree.where(jnp.arange(len(rows)) < kept, ranked, jnp.zeros_like(ranked))
+    return jnp.sum(some, axis=0) / kept
