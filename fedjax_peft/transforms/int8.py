@@ -2,7 +2,9 @@
 
     C(x_i) = m · round(127 · x_i / m) / 127,      m = max |x| over the block
 
-The quantiser of Dettmers et al. 2022 (LLM.int8()) and of 8-bit optimizers, with linear levels.
+Block-wise quantisation (Dettmers et al. 2022, 8-bit optimizers), here with evenly spaced values
+instead of the paper's dynamic ones.
+Checked against a NumPy transcription.
 """
 
 import jax
