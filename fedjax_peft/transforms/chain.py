@@ -57,9 +57,11 @@ def chain(*transforms: Transform) -> Transform:
     def stages(template: PyTree, wires: PyTree = None) -> list[_Stage]:
         made, wires = [], wires_of(template) if wires is None else wires
         for transform in transforms:
-            packs = transform.wire is not None and not transform.changes_aggregate
             if transform.wire is not None and transform.changes_aggregate:
                 wires = all_entries(template, wires)  # the server's part is given all of them
+            packs = transform.wire is not None and all_entries(template, wires) is not wires
+            if packs and transform.receive is not None:
+                raise InputError(f"{transform.name!r} must be the first transform of a chain.")
             given = (
                 jax.eval_shape(lambda x, w=wires: pack(x, w)[0], template) if packs else template
             )

@@ -143,6 +143,15 @@ def test_compressed_broadcasts_are_counted_down_and_uploads_are_not_changed():
     assert both.down(0) == small, "any message can be read without the ones before it"
 
 
+@pytest.mark.slow
+def test_a_run_with_flasc_is_sparse_in_its_rows():
+    row = run(flasc(0.25, 0.5)).metrics[-1]
+    assert row["bytes_up"] == 5 * math.ceil((11 * 32 + 43) / 8)
+    assert row["bytes_down"] == 5 * math.ceil((22 * 32 + 43) / 8)
+    assert 0 < row["compression_error"] < 1
+    assert 0 < row["downlink_error"] < 1
+
+
 def test_flasc_is_sparse_in_both_directions():
     counted = ledger(flasc(0.25, 0.5))
     assert counted.up(0) == math.ceil((11 * 32 + 43) / 8)  # 11 of 43 entries, and a bitmap
@@ -160,6 +169,10 @@ def test_flasc_is_sparse_in_both_directions():
         (lambda: downlink(sign()), "compressor without memory, and 'sign' has one"),
         (lambda: downlink(power_sgd(error_feedback=False)), "'power_sgd' has one"),
         (lambda: chain(downlink(int8()), flasc()), "Only one transform can change what clients"),
+        (
+            lambda: run([top_k(0.5), flasc()], rounds=1),
+            "'flasc' must be the first transform of a chain",
+        ),
         (lambda: flasc(0.0), r"up = 0\.0 of flasc must be a number above 0"),
         (lambda: flasc(0.5, 2), "down = 2 of flasc must be a number above 0"),
     ],
