@@ -192,9 +192,10 @@ def test_the_mechanism_of_a_config_is_accounted_without_amplification_if_clients
 
 
 def test_a_personal_model_of_a_private_run_is_for_its_client_only(raw, tmp_path, capsys):
-    central = {"name": "central", "clip": 1.0, "noise_multiplier": 1.0}
+    # Its server has a state, which is restored from the run.
+    adaptive = {"name": "adaptive", "clip": 1.0, "noise_multiplier": 1.0}
     given = {k: v for k, v in raw.items() if k != "attack"}
-    config = configs.resolve({**given, "privacy": central, "algorithm": "fedper", "rounds": 1})
+    config = configs.resolve({**given, "privacy": adaptive, "algorithm": "fedper", "rounds": 1})
     done = configs.run(config, out=tmp_path / "run")
     client = str(done.metrics[-1]["clients"][0]) if done.metrics[-1]["clients"] else "0"
     with pytest.warns(UserWarning, match="Give it to this client only"):
