@@ -8,7 +8,7 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.rows import Row, finite_or_none, privacy_in_words
 from fedjax_peft.simulation.checks import users_level
 from fedjax_peft.simulation.stopping import Stop
-from fedjax_peft.typing import Federation, Privacy
+from fedjax_peft.typing import Federation, Privacy, Transform
 
 __all__ = ["Accounted", "accounted", "watched"]
 
@@ -61,6 +61,7 @@ def accounted(
     *,
     diagnostics: Collection[str],
     nonfinite: str,
+    transform: Transform | None = None,
 ) -> Accounted | None:
     """Returns the accountant of a run; None for a run without a mechanism.
 
@@ -71,6 +72,7 @@ def accounted(
       federation: the facts about the run.
       diagnostics: as for ``simulate``.
       nonfinite: likewise.
+      transform: the upload transforms, as one.
 
     Raises:
       InputError: a setting would break the guarantee.
@@ -81,6 +83,12 @@ def accounted(
         raise InputError(
             "With privacy, nonfinite='raise' would tell everyone that one client's upload was not"
             " finite, and nothing hides that. Use nonfinite='drop': the upload then counts as 0."
+        )
+    if privacy.unit == "client" and transform is not None and transform.changes_aggregate:
+        raise InputError(
+            f"The server's part of the transform {transform.name!r} changes the sum, and may use"
+            " what it measured of single clients, which the noise does not hide. With client-level"
+            " privacy, use transforms that work at the clients only."
         )
     single = [word for word in ("clients", "local") if word in diagnostics]
     if single:

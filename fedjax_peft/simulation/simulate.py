@@ -230,6 +230,7 @@ def simulate(
         federation,
         diagnostics=diagnostics,
         nonfinite=nonfinite,
+        transform=session.setup.transform,
     )
     made_attack, _ = parametrised(attack, values)
     tested = evaluations(

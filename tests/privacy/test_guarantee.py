@@ -5,6 +5,7 @@ import math
 import optax
 import pytest
 import toy
+import toy_transforms
 
 import fedjax_peft as fp
 from fedjax_peft.errors import InputError
@@ -115,6 +116,14 @@ def test_a_run_without_a_mechanism_has_no_guarantee():
 def test_an_error_that_names_one_client_is_refused():
     with pytest.raises(InputError, match="nonfinite='raise' would tell everyone"):
         simulate(fake(), nonfinite="raise")
+
+
+def test_a_transform_that_changes_the_sum_with_what_it_measured_is_refused():
+    with pytest.raises(
+        InputError, match="'feedback' changes the sum, and may use what it measured"
+    ):
+        simulate(fake(), transforms=toy_transforms.feedback())
+    simulate(fake(), transforms=fp.transforms.clip_norm(1.0), rounds=1)
 
 
 def test_measurements_of_single_clients_are_warned_of():
