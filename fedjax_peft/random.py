@@ -14,7 +14,15 @@ from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import Key
 
-__all__ = ["attack_key", "client_key", "host_rng", "server_key", "stream", "transform_key"]
+__all__ = [
+    "attack_key",
+    "client_key",
+    "host_rng",
+    "server_key",
+    "stream",
+    "transform_key",
+    "upload_key",
+]
 
 
 def _tag(name: str) -> int:
@@ -63,6 +71,11 @@ def transform_key(key: Key, round_: jax.Array | int, client: jax.Array | int) ->
 def attack_key(key: Key, round_: jax.Array | int, client: jax.Array | int) -> Key:
     """Returns a client's key for tampering with its upload in a round, from the clients' key."""
     return client_key(stream(key, "attack"), round_, client)
+
+
+def upload_key(key: Key, round_: jax.Array | int, client: jax.Array | int) -> Key:
+    """Returns a client's key for ``Aggregator.randomise`` in a round, from the clients' key."""
+    return client_key(stream(key, "upload"), round_, client)
 
 
 def host_rng(seed: int, name: str, *indices: int) -> np.random.Generator:

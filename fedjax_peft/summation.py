@@ -17,6 +17,8 @@ from fedjax_peft.typing import (
     Aggregated,
     Aggregator,
     Factors,
+    Integers,
+    Key,
     Params,
     Product,
     PyTree,
@@ -26,7 +28,7 @@ from fedjax_peft.typing import (
     Weighted,
 )
 
-__all__ = ["add", "dense", "empty", "finish"]
+__all__ = ["add", "dense", "empty", "finish", "lifted_shapes"]
 
 _FAINT = 1e-20
 """The share of a client's plain weight that is added to its weight of :class:`Weighted`. It matters
@@ -45,9 +47,31 @@ def empty(aggregator: Aggregator, template: PyTree, fixed: Params, slots: int) -
     Raises:
       InputError: the aggregator does not fit the shared leaves.
     """
-    lifted = jax.eval_shape(lambda x, y, z: aggregator.lift(x, y, z), template, template, fixed)
+    lifted = lifted_shapes(aggregator, template, fixed)
     weight = jnp.zeros((), jnp.float32)
     return Total(_zeros(lifted, slots), weight, jnp.zeros(slots, jnp.float32))
+
+
+def lifted_shapes(aggregator: Aggregator, template: PyTree, fixed: Params) -> PyTree:
+    """Returns the shapes of one lifted upload, as it is summed.
+
+    Args:
+      aggregator: lifts the upload.
+      template: the upload of a client that learned nothing.
+      fixed: the leaves that never change.
+
+    Raises:
+      InputError: the aggregator does not fit the shared leaves.
+    """
+
+    def lifted(upload: PyTree, fixed: Params, key: Key, round_index: jax.Array) -> PyTree:
+        made = aggregator.lift(upload, upload, fixed)
+        if aggregator.randomise is None:
+            return made
+        return aggregator.randomise(made, key, round_index)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(lifted, template, fixed, key, jax.ShapeDtypeStruct((), jnp.int32))
 
 
 def add(
@@ -58,6 +82,8 @@ def add(
     slots: jax.Array,
     template: PyTree,
     fixed: Params,
+    keys: Key | None = None,
+    round_index: jax.Array | None = None,
 ) -> Total:
     """Returns a sum with more uploads in it.
 
@@ -71,9 +97,16 @@ def add(
         has nothing to add.
       template: the upload of a client that learned nothing.
       fixed: the leaves that never change.
+      keys: ``[lanes]``, for ``Aggregator.randomise``; None for an aggregator without it.
+      round_index: the round, for the same function.
     """
     # The slots are mapped too, because an upload may have no leaves.
     lifted = jax.vmap(lambda upload, _: aggregator.lift(upload, template, fixed))(uploads, slots)
+    if aggregator.randomise is not None:
+        send = aggregator.randomise
+        assert keys is not None, "this aggregator needs keys"
+        assert round_index is not None
+        lifted = jax.vmap(lambda one, key: send(one, key, round_index))(lifted, keys)
     return Total(
         _added(total.value, lifted, weights, slots),
         total.weight + jnp.sum(weights),
@@ -116,7 +149,7 @@ def dense(total: Total) -> Total:
 
 
 def _is_entry(x: Any) -> bool:
-    return isinstance(x, Product | Factors | Weighted | Stacked)
+    return isinstance(x, Product | Factors | Weighted | Stacked | Integers)
 
 
 def _zeros(lifted: PyTree, slots: int) -> PyTree:
@@ -133,6 +166,8 @@ def _zeros(lifted: PyTree, slots: int) -> PyTree:
                 return rows(x)
             case Weighted(_, value):
                 return Weighted(jnp.zeros((), jnp.float32), _zeros(value, slots))
+            case Integers(value):
+                return Integers(jnp.zeros(value.shape, jnp.int32))
         return jnp.zeros(x.shape, jnp.float32)
 
     return jax.tree.map(one, lifted, is_leaf=_is_entry)
@@ -152,6 +187,10 @@ def _added(total: PyTree, lifted: PyTree, weights: jax.Array, slots: jax.Array) 
                 return Weighted(
                     so_far.weight + jnp.sum(own), _added(so_far.value, value, own, slots)
                 )
+            case Integers(value):
+                there = jnp.reshape(weights > 0, (-1,) + (1,) * (value.ndim - 1))
+                own = jnp.sum(jnp.where(there, value, 0), axis=0, dtype=jnp.int32)
+                return Integers(so_far.value + own)
         return so_far + tree.weighted_sum(x, weights)
 
     return jax.tree.map(one, lifted, total, is_leaf=_is_entry)

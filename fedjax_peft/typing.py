@@ -232,6 +232,16 @@ class Stacked(NamedTuple):
     """In the sum: float32 ``[slots, ...]``; rows of :attr:`Total.weights` 0 are zeros."""
 
 
+class Integers(NamedTuple):
+    """A part of a lifted upload whose sum is exact: integers, summed modulo 2^32 without weights.
+
+    Secure aggregation sums so.
+    """
+
+    value: jax.Array
+    """int32. In the sum: the sum over the uploads whose weight is not 0."""
+
+
 class Total(NamedTuple):
     """The sum of the lifted uploads of a round. Made by :mod:`fedjax_peft.summation`."""
 
@@ -249,8 +259,8 @@ class Lift(Protocol):
     """The map from one client's upload into the vector space in which an aggregator sums."""
 
     def __call__(self, upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
-        """Returns a nested dict of arrays, :class:`Product`, :class:`Factors`, :class:`Weighted`
-        and :class:`Stacked`.
+        """Returns a nested dict of arrays, :class:`Product`, :class:`Factors`, :class:`Weighted`,
+        :class:`Stacked` and :class:`Integers`.
 
         Args:
           upload: of one client.
@@ -345,6 +355,13 @@ class Aggregator(NamedTuple):
     """The same aggregator with a sum of only what the update needs: it measures nothing. Noise on
     the sum, and a norm of what is summed, need that. None: this aggregator is it. It is replaced
     together with ``lift`` and ``finish``."""
+    randomise: Callable[[PyTree, Key, jax.Array], PyTree] | None = None
+    """(one lifted upload, key, round) -> what its client sends of it. This is what a client does
+    with random numbers of its own, such as adding noise. The key is that of the client in this
+    round. None: lifted uploads are summed as they are."""
+    wire_bytes: Callable[[PyTree], int] | None = None
+    """Shapes of one lifted upload, as sent -> its bytes on the wire. None: clients send the upload,
+    and the server lifts it."""
     every_round: bool = False
     """Whether a round without uploads is a round like any other, because the sum contains noise:
     the server's and the aggregator's state move, and ``RoundContext.participants`` is the expected

@@ -39,7 +39,7 @@ from fedjax_peft.engine.uploads import (
     sendable,
 )
 from fedjax_peft.precision import effective
-from fedjax_peft.random import attack_key, client_key, server_key, stream, transform_key
+from fedjax_peft.random import attack_key, client_key, server_key, stream, transform_key, upload_key
 from fedjax_peft.typing import (
     Aggregated,
     Algorithm,
@@ -327,7 +327,10 @@ class _Round:
         for slot, one in sent.items():
             upload = jax.tree.map(lambda x: x[None], one.upload)
             weight, place = jnp.asarray(self.weights[[slot]]), jnp.array([slot], jnp.int32)
-            inputs = (upload, weight, place, self.template, fixed)
+            inputs: tuple = (upload, weight, place, self.template, fixed)
+            if aggregator.randomise is not None:
+                own = upload_key(self.key, self.index, int(self.plan.client[slot]))
+                inputs += (own[None], self.round_index)
             total = summation.add(aggregator, total, *inputs)
         state = self.state.aggregator_state
         return summation.finish(aggregator, total, self.template, context, state)

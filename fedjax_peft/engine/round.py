@@ -33,7 +33,7 @@ from fedjax_peft.engine.uploads import (
     sendable,
 )
 from fedjax_peft.precision import effective
-from fedjax_peft.random import attack_key, client_key, server_key, transform_key
+from fedjax_peft.random import attack_key, client_key, server_key, transform_key, upload_key
 from fedjax_peft.typing import (
     Aggregated,
     Aggregator,
@@ -438,8 +438,11 @@ def _run_clients(
         weights = jnp.where(accepted, jnp.take(plan.weight, slot, mode="clip"), 0.0)
         uploads = tree.where(accepted, uploads, jax.tree.map(jnp.zeros_like, uploads))
         where = jnp.where(accepted, slot, slots)
+        inputs: tuple = (uploads, weights, where, template, fixed)
+        if aggregator.randomise is not None:
+            inputs += (jax.vmap(lambda c: upload_key(key, round_index, c))(client), round_index)
         return _Ended(
-            summation.add(aggregator, carry.total, uploads, weights, where, template, fixed),
+            summation.add(aggregator, carry.total, *inputs),
             tree.put(carry.client_state, where, own),
             tree.put(carry.memory, where, remembered),
             tree.put(carry.measured, where, noted),

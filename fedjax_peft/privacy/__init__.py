@@ -7,8 +7,10 @@ from fedjax_peft.privacy.accounting import noise_multiplier as noise_multiplier
 from fedjax_peft.privacy.adaptive import adaptive
 from fedjax_peft.privacy.audit import canaries as canaries
 from fedjax_peft.privacy.central import central
+from fedjax_peft.privacy.distributed import distributed
 from fedjax_peft.privacy.example import example
 from fedjax_peft.privacy.laplace import laplace
+from fedjax_peft.privacy.local import local
 from fedjax_peft.privacy.paper import paper_noise
 
-__all__ = ["adaptive", "central", "example", "laplace", "paper_noise"]
+__all__ = ["adaptive", "central", "distributed", "example", "laplace", "local", "paper_noise"]

@@ -38,6 +38,7 @@ __all__ = [
     "client_neighbours",
     "client_noise_multiplier",
     "composition_in_words",
+    "concentrated_event",
     "epsilon",
     "example_epsilon",
     "example_in_words",
@@ -46,6 +47,7 @@ __all__ = [
     "noise_multiplier",
     "participations",
     "smallest_noise",
+    "turns_in_words",
 ]
 
 Accountant: TypeAlias = Literal["rdp", "pld"]
@@ -77,6 +79,21 @@ def gaussian_event(
     if sampling_probability is not None:
         event = dp.PoissonSampledDpEvent(float(sampling_probability), event)
     return _repeated(event, rounds)
+
+
+def concentrated_event(rho: float, xi: float, rounds: int) -> Any:
+    """Returns the event of ``rounds`` mechanisms of Rényi divergence at most ``xi + rho α``.
+
+    Args:
+      rho: ρ of concentrated differential privacy.
+      xi: ξ.
+      rounds: the number of mechanisms.
+
+    Raises:
+      InputError: as for :func:`gaussian_event`.
+    """
+    _check(rounds=rounds)
+    return _repeated(_dp_accounting().ZCDpEvent(rho, xi), rounds)
 
 
 def epsilon(
@@ -417,7 +434,13 @@ def _sampling_in_words(federation: Federation, neighbours: Neighbours) -> str:
             f"Each round draws {drawn} of the {clients} clients without replacement, which"
             " amplifies the privacy; nobody may learn who was drawn."
         )
+    return turns_in_words(federation)
+
+
+def turns_in_words(federation: Federation) -> str:
+    """Returns a sentence on the rounds that count for a guarantee without amplification."""
     if federation.sampling == "round_robin":
+        clients, drawn = f"{federation.clients:,}", f"{federation.per_round:,}"
         return (
             f"The clients take turns, {drawn} of {clients} in a round. Only the rounds in which a"
             " client takes part count; nothing is amplified by sampling."

@@ -23,8 +23,9 @@ from fedjax_peft.peft.ranks import cycle_ranks, owned_shares
 from fedjax_peft.random import host_rng
 from fedjax_peft.roles import assign_roles
 from fedjax_peft.rows import Row
+from fedjax_peft.summation import lifted_shapes
 from fedjax_peft.transforms.packing import is_wire, wires_of
-from fedjax_peft.typing import Algorithm, PyTree, Transform
+from fedjax_peft.typing import Algorithm, Params, PyTree, Transform
 
 __all__ = [
     "DEVICES",
@@ -371,6 +372,8 @@ class Ledger:
           transform: the upload transform, if there is one.
         """
         upload, received = _upload_sizes(algorithm, server, transform)
+        if algorithm.aggregator.wire_bytes is not None:
+            upload = {_LIFTED: _lifted_bytes(algorithm, server, model.trainable)}
         leaves = jax.eval_shape(algorithm.server.broadcast, server)
         if transform is not None and transform.down_wire is not None:
             leaves = transform.down_wire(leaves, wires_of(leaves))
@@ -622,6 +625,16 @@ def _upload_sizes(
     return upload, {_RECEIVED: tree.nbytes(received)} if tree.nbytes(received) else {}
 
 
+def _lifted_bytes(algorithm: Algorithm, server: PyTree, leaves: Params) -> int:
+    """Returns the bytes of an upload that its client lifts before it sends it."""
+    aggregator, fixed = algorithm.aggregator, jax.eval_shape(lambda: leaves)
+    template = jax.eval_shape(algorithm.server.unchanged, server)
+    assert aggregator.wire_bytes is not None
+    return aggregator.wire_bytes(lifted_shapes(aggregator, template, fixed))
+
+
+_LIFTED = "lifted upload"
+"""The name under which the ledger counts an upload that its client lifts before it sends it."""
 _RECEIVED = "upload transform"
 """The name under which the ledger counts the broadcast of an upload transform."""
 

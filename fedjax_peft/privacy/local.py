@@ -1,0 +1,154 @@
+"""Client-level local differential privacy: every client clips its change and adds noise itself.
+
+    client:  D_k = lift(upload_k) - lift(what it would send had it learned nothing)
+             D_k ← D_k · min(1, C / ‖D_k‖) + N(0, (z C)²)      on every entry
+    server:  update = finish(lift(nothing learned) + mean of D_k)
+
+Nobody has to be trusted: what leaves a client is private, whoever reads it. The price is the noise.
+The mean of n clients has noise of the standard deviation z C / √n, where central noise
+(:func:`fedjax_peft.privacy.central`) of the same z has z C / n.
+
+Neighbours: the client has any other data (replace one). What it sends before the noise then changes
+by at most 2 C. Who takes part is not hidden, so sampling amplifies nothing: the rounds in which one
+client can take part are composed.
+
+Clipping and noise act in the space in which the aggregator sums (as in ``central``). Where that is
+the space of products A·B (FRA), a client's noise fills the whole matrix. The matrix is then formed
+for every lane, and it is what the client sends: 4 bytes for each entry.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft import tree
+from fedjax_peft.algorithms.checks import at_least, positive
+from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import maybe_nonzero
+from fedjax_peft.privacy import accounting
+from fedjax_peft.privacy import lifted as lifting
+from fedjax_peft.privacy.accounting import Accountant
+from fedjax_peft.privacy.mechanism import (
+    check_delta,
+    clipping_metrics,
+    private,
+    protected,
+    released,
+    summing,
+)
+from fedjax_peft.typing import (
+    Aggregated,
+    Aggregator,
+    Algorithm,
+    Federation,
+    Guarantee,
+    Key,
+    Params,
+    Privacy,
+    PyTree,
+    RoundContext,
+    Total,
+)
+
+__all__ = ["check_sizes_are_not_used", "clipped_and_dense", "local"]
+
+
+def local(
+    clip: float,
+    noise_multiplier: float,
+    *,
+    delta: float = 1e-5,
+    accountant: Accountant = "rdp",
+) -> Privacy:
+    """Client-level local differential privacy, for every aggregator that sums.
+
+    All clients have the same weight. Rows gain the fields of ``central``.
+
+    Args:
+      clip: C, the largest norm of what a client sends, in the aggregator's space.
+      noise_multiplier: z; the noise of a client has the standard deviation z C.
+      delta: δ of the guarantee.
+      accountant: ``rdp``, or ``pld``, which is slower and nearly exact.
+
+    Raises:
+      InputError: an option out of its range; on use, clients that are drawn by their sizes, or an
+        algorithm that ``central`` refuses too.
+    """
+    positive(clip=clip)
+    at_least(0, noise_multiplier=noise_multiplier)
+    check_delta(delta)
+
+    def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
+        check_sizes_are_not_used(federation)
+        return protected(algorithm, _noised(summing(algorithm), clip, noise_multiplier))
+
+    def guarantee(federation: Federation, rounds: int) -> Guarantee:
+        turns = accounting.participations(federation, rounds)
+        event = accounting.gaussian_event(noise_multiplier / 2, turns)
+        return Guarantee(accounting.epsilon(event, delta, accountant, "replace_one"), delta)
+
+    def statement(federation: Federation) -> str:
+        return (
+            "Client-level local differential privacy of all that a client sends. It compares"
+            " federations in which one client has other data (replace one). Nobody is trusted."
+            f" {accounting.turns_in_words(federation)}"
+        )
+
+    return Privacy("local", "client", protect, guarantee, statement)
+
+
+def check_sizes_are_not_used(federation: Federation) -> None:
+    """Raises InputError where a client's number of examples, which is private, decides a draw."""
+    if federation.sampling == "size":
+        raise InputError(
+            "With sampling='size', the number of examples of a client, which is private, decides"
+            " who is drawn, so that there is no guarantee. Use sampling='uniform'."
+        )
+
+
+def clipped_and_dense(base: Aggregator, clip: float | jax.Array) -> Aggregator:
+    """Returns the aggregator of clipped changes, lifted to ``{"sum": arrays, "norm": Stacked}``.
+
+    It has no ``finish`` of its own yet.
+
+    Args:
+      base: an aggregator without measurements.
+      clip: C.
+    """
+    clipping = private(base, clip, None)
+
+    def lift(upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
+        lifted = clipping.lift(upload, template, fixed)
+        return {**lifted, "sum": lifting.dense(lifted["sum"])}
+
+    return clipping._replace(lift=lift, every_round=False)
+
+
+def _noised(
+    base: Aggregator, clip: float | jax.Array, noise_multiplier: float | jax.Array
+) -> Aggregator:
+    """Returns the aggregator of clipped changes to which their clients add noise."""
+    noise_std = clip * noise_multiplier
+
+    def randomise(lifted: PyTree, key: Key, round_index: jax.Array) -> PyTree:
+        del round_index
+        if not maybe_nonzero(noise_multiplier):
+            return lifted
+
+        def draw(key: Key, shape: tuple[int, ...]) -> jax.Array:
+            return noise_std * jax.random.normal(key, shape)
+
+        return {**lifted, "sum": lifting.with_noise(lifted["sum"], draw, key)}
+
+    def finish(total: Total, template: PyTree, context: RoundContext, state: PyTree) -> Aggregated:
+        noisy = total.value["sum"]
+        result = released(base, noisy, len(total.weights), template, context, state)
+        measured = clipping_metrics(total.value["norm"].value, total.weights, clip)
+        some = jnp.maximum(context.participants, 1.0)
+        measured["privacy_noise_std"] = jnp.float32(noise_std) / jnp.sqrt(some)
+        return result._replace(metrics=result.metrics | measured)
+
+    return clipped_and_dense(base, clip)._replace(
+        finish=finish,
+        randomise=randomise,
+        wire_bytes=lambda lifted: 4 * tree.size(lifted["sum"]),
+    )

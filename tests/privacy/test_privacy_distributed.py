@@ -1,0 +1,366 @@
+"""Local noise, and noise that clients share under secure aggregation."""
+
+import functools
+import itertools
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.linalg
+import scipy.stats
+import toy
+
+import fedjax_peft as fp
+from fedjax_peft import aggregators, algorithms, summation
+from fedjax_peft.errors import InputError
+from fedjax_peft.privacy.distributed import (
+    discrete_gaussian,
+    distributed,
+    grid,
+    hadamard,
+    rounded,
+)
+from fedjax_peft.privacy.local import local
+from fedjax_peft.random import stream
+from fedjax_peft.typing import Aggregated, Federation
+
+CLIENTS = 5
+SIZES = (7, 4, 12, 1, 9)
+FACTS = Federation(
+    clients=20,
+    per_round=CLIENTS,
+    sampling="uniform",
+    batch_size=4,
+    batch_sampling="shuffled",
+    most_steps=3,
+    most_passes=1,
+    fewest_examples=1,
+)
+DELTA = 1e-5
+BASES = {"mean": aggregators.mean, "fra": aggregators.fra}
+
+
+def shown(base):
+    """Returns an aggregator whose update is the mean in its own space."""
+
+    def finish(total, template, context, state):
+        return Aggregated(jax.tree.map(lambda x: x / total.weight, total.value), {}, state)
+
+    base = base.unmeasured or base
+    return base._replace(finish=finish, unmeasured=None)
+
+
+def protected(privacy, base, facts=FACTS):
+    algorithm = algorithms.fedavg(optax.sgd(0.1))._replace(aggregator=shown(base))
+    return privacy.protect(algorithm, facts).aggregator
+
+
+def uploads(size=1.0, seed=0):
+    """Returns (uploads ``[clients, ...]``, template, fixed leaves)."""
+    rng = np.random.default_rng(seed)
+    leaves = {n: np.asarray(x) for n, x in toy.lora_model().trainable.items()}
+    fixed = {n: x for n, x in leaves.items() if n.endswith("scale")}
+    template = {n: x for n, x in leaves.items() if n not in fixed}
+    change = {n: size * rng.normal(size=(CLIENTS, *x.shape)) for n, x in template.items()}
+    sent = {n: (x + change[n]).astype(np.float32) for n, x in template.items()}
+    return sent, template, fixed
+
+
+def combined(aggregator, sent, template, fixed, weights=(1,) * CLIENTS, seed=0):
+    """Returns the result of one round; jitted by the caller."""
+    none = summation.empty(aggregator, template, fixed, CLIENTS)
+    keys = jax.random.split(jax.random.key(seed) if isinstance(seed, int) else seed, CLIENTS)
+    weights = jnp.asarray(weights, jnp.float32)
+    places = (weights, jnp.arange(CLIENTS), template, fixed, keys, jnp.int32(3))
+    total = summation.add(aggregator, none, sent, *places)
+    context = toy.context()._replace(fixed=fixed, round_index=jnp.int32(3))
+    return aggregator.finish(total, template, context, ())
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+
+
+# ----------------------------------------------------------------------------------------- local
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_local_noise_on_the_mean_is_what_is_claimed(base):
+    """Over 1,000 draws, in every leaf of the aggregator's space, within 1 %."""
+    sent, template, fixed = uploads()
+    clip, z = 0.5, 3.0
+    private, silent = (protected(local(clip, x), BASES[base]()) for x in (z, 0.0))
+    expected = jax.jit(functools.partial(combined, silent))(sent, template, fixed)
+    keys = jax.random.split(jax.random.key(1), 1000)
+    draw = jax.jit(jax.vmap(lambda key: combined(private, sent, template, fixed, seed=key).update))
+    noise = jax.tree.map(lambda x, y: np.asarray(x) - np.asarray(y), draw(keys), expected.update)
+    wanted = clip * z / math.sqrt(CLIENTS)
+    every = flat(noise)
+    np.testing.assert_allclose(np.std(every), wanted, rtol=0.01)
+    for x in jax.tree.leaves(noise):
+        np.testing.assert_allclose(np.std(x), wanted, rtol=0.03 if x.size < 10000 else 0.01)
+    metrics = combined(private, sent, template, fixed).metrics
+    np.testing.assert_allclose(metrics["privacy_noise_std"], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_clipped_changes_are_no_longer_than_the_clip_norm(base):
+    sent, template, fixed = uploads(size=30.0)
+    silent = protected(local(0.5, 0.0), BASES[base]())
+    one = np.arange(CLIENTS) == 2
+    moved, still = (
+        combined(silent, x, template, fixed).update
+        for x in (
+            sent,
+            {
+                n: np.where(one.reshape(-1, *[1] * (x.ndim - 1)), template[n], x)
+                for n, x in sent.items()
+            },
+        )
+    )
+    change = jax.tree.map(lambda x, y: CLIENTS * (np.float64(x) - np.float64(y)), moved, still)
+    assert 0.4 < np.linalg.norm(flat(change)) <= 0.5 * (1 + 1e-4)
+
+
+def test_the_guarantee_of_local_noise():
+    """A client's message changes by at most 2 C."""
+    event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(5.0 / 2), 7)
+    accountant = dp_accounting.rdp.RdpAccountant().compose(event)
+    expected = accountant.get_epsilon(DELTA)
+    assert local(1.0, 5.0).guarantee(FACTS, 7).epsilon == pytest.approx(expected)
+    turns = FACTS._replace(sampling="round_robin")  # 5 of 20 clients in turn
+    assert local(1.0, 5.0).guarantee(turns, 28).epsilon == pytest.approx(expected)
+
+
+# ------------------------------------------------------------------------- the discrete Gaussian
+
+
+@pytest.mark.parametrize("deviation", [0.7, 3.3, 150.0])
+def test_discrete_gaussians_have_the_right_probabilities(deviation):
+    drawn = np.asarray(
+        jax.jit(discrete_gaussian, static_argnums=2)(jax.random.key(1), deviation, (200_000,))
+    )
+    span = np.arange(-math.ceil(12 * deviation), math.ceil(12 * deviation) + 1)
+    p = np.exp(-(span**2) / (2 * deviation**2))
+    p /= p.sum()
+    assert np.abs(drawn).max() <= span[-1]
+    edges = np.quantile(np.repeat(span, 1), np.linspace(0, 1, 2))
+    cells = np.unique(np.clip(np.round(np.linspace(-3, 3, 25) * deviation), *edges)).astype(int)
+    where = np.searchsorted(cells, span), np.searchsorted(cells, drawn)
+    expected = np.bincount(where[0], weights=p, minlength=len(cells) + 1) * drawn.size
+    counted = np.bincount(where[1], minlength=len(cells) + 1)
+    _, likely = scipy.stats.chisquare(counted, expected)
+    assert likely > 1e-4
+
+
+def test_the_rotation_is_the_orthonormal_hadamard_matrix():
+    x = np.random.default_rng(0).normal(size=32).astype(np.float32)
+    expected = scipy.linalg.hadamard(32) @ x / math.sqrt(32)
+    np.testing.assert_allclose(hadamard(jnp.asarray(x)), expected, atol=1e-5)
+    np.testing.assert_allclose(hadamard(hadamard(jnp.asarray(x))), x, atol=1e-5)
+
+
+def test_rounding_is_unbiased_and_never_too_long():
+    x = jnp.asarray(np.random.default_rng(0).normal(0, 2.0, 64), jnp.float32)
+    keys = jax.random.split(jax.random.key(0), 4000)
+    free = jax.vmap(lambda k: rounded(x, 1e6, k))(keys)
+    np.testing.assert_allclose(np.mean(free, axis=0), x, atol=5 * 0.5 / math.sqrt(4000))
+    tight = float(jnp.linalg.norm(x)) * 1.01
+    held = jax.vmap(lambda k: rounded(x, tight, k))(keys)
+    lengths = np.linalg.norm(np.asarray(held, np.float64), axis=1)
+    assert lengths.max() <= tight
+    assert np.linalg.norm(np.asarray(free, np.float64), axis=1).max() > tight
+    assert np.abs(np.asarray(held) - np.asarray(x)).max() < 1
+
+
+def paper_grid(clip, z, bits, n, least, d, k=4):
+    """A transcription: γ from section 4, Δ from theorem 1; in float64."""
+    local_std = z * clip / math.sqrt(least)
+    numerator = math.sqrt(2 ** (2 * bits) - n * k**2)
+    gamma = 2 * k * math.sqrt(clip**2 * n**2 / d + n * local_std**2) / numerator
+    first = clip**2 + gamma**2 * d / 4
+    first += math.sqrt(2 * 0.5) * gamma * (clip + gamma / 2 * math.sqrt(d))
+    delta = math.sqrt(min(first, (clip + gamma * math.sqrt(d)) ** 2))
+    return gamma, delta
+
+
+@pytest.mark.parametrize(
+    ("bits", "n", "d", "z"), [(16, 5, 64, 1.0), (12, 100, 4096, 0.5), (20, 40, 131072, 2.0)]
+)
+def test_the_grid_is_that_of_the_paper(bits, n, d, z):
+    gamma, delta = paper_grid(0.3, z, bits, n, n, d)
+    own = grid(0.3, z, bits, n, n, d)
+    np.testing.assert_allclose(1 / own.scale, gamma, rtol=1e-5)
+    np.testing.assert_allclose(own.longest * gamma, delta, rtol=1e-5)
+    assert own.deviation >= z * own.longest / math.sqrt(n) * (1 - 1e-6)
+    shares = np.arange(1, n)
+    tau = 10 * np.sum(np.exp(-2 * np.pi**2 * float(own.deviation) ** 2 * shares / (shares + 1)))
+    assert tau * d <= 1e-10
+
+
+def test_few_bits_cost_noise():
+    """The noise is relative to the sensitivity after rounding."""
+    stds = [
+        own.deviation / own.scale for own in (grid(1.0, 1.0, b, 5, 5, 4096) for b in (8, 12, 20))
+    ]
+    assert stds[0] > stds[1] > stds[2]
+    np.testing.assert_allclose(stds[2], 1 / math.sqrt(5), rtol=1e-3)
+
+
+# ----------------------------------------------------------------------------- a round of shares
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_sum_of_shares_is_the_clipped_mean_and_noise_of_the_claimed_size(base):
+    sent, template, fixed = uploads()
+    private = protected(distributed(0.5, 2.0), BASES[base]())
+    silent = protected(local(0.5, 0.0), BASES[base]())
+    expected = combined(silent, sent, template, fixed).update
+    keys = jax.random.split(jax.random.key(1), 1000)
+    draw = jax.jit(jax.vmap(lambda key: combined(private, sent, template, fixed, seed=key).update))
+    noise = jax.tree.map(lambda x, y: np.asarray(x) - np.asarray(y), draw(keys), expected)
+    claimed = float(combined(private, sent, template, fixed).metrics["privacy_noise_std"])
+    assert 2.0 * 0.5 / CLIENTS <= claimed < 1.02 * 2.0 * 0.5 / CLIENTS  # rounding at 16 bits
+    np.testing.assert_allclose(np.std(flat(noise)), claimed, rtol=0.01)
+    errors = np.concatenate([np.ravel(x.mean(0)) for x in jax.tree.leaves(noise)])
+    assert np.abs(errors).max() < 5 * claimed / math.sqrt(1000)
+
+
+def test_messages_are_integers_below_the_modulus_and_their_sum_is_exact():
+    """Against Python's integers, of any size, for messages of the largest modulus."""
+    sent, template, fixed = uploads(size=30.0)
+    private = protected(distributed(0.5, 2.0, bits=24), aggregators.mean())
+    keys = jax.random.split(jax.random.key(0), CLIENTS)
+    lifted = jax.vmap(lambda x: private.lift(x, template, fixed))(sent)
+    messages = jax.vmap(lambda x, k: private.randomise(x, k, jnp.int32(3)))(lifted, keys)
+    whole = np.asarray(messages["sum"].value)
+    assert whole.dtype == np.int32
+    assert whole.min() >= 0
+    assert whole.max() < 2**24
+    none = summation.empty(private, template, fixed, CLIENTS)
+    weights = jnp.asarray([1.0, 1.0, 0.0, 1.0, 1.0])
+    inputs = (weights, jnp.arange(CLIENTS), template, fixed, keys, jnp.int32(3))
+    total = summation.add(private, none, sent, *inputs).value["sum"].value
+    there = [i for i in range(CLIENTS) if i != 2]
+    expected = [sum(int(whole[i, j]) for i in there) % 2**24 for j in range(whole.shape[1])]
+    np.testing.assert_array_equal(np.mod(total, 2**24), expected)
+
+
+def test_a_sum_of_too_few_shares_is_not_released():
+    sent, template, fixed = uploads()
+    private = protected(distributed(0.5, 2.0, dropouts=0.4), aggregators.mean())
+    three, two = [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]
+    released = combined(private, sent, template, fixed, weights=three).update
+    withheld = combined(private, sent, template, fixed, weights=two).update
+    start = flat(shown(aggregators.mean()).lift(template, template, fixed))
+    np.testing.assert_allclose(flat(withheld), start, rtol=1e-6)
+    assert not np.allclose(flat(released), start)
+    # The shares of three clients are as large as all the noise that is needed.
+    claimed = [
+        combined(
+            protected(distributed(0.5, 2.0, dropouts=d), aggregators.mean()), sent, template, fixed
+        ).metrics["privacy_noise_std"]
+        for d in (0.0, 0.4)
+    ]
+    np.testing.assert_allclose(claimed[1] / claimed[0], math.sqrt(5 / 3), rtol=1e-2)
+
+
+def test_the_guarantee_of_the_distributed_discrete_gaussian():
+    """Proposition 14 of the paper for every order, composed, against dp-accounting's Gaussian."""
+    z, rounds = 2.0, 9
+    found = distributed(1.0, z).guarantee(FACTS, rounds).epsilon
+    event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(z), rounds)
+    gaussian = dp_accounting.rdp.RdpAccountant().compose(event)
+    assert found == pytest.approx(gaussian.get_epsilon(DELTA), rel=1e-6)
+    orders = gaussian.orders
+    rdp = [rounds * (order / (2 * z**2) + 1e-10) for order in orders]
+    expected, _ = dp_accounting.rdp.compute_epsilon(orders, rdp, DELTA)
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+# ---------------------------------------------------------------------------------------- in runs
+
+
+def arguments(privacy, aggregator=None):
+    algorithm = algorithms.fedavg(optax.sgd(0.1), aggregator=aggregator)
+    return {"privacy": privacy}, (toy.lora_model(), algorithm, toy.clients(SIZES))
+
+
+@pytest.mark.parametrize("make", [local, distributed])
+def test_lanes_and_the_reference_engine_give_the_same_rounds(make):
+    options, inputs = arguments(make(0.5, 1.0))
+    ends = []
+    for lanes, engine in ((3, "compiled"), (1, "compiled"), (3, "reference")):
+        session = fp.session(*inputs, **options, lanes=lanes, engine=engine)
+        state = session.init(0)
+        for _ in range(2):
+            state, _ = session.step(state)
+        ends.append(jax.device_get(state.server))
+    for end in ends[1:]:
+        for name, x in ends[0].items():
+            np.testing.assert_allclose(end[name], x, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_bytes_are_those_of_what_is_sent(base):
+    entries = {"mean": 18 + 3 + 10 + 12, "fra": 18 + 3 + 5 * 6}[base]
+    for privacy, size in (
+        (local(0.5, 1.0), 4 * entries),
+        (distributed(0.5, 1.0, bits=12), 64 * 12 // 8),
+    ):
+        options, inputs = arguments(privacy, BASES[base]())
+        run = fp.simulate(*inputs, **options, lanes=1, rounds=1)
+        assert run.metrics[1]["bytes_up"] == size * len(SIZES)
+        assert np.isfinite(run.metrics[1]["epsilon"])
+
+
+def test_the_rotation_changes_from_round_to_round():
+    signs = [
+        jax.random.rademacher(jax.random.fold_in(stream(0, "public rotation"), r), (64,))
+        for r in (1, 2, 3)
+    ]
+    assert not any(np.array_equal(a, b) for a, b in itertools.combinations(signs, 2))
+
+
+# ---------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "sampling", "words"),
+    [
+        (lambda: distributed(1.0, 1.0), "poisson", "their number must be known"),
+        (lambda: distributed(1.0, 1.0), "size", "sampling='size'"),
+        (lambda: local(1.0, 1.0), "size", "sampling='size'"),
+    ],
+)
+def test_a_sampling_that_does_not_fit_is_refused(make, sampling, words):
+    with pytest.raises(InputError, match=words):
+        protected(make(), aggregators.mean(), FACTS._replace(sampling=sampling))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: local(0.0, 1.0), "clip"),
+        (lambda: local(1.0, -1.0), "noise_multiplier"),
+        (lambda: local(1.0, 1.0, delta=1.0), "delta"),
+        (lambda: distributed(1.0, 0.0), "noise_multiplier"),
+        (lambda: distributed(1.0, 1.0, bits=3), "bits = 3"),
+        (lambda: distributed(1.0, 1.0, bits=32), "bits = 32"),
+        (lambda: distributed(1.0, 1.0, dropouts=1.0), "dropouts"),
+    ],
+)
+def test_numbers_that_are_not_possible_are_refused(make, words):
+    with pytest.raises(InputError, match=words):
+        make()
+
+
+def test_too_few_bits_are_refused():
+    sent, template, fixed = uploads()
+    private = protected(distributed(0.5, 2.0, bits=5), aggregators.mean())
+    with pytest.raises(InputError, match="use bits = 6 or more"):
+        combined(private, sent, template, fixed)
