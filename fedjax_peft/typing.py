@@ -351,6 +351,10 @@ class Aggregator(NamedTuple):
     leaf. Upload transforms that change the aggregate, such as noise, need that."""
     refactor: Refactor | None = None
     """From products to factors, where the aggregator can factor a product anew; else None."""
+    finish_products: Finish | None = None
+    """As ``finish``, but its update is that of :mod:`fedjax_peft.aggregators.products`: the change
+    of products, before they are factored. For an aggregator of products that is not a sum; else
+    None."""
     unmeasured: "Aggregator | None" = None
     """The same aggregator with a sum of only what the update needs: it measures nothing. Noise on
     the sum, and a norm of what is summed, need that. None: this aggregator is it. It is replaced

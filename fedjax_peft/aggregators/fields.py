@@ -33,9 +33,12 @@ def by_field(**fields: Aggregator) -> Aggregator:
             )
             for f, a in fields.items()
         }
+        metrics: dict[str, jax.Array] = {}
+        for part in reversed(parts.values()):  # of equal names the first field's counts
+            metrics |= part.metrics
         return Aggregated(
             {f: part.update for f, part in parts.items()},
-            {n: x for part in parts.values() for n, x in part.metrics.items()},
+            metrics,
             {f: part.state for f, part in parts.items()} if state else (),
         )
 
@@ -49,5 +52,6 @@ def by_field(**fields: Aggregator) -> Aggregator:
         init=init,
         needs_all_uploads=any(a.needs_all_uploads for a in fields.values()),
         refactor=None,
+        finish_products=None,
         unmeasured=None if plain == fields else by_field(**plain),
     )

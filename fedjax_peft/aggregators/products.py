@@ -6,7 +6,7 @@
 The weights sum to 1; A, B and θ are the received leaves. The right-hand side is exactly 0 where no
 client has changed anything. So a server optimizer that divides by small numbers (Adam) does not
 amplify rounding errors. The uploads are streamed: only sums are held, one dense matrix for each
-product.
+product. A robust aggregator of products gives its own change instead.
 """
 
 import jax.numpy as jnp
@@ -45,6 +45,8 @@ def product_changes(base: Aggregator) -> Aggregator:
     Raises:
       InputError: on use, a model without LoRA pairs.
     """
+    if base.finish_products is not None:
+        return base._replace(finish=base.finish_products)
 
     def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
         del fixed

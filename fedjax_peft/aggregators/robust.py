@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 from fedjax_peft import tree
 from fedjax_peft.aggregators.fra import fra
+from fedjax_peft.aggregators.products import PRODUCT
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.hyperparameters import is_traced
 from fedjax_peft.lowrank import matmul, pairs, scale, weighted_product
@@ -133,17 +134,34 @@ def robust(
             )
         return Stacked(jax.tree.map(jnp.subtract, upload, template))
 
-    def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
+    def combine(
+        total: Total, template: Params, context: RoundContext, state: PyTree
+    ) -> tuple[Combined, jax.Array]:
+        """Returns what the rule makes of the uploads, and whether there is any."""
         sent = total.weights > 0
         usable = sent & (jax.vmap(tree.norm)(total.value.value) < _LONGEST)
         changes = _changes(total.value.value, usable, template, context.fixed, product)
-        made = rule(changes, context, state)
-        new, metrics = _applied(made.change, template, context.fixed)
+        made, some = rule(changes, context, state), changes.number > 0
         ignored = jnp.sum(sent & ~usable, dtype=jnp.float32)
-        some = changes.number > 0
+        metrics = made.metrics | {"uploads_ignored": ignored}
+        return Combined(made.change, metrics, tree.where(some, made.state, state)), some
+
+    def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
+        made, some = combine(total, template, context, state)
+        new, metrics = _applied(made.change, template, context.fixed)
         update = {n: jnp.where(some, new[n], x).astype(x.dtype) for n, x in template.items()}
-        metrics = metrics | made.metrics | {"uploads_ignored": ignored}
-        return Aggregated(update, metrics, tree.where(some, made.state, state))
+        return Aggregated(update, metrics | made.metrics, made.state)
+
+    def finish_products(
+        total: Total, template: Params, context: RoundContext, state: PyTree
+    ) -> Aggregated:
+        made, some = combine(total, template, context, state)
+        scales = {path: scale(context.fixed, path) for path in pairs(template)}
+        change = {
+            n + PRODUCT if n in scales else n: jnp.where(some, x / scales.get(n, 1.0), 0.0)
+            for n, x in made.change.items()
+        }
+        return Aggregated({"change": change, "scale": scales}, made.metrics, made.state)
 
     def start(template: Params) -> PyTree:
         return init(_zeros(template, product))
@@ -156,6 +174,8 @@ def robust(
         truncates=product,
         refactors=product,
         needs_all_uploads=True,
+        refactor=fra().refactor if product else None,
+        finish_products=finish_products if product else None,
     )
 
 

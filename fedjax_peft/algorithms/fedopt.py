@@ -131,9 +131,14 @@ def fedopt(
     if space == "product":
         base = aggregator or fra()
         if base.refactor is None:
+            advice = (
+                "Give the aggregator space = 'product' too."
+                if base.needs_all_uploads
+                else "Leave the aggregator out to use 'fra'."
+            )
             raise InputError(
                 f"space = 'product' needs an aggregator that can factor a product anew, such as"
-                f" 'fra' or 'flexlora', not {base.name!r}. Leave the aggregator out to use 'fra'."
+                f" 'fra' or 'flexlora', not {base.name!r}. {advice}"
             )
         combine, moves, reason = product_changes(base), _on_products(server, base), None
     algorithm = averaging("fedopt", optimizer, head_roles(head), combine)._replace(

@@ -88,7 +88,8 @@ def scaffold(
       learning_rate: the optimizer's learning rate, which cannot be read from an optax optimizer. It
         follows a schedule of the optimizer over rounds.
       server_learning_rate: η_g, the server's step towards the aggregate; 1 takes the aggregate.
-      aggregator: how models combine; by default their mean. Control variates are always averaged.
+      aggregator: how models combine; by default their mean. Control variates are averaged, unless
+        the aggregator needs all uploads: a robust one combines control variates too.
       keep_optimizer: only False: control variates are gradients of a single round.
       server_schedule: factor of η_g by round; by default 1 in every round.
 
@@ -150,11 +151,14 @@ def scaffold(
         params=lambda state: state["model"],
         template=lambda state: {"model": state["model"], "control": _zeros(state["model"])},
     )
+    control = mean(error=False)
+    if aggregator is not None and aggregator.needs_all_uploads:
+        control = aggregator
     algorithm = Algorithm(
         "scaffold",
         rules,
         client,
-        by_field(model=aggregator or mean(), control=mean(error=False)),
+        by_field(model=aggregator or mean(), control=control),
         server,
         init_client_state=lambda shared, private: {"model": private, "control": _zeros(shared)},
         model=lambda broadcast, client_state: {**broadcast["model"], **client_state["model"]},

@@ -39,6 +39,10 @@ OTHERS = {
     "fedavg_fra": functools.partial(algorithms.fedavg, aggregator=aggregators.fra()),
     "fedavg_flexlora": functools.partial(algorithms.fedavg, aggregator=aggregators.flexlora()),
     "fedavg_hetlora": functools.partial(algorithms.fedavg, aggregator=aggregators.hetlora()),
+    "fedavg_median": functools.partial(algorithms.fedavg, aggregator=aggregators.median()),
+    "fedavg_geometric_median_product": functools.partial(
+        algorithms.fedavg, aggregator=aggregators.geometric_median(space="product")
+    ),
     "fedavg_private_head": functools.partial(algorithms.fedavg, head="private"),
     "fedavg_keeps_optimizer": functools.partial(algorithms.fedavg, keep_optimizer=True),
     "fedavgm_product": functools.partial(algorithms.fedavgm, space="product"),

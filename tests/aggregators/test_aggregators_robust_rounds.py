@@ -1,0 +1,152 @@
+"""Robust aggregators in rounds: both engines, lanes, run-time numbers, algorithms around them."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+import toy
+from combining import combine
+
+import fedjax_peft as fp
+from fedjax_peft import aggregators
+from fedjax_peft.algorithms import fedadam, fedavg, fedopt, scaffold
+from fedjax_peft.errors import InputError
+from fedjax_peft.lowrank import pairs
+
+SGD = optax.sgd(0.3)
+FEDERATION = toy.clients((7, 4, 12, 1, 9))
+RULES = {
+    "bulyan": functools.partial(aggregators.bulyan, 0),
+    "centred_clipping": functools.partial(aggregators.centred_clipping, steps=2),
+    "fltrust": aggregators.fltrust,
+    "krum": functools.partial(aggregators.krum, 1),
+}
+
+
+def engine(algorithm, **options):
+    return toy.Engine(algorithm, FEDERATION, per_round=5, **{"lanes": 3, **options})
+
+
+def two_rounds(engine):
+    """Returns the server's states after one and after two rounds."""
+    states, state = [], engine.session.init(0)
+    for _ in range(2):
+        state, _ = engine.session.step(state)
+        states.append(jax.device_get((state.server, state.aggregator_state)))
+    return states
+
+
+def same(one, other, tolerance=1e-5):
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [("bulyan", "product"), ("centred_clipping", "product"), ("fltrust", "factors")],
+)
+def test_engines_and_lanes_agree(name, space):
+    algorithm = fedavg(SGD, aggregator=RULES[name](space=space))
+    expected = two_rounds(engine(algorithm, engine="reference"))
+    same(two_rounds(engine(algorithm)), expected, 2e-4)
+    same(two_rounds(engine(algorithm, lanes=1)), expected, 2e-4)
+
+
+def meaning(leaves):
+    """Returns products and other leaves, on the host."""
+    leaves = dict(leaves)
+    for path, (a, b) in pairs(leaves).items():
+        leaves[path] = leaves.pop(a) @ leaves.pop(b)
+    return leaves
+
+
+def test_a_server_optimizer_steps_on_the_robust_change_of_products():
+    """A step of 1 along it is the aggregator's own step."""
+    robust = aggregators.geometric_median(space="product")
+    stepped = engine(fedopt(SGD, server=optax.sgd(1.0), aggregator=robust, space="product"))
+    plain = engine(fedavg(SGD, aggregator=robust))
+    (one, _), _ = two_rounds(stepped)
+    (other, _), _ = two_rounds(plain)
+    same(meaning(one.model), meaning(other))
+    mean = engine(fedopt(SGD, server=optax.sgd(1.0), space="product"))
+    (averaged, _), _ = two_rounds(mean)
+    assert np.abs(meaning(averaged.model)["layer"] - meaning(other)["layer"]).max() > 1e-3
+
+
+def test_a_server_optimizer_on_products_needs_a_rule_of_products():
+    with pytest.raises(InputError, match=r"median.*Give the aggregator space = 'product' too"):
+        fedadam(SGD, aggregator=aggregators.median(), space="product")
+
+
+def test_scaffold_combines_control_variates_robustly_too():
+    algorithm = scaffold(SGD, learning_rate=0.3, aggregator=aggregators.median())
+    template = {f: {"x": np.zeros(2, np.float32)} for f in ("model", "control")}
+    rows = np.array([[1, 1], [2, 2], [1e6, -1e6]], np.float32)
+    uploads = {f: {"x": rows} for f in template}
+    slots, weights = np.arange(3, dtype=np.int32), np.ones(3, np.float32)
+    inputs = (uploads, weights, slots, slots, template, {}, ())
+    got = combine(algorithm.aggregator, *inputs, parts=(3,)).update
+    for field in template:
+        np.testing.assert_array_equal(got[field]["x"], [2, 1])
+
+
+@pytest.mark.parametrize(
+    ("make", "values"),
+    [
+        (aggregators.bulyan, (0, 1)),
+        (aggregators.centred_clipping, (0.5, 2.0)),
+        (aggregators.krum, (0, 2)),
+        (functools.partial(aggregators.multi_krum, 1), (1, 3)),
+        (aggregators.norm_bounding, (0.5, 2.0)),
+        (aggregators.trimmed_mean, (0.15, 0.3)),
+    ],
+)
+def test_numbers_can_be_run_time_values(make, values):
+    rng = np.random.default_rng(0)
+    template = {"x": np.zeros(4, np.float32)}
+    uploads = {"x": rng.normal(size=(7, 4)).astype(np.float32)}
+    slots, weights = np.arange(7, dtype=np.int32), np.ones(7, np.float32)
+
+    def run(value):
+        aggregator = make(value)
+        state = aggregator.init(template)
+        inputs = (uploads, weights, slots, slots, template, {}, state)
+        return combine(aggregator, *inputs, parts=(7,)).update["x"]
+
+    traced = jax.jit(run)
+    results = [traced(np.float32(value)) for value in values]
+    assert traced._cache_size() == 1
+    for got, value in zip(results, values, strict=True):
+        np.testing.assert_allclose(got, run(value), atol=1e-6)
+    assert np.abs(results[0] - results[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["centred_clipping", "fltrust", "krum", "mean"])
+def test_a_defence_holds_against_an_attack_where_the_mean_breaks(name):
+    """One of five clients sends 1e6 times the opposite of its change."""
+    aggregator = aggregators.mean(error=False) if name == "mean" else RULES[name]()
+    algorithm = fedavg(SGD, aggregator=aggregator)
+
+    def tamper(client, upload, template, key):
+        sent = jax.tree.map(lambda x, t: t - 1e6 * (x - t), upload, template)
+        return jax.tree.map(lambda x, y: jax.numpy.where(client == 4, y, x), upload, sent)
+
+    (server, _), _ = two_rounds(engine(algorithm._replace(tamper=tamper)))
+    start = engine(algorithm).shared
+    moved = max(np.abs(server[n] - x).max() for n, x in start.items())
+    assert (moved > 100) == (name == "mean")
+
+
+def test_privacy_of_clients_refuses_a_rule_that_is_no_sum():
+    data = toy.clients((7, 4, 12, 1, 9))
+    with pytest.raises(InputError, match="krum"):
+        fp.simulate(
+            toy.model(),
+            fedavg(SGD, aggregator=aggregators.krum(1)),
+            data,
+            rounds=1,
+            clients_per_round=5,
+            privacy=fp.privacy.central(1.0, 1.0),
+        )
