@@ -19,12 +19,13 @@ from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.round import build_round, evaluation
 from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
+from fedjax_peft.privacy import central
 from fedjax_peft.random import stream
 from fedjax_peft.roles import assign_roles
 from fedjax_peft.simulation.checks import check_transforms
 from fedjax_peft.tasks import classification
 from fedjax_peft.transforms import clip_norm
-from fedjax_peft.typing import Aggregated, Outputs
+from fedjax_peft.typing import Aggregated, Federation, Outputs
 
 SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)
@@ -381,6 +382,53 @@ def test_changes_are_clipped_and_those_that_are_short_keep_every_bit(name):
     np.testing.assert_allclose(short.aggregation["largest_norm"], longest, rtol=1e-5)
     assert short.finite.all()
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(short[:2]))
+
+
+# ------------------------------------------------------------------------------ central privacy
+
+PRIVACY_REFUSED = {
+    "fedex": "passes the factors of every client on",
+    "flora": "passes the factors of every client on",
+    "fedavg_hetlora": "weights a client by what it sends",
+    "hetlora": "weights a client by what it sends",
+    "hetlora_prunes": "weights a client by what it sends",
+    "fra_ffa_plateau": "Set trigger = 'round' or 'subspace'",
+}
+
+
+def privately(name):
+    """Returns an algorithm with central privacy, on its model and clients."""
+    algorithm, model, federation = make(name)
+    facts = Federation(
+        *(len(federation), len(federation), "all"),
+        batch_size=4,
+        batch_sampling="shuffled",
+        most_steps=9,
+        most_passes=1,
+        fewest_examples=1,
+    )
+    private = central(0.5, 0.5).protect(algorithm, facts)
+    return toy.Engine(private, federation, per_round=len(federation), lanes=3, bound=model)
+
+
+def test_central_privacy_runs_over_the_algorithm_or_says_why_not(name):
+    if name in PRIVACY_REFUSED:
+        with pytest.raises(InputError, match=PRIVACY_REFUSED[name]):
+            privately(name)
+        return
+    engine = privately(name)
+    state = engine.start()
+    first = jax.device_get(engine.algorithm.server.model(state[0]))
+    for number in (1, 2):
+        result = engine.run(engine.schedule.cohort(number), number, state)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves((result.server, result.norms)))
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.client_state))
+        clients = len(engine.schedule.indices)
+        np.testing.assert_allclose(result.aggregation["privacy_noise_std"], 0.25 / clients)
+        state = (result.server, result.client_state)
+    if name not in ALONE:  # every leaf is released, with noise
+        last = engine.algorithm.server.model(result.server)
+        assert all(np.all(last[n] != x) for n, x in first.items() if np.all(x != 0))
 
 
 # ---------------------------------------------------------------------------- the norm of updates
