@@ -1,0 +1,147 @@
+"""DP-FTRL: the covariance of correlated noise, its sensitivity, and runs that resume exactly."""
+
+import itertools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+
+import fedjax_peft as fp
+from fedjax_peft import algorithms
+from fedjax_peft.errors import InputError
+from fedjax_peft.privacy import correlated
+from fedjax_peft.privacy.correlated import correlated_noise, strategy
+from fedjax_peft.typing import Federation
+
+pytest.importorskip("jax_privacy")
+ROUNDS = 6
+
+
+def federation(clients=12, per_round=4, sampling="round_robin"):
+    work = {"batch_size": 4, "most_steps": 3, "most_passes": 1, "fewest_examples": 2}
+    return Federation(clients, per_round, sampling, batch_sampling="shuffled", **work)
+
+
+def matrix(bands, rounds=ROUNDS):
+    """Returns the lower triangular Toeplitz matrix of the bands."""
+    column = np.zeros(rounds)
+    column[: len(bands)] = bands
+    return np.array(
+        [[column[i - j] if i >= j else 0 for j in range(rounds)] for i in range(rounds)]
+    )
+
+
+def test_the_noises_of_all_rounds_have_the_covariance_of_the_inverse_matrix():
+    made, scale, draws = strategy(ROUNDS, 3, 3), 0.7, 40_000
+    noise = correlated_noise(made, scale)
+
+    def one(keys):
+        zeros, rows = {"x": jnp.zeros(())}, []
+        state = noise.init(lambda: zeros)
+        for i in range(ROUNDS):
+            drawn, state = noise.add(zeros, keys[i], state, jnp.int32(i + 1))
+            rows.append(drawn["x"])
+        return jnp.stack(rows)
+
+    keys = jax.random.split(jax.random.key(0), (draws, ROUNDS))
+    rows = np.asarray(jax.jit(jax.vmap(one))(keys), np.float64)
+    inverse = scale * np.linalg.inv(matrix(made.bands))
+    expected = inverse @ inverse.T
+    np.testing.assert_allclose(np.cov(rows.T), expected, atol=0.03 * expected.max())
+    claimed = [float(noise.std(jnp.int32(i + 1))) for i in range(ROUNDS)]
+    np.testing.assert_allclose(claimed, np.sqrt(np.diag(expected)), rtol=1e-5)
+    # The sum over rounds, which the model holds, has less noise than with independent noise of the
+    # same guarantee: that is what it is for.
+    single = strategy(ROUNDS, 1, 3)
+    prefix = np.tril(np.ones((ROUNDS, ROUNDS)))
+    correlated_error = made.sensitivity**2 * np.sum((prefix @ inverse / scale) ** 2)
+    assert correlated_error < 0.9 * single.sensitivity**2 * np.sum(prefix**2)
+
+
+@pytest.mark.parametrize(("bands", "separation"), [(1, 1), (1, 3), (2, 2), (3, 3), (3, 1), (4, 6)])
+def test_the_sensitivity_is_the_largest_over_all_ways_to_take_part(bands, separation):
+    made = strategy(ROUNDS, bands, separation)
+    largest = 0.0
+    for chosen in itertools.product([0, 1], repeat=ROUNDS):
+        turns = np.flatnonzero(chosen)
+        if len(turns) < 2 or np.diff(turns).min() >= separation:
+            largest = max(largest, np.linalg.norm(matrix(made.bands) @ np.array(chosen)))
+    np.testing.assert_allclose(made.sensitivity, largest, rtol=1e-5)
+
+
+def test_the_whole_run_is_one_gaussian_mechanism():
+    from fedjax_peft.privacy.accounting import epsilon, gaussian_event
+
+    privacy = correlated(1.0, 2.0, rounds=20)
+    expected = epsilon(gaussian_event(2.0, 1), 1e-5, "rdp", "replace_special")
+    assert privacy.guarantee(federation(), 20).epsilon == expected
+    assert privacy.guarantee(federation(), 1).epsilon == expected
+    assert privacy.guarantee(federation(), 0).epsilon == 0
+    assert privacy.guarantee(federation(), 21).epsilon == np.inf
+    assert "one of 3 rounds" in privacy.statement(federation())
+
+
+def test_the_noise_of_a_run_is_correlated_and_resumes_exactly(tmp_path):
+    """With a learning rate of 0 the model moves by the noise alone."""
+    clients, model = toy.clients([4] * 6), toy.lora_model()
+    options = {
+        "privacy": correlated(1.0, 1.0, rounds=4),
+        "sampling": "round_robin",
+        "clients_per_round": 2,
+        "checkpoint_every": 2,
+    }
+    arguments = (model, algorithms.fedavg(optax.sgd(0.0)), clients)
+    made = strategy(4, 3, 3)
+    session = fp.session(
+        *arguments, **{k: v for k, v in options.items() if k != "checkpoint_every"}
+    )
+    state, moved = session.init(0), []
+    for _ in range(4):
+        before = jax.device_get(state.server)
+        state, info = session.step(state)
+        after = jax.device_get(state.server)
+        moved.append(np.concatenate([(after[n] - before[n]).ravel() for n in sorted(after)]))
+    std = np.array(made.noises) * made.sensitivity / 2
+    np.testing.assert_allclose(info.aggregation["privacy_noise_std"], std[3], rtol=1e-5)
+    # T x is independent noise again: the sums of its neighbours have no correlation.
+    whitened = matrix(made.bands, 4) @ np.array(moved) * 2 / made.sensitivity
+    np.testing.assert_allclose(whitened.std(axis=1), 1, atol=0.3)
+    assert np.abs(np.corrcoef(whitened) - np.eye(4)).max() < 0.45
+    assert np.corrcoef(moved[0], moved[1])[0, 1] < -0.2
+    whole = fp.simulate(*arguments, rounds=4, **options)
+    fp.simulate(*arguments, rounds=2, out=tmp_path, **options)
+    again = fp.simulate(*arguments, rounds=4, out=tmp_path, resume=True, **options)
+    for n, x in whole.params.items():
+        np.testing.assert_array_equal(again.params[n], x)
+
+
+@pytest.mark.parametrize(
+    ("facts", "bands", "reason"),
+    [
+        (federation(sampling="poisson"), None, "sampling='round_robin'"),
+        (federation(12, 5), None, "evenly"),
+        (federation(), 4, "at most 3"),
+    ],
+)
+def test_what_does_not_bound_the_turns_of_a_client_is_refused(facts, bands, reason):
+    privacy = correlated(1.0, 1.0, rounds=10, bands=bands)
+    with pytest.raises(InputError, match=reason):
+        privacy.protect(algorithms.fedavg(optax.sgd(0.1)), facts)
+
+
+def test_clients_that_always_take_part_pay_for_it_in_the_sensitivity():
+    independent, banded = strategy(ROUNDS, 1, 1), strategy(ROUNDS, 2, 1)
+    np.testing.assert_allclose(independent.sensitivity, np.sqrt(ROUNDS), rtol=1e-6)
+    assert banded.sensitivity > independent.sensitivity
+    facts = federation(4, 4, "all")
+    correlated(1.0, 1.0, rounds=ROUNDS, bands=2).protect(algorithms.fedavg(optax.sgd(0.1)), facts)
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax_privacy.matrix_factorization", None)
+    with pytest.raises(InputError, match=r"fedjax_peft\[privacy\]"):
+        strategy(17, 2, 5)
