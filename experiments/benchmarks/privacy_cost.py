@@ -90,7 +90,12 @@ def measured(shape: str, clients: int, repeats: int, wanted: list[str]) -> list[
         )
         began = time.perf_counter()
         states[name] = jax.block_until_ready(sessions[name].step(sessions[name].init(0))[0])
-        rows[name] = {"case": name, "first_s": time.perf_counter() - began, "seconds": [], "cpu": []}
+        rows[name] = {
+            "case": name,
+            "first_s": time.perf_counter() - began,
+            "seconds": [],
+            "cpu": [],
+        }
     for _ in range(repeats):
         for name, session in sessions.items():
             began, busy = time.perf_counter(), time.process_time()

@@ -125,6 +125,8 @@ class Loop:
 
     def resume(self) -> str | None:
         """Charges the recorded rounds; returns why the run has ended, None if it has not."""
+        if self.private is not None:
+            self.private.check_same(self.record.rows[-1])
         for row in self.record.rows:
             self.costs.record(row)
         return self._met(self.record.rows)

@@ -1,6 +1,7 @@
 """The guarantee in the rows of a run, in its report, and what breaks it."""
 
 import math
+import shutil
 
 import optax
 import pytest
@@ -111,6 +112,14 @@ def test_a_run_without_a_mechanism_has_no_guarantee():
     found = simulate(None, rounds=1)
     assert not any({"epsilon", "delta", "privacy"} & row.keys() for row in found.metrics)
     assert found.privacy == ""
+
+
+def test_a_run_is_not_resumed_with_other_noise(run, tmp_path):
+    shutil.copytree(run.out, tmp_path / "run")
+    again = {"out": tmp_path / "run", "resume": True, "rounds": 3}
+    with pytest.raises(InputError, match="made with another privacy mechanism: after round 2"):
+        simulate(fake(3.0), **again)
+    assert simulate(fake(), **again).metrics[-1]["epsilon"] > run.metrics[-1]["epsilon"]
 
 
 def test_an_error_that_names_one_client_is_refused():
