@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_peft import aggregators, algorithms, assets, peft, testing, transforms
+from fedjax_peft import aggregators, algorithms, assets, attacks, peft, testing, transforms
 from fedjax_peft.data import sources
 
 pytestmark = pytest.mark.slow
@@ -92,7 +92,7 @@ def test_glossary_is_short():
 
 
 def test_every_paper_has_an_entry():
-    """Each algorithm, aggregator, transform and PEFT method names entries of references.bib."""
+    """All algorithms, aggregators, attacks, transforms and PEFT methods have their papers."""
     folder = ROOT / "docs" / "reference"
     text = (folder / "cite.md").read_text()
     table = re.findall(r"^\| (`.*?) \| (.*) \|$", text, re.MULTILINE)
@@ -100,6 +100,7 @@ def test_every_paper_has_an_entry():
     ours = {"local", "centralised", "full", "head_only", "layer_norm", "pretrained"}
     ours |= {"clip_norm", "top_directions"}
     everything = {*algorithms.__all__, *aggregators.__all__, *peft.__all__, *transforms.__all__}
+    everything |= {*attacks.__all__}
     assert everything - named == ours
     known = set(re.findall(r"^@\w+{(\w+),", (folder / "references.bib").read_text(), re.MULTILINE))
     cited = set(re.findall(r"`([a-z]+\d{4}\w+)`", text))

@@ -12,7 +12,7 @@ import reference
 import toy
 from toy_transforms import clip_by_state, record
 
-from fedjax_peft import aggregators, algorithms, schedules, summation, tree
+from fedjax_peft import aggregators, algorithms, attacks, schedules, summation, tree
 from fedjax_peft.aggregators.products import with_products
 from fedjax_peft.algorithms.checks import CLIENT_RATES
 from fedjax_peft.engine.plan import Cohort
@@ -639,3 +639,67 @@ def test_every_option_of_an_algorithm_is_described_once(name):
     described = [line.split(":")[0].strip() for line in factory.__doc__.splitlines()]
     for option in inspect.signature(factory).parameters:
         assert described.count(option) == 1, option
+
+
+# ------------------------------------------------------------------------------------------ attacks
+
+
+ATTACKS = {
+    "label_flip": attacks.label_flip(0.4),
+    "sign_flip": attacks.sign_flip(0.4),
+    "gaussian": attacks.gaussian(0.4, 0.1),
+    "scaled": attacks.scaled(0.4, 4.0),
+    "alie": attacks.alie(0.4),
+    "ipm": attacks.ipm(0.4),
+    "min_max": attacks.min_max(0.4),
+}
+"""The backdoor changes batches, like the first, and then scales uploads, like the fourth."""
+ON_UPLOADS = {*ATTACKS} - {"label_flip"}
+NOT_ATTACKED = {
+    "flora": "starts from a random A of its own",
+    "hetlora_prunes": "hold zeros in the directions",
+    "local": "send nothing",
+}
+"""Algorithms whose uploads cannot be tampered with, and why."""
+
+
+def facts(name):
+    """Returns the facts about the federation of an algorithm."""
+    clients = make(name)[2]
+    columns = tuple((n, x.shape[1:]) for n, x in clients.data.columns.items())
+    n = len(clients)
+    parts = (n, n, "all", 4, "shuffled", 3, 1, 1, columns, toy.CLASSES)
+    return Federation(*parts)
+
+
+ONE_OF_EACH_PLACE = ("label_flip", "gaussian", "min_max")
+"""Attacks on batches, on single uploads and on cohorts; the others differ in a formula."""
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [a if a in ONE_OF_EACH_PLACE else pytest.param(a, marks=pytest.mark.slow) for a in ATTACKS],
+)
+def test_every_attack_runs_or_is_refused_with_the_reason(name, attack):
+    """The shapes of a round are computed, which runs all functions without compiling them."""
+    algorithm, model, federation = make(name)
+    if name in NOT_ATTACKED and attack in ON_UPLOADS:
+        with pytest.raises(InputError, match=NOT_ATTACKED[name]):
+            ATTACKS[attack].apply(algorithm, facts(name))
+        return
+    attacked = ATTACKS[attack].apply(algorithm, facts(name))
+    plain = rig(name)
+    names = assign_roles(model.kinds, algorithm.roles)
+    fixed = tree.select(model.trainable, names["fixed"])
+    server, client_state = plain.start()
+    template = algorithm.server.unchanged(server)
+    state = State(server, client_state, attacked.aggregator.init(template)).on_device()
+    columns = dict(federation.data.columns)
+    plan = plain.plan(plain.schedule.cohort(1))
+    inputs = (fixed, {}, columns, state, plan, stream(0, "clients"), jnp.int32(1))
+    round_ = build_round(attacked, model.apply, classification(), len(federation))
+    result = jax.eval_shape(round_, model.frozen, *inputs)
+    assert result.aggregation["hostile"].shape == ()
+    assert jax.tree.structure(result.state.server) == jax.tree.structure(server)
+    for x, y in zip(*map(jax.tree.leaves, (result.state.server, server)), strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
