@@ -1,0 +1,87 @@
+"""Times a round with each compressor against a round without, on a small transformer.
+
+The rounds run in turns, so that a busy machine slows all of them. Printed are medians of the
+ratios, the bytes of one upload and the relative error. A compressor's part is a fixed cost for each
+client, so its share is largest here, where a local round is two steps of a tiny model.
+
+    python experiments/benchmarks/compressors.py
+"""
+
+import argparse
+import statistics
+import time
+
+import jax
+import optax
+
+import fedjax_peft as fp
+from fedjax_peft import transforms
+from fedjax_peft.simulation.cost import forecast
+
+
+def compressors() -> dict[str, list]:
+    """Returns name -> upload transforms."""
+    return {
+        "none": [],
+        "quantize 8": [transforms.quantize(8)],
+        "quantize 4": [transforms.quantize(4)],
+        "int8": [transforms.int8()],
+        "nf4": [transforms.nf4()],
+        "sign": [transforms.sign()],
+        "ternary": [transforms.ternary()],
+        "top_k 10 %": [transforms.top_k(0.1)],
+        "top_k 10 %, quantize 4": [transforms.top_k(0.1), transforms.quantize(4)],
+        "random_k 10 %": [transforms.random_k(0.1)],
+        "top_directions 2 of 8": [transforms.top_directions(2)],
+        "power_sgd 1": [transforms.power_sgd(1)],
+        "flasc 25 %": [transforms.flasc()],
+    }
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="default 15")
+    parser.add_argument("--steps", type=int, default=2, help="local steps; default 2")
+    parser.add_argument("--only", default="", help="only the compressors with this in their name")
+    a = parser.parse_args()
+    shape = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 2}
+    config = {**fp.testing.TINY_BERT, **shape, "num_hidden_layers": 2}
+    model = fp.attach(fp.random_model(config, head=fp.heads.classification(4)), fp.lora(rank=8))
+    clients = fp.partition.iid(fp.testing.tiny_dataset(320), clients=10)
+    fedavg = fp.algorithms.fedavg(optax.adamw(1e-3))
+    sessions, states, seconds, errors, sizes = {}, {}, {}, {}, {}
+    chosen = {name: given for name, given in compressors().items() if a.only in name or not given}
+    for name, given in chosen.items():
+        sessions[name] = fp.session(
+            model,
+            fedavg,
+            clients,
+            clients_per_round=5,
+            local_steps=a.steps,
+            lanes=1,
+            transforms=given,
+        )
+        states[name], _ = sessions[name].step(sessions[name].init(0))  # compiles
+        seconds[name] = []
+        transform = transforms.chain(*given) if given else None
+        costs = forecast(model, fedavg, clients=1, rounds=1, steps=1, transform=transform)
+        sizes[name] = costs.bytes_up
+    for _ in range(a.rounds):
+        for name, session in sessions.items():
+            began = time.perf_counter()
+            states[name], info = session.step(states[name])
+            jax.block_until_ready(states[name].server)
+            seconds[name].append(time.perf_counter() - began)
+            errors[name] = float(info.aggregation.get("compression_error", 0.0))
+    print(f"{'compressor':24} {'ms a round':>10} {'times none':>10} {'bytes':>7} {'error':>6}")
+    for name, own in seconds.items():
+        ratio = statistics.median(x / y for x, y in zip(own, seconds["none"], strict=True))
+        middle = 1e3 * statistics.median(own)
+        print(f"{name:24} {middle:10.1f} {ratio:10.2f} {sizes[name]:7,} {errors[name]:6.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Every built-in transform with every kind of algorithm: it runs, or is refused with a reason."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from toy_transforms import compressors, example
+
+from fedjax_peft import aggregators, algorithms, transforms, tree
+from fedjax_peft.engine.uploads import encoder
+from fedjax_peft.errors import InputError
+from fedjax_peft.roles import assign_roles
+from fedjax_peft.simulation.checks import check_transforms
+from fedjax_peft.simulation.cost import Ledger
+from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.transforms import downlink
+
+SGD = optax.sgd(0.1)
+MODEL = toy.lora_model()
+ALGORITHMS = {
+    "fedavg": algorithms.fedavg(SGD),
+    "fra": algorithms.fedavg(SGD, aggregator=aggregators.fra()),
+    "median": algorithms.fedavg(SGD, aggregator=aggregators.median()),
+    "ffa": algorithms.ffa(SGD),
+    "rolora": algorithms.rolora(SGD),
+    "fedadam": algorithms.fedadam(SGD, 0.1),
+    "ditto": algorithms.ditto(SGD, weight=0.1),
+    "scaffold": algorithms.scaffold(SGD, learning_rate=0.1),
+    "fednova": algorithms.fednova(SGD),
+    "fedex": algorithms.fedex(SGD),
+    "flora": algorithms.flora(SGD),
+    "hetlora": algorithms.hetlora(SGD, prune=0.5),
+    "local": algorithms.local(SGD),
+}
+REFUSED = {
+    "flora": "every client starts from a random A of its own",
+    "hetlora": "Leave prune out",
+    ("fedex", "flasc"): "earlier rounds added to the frozen weights",
+    ("scaffold", "flasc"): "it holds more than the shared leaves",
+    ("fednova", "flasc"): "it holds more than the shared leaves",
+}
+"""Algorithm, or (algorithm, transform) -> the reason."""
+
+
+def server_of(algorithm):
+    names = assign_roles(MODEL.kinds, algorithm.roles)
+    return algorithm.server.init(tree.select(MODEL.trainable, names["shared"]))
+
+
+def nonlinear(algorithm, transform):
+    """Returns whether the transform changes a mean that the aggregator does not form."""
+    return transform.changes_aggregate and not algorithm.aggregator.linear
+
+
+@pytest.mark.parametrize("name", transforms.__all__)
+@pytest.mark.parametrize("kind", ALGORITHMS)
+def test_a_transform_encodes_uploads_or_is_refused_with_a_reason(kind, name):
+    algorithm = ALGORITHMS[kind]
+    reason = REFUSED.get(kind, REFUSED.get((kind, name)))
+    if reason is None and nonlinear(algorithm, example(name)):
+        reason = "does not form that mean"
+    if reason is not None:
+        with pytest.raises(InputError, match=f"cannot be combined with .*{name}.*{reason}"):
+            check_transforms(example(name), algorithm)
+        return
+    transform = check_transforms(example(name), algorithm)
+    server = server_of(algorithm)
+    template = algorithm.server.unchanged(server)
+    rng = np.random.default_rng(0)
+    upload = jax.tree.map(lambda x: x + jnp.asarray(rng.normal(size=x.shape), x.dtype), template)
+    part = algorithm.change_part(template)
+    inputs = (transform.broadcast(transform.init(part)), {})
+    encode = encoder(transform, algorithm, template, *inputs)
+    sent, encoded = encode({}, upload, transform.memory(part), jax.random.key(0))
+    assert jax.tree.structure(sent) == jax.tree.structure(upload)
+    assert jax.tree.structure(encoded.memory) == jax.tree.structure(transform.memory(part))
+    for a, b in zip(jax.tree.leaves(sent), jax.tree.leaves(upload), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert np.isfinite(a).all()
+    if name in compressors():
+        plain = Ledger(MODEL, algorithm, server, 4).up(0)
+        small = Ledger(MODEL, algorithm, server, 4, transform=transform).up(0)
+        assert small < plain or small == plain == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fra", "rolora", "scaffold", "ditto"])
+def test_rounds_with_compressors_run_in_algorithms_of_all_kinds(kind):
+    """One program: a chain of compressors, with the downlink where it is allowed."""
+    given = [example(name) for name in ("top_directions", "top_k", "quantize")]
+    if kind not in ("scaffold",):
+        given.insert(0, downlink(example("int8")))
+    options = {"rounds": 3, "lanes": 2, "batch_size": 4, "eval_every": 9}
+    federation = toy.clients([7, 4, 12])
+    made = simulate(toy.lora_model(), ALGORITHMS[kind], federation, transforms=given, **options)
+    row = made.metrics[-1]
+    assert row["dropped"] == []
+    assert all(np.isfinite(x).all() for x in made.params.values())
+    for name in ("compression_error", "compression_error_2", "compression_error_3"):
+        assert 0 < row[name] < 1
+    assert ("downlink_error" in row) == (kind != "scaffold")
