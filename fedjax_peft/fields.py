@@ -149,7 +149,7 @@ FIELDS = (
         "compression_error",
         "fraction",
         "Compressors: mean over aggregated clients of the norm of what was lost over that of what"
-        " was to be sent; the second of a chain has ``_2``.",
+        " was to be sent; a second one of a chain has its place, such as ``_2``.",
     ),
     Field("downlink_error", "fraction", "downlink: the same of what the server broadcasts."),
     # ---- differential privacy

@@ -25,8 +25,8 @@ ALGORITHMS = {
     "median": algorithms.fedavg(SGD, aggregator=aggregators.median()),
     "ffa": algorithms.ffa(SGD),
     "rolora": algorithms.rolora(SGD),
-    "fedadam": algorithms.fedadam(SGD, 0.1),
-    "ditto": algorithms.ditto(SGD, weight=0.1),
+    "fedadam": algorithms.fedadam(SGD),
+    "ditto": algorithms.ditto(SGD),
     "scaffold": algorithms.scaffold(SGD, learning_rate=0.1),
     "fednova": algorithms.fednova(SGD),
     "fedex": algorithms.fedex(SGD),
@@ -90,7 +90,7 @@ def test_a_transform_encodes_uploads_or_is_refused_with_a_reason(kind, name):
 def test_rounds_with_compressors_run_in_algorithms_of_all_kinds(kind):
     """One program: a chain of compressors, with the downlink where it is allowed."""
     given = [example(name) for name in ("top_directions", "top_k", "quantize")]
-    if kind not in ("scaffold",):
+    if kind != "scaffold":
         given.insert(0, downlink(example("int8")))
     options = {"rounds": 3, "lanes": 2, "batch_size": 4, "eval_every": 9}
     federation = toy.clients([7, 4, 12])
@@ -98,6 +98,7 @@ def test_rounds_with_compressors_run_in_algorithms_of_all_kinds(kind):
     row = made.metrics[-1]
     assert row["dropped"] == []
     assert all(np.isfinite(x).all() for x in made.params.values())
-    for name in ("compression_error", "compression_error_2", "compression_error_3"):
-        assert 0 < row[name] < 1
+    errors = [x for name, x in row.items() if name.startswith("compression_error")]
+    assert len(errors) == 3
+    assert all(0 < x < 1 for x in errors)
     assert ("downlink_error" in row) == (kind != "scaffold")
