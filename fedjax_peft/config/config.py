@@ -733,7 +733,8 @@ def _explicit(config: Config, data: Mapping[str, Dataset]) -> Config:
     """Returns the config with the settings that follow from the data, so that it is complete."""
     config, train = copy.deepcopy(config), data["train"]
     config["validation"] = _kind_of_validation(config, data)
-    for table in SCHEDULES:  # a run that is continued for more rounds keeps its schedule
+    # A run that is continued for more rounds keeps its schedule, and its correlated noise.
+    for table in (*SCHEDULES, "privacy"):
         if "rounds" in config[table]:
             config[table]["rounds"] = config[table]["rounds"] or config["rounds"]
     if config["model"]["head"] is None:

@@ -183,6 +183,17 @@ def json_as_toml(raw):
     return tomli_w.dumps(json.loads(json.dumps(raw)))
 
 
+def test_correlated_noise_is_recorded_for_the_rounds_it_was_made_for(raw):
+    turns = {"name": "correlated", "clip": 1.0, "epsilon": 2.0}
+    given = configs.resolve({**raw, "privacy": turns, "sampling": "round_robin"})
+    data, clients = configs.federation(given)
+    config = configs.with_noise(configs._explicit(given, data), clients)
+    assert config["privacy"]["rounds"] == 2
+    # 2 of 4 clients take turns: each takes part once, in one Gaussian mechanism.
+    expected = fp.privacy.noise_multiplier(2.0, 1e-5, 1)
+    assert config["privacy"]["noise_multiplier"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_mechanism_of_a_config_is_accounted_without_amplification_if_clients_are_listed(raw):
     resolved = configs.resolve(configs.override(raw, 'sampling="uniform"'))
     _, clients = configs.federation(resolved)
