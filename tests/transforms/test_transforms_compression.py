@@ -11,6 +11,7 @@ import toy
 from toy_transforms import compressors, example
 
 from fedjax_peft import algorithms, transforms
+from fedjax_peft.config.sweeps import plan
 from fedjax_peft.engine.uploads import encoder
 from fedjax_peft.errors import InputError
 from fedjax_peft.hyperparameters import constants_of
@@ -453,6 +454,21 @@ def test_a_share_is_a_constant_of_the_program():
     assert constants_of(top_k) == ("share",)
     with pytest.raises(InputError, match="share of top_k cannot be a run-time value"):
         jax.eval_shape(lambda share: encode(top_k(share), change()).update, jnp.float32(0.5))
+
+
+def test_a_sweep_over_shares_compiles_each_of_them_and_one_over_norms_does_not():
+    raw = {
+        "rounds": 1,
+        "model": {"name": "x"},
+        "data": {"name": "y"},
+        "partition": {"name": "iid", "clients": 2},
+        "optimizer": {"learning_rate": 0.1},
+        "transforms": {"top_k": {"share": 0.1}, "clip_norm": {"max_norm": 1.0}},
+    }
+    points = plan(raw, ["transforms.top_k.share=0.1,0.2"]).points
+    assert [point.config["runtime"] for point in points] == [None, None]
+    points = plan(raw, ["transforms.clip_norm.max_norm=1.0,2.0"]).points
+    assert points[0].config["runtime"] == ["transforms.clip_norm.max_norm"]
 
 
 def test_every_transform_of_a_config_is_in_the_list_of_this_file():
