@@ -22,8 +22,9 @@ from fedjax_peft.aggregators.robust import (
     Space,
     each_entry,
     enough_clients,
-    middle,
+    middle_of_ranked,
     number_of_hostile,
+    ranked,
     robust,
     squared_distances,
     too_few,
@@ -61,7 +62,8 @@ def bulyan(hostile: int, *, space: Space = "factors") -> Aggregator:
             return jnp.where(i < theta, rest & ~best, rest)
 
         rest = jax.lax.fori_loop(0, len(here), choose, here)
-        chosen, kept = here & ~rest, jnp.maximum(theta - 2 * hostile, 1)
+        chosen = here & ~rest
+        kept = jnp.asarray(jnp.maximum(theta - 2 * hostile, 1), jnp.int32)
         change = each_entry(changes, lambda rows: _around_median(rows, chosen, kept))
         return Combined(change, too_few(number, hostile, per=4), state)
 
@@ -69,9 +71,16 @@ def bulyan(hostile: int, *, space: Space = "factors") -> Aggregator:
 
 
 def _around_median(rows: jax.Array, here: jax.Array, kept: jax.Array) -> jax.Array:
-    """Returns the mean of the ``kept`` values closest to the median, in each entry."""
-    away = jnp.abs(rows - middle(rows, here)[None])
-    away = tree.where(here, away, jnp.full_like(away, jnp.inf))
-    _, ranked = jax.lax.sort((away, rows), dimension=0, num_keys=2)
-    some = tree.where(jnp.arange(len(rows)) < kept, ranked, jnp.zeros_like(ranked))
-    return jnp.sum(some, axis=0) / kept
+    """Returns the mean of the ``kept`` values closest to the median, in each entry.
+
+    In the sorted values they stand side by side: in the window whose ends are closest.
+    """
+    values, slots, number = ranked(rows, here), len(rows), jnp.sum(here, dtype=jnp.int32)
+    away = jnp.abs(values - middle_of_ranked(values, number)[None])
+    places = jnp.arange(slots)
+    ends = jnp.take(away, jnp.minimum(places + kept - 1, slots - 1), axis=0)
+    ends = tree.where(places + kept <= slots, ends, jnp.full_like(ends, jnp.inf))
+    start = jnp.argmin(jnp.maximum(away, ends), axis=0)
+    place = places.reshape(slots, *(1,) * start.ndim)
+    window = (place >= start[None]) & (place < start[None] + kept) & (place < number)
+    return jnp.sum(jnp.where(window, values, 0.0), axis=0) / kept

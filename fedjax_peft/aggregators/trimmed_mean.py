@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft import tree
-from fedjax_peft.aggregators.robust import Changes, Combined, Space, each_entry, robust
+from fedjax_peft.aggregators.robust import Changes, Combined, Space, each_entry, ranked, robust
 from fedjax_peft.errors import InputError
 from fedjax_peft.hyperparameters import is_traced
 from fedjax_peft.typing import Aggregator, PyTree, RoundContext
@@ -51,7 +51,7 @@ def trimmed_mean(share: float, *, space: Space = "factors") -> Aggregator:
 
 def _trimmed(rows: jax.Array, here: jax.Array, count: jax.Array, cut: jax.Array) -> jax.Array:
     """Returns the mean of the rows that are here, ``cut`` at each end left out in each entry."""
-    ranked = jnp.sort(tree.where(here, rows, jnp.full_like(rows, jnp.inf)), axis=0)
     rank = jnp.arange(len(rows))
-    kept = tree.where((rank >= cut) & (rank < count - cut), ranked, jnp.zeros_like(ranked))
+    kept = (rank >= cut) & (rank < count - cut)
+    kept = tree.where(kept, ranked(rows, here), jnp.zeros_like(rows))
     return jnp.sum(kept, axis=0) / jnp.maximum(count - 2 * cut, 1)

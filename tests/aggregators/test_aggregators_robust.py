@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_peft import aggregators
+from fedjax_peft.aggregators.robust import Changes, each_entry, middle, ranked
 from fedjax_peft.errors import InputError
 
 SLOTS, RANK, N_IN, N_OUT, SCALE = 9, 2, 6, 5, 1.5
@@ -179,6 +180,24 @@ def test_even_numbers_of_clients(name):
     x = changes(uploads, here, template, "factors")
     expected = vector(template, "factors") + REFERENCES[name](x)
     np.testing.assert_allclose(vector(got, "factors"), expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5, 8, 17])
+def test_rows_are_sorted_and_entries_come_back_to_their_places(slots):
+    """In one piece, and in several of which the last is not full."""
+    rng = np.random.default_rng(slots)
+    here = rng.random(slots) < 0.7
+    here[0] = True
+    for shape in [(3, 2), (5, 1000)]:
+        rows = rng.integers(-4, 4, (slots, *shape)).astype(np.float32)
+        expected = np.sort(rows[here], axis=0)
+        got = np.asarray(ranked(rows, here))
+        np.testing.assert_array_equal(got[: here.sum()], expected)
+        assert np.all(np.isinf(got[here.sum() :]))
+        changes = Changes({"x": rows, "y": rows[..., 0]}, {}, here, here.sum())
+        found = each_entry(changes, lambda x: middle(x, here))
+        np.testing.assert_array_equal(found["x"], np.median(rows[here], axis=0))
+        np.testing.assert_array_equal(found["y"], np.median(rows[here], axis=0)[..., 0])
 
 
 # --------------------------------------------------------------------------------- breakdown points
