@@ -72,7 +72,20 @@ def client_level() -> dict[str, tuple[fp.typing.Algorithm, Callable | None]]:
     }
 
 
-CASES = [client_level]
+def at_clients() -> dict[str, tuple[fp.typing.Algorithm, Callable | None]]:
+    """Returns the cases in which clients add the noise, in the same form."""
+    mean = fp.algorithms.fedavg(optax.adamw(1e-3))
+    return {
+        "step": (mean, None),
+        "step, example": (mean, fp.privacy.example(1.0, 1.0)),
+        "step, example in microbatches of 4": (mean, fp.privacy.example(1.0, 1.0, microbatch=4)),
+        "upload": (mean, None),
+        "upload, local": (mean, fp.privacy.local(1.0, 1.0)),
+        "upload, distributed": (mean, fp.privacy.distributed(1.0, 1.0)),
+    }
+
+
+CASES = [client_level, at_clients]
 """Functions that return cases. A case without a mechanism is what those after it are compared to.
 """
 
