@@ -1,0 +1,62 @@
+"""Noise at the clients (local, distributed) and every algorithm: it fits, or it is refused.
+
+Rounds are traced, not run: ``tests/privacy/test_privacy_distributed.py`` runs some.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+import toy
+from test_algorithms_all import NAMES, make
+
+from fedjax_peft import privacy, tree
+from fedjax_peft.engine.round import build_round
+from fedjax_peft.errors import InputError
+from fedjax_peft.random import stream
+from fedjax_peft.roles import assign_roles
+from fedjax_peft.tasks import classification
+from fedjax_peft.typing import Federation
+
+REFUSED = {
+    "fedavg_geometric_median_product": "one by one",
+    "fedavg_hetlora": "weights a client by what it sends",
+    "fedavg_median": "one by one",
+    "fedex": "passes the factors of every client on",
+    "flora": "passes the factors of every client on",
+    "fra_ffa_plateau": "training metrics",
+    "hetlora": "weights a client by what it sends",
+    "hetlora_prunes": "weights a client by what it sends",
+}
+QUICK = ("fedavg", "fedavg_fra", "hetlora", "scaffold")
+
+
+def traced(mechanism, name):
+    """Returns the shapes of what a private round returns."""
+    algorithm, model, federation = make(name)
+    clients = len(federation)
+    facts = Federation(clients, clients, "all", 4, "shuffled", 3, 1, 1)
+    algorithm = mechanism(0.5, 1.0).protect(algorithm, facts)
+    engine = toy.Engine(algorithm, federation, per_round=clients, lanes=3, bound=model)
+    fixed = tree.select(model.trainable, assign_roles(model.kinds, algorithm.roles)["fixed"])
+    plan = engine.plan(engine.schedule.cohort(1))
+    round_ = build_round(algorithm, model.apply, classification(), clients)
+    state = engine.session.init(0).on_device()
+    inputs = (fixed, {}, dict(federation.data.columns), state, plan, stream(0, "clients"))
+    return state, jax.eval_shape(round_, model.frozen, *inputs, jnp.int32(1))
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
+)
+@pytest.mark.parametrize("mechanism", [privacy.local, privacy.distributed])
+def test_an_algorithm_fits_noise_at_the_clients_or_is_refused(mechanism, name):
+    if name in REFUSED:
+        with pytest.raises(InputError, match=REFUSED[name]):
+            traced(mechanism, name)
+        return
+    state, result = traced(mechanism, name)
+    shapes = jax.eval_shape(lambda: state)
+    assert jax.tree.structure(result.state) == jax.tree.structure(shapes)
+    for new, old in zip(jax.tree.leaves(result.state), jax.tree.leaves(shapes), strict=True):
+        assert (new.shape, new.dtype) == (old.shape, old.dtype)
+    assert "privacy_noise_std" in result.aggregation
