@@ -147,9 +147,16 @@ def _as_run(
         return algorithm
     rows = read_metrics(directory / "metrics.jsonl")
     facts = rows[0].get("federation") if rows else None
-    if not isinstance(facts, dict) or facts.keys() != {*Federation._fields}:
+    facts = facts if isinstance(facts, dict) else {}
+    if not {*Federation._fields} - {*Federation._field_defaults} <= facts.keys():
         raise InputError(f"{directory} does not say which clients it had: its row 0 is damaged.")
-    return wrapped(algorithm, (attack, privacy), Federation(**facts))
+    known = {name: _tuples(facts[name]) for name in Federation._fields if name in facts}
+    return wrapped(algorithm, (attack, privacy), Federation(**known))
+
+
+def _tuples(value: Any) -> Any:
+    """Returns a value of JSON with tuples in place of lists, as before it was recorded."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def inputs_of(directory: Path, config: dict[str, Any]) -> tuple[Task, int | None]:

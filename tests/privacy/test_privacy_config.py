@@ -13,9 +13,11 @@ from fedjax_peft.config import config as configs
 from fedjax_peft.config import sweeps
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.errors import InputError
+from fedjax_peft.loading import _tuples
 from fedjax_peft.privacy import accounting
 from fedjax_peft.rows import read_metrics
 from fedjax_peft.toml import read_toml
+from fedjax_peft.typing import Federation
 
 OWN = '''
 """A mechanism and an attack that only report their numbers, from inside the program."""
@@ -105,6 +107,11 @@ def test_epsilon_is_solved_for_the_noise_of_these_clients_and_rounds(run):
 
 
 def test_a_run_is_loaded_and_continued_with_its_recorded_noise(run):
+    # The facts of the run are recorded exactly.
+    facts = read_metrics(run.out / "metrics.jsonl")[0]["federation"]
+    restored = Federation(**{name: _tuples(value) for name, value in facts.items()})
+    assert hash(restored)
+    assert dict(restored.columns)["input_ids"] == (16,)
     assert fp.load_run(run.out).algorithm.round_metrics(1).keys() >= {"noise", "share"}
     recorded = configs.resolve_recorded(read_toml(run.out / "config.toml"))
     row = configs.run(recorded | {"rounds": 3}, out=run.out, resume=True).metrics[-1]
