@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 import toy
-from combining import combine
+from combining import aggregate
 from compiled import compilations
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,10 +74,8 @@ def draw(seed, size=1.0):
 
 
 def run(aggregator, uploads, template, lanes=CLIENTS):
-    state = aggregator.init(template)
-    inputs = (uploads, np.ones(CLIENTS, np.float32), np.arange(CLIENTS), template, FIXED, state)
-    parts = tuple(min(lanes, CLIENTS - i) for i in range(0, CLIENTS, lanes))
-    return jax.device_get(jax.jit(functools.partial(combine, aggregator, parts=parts))(*inputs))
+    weights = np.ones(CLIENTS, np.float32)
+    return aggregate(aggregator, uploads, weights, template, FIXED, chunk=lanes)
 
 
 # ------------------------------------------------------------------------ equality with plain NumPy
@@ -148,8 +146,8 @@ def test_without_clipping_or_noise_it_is_the_mean_of_all_that_are_expected(name)
         both = [{"model": x, "control": x} for x in (uploads, fifth, template)]
         uploads, fifth, template = both
     got = run(private(BASES[name](), 1e6), uploads, template).update
-    inputs = (fifth, np.ones(QN, np.float32), np.arange(QN), template, FIXED, ())
-    plain = jax.jit(functools.partial(combine, BASES[name](), parts=(QN,)))(*inputs).update
+    inputs = (fifth, np.ones(QN, np.float32), template, FIXED)
+    plain = aggregate(BASES[name](), *inputs).update
     if name == "fra":
         got, plain = ({"x": x["x.lora_a"] @ x["x.lora_b"]} for x in (got, plain))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(plain), strict=True):

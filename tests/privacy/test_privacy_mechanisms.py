@@ -1,6 +1,5 @@
 """Adaptive clipping, Laplace noise, and the noise of the FRA-LoRA paper."""
 
-import functools
 import math
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toy
-from combining import combine
+from combining import aggregate
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, summation
@@ -59,10 +58,8 @@ def draw(seed, clients=CLIENTS):
 
 def run(aggregator, uploads, template, state=None):
     """Returns the result of a round in which the clients of the uploads take part."""
-    count = len(uploads["head.kernel"])
-    state = aggregator.init(template) if state is None else state
-    inputs = (uploads, np.ones(count, np.float32), np.arange(count), template, FIXED, state)
-    return jax.device_get(jax.jit(functools.partial(combine, aggregator, parts=(count,)))(*inputs))
+    weights = np.ones(len(uploads["head.kernel"]), np.float32)
+    return aggregate(aggregator, uploads, weights, template, FIXED, state=state)
 
 
 def in_space(name, leaves):
