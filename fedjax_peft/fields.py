@@ -163,7 +163,7 @@ FIELDS = (
     Field("snr", "", "Smallest singular value that is kept, over the norm of the noise."),
     Field("layers.snr.MODULE", "", "The same of one module."),
     # ---- attacks
-    Field("hostile", "clients", "Hostile clients whose uploads were aggregated."),
+    Field("hostile", "clients", "Hostile clients in the round; null in a private run."),
     # ---- diagnostics
     Field(
         "local_METRIC",

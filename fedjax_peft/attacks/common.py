@@ -23,6 +23,7 @@ from fedjax_peft.hyperparameters import is_traced, maybe_nonzero
 from fedjax_peft.random import host_rng
 from fedjax_peft.typing import (
     Aggregated,
+    Aggregator,
     Algorithm,
     Attack,
     Batch,
@@ -112,21 +113,28 @@ def make_attack(
         who = hostile(federation.clients)
         attacked = wrap(algorithm, federation, who)
         # Without hostile clients, the program is the one without an attack.
-        return _counting(attacked if maybe_nonzero(share) else algorithm, who)
+        chosen = attacked if maybe_nonzero(share) else algorithm
+        return chosen._replace(aggregator=_counting(chosen.aggregator, who))
 
     return Attack(name, apply, lambda n: tuple(np.flatnonzero(hostile(n)[:n]).tolist()), triggered)
 
 
-def _counting(algorithm: Algorithm, who: jax.Array) -> Algorithm:
-    """Returns the algorithm with the metric ``hostile``: uploads of hostile clients in a round."""
-    inner = algorithm.aggregator.finish
+def _counting(aggregator: Aggregator, who: jax.Array) -> Aggregator:
+    """Returns the aggregator with the metric ``hostile``: hostile clients in the round.
+
+    It is NaN where the server does not know who took part, as under differential privacy.
+    """
 
     def finish(total: Total, template: PyTree, context: RoundContext, state: PyTree) -> Aggregated:
-        result = inner(total, template, context, state)
-        count = jnp.sum(who[context.clients] & (total.weights > 0), dtype=jnp.float32)
+        result = aggregator.finish(total, template, context, state)
+        known = jnp.any(context.clients < who.shape[0] - 1)
+        count = jnp.where(known, jnp.sum(who[context.clients], dtype=jnp.float32), jnp.nan)
         return result._replace(metrics={**result.metrics, "hostile": count})
 
-    return algorithm._replace(aggregator=algorithm.aggregator._replace(finish=finish))
+    inner = aggregator.unmeasured
+    return aggregator._replace(
+        finish=finish, unmeasured=None if inner is None else _counting(inner, who)
+    )
 
 
 def on_batches(
@@ -235,7 +243,14 @@ def on_cohorts(
         return base.finish(summation.add(base, none, *inputs), template, context, state)
 
     aggregator = base._replace(
-        lift=lift, finish=finish, needs_all_uploads=True, unmasked_policy="refused"
+        name=f"{base.name} under {attack}",
+        lift=lift,
+        finish=finish,
+        needs_all_uploads=True,
+        unmasked_policy="refused",
+        # These would bypass the attack.
+        unmeasured=None,
+        finish_products=None,
     )
     return algorithm._replace(aggregator=aggregator)
 

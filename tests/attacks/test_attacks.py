@@ -476,6 +476,29 @@ def test_what_makes_no_sense_is_refused_with_the_reason(make, match):
         make()
 
 
+def test_colluding_clients_are_refused_where_noise_is_added_to_a_sum():
+    train, _ = federation()
+    with pytest.raises(InputError, match="'mean under alie' looks at the uploads one by one"):
+        fp.session(
+            *(tiny(), fedavg(SGD, weights="uniform"), train),
+            attack=attacks.alie(0.25),
+            privacy=fp.privacy.central(1.0, 1.0),
+            **{"sampling": "poisson", "clients_per_round": 4},
+        )
+
+
+def test_a_private_run_does_not_say_who_took_part():
+    train, _ = federation()
+    session = fp.session(
+        *(tiny(), fedavg(SGD, weights="uniform"), train),
+        attack=attacks.sign_flip(0.5),
+        privacy=fp.privacy.central(1.0, 1.0),
+        **{"sampling": "poisson", "clients_per_round": 8, "local_steps": 1, "lanes": 1},
+    )
+    _, info = session.step(session.init(0))
+    assert np.isnan(info.aggregation["hostile"])
+
+
 def test_colluding_clients_have_all_directions():
     train, _ = federation()
     with pytest.raises(InputError, match="clients of different LoRA ranks"):
