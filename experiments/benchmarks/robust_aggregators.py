@@ -1,8 +1,8 @@
 """Times the server's part of a round for every robust aggregator, against the mean.
 
 The default is 50 clients' uploads of LoRA of rank 8 for query and value of MiniLM: 12 matrices of
-384x384, and a head. The mean measures its aggregation error in neither column, FRA does. The
-aggregators run alternately; medians are reported, and compilation separately.
+384x384, and a head. The mean does not measure its aggregation error here, FRA does. The aggregators
+run alternately; medians are reported, and compilation separately.
 
     python experiments/benchmarks/robust_aggregators.py
 """
@@ -69,6 +69,8 @@ def main() -> None:
     defaults = {"clients": 50, "rank": 8, "matrices": 12, "width": 384, "hostile": 10}
     for name, default in {**defaults, "repeats": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
+    spaces = ("factors", "product")
+    parser.add_argument("--space", nargs="+", choices=spaces, default=spaces, help="default both")
     a = parser.parse_args()
 
     keys = iter(jax.random.split(jax.random.key(0), 4 * a.matrices + 2))
@@ -82,7 +84,8 @@ def main() -> None:
     }
     fixed = {f"{i}.lora_scale": jnp.ones(a.rank) for i in range(a.matrices)}
     made = {"mean": aggregators.mean(error=False), "fra": aggregators.fra()}
-    made |= rules(a.hostile, "factors") | rules(a.hostile, "product")
+    for space in a.space:
+        made |= rules(a.hostile, space)
 
     programs, compile_s, states = {}, {}, {}
     for name, aggregator in made.items():

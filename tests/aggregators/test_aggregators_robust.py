@@ -272,6 +272,14 @@ def test_hostile_clients_cannot_move_it_far(name, seed, hostile, kind, size):
     assert within_bound(name, vector(got, "factors") - vector(template, "factors"), x, hostile)
 
 
+def test_few_steps_to_the_geometric_median_are_enough_for_far_uploads():
+    """From the mean of the uploads eight steps would not come back."""
+    uploads, template, x = attacked(0, 3, "together", 1e6, "factors")
+    got = run(make("geometric_median", steps=8), uploads, EVERYONE, template).update
+    moved = vector(got, "factors") - vector(template, "factors")
+    assert within_bound("geometric_median", moved, x, 3)
+
+
 @each
 @settings(max_examples=20, deadline=None, derandomize=True)
 @hostile_rounds
