@@ -142,7 +142,9 @@ def session(
     wrappers = [parametrised(wrapper, values) for wrapper in (attack, privacy)]
     chosen = wrapped(plain, [made for made, _ in wrappers], federation)
     make: Any = make_plain
-    if make_plain is not None or any(function for _, function in wrappers):
+    if make_plain is not None or any(made is not None for made, _ in wrappers):
+        # A wrapped algorithm is a new object; functions of equal parts are equal, and sessions with
+        # equal ones share their programs.
         functions = tuple(function or _Constant(made) for made, function in wrappers)
         make = _Wrapped(make_plain or _Constant(plain), functions, federation)
     check_method(model, chosen, len(clients), client_ranks, diagnostics)

@@ -14,6 +14,7 @@ import pytest
 import toy
 from compiled import compilations
 
+import fedjax_peft as fp
 from fedjax_peft import tasks
 from fedjax_peft.algorithms import ditto, fedavg
 from fedjax_peft.engine import program
@@ -59,6 +60,20 @@ def test_another_seed_or_data_or_more_rounds_compile_no_program(model, algorithm
     compilations.clear()
     run(model, algorithm, batch_size=2)
     assert compilations, "another shape is another program"
+
+
+def test_wrapped_algorithms_share_their_program(model, algorithm):
+    options = {
+        "privacy": fp.privacy.central(clip=0.1, noise_multiplier=1.0),
+        "attack": fp.attacks.sign_flip(0.2),
+        "transforms": [fp.transforms.quantize(bits=8)],
+    }
+    one = run(model, algorithm, **options)
+    compilations.clear()
+    assert run(model, algorithm, seed=1, **options).metrics[-1] != one.metrics[-1]
+    assert not compilations
+    run(model, algorithm, **options | {"attack": fp.attacks.sign_flip(0.4)})
+    assert compilations, "another attack is another program"
 
 
 def test_the_clients_own_models_and_diagnostics_are_reused_too(model):
