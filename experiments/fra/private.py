@@ -102,7 +102,7 @@ def figure(found: Mapping[str, tuple[str, Chosen]], stem: Path) -> None:
     """Writes accuracy against ε, one panel for each sweep; the last place is ε = ∞."""
     data: list[dict[str, Any]] = []
     with style():
-        fig, axes = subplots(1, len(found), size=(4.6 * len(found), 3.6), squeeze=False)
+        fig, axes = subplots(1, len(found), size=(max(4.6 * len(found), 6.4), 3.6), squeeze=False)
         for (title, cells), ax in zip(found.values(), axes[0], strict=True):
             places = sorted({epsilon for by in cells.values() for epsilon in by})
             for name, by in cells.items():
