@@ -35,6 +35,8 @@ COMPRESSORS = {
 }
 MARKERS = "*osD^v<>pPXdh"
 """A marker for each compressor."""
+TICKS = [m * 10.0**e for e in range(-4, 6) for m in (1, 2, 5)]
+"""Megabytes that an axis can name."""
 
 Cells = Mapping[tuple[str, str], Cell]
 """(way, compressor) -> its runs."""
@@ -81,6 +83,9 @@ def draw(cells: Cells, stem: Path) -> None:
                     for s, y in scores.items()
                 ]
             ax.set_xscale("log")
+            ticks = [t for t in TICKS if ax.get_xlim()[0] <= t <= ax.get_xlim()[1]]
+            ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            ax.set_xticks([], minor=True)
             ax.set(xlabel="Megabytes up, all rounds", title=WAYS[way])
         axes[0][0].set_ylabel("Test accuracy (%)")
         handles: dict[str, Any] = {}
