@@ -90,11 +90,18 @@ def table(study: Study, cells: Chosen, title: str) -> TextTable:
     about = (
         f"Test accuracy of the last round in %; mean ± standard deviation over"
         f" {' or '.join(map(str, seeds))} seeds, δ = {one.config['privacy']['delta']:g}."
-        " Differences are in points, paired by seed, with the 95 % t interval. The setting was"
-        " chosen for each method and ε on validation examples; this choice is not private. snr: the"
-        " smallest kept singular value of the average product over the spectral norm of the noise,"
-        " where the noise is added to the product."
+        " Differences are in points, paired by seed, with the 95 % t interval."
     )
+    if any(setting(cell) != "-" for by in cells.values() for cell in by.values()):
+        about += (
+            " The setting was chosen for each method and ε on validation examples; this choice is"
+            " not private."
+        )
+    if "snr" in study.metrics:
+        about += (
+            " snr: the smallest kept singular value of the noisy average product over the spectral"
+            " norm of one round's noise."
+        )
     return TextTable(title, header, rows, [about, *study.notes])
 
 
