@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.libraries import log_level
+from fedjax_peft.libraries import limit_blas_threads, log_level
 from fedjax_peft.typing import Federation, Guarantee
 
 __all__ = [
@@ -573,6 +573,7 @@ def smallest_noise(
     Raises:
       InputError: no noise is enough.
     """
+    limit_blas_threads()
     from scipy.optimize import brentq
 
     _check(epsilon=target)
@@ -625,6 +626,7 @@ def _dp_accounting() -> ModuleType:
     Raises:
       InputError: it is not installed.
     """
+    limit_blas_threads()  # it loads scipy
     try:
         import dp_accounting
     except ImportError:

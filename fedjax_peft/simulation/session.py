@@ -15,6 +15,7 @@ from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule
 from fedjax_peft.engine.session import Engine, Session
 from fedjax_peft.hyperparameters import Maker, Values, parametrised
+from fedjax_peft.libraries import limit_blas_threads
 from fedjax_peft.measures.diagnosis import diagnosis, probe
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import rank_masks
@@ -232,6 +233,7 @@ def poisson_width(sizes: Sequence[int], batch_size: int) -> int:
       sizes: the numbers of examples of all clients.
       batch_size: examples in a batch on average.
     """
+    limit_blas_threads()
     from scipy.stats import binom  # an import that takes long
 
     counts = np.unique([n for n in sizes if n])

@@ -392,6 +392,8 @@ PRIVACY_REFUSED = {
     "fedavg_hetlora": "weights a client by what it sends",
     "hetlora": "weights a client by what it sends",
     "hetlora_prunes": "weights a client by what it sends",
+    "fedavg_median": "looks at the uploads one by one",
+    "fedavg_geometric_median_product": "looks at the uploads one by one",
     "fra_ffa_plateau": "Set trigger = 'round' or 'subspace'",
 }
 

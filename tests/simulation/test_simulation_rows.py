@@ -162,6 +162,8 @@ def test_summary():
     assert summary(rows) == {
         "headline": "accuracy",
         "rounds": 4,
+        "epsilon": None,
+        "delta": None,
         "final_score": 0.3,
         "final_round": 4,
         "best_score": 0.4,
