@@ -17,6 +17,7 @@ from fedjax_peft.linalg import qr, svd
 from fedjax_peft.lowrank import matmul, pairs
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.random import stream
+from fedjax_peft.transforms.clip import share_and_median
 from fedjax_peft.typing import (
     Aggregated,
     Aggregator,
@@ -231,13 +232,8 @@ def clipping_metrics(norms: jax.Array, weights: jax.Array, clip: Any) -> dict[st
       weights: ``[slots]``; 0 for a slot without an upload.
       clip: the largest norm.
     """
-    there = weights > 0
-    count = jnp.sum(there)
-    share = jnp.sum(there & (norms > clip)) / jnp.maximum(count, 1)
-    ordered = jnp.sort(jnp.where(there, norms, jnp.inf))
-    middle = ordered[(count - 1) // 2] / 2 + ordered[count // 2] / 2
-    measured = {"privacy_clip_share": share, "privacy_median_norm": middle}
-    return {n: jnp.where(count > 0, x, jnp.nan) for n, x in measured.items()}
+    share, middle = share_and_median(norms, weights > 0, clip)
+    return {"privacy_clip_share": share, "privacy_median_norm": middle}
 
 
 def signal_to_noise(base: Aggregator, update: PyTree, std: jax.Array) -> dict[str, jax.Array]:

@@ -23,7 +23,7 @@ from fedjax_peft.typing import (
     Transform,
 )
 
-__all__ = ["clip_norm", "clipped"]
+__all__ = ["clip_norm", "clipped", "share_and_median"]
 
 
 def clip_norm(max_norm: float) -> Transform:
@@ -53,18 +53,28 @@ def clip_norm(max_norm: float) -> Transform:
         aggregate: PyTree, state: PyTree, measured: Measurements, context: RoundContext
     ) -> Decoded:
         del context
-        accepted, norms = measured.accepted, measured.values
-        count = jnp.sum(accepted)
-        share = jnp.sum(accepted & (norms > max_norm)) / jnp.maximum(count, 1)
-        ordered = jnp.sort(jnp.where(accepted, norms, jnp.inf))
-        middle = ordered[(count - 1) // 2] / 2 + ordered[count // 2] / 2
-        metrics = {"clip_share": share, "clip_median_norm": middle}
-        # Nobody has no share and no median.
-        return Decoded(
-            aggregate, state, {n: jnp.where(count > 0, x, jnp.nan) for n, x in metrics.items()}
-        )
+        share, middle = share_and_median(measured.values, measured.accepted, max_norm)
+        return Decoded(aggregate, state, {"clip_share": share, "clip_median_norm": middle})
 
     return Transform("clip_norm", client, server=server)
+
+
+def share_and_median(
+    norms: jax.Array, accepted: jax.Array, max_norm: float | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the share of clients that were clipped and the median norm; NaN without clients.
+
+    Args:
+      norms: before clipping, ``[slots]``.
+      accepted: bool ``[slots]``: which entries count.
+      max_norm: the largest norm.
+    """
+    count = jnp.sum(accepted)
+    share = jnp.sum(accepted & (norms > max_norm)) / jnp.maximum(count, 1)
+    ordered = jnp.sort(jnp.where(accepted, norms, jnp.inf))
+    middle = ordered[(count - 1) // 2] / 2 + ordered[count // 2] / 2
+    # Nobody has no share and no median.
+    return jnp.where(count > 0, share, jnp.nan), jnp.where(count > 0, middle, jnp.nan)
 
 
 def clipped(update: PyTree, norm: jax.Array, max_norm: float | jax.Array) -> PyTree:
