@@ -24,8 +24,15 @@ from fedjax_peft.hyperparameters import maybe_nonzero
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import client_neighbours, composition_in_words, participations
 from fedjax_peft.privacy.central import TRUSTED
-from fedjax_peft.privacy.mechanism import Noise, factor_to, private, protected, summing
-from fedjax_peft.typing import Algorithm, Federation, Guarantee, Key, Privacy, PyTree
+from fedjax_peft.privacy.mechanism import (
+    Noise,
+    factor_to,
+    independent,
+    private,
+    protected,
+    summing,
+)
+from fedjax_peft.typing import Algorithm, Federation, Guarantee, Privacy, PyTree
 
 __all__ = ["laplace", "laplace_noise"]
 
@@ -72,13 +79,9 @@ def laplace(clip: float, noise_multiplier: float) -> Privacy:
 
 def laplace_noise(scale: Any) -> Noise:
     """Returns independent Laplace noise of the same scale in every round."""
-
-    def add(total: PyTree, key: Key, state: PyTree, round_index: jax.Array) -> tuple:
-        del round_index
-        draw = lambda own, shape: scale * jax.random.laplace(own, shape)  # noqa: E731
-        return lifting.with_noise(total, draw, key), state
-
-    return Noise(lambda round_index: scale * math.sqrt(2), add)
+    return independent(
+        lambda key, shape: scale * jax.random.laplace(key, shape), scale * math.sqrt(2)
+    )
 
 
 def clipped_l1(change: PyTree, clip: Any) -> tuple[PyTree, jax.Array]:

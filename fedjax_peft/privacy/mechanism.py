@@ -37,6 +37,7 @@ __all__ = [
     "clipping_metrics",
     "factor_to",
     "gaussian",
+    "independent",
     "private",
     "protected",
     "released",
@@ -60,10 +61,19 @@ class Noise(NamedTuple):
 
 def gaussian(std: Any) -> Noise:
     """Returns independent Gaussian noise of the same standard deviation in every round."""
+    return independent(lambda key, shape: std * jax.random.normal(key, shape), std)
+
+
+def independent(draw: Callable[[Key, tuple[int, ...]], jax.Array], std: Any) -> Noise:
+    """Returns noise that is drawn anew in every round, entry by entry.
+
+    Args:
+      draw: (key, shape) -> noise.
+      std: its standard deviation.
+    """
 
     def add(total: PyTree, key: Key, state: PyTree, round_index: jax.Array) -> tuple:
         del round_index
-        draw = lambda own, shape: std * jax.random.normal(own, shape)  # noqa: E731
         return lifting.with_noise(total, draw, key), state
 
     return Noise(lambda round_index: std, add)
