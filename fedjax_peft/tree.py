@@ -16,6 +16,7 @@ __all__ = [
     "all_finite",
     "broadcast",
     "distance",
+    "leaf_name",
     "nbytes",
     "norm",
     "put",
@@ -101,6 +102,12 @@ def size(tree: PyTree) -> int:
 def nbytes(tree: PyTree) -> int:
     """Returns the number of bytes (of arrays or of their shapes)."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def leaf_name(path: tuple) -> str:
+    """Returns the last dict key of a path in a pytree; empty without one."""
+    keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+    return str(keys[-1]) if keys else ""
 
 
 def select(tree: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:

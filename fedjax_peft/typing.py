@@ -21,6 +21,10 @@ Params: TypeAlias = dict[str, jax.Array]
 """Named arrays: dotted module path -> array. Frozen and trainable trees both have this form, so
 leaves are selected by rules about names."""
 
+Splits: TypeAlias = tuple[tuple[str, int], ...]
+"""(leaf name, axis): the axis on which several devices share a leaf; the first full match of the
+regular expression counts. Each family of models has its own."""
+
 Batch: TypeAlias = Mapping[str, jax.Array]
 """Columns of one batch, each ``[batch, ...]``. ``mask`` (bool ``[batch]``) marks real examples."""
 

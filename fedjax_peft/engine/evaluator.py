@@ -122,7 +122,7 @@ class Evaluator:
         else:
             batch_size, columns = shapes.batch_size, shapes.filled(columns)
             tokens = None if tokens is None else tokens._replace(padded=shapes.padded)
-        plan = self._plan = _plan(members, batch_size, tokens, setup.layout.devices)
+        plan = self._plan = _plan(members, batch_size, tokens, setup.layout.lane_devices)
         if shapes is None:
             # Each part is one call of the program. Parts only serve the progress display: metrics
             # are added up step by step, so the results do not depend on them.

@@ -70,11 +70,11 @@ def choose_lanes(
     layout: Layout,
     weights: Params,
 ) -> int:
-    """Returns the number of lanes, a multiple of the number of devices.
+    """Returns the number of lanes, a multiple of the number of lane devices.
 
     ``weights`` holds all weights of the model.
     """
-    devices = layout.devices
+    devices = layout.lane_devices
     most = -(-schedule.capacity // devices) * devices
     if lanes != "auto":
         layout.check_lanes(lanes)

@@ -1,109 +1,255 @@
-"""The places of a session's arrays. Only this file of the library uses a device mesh.
+"""The places of a session's arrays. Only this file of the library names the axes of a device mesh.
 
-Today the clients' lanes are split over the devices and everything else is replicated: each device
-holds the frozen tree, the data and the state of all clients, and sums over clients become
-all-reduces. Two more places have names but are not built yet. A ``model`` axis is for a backbone
-that is too large for one device: it splits the frozen matrices. ``host`` memory is for client
-states or data that are too large for a device. Several hosts need ``jax.distributed``: the mesh
-then spans their devices.
+The mesh has two axes, ``lanes`` x ``model``. What lies where:
+
+====================  =============================================================================
+frozen matrices       split over ``model``
+client state          split over the lane devices by owner, ``[clients, ...]``; never whole
+a cohort's rows       split over the lane devices by slot, ``[slots, ...]``
+batches, lanes        split over the lane devices, ``[lanes, ...]``
+large data            split over the lane devices by example
+everything else       whole on every device: the server's state, the plan, small data
+====================  =============================================================================
+
+There are two forms of ``model_sharding``:
+
+* ``tensor``: a device computes with its part of every matrix (Shoeybi et al. 2019, section 3). The
+  devices of one row of the mesh work on the same lanes. The lane devices are the axis ``lanes``.
+* ``gather``: a matrix is gathered just before its use, and dropped after it (the third stage of
+  ZeRO, Rajbhandari et al. 2020). Every device has lanes of its own. All devices are lane devices.
+
+Sums over clients become all-reduces. The compiler inserts all transfers (GSPMD).
 """
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import PyTree
+from fedjax_peft import tree as trees
+from fedjax_peft.engine.sharding import frozen_axis, lane_axis
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.typing import Params, PyTree, Splits
 
-__all__ = ["Layout", "Place", "layout_over", "on_one_device"]
+__all__ = ["Layout", "ModelSharding", "layout_over", "on_one_device"]
 
-Place: TypeAlias = Literal["replicated", "lanes", "model", "host"]
-"""``replicated``: whole on every device. ``lanes``: the leading axis split over the devices of the
-mesh axis "lanes". ``model``: split over a mesh axis "model". ``host``: in host memory."""
+ModelSharding: TypeAlias = Literal["tensor", "gather"]
+"""How devices share the frozen matrices. ``tensor``: each computes with its part. ``gather``: each
+stores a part, and a matrix is put together just before its use."""
 
-_BUILT: dict[str, tuple[Place, ...]] = {
-    "frozen": ("replicated",),
-    "client_state": ("replicated",),
-    "columns": ("replicated",),
-    "lanes": ("lanes",),
-}
+_WHOLE_COLUMNS = 1 << 30
+"""Bytes of a data set that every device holds whole."""
 
 
 class Layout(NamedTuple):
-    """The devices of a session, and the place of each kind of data."""
+    """The devices of a session, and the places of its arrays on them."""
 
     mesh: Mesh | None = None
-    """The devices that share the lanes; None for a single device."""
-    frozen: Place = "replicated"
-    """The frozen tree, and the leaves that never change."""
-    client_state: Place = "replicated"
-    """The states of the server and of all clients."""
-    columns: Place = "replicated"
-    """The examples."""
-    lanes: Place = "lanes"
-    """The data of the lanes: batches and local states, ``[lanes, ...]``."""
+    """The devices, ``lanes`` x ``model``; None for a single device."""
+    model_sharding: ModelSharding = "tensor"
+    """How the devices of the axis ``model`` share the frozen matrices."""
+    whole_columns: int = _WHOLE_COLUMNS
+    """A data set of more bytes is split over the lane devices."""
 
     @property
     def devices(self) -> int:
         """The number of devices."""
         return 1 if self.mesh is None else self.mesh.size
 
-    def check(self) -> None:
-        """Raises InputError for a place that is not built yet."""
-        for kind, built in _BUILT.items():
-            place = getattr(self, kind)
-            if place not in built:
-                raise InputError(
-                    f"The layout puts {kind!r} in the place {place!r}, which is not built yet:"
-                    f" choose {' or '.join(map(repr, built))}."
-                )
+    @property
+    def model_devices(self) -> int:
+        """The number of devices that share one copy of the frozen matrices."""
+        return 1 if self.mesh is None else self.mesh.shape["model"]
+
+    @property
+    def lane_devices(self) -> int:
+        """The number of parts that the lanes are split into, of one or more lanes each."""
+        shared = 1 if self.model_sharding == "gather" else self.model_devices
+        return self.devices // shared
+
+    def rows(self, count: int) -> int:
+        """Returns the next multiple of the lane devices: the rows of an array that they share."""
+        return -(-count // self.lane_devices) * self.lane_devices
 
     def put(self, tree: PyTree) -> PyTree:
         """Returns the tree on the device, or whole on every device of the mesh."""
-        return jax.device_put(tree, self.replicated)
+        return jax.tree.map(lambda x: _place(x, self.whole), tree)
+
+    def put_frozen(self, leaves: Params, splits: Splits = ()) -> Params:
+        """Returns the frozen leaves, the matrices split over the axis ``model``.
+
+        Args:
+          leaves: the frozen leaves by name.
+          splits: the axes of the family's leaves; see :data:`fedjax_peft.typing.Splits`. A leaf
+            that they do not split evenly is split on its largest axis that divides evenly; a leaf
+            without one, and every vector that they do not name, is whole on every device.
+        """
+        return {name: _place(x, self.of_frozen(name, x, splits)) for name, x in leaves.items()}
+
+    def put_clients(self, tree: PyTree) -> PyTree:
+        """Returns a tree of arrays ``[clients, ...]``, split by owner over the lane devices.
+
+        Rows of zeros are added until the number of rows is a multiple of the lane devices; nothing
+        reads them.
+        """
+        return jax.tree.map(lambda x: _place(self._filled(x), self.by_row), tree)
+
+    def repeat_for_clients(self, tree: PyTree, clients: int) -> PyTree:
+        """Returns a copy of the tree for every client, placed as :meth:`put_clients` does.
+
+        A device makes only its own clients' copies.
+        """
+        if self.mesh is None:
+            return trees.broadcast(tree, clients)
+
+        def repeat(one: PyTree) -> PyTree:
+            return trees.broadcast(one, self.rows(clients))
+
+        return jax.jit(repeat, out_shardings=self.by_row)(self.put(tree))
+
+    def put_columns(self, columns: Params) -> Params:
+        """Returns the columns of a data set, ``[examples, ...]``.
+
+        Small data are whole on every device. Data of more than ``whole_columns`` bytes are split by
+        example over the lane devices, with rows of zeros at the end, which no plan reads.
+        """
+        large = sum(np.prod(x.shape) * x.dtype.itemsize for x in columns.values())
+        split = self.lane_devices > 1 and large > self.whole_columns
+        return self.put_clients(columns) if split else self.put(columns)
 
     @property
-    def replicated(self) -> NamedSharding | None:
+    def whole(self) -> NamedSharding | None:
         """The sharding of arrays that every device holds whole; None for a single device."""
-        return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+        return self._sharding(PartitionSpec())
 
-    def split_lanes(self, tree: Any) -> Any:
-        """Returns a tree of arrays ``[lanes, ...]``, split over the devices inside a program."""
+    @property
+    def by_row(self) -> NamedSharding | None:
+        """The sharding of arrays whose rows the lane devices share; None for a single device."""
+        return self._sharding(PartitionSpec(self._lane_axes))
+
+    def stacked(self, sharding: NamedSharding) -> NamedSharding:
+        """Returns the sharding of several arrays with this sharding, stacked on a new axis."""
+        return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+
+    def of_frozen(self, name: str, leaf: Any, splits: Splits = ()) -> NamedSharding | None:
+        """Returns the sharding of a frozen leaf (or of its shape); see :meth:`put_frozen`."""
+        rules = splits if self.model_sharding == "tensor" else ()
+        axis = frozen_axis(name, leaf.shape, rules, self.model_devices)
+        return self._sharding(_on_axis(axis, "model"))
+
+    def split_lanes(self, tree: Any, splits: Splits = ()) -> Any:
+        """Returns a tree of arrays ``[lanes, ...]``, split over the lane devices inside a program.
+
+        In the ``tensor`` form, adapters follow their kernels over the axis ``model``, and so does
+        everything in ``tree`` under an adapter's name, such as the moments of its optimizer.
+
+        Args:
+          tree: batches, or the local states of the clients in the lanes.
+          splits: as for :meth:`put_frozen`.
+        """
         if self.mesh is None:
             return tree
-        sharding = NamedSharding(self.mesh, PartitionSpec("lanes"))
-        return jax.lax.with_sharding_constraint(tree, sharding)
+        rules = splits if self.model_sharding == "tensor" and self.model_devices > 1 else ()
+
+        def one(path: tuple, x: jax.Array) -> jax.Array:
+            axis = lane_axis(trees.leaf_name(path), x.shape[1:], rules, self.model_devices)
+            spec = PartitionSpec(self._lane_axes, *_on_axis(axis, "model"))
+            return jax.lax.with_sharding_constraint(x, self._sharding(spec))
+
+        return jax.tree_util.tree_map_with_path(one, tree)
+
+    def split_rows(self, tree: Any) -> Any:
+        """Returns a tree of arrays ``[slots, ...]``, split over the lane devices in a program.
+
+        An array with another number of rows than :meth:`rows` gives is left as it is.
+        """
+        if self.mesh is None:
+            return tree
+
+        def one(x: jax.Array) -> jax.Array:
+            even = self.rows(len(x)) == len(x)
+            return jax.lax.with_sharding_constraint(x, self.by_row) if even else x
+
+        return jax.tree.map(one, tree)
 
     def check_lanes(self, lanes: int) -> None:
         """Raises InputError for a number of lanes that the devices cannot share equally."""
-        if lanes % self.devices:
-            raise InputError(f"lanes = {lanes} is not a multiple of {self.devices} devices.")
+        if lanes % self.lane_devices:
+            raise InputError(f"lanes = {lanes} is not a multiple of {self.lane_devices} devices.")
+
+    @property
+    def _lane_axes(self) -> tuple[str, ...]:
+        return ("lanes", "model") if self.model_sharding == "gather" else ("lanes",)
+
+    def _sharding(self, spec: PartitionSpec) -> NamedSharding | None:
+        return None if self.mesh is None else NamedSharding(self.mesh, spec)
+
+    def _filled(self, x: Any) -> Any:
+        """Returns an array with rows of zeros after it, so that the lane devices can share it."""
+        missing = self.rows(len(x)) - len(x)
+        if not missing:
+            return x
+        pad = jnp.pad if isinstance(x, jax.Array) else np.pad
+        return pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
 
 
-def layout_over(devices: int | None = None) -> Layout:
-    """Returns the layout that splits the lanes over the first ``devices`` devices.
+def layout_over(
+    devices: int | None = None, model_parallel: int = 1, model_sharding: ModelSharding = "tensor"
+) -> Layout:
+    """Returns the layout over the first ``devices`` devices, as a mesh ``lanes`` x ``model``.
 
     Args:
       devices: number of devices; by default all accelerators, or one CPU.
+      model_parallel: how many devices share one copy of the frozen matrices; it divides
+        ``devices``.
+      model_sharding: how they share it, see :data:`ModelSharding`.
 
     Raises:
-      InputError: there are fewer devices.
+      InputError: there are fewer devices, ``model_parallel`` does not divide them, or an unknown
+        ``model_sharding``.
     """
     available = jax.devices()
     if devices is None:
         devices = 1 if available[0].platform == "cpu" else len(available)
     if not 1 <= devices <= len(available):
         raise InputError(f"devices = {devices}, but there are {len(available)}.")
+    if model_sharding not in (forms := get_args(ModelSharding)):
+        raise InputError(
+            f"There is no model_sharding {model_sharding!r}. {nearest(str(model_sharding), forms)}"
+        )
+    if model_parallel < 1 or devices % model_parallel:
+        raise InputError(
+            f"model_parallel = {model_parallel} does not divide devices = {devices}: each copy of"
+            " the frozen matrices is shared by this number of devices. Choose a divisor, or"
+            " another number of devices."
+        )
     if devices == 1:
         return Layout()
     mesh = jax.make_mesh(
-        (devices,), ("lanes",), axis_types=(AxisType.Auto,), devices=available[:devices]
+        (devices // model_parallel, model_parallel),
+        ("lanes", "model"),
+        axis_types=(AxisType.Auto, AxisType.Auto),
+        devices=available[:devices],
     )
-    return Layout(mesh)
+    return Layout(mesh, model_sharding)
 
 
 def on_one_device(shapes: PyTree) -> PyTree:
     """Returns the shapes with a sharding, so that their arrays are read onto the first device."""
     device = SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
+
+
+def _place(x: Any, sharding: NamedSharding | None) -> jax.Array:
+    """Returns one array with a sharding; None keeps it on its device. All puts come through here.
+
+    An array that already has the sharding is returned as it is.
+    """
+    return jax.device_put(x, sharding)
+
+
+def _on_axis(axis: int | None, name: str) -> PartitionSpec:
+    """Returns the spec that splits one axis of an array; no axis for None."""
+    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, name)

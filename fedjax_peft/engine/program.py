@@ -6,12 +6,14 @@ It is compiled once and kept for later sessions; a call donates the state's arra
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_peft.engine.layout import Layout
+from fedjax_peft.engine.places import state_shardings
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.round import RoundResult, Work, at_work, build_round
 from fedjax_peft.engine.state import State
@@ -24,11 +26,12 @@ from fedjax_peft.typing import (
     Key,
     Params,
     Probe,
+    Splits,
     Task,
     Transform,
 )
 
-__all__ = ["Program", "Setup"]
+__all__ = ["Program", "Setup", "place_constants"]
 
 
 class Setup(NamedTuple):
@@ -44,6 +47,8 @@ class Setup(NamedTuple):
     """The number of clients in the federation."""
     layout: Layout = Layout()
     """The devices, and where everything lives on them."""
+    splits: Splits = ()
+    """The axes on which several devices share the frozen leaves."""
     rank_mask: Params | None = None
     """For each leaf, the entries that each client has, bool ``[clients, ...]``; by default all."""
     diagnosis: Diagnosis | None = None
@@ -69,6 +74,20 @@ class Setup(NamedTuple):
         return self._replace(
             algorithm=self.maker.algorithm(values), transform=self.maker.transform(values)
         )
+
+
+def place_constants(setup: Setup, columns: Mapping[str, Any]) -> tuple[Params, ...]:
+    """Returns the inputs of a program that do not change, on the devices.
+
+    These are the frozen leaves, the fixed leaves, the rank masks and the columns.
+    """
+    layout = setup.layout
+    return (
+        layout.put_frozen(setup.frozen, setup.splits),
+        layout.put(setup.fixed),
+        layout.put_clients(setup.rank_mask or {}),
+        layout.put_columns(dict(columns)),
+    )
 
 
 class Program:
@@ -100,8 +119,7 @@ class Program:
           padded: the padded lengths of the plans that the program will run.
         """
         self._setup, self._work, self._padded = setup, work, padded
-        inputs = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(columns))
-        self._inputs = setup.layout.put(inputs)
+        self._inputs = place_constants(setup, columns)
         self._compiled: Any = None
         self._clients_key: tuple[int, Key] | None = None
         self.compile_seconds = 0.0
@@ -166,7 +184,7 @@ class Program:
             self._round(),
             donate_argnums=() if measures or self._work == "uploads" else (4,),
             # The same sharding as the next round's inputs, instead of the compiler's choice.
-            out_shardings=self._setup.layout.replicated,
+            out_shardings=self._out_shardings(),
         )
 
     def _round(self) -> Callable[..., RoundResult]:
@@ -182,7 +200,7 @@ class Program:
                 setup.apply,
                 setup.task,
                 setup.clients,
-                setup.layout.split_lanes,
+                partial(setup.layout.split_lanes, splits=setup.splits),
                 setup.diagnosis if training else None,
                 self._padded,
                 setup.total_clients,
@@ -190,11 +208,22 @@ class Program:
                 setup.sampling_probability,
                 made.transform if training else None,
                 across,
+                setup.layout.split_rows,
             )(*arguments)
             nothing: Any = ()
             return result._replace(state=nothing) if measures else result
 
         return round_
+
+    def _out_shardings(self) -> Any:
+        """Returns the shardings of the results; each applies to all arrays of a part."""
+        layout = self._setup.layout
+        if layout.mesh is None:
+            return None
+        shardings: Any = dict.fromkeys(RoundResult._fields, layout.whole)
+        state = state_shardings(layout, transforms=self._setup.transform is not None)
+        shardings["state"] = () if self._work in ("personal", "global", "local") else state
+        return RoundResult(**shardings)
 
     def _across(self) -> Callable[[jax.Array], jax.Array]:
         """Returns the function that takes a plan's value over all replicas; here there is one."""

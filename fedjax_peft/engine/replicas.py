@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_peft.engine.places import place_state
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.round import RoundResult, Work
@@ -175,8 +176,19 @@ class _ReplicaProgram(Program):
             arguments = self._stack(part)
             self._compile(arguments)
             result = self._compiled(*arguments)
-            found += [jax.tree.map(lambda x, i=i: x[i], result) for i in range(len(part))]
+            found += [self._one(result, i) for i in range(len(part))]
         return found
+
+    def _one(self, stacked: RoundResult, index: int) -> RoundResult:
+        """Returns one replica's result, with its state where the next call takes it."""
+        result = jax.tree.map(lambda x: x[index], stacked)
+        if not isinstance(result.state, State):
+            return result
+        return result._replace(state=place_state(self._setup.layout, result.state))
+
+    def _out_shardings(self) -> Any:
+        stacked = self._setup.layout.stacked
+        return jax.tree.map(stacked, super()._out_shardings())
 
     def _stack(self, calls: list[tuple]) -> tuple:
         """Returns the arguments of all replicas; the last call is repeated if there are fewer."""

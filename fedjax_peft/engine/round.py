@@ -112,6 +112,7 @@ def build_round(
     sampling_probability: float = 1.0,
     transform: Transform | None = None,
     across: Callable[[jax.Array], jax.Array] = lambda x: x,
+    split_rows: Callable[[Any], Any] = lambda tree: tree,
 ) -> Callable[..., RoundResult]:
     """Returns the pure function that runs one round; the caller jits it.
 
@@ -128,6 +129,8 @@ def build_round(
       sampling_probability: the share of all clients that a round samples, on average.
       transform: the upload transform.
       across: returns the largest value over all replicas, where several rounds run as one.
+      split_rows: splits a tree over the devices; applied to every tree of a cohort's rows
+        ``[slots, ...]``.
     """
     server_ = algorithm.server
     update_norm = server_.update_norm or partial(distance, algorithm)
@@ -183,7 +186,7 @@ def build_round(
             encode = encoder(transform, algorithm, template, received, sent_leaves)
             inputs = (transform, algorithm, template, received)
             measurements = no_measurements(*inputs, len(plan.client))
-            memory = tree.take(transform_state.memory, plan.client)
+            memory = split_rows(tree.take(transform_state.memory, plan.client))
         if algorithm.weights == "uniform":
             ones: Any = jnp.where(plan.weight > 0, 1.0, 0.0)
             plan = plan._replace(weight=ones)
@@ -199,8 +202,8 @@ def build_round(
             encode,
             memory,
             measurements,
-            tree.take(client_state, plan.client),
-            tree.take(rank_mask, plan.client),
+            split_rows(tree.take(client_state, plan.client)),
+            split_rows(tree.take(rank_mask, plan.client)),
             columns,
             plan,
             key,

@@ -1,6 +1,7 @@
 """A session: one algorithm on one federation. It is prepared once and run round by round."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -11,8 +12,9 @@ from fedjax_peft import summation, tree
 from fedjax_peft.engine.evaluator import Evaluator, Examples, figures, joined
 from fedjax_peft.engine.lanes import Lanes, choose_lanes
 from fedjax_peft.engine.lengths import Lengths
+from fedjax_peft.engine.places import map_client_rows, place_state
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.program import Program, Setup
+from fedjax_peft.engine.program import Program, Setup, place_constants
 from fedjax_peft.engine.reference import ReferenceProgram
 from fedjax_peft.engine.round import Work
 from fedjax_peft.engine.schedule import Schedule
@@ -80,17 +82,16 @@ class Session:
           values: the run-time values of the states that :meth:`init` returns.
 
         Raises:
-          InputError: an unknown engine, lanes that do not fit the devices, a layout that is not
-            built, or leaves that the aggregator or the server cannot combine.
+          InputError: an unknown engine, lanes that do not fit the devices, or leaves that the
+            aggregator or the server cannot combine.
         """
         if not callable(engine) and engine not in ENGINES:
             raise InputError(f"There is no engine {engine!r}. {nearest(str(engine), ENGINES)}")
         layout = setup.layout
-        layout.check()
         if lanes != "auto":
             layout.check_lanes(lanes)
-        constants = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(columns))
-        frozen, fixed, rank_mask, self.columns = layout.put(constants)
+        frozen, fixed, rank_mask, placed = place_constants(setup, columns)
+        self.columns: Mapping[str, Any] = placed
         self.setup = setup._replace(frozen=frozen, fixed=fixed, rank_mask=rank_mask)
         self._given_columns, self._leaves, self._schedule = columns, leaves, schedule
         self._wanted_lanes, self._rounds = lanes, rounds
@@ -143,12 +144,13 @@ class Session:
         setup, (shared, private) = self.setup.made(chosen), self._leaves
         # Copies, because a step consumes its state, but the model's arrays must stay valid.
         server = jax.tree.map(jnp.copy, setup.algorithm.server.init(shared))
-        kept = tree.broadcast(setup.algorithm.init_client_state(shared, private), setup.clients)
-        transform = start_transform(setup.transform, setup.algorithm, server, setup.clients)
+        repeat = partial(setup.layout.repeat_for_clients, clients=setup.clients)
+        kept = repeat(setup.algorithm.init_client_state(shared, private))
+        transform = start_transform(setup.transform, setup.algorithm, server, repeat)
         template = setup.algorithm.server.unchanged(server)
         aggregator = jax.tree.map(jnp.array, setup.algorithm.aggregator.init(template))
         state = State(server, kept, aggregator, transform, as_arrays(chosen))
-        return setup.layout.put(state.on_device())._replace(round_index=0, seed=seed)
+        return self.placed(state)._replace(round_index=0, seed=seed)
 
     def step(self, state: State, plan: Plan | None = None) -> tuple[State, RoundInfo]:
         """Runs the next round; returns the state after it and information about the round.
@@ -258,9 +260,9 @@ class Session:
         )
 
     def global_members(self, examples: int) -> list[tuple[int, np.ndarray]]:
-        """Returns the members that evaluate the global model: one part of the rows per device."""
+        """Returns the members that evaluate the global model: rows for every lane device."""
         rows = np.arange(examples, dtype=np.int32)
-        return [(0, part) for part in np.array_split(rows, self.setup.layout.devices)]
+        return [(0, part) for part in np.array_split(rows, self.setup.layout.lane_devices)]
 
     def tune(self, state: State) -> State:
         """Returns the state after every client has trained as ``Algorithm.tuning`` says.
@@ -314,7 +316,8 @@ class Session:
         program = self.program(plan, int(state.seed), "uploads")
         result = program(state, plan, int(state.round_index) + 1)
         own = tree.take(result.state.client_state, plan.client)
-        return state._replace(client_state=(result.state.server, own)), result.finite
+        models = self.setup.layout.put_clients((result.state.server, own))
+        return state._replace(client_state=models), result.finite
 
     def plan(
         self,
@@ -371,6 +374,26 @@ class Session:
         """Replaces the requested number of lanes; call it before the first round is planned."""
         self._wanted_lanes = lanes
 
+    def placed(self, state: State) -> State:
+        """Returns a state with its arrays on the devices, as :meth:`init` does.
+
+        Args:
+          state: its arrays may be on the host; the reverse of :meth:`trimmed`.
+        """
+        arrays = place_state(self.setup.layout, state.on_device())
+        return arrays._replace(round_index=state.round_index, seed=state.seed)
+
+    def trimmed(self, state: State) -> State:
+        """Returns a state whose arrays ``[clients, ...]`` have one row for each client.
+
+        Several devices share such arrays in equal parts, so they may have unused rows at the end.
+        Arrays with unused rows are returned without them, on the host.
+        """
+        clients = self.setup.clients
+        if self.setup.layout.rows(clients) == clients:
+            return state
+        return map_client_rows(lambda x: np.asarray(x)[:clients], state)
+
     def known(self, state: State, plan: Plan) -> bool:
         """Returns whether a step with this plan needs no compilation."""
         return not self._runs(plan) or self.program(plan, int(state.seed)).known(state, plan)
@@ -396,6 +419,7 @@ class Session:
                 rounds *= 2
             lanes = self.lanes(seed)
             schedule = self._schedule._replace(seed=seed).for_rounds(rounds).for_lanes(lanes)
+            schedule = schedule._replace(slots=self.setup.layout.rows(schedule.capacity))
             known = _Capacity(rounds, schedule, schedule.time_steps(rounds, lanes))
             self._capacities[seed] = known
         return known

@@ -55,7 +55,10 @@ class TransformState(NamedTuple):
 
 
 def start_transform(
-    transform: Transform | None, algorithm: Algorithm, server: PyTree, clients: int
+    transform: Transform | None,
+    algorithm: Algorithm,
+    server: PyTree,
+    repeat: Callable[[PyTree], PyTree],
 ) -> TransformState | tuple[()]:
     """Returns the state of a transform before the first round; ``()`` without a transform.
 
@@ -63,14 +66,14 @@ def start_transform(
       transform: the upload transform.
       algorithm: the federated algorithm.
       server: the server's state at the start.
-      clients: the number of clients in the federation.
+      repeat: returns a copy of a tree for every client, ``[clients, ...]``.
     """
     if transform is None:
         return ()
     template = algorithm.change_part(algorithm.server.unchanged(server))
     # Copies: the round program donates its state, and the template may hold the model's arrays.
     state = jax.tree.map(jnp.array, transform.init(template))
-    return TransformState(state, tree.broadcast(transform.memory(template), clients))
+    return TransformState(state, repeat(transform.memory(template)))
 
 
 def receive(
@@ -163,20 +166,15 @@ def _of_sent(
     Only arrays with a leaf's name and shape have an entry for each of the leaf's, such as what
     error feedback keeps.
     """
-    shapes = {_name(path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(change)}
+    leaves = jax.tree_util.tree_leaves_with_path(change)
+    shapes = {tree.leaf_name(path): x.shape for path, x in leaves}
 
     def one(path: tuple, x: jax.Array, y: jax.Array) -> jax.Array:
-        name = _name(path)
+        name = tree.leaf_name(path)
         masked = name in masks and x.shape == shapes.get(name)
         return jnp.where(masks[name], x, y) if masked else x
 
     return jax.tree_util.tree_map_with_path(one, memory, other) if masks else memory
-
-
-def _name(path: tuple) -> str:
-    """Returns the last dict key of a path; empty without one."""
-    keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-    return str(keys[-1]) if keys else ""
 
 
 def no_measurements(

@@ -14,7 +14,7 @@ from flax import nnx
 
 from fedjax_peft import tree
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.typing import ApplyFn, Batch, Key, Outputs, Params
+from fedjax_peft.typing import ApplyFn, Batch, Key, Outputs, Params, Splits
 
 __all__ = ["AdapterConst", "AdapterParam", "Model", "bind", "is_inside"]
 
@@ -60,6 +60,8 @@ class Model:
     """Frozen leaves that a run holds in float32 whatever the compute dtype, because a narrower
     dtype
     would round away a change that was added to them. LoRA's layers compute with the full value."""
+    splits: Splits = ()
+    """The axes on which several devices share the leaves; see :data:`fedjax_peft.typing.Splits`."""
     recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The call of ``load_model`` or ``random_model`` that made it, from which a run on disk makes
     it

@@ -174,6 +174,7 @@ def _rebound(module: nnx.Module, model: Model, method: Method | None) -> Model:
         labels=model.labels,
         dtype=model.dtype,
         method=method,
+        splits=model.splits,
         recipe={} if method is None else model.recipe,  # merged weights have no recipe
     )
 

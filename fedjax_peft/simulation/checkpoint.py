@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_peft import tree
@@ -113,7 +114,8 @@ class Checkpoints:
         that is older than its newest checkpoint.
 
         Args:
-          template: a state of the same structure and shapes.
+          template: a state of the same structure and shapes; its numpy arrays are restored as
+            numpy arrays.
           last: the last round whose metrics are known; later checkpoints are not used.
 
         Raises:
@@ -123,7 +125,12 @@ class Checkpoints:
         if not steps:
             return None
         abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template
+            lambda x: (
+                x
+                if isinstance(x, np.ndarray)
+                else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+            ),
+            template,
         )
         reasons = []
         for round_index in steps:

@@ -95,11 +95,13 @@ class Loop:
         saved, rows = None, self.record.rows
         if self.record.checkpoints:
             last = rows[-1]["round"] if rows else -1
-            saved = self.record.checkpoints.restore(saved_parts(state), last)
+            template = saved_parts(self.session.trimmed(state))
+            saved = self.record.checkpoints.restore(template, last)
         self.record.rewind(saved[0] if saved else None)
         if saved is None:
             return None
-        return with_saved_parts(state, saved[1])._replace(round_index=saved[0])
+        state = self.session.placed(with_saved_parts(state, saved[1]))
+        return state._replace(round_index=saved[0])
 
     def start(self, state: State, seconds: float) -> str | None:
         """Evaluates and records the initial model; returns why the run ends, None if it goes on.
@@ -162,7 +164,8 @@ class Loop:
             leaves = learned_leaves(self.model, self.algorithm, state.server)
             self.record.save_params(leaves, self.model.labels)
             # The row is written before the checkpoint: a resumed run repeats the rounds after it.
-            self.record.checkpoints.save(state.round_index, saved_parts(state))
+            parts = saved_parts(self.session.trimmed(state))
+            self.record.checkpoints.save(state.round_index, parts)
 
     def skipped_leaves(self, state: State, round_index: int) -> list[str]:
         """Returns the leaves that clients do not send in a round."""

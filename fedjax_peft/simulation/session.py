@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_peft import tasks, tree
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.lanes import Lanes
-from fedjax_peft.engine.layout import layout_over
+from fedjax_peft.engine.layout import ModelSharding, layout_over
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule
@@ -58,6 +58,8 @@ def session(
     task: Task | None = None,
     lanes: Lanes = "auto",
     devices: int | None = None,
+    model_parallel: int = 1,
+    model_sharding: ModelSharding = "tensor",
     length_buckets: int = 4,
     client_ranks: Sequence[int] | None = None,
     transforms: Transforms | Callable[[Values], Transforms] = None,
@@ -98,6 +100,8 @@ def session(
       task: likewise.
       lanes: likewise.
       devices: likewise.
+      model_parallel: likewise.
+      model_sharding: likewise.
       length_buckets: likewise.
       client_ranks: likewise.
       transforms: likewise.
@@ -123,6 +127,7 @@ def session(
         "batch_size": batch_size,
         "lanes": 1 if lanes == "auto" else lanes,
         "rounds": rounds,
+        "model_parallel": model_parallel,
     }
     check_counts(counts, {"length_buckets": length_buckets})
     check_words("drop", diagnostics)
@@ -168,7 +173,8 @@ def session(
         model.compute_frozen(),
         tree.select(model.trainable, names["fixed"]),
         len(clients),
-        layout_over(devices),
+        layout_over(devices, model_parallel, model_sharding),
+        splits=model.splits,
         rank_mask=masks,
         diagnosis=diagnosis(diagnostics),
         probe=probe(diagnostics),

@@ -8,6 +8,7 @@ from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.vocabulary import write_vocabulary
 from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.lanes import Lanes
+from fedjax_peft.engine.layout import ModelSharding
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
 from fedjax_peft.engine.session import Engine
 from fedjax_peft.hyperparameters import Values, parametrised
@@ -59,6 +60,8 @@ def simulate(
     seed: int = 0,
     lanes: Lanes = "auto",
     devices: int | None = None,
+    model_parallel: int = 1,
+    model_sharding: ModelSharding = "tensor",
     eval_every: int = 1,
     eval_batch_size: int = 64,
     length_buckets: int = 4,
@@ -122,7 +125,13 @@ def simulate(
       task: loss and metrics; by default the task of the data (``Dataset.task``).
       seed: the seed of everything random, except for the model's initial values.
       lanes: clients that run side by side on the device; ``auto`` chooses for speed.
-      devices: how many devices share the lanes; by default all accelerators.
+      devices: how many devices share the work; by default all accelerators. Each has a part of the
+        lanes and of the state that the clients keep.
+      model_parallel: how many devices share one copy of the frozen weights; a divisor of
+        ``devices``. By default every device holds all of them.
+      model_sharding: how they share it. ``tensor``: each device computes with its part of every
+        matrix. ``gather``: each device stores a part; a matrix is put together just before its use,
+        and every device has lanes of its own.
       eval_every: rounds between evaluations; the last round is always evaluated.
       eval_batch_size: examples in an evaluation step.
       length_buckets: for texts: the largest number of padded lengths for which a step is compiled.
@@ -210,6 +219,8 @@ def simulate(
         task=task,
         lanes=lanes,
         devices=devices,
+        model_parallel=model_parallel,
+        model_sharding=model_sharding,
         length_buckets=length_buckets,
         client_ranks=client_ranks,
         transforms=transforms,
@@ -331,7 +342,7 @@ def simulate(
         model,
         algorithm,
         global_leaves(model, algorithm, state.server),
-        state.client_state,
+        session.trimmed(state).client_state,
         state.server,
         record.rows,
         record.out,

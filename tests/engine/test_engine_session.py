@@ -8,9 +8,6 @@ import pytest
 import toy
 
 import fedjax_peft as fp
-from fedjax_peft.engine.layout import Layout
-from fedjax_peft.engine.program import Setup
-from fedjax_peft.engine.session import Session
 from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.round_rows import round_row
 
@@ -120,16 +117,6 @@ def test_rounds_beyond_those_that_were_planned_get_the_room_that_they_need():
     assert sizes[0] < max(sizes)
     assert len(small.plan(1).client) == max(sizes[0], 1)
     assert len(small.plan(largest).client) >= max(sizes)
-
-
-def test_a_place_that_is_not_built_yet_is_refused():
-    setup = Setup(SHARED, MODEL.apply, fp.tasks.classification(), MODEL.frozen, {}, 5)
-    for layout, message in {
-        Layout(frozen="model"): "'frozen' in the place 'model', which is not built yet",
-        Layout(client_state="host"): "'client_state' in the place 'host', which is not built yet",
-    }.items():
-        with pytest.raises(InputError, match=message):
-            Session(setup._replace(layout=layout), ({}, {}), None, {})
 
 
 def test_an_unknown_engine_is_refused_with_the_nearest_one():
