@@ -29,6 +29,7 @@ LAYERS = [
         "rows",
         "fields",
         "hyperparameters",
+        "distributed",
     },
     {"models", "peft", "data", "tasks", "aggregators", "transforms", "measures", "schedules"},
     {"algorithms", "privacy", "attacks"},

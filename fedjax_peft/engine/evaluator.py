@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from fedjax_peft.distributed import agree
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, most_slots, window
 from fedjax_peft.engine.program import Program, Setup
@@ -157,7 +158,7 @@ class Evaluator:
             predictions, structure = jax.tree.flatten(jax.device_get(result.predictions))
             parts.append(jax.tree.unflatten(structure, [x[:steps] for x in predictions]))
             compiled, before = self._program.compile_seconds - before, self._program.compile_seconds
-            seconds = (time.perf_counter() - began - compiled) / steps
+            seconds = agree((time.perf_counter() - began - compiled) / steps)
             self._part_steps = max(1, min(int(_PART_SECONDS / max(seconds, 1e-9)), self._longest))
             start += steps
             on_part(int((plan.examples[:start] >= 0).sum()))

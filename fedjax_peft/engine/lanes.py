@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import jax
 import numpy as np
 
+from fedjax_peft.distributed import agree
 from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.program import Program
 from fedjax_peft.engine.schedule import Schedule
@@ -102,6 +103,7 @@ def choose_lanes(
             began = time.perf_counter()
             jax.block_until_ready(run(state, plan, 1))
             seconds.append(time.perf_counter() - began)
-        return live / min(seconds), run.peak_bytes  # the first is a warm-up
+        speed: float = agree(live / min(seconds))  # the first is a warm-up
+        return speed, run.peak_bytes
 
     return best_lanes(measure, schedule.capacity, limit, devices)

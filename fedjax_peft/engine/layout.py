@@ -201,7 +201,8 @@ def layout_over(
     """Returns the layout over the first ``devices`` devices, as a mesh ``lanes`` x ``model``.
 
     Args:
-      devices: number of devices; by default all accelerators, or one CPU.
+      devices: number of devices; by default all accelerators, or one CPU. Several processes share
+        all their devices.
       model_parallel: how many devices share one copy of the frozen matrices; it divides
         ``devices``.
       model_sharding: how they share it, see :data:`ModelSharding`.
@@ -212,9 +213,15 @@ def layout_over(
     """
     available = jax.devices()
     if devices is None:
-        devices = 1 if available[0].platform == "cpu" else len(available)
+        alone = available[0].platform == "cpu" and jax.process_count() == 1
+        devices = 1 if alone else len(available)
     if not 1 <= devices <= len(available):
         raise InputError(f"devices = {devices}, but there are {len(available)}.")
+    if jax.process_count() > 1 and devices != len(available):
+        raise InputError(
+            f"devices = {devices}, but {jax.process_count()} processes share all"
+            f" {len(available)} devices: leave devices out."
+        )
     if model_sharding not in (forms := get_args(ModelSharding)):
         raise InputError(
             f"There is no model_sharding {model_sharding!r}. {nearest(str(model_sharding), forms)}"
@@ -245,9 +252,16 @@ def on_one_device(shapes: PyTree) -> PyTree:
 def _place(x: Any, sharding: NamedSharding | None) -> jax.Array:
     """Returns one array with a sharding; None keeps it on its device. All puts come through here.
 
-    An array that already has the sharding is returned as it is.
+    An array that already has the sharding is returned as it is. All processes hold the same array,
+    and each copies its own part; ``jax.device_put`` would first send the array over the network to
+    compare it.
     """
-    return jax.device_put(x, sharding)
+    local = sharding is None or sharding.is_fully_addressable
+    if local or (isinstance(x, jax.Array) and not x.is_fully_addressable):
+        return jax.device_put(x, sharding)
+    host = np.asarray(x)
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def _on_axis(axis: int | None, name: str) -> PartitionSpec:

@@ -371,8 +371,12 @@ class Session:
         return self._lanes
 
     def request_lanes(self, lanes: Lanes) -> None:
-        """Replaces the requested number of lanes; call it before the first round is planned."""
-        self._wanted_lanes = lanes
+        """Replaces the requested number of lanes; call it before the first round is planned.
+
+        A number is rounded up to a multiple of the number of devices.
+        """
+        devices = self.setup.layout.devices
+        self._wanted_lanes = lanes if lanes == "auto" else -(-lanes // devices) * devices
 
     def placed(self, state: State) -> State:
         """Returns a state with its arrays on the devices, as :meth:`init` does.

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.distributed import seconds_since
 from fedjax_peft.engine.evaluator import figures
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.session import Session
@@ -74,4 +75,4 @@ class LocalTest:
                 row[f"local_{metric}_worst"] = finite_or_none(
                     worst(known, metric, task.lower_is_better)
                 )
-        return {**row, "time": {"local_s": time.perf_counter() - began}}
+        return {**row, "time": {"local_s": seconds_since(began)}}

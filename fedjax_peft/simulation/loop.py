@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_peft.distributed import agree, seconds_since
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.session import Session
@@ -117,7 +118,7 @@ class Loop:
             row |= {**self.private.fields(0), **self.private.start()}
         if self.wrapped_for is not None:
             row["federation"] = self.wrapped_for._asdict()
-        row["time"] = {"eval_s": time.perf_counter() - began}
+        row["time"] = {"eval_s": seconds_since(began)}
         stopped = _asked(self.record.add(row))
         self.costs.record(row)
         if stopped:
@@ -209,8 +210,8 @@ class Loop:
         row |= {} if share is None else {"padding_share": share}
         row |= {} if self.private is None else self.private.fields(index)
         row |= self._work_fields(session.schedule(state.seed), plan, index, late)
-        compiled = session.compile_seconds - compiled
-        spent = {"train_s": time.perf_counter() - began - compiled}
+        compiled = agree(session.compile_seconds - compiled)
+        spent = {"train_s": seconds_since(began) - compiled}
         spent |= {"compile_s": compiled} if compiled else {}
         if self.nonfinite == "raise" and row["dropped"]:
             raise InputError(
@@ -258,23 +259,23 @@ class Loop:
             began = time.perf_counter()
             seen = seen_clients([*self.record.rows[: state.round_index], row])
             scores |= evaluate(self.tested, state, each=self.each, seen=seen, phases=self.phases)
-            spent["eval_s"] = time.perf_counter() - began
+            spent["eval_s"] = seconds_since(began)
         if last and self.algorithm.tuning is not None:
             began = time.perf_counter()
             tuned = evaluate(self.tested, self.session.tune(state), each=False, phases=self.phases)
             scores |= tuned_figures(tuned)
-            spent["tune_s"] = time.perf_counter() - began
+            spent["tune_s"] = seconds_since(began)
         return {**scores, "time": spent}
 
     def _met(self, rows: Sequence[Row]) -> str | None:
         """Returns why the stop rule ends the run after these rows, None if it does not."""
         answer = None if self.stop is None else self.stop(rows)
-        if not answer:
-            return None
-        return answer if isinstance(answer, str) else "the stop rule was met"
+        if answer and not isinstance(answer, str):
+            answer = "the stop rule was met"
+        return agree(answer or None)
 
 
 def _asked(answer: Any) -> str | None:
     """Returns why ``on_round`` ends the run, None if it does not."""
     asked = isinstance(answer, bool | np.bool_) and bool(answer)
-    return "on_round returned True" if asked else None
+    return agree("on_round returned True" if asked else None)

@@ -4,7 +4,9 @@ import contextlib
 import json
 import platform
 import shutil
+import socket
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +18,7 @@ import safetensors.numpy
 import tomli_w
 from safetensors import SafetensorError, safe_open
 
+from fedjax_peft import distributed
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
 from fedjax_peft.nested import flatten
@@ -38,16 +41,23 @@ __all__ = [
     "write_config",
 ]
 
+_VISIBLE = 30.0
+"""Seconds until a file of one machine must be visible on the others."""
 _PARAMS = "params.safetensors"
 _PACKAGES = ("fedjax_peft", "jax", "jaxlib", "flax", "optax", "transformers", "numpy")
 
 
 class Record:
-    """Stores the rows of metrics in memory, and in the run directory if there is one."""
+    """Stores the rows of metrics in memory, and in the run directory if there is one.
+
+    Of several processes only process 0 writes rows and files; the others have the same rows. All of
+    them write checkpoints together.
+    """
 
     def __init__(self, out: Path | None, on_round: Callable[[Row], Any] | None):
         self.rows: list[Row] = []
         self.out = out
+        """The run directory; None if this process writes no files."""
         self._on_round = on_round
         self.checkpoints: Checkpoints | None = None
         self._lock: RunLock | None = None
@@ -73,6 +83,10 @@ class Record:
                 raise InputError("resume=True needs the run directory, out=...")
             return cls(None, on_round)
         out = Path(out)
+        if not distributed.is_writer():
+            record = cls(None, on_round)
+            record._join(out)
+            return record
         try:
             str(out.resolve()).encode()
         except UnicodeEncodeError:
@@ -89,6 +103,7 @@ class Record:
         out.mkdir(parents=True, exist_ok=True)
         record = cls(out, on_round)
         record._lock = RunLock.take(out)
+        distributed.before_end(record._lock.release)
         try:
             record._begin(resume, config)
         except BaseException:
@@ -111,9 +126,28 @@ class Record:
             out / "environment.json", (json.dumps(environment(), indent=2) + "\n").encode()
         )
         write_config(config_file, config)
-        self.checkpoints = Checkpoints(out / "checkpoints")
         if (out / "metrics.jsonl").exists():
             self.rows = read_metrics(out / "metrics.jsonl")
+        self._join(out)
+
+    def _join(self, directory: Path) -> None:
+        """Takes the rows of process 0, and opens the checkpoints together with all processes.
+
+        Raises:
+          InputError: this process does not see the files of process 0.
+        """
+        text, self.rows = distributed.agree([_lock_text(directory), self.rows])
+        end = time.monotonic() + _VISIBLE
+        while _lock_text(directory) != text:  # a network file system may show new files later
+            if time.monotonic() > end:
+                raise InputError(
+                    f"Process {distributed.process()} on {socket.gethostname()} does not see the"
+                    f" files that process 0 writes to {directory.resolve()}. All processes write"
+                    " checkpoints, so choose a directory on a file system that they share, with"
+                    " --out."
+                )
+            time.sleep(0.2)
+        self.checkpoints = Checkpoints(directory / "checkpoints")
 
     def __enter__(self) -> Self:
         """Returns the record; it is closed at the end of the block."""
@@ -160,7 +194,8 @@ class Record:
 
     def save_params(self, params: Params, labels: Sequence[str]) -> None:
         """Writes the global model's trainable leaves to a file that other programs can read."""
-        assert self.out is not None
+        if self.out is None:
+            return
         arrays = {name: np.asarray(value) for name, value in params.items()}
         metadata = {"labels": json.dumps(list(labels))}
         replace_file(self.out / _PARAMS, safetensors.numpy.save(arrays, metadata))
@@ -190,7 +225,9 @@ def environment() -> dict[str, Any]:
 def device_name() -> str:
     """Returns the number and the kind of the devices."""
     device = jax.devices()[0]
-    return f"{len(jax.devices())} x {device.device_kind} ({device.platform})"
+    several = distributed.processes()
+    of = f" of {several} processes" if several > 1 else ""
+    return f"{len(jax.devices())} x {device.device_kind} ({device.platform}){of}"
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
@@ -301,6 +338,14 @@ def _check_same(path: Path, config: Mapping[str, Any]) -> None:
             f"{path.parent} was run with another config: {was}. Only more rounds can be asked of a"
             " resumed run; start a new one with --out."
         )
+
+
+def _lock_text(directory: Path) -> str:
+    """Returns the content of a directory's lock file, which no other directory has; "" without."""
+    try:
+        return (directory / lock.NAME).read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def _commit() -> str | None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.vocabulary import write_vocabulary
+from fedjax_peft.distributed import is_writer
 from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import ModelSharding
@@ -14,6 +15,7 @@ from fedjax_peft.engine.session import Engine
 from fedjax_peft.hyperparameters import Values, parametrised
 from fedjax_peft.models.base import Model
 from fedjax_peft.rows import Row
+from fedjax_peft.simulation.agreement import check_same_run
 from fedjax_peft.simulation.checks import (
     Diagnostic,
     Late,
@@ -286,8 +288,16 @@ def simulate(
         metadata = {**metadata, "privacy": private.privacy.name}
     metadata = dict(config or {}) if recorded else {**metadata, **(config or {})}
     text_length = _text_length(clients.data)
+    check_same_run(
+        {**metadata, **counts, "lanes": lanes, "devices": devices},
+        {
+            "examples": [d.columns for d in (clients.data, test) if d is not None],
+            "partition": clients.indices,
+            "weights": (model.frozen, model.trainable),
+        },
+    )
     with (
-        Phases(rounds, on_phase, progress) as phases,
+        Phases(rounds, on_phase, progress if is_writer() else False) as phases,
         Record.open(out, resume, metadata, phases.apart(on_round)) as record,
     ):
         if record.out is not None and not recorded:
@@ -333,7 +343,7 @@ def simulate(
             stopped = loop.start(state, start_seconds(time_model, model))
         else:
             state, stopped = saved, loop.resume()
-        if lanes == "auto":  # a resumed run keeps its lanes
+        if lanes == "auto":  # a resumed run keeps its lanes, also on other devices
             session.request_lanes(record.rows[-1].get("lanes", lanes))
         while state.round_index < rounds and not stopped:
             state, stopped = loop.round(state)
@@ -345,7 +355,7 @@ def simulate(
         session.trimmed(state).client_state,
         state.server,
         record.rows,
-        record.out,
+        None if out is None else Path(out),
         client_ranks,
         text_length,
     )
