@@ -5,7 +5,7 @@ import difflib
 import sys
 from collections.abc import Sequence
 
-from fedjax_peft import libraries
+from fedjax_peft import distributed, libraries
 from fedjax_peft.cli import faults
 from fedjax_peft.cli.parser import build_parser
 from fedjax_peft.errors import InputError, nearest
@@ -15,6 +15,8 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code: 0; 2 for an error; 130 for an interrupt.
+
+    The error of one process of ``--distributed`` ends all of them.
 
     Invalid input and errors of files, encodings and memory are printed as one paragraph
     (:mod:`.faults`). Any other exception is a defect of the program and is raised.
@@ -28,19 +30,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             faults.flush_output()
     except InputError as error:
         faults.print_error(f"fedjax-peft: {error}")
+        distributed.fail(str(error), 2)
         return 2
     except KeyboardInterrupt as interrupt:
         advice = f". {interrupt}" if str(interrupt) else ""
         faults.print_error(f"\nfedjax-peft: interrupted{advice}")
+        distributed.fail("interrupted", 130)
         return 130
     except BrokenPipeError:  # the reader of the output has closed it, as in `| head`
         faults.silence_output()
         return 0
     except Exception as error:
+        distributed.await_verdict(error)
         text = faults.explain(error)
         if text is None:
             raise
         faults.print_error(f"fedjax-peft: {text}")
+        distributed.fail(text, 2)
         if faults.is_output_fault():  # otherwise Python reports it again at exit
             faults.silence_output()
         return 2

@@ -91,6 +91,7 @@ def _add_running(command: Callable[..., Any]) -> None:
     )
     _add_overrides(run)
     _add_run_options(run)
+    _add_distributed(run)
 
     sweep = command("sweep", sweeping.sweep, "run a config for several seeds and settings")
     sweep.epilog = _SWEEP_HELP
@@ -124,6 +125,7 @@ def _add_running(command: Callable[..., Any]) -> None:
         "overrides", nargs="*", metavar="rounds=N", help="more rounds than first planned"
     )
     _add_verbosity(resume)
+    _add_distributed(resume)
     resume.set_defaults(resume=True, overwrite=False, dry_run=False)
 
     demo = command(
@@ -333,6 +335,18 @@ def _add_verbosity(parser: argparse.ArgumentParser) -> None:
     amount.add_argument(
         "-v", "--verbose", action="store_true", help="show every phase and its duration"
     )
+
+
+def _add_distributed(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "several processes", "one command in every process; JAX finds the others in a cluster"
+    )
+    group.add_argument(
+        "--distributed", action="store_true", help="share the run with other processes"
+    )
+    group.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
+    group.add_argument("--processes", type=int, metavar="N", help="the number of processes")
+    group.add_argument("--process", type=int, metavar="I", help="this process, from 0")
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,12 @@
 """The JAX settings of a command's process."""
 
-from fedjax_peft.cli import faults
+import argparse
 
-__all__ = ["prepare_jax"]
+from fedjax_peft import distributed
+from fedjax_peft.cli import faults
+from fedjax_peft.errors import InputError
+
+__all__ = ["join_processes", "prepare_jax"]
 
 
 def prepare_jax(*, cache: bool = True) -> None:
@@ -20,3 +24,20 @@ def prepare_jax(*, cache: bool = True) -> None:
         use_compilation_cache()
     else:
         jax.config.update("jax_enable_compilation_cache", False)
+
+
+def join_processes(options: argparse.Namespace) -> None:
+    """Connects this process with the others of ``--distributed``; all but one become quiet.
+
+    Raises:
+      InputError: options are missing, or the processes cannot connect.
+    """
+    given = (options.coordinator, options.processes, options.process)
+    if not options.distributed:
+        if given != (None, None, None):
+            raise InputError("--coordinator, --processes and --process need --distributed.")
+        return
+    distributed.initialize(*given)
+    if not distributed.is_writer():
+        options.quiet, options.verbose = 1, 0
+        faults.silence_output()

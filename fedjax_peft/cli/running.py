@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjax_peft import display
-from fedjax_peft.cli.process import prepare_jax
+from fedjax_peft.cli.process import join_processes, prepare_jax
 from fedjax_peft.cli.results import print_table
+from fedjax_peft.distributed import is_writer
 from fedjax_peft.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ __all__ = ["demo", "resume", "run"]
 
 def run(options: argparse.Namespace) -> None:
     """Runs the methods of a config file."""
+    join_processes(options)
     path, out = options.config, Path("runs") / options.config.stem
     if options.resume and path.name == "config.toml" and (path.parent / "metrics.jsonl").exists():
         out = path.parent  # the config of a run: continue this run in its own directory
@@ -30,6 +32,7 @@ def run(options: argparse.Namespace) -> None:
 
 def resume(options: argparse.Namespace) -> None:
     """Continues a run, the runs of a config with several methods, or a sweep."""
+    join_processes(options)
     prepare_jax()
     from fedjax_peft.cli import resuming, sweeping
     from fedjax_peft.config import config as configs
@@ -121,10 +124,11 @@ def _run_all(
             with contextlib.suppress(console.DryRun):
                 configs.run(config, on_phase=show)
         return []
-    if options.overwrite:
-        for name in resolved:
-            record.remove_run(out / name)
-    resuming.note_methods(out, resolved)
+    if is_writer():
+        if options.overwrite:
+            for name in resolved:
+                record.remove_run(out / name)
+        resuming.note_methods(out, resolved)
     try:
         return _run_each(resolved, titles, options, out)
     except KeyboardInterrupt:
@@ -159,5 +163,5 @@ def _run_each(
                 on_phase=screen.on_phase,
             )
         records.append(load_run(out / name))
-    print_table(records)
+    print_table(records)  # one process prints; the standard output of the others is closed
     return records

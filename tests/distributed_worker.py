@@ -1,0 +1,48 @@
+"""One process of a run; the argument is a JSON object with the fields that `main` reads."""
+
+import json
+import os
+import sys
+
+import optax
+import toy
+
+import fedjax_peft as fp
+from fedjax_peft import distributed
+
+
+def main(scenario, process, processes, port):
+    distributed.SILENCE = 4.0  # a process that is killed is noticed sooner than by default
+    if processes > 1:
+        distributed.initialize(f"127.0.0.1:{port}", processes, process, timeout=60)
+
+    def on_round(row):
+        if row["round"] == scenario.get("end_round") and process == scenario["end_process"]:
+            if scenario["end"] == "kill":
+                os.kill(os.getpid(), 9)
+            raise fp.InputError("the disk is full")
+
+    run = fp.simulate(
+        toy.model(),
+        fp.algorithms.fedavg(optax.adam(0.02), head="private"),
+        toy.clients([7, 4, 12, 1, 9, 16, 3, 5]),
+        test=toy.dataset(26, seed=7),
+        rounds=scenario["rounds"],
+        clients_per_round=4,
+        batch_size=4,
+        lanes=4,
+        seed=scenario.get("seeds", [0] * processes)[process],
+        devices=scenario.get("mesh"),
+        out=scenario.get("out"),
+        checkpoint_every=1,
+        resume=scenario.get("resume", False),
+        on_round=on_round,
+        stop=lambda rows: process == 0 and len(rows) > scenario.get("stop_after", 99),
+    )
+    rows = [{k: v for k, v in row.items() if k != "time"} for row in run.metrics]
+    times = [row["time"] for row in run.metrics]
+    print(json.dumps({"rows": rows, "times": times, "out": str(run.out)}))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), *map(int, sys.argv[2:]))

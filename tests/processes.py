@@ -1,0 +1,73 @@
+"""Runs of several processes of this machine, as on several hosts."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+TESTS = Path(__file__).parent
+
+
+class Ended(NamedTuple):
+    """A process that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def free_port() -> int:
+    """Returns a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_together(commands, *, devices=1, seconds=120, expected=(0,)) -> list[Ended]:
+    """Runs commands at the same time and returns how they ended.
+
+    Args:
+      commands: the arguments of Python, one list for each process.
+      devices: CPU devices of each process.
+      seconds: time limit for all together; then every process is killed.
+      expected: the exit codes that are no failure; None for any.
+    """
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    env = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": flags,
+        "PYTHONPATH": f"{TESTS.parent}:{TESTS}",
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        for command in commands
+    ]
+    end, ended = time.monotonic() + seconds, []
+    for process in started:
+        try:
+            out, err = process.communicate(timeout=max(1.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            err += f"\n(killed: still running after {seconds} s)"
+            expected = () if expected is None else expected
+        ended.append(Ended(process.returncode, out, err))
+    if expected is not None:
+        shown = "\n".join(
+            f"--- process {i}: exit code {one.code}\n{one.out}{one.err}"
+            for i, one in enumerate(ended)
+        )
+        assert all(one.code in expected for one in ended), shown
+    return ended

@@ -1,0 +1,152 @@
+"""Runs of several processes: equal results, one writer, resume on other numbers, death."""
+
+import json
+import re
+import shutil
+import socket
+
+import numpy as np
+import pytest
+from processes import TESTS, free_port, run_together
+
+from fedjax_peft import distributed
+from fedjax_peft.errors import InputError
+from fedjax_peft.rows import read_metrics
+
+WORKER = TESTS / "distributed_worker.py"
+
+
+def run(processes, *, devices=1, expected=(0,), **scenario):
+    """Returns how the processes of a run of four rounds ended; see ``distributed_worker.py``."""
+    port, text = free_port(), json.dumps({"rounds": 4, **scenario}, default=str)
+    commands = [(WORKER, text, process, processes, port) for process in range(processes)]
+    return run_together(commands, devices=devices, expected=expected)
+
+
+def answer(ended):
+    return json.loads(ended.out.splitlines()[-1])
+
+
+def rows_of(out):
+    """Returns the rows that a run has written, without times and the reason why it stopped."""
+    rows = read_metrics(out / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if k not in ("time", "stopped")} for row in rows]
+
+
+def assert_close(found, expected):
+    """Compares rows: numbers to float32 rounding, everything else exactly."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            assert_close(found[key], expected[key])
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, other)
+    elif isinstance(expected, float):
+        # The errors of an aggregation are differences of nearly equal numbers.
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+    else:
+        assert found == expected
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The rows of one process with two devices."""
+    (ended,) = run(1, devices=2, mesh=2)
+    return answer(ended)["rows"]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Two processes with a device each, that process 0's rule stops after round 2."""
+    out = tmp_path_factory.mktemp("runs") / "two"
+    return out, [answer(one) for one in run(2, out=out, stop_after=2)]
+
+
+def test_two_processes_give_exactly_the_rows_of_one_with_two_devices(alone, shared):
+    out, (first, second) = shared
+    assert rows_of(out) == alone[:3]
+    assert first == second  # the rows, also their times, and the run directory
+    assert "stopped" in first["rows"][2]  # only process 0's rule said so
+
+
+def test_one_process_writes(shared):
+    out, _ = shared
+    assert len(list((out / "tensorboard").iterdir())) == 1
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+    device = json.loads((out / "environment.json").read_text())["device"]
+    assert re.fullmatch(r"2 x .* of 2 processes", device)
+    assert not (out / "run.lock").exists()
+
+
+def test_a_run_goes_on_with_four_processes_and_then_with_one(alone, shared, tmp_path):
+    out = shutil.copytree(shared[0], tmp_path / "run")
+    run(4, out=out, resume=True, stop_after=3)
+    run(1, out=out, resume=True)
+    rows = rows_of(out)
+    assert rows[:3] == alone[:3]
+    assert_close(rows, alone)
+
+
+def test_a_killed_process_ends_the_others_and_resume_goes_on(alone, tmp_path):
+    out = tmp_path / "run"
+    first, second = run(2, out=out, end="kill", end_process=1, end_round=2, expected=None)
+    assert second.code == -9
+    assert first.code == 2
+    assert re.fullmatch(
+        r"fedjax-peft: Process 1 of 2 \(.*, pid \d+\) has given no sign of life for 4 s: .*"
+        r" --resume continues the run, on the same or another number of processes\.\n",
+        first.err,
+    )
+    assert not (out / "run.lock").exists()
+    run(2, out=out, resume=True)
+    assert rows_of(out) == alone
+
+
+def test_the_death_of_the_coordinator_ends_the_others(tmp_path):
+    first, second = run(2, end="kill", end_process=0, end_round=1, expected=None)
+    assert (first.code, second.code) == (-9, 2)
+    assert "fedjax-peft: Process 0, the coordinator, cannot be reached" in second.err
+
+
+def test_processes_with_other_settings_are_refused_by_all(tmp_path):
+    first, second = run(2, seeds=[0, 1], expected=(1,))
+    text = "Process 1 does not run the same as process 0: seed is 1 here and 0 there."
+    assert f"Process 1 of 2 ({socket.gethostname()}, pid" in first.err
+    assert text in first.err
+    assert "Traceback" not in first.err
+    assert text in second.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a:1", 2, None), "belong together, but process is missing"),
+        (("a:1", 2, 2), "process = 2 is not one of 0 to 1"),
+        (("a", 2, 1), "coordinator = 'a' is not of the form HOST:PORT"),
+        ((f"127.0.0.1:{free_port()}", 2, 1), "did not answer within 0 s: .*refused"),
+        ((None, None, None), "JAX has been used already"),
+    ],
+)
+def test_initialize_explains_errors(arguments, message):
+    import jax
+
+    jax.devices()
+    with pytest.raises(InputError, match=message):
+        distributed.initialize(*arguments, timeout=0)
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(InputError, match=f"cannot listen on port {port}: .*in use"):
+            distributed.initialize(f"127.0.0.1:{port}", 2, 0)
+
+
+def test_one_process_agrees_with_itself():
+    value = {"a": (1, 2)}
+    assert distributed.agree(value) is value
+    assert (distributed.is_writer(), distributed.processes()) == (True, 1)
