@@ -39,6 +39,7 @@ __all__ = [
     "process",
     "processes",
     "seconds_since",
+    "whole",
 ]
 
 BEAT = 1.0
@@ -154,6 +155,25 @@ def agree(value: Any) -> Any:
 def seconds_since(began: float) -> float:
     """Returns the seconds since a time of ``time.perf_counter``, as process 0 measured them."""
     return float(agree(time.perf_counter() - began))
+
+
+def whole(arrays: Any) -> Any:
+    """Returns arrays that this process can read alone; without other processes, the same arrays.
+
+    Every process must call this function. An array that the processes share in parts is gathered in
+    the memory of each host, as a numpy array.
+    """
+    import jax
+    from jax.experimental.multihost_utils import process_allgather
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            return x
+        if x.is_fully_replicated:
+            return x.addressable_data(0)
+        return process_allgather(x, tiled=True)
+
+    return arrays if processes() == 1 else jax.tree.map(one, arrays)
 
 
 def before_end(function: Callable[[], None]) -> None:

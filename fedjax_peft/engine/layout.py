@@ -256,8 +256,9 @@ def _place(x: Any, sharding: NamedSharding | None) -> jax.Array:
     and each copies its own part; ``jax.device_put`` would first send the array over the network to
     compare it.
     """
-    local = sharding is None or sharding.is_fully_addressable
-    if local or (isinstance(x, jax.Array) and not x.is_fully_addressable):
+    if sharding is None or sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return jax.device_put(x, sharding)
     host = np.asarray(x)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)

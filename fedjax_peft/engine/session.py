@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft import summation, tree
+from fedjax_peft.distributed import whole
 from fedjax_peft.engine.evaluator import Evaluator, Examples, figures, joined
 from fedjax_peft.engine.lanes import Lanes, choose_lanes
 from fedjax_peft.engine.lengths import Lengths
@@ -373,10 +374,9 @@ class Session:
     def request_lanes(self, lanes: Lanes) -> None:
         """Replaces the requested number of lanes; call it before the first round is planned.
 
-        A number is rounded up to a multiple of the number of devices.
+        A number is rounded up to one that the devices can share equally.
         """
-        devices = self.setup.layout.devices
-        self._wanted_lanes = lanes if lanes == "auto" else -(-lanes // devices) * devices
+        self._wanted_lanes = lanes if lanes == "auto" else self.setup.layout.rows(lanes)
 
     def placed(self, state: State) -> State:
         """Returns a state with its arrays on the devices, as :meth:`init` does.
@@ -396,7 +396,7 @@ class Session:
         clients = self.setup.clients
         if self.setup.layout.rows(clients) == clients:
             return state
-        return map_client_rows(lambda x: np.asarray(x)[:clients], state)
+        return map_client_rows(lambda x: np.asarray(whole(x))[:clients], state)
 
     def known(self, state: State, plan: Plan) -> bool:
         """Returns whether a step with this plan needs no compilation."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.vocabulary import write_vocabulary
-from fedjax_peft.distributed import is_writer
+from fedjax_peft.distributed import is_writer, whole
 from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import ModelSharding
@@ -289,7 +289,10 @@ def simulate(
     metadata = dict(config or {}) if recorded else {**metadata, **(config or {})}
     text_length = _text_length(clients.data)
     check_same_run(
-        {**metadata, **counts, "lanes": lanes, "devices": devices},
+        {
+            **{**metadata, **counts, "lanes": lanes, "devices": devices},
+            **{"model_parallel": model_parallel, "model_sharding": model_sharding},
+        },
         {
             "examples": [d.columns for d in (clients.data, test) if d is not None],
             "partition": clients.indices,
@@ -348,12 +351,13 @@ def simulate(
         while state.round_index < rounds and not stopped:
             state, stopped = loop.round(state)
         phases.send("finished", state.round_index, stopped=stopped)
+    server, client_state = whole((state.server, session.trimmed(state).client_state))
     return Run(
         model,
         algorithm,
-        global_leaves(model, algorithm, state.server),
-        session.trimmed(state).client_state,
-        state.server,
+        global_leaves(model, algorithm, server),
+        client_state,
+        server,
         record.rows,
         None if out is None else Path(out),
         client_ranks,
