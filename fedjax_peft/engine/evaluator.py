@@ -101,6 +101,7 @@ class Evaluator:
         tokens: Lengths | None = None,
         make: Callable[..., Any] = Program,
         like: "Evaluator | None" = None,
+        room: int | None = None,
     ):
         """Plans the evaluation; nothing is compiled yet.
 
@@ -115,6 +116,7 @@ class Evaluator:
           make: makes the program, as :class:`fedjax_peft.engine.program.Program` does.
           like: another evaluator of global or of personal models. If the examples fit into the
             shapes of its program, they take these shapes, and nothing is compiled a second time.
+          room: the largest number of members in a part, if a single step has no more.
         """
         shapes = like._shapes if like is not None and like._shapes.fit(columns, tokens) else None
         if shapes is None:
@@ -128,6 +130,8 @@ class Evaluator:
             # Each part is one call of the program. Parts only serve the progress display: metrics
             # are added up step by step, so the results do not depend on them.
             capacity = max(-(-int(plan.steps) // _PARTS), min(int(plan.steps), _PARTS))
+            while room is not None and capacity > 1 and most_slots(plan, capacity) > room:
+                capacity //= 2
             sizes = {name: (x.shape, x.dtype) for name, x in columns.items()}
             padded = () if tokens is None else tokens.padded
             shapes = _Shapes(sizes, batch_size, padded, capacity, most_slots(plan, capacity))

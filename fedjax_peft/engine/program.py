@@ -109,6 +109,7 @@ class Program:
         *,
         work: Work = "training",
         padded: tuple[int, ...] = (),
+        gathered: bool = False,
     ):
         """Prepares the arguments that do not change; nothing is compiled yet.
 
@@ -117,8 +118,10 @@ class Program:
           columns: the examples.
           work: what the clients do. A program that measures returns no state.
           padded: the padded lengths of the plans that the program will run.
+          gathered: whether states hold the rows of the plan's slots, not those of all clients.
         """
         self._setup, self._work, self._padded = setup, work, padded
+        self._gathered = gathered
         self._inputs = place_constants(setup, columns)
         self._compiled: Any = None
         self._clients_key: tuple[int, Key] | None = None
@@ -160,7 +163,7 @@ class Program:
         leaves, structure = jax.tree.flatten(arguments)
         shapes = tuple((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
         settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
-        key = (static, self._work, self._padded, structure, shapes, settings)
+        key = (static, self._work, self._padded, self._gathered, structure, shapes, settings)
         try:
             hash(key)
         except TypeError:  # without a hash, the program cannot be found again
@@ -209,6 +212,7 @@ class Program:
                 made.transform if training else None,
                 across,
                 setup.layout.split_rows,
+                self._gathered,
             )(*arguments)
             nothing: Any = ()
             return result._replace(state=nothing) if measures else result

@@ -67,10 +67,11 @@ class ReferenceProgram:
         *,
         work: Work = "training",
         padded: tuple[int, ...] = (),
+        gathered: bool = False,
     ):
         """Takes the arguments of a program; texts are always computed at their full length."""
         del padded
-        self._setup, self._work = setup, work
+        self._setup, self._work, self._gathered = setup, work, gathered
         self._columns = {name: jnp.asarray(x) for name, x in columns.items()}
 
     def compile(self, state: State, plan: Plan) -> None:
@@ -89,7 +90,8 @@ class ReferenceProgram:
         algorithm = at_work(setup.algorithm, self._work, setup.probe)
         key = stream(int(state.seed), "clients")
         state = jax.tree.map(jnp.asarray, state.on_device())
-        return _Round(setup, algorithm, self._columns, state, plan, key, round_index).run()
+        rows = np.arange(len(plan.client)) if self._gathered else plan.client
+        return _Round(setup, algorithm, self._columns, state, plan, key, round_index, rows).run()
 
 
 class _Sent(NamedTuple):
@@ -117,7 +119,9 @@ class _Round:
         plan: Plan,
         key: Key,
         index: int,
+        rows: np.ndarray,
     ):
+        self.rows = rows  # of each slot, in what the clients keep
         self.setup, self.algorithm, self.columns = setup, algorithm, columns
         self.state, self.plan, self.key = state, plan, key
         self.index, self.round_index = index, jnp.int32(index)
@@ -162,10 +166,10 @@ class _Round:
         # The new client states are stored.
         kept = state.client_state
         for slot, one in sent.items():
-            client = int(self.plan.client[slot])
-            kept = tree.put(kept, client, one.client_state)
+            row = int(self.rows[slot])
+            kept = tree.put(kept, row, one.client_state)
             if self.setup.transform is not None:
-                memory = tree.put(transform_state.memory, client, one.memory)
+                memory = tree.put(transform_state.memory, row, one.memory)
                 transform_state = transform_state._replace(memory=memory)
         norms = np.zeros(len(finite), np.float32)
         for slot, one in sent.items():
@@ -197,7 +201,7 @@ class _Round:
         update = self.algorithm.client(context)
         update = relative_to(self.template, self.setup.transform, self.broadcast, update)
         key = client_key(self.key, self.index, client)
-        before = tree.take(self.state.client_state, client)
+        before = tree.take(self.state.client_state, int(self.rows[slot]))
 
         local = update.init(self.broadcast, before, jax.random.fold_in(key, 0))
         places = np.argwhere(self.plan.slot[: int(self.plan.steps)] == slot)
@@ -213,7 +217,7 @@ class _Round:
 
         upload = as_received(mask, upload, self.template)
         own = as_received(mask, own, before)
-        return self._encoded(client, mask, upload, own)
+        return self._encoded(slot, mask, upload, own)
 
     def _batch(self, slot: int, step: int, examples: np.ndarray) -> Params:
         """Returns the batch of a local step; padding repeats its first example."""
@@ -247,7 +251,7 @@ class _Round:
 
         jax.tree.map(store, self.predictions, predictions)
 
-    def _encoded(self, client: int, mask: Params, upload: PyTree, own: PyTree) -> _Sent | None:
+    def _encoded(self, slot: int, mask: Params, upload: PyTree, own: PyTree) -> _Sent | None:
         """Returns a client's results with a transformed upload; None if anything is not finite."""
         update_norm = self.algorithm.server.update_norm or partial(distance, self.algorithm)
         norm = update_norm(upload, self.template, self.setup.fixed)
@@ -255,11 +259,11 @@ class _Round:
         memory: PyTree = ()
         measured: PyTree = ()
         if self.setup.transform is not None:
-            before = tree.take(self.state.transform_state.memory, client)
+            before = tree.take(self.state.transform_state.memory, int(self.rows[slot]))
             received = self.setup.transform.broadcast(self.state.transform_state.server)
             inputs = (self.setup.transform, self.algorithm, self.template, received)
             encode = encoder(*inputs, self.sent_leaves)
-            key = transform_key(self.key, self.index, client)
+            key = transform_key(self.key, self.index, int(self.plan.client[slot]))
             upload, encoded = encode(mask, upload, before, key)
             memory, measured = encoded.memory, encoded.measured
             finite = finite & tree.all_finite((upload, memory))

@@ -113,6 +113,7 @@ def build_round(
     transform: Transform | None = None,
     across: Callable[[jax.Array], jax.Array] = lambda x: x,
     split_rows: Callable[[Any], Any] = lambda tree: tree,
+    gathered: bool = False,
 ) -> Callable[..., RoundResult]:
     """Returns the pure function that runs one round; the caller jits it.
 
@@ -131,6 +132,8 @@ def build_round(
       across: returns the largest value over all replicas, where several rounds run as one.
       split_rows: splits a tree over the devices; applied to every tree of a cohort's rows
         ``[slots, ...]``.
+      gathered: whether the state holds what the clients of the plan's slots keep, ``[slots, ...]``,
+        instead of what all clients keep.
     """
     server_ = algorithm.server
     update_norm = server_.update_norm or partial(distance, algorithm)
@@ -186,7 +189,8 @@ def build_round(
             encode = encoder(transform, algorithm, template, received, sent_leaves)
             inputs = (transform, algorithm, template, received)
             measurements = no_measurements(*inputs, len(plan.client))
-            memory = split_rows(tree.take(transform_state.memory, plan.client))
+            memory = transform_state.memory
+            memory = split_rows(memory if gathered else tree.take(memory, plan.client))
         if algorithm.weights == "uniform":
             ones: Any = jnp.where(plan.weight > 0, 1.0, 0.0)
             plan = plan._replace(weight=ones)
@@ -202,7 +206,7 @@ def build_round(
             encode,
             memory,
             measurements,
-            split_rows(tree.take(client_state, plan.client)),
+            split_rows(client_state if gathered else tree.take(client_state, plan.client)),
             split_rows(tree.take(rank_mask, plan.client)),
             columns,
             plan,
@@ -258,13 +262,16 @@ def build_round(
         if diagnosis is not None:
             measured = measured | diagnosis(server_.model(server), server_.model(new), fixed)
         measured = measured | received_metrics | algorithm.round_metrics(round_index)
+        kept, memory = carry.client_state, carry.memory
+        if not gathered:
+            kept = tree.put(client_state, rows, kept)
         if transform is not None:
-            memory = tree.put(transform_state.memory, rows, carry.memory)
+            memory = memory if gathered else tree.put(transform_state.memory, rows, memory)
             transform_state = TransformState(new_transform, memory)
         return RoundResult(
             state._replace(
                 server=new,
-                client_state=tree.put(client_state, rows, carry.client_state),
+                client_state=kept,
                 aggregator_state=result.state,
                 transform_state=transform_state,
             ),

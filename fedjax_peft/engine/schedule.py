@@ -185,13 +185,16 @@ class Schedule(NamedTuple):
         round_index: int,
         without: Collection[int] = (),
         limits: Mapping[int, int] | None = None,
+        members: Sequence[int] | None = None,
     ) -> Cohort:
         """Returns a round's present members, except ``without``, with their weights and batches.
 
         Weights are numbers of examples; the examples are shuffled. A client in ``limits`` makes at
-        most this number of steps, which are the first ones of its work.
+        most this number of steps, which are the first ones of its work. With ``members``, these
+        clients are the cohort instead.
         """
-        members = [c for c in self.present(round_index) if c not in without]
+        members = self.present(round_index) if members is None else members
+        members = [c for c in members if c not in without]
         limits = limits or {}
         work = [self._batches(c, round_index)[: limits.get(c)] for c in members]
         return Cohort(members, [float(len(self.indices[c])) for c in members], work)
@@ -215,12 +218,24 @@ class Schedule(NamedTuple):
         shorter jobs, :func:`fedjax_peft.engine.plan.pack` gives no lane more work, if lanes are
         compared in the order of their load.
         """
-        most = sorted(map(self.most_steps, range(len(self.indices))))[-self.capacity :]
-        # An upper bound for every lane, because every job goes to the lane with the least work.
-        largest = sum(most) // lanes + most[-1]
+        largest = self._bound(lanes)
         if largest * lanes * self.room > 1 << 20:
             largest = max(self._longest(number, lanes) for number in range(1, rounds + 1))
         return 1 << (max(largest, 1) - 1).bit_length()
+
+    def time_steps_of_part(self, lanes: int) -> int:
+        """Returns the capacity of a plan for any clients that fit into it."""
+        if self.capacity >= len(self.indices):
+            return self.time_steps(1, lanes)
+        return 1 << (max(self._bound(lanes), 1) - 1).bit_length()
+
+    def _bound(self, lanes: int) -> int:
+        """Returns an upper bound of the time steps of a plan.
+
+        Every job goes to the lane with the least work, so a lane is over the average by one job.
+        """
+        most = sorted(map(self.most_steps, range(len(self.indices))))[-self.capacity :]
+        return sum(most) // lanes + most[-1]
 
     def _longest(self, round_index: int, lanes: int) -> int:
         """Returns the time steps of a round's plan."""
@@ -234,10 +249,11 @@ class Schedule(NamedTuple):
         time_steps: int,
         without: Collection[int] = (),
         limits: Mapping[int, int] | None = None,
+        members: Sequence[int] | None = None,
     ) -> Plan:
-        """Returns the plan of a round; for ``without`` and ``limits`` see :meth:`cohort`."""
+        """Returns the plan of a round; for the last arguments see :meth:`cohort`."""
         return make_plan(
-            self.cohort(round_index, without, limits),
+            self.cohort(round_index, without, limits, members),
             lanes,
             time_steps=time_steps,
             slots=self.capacity,

@@ -10,7 +10,18 @@ import numpy as np
 
 from fedjax_peft import summation, tree
 from fedjax_peft.distributed import whole
+from fedjax_peft.engine.client_store import (
+    ClientPlace,
+    ClientRow,
+    ClientStore,
+    StoredClients,
+    check_place,
+    memory_store,
+    room_for,
+    temporary_store,
+)
 from fedjax_peft.engine.evaluator import Evaluator, Examples, figures, joined
+from fedjax_peft.engine.gathered import gathering, split_memory, with_rows
 from fedjax_peft.engine.lanes import Lanes, choose_lanes
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.places import map_client_rows, place_state
@@ -67,6 +78,7 @@ class Session:
         rounds: int = 100,
         engine: Engine | Callable[..., Any] = "compiled",
         values: Values | None = None,
+        client_state: ClientPlace = "device",
     ):
         """Prepares the rounds; the program is compiled when the first round runs.
 
@@ -81,11 +93,13 @@ class Session:
           engine: see :data:`Engine`; or a function that makes programs in the place of
             :class:`fedjax_peft.engine.program.Program`, with the same arguments.
           values: the run-time values of the states that :meth:`init` returns.
+          client_state: where the state of all clients is between rounds.
 
         Raises:
-          InputError: an unknown engine, lanes that do not fit the devices, or leaves that the
-            aggregator or the server cannot combine.
+          InputError: an unknown engine or place, lanes that do not fit the devices, or leaves that
+            the aggregator or the server cannot combine.
         """
+        check_place(client_state)
         if not callable(engine) and engine not in ENGINES:
             raise InputError(f"There is no engine {engine!r}. {nearest(str(engine), ENGINES)}")
         layout = setup.layout
@@ -96,7 +110,9 @@ class Session:
         self.setup = setup._replace(frozen=frozen, fixed=fixed, rank_mask=rank_mask)
         self._given_columns, self._leaves, self._schedule = columns, leaves, schedule
         self._wanted_lanes, self._rounds = lanes, rounds
-        self._make = engine if callable(engine) else ENGINES[engine]
+        self._make = self._make_plain = engine if callable(engine) else ENGINES[engine]
+        self.client_place: ClientPlace = client_state
+        self._store: ClientStore | None = None
         self._values = dict(values or {})
         self._lanes: int | None = None
         self._capacities: dict[int, _Capacity] = {}
@@ -104,6 +120,22 @@ class Session:
         self._plans: dict[tuple, Plan] = {}
         self._evaluators: dict[tuple, tuple[Examples, Evaluator]] = {}
         _check_shapes(self.setup, leaves[0])
+        if client_state != "device":
+            self._keep_outside(client_state, engine)
+
+    def _keep_outside(self, place: ClientPlace, engine: Any) -> None:
+        """Makes the store of what the clients keep; there is none if they keep nothing."""
+        if callable(engine) or jax.process_count() > 1:
+            what = "Runs side by side" if callable(engine) else "Several processes"
+            raise InputError(
+                f"{what} keep the clients' state on the device: client_state = {place!r} does not"
+                " work with them."
+            )
+        row = jax.eval_shape(lambda: self._start({})[1])
+        if jax.tree.leaves(row):
+            made = memory_store if place == "host" else temporary_store
+            self._store = made(row, self.setup.clients)
+            self._make = gathering(self._make_plain)
 
     @property
     def personal(self) -> bool:
@@ -142,16 +174,25 @@ class Session:
                     f"There is no run-time value {name!r}. {nearest(name, self._values)}"
                 )
         chosen = {**self._values, **(values or {})}
-        setup, (shared, private) = self.setup.made(chosen), self._leaves
+        state, row = self._start(chosen)
+        if self._store is None:
+            repeat = partial(self.setup.layout.repeat_for_clients, clients=self.setup.clients)
+            state = with_rows(state, ClientRow(*map(repeat, row)))
+        else:
+            state = state._replace(client_state=self._store.start(row))
+        state = state._replace(values=as_arrays(chosen))
+        return self.placed(state)._replace(round_index=0, seed=seed)
+
+    def _start(self, values: Values) -> tuple[State, ClientRow]:
+        """Returns the state before the first round without clients, and what one client keeps."""
+        setup, (shared, private) = self.setup.made(values), self._leaves
         # Copies, because a step consumes its state, but the model's arrays must stay valid.
         server = jax.tree.map(jnp.copy, setup.algorithm.server.init(shared))
-        repeat = partial(setup.layout.repeat_for_clients, clients=setup.clients)
-        kept = repeat(setup.algorithm.init_client_state(shared, private))
-        transform = start_transform(setup.transform, setup.algorithm, server, repeat)
         template = setup.algorithm.server.unchanged(server)
         aggregator = jax.tree.map(jnp.array, setup.algorithm.aggregator.init(template))
-        state = State(server, kept, aggregator, transform, as_arrays(chosen))
-        return self.placed(state)._replace(round_index=0, seed=seed)
+        transform = start_transform(setup.transform, setup.algorithm, server)
+        state, memory = split_memory(State(server, (), aggregator, transform))
+        return state, ClientRow(setup.algorithm.init_client_state(shared, private), memory)
 
     def step(self, state: State, plan: Plan | None = None) -> tuple[State, RoundInfo]:
         """Runs the next round; returns the state after it and information about the round.
@@ -176,6 +217,7 @@ class Session:
             info = RoundInfo(round_index, plan, {}, everyone, zeros, {}, {})
             return state._replace(round_index=round_index), info
         result = self.program(plan, seed)(state, plan, round_index)
+        self._prefetch(result.state.client_state, round_index + 1, seed)
         info = RoundInfo(
             round_index,
             plan,
@@ -186,6 +228,11 @@ class Session:
             result.aggregation,
         )
         return result.state._replace(round_index=round_index, seed=seed), info
+
+    def _prefetch(self, clients: Any, round_index: int, seed: int) -> None:
+        """Begins to read what the clients of the next round keep, while the device computes."""
+        if isinstance(clients, StoredClients) and round_index <= self._capacity(seed, 1).rounds:
+            clients.prefetch(self.plan(round_index, seed).client, self.setup.layout.put_clients)
 
     def evaluate(
         self,
@@ -256,9 +303,15 @@ class Session:
             batch_size=batch_size,
             work=work,
             tokens=None if tokens is None else Lengths.of(columns, tokens.most),
-            make=self._make,
+            make=self._make if cohort is None else self._make_plain,
             like=like,
+            room=None if cohort is not None else self._room,
         )
+
+    @property
+    def _room(self) -> int | None:
+        """The number of clients that are on the device at the same time outside of rounds."""
+        return None if self._store is None else room_for(self._store.packing.nbytes)
 
     def global_members(self, examples: int) -> list[tuple[int, np.ndarray]]:
         """Returns the members that evaluate the global model: rows for every lane device."""
@@ -274,18 +327,23 @@ class Session:
         tuning, seed = self.setup.algorithm.tuning, int(state.seed)
         if tuning is None:
             raise InputError(f"The algorithm {self.setup.algorithm.name!r} tunes no models.")
+        clients, lanes = self.setup.clients, self.lanes(seed)
+        room = self._room
+        together = clients if room is None else self.setup.layout.rows(min(clients, room))
         everyone = self._capacity(seed, 1).schedule._replace(
-            per_round=self.setup.clients,
-            slots=self.setup.clients,
+            per_round=clients,
+            slots=together,
             epochs=tuning.epochs,
             local_steps=None,
             sampling="all",
             failure_rate=0.0,
         )
         program = self._make(self.setup, self.columns, work="tuning", padded=everyone.padded)
-        lanes, round_index = self.lanes(seed), int(state.round_index) + 1
-        plan = everyone.plan(round_index, lanes, everyone.time_steps(1, lanes))
-        tuned = program(state.copy(), plan, round_index).state
+        size, tuned = everyone.time_steps_of_part(lanes), state.copy()
+        for first in range(0, clients, together):
+            part = range(first, min(first + together, clients))
+            plan = everyone.plan(int(state.round_index) + 1, lanes, size, members=part)
+            tuned = program(tuned, plan, int(state.round_index) + 1).state._replace(seed=seed)
         return state._replace(client_state=tuned.client_state)
 
     def train_locally(self, state: State, plan: Plan) -> tuple[State, jax.Array]:
@@ -316,7 +374,9 @@ class Session:
             )
         program = self.program(plan, int(state.seed), "uploads")
         result = program(state, plan, int(state.round_index) + 1)
-        own = tree.take(result.state.client_state, plan.client)
+        own = result.state.client_state
+        if self._store is None:
+            own = tree.take(own, plan.client)
         models = self.setup.layout.put_clients((result.state.server, own))
         return state._replace(client_state=models), result.finite
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.typing import PyTree
 
@@ -22,7 +23,8 @@ class State(NamedTuple):
     """The server's state, such as the shared leaves and the state of its optimizer."""
     client_state: PyTree = ()
     """What every client keeps from round to round, such as its private leaves; arrays
-    ``[clients, ...]``."""
+    ``[clients, ...]``, or :class:`fedjax_peft.engine.client_store.StoredClients`, which then also
+    hold the clients' memory of the upload transforms."""
     aggregator_state: PyTree = ()
     """The state of the aggregator; ``()`` if the aggregator has no state."""
     transform_state: PyTree = ()
@@ -38,6 +40,8 @@ class State(NamedTuple):
     def copy(self) -> "State":
         """Returns a copy of the arrays, which stays valid when this state is consumed."""
         arrays = jax.tree.map(jnp.copy, self.on_device())
+        if isinstance(self.client_state, StoredClients):
+            arrays = arrays._replace(client_state=self.client_state.copy())
         return arrays._replace(round_index=self.round_index, seed=self.seed)
 
     def on_device(self) -> "State":

@@ -55,25 +55,23 @@ class TransformState(NamedTuple):
 
 
 def start_transform(
-    transform: Transform | None,
-    algorithm: Algorithm,
-    server: PyTree,
-    repeat: Callable[[PyTree], PyTree],
+    transform: Transform | None, algorithm: Algorithm, server: PyTree
 ) -> TransformState | tuple[()]:
     """Returns the state of a transform before the first round; ``()`` without a transform.
+
+    Its ``memory`` is that of one client.
 
     Args:
       transform: the upload transform.
       algorithm: the federated algorithm.
       server: the server's state at the start.
-      repeat: returns a copy of a tree for every client, ``[clients, ...]``.
     """
     if transform is None:
         return ()
     template = algorithm.change_part(algorithm.server.unchanged(server))
     # Copies: the round program donates its state, and the template may hold the model's arrays.
     state = jax.tree.map(jnp.array, transform.init(template))
-    return TransformState(state, repeat(transform.memory(template)))
+    return TransformState(state, transform.memory(template))
 
 
 def receive(

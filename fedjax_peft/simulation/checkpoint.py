@@ -16,6 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_peft import tree
+from fedjax_peft.engine.client_store import ClientRow, has_store, open_store, start_index
 from fedjax_peft.engine.layout import on_one_device
 from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
@@ -124,14 +125,7 @@ class Checkpoints:
         steps = sorted(self._manager.all_steps(), reverse=True)
         if not steps:
             return None
-        abstract = jax.tree.map(
-            lambda x: (
-                x
-                if isinstance(x, np.ndarray)
-                else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-            ),
-            template,
-        )
+        abstract = _abstract(template)
         reasons = []
         for round_index in steps:
             try:
@@ -152,6 +146,25 @@ class Checkpoints:
         raise InputError(
             f"No checkpoint in {self._manager.directory} can be restored: {'; '.join(reasons)}"
         )
+
+    @_quiet(logging.WARNING)
+    def readable(self, template: PyTree) -> dict[int, PyTree]:
+        """Returns round -> state of all checkpoints that can be read.
+
+        Args:
+          template: as for :meth:`restore`.
+        """
+        found, args = {}, ocp.args.StandardRestore(_abstract(template))
+        for round_index in self.rounds:
+            with contextlib.suppress(Exception):  # orbax raises many kinds
+                found[round_index] = self._manager.restore(round_index, args=args)
+        return found
+
+    @property
+    @_quiet(logging.WARNING)
+    def rounds(self) -> list[int]:
+        """The rounds of all complete checkpoints."""
+        return sorted(self._manager.all_steps())
 
     def _check_shapes(self, round_index: int, template: PyTree) -> None:
         # This check comes before orbax reads the arrays: orbax would fail halfway, and its message
@@ -174,10 +187,22 @@ class Checkpoints:
             self._manager.close()
 
 
+def _abstract(template: PyTree) -> PyTree:
+    """Returns the shapes and the places of a state's arrays."""
+    return jax.tree.map(
+        lambda x: (
+            x
+            if isinstance(x, np.ndarray)
+            else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+        ),
+        template,
+    )
+
+
 def read_checkpoint(
     directory: Path, server: PyTree, client_state: PyTree
 ) -> tuple[int, tuple[PyTree, PyTree]]:
-    """Returns (round, (server's state, client state)); the client state is ``[clients, ...]``.
+    """Returns (round, (server's state, client state)), as ``State.client_state`` has it.
 
     The number of clients is read from the checkpoint. Nothing on disk is changed.
 
@@ -200,11 +225,19 @@ def read_checkpoint(
                 _, stored, *others = manager.item_metadata(round_index).tree
                 clients = next((x.shape[0] for x in jax.tree.leaves(stored)), 0)
                 stacked = jax.eval_shape(functools.partial(tree.broadcast, n=clients), client_state)
+                in_store = clients and has_store(directory.parent / "clients")
+                if in_store:
+                    stacked = start_index(clients)
                 # The other states are not needed here, but orbax can only restore everything.
                 template = on_one_device((server, stacked, *others))
                 args = ocp.args.StandardRestore(template)
-                restored = manager.restore(round_index, args=args)
-                return round_index, (restored[0], restored[1])
+                found, kept, *_ = manager.restore(round_index, args=args)
+                if in_store:
+                    row = ClientRow(client_state)
+                    kept = open_store(directory.parent / "clients", row, clients, "read").open(kept)
+                return round_index, (found, kept)
+            except InputError:
+                raise
             except Exception as error:  # orbax raises many kinds
                 reasons.append(f"round {round_index}: {_reason(error)}")
     why = "; ".join(reasons) or "there is none"

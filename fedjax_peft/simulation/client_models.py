@@ -3,9 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-import jax
-
-from fedjax_peft import tree
+from fedjax_peft.engine.client_store import client_count, client_rows
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import of_client
@@ -33,14 +31,14 @@ class ClientModels(NamedTuple):
     server: PyTree
     """The server's state."""
     client_state: PyTree
-    """The state that the clients keep between rounds, ``[clients, ...]``."""
+    """What the clients keep between rounds, as in ``State.client_state``."""
     client_ranks: Sequence[int] | None = None
     seen: Collection[int] = ()
     """The clients that have trained; the other clients still have their initial models."""
 
     def client_params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model, as ``Run.client_params`` does."""
-        one = tree.take(self.client_state, client)
+        one = client_rows(self.client_state, client)
         return client_leaves(
             self.algorithm, self.params, self.server, one, self.client_ranks, client
         )
@@ -100,16 +98,15 @@ def check_clients(clients: Sequence[int], client_state: PyTree) -> None:
 
     Args:
       clients: the numbers of the clients.
-      client_state: the state that the clients keep between rounds, ``[clients, ...]``.
+      client_state: what the clients keep between rounds, as in ``State.client_state``.
     """
-    leaves = jax.tree.leaves(client_state)
-    if not leaves:
+    n = client_count(client_state)
+    if not n:
         raise InputError(
             "This run keeps nothing private to its clients: they all have the global model. Leave"
             " the client out."
         )
     for client in clients:
-        n = leaves[0].shape[0]
         if not 0 <= client < n:
             raise InputError(f"There is no client {client}: the run has {n}, 0 to {n - 1}.")
 
@@ -121,7 +118,7 @@ def read_clients(text: str, client_state: PyTree) -> list[int]:
       InputError: the text has another form, or a client does not exist.
     """
     if text == "all":
-        return list(range(jax.tree.leaves(client_state)[0].shape[0]))
+        return list(range(client_count(client_state)))
     try:
         clients = sorted({int(word) for word in text.split(",")})
     except ValueError:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.distributed import agree, seconds_since
+from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.session import Session
@@ -17,6 +18,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.rows import Row, seen_clients
 from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
 from fedjax_peft.simulation.checks import Late
+from fedjax_peft.simulation.client_checkpoints import ClientCheckpoints, index_template
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.evaluation import Evaluation, evaluate
 from fedjax_peft.simulation.guarantee import Accounted
@@ -84,6 +86,10 @@ class Loop:
         self.checkpoint_every, self.deadline, self.late = checkpoint_every, deadline, late
         self.nonfinite, self.each, self.local, self.private = nonfinite, each, local, private
         self.wrapped_for = wrapped_for
+        self.clients: ClientCheckpoints | None = None
+        if record.out is not None:
+            host = session.client_place == "host"
+            self.clients = ClientCheckpoints(record.out, host=host)
         lower = (session.setup.task.lower_is_better, self.algorithm.lower_is_better)
         self.lower = (*lower[0], *lower[1], "update_norm")
 
@@ -93,16 +99,29 @@ class Loop:
         Args:
           state: the state before the first round, which gives the structure and the shapes.
         """
-        saved, rows = None, self.record.rows
-        if self.record.checkpoints:
+        saved, rows, checkpoints = None, self.record.rows, self.record.checkpoints
+        template = index_template(self.session.trimmed(state))
+        if checkpoints:
             last = rows[-1]["round"] if rows else -1
-            template = saved_parts(self.session.trimmed(state))
-            saved = self.record.checkpoints.restore(template, last)
+            saved = checkpoints.restore(saved_parts(template), last)
         self.record.rewind(saved[0] if saved else None)
         if saved is None:
             return None
-        state = self.session.placed(with_saved_parts(state, saved[1]))
-        return state._replace(round_index=saved[0])
+        restored = with_saved_parts(template, saved[1])
+        if isinstance(state.client_state, StoredClients):
+            assert checkpoints is not None
+            assert self.clients is not None
+            parts = checkpoints.readable(saved_parts(template)) | {saved[0]: saved[1]}
+            indices = {index: with_saved_parts(template, one) for index, one in parts.items()}
+            restored = self.clients.resume(state, indices, saved[0])
+        return self.session.placed(restored)._replace(round_index=saved[0])
+
+    def begin(self, state: State) -> State:
+        """Returns the state before the first round, with its clients in the run directory.
+
+        It is the given state if there is no run directory, or if its clients are on the device.
+        """
+        return state if self.clients is None else self.clients.begin(state)
 
     def start(self, state: State, seconds: float) -> str | None:
         """Evaluates and records the initial model; returns why the run ends, None if it goes on.
@@ -165,8 +184,10 @@ class Loop:
             leaves = learned_leaves(self.model, self.algorithm, state.server)
             self.record.save_params(leaves, self.model.labels)
             # The row is written before the checkpoint: a resumed run repeats the rounds after it.
-            parts = saved_parts(self.session.trimmed(state))
+            assert self.clients is not None
+            parts = saved_parts(self.clients.write(self.session.trimmed(state)))
             self.record.checkpoints.save(state.round_index, parts)
+            self.clients.keep(self.record.checkpoints.rounds)
 
     def skipped_leaves(self, state: State, round_index: int) -> list[str]:
         """Returns the leaves that clients do not send in a round."""

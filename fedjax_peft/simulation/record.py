@@ -314,6 +314,7 @@ def _without_none(value: Any) -> Any:
 
 _ADDED = {
     "batch_sampling": "shuffled",
+    "client_state": "device",
     "client_validation": False,
     "engine": "compiled",
     "late": "drop",

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from fedjax_peft import tree
+from fedjax_peft.engine.client_store import client_count, client_rows
 from fedjax_peft.models.base import Model
 from fedjax_peft.rows import (
     Row,
@@ -39,7 +39,9 @@ class Run:
     params: Params
     """All trainable leaves of the global model (private ones at their initial values)."""
     client_state: PyTree
-    """The state that clients keep, such as their private leaves, ``[clients, ...]``."""
+    """The state that clients keep, such as their private leaves: arrays ``[clients, ...]``, or with
+    ``client_state="host"`` or ``"disk"`` an object whose ``take(clients).client_state`` returns
+    them."""
     server: PyTree
     """The server's state."""
     metrics: list[Row]
@@ -63,7 +65,7 @@ class Run:
 
     def client_params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model."""
-        one = tree.take(self.client_state, client)
+        one = client_rows(self.client_state, client)
         return client_leaves(
             self.algorithm, self.params, self.server, one, self.client_ranks, client
         )
@@ -147,7 +149,7 @@ class Run:
     @property
     def _clients(self) -> int:
         """The number of clients that keep a state."""
-        return next((len(x) for x in jax.tree.leaves(self.client_state)), 0)
+        return client_count(self.client_state)
 
     def __repr__(self) -> str:
         judged = headline(self.metrics)

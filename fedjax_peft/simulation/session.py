@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_peft import tasks, tree
 from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.engine.client_store import ClientPlace
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import ModelSharding, layout_over
 from fedjax_peft.engine.lengths import Lengths
@@ -70,6 +71,7 @@ def session(
     rounds: int = 100,
     engine: Engine = "compiled",
     values: Values | None = None,
+    client_state: ClientPlace = "device",
 ) -> Session:
     """Returns a :class:`fedjax_peft.engine.session.Session`, which runs rounds one by one.
 
@@ -115,6 +117,7 @@ def session(
         easy to debug.
       values: likewise. ``Session.init(seed, values)`` replaces some of them, and nothing is
         compiled again.
+      client_state: likewise; ``disk`` is a temporary file.
 
     Raises:
       InputError: arguments contradict each other or the data.
@@ -192,6 +195,7 @@ def session(
         rounds=rounds,
         engine=engine,
         values=values,
+        client_state=client_state,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.vocabulary import write_vocabulary
 from fedjax_peft.distributed import is_writer, whole
+from fedjax_peft.engine.client_store import ClientPlace
 from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import ModelSharding
@@ -90,6 +91,7 @@ def simulate(
     progress: bool | Literal["auto"] = "auto",
     engine: Engine = "compiled",
     values: Values | None = None,
+    client_state: ClientPlace = "device",
 ) -> Run:
     """Runs a federated algorithm and returns the result.
 
@@ -187,6 +189,11 @@ def simulate(
         program instead of constants. ``algorithm``, and perhaps ``transforms``, are then functions
         of them: ``lambda p: fp.algorithms.fedavg(optax.adamw(p["learning_rate"]))``. Another run
         with the same function, model and data but other values needs no compilation.
+      client_state: where the state of all clients is between rounds: ``device``; ``host`` (the
+        host's memory); or ``disk`` (a file in ``out``, or without ``out`` a temporary file). With
+        ``host`` and ``disk`` only the clients of a round are on the device, and those of the next
+        round are read while it computes. The results are the same. Checkpoints then only write the
+        clients that have changed.
 
     Raises:
       InputError: settings contradict each other or the data; ``out`` holds a run, without
@@ -233,6 +240,7 @@ def simulate(
         rounds=rounds,
         engine=engine,
         values=values,
+        client_state=client_state,
     )
     algorithm = session.setup.algorithm
     check_test_data(model, clients, data, own_data, task)
@@ -282,6 +290,8 @@ def simulate(
     }
     if values:
         metadata = {**metadata, "values": dict(values)}
+    if client_state != "device":
+        metadata = {**metadata, "client_state": client_state}
     if transform is not None:
         metadata = {**metadata, "transforms": transform.name}
     if private is not None:
@@ -343,6 +353,7 @@ def simulate(
             resumed_from=saved.round_index if saved else None,
         )
         if saved is None:
+            state = loop.begin(state)
             stopped = loop.start(state, start_seconds(time_model, model))
         else:
             state, stopped = saved, loop.resume()

@@ -1,0 +1,648 @@
+"""A store for what the clients keep between rounds, in host memory or in a file.
+
+A client's state is packed into one *record* of bytes, so that a client is read and written at once.
+Records are in *slots*. A version of all clients (:class:`StoredClients`) says for every client in
+which slot its record is, and which checksum the record has:
+
+* All clients start with the same state, so at first they share one slot. A client gets a slot when
+  it trains for the first time. Clients that never train need no room.
+* Versions share slots. A slot is overwritten only if no other version refers to it; otherwise the
+  record goes into a free slot. So a checkpoint is a version that is kept: the slots and checksums
+  of all clients, 8 bytes per client. Its records are on disk already and stay as they are.
+
+A process that is killed in the middle of a write damages only slots that no checkpoint refers to.
+
+Files are read and written by ``pread`` and ``pwrite``. A memory map would be shorter, but a full
+disk would kill the process (SIGBUS) instead of raising an error, and the pages of the map would
+count as memory of the process.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import tempfile
+import threading
+import weakref
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_peft import tree
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.files import replace_file
+from fedjax_peft.typing import PyTree
+
+__all__ = [
+    "ClientPlace",
+    "ClientRow",
+    "ClientStore",
+    "StoredClients",
+    "check_place",
+    "client_count",
+    "client_rows",
+    "has_store",
+    "memory_store",
+    "open_store",
+    "room_for",
+    "start_index",
+    "temporary_store",
+]
+
+ClientPlace: TypeAlias = Literal["device", "host", "disk"]
+"""Where the state of all clients is between rounds. ``device``: in the device's memory. ``host``:
+in the host's memory. ``disk``: in a file. With ``host`` and ``disk``, only the clients of a round
+are on the device."""
+
+
+def check_place(place: str) -> None:
+    """Raises InputError for a place that does not exist."""
+    if place not in get_args(ClientPlace):
+        raise InputError(
+            f"client_state = {place!r} is unknown. {nearest(str(place), get_args(ClientPlace))}"
+        )
+
+
+class ClientRow(NamedTuple):
+    """What one client keeps, or, with a leading axis, what several clients keep."""
+
+    client_state: PyTree = ()
+    """As ``State.client_state``."""
+    memory: PyTree = ()
+    """As ``TransformState.memory``."""
+
+
+class Packing:
+    """The places of all leaves of a row in a record."""
+
+    def __init__(self, row: ClientRow, nbytes: int | None = None):
+        """Computes the places.
+
+        Args:
+          row: arrays or shapes of one client.
+          nbytes: the bytes of a record, if it has further leaves that are not read.
+        """
+        paths, self._structure = jax.tree_util.tree_flatten_with_path(row)
+        self.names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
+        self.shapes = [tuple(np.shape(x)) for _, x in paths]
+        self.dtypes = [np.dtype(x.dtype) for _, x in paths]
+        sizes = [
+            int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        ]
+        self._ends = np.cumsum([0, *sizes])
+        self.nbytes = int(self._ends[-1]) if nbytes is None else nbytes
+
+    def pack(self, rows: ClientRow) -> np.ndarray:
+        """Returns the records of stacked rows, uint8 ``[n, nbytes]``."""
+        leaves = [np.ascontiguousarray(x) for x in jax.tree.leaves(rows)]
+        n = len(leaves[0])
+        records = np.empty((n, self.nbytes), np.uint8)
+        for x, (first, last) in zip(leaves, self._parts(), strict=True):
+            records[:, first:last] = x.reshape(n, -1).view(np.uint8)
+        return records
+
+    def unpack(self, records: np.ndarray) -> ClientRow:
+        """Returns the stacked rows of records, as arrays that do not share their memory."""
+        leaves = [
+            np.ascontiguousarray(records[:, first:last])
+            .reshape(-1)
+            .view(dtype)
+            .reshape(len(records), *shape)
+            for (first, last), shape, dtype in zip(
+                self._parts(), self.shapes, self.dtypes, strict=True
+            )
+        ]
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def zeros(self, n: int) -> ClientRow:
+        """Returns rows of zeros, ``[n, ...]``."""
+        return self.unpack(np.zeros((n, self.nbytes), np.uint8))
+
+    def _parts(self) -> Iterator[tuple[int, int]]:
+        ends = self._ends.tolist()
+        return itertools.pairwise(ends)
+
+
+class _Medium(Protocol):
+    """Numbered slots that hold records."""
+
+    name: str
+    """For error messages."""
+
+    def read(self, slot: int, record: np.ndarray) -> None:
+        """Reads a slot into ``record``; bytes that are not there stay as they are."""
+
+    def write(self, slot: int, record: np.ndarray) -> None:
+        """Writes a slot."""
+
+    def sync(self) -> None:
+        """Returns when everything that was written is safe."""
+
+
+class _Memory:
+    """Slots in host memory, in pieces that are allocated when they are needed."""
+
+    name = "host memory"
+
+    def __init__(self, nbytes: int):
+        self._nbytes, self._each = nbytes, max(1, _PIECE // max(nbytes, 1))
+        self._pieces: list[np.ndarray] = []
+
+    def read(self, slot: int, record: np.ndarray) -> None:
+        record[:] = self._pieces[slot // self._each][slot % self._each]
+
+    def write(self, slot: int, record: np.ndarray) -> None:
+        while slot // self._each >= len(self._pieces):
+            self._pieces.append(np.empty((self._each, self._nbytes), np.uint8))
+        self._pieces[slot // self._each][slot % self._each] = record
+
+    def sync(self) -> None:
+        pass
+
+
+_PIECE = 1 << 26
+"""Bytes of a piece of memory. A process has about 65,000 memory maps, so pieces are large."""
+
+
+class _File:
+    """Slots one after the other in a file."""
+
+    def __init__(self, descriptor: int, name: str, nbytes: int):
+        self._file, self.name, self._nbytes = descriptor, name, nbytes
+        weakref.finalize(self, os.close, descriptor)
+
+    def read(self, slot: int, record: np.ndarray) -> None:
+        view, start = record.data, slot * self._nbytes
+        while view:
+            done = os.preadv(self._file, [view], start)
+            if not done:  # the file is too short; the checksum will tell
+                return
+            view, start = view[done:], start + done
+
+    def write(self, slot: int, record: np.ndarray) -> None:
+        view, start = record.data, slot * self._nbytes
+        while view:
+            done = os.pwrite(self._file, view, start)
+            view, start = view[done:], start + done
+
+    def sync(self) -> None:
+        os.fsync(self._file)
+
+
+class ClientStore:
+    """Records in slots, and how many entries of all versions refer to each slot."""
+
+    def __init__(self, packing: Packing, clients: int, medium: _Medium):
+        """Makes an empty store; see :func:`memory_store` and the functions after it.
+
+        Args:
+          packing: the leaves of a client.
+          clients: the number of clients.
+          medium: the slots.
+        """
+        self.packing, self.clients, self._medium = packing, clients, medium
+        self._references = np.zeros(16, np.int64)
+        self._lock = threading.RLock()
+        self._released: list[np.ndarray] = []
+        self._worker: ThreadPoolExecutor | None = None
+
+    def start(self, row: ClientRow) -> "StoredClients":
+        """Returns the version in which all clients have the same state, ``row``."""
+        record = self.packing.pack(jax.tree.map(lambda x: np.asarray(x)[None], row))[0]
+        with self._lock:
+            slot = int(self._free(1)[0])
+            self._write(slot, record)
+            self._references[slot] += self.clients
+        checksum = np.full(self.clients, zlib.crc32(record), np.uint32)
+        return StoredClients(self, np.full(self.clients, slot, np.int32), checksum)
+
+    def open(self, index: dict[str, Any]) -> "StoredClients":
+        """Returns the version of a checkpoint's :attr:`StoredClients.index`."""
+        slot = np.array(index["slot"], np.int32)
+        with self._lock:
+            self._refer(slot)
+        return StoredClients(self, slot, np.array(index["checksum"], np.uint32))
+
+    def submit(self, work: Any) -> Future:
+        """Runs ``work()`` in the store's thread, after everything that was given to it before."""
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, "fedjax-peft-clients")
+        return self._worker.submit(work)
+
+    def sync(self) -> None:
+        """Returns when everything that was written is safe on disk."""
+        with self._naming():
+            self._medium.sync()
+
+    @property
+    def slots(self) -> int:
+        """The number of slots in use."""
+        with self._lock:
+            self._collect()
+            return int(np.count_nonzero(self._references))
+
+    def read(self, slots: np.ndarray, checksums: np.ndarray, clients: np.ndarray) -> np.ndarray:
+        """Returns the records of clients, uint8 ``[n, nbytes]``; zeros for a client below 0.
+
+        Raises:
+          InputError: a record does not have its checksum.
+        """
+        records = np.zeros((len(clients), self.packing.nbytes), np.uint8)
+        with self._lock, self._naming():
+            for i, client in enumerate(clients.tolist()):
+                if client < 0:
+                    continue
+                self._medium.read(int(slots[i]), records[i])
+                if zlib.crc32(records[i]) != int(checksums[i]):
+                    raise InputError(
+                        f"The record of client {client} in {self._medium.name} is damaged: it does"
+                        " not have its checksum. Restore the file from a backup. Without one,"
+                        " delete the newest directory in the run's checkpoints and continue with"
+                        " --resume from the one before; or run again."
+                    )
+        return records
+
+    def replace(self, slots: np.ndarray, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Writes the new records of clients; returns their slots and checksums.
+
+        Args:
+          slots: the slots of the old records, to which a version no longer refers.
+          records: uint8 ``[n, nbytes]``.
+        """
+        with self._lock:
+            self._collect()
+            shared = self._references[slots] > 1
+            new = slots.copy()
+            new[shared] = self._free(int(shared.sum()))
+            for slot, record in zip(new.tolist(), records, strict=True):
+                self._write(slot, record)
+            np.subtract.at(self._references, slots[shared], 1)
+            self._references[new[shared]] += 1
+        return new, np.array([zlib.crc32(record) for record in records], np.uint32)
+
+    def share(self, slots: np.ndarray) -> np.ndarray:
+        """Returns a copy of a version's slots, for another version."""
+        with self._lock:
+            self._refer(slots)
+        return slots.copy()
+
+    def release(self, slots: np.ndarray) -> None:
+        """Forgets a version. May be called at any time by the garbage collector."""
+        self._released.append(slots)  # without the lock, which this thread may hold
+
+    def _collect(self) -> None:
+        while self._released:
+            self._count(self._released.pop(), -1)
+
+    def _refer(self, slots: np.ndarray) -> None:
+        self._collect()
+        self._count(slots, 1)
+
+    def _count(self, slots: np.ndarray, sign: int) -> None:
+        counts = np.bincount(slots)
+        self._grow(len(counts))
+        self._references[: len(counts)] += sign * counts
+
+    def _free(self, n: int) -> np.ndarray:
+        """Returns the first ``n`` slots to which no version refers."""
+        free = np.flatnonzero(self._references == 0)
+        if len(free) < n:
+            self._grow(len(self._references) + n)
+            free = np.flatnonzero(self._references == 0)
+        return free[:n].astype(np.int32)
+
+    def _grow(self, slots: int) -> None:
+        missing = slots - len(self._references)
+        if missing > 0:
+            missing = max(missing, len(self._references))
+            self._references = np.concatenate([self._references, np.zeros(missing, np.int64)])
+
+    def _write(self, slot: int, record: np.ndarray) -> None:
+        with self._naming():
+            self._medium.write(slot, record)
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Turns errors of the operating system into advice."""
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"The clients' state cannot be read from or written to {self._medium.name}:"
+                f" {error.strerror}. If the disk is full, make room there; then continue the run"
+                " from its last checkpoint with --resume."
+            ) from error
+
+
+class _Pending(NamedTuple):
+    """The rows of a round, which are still on the device."""
+
+    clients: np.ndarray
+    rows: ClientRow
+    written: Future
+
+
+class StoredClients:
+    """One version of what all clients keep: in ``State.client_state``, the place of the arrays.
+
+    It is a pytree without leaves, so it goes through transformations of a state unchanged. A round
+    consumes it, as it consumes the arrays of the state; :meth:`copy` returns a version that stays.
+    """
+
+    def __init__(self, store: ClientStore, slot: np.ndarray, checksum: np.ndarray):
+        """Takes the slot and the checksum of every client; see :meth:`ClientStore.start`."""
+        self.store = store
+        self._slot, self._checksum = slot, checksum
+        self._changed = np.zeros(store.clients, bool)
+        self._consumed = False
+        self._pending: _Pending | None = None
+        self._ahead: tuple[np.ndarray, Future] | None = None
+
+    def __del__(self) -> None:
+        """Frees the slots to which no other version refers."""
+        if not getattr(self, "_consumed", True):
+            self.store.release(self._slot)
+
+    def __len__(self) -> int:
+        """Returns the number of clients."""
+        return self.store.clients
+
+    def is_deleted(self) -> bool:
+        """Returns whether a round has consumed this version, as ``jax.Array.is_deleted``."""
+        return self._consumed
+
+    def take(self, clients: Any) -> ClientRow:
+        """Returns what some clients keep, as numpy arrays ``[n, ...]``.
+
+        Raises:
+          InputError: a record is damaged or cannot be read.
+        """
+        self.settle()
+        return self._read(np.asarray(clients, np.int64))
+
+    def put(self, clients: Any, rows: ClientRow) -> None:
+        """Replaces what some clients keep; every client occurs once.
+
+        Raises:
+          InputError: the records cannot be written, for example because the disk is full.
+        """
+        self.settle()
+        self._pending = self._ahead = None  # they are older than the new rows
+        self._replace(np.asarray(clients, np.int64), rows)
+
+    def copy(self) -> "StoredClients":
+        """Returns the same version, which stays when this one is consumed. No record is copied."""
+        self.settle()
+        made = StoredClients(self.store, self.store.share(self._slot), self._checksum.copy())
+        made._changed = self._changed.copy()
+        return made
+
+    @property
+    def index(self) -> dict[str, np.ndarray]:
+        """The slot (int32) and the checksum (uint32) of every client's record."""
+        self.settle()
+        return {"slot": self._slot, "checksum": self._checksum}
+
+    def changed(self) -> np.ndarray:
+        """Returns the clients that were written since the last call."""
+        self.settle()
+        found = np.flatnonzero(self._changed)
+        self._changed[:] = False
+        return found
+
+    # What follows overlaps reading and writing with the rounds on the device.
+
+    def on_device(self, clients: np.ndarray, place: Any) -> ClientRow:
+        """Returns what the clients of a plan's slots keep, on the device, ``[slots, ...]``.
+
+        Args:
+          clients: int32 ``[slots]``; -1 for a slot without work.
+          place: puts a tree on the device.
+        """
+        _check_alive(self)
+        if self._ahead is not None and np.array_equal(self._ahead[0], clients):
+            rows = self._ahead[1].result()
+        else:
+            rows = place(self._read(self._settled(clients)))
+        if self._pending is None:
+            return rows
+        source = _positions(self._pending.clients, clients)
+        return _merged(rows, self._pending.rows, source) if (source >= 0).any() else rows
+
+    def after(self, clients: np.ndarray, rows: ClientRow) -> "StoredClients":
+        """Returns the version after a round; this one is consumed.
+
+        The call does not wait for the round. It waits until the rows of the round before are
+        written, so that the rows of one round at most wait on the device.
+
+        Args:
+          clients: as for :meth:`on_device`; a client occurs once.
+          rows: on the device, ``[slots, ...]``.
+        """
+        _check_alive(self)
+        self.settle()
+        made = StoredClients(self.store, self._slot, self._checksum)
+        made._changed, self._consumed = self._changed, True
+        for x in jax.tree.leaves(rows):
+            x.copy_to_host_async()
+        made._pending = _Pending(clients, rows, Future())
+        return made
+
+    def prefetch(self, clients: np.ndarray, place: Any) -> None:
+        """Begins to read the clients of the next round, and then to write those of the last one.
+
+        Args:
+          clients: as for :meth:`on_device`.
+          place: as for :meth:`on_device`.
+        """
+        if self._ahead is not None:
+            return
+        known = self._settled(clients)
+        ahead = self.store.submit(lambda: place(self._read(known)))
+        self._ahead = (clients.copy(), ahead)
+        if self._pending is not None and self._pending.written.set_running_or_notify_cancel():
+            self.store.submit(self._write_pending)
+
+    def settle(self) -> None:
+        """Returns when the rows of the last round are written.
+
+        Raises:
+          InputError: they cannot be written; or a round has consumed this version.
+        """
+        _check_alive(self)
+        if self._pending is None:
+            return
+        if not self._pending.written.running() and not self._pending.written.done():
+            self._pending.written.set_running_or_notify_cancel()
+            self._write_pending()
+        self._pending.written.result()
+
+    def _write_pending(self) -> None:
+        assert self._pending is not None
+        clients, rows, written = self._pending
+        try:
+            live = np.flatnonzero(clients >= 0)
+            host = jax.tree.map(lambda x: np.asarray(x)[live], jax.device_get(rows))
+            if len(live):
+                self._replace(clients[live], host)
+            written.set_result(None)
+        except BaseException as error:
+            written.set_exception(error)
+
+    def _settled(self, clients: np.ndarray) -> np.ndarray:
+        """Returns the clients, -1 for those whose newest rows are still on the device."""
+        if self._pending is None:
+            return clients
+        return np.where(_positions(self._pending.clients, clients) >= 0, -1, clients)
+
+    def _read(self, clients: np.ndarray) -> ClientRow:
+        of = np.maximum(clients, 0)
+        records = self.store.read(self._slot[of], self._checksum[of], clients)
+        return self.store.packing.unpack(records)
+
+    def _replace(self, clients: np.ndarray, rows: ClientRow) -> None:
+        new, checksums = self.store.replace(self._slot[clients], self.store.packing.pack(rows))
+        self._slot[clients], self._checksum[clients] = new, checksums
+        self._changed[clients] = True
+
+
+jax.tree_util.register_pytree_node(StoredClients, lambda x: ((), x), lambda x, _: x)
+
+
+def _check_alive(version: StoredClients) -> None:
+    if version.is_deleted():
+        raise InputError(
+            "The clients' state was consumed by an earlier round. Go on from the state that the"
+            " round returned, or give state.copy() to the round."
+        )
+
+
+def _positions(clients: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Returns where each wanted client is among ``clients``, int32; -1 if it is not there."""
+    where = {int(client): i for i, client in enumerate(clients) if client >= 0}
+    return np.array([where.get(int(client), -1) for client in wanted], np.int32)
+
+
+@jax.jit
+def _merged(rows: ClientRow, newer: ClientRow, source: jax.Array) -> ClientRow:
+    """Returns rows ``[slots, ...]``, taken from ``newer`` where ``source`` is not -1."""
+    return tree.where(source >= 0, tree.take(newer, jnp.maximum(source, 0)), rows)
+
+
+def memory_store(row: ClientRow, clients: int) -> ClientStore:
+    """Returns an empty store in host memory for rows of this structure and these shapes."""
+    packing = Packing(row)
+    return ClientStore(packing, clients, _Memory(packing.nbytes))
+
+
+def temporary_store(row: ClientRow, clients: int) -> ClientStore:
+    """Returns an empty store in a file that disappears with the process, even if it is killed.
+
+    The file is in the directory for temporary files (the environment variable ``TMPDIR``).
+    """
+    packing = Packing(row)
+    with tempfile.TemporaryFile() as file:
+        descriptor = os.dup(file.fileno())
+    name = f"a temporary file in {tempfile.gettempdir()}"
+    return ClientStore(packing, clients, _File(descriptor, name, packing.nbytes))
+
+
+def start_index(clients: int) -> dict[str, np.ndarray]:
+    """Returns an index in which all clients have slot 0, the start of a run directory's store."""
+    return {"slot": np.zeros(clients, np.int32), "checksum": np.zeros(clients, np.uint32)}
+
+
+_RECORDS, _FORMAT = "records.bin", "format.json"
+
+
+def open_store(
+    directory: Path, row: ClientRow, clients: int, mode: Literal["new", "resume", "read"]
+) -> ClientStore:
+    """Returns the store of a run directory.
+
+    Args:
+      directory: for the records and a description of their format.
+      row: the structure and the shapes of one client. To ``read``, its last leaves may be missing.
+      clients: the number of clients.
+      mode: ``new`` removes all records; ``resume`` goes on from a checkpoint; ``read`` never
+        writes.
+
+    Raises:
+      InputError: the records are of another model or other clients, or cannot be opened.
+    """
+    path, packing = directory / _RECORDS, Packing(row)
+    facts = _facts(packing, clients)
+    try:
+        if mode == "new":
+            directory.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            replace_file(directory / _FORMAT, (json.dumps(facts, indent=1) + "\n").encode())
+        else:
+            found = json.loads((directory / _FORMAT).read_text())
+            _check_facts(path, found, facts)
+            packing = Packing(row, found["record_bytes"])
+            flags = os.O_RDONLY if mode == "read" else os.O_RDWR
+            descriptor = os.open(path, flags | os.O_CLOEXEC)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"The clients' state in {directory} cannot be opened: {reason}.") from None
+    return ClientStore(packing, clients, _File(descriptor, str(path), packing.nbytes))
+
+
+def has_store(directory: Path) -> bool:
+    """Returns whether a directory holds records of clients."""
+    return (directory / _FORMAT).exists()
+
+
+def _facts(packing: Packing, clients: int) -> dict[str, Any]:
+    leaves = zip(packing.names, packing.shapes, packing.dtypes, strict=True)
+    return {
+        "format": 1,
+        "clients": clients,
+        "record_bytes": packing.nbytes,
+        "leaves": [[name, list(shape), str(dtype)] for name, shape, dtype in leaves],
+    }
+
+
+def _check_facts(path: Path, found: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Raises InputError if records do not begin with these leaves, or are of other clients."""
+    leaves = found["leaves"][: len(facts["leaves"])]
+    if (found["format"], found["clients"], leaves) != (1, facts["clients"], facts["leaves"]):
+        raise InputError(
+            f"The records in {path} are of another model, another algorithm or other clients, so"
+            " this run cannot use them."
+        )
+
+
+def client_rows(client_state: PyTree, client: int) -> PyTree:
+    """Returns what one client keeps, from a state's ``client_state`` in either form."""
+    if isinstance(client_state, StoredClients):
+        rows = client_state.take([client]).client_state
+        return jax.tree.map(lambda x: jnp.asarray(x[0]), rows)
+    return tree.take(client_state, client)
+
+
+def client_count(client_state: PyTree) -> int:
+    """Returns the number of clients that keep a state, from ``client_state`` in either form."""
+    if isinstance(client_state, StoredClients):
+        names = client_state.store.packing.names
+        return len(client_state) if any(n.startswith("client_state") for n in names) else 0
+    return next((x.shape[0] for x in jax.tree.leaves(client_state)), 0)
+
+
+def room_for(record_bytes: int) -> int:
+    """Returns how many clients are handled at once when all clients are evaluated or tuned."""
+    return max(1, min(_MOST_BYTES // max(record_bytes, 1), _MOST_CLIENTS))
+
+
+_MOST_BYTES, _MOST_CLIENTS = 1 << 28, 1 << 12
+"""Bytes and number of the clients that are on the device at the same time outside of rounds."""
