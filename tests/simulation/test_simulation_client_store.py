@@ -137,11 +137,15 @@ def test_a_damaged_record_does_not_pass(tmp_path, whole):
     out = tmp_path / "run"
     run(out, "disk", rounds=3)
     path = out / "clients" / "records.bin"
-    data = path.read_bytes()
-    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])  # the state of clients that never trained
+
+    def flip():  # a bit of the state of clients that never trained
+        data = path.read_bytes()
+        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+
+    flip()
     with pytest.raises(InputError, match=r"client \d+ in .*records\.bin is damaged"):
         run(out, "disk", resume=True)
-    path.write_bytes(data)
+    flip()
     check_same(run(out, "disk", resume=True), whole)
 
 
