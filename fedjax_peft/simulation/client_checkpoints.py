@@ -35,22 +35,22 @@ def index_template(state: State) -> State:
 class ClientCheckpoints:
     """The clients of one run on disk; does nothing for states whose clients are on the device."""
 
-    def __init__(self, run: Path, *, host: bool):
+    def __init__(self, run: Path | None, *, host: bool):
         """Opens nothing yet.
 
         Args:
-          run: the run directory.
+          run: the run directory, if there is one.
           host: whether the clients stay in host memory between checkpoints.
         """
-        self._directory, self._host = run / "clients", host
+        self._directory, self._host = None if run is None else run / "clients", host
         self._saved: dict[int, StoredClients] = {}
         self._mirror: StoredClients | None = None
         self._start: StoredClients | None = None
 
     def begin(self, state: State) -> State:
-        """Returns the state of a new run, whose clients are in the run directory."""
+        """Returns the state of a new run, whose clients are in the run directory if there is one."""
         clients = state.client_state
-        if not isinstance(clients, StoredClients):
+        if self._directory is None or not isinstance(clients, StoredClients):
             return state
         row = _first(clients)
         store = open_store(self._directory, row, len(clients), "new")
@@ -69,6 +69,7 @@ class ClientCheckpoints:
         """
         clients = state.client_state
         assert isinstance(clients, StoredClients)
+        assert self._directory is not None
         row = _first(clients)
         store = open_store(self._directory, row, len(clients), "resume")
         for index, one in saved.items():

@@ -86,10 +86,7 @@ class Loop:
         self.checkpoint_every, self.deadline, self.late = checkpoint_every, deadline, late
         self.nonfinite, self.each, self.local, self.private = nonfinite, each, local, private
         self.wrapped_for = wrapped_for
-        self.clients: ClientCheckpoints | None = None
-        if record.out is not None:
-            host = session.client_place == "host"
-            self.clients = ClientCheckpoints(record.out, host=host)
+        self.clients = ClientCheckpoints(record.out, host=session.client_place == "host")
         lower = (session.setup.task.lower_is_better, self.algorithm.lower_is_better)
         self.lower = (*lower[0], *lower[1], "update_norm")
 
@@ -110,7 +107,6 @@ class Loop:
         restored = with_saved_parts(template, saved[1])
         if isinstance(state.client_state, StoredClients):
             assert checkpoints is not None
-            assert self.clients is not None
             parts = checkpoints.readable(saved_parts(template)) | {saved[0]: saved[1]}
             indices = {index: with_saved_parts(template, one) for index, one in parts.items()}
             restored = self.clients.resume(state, indices, saved[0])
@@ -121,7 +117,7 @@ class Loop:
 
         It is the given state if there is no run directory, or if its clients are on the device.
         """
-        return state if self.clients is None else self.clients.begin(state)
+        return self.clients.begin(state)
 
     def start(self, state: State, seconds: float) -> str | None:
         """Evaluates and records the initial model; returns why the run ends, None if it goes on.
@@ -184,7 +180,6 @@ class Loop:
             leaves = learned_leaves(self.model, self.algorithm, state.server)
             self.record.save_params(leaves, self.model.labels)
             # The row is written before the checkpoint: a resumed run repeats the rounds after it.
-            assert self.clients is not None
             parts = saved_parts(self.clients.write(self.session.trimmed(state)))
             self.record.checkpoints.save(state.round_index, parts)
             self.clients.keep(self.record.checkpoints.rounds)
