@@ -40,7 +40,7 @@ def take(tree: PyTree, index: jax.Array | np.ndarray | int) -> PyTree:
     return jax.tree.map(lambda x: jnp.take(x, index, axis=0, mode="clip"), tree)
 
 
-def put(tree: PyTree, index: jax.Array | int, rows: PyTree) -> PyTree:
+def put(tree: PyTree, index: jax.Array | np.ndarray | int, rows: PyTree) -> PyTree:
     """Returns a stacked tree with rows ``index`` replaced; out-of-range rows are dropped."""
     return jax.tree.map(lambda x, r: x.at[index].set(r, mode="drop"), tree, rows)
 

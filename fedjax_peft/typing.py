@@ -670,6 +670,22 @@ class Tamper(Protocol):
         """
 
 
+class Rebase(Protocol):
+    """How a server of a later version takes an upload; written for a single upload."""
+
+    def __call__(
+        self, upload: PyTree, fetched: PyTree, template: PyTree, staleness: jax.Array
+    ) -> PyTree:
+        """Returns the upload as if its client had started from the present version.
+
+        Args:
+          upload: the result of local work from the fetched version.
+          fetched: the upload of a client that learned nothing from the fetched version.
+          template: the upload of a client that learned nothing from the present version.
+          staleness: how often the server has been updated since the client fetched, int32.
+        """
+
+
 class Algorithm(NamedTuple):
     """A federated algorithm: the roles of leaves, the local work, and how uploads combine.
 
@@ -744,6 +760,12 @@ class Algorithm(NamedTuple):
     """What hostile clients do with their uploads: after the local work, before upload transforms.
     Leaves that rest in the round (``sent_leaves``) stay as they are. None: every client sends what
     it learned."""
+    synchronous_only: str | None = None
+    """Why all clients of an aggregation must have fetched the same broadcast, in whole sentences,
+    for the error message of asynchronous servers. None: they need not."""
+    rebase: Rebase | None = None
+    """What an asynchronous server makes of an upload that started from an older version. None: it
+    takes the upload as it is, which is right if all clients fetched the same version."""
 
     def before_aggregation(self, broadcast: PyTree, upload: PyTree, client_state: PyTree) -> Params:
         """Returns the leaves with which a client predicts between local work and aggregation."""
@@ -835,3 +857,83 @@ class Attack(NamedTuple):
     """Of a backdoor: a :class:`fedjax_peft.data.Dataset` -> the data set that tests it. The share
     of its examples that a model gets right is the success rate of the backdoor. None: the attack
     has no goal that examples can test."""
+
+
+class Job(NamedTuple):
+    """The work of one client of an asynchronous server, from its download to its upload."""
+
+    client: int
+    """The client's number in the federation."""
+    number: int
+    """The job's number, from 0, in the order in which jobs start."""
+    round_index: int
+    """The aggregation that came next when the client fetched, from 1. Together with the client, it
+    determines the random numbers of the job, its examples and its number of steps."""
+    version: int
+    """The server's version that the client fetched: how often the server had been updated."""
+    place: int
+    """Where the history of broadcasts holds this version."""
+    steps: int
+    """Local steps."""
+    first: bool
+    """Whether it is the client's first job."""
+    start: float
+    """Simulated seconds at which the client begins to fetch."""
+    finish: float
+    """Simulated seconds at which the server has the upload; for a lost job, at which it ends."""
+
+
+class Aggregation(NamedTuple):
+    """One aggregation of an asynchronous server, and the time since the one before it."""
+
+    time: float
+    """Simulated seconds since the start of the run."""
+    version: int
+    """The server's version before the aggregation."""
+    place: int
+    """Where the history of broadcasts holds this version."""
+    jobs: tuple[Job, ...]
+    """The jobs whose uploads are aggregated, by client; no client twice."""
+    started: tuple[Job, ...] = ()
+    """The jobs that started since the aggregation before."""
+    lost: tuple[Job, ...] = ()
+    """The jobs that ended without an upload since then: their clients failed or left."""
+    discarded: tuple[Job, ...] = ()
+    """The jobs whose uploads came since then and were too stale."""
+    in_flight: int = 0
+    """The number of clients that are still at work."""
+    versions: int = 1
+    """The number of versions that the server holds: the present one and those still needed."""
+
+
+class Timeline(Protocol):
+    """The events of an asynchronous run in simulated time: a pure function of its settings."""
+
+    def __call__(self, round_index: int) -> Aggregation:
+        """Returns an aggregation by its number, from 1."""
+
+
+class Asynchronous(NamedTuple):
+    """An asynchronous server: when it aggregates, and what it does with stale uploads."""
+
+    name: str
+    apply: Callable[[Algorithm, Federation], Algorithm]
+    """Returns the algorithm with a server that takes stale uploads (``Algorithm.rebase``). Raises
+    InputError with the reason if the algorithm does not fit."""
+    buffer_size: int | None = None
+    """The server aggregates whenever this number of uploads has arrived; None: see ``period``."""
+    period: float | None = None
+    """The server aggregates every ``period`` simulated seconds; None: see ``buffer_size``."""
+    concurrency: int | None = None
+    """The number of clients that work at the same time; None: ``clients_per_round``."""
+    max_staleness: int | None = None
+    """Uploads with a larger staleness are discarded; None: none are."""
+
+
+class Availability(NamedTuple):
+    """When clients can take part: a pure function of the seed, the client and the time."""
+
+    name: str
+    at: Callable[[int, Any, float], tuple[Any, Any]]
+    """(seed, client numbers, int ``[n]``, simulated seconds) -> (bool ``[n]``: whether each client
+    is available, float64 ``[n]``: the time at which that changes next; ``inf``: never)."""

@@ -32,7 +32,7 @@ LAYERS = [
         "distributed",
     },
     {"models", "peft", "data", "tasks", "aggregators", "transforms", "measures", "schedules"},
-    {"algorithms", "privacy", "attacks"},
+    {"algorithms", "privacy", "attacks", "asynchronous", "availability"},
     {"engine", "inference", "report"},
     {"simulation"},
     {"config"},

@@ -132,6 +132,8 @@ def feddyn(
         },
         model=with_client_state,
         weights="uniform",
+        synchronous_only="FedDyn's server sums up the changes of the clients of every round, which"
+        " must have started from the same leaves.",
         needs_fixed_basis="FedDyn sums up the changes of A and B over rounds. Use 'fedavg' or"
         " 'fedprox'.",
     )

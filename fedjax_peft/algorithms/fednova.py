@@ -144,6 +144,8 @@ def fednova(
         server,
         weights=weights,
         change_field="direction",
+        synchronous_only="FedNova's uploads are directions and numbers of steps, which the server"
+        " combines over one round.",
         no_kept_optimizer="FedNova divides a client's change by the weight of the gradients of this"
         " round. With momentum of earlier rounds, the change also contains their gradients. Use"
         " 'fedavg'.",

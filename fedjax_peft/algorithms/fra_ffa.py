@@ -108,6 +108,7 @@ def fra_ffa(
         sent_leaves=sent_leaves,
         check=lora_model("fra_ffa"),
         change_field="model",
+        synchronous_only="The clients of fra_ffa all switch to FFA-LoRA in the same round.",
         needs_metrics=None
         if trigger != "plateau"
         else "With trigger = 'plateau' fra_ffa switches by the clients' training losses. Set"

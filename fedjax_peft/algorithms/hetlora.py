@@ -101,6 +101,8 @@ def hetlora(
                 **_cut(broadcast, client_state["ranks"]),
                 **client_state["model"],
             },
+            synchronous_only="With prune, uploads of HetLoRA hold zeros in the directions that a"
+            " client has dropped, which is no change of the model.",
             no_kept_optimizer="With prune, moments of earlier rounds would move directions that the"
             " client has dropped. Leave prune out.",
             no_transforms="With prune, uploads of HetLoRA hold zeros in the directions that a"

@@ -61,6 +61,7 @@ def rolora(
         replace_server(),
         weights=weights,
         sent_leaves=sent_leaves,
+        synchronous_only="RoLoRA's clients all train the same factor in a round.",
         check=lora_model("rolora"),
         needs_fixed_basis="In RoLoRA one factor rests while the other is averaged, and is not sent."
         " Leave the aggregator out, or use 'fedavg'.",

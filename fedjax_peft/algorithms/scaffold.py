@@ -165,6 +165,7 @@ def scaffold(
         weights=weights,
         check=check,
         change_field="model",
+        synchronous_only="SCAFFOLD's control variates of clients and server belong to one round.",
         needs_fixed_basis="SCAFFOLD's control variates are gradients of A and B of earlier rounds,"
         " and its server goes part of the way between two pairs of factors. Leave the aggregator"
         " out to average A and B, or use 'fedavg' or 'fedprox'.",

@@ -43,6 +43,8 @@ TABLES = {
     "schedule": "the clients' learning rates over rounds; without this table they are constant",
     "server_schedule": "the server's learning rate over rounds; without this table it is constant",
     "privacy": "differential privacy; without this table none",
+    "asynchronous": "a server that does not wait for all clients; without this table it waits",
+    "availability": "when clients can take part; without this table always",
     "attack": "what hostile clients do; without this table there are none",
     "transforms": "upload transforms, applied in this order; without these tables none",
 }

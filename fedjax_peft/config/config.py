@@ -21,6 +21,8 @@ therefore be configured as soon as it exists, and a key means the same as the ar
     [privacy]                        # optional: name = a function of privacy, and its keys, such as
                                      # noise_multiplier; or epsilon in its place
     [attack]                         # optional: name = a function of attacks
+    [asynchronous]                   # optional: name = a function of asynchronous
+    [availability]                   # optional: name = a function of availability
     [time]                           # TimeModel.preset(preset=..., ...)
     [stop]                           # optional: early_stop(target=..., patience=..., ...)
     [sweep]                          # optional: the settings and seeds of a sweep, which ``run``
@@ -58,7 +60,9 @@ from fedjax_peft import (
     aggregators,
     algorithms,
     assets,
+    asynchronous,
     attacks,
+    availability,
     peft,
     privacy,
     schedules,
@@ -86,7 +90,7 @@ from fedjax_peft.simulation.session import federation_of, schedule_of
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import Stop, any_of, early_stop
 from fedjax_peft.tasks import Task
-from fedjax_peft.typing import Attack, Privacy, Transform
+from fedjax_peft.typing import Asynchronous, Attack, Availability, Privacy, Transform
 
 __all__ = [
     "CHAINED",
@@ -95,7 +99,9 @@ __all__ = [
     "Key",
     "all_keys",
     "build_algorithm",
+    "build_asynchronous",
     "build_attack",
+    "build_availability",
     "build_method",
     "build_model",
     "build_privacy",
@@ -128,6 +134,8 @@ NAMESPACES: dict[str, types.ModuleType] = {
     "transforms": transforms,
     "privacy": privacy,
     "attack": attacks,
+    "asynchronous": asynchronous,
+    "availability": availability,
     "task": tasks,
 }
 """Tables whose ``name`` is a public function of a module."""
@@ -144,11 +152,15 @@ _PATHS = {
     "model": ("name",),
     "data": ("name", "source", "tokenizer"),
     "peft": ("adapter",),
+    "availability": ("path",),
 }
 """Table -> the keys whose values can be paths."""
 SCHEDULES = ("schedule", "server_schedule")
 """Tables of a learning-rate schedule over rounds."""
-_OPTIONAL = ("aggregator", "attack", "privacy", "stop", "task", *SCHEDULES)
+_OPTIONAL = (
+    *("aggregator", "asynchronous", "attack", "availability", "privacy", "stop", "task"),
+    *SCHEDULES,
+)
 """Tables that can be left out; the function that takes them then uses its own default."""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "model": hub.load_model,
@@ -607,6 +619,8 @@ def run(
         **_made_from_values(config),
         task=task,
         time_model=TimeModel.preset(**config["time"]),
+        asynchronous=build_asynchronous(config),
+        availability=build_availability(config),
         stop=any_of(early_stop(**config["stop"]) if config["stop"] else None, stop),
         out=out,
         resume=resume,
@@ -688,6 +702,8 @@ def describe(config: Config) -> str:
         parts.append(f"{private} privacy")
     if hostile := config.get("attack", {}).get("name"):
         parts.append(f"{hostile} attack")
+    if server := config.get("asynchronous", {}).get("name"):
+        parts.append(f"{server} server")
     combined = " and ".join(part for part in parts if part)
     combined = f" with {combined}" if combined else ""
     model, data = (Path(config[table]["name"]).name for table in ("model", "data"))
@@ -917,6 +933,16 @@ def build_privacy(config: Config) -> Privacy | None:
 def build_attack(config: Config) -> Attack | None:
     """Returns what the hostile clients of a resolved config do, None without any."""
     return _call(config, "attack") if config["attack"] else None
+
+
+def build_asynchronous(config: Config) -> Asynchronous | None:
+    """Returns the asynchronous server of a resolved config, None for a synchronous one."""
+    return _call(config, "asynchronous") if config["asynchronous"] else None
+
+
+def build_availability(config: Config) -> Availability | None:
+    """Returns when the clients of a resolved config are available, None for always."""
+    return _call(config, "availability") if config["availability"] else None
 
 
 def with_noise(config: Config, clients: Clients) -> Config:

@@ -45,5 +45,6 @@ def _mapped(state: State, shared: Callable[[Any], Any], by_client: Callable[[Any
         client_state=by_client(state.client_state),
         aggregator_state=shared(state.aggregator_state),
         transform_state=transform,
+        history=shared(state.history),
         values=shared(state.values),
     )

@@ -15,6 +15,7 @@ from fedjax_peft.engine.lengths import Lengths
 
 __all__ = [
     "Cohort",
+    "Fetched",
     "Plan",
     "batches",
     "make_plan",
@@ -24,6 +25,19 @@ __all__ = [
     "steps_of",
     "window",
 ]
+
+
+class Fetched(NamedTuple):
+    """The versions of the server from which an asynchronous plan's clients start."""
+
+    present: np.ndarray
+    """int32 scalar: the present version's place in the history of broadcasts."""
+    place: np.ndarray
+    """int32 ``[S]``: the place of the version that each client fetched."""
+    round_index: np.ndarray
+    """int32 ``[S]``: the round that gives each client's random numbers."""
+    staleness: np.ndarray
+    """int32 ``[S]``: how often the server has been updated since then."""
 
 
 class Plan(NamedTuple):
@@ -45,6 +59,8 @@ class Plan(NamedTuple):
     """int32 ``[S]``: local steps of a slot."""
     bucket: np.ndarray
     """int32 ``[T]``: index of the padded length at which a time step is computed."""
+    fetched: Fetched | tuple[()] = ()
+    """The versions that clients start from; ``()``: all start from the present one."""
 
     @property
     def lanes(self) -> int:

@@ -149,6 +149,8 @@ class Program:
         plan, index = self._setup.layout.put((plan, np.int32(round_index)))
         if self._clients_key is None or self._clients_key[0] != state.seed:
             self._clients_key = (state.seed, stream(int(state.seed), "clients"))
+        if plan.fetched == ():  # everybody starts from the present version
+            state = state._replace(history=())
         return (*self._inputs, state.on_device(), plan, self._clients_key[1], index)
 
     def _key(self, arguments: tuple) -> Hashable:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft import summation, tree
+from fedjax_peft.engine.history import Source, fetched_by, remember
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.round import PREDICTIONS, RoundResult, Work, at_work, distance
@@ -149,6 +150,8 @@ class _Round:
             server_key(self.key, self.index),
         )
         self.sent_leaves = algorithm.sent_leaves(self.broadcast, self.round_index)
+        self.present = Source(self.broadcast, self.template, self.round_index)
+        self.history = remember(state.history, self.plan.fetched, self.present)
 
         # The clients train, one after the other. An upload that is not finite is dropped.
         sent: dict[int, _Sent] = {}
@@ -175,7 +178,7 @@ class _Round:
         for slot, one in sent.items():
             norms[slot] = one.norm
         return RoundResult(
-            State(new, kept, aggregator_state, transform_state).on_device(),
+            State(new, kept, aggregator_state, transform_state, self.history).on_device(),
             {name: (jnp.asarray(x), jnp.asarray(n)) for name, (x, n) in self.sums.items()},
             jnp.asarray(finite),
             jnp.asarray(norms),
@@ -196,14 +199,16 @@ class _Round:
         def apply(params: Params, batch: Any, key: Key | None, train: bool) -> Any:
             return self.setup.apply(self.frozen, {**fixed, **params}, batch, key, train)
 
-        facts = (fixed, self.round_index, jnp.int32(client))
+        # What the client starts from: the present version, or an older one that it has fetched.
+        source = fetched_by(self.history, self.plan.fetched, jnp.int32(slot)) or self.present
+        facts = (fixed, source.round_index, jnp.int32(client))
         context = ClientContext(apply, self.setup.task, *facts)
         update = self.algorithm.client(context)
-        update = relative_to(self.template, self.setup.transform, self.broadcast, update)
-        key = client_key(self.key, self.index, client)
+        update = relative_to(source.template, self.setup.transform, source.broadcast, update)
+        key = client_key(self.key, source.round_index, client)
         before = tree.take(self.state.client_state, int(self.rows[slot]))
 
-        local = update.init(self.broadcast, before, jax.random.fold_in(key, 0))
+        local = update.init(source.broadcast, before, jax.random.fold_in(key, 0))
         places = np.argwhere(self.plan.slot[: int(self.plan.steps)] == slot)
         for step, (time, lane) in enumerate(places.tolist()):
             batch = self._batch(slot, step, self.plan.examples[time, lane])
@@ -211,13 +216,13 @@ class _Round:
             self._record(slot, (time, lane), metrics)
         upload, own = update.final(local)
         if self.algorithm.tamper is not None:
-            key = attack_key(self.key, self.index, client)
-            sent = self.algorithm.tamper(jnp.int32(client), upload, self.template, key)
+            key = attack_key(self.key, source.round_index, client)
+            sent = self.algorithm.tamper(jnp.int32(client), upload, source.template, key)
             upload = as_received(self.sent_leaves, sent, upload)
 
-        upload = as_received(mask, upload, self.template)
+        upload = as_received(mask, upload, source.template)
         own = as_received(mask, own, before)
-        return self._encoded(slot, mask, upload, own)
+        return self._encoded(slot, mask, upload, own, source)
 
     def _batch(self, slot: int, step: int, examples: np.ndarray) -> Params:
         """Returns the batch of a local step; padding repeats its first example."""
@@ -251,22 +256,27 @@ class _Round:
 
         jax.tree.map(store, self.predictions, predictions)
 
-    def _encoded(self, slot: int, mask: Params, upload: PyTree, own: PyTree) -> _Sent | None:
+    def _encoded(
+        self, slot: int, mask: Params, upload: PyTree, own: PyTree, source: Source
+    ) -> _Sent | None:
         """Returns a client's results with a transformed upload; None if anything is not finite."""
         update_norm = self.algorithm.server.update_norm or partial(distance, self.algorithm)
-        norm = update_norm(upload, self.template, self.setup.fixed)
+        norm = update_norm(upload, source.template, self.setup.fixed)
         finite = tree.all_finite((upload, own))
         memory: PyTree = ()
         measured: PyTree = ()
         if self.setup.transform is not None:
             before = tree.take(self.state.transform_state.memory, int(self.rows[slot]))
             received = self.setup.transform.broadcast(self.state.transform_state.server)
-            inputs = (self.setup.transform, self.algorithm, self.template, received)
+            inputs = (self.setup.transform, self.algorithm, source.template, received)
             encode = encoder(*inputs, self.sent_leaves)
-            key = transform_key(self.key, self.index, int(self.plan.client[slot]))
+            key = transform_key(self.key, source.round_index, int(self.plan.client[slot]))
             upload, encoded = encode(mask, upload, before, key)
             memory, measured = encoded.memory, encoded.measured
             finite = finite & tree.all_finite((upload, memory))
+        rebase = self.algorithm.rebase
+        if rebase is not None and source is not self.present:
+            upload = rebase(upload, source.template, self.template, source.staleness)
         if self.aggregator.unmasked_policy == "zero":
             upload = as_received(mask, upload, jax.tree.map(jnp.zeros_like, self.template))
         return _Sent(upload, own, memory, measured, norm) if finite else None
@@ -333,7 +343,9 @@ class _Round:
             weight, place = jnp.asarray(self.weights[[slot]]), jnp.array([slot], jnp.int32)
             inputs: tuple = (upload, weight, place, self.template, fixed)
             if aggregator.randomise is not None:
-                own = upload_key(self.key, self.index, int(self.plan.client[slot]))
+                source = fetched_by(self.history, self.plan.fetched, jnp.int32(slot))
+                number = (source or self.present).round_index
+                own = upload_key(self.key, number, int(self.plan.client[slot]))
                 inputs += (own[None], self.round_index)
             total = summation.add(aggregator, total, *inputs)
         state = self.state.aggregator_state

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft import summation, tree
+from fedjax_peft.engine.history import Source, fetched_by, remember
 from fedjax_peft.engine.lengths import token_columns
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.state import State
@@ -49,6 +50,7 @@ from fedjax_peft.typing import (
     Params,
     Probe,
     PyTree,
+    Rebase,
     RoundContext,
     Stacked,
     Task,
@@ -162,7 +164,10 @@ def build_round(
         )
         base = server_.merge_into_frozen(server, frozen)
 
-        def update(client: jax.Array, client_mask: Params) -> ClientUpdate:
+        def update(
+            client: jax.Array, client_mask: Params, source: Source | tuple[()]
+        ) -> ClientUpdate:
+            start = source or present
             own = {
                 n: jnp.where(client_mask[n], x, 0) if n in client_mask else x
                 for n, x in fixed.items()
@@ -171,22 +176,30 @@ def build_round(
             def bound(params: Params, batch: Any, key: Key | None, train: bool) -> Any:
                 return apply(base, {**own, **params}, batch, key, train)
 
-            made = algorithm.client(ClientContext(bound, task, own, round_index, client))
-            return relative_to(template, transform, broadcast, made)
+            facts = (own, start.round_index, client)
+            made = algorithm.client(ClientContext(bound, task, *facts))
+            return relative_to(start.template, transform, start.broadcast, made)
 
         broadcast, template = server_.broadcast(server), server_.unchanged(server)
         own_key = server_key(key, round_index)
         broadcast, received_metrics = receive(transform, broadcast, transform_state, own_key)
         sent_leaves = algorithm.sent_leaves(broadcast, round_index)
+        present = Source(broadcast, template, round_index)
+        history = remember(state.history, plan.fetched, present)
 
-        def tamper(client: jax.Array, upload: PyTree, key: Key) -> PyTree:
+        def tamper(client: jax.Array, upload: PyTree, start: Source, key: Key) -> PyTree:
             assert algorithm.tamper is not None
-            return as_received(sent_leaves, algorithm.tamper(client, upload, template, key), upload)
+            sent = algorithm.tamper(client, upload, start.template, key)
+            return as_received(sent_leaves, sent, upload)
 
         encode, memory, measurements = None, (), ()
         if transform is not None:
             received = transform.broadcast(transform_state.server)
-            encode = encoder(transform, algorithm, template, received, sent_leaves)
+
+            def encode(start: Source, *client: Any) -> tuple[PyTree, Encoded]:
+                made = encoder(transform, algorithm, start.template, received, sent_leaves)
+                return made(*client)
+
             inputs = (transform, algorithm, template, received)
             measurements = no_measurements(*inputs, len(plan.client))
             memory = transform_state.memory
@@ -199,10 +212,11 @@ def build_round(
             update,
             aggregator,
             None if algorithm.tamper is None else tamper,
-            broadcast,
-            template,
+            present,
+            partial(fetched_by, history, plan.fetched),
+            algorithm.rebase,
             fixed,
-            lambda upload: update_norm(upload, template, fixed),
+            lambda upload, start: update_norm(upload, start.template, fixed),
             encode,
             memory,
             measurements,
@@ -211,7 +225,6 @@ def build_round(
             columns,
             plan,
             key,
-            round_index,
             constrain,
             padded,
             across,
@@ -274,6 +287,7 @@ def build_round(
                 client_state=kept,
                 aggregator_state=result.state,
                 transform_state=transform_state,
+                history=history,
             ),
             carry.sums,
             carry.finite,
@@ -325,14 +339,15 @@ class _Carry(NamedTuple):
 
 
 def _run_clients(
-    update: Callable[[jax.Array, Params], ClientUpdate],
+    update: Callable[[jax.Array, Params, Source | tuple[()]], ClientUpdate],
     aggregator: Aggregator,
-    tamper: Callable[[jax.Array, PyTree, Key], PyTree] | None,
-    broadcast: PyTree,
-    template: PyTree,
+    tamper: Callable[[jax.Array, PyTree, Source, Key], PyTree] | None,
+    present: Source,
+    fetched: Callable[[jax.Array], Source | tuple[()]],
+    rebase: Rebase | None,
     fixed: Params,
-    update_norm: Callable[[PyTree], jax.Array],
-    encode: Callable[[Params, PyTree, PyTree, Key], tuple[PyTree, Encoded]] | None,
+    update_norm: Callable[[PyTree, Source], jax.Array],
+    encode: Callable[..., tuple[PyTree, Encoded]] | None,
     memory: PyTree,
     measurements: PyTree,
     client_state: PyTree,
@@ -340,13 +355,13 @@ def _run_clients(
     columns: Params,
     plan: Plan,
     key: Key,
-    round_index: jax.Array,
     constrain: Callable[[Any], Any],
     padded: tuple[int, ...],
     across: Callable[[jax.Array], jax.Array],
 ) -> _Carry:
     lanes, slots = plan.slot.shape[1], plan.client.shape[0]
     over_lanes = _lane_map(lanes)
+    template, round_index = present.template, present.round_index
     tokens = token_columns(columns)
 
     def column(name: str, x: jax.Array, rows: jax.Array, length: int | None) -> jax.Array:
@@ -365,25 +380,36 @@ def _run_clients(
         metadata = {"mask": examples >= 0, "step": plan.local[t], "steps": steps}
         return constrain({**batch, **metadata})
 
-    client_keys = jax.vmap(lambda c: client_key(key, round_index, c))(plan.client)
-    transform_keys = jax.vmap(lambda c: transform_key(key, round_index, c))(plan.client)
+    def keys_of(
+        make: Callable[[Key, jax.Array, jax.Array], Key],
+        client: Any,
+        source: Source | tuple[()],
+    ) -> Key:
+        return jax.vmap(lambda c, s: make(key, (s or present).round_index, c))(client, source)
+
+    sources = fetched(jnp.arange(slots))
+    client_keys = keys_of(client_key, plan.client, sources)
+    transform_keys = keys_of(transform_key, plan.client, sources)
 
     def keys_at(t: jax.Array, step: jax.Array) -> Key:
         return jax.vmap(jax.random.fold_in)(tree.take(client_keys, plan.slot[t]), step)
 
     def begin(t: jax.Array) -> PyTree:
-        init = over_lanes(lambda c, mask, p, k: update(c, mask).init(broadcast, p, k))
+        init = over_lanes(
+            lambda c, mask, s, p, k: update(c, mask, s).init((s or present).broadcast, p, k)
+        )
         keys = keys_at(t, jnp.zeros(lanes, jnp.int32))
         slot = plan.slot[t]
         who, own = tree.take((plan.client, rank_mask), slot), tree.take(client_state, slot)
-        return constrain(init(*who, own, keys))
+        return constrain(init(*who, fetched(slot), own, keys))
 
     def advance(length: int | None, state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics, Params]:
         # The keys of local steps count from 1: key 0 is for the client's initialisation.
         keys = keys_at(t, plan.local[t] + 1)
-        step = over_lanes(lambda c, mask, s, b, k: update(c, mask).step(s, b, k))
+        step = over_lanes(lambda c, mask, s, x, b, k: update(c, mask, s).step(x, b, k))
         who = tree.take((plan.client, rank_mask), plan.slot[t])
-        state, metrics = step(*who, state, batch_at(t, length), keys)
+        source = fetched(plan.slot[t])
+        state, metrics = step(*who, source, state, batch_at(t, length), keys)
         metrics = dict(metrics)
         return state, metrics, metrics.pop(PREDICTIONS, {})
 
@@ -423,25 +449,34 @@ def _run_clients(
 
     def end(state: PyTree, slot: jax.Array, last: jax.Array, carry: _Ended) -> _Ended:
         client, client_mask = tree.take((plan.client, rank_mask), slot)
-        final = over_lanes(lambda c, mask, s: update(c, mask).final(s))
-        uploads, own = final(client, client_mask, state)
+        source = fetched(slot)
+        final = over_lanes(lambda c, mask, s, x: update(c, mask, s).final(x))
+        uploads, own = final(client, client_mask, source, state)
         if tamper is not None:
-            keys = jax.vmap(lambda c: attack_key(key, round_index, c))(client)
-            uploads = over_lanes(tamper)(client, uploads, keys)
-        received = tree.broadcast(template, 1)
+            keys = keys_of(attack_key, client, source)
+            attacked = over_lanes(lambda c, u, s, k: tamper(c, u, s or present, k))
+            uploads = attacked(client, uploads, source, keys)
+        received = source.template if isinstance(source, Source) else tree.broadcast(template, 1)
         uploads = as_received(client_mask, uploads, received)
         # The slots are passed too: the lane map needs an array, and an upload may be empty.
-        lengths = over_lanes(lambda u, _: update_norm(u))(uploads, slot)
+        lengths = over_lanes(lambda u, s, _: update_norm(u, s or present))(uploads, source, slot)
         remembered, noted = tree.take(carry.memory, slot), ()
         usable: Any = True
         if encode is not None:
             # Checked before the transform, which could make an infinite upload finite.
             usable = tree.all_finite(uploads, axis=0)
             keys = tree.take(transform_keys, slot)
-            uploads, encoded = over_lanes(encode)(client_mask, uploads, remembered, keys)
+            encoding = over_lanes(lambda s, *client: encode(s or present, *client))
+            uploads, encoded = encoding(source, client_mask, uploads, remembered, keys)
             remembered, noted = encoded.memory, encoded.measured
+        if rebase is not None and isinstance(source, Source):
+            uploads = over_lanes(lambda u, s: rebase(u, s.template, template, s.staleness))(
+                uploads, source
+            )
         if aggregator.unmasked_policy == "zero":
-            uploads = as_received(client_mask, uploads, jax.tree.map(jnp.zeros_like, received))
+            uploads = as_received(
+                client_mask, uploads, tree.broadcast(jax.tree.map(jnp.zeros_like, template), 1)
+            )
         own = as_received(client_mask, own, tree.take(client_state, slot))
         good = tree.all_finite((uploads, own, remembered), axis=0) & usable
         accepted = last & good
@@ -450,7 +485,7 @@ def _run_clients(
         where = jnp.where(accepted, slot, slots)
         inputs: tuple = (uploads, weights, where, template, fixed)
         if aggregator.randomise is not None:
-            inputs += (jax.vmap(lambda c: upload_key(key, round_index, c))(client), round_index)
+            inputs += (keys_of(upload_key, client, source), round_index)
         return _Ended(
             summation.add(aggregator, carry.total, *inputs),
             tree.put(carry.client_state, where, own),
@@ -581,7 +616,7 @@ def keeping_uploads(algorithm: Algorithm) -> Algorithm:
     server = algorithm.server._replace(
         update=lambda state, uploads, context: uploads, measure=None, metrics=None
     )
-    return algorithm._replace(aggregator=keep, server=server, tamper=None)
+    return algorithm._replace(aggregator=keep, server=server, tamper=None, rebase=None)
 
 
 def _sending_nothing(

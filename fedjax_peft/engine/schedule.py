@@ -1,6 +1,6 @@
 """The clients of each round and their batches: a pure function of the seed."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import (
     Cohort,
+    Fetched,
     Plan,
     batches,
     make_plan,
@@ -16,6 +17,7 @@ from fedjax_peft.engine.plan import (
     steps_of,
 )
 from fedjax_peft.random import host_rng
+from fedjax_peft.typing import Aggregation, Timeline
 
 __all__ = ["BatchSampling", "Range", "Sampling", "Schedule"]
 
@@ -65,6 +67,16 @@ class Schedule(NamedTuple):
     batch_sampling: BatchSampling = "shuffled"
     width: int | None = None
     """The examples that a local step has room for; by default ``batch_size``."""
+    timelines: Callable[[int], Timeline] | None = None
+    """seed -> the jobs of every aggregation of an asynchronous run, which then replace the drawn
+    cohorts; None: the run is synchronous."""
+    failure: Callable[[int, int], float] | None = None
+    """(seed, client) -> the probability that the client drops out; None: ``failure_rate``."""
+    intermittent: bool = False
+    """Whether cohorts are drawn from the clients that are available (``among``). They are then not
+    known before the rounds."""
+    among: np.ndarray | None = None
+    """int ``[n]``: the clients that are available in the round that is planned; None: all."""
 
     @property
     def room(self) -> int:
@@ -113,8 +125,12 @@ class Schedule(NamedTuple):
 
     def members(self, round_index: int) -> list[int]:
         """Returns the ids of the clients that are drawn for a round, sorted."""
+        if self.timelines is not None:
+            return [job.client for job in self.aggregation(round_index).jobs]
         clients = len(self.indices)
         rng = host_rng(self.seed, "cohort", round_index)
+        if self.among is not None:
+            return sorted(self._members_among(rng, round_index).tolist())
         match self.sampling:
             case "uniform":
                 drawn = rng.choice(clients, self.per_round, replace=False)
@@ -132,21 +148,70 @@ class Schedule(NamedTuple):
                 drawn = np.arange(clients)
         return sorted(drawn.tolist())
 
+    def _members_among(self, rng: np.random.Generator, round_index: int) -> np.ndarray:
+        """Returns the clients that are drawn from those available.
+
+        ``uniform`` and ``size`` draw ``per_round`` of them, all if there are fewer. The other
+        samplings draw as ever, and leave out the clients that are not available.
+        """
+        assert self.among is not None
+        sizes = np.array([len(self.indices[c]) for c in self.among], float)
+        match self.sampling:
+            case "uniform":
+                return rng.choice(self.among, min(self.per_round, len(self.among)), replace=False)
+            case "size":
+                number = min(self.per_round, int(np.count_nonzero(sizes)))
+                p = sizes / sizes.sum() if number else None
+                return rng.choice(self.among, number, replace=False, p=p)
+        return np.intersect1d(self._replace(among=None).members(round_index), self.among)
+
     def failed(self, round_index: int) -> list[int]:
         """Returns the members of a round that have examples and drop out of it."""
+        if self.timelines is not None:
+            return sorted({job.client for job in self.aggregation(round_index).lost})
         if not self.failure_rate:
             return []
         return [
             c
             for c in self.members(round_index)
             if len(self.indices[c])
-            and host_rng(self.seed, "failure", round_index, c).random() < self.failure_rate
+            and host_rng(self.seed, "failure", round_index, c).random() < self._failure(c)
         ]
+
+    def _failure(self, client: int) -> float:
+        return self.failure_rate if self.failure is None else self.failure(self.seed, client)
 
     def present(self, round_index: int) -> list[int]:
         """Returns the members of a round that do not drop out."""
+        if self.timelines is not None:
+            return self.members(round_index)
         failed = set(self.failed(round_index))
         return [c for c in self.members(round_index) if c not in failed]
+
+    def aggregation(self, round_index: int) -> Aggregation:
+        """Returns an aggregation of an asynchronous run."""
+        assert self.timelines is not None
+        return self.timelines(self.seed)(round_index)
+
+    def origins(self, round_index: int) -> dict[int, int]:
+        """Returns a round's present members -> the round that gives their random numbers.
+
+        In an asynchronous run this is an earlier round for a client that fetched earlier.
+        """
+        if self.timelines is None:
+            return dict.fromkeys(self.present(round_index), round_index)
+        return {job.client: job.round_index for job in self.aggregation(round_index).jobs}
+
+    def places(self, rounds: int) -> int:
+        """Returns the places that a history of versions needs for all rounds; 0: none is needed.
+
+        It is a power of two, so that other seeds can use the same program.
+        """
+        if self.timelines is None:
+            return 0
+        made = [self.aggregation(number) for number in range(1, rounds + 1)]
+        last = max(place for one in made for place in (one.place, *(j.place for j in one.jobs)))
+        return 1 << last.bit_length()
 
     def steps(self, client: int, round_index: int) -> int:
         """Returns a client's local steps in a round.
@@ -174,11 +239,12 @@ class Schedule(NamedTuple):
 
     def client_steps(self, round_index: int) -> dict[int, int]:
         """Returns client -> local steps, for a round's present members that have examples."""
-        return {c: n for c in self.present(round_index) if (n := self.steps(c, round_index))}
+        origins = self.origins(round_index)
+        return {c: n for c, origin in origins.items() if (n := self.steps(c, origin))}
 
     def lengths(self, round_index: int) -> list[int]:
         """Returns the local steps of a round's present members."""
-        return [self.steps(c, round_index) for c in self.present(round_index)]
+        return [self.steps(c, origin) for c, origin in self.origins(round_index).items()]
 
     def cohort(
         self,
@@ -193,10 +259,13 @@ class Schedule(NamedTuple):
         most this number of steps, which are the first ones of its work. With ``members``, these
         clients are the cohort instead.
         """
-        members = self.present(round_index) if members is None else members
-        members = [c for c in members if c not in without]
+        if members is None:
+            origins = self.origins(round_index)
+        else:
+            origins = dict.fromkeys(members, round_index)
+        members = [c for c in origins if c not in without]
         limits = limits or {}
-        work = [self._batches(c, round_index)[: limits.get(c)] for c in members]
+        work = [self._batches(c, origins[c])[: limits.get(c)] for c in members]
         return Cohort(members, [float(len(self.indices[c])) for c in members], work)
 
     def _batches(self, client: int, round_index: int) -> np.ndarray:
@@ -212,14 +281,15 @@ class Schedule(NamedTuple):
 
         The capacity is a power of two and fits the largest cohort and the most work that could be
         drawn. Therefore another seed, or more rounds, can use the same program. If that plan is
-        larger than 4 MB, the capacity only fits the largest cohort of the given rounds.
+        larger than 4 MB, and the cohorts are known, the capacity only fits the largest cohort of
+        the given rounds.
 
         Leaving clients out, or shortening their work, never makes a plan longer: with fewer or
         shorter jobs, :func:`fedjax_peft.engine.plan.pack` gives no lane more work, if lanes are
         compared in the order of their load.
         """
         largest = self._bound(lanes)
-        if largest * lanes * self.room > 1 << 20:
+        if largest * lanes * self.room > 1 << 20 and not self.intermittent:
             largest = max(self._longest(number, lanes) for number in range(1, rounds + 1))
         return 1 << (max(largest, 1) - 1).bit_length()
 
@@ -252,7 +322,7 @@ class Schedule(NamedTuple):
         members: Sequence[int] | None = None,
     ) -> Plan:
         """Returns the plan of a round; for the last arguments see :meth:`cohort`."""
-        return make_plan(
+        plan = make_plan(
             self.cohort(round_index, without, limits, members),
             lanes,
             time_steps=time_steps,
@@ -260,3 +330,14 @@ class Schedule(NamedTuple):
             batch_size=self.room,
             tokens=self.tokens,
         )
+        if self.timelines is None:
+            return plan
+        return plan._replace(fetched=self._fetched(self.aggregation(round_index)))
+
+    def _fetched(self, aggregation: Aggregation) -> Fetched:
+        """Returns the versions from which the clients of an aggregation start, by slot."""
+        place, origin, staleness = np.zeros((3, self.capacity), np.int32)
+        for slot, job in enumerate(aggregation.jobs):
+            place[slot], origin[slot] = job.place, job.round_index
+            staleness[slot] = aggregation.version - job.version
+        return Fetched(np.array(aggregation.place, np.int32), place, origin, staleness)

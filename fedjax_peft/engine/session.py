@@ -22,6 +22,7 @@ from fedjax_peft.engine.client_store import (
 )
 from fedjax_peft.engine.evaluator import Evaluator, Examples, figures, joined
 from fedjax_peft.engine.gathered import gathering, split_memory, with_rows
+from fedjax_peft.engine.history import grown, places_of, start_history
 from fedjax_peft.engine.lanes import Lanes, choose_lanes
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.places import map_client_rows, place_state
@@ -180,8 +181,16 @@ class Session:
             state = with_rows(state, ClientRow(*map(repeat, row)))
         else:
             state = state._replace(client_state=self._store.start(row))
-        state = state._replace(values=as_arrays(chosen))
+        state = state._replace(values=as_arrays(chosen), history=self._history(state, seed))
         return self.placed(state)._replace(round_index=0, seed=seed)
+
+    def _history(self, state: State, seed: int) -> Any:
+        """Returns the room for versions of the server that the rounds of a seed need."""
+        setup, places = self.setup, self.schedule(seed).places(self._rounds)
+        if not places:
+            return ()
+        parts = (setup.algorithm.server, setup.transform, state.server, state.transform_state)
+        return start_history(places, *parts)
 
     def _start(self, values: Values) -> tuple[State, ClientRow]:
         """Returns the state before the first round without clients, and what one client keeps."""
@@ -216,7 +225,9 @@ class Session:
             everyone, zeros = jnp.ones(slots, bool), jnp.zeros(slots, jnp.float32)
             info = RoundInfo(round_index, plan, {}, everyone, zeros, {}, {})
             return state._replace(round_index=round_index), info
-        result = self.program(plan, seed)(state, plan, round_index)
+        state = state._replace(history=grown(state.history, plan.fetched))
+        places = places_of(state.history)
+        result = self.program(plan, seed, places=places)(state, plan, round_index)
         self._prefetch(result.state.client_state, round_index + 1, seed)
         info = RoundInfo(
             round_index,
@@ -337,6 +348,7 @@ class Session:
             local_steps=None,
             sampling="all",
             failure_rate=0.0,
+            timelines=None,
         )
         program = self._make(self.setup, self.columns, work="tuning", padded=everyone.padded)
         size, tuned = everyone.time_steps_of_part(lanes), state.copy()
@@ -372,7 +384,7 @@ class Session:
                 " not say which model a client has before the aggregation. Give the algorithm a"
                 " local_model."
             )
-        program = self.program(plan, int(state.seed), "uploads")
+        program = self.program(plan, int(state.seed), "uploads", places_of(state.history))
         result = program(state, plan, int(state.round_index) + 1)
         own = result.state.client_state
         if self._store is None:
@@ -386,6 +398,7 @@ class Session:
         seed: int = 0,
         without: Collection[int] = (),
         limits: Mapping[int, int] | None = None,
+        among: np.ndarray | None = None,
     ) -> Plan:
         """Returns the plan of a round, a pure function of the arguments.
 
@@ -397,13 +410,16 @@ class Session:
           seed: the state's seed.
           without: clients of the cohort that do not take part.
           limits: client id -> the largest number of its local steps; by default all its work.
+          among: the clients that are available; by default all.
         """
-        key = (round_index, seed, tuple(sorted(without)), tuple(sorted((limits or {}).items())))
+        rest = (tuple(sorted((limits or {}).items())), None if among is None else among.tobytes())
+        key = (round_index, seed, tuple(sorted(without)), *rest)
         if key not in self._plans:
             capacity = self._capacity(seed, round_index)
             lanes = self.lanes(seed)
             size = (lanes, capacity.time_steps)
-            made = capacity.schedule.plan(round_index, *size, without, limits)
+            schedule = capacity.schedule._replace(among=among)
+            made = schedule.plan(round_index, *size, without, limits)
             last = list(self._plans.items())[-1:]
             self._plans = {**dict(last), key: made}
         return self._plans[key]
@@ -460,12 +476,23 @@ class Session:
 
     def known(self, state: State, plan: Plan) -> bool:
         """Returns whether a step with this plan needs no compilation."""
-        return not self._runs(plan) or self.program(plan, int(state.seed)).known(state, plan)
+        if not self._runs(plan):
+            return True
+        state = state._replace(history=grown(state.history, plan.fetched))
+        program = self.program(plan, int(state.seed), places=places_of(state.history))
+        return program.known(state, plan)
 
-    def program(self, plan: Plan, seed: int = 0, work: Work = "training") -> Any:
-        """Returns the program for plans of this shape, which trains or keeps the uploads."""
+    def program(self, plan: Plan, seed: int = 0, work: Work = "training", places: int = 0) -> Any:
+        """Returns the program for plans of this shape, which trains or keeps the uploads.
+
+        Args:
+          plan: a plan.
+          seed: the state's seed.
+          work: what the clients do.
+          places: the room of the state's history of versions.
+        """
         padded = self._capacity(seed, 1).schedule.padded
-        key = (*(x.shape for x in jax.tree.leaves(plan)), padded, work)
+        key = (*(x.shape for x in jax.tree.leaves(plan)), padded, work, places)
         if key not in self._programs:
             self._programs[key] = self._make(self.setup, self.columns, work=work, padded=padded)
         return self._programs[key]

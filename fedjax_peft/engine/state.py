@@ -29,6 +29,9 @@ class State(NamedTuple):
     """The state of the aggregator; ``()`` if the aggregator has no state."""
     transform_state: PyTree = ()
     """The state of the upload transforms; ``()`` without transforms."""
+    history: PyTree = ()
+    """The versions of the server that clients at work have fetched, ``[places, ...]``; ``()`` if
+    all clients start from the present version (:mod:`fedjax_peft.engine.history`)."""
     values: Mapping[str, jax.Array] = {}
     """The run-time values of the algorithm and the transforms, such as the learning rate; float32
     scalars. See :mod:`fedjax_peft.hyperparameters`."""

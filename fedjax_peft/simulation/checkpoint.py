@@ -35,7 +35,7 @@ _ONE_WRITE = threading.Lock()
 """Orbax never returned when several threads of a process saved at the same time, so they take
 turns."""
 
-_OPTIONAL = ("aggregator_state", "transform_state")
+_OPTIONAL = ("aggregator_state", "transform_state", "history")
 
 
 def saved_parts(state: State) -> tuple:
@@ -131,8 +131,9 @@ class Checkpoints:
             try:
                 if round_index > last:
                     raise ValueError(f"the metrics end at round {last}")
-                self._check_shapes(round_index, abstract)
-                state = self._manager.restore(round_index, args=ocp.args.StandardRestore(abstract))
+                wanted = self._with_stored_places(round_index, abstract)
+                self._check_shapes(round_index, wanted)
+                state = self._manager.restore(round_index, args=ocp.args.StandardRestore(wanted))
             except InputError:
                 raise
             except Exception as error:  # orbax raises many kinds
@@ -165,6 +166,23 @@ class Checkpoints:
     def rounds(self) -> list[int]:
         """The rounds of all complete checkpoints."""
         return sorted(self._manager.all_steps())
+
+    def _with_stored_places(self, round_index: int, template: PyTree) -> PyTree:
+        """Returns the template with as many places in its history as the checkpoint has.
+
+        A run that is continued for more rounds may need more places; it adds them later.
+        """
+        stored = self._manager.item_metadata(round_index).tree
+        shapes = {leaf.name: tuple(leaf.shape) for leaf in jax.tree.leaves(stored)}
+
+        def one(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            if "history" not in name.split(".")[:2] or name not in shapes:
+                return leaf
+            shape = (*shapes[name][:1], *leaf.shape[1:])
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
+
+        return jax.tree.map_with_path(one, template)
 
     def _check_shapes(self, round_index: int, template: PyTree) -> None:
         # This check comes before orbax reads the arrays: orbax would fail halfway, and its message

@@ -418,6 +418,16 @@ class Ledger:
         )
         return start + sum(changed.values()) - made + int(min(passed_on, self._dense + made))
 
+    def whole(self, client: int, *, first: bool) -> int:
+        """Returns the bytes of the whole broadcast that a client fetches.
+
+        Args:
+          client: the client.
+          first: whether it also fetches the initial adapters that determine the frozen weights.
+        """
+        start = sum(size for name, size in self._start.items() if self._changed.get(name, 1))
+        return sum(self._of_client[client][1].values()) + (start if first else 0)
+
     def has_met(self, client: int) -> bool:
         """Returns whether a client has taken part in a round."""
         return client in self._last
@@ -491,6 +501,22 @@ class Costs:
         }
         return {c: k for c, k in fitting.items() if k < steps[c]}
 
+    def finish_seconds(
+        self, steps: Mapping[int, int], skipped_leaves: Collection[str] = ()
+    ) -> dict[int, float]:
+        """Returns the seconds from the beginning of a round to the end of each client's upload.
+
+        No client works longer than until the deadline.
+
+        Args:
+          steps: local steps by client.
+          skipped_leaves: the leaves that clients do not send in this round.
+        """
+        up = {c: self.up(c, skipped_leaves) for c in steps}
+        down = {c: self.down(c) for c in steps}
+        seconds = self._time.clients_seconds(steps, up, down, self._slowness)
+        return {client: min(s, self._deadline) for client, s in seconds.items()}
+
     def charge(self, row: Row, steps: Mapping[int, int], train_seconds: float) -> Row:
         """Returns bytes and simulated seconds of a round, and records the round in the ledger.
 
@@ -526,6 +552,23 @@ class Costs:
         """Returns the bytes that a client fetches in its next round, including the preload."""
         new = 0 if self._ledger.has_met(client) else self._preload
         return self._ledger.down(client) + new + self._extra
+
+    def fetch(self, client: int, *, first: bool) -> int:
+        """Returns the bytes that a client of an asynchronous server fetches for a job.
+
+        The server has usually changed since the client's last job, so it fetches everything.
+
+        Args:
+          client: the client.
+          first: whether it is its first job.
+        """
+        preload = self._preload if first else 0
+        return self._ledger.whole(client, first=first) + preload + self._extra
+
+    def job_seconds(self, client: int, steps: int, *, first: bool) -> float:
+        """Returns the seconds of a job, from the beginning of its download to its upload's end."""
+        up, down = self.up(client), self.fetch(client, first=first)
+        return self._time.round_seconds(steps, up, down, self._slowness[client])
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Records a round that was charged before, such as one before a resume."""

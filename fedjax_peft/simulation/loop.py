@@ -16,6 +16,7 @@ from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.rows import Row, seen_clients
+from fedjax_peft.simulation.asynchrony import aggregation_row
 from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
 from fedjax_peft.simulation.checks import Late
 from fedjax_peft.simulation.client_checkpoints import ClientCheckpoints, index_template
@@ -23,13 +24,14 @@ from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.evaluation import Evaluation, evaluate
 from fedjax_peft.simulation.guarantee import Accounted
 from fedjax_peft.simulation.local_models import LocalTest
+from fedjax_peft.simulation.opening import Opening, leaving, open_round
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.record import Record
 from fedjax_peft.simulation.round_rows import round_row, skipped_leaves, start_row
 from fedjax_peft.simulation.run import learned_leaves
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.tuning import tuned_figures
-from fedjax_peft.typing import Federation
+from fedjax_peft.typing import Availability, Federation
 
 __all__ = ["Loop"]
 
@@ -56,6 +58,7 @@ class Loop:
         each: bool,
         local: LocalTest | None = None,
         private: Accounted | None = None,
+        availability: Availability | None = None,
         wrapped_for: Federation | None = None,
     ):
         """Stores the parts of a run.
@@ -77,6 +80,7 @@ class Loop:
           each: whether rows contain the metrics of every client.
           local: tests the clients' models before the aggregation in evaluated rounds.
           private: accounts for the mechanism of differential privacy.
+          availability: when clients of synchronous rounds are available; None: always.
           wrapped_for: the facts that a mechanism of differential privacy or an attack depends on;
             recorded, so that the algorithm of the run can be made again.
         """
@@ -87,6 +91,7 @@ class Loop:
         self.nonfinite, self.each, self.local, self.private = nonfinite, each, local, private
         self.wrapped_for = wrapped_for
         self.clients = ClientCheckpoints(record.out, host=session.client_place == "host")
+        self.availability = availability
         lower = (session.setup.task.lower_is_better, self.algorithm.lower_is_better)
         self.lower = (*lower[0], *lower[1], "update_norm")
 
@@ -194,38 +199,69 @@ class Loop:
 
         A client that sends nothing has 0 steps.
         """
-        if self.deadline is None:
-            return {}
-        steps = self.session.schedule(int(state.seed)).client_steps(round_index)
-        late = self.costs.late(steps, self.skipped_leaves(state, round_index))
-        return late if self.late == "partial" else dict.fromkeys(late, 0)
+        return self._absent(state, round_index, self._opening(state))[0]
 
-    def _plan(self, state: State, round_index: int) -> tuple[Plan, Mapping[int, int]]:
-        """Returns the plan of a round, and the late clients; see :meth:`late_steps`."""
-        index, seed = min(round_index, self.rounds), int(state.seed)
-        late = self.late_steps(state, index)
-        without = [client for client, steps in late.items() if not steps]
-        return self.session.plan(index, seed, without, late), late
+    def _absent(
+        self, state: State, round_index: int, opening: Opening | None
+    ) -> tuple[dict[int, int], list[int]]:
+        """Returns the late clients (:meth:`late_steps`), and those that leave during the round."""
+        if self.deadline is None and opening is None:
+            return {}, []
+        schedule, skipped = self._schedule(state, opening), self.skipped_leaves(state, round_index)
+        steps, left = schedule.client_steps(round_index), list[int]()
+        if opening is not None:
+            left = leaving(opening, self.costs.finish_seconds(steps, skipped))
+            steps = {client: n for client, n in steps.items() if client not in left}
+        late = self.costs.late(steps, skipped)
+        return (late if self.late == "partial" else dict.fromkeys(late, 0)), left
+
+    def _schedule(self, state: State, opening: Opening | None) -> Schedule:
+        """Returns the schedule of a round with this opening."""
+        schedule = self.session.schedule(int(state.seed))
+        return schedule._replace(among=None if opening is None else opening.among)
+
+    def _opening(self, state: State) -> Opening | None:
+        """Returns the opening of the next round; None if all clients are always available."""
+        if self.availability is None:
+            return None
+        indices = self.session.schedule(int(state.seed)).indices
+        clients = np.array([client for client, rows in enumerate(indices) if len(rows)])
+        now = sum(row["simulated_seconds"] for row in self.record.rows)
+        return open_round(self.availability, int(state.seed), clients, now)
+
+    def _plan(
+        self, state: State, round_index: int
+    ) -> tuple[Plan, Mapping[int, int], list[int], Opening | None]:
+        """Returns the plan of a round, the clients of :meth:`_absent`, and the opening."""
+        index, seed, opening = min(round_index, self.rounds), int(state.seed), self._opening(state)
+        late, left = self._absent(state, index, opening)
+        without = [*left, *(client for client, steps in late.items() if not steps)]
+        among = None if opening is None else opening.among
+        return self.session.plan(index, seed, without, late, among), late, left, opening
 
     def _train(self, state: State) -> tuple[State, Row]:
         """Returns the state after another round, and its row without scores."""
         session, index = self.session, state.round_index + 1
-        plan, late = self._plan(state, index)
+        plan, late, left, opening = self._plan(state, index)
         if not session.known(state, plan):
             self.phases.send("compiling", index, program="round")
         self.phases.send("training", index)
         began, compiled = time.perf_counter(), session.compile_seconds
         state, info = session.step(state, plan)
-        if self.deadline is None:
+        if self.deadline is None and opening is None:
             # The next plan is made while the device computes, and the session caches it. This is
-            # not possible with a deadline:
-            # the late clients of the next round depend on the costs of this round.
+            # not possible with a deadline or an availability:
+            # the clients of the next round depend on the costs of this round.
             self._plan(state, index + 1)
         row = round_row(info, each=self.each, lower=self.lower)
         share = session.padding_share(plan, state.seed) if plan.useful else None
         row |= {} if share is None else {"padding_share": share}
         row |= {} if self.private is None else self.private.fields(index)
-        row |= self._work_fields(session.schedule(state.seed), plan, index, late)
+        schedule = self._schedule(state, opening)
+        row |= self._work_fields(schedule, plan, index, late)
+        if opening is not None:
+            row["failed"] = sorted({*row.get("failed", ()), *left})
+            row |= {"available": len(opening.among), "waited": opening.waited}
         compiled = agree(session.compile_seconds - compiled)
         spent = {"train_s": seconds_since(began) - compiled}
         spent |= {"compile_s": compiled} if compiled else {}
@@ -233,7 +269,13 @@ class Loop:
             raise InputError(
                 f"In round {index} the uploads of the clients {row['dropped']} were not finite."
             )
-        row |= self.costs.charge(row, plan.client_steps, spent["train_s"])
+        if schedule.timelines is not None:
+            before = schedule.aggregation(index - 1).time if index > 1 else 0.0
+            row |= aggregation_row(schedule.aggregation(index), before, self.costs)
+        else:
+            row |= self.costs.charge(row, plan.client_steps, spent["train_s"])
+        if opening is not None:
+            row["simulated_seconds"] += opening.waited
         return state, {**row, "time": spent}
 
     def _work_fields(

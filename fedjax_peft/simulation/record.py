@@ -317,6 +317,7 @@ _ADDED = {
     "client_state": "device",
     "client_validation": False,
     "engine": "compiled",
+    "failure_exponent": 0.0,
     "late": "drop",
     "stragglers": 1.0,
 }

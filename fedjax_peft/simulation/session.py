@@ -1,9 +1,11 @@
 """``session``: an algorithm over a federation, for your own loop over rounds."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 
 from fedjax_peft import tasks, tree
@@ -21,6 +23,14 @@ from fedjax_peft.measures.diagnosis import diagnosis, probe
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.roles import assign_roles
+from fedjax_peft.simulation.asynchrony import (
+    asynchronous_schedule,
+    check_asynchronous,
+    check_availability,
+    check_failure_exponent,
+    check_transform_state,
+    failure_probability,
+)
 from fedjax_peft.simulation.checks import (
     Diagnostic,
     check_batch_sampling,
@@ -36,7 +46,17 @@ from fedjax_peft.simulation.checks import (
     clients_a_round,
     joined_transform,
 )
-from fedjax_peft.typing import Algorithm, Attack, Federation, Privacy, Task, Transform
+from fedjax_peft.simulation.cost import Costs, Ledger, TimeModel, preload_bytes
+from fedjax_peft.typing import (
+    Algorithm,
+    Asynchronous,
+    Attack,
+    Availability,
+    Federation,
+    Privacy,
+    Task,
+    Transform,
+)
 
 __all__ = ["Transforms", "federation_of", "poisson_width", "schedule_of", "session", "wrapped"]
 
@@ -68,6 +88,10 @@ def session(
     attack: Attack | Callable[[Values], Attack] | None = None,
     diagnostics: Sequence[Diagnostic] = (),
     failure_rate: float = 0.0,
+    failure_exponent: float = 0.0,
+    time_model: TimeModel | None = None,
+    asynchronous: Asynchronous | None = None,
+    availability: Availability | None = None,
     rounds: int = 100,
     engine: Engine = "compiled",
     values: Values | None = None,
@@ -111,6 +135,11 @@ def session(
       attack: likewise.
       diagnostics: likewise; their values are in ``RoundInfo.aggregation``.
       failure_rate: likewise.
+      failure_exponent: likewise.
+      time_model: likewise; here it matters for ``asynchronous`` and ``failure_exponent`` only.
+      asynchronous: likewise; a round is then an aggregation.
+      availability: likewise; without ``asynchronous``, give the clients that are available to
+        :meth:`fedjax_peft.engine.session.Session.plan` (``among``).
       rounds: the compiled program has room for the largest cohort of this number of rounds. More
         rounds can be run; a round that needs more room is compiled again.
       engine: ``compiled``, or ``reference``: a plain Python loop over clients without jit, slow and
@@ -147,8 +176,30 @@ def session(
         failure_rate=failure_rate,
         length_buckets=length_buckets,
     )
+    time_model = time_model or TimeModel()
+    check_failure_exponent(failure_exponent)
+    check_availability(availability, time_model, privacy)
+    slowness = functools.cache(functools.partial(time_model.slowness, len(clients)))
+
+    def failure(seed: int, client: int) -> float:
+        return failure_probability(failure_rate, failure_exponent, slowness(seed)[client])
+
+    def costs(seed: int) -> Costs:
+        server = jax.eval_shape(chosen.server.init, shared)
+        ledger = Ledger(model, chosen, server, len(clients), client_ranks, transform)
+        return Costs(ledger, time_model, slowness(seed), None, preload_bytes(time_model, model))
+
+    if failure_exponent:
+        schedule = schedule._replace(failure=failure)
+    schedule = schedule._replace(intermittent=availability is not None)
+    if asynchronous is not None:
+        refused = {"sampling": sampling, "privacy": privacy}
+        check_asynchronous(asynchronous, clients, time_model, refused)
+        parts = (clients_per_round, costs, failure, availability)
+        schedule = asynchronous_schedule(schedule, asynchronous, *parts)
     federation = federation_of(schedule, clients.data, plain)
     wrappers = [parametrised(wrapper, values) for wrapper in (attack, privacy)]
+    wrappers.append((asynchronous, None))
     chosen = wrapped(plain, [made for made, _ in wrappers], federation)
     make: Any = make_plain
     if make_plain is not None or any(made is not None for made, _ in wrappers):
@@ -159,6 +210,9 @@ def session(
     check_method(model, chosen, len(clients), client_ranks, diagnostics)
     transform = check_transforms(uploads, chosen)
     names = assign_roles(model.kinds, chosen.roles)
+    shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
+    if asynchronous is not None:
+        check_transform_state(transform, chosen, shared)
     check_memory(
         model,
         clients.data,
@@ -187,7 +241,6 @@ def session(
         transform=transform,
         maker=_maker(chosen, make, uploads, make_uploads),
     )
-    shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
     columns = clients.data.columns
     return Session(
         *(setup, (shared, private), schedule, columns),
@@ -275,9 +328,11 @@ def federation_of(schedule: Schedule, data: Dataset, algorithm: Algorithm) -> Fe
 
 
 def wrapped(
-    algorithm: Algorithm, wrappers: Sequence[Attack | Privacy | None], federation: Federation
+    algorithm: Algorithm,
+    wrappers: Sequence[Attack | Privacy | Asynchronous | None],
+    federation: Federation,
 ) -> Algorithm:
-    """Returns the algorithm under attack and with a privacy mechanism.
+    """Returns the algorithm under attack, with a privacy mechanism and an asynchronous server.
 
     The attack comes first: the server's mechanism handles whatever hostile clients send.
     """
@@ -287,6 +342,8 @@ def wrapped(
                 algorithm = wrapper.apply(algorithm, federation)
             case Privacy():
                 algorithm = wrapper.protect(algorithm, federation)
+            case Asynchronous():
+                algorithm = wrapper.apply(algorithm, federation)
     return algorithm
 
 

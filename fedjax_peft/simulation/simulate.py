@@ -17,6 +17,7 @@ from fedjax_peft.hyperparameters import Values, parametrised
 from fedjax_peft.models.base import Model
 from fedjax_peft.rows import Row
 from fedjax_peft.simulation.agreement import check_same_run
+from fedjax_peft.simulation.asynchrony import check_asynchronous
 from fedjax_peft.simulation.checks import (
     Diagnostic,
     Late,
@@ -39,7 +40,7 @@ from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import Transforms, federation_of
 from fedjax_peft.simulation.session import session as make_session
 from fedjax_peft.simulation.stopping import Stop
-from fedjax_peft.typing import Algorithm, Attack, Privacy, Task
+from fedjax_peft.typing import Algorithm, Asynchronous, Attack, Availability, Privacy, Task
 
 __all__ = ["simulate"]
 
@@ -78,9 +79,12 @@ def simulate(
     diagnostics: Sequence[Diagnostic] = (),
     nonfinite: Literal["drop", "raise"] = "drop",
     failure_rate: float = 0.0,
+    failure_exponent: float = 0.0,
     deadline: float | None = None,
     late: Late = "drop",
     time_model: TimeModel | None = None,
+    asynchronous: Asynchronous | None = None,
+    availability: Availability | None = None,
     out: str | Path | None = None,
     checkpoint_every: int = 10,
     resume: bool = False,
@@ -158,6 +162,9 @@ def simulate(
         client in the metrics, ``raise`` ends the run with an error.
       failure_rate: probability that a sampled client drops out of the round. The client has fetched
         the broadcast of the server, but it sends nothing, and its client state does not change.
+      failure_exponent: how failures depend on speed: the odds of a failure are proportional to the
+        client's slowness to this power. 0: all clients fail with ``failure_rate``; otherwise the
+        median client does.
       deadline: simulated seconds after which the server accepts no more uploads. The time model
         says who is late; the other uploads are aggregated.
       late: what clients do whose work does not end before the deadline. ``drop``: they send
@@ -165,6 +172,12 @@ def simulate(
         steps that fit before the deadline; a client sends nothing if not a single step fits. The
         aggregation weights stay the same.
       time_model: gives the simulated seconds; by default ``TimeModel()``.
+      asynchronous: a server that does not wait for all clients, such as
+        ``fp.asynchronous.fedbuff(buffer_size=10)``. ``rounds``, ``eval_every`` and the rows then
+        count aggregations, and ``clients_per_round`` clients work at the same time.
+      availability: when clients can take part, such as ``fp.availability.diurnal()``; by default
+        always. Clients are drawn from those that are available when they start. A client that
+        leaves before its upload has arrived loses its work.
       out: a run directory to write records, checkpoints and TensorBoard files to.
       checkpoint_every: rounds between checkpoints; the last round always has one.
       resume: continue the run in ``out`` from its last checkpoint, if it has one.
@@ -214,6 +227,9 @@ def simulate(
     check_words(nonfinite, diagnostics)
     time_model = time_model or TimeModel()
     check_deadline(deadline, late, time_model)
+    if asynchronous is not None and deadline is not None:
+        refused = {"deadline": deadline}
+        check_asynchronous(asynchronous, clients, time_model, refused)
     session = make_session(
         model,
         algorithm,
@@ -237,6 +253,10 @@ def simulate(
         attack=attack,
         diagnostics=diagnostics,
         failure_rate=failure_rate,
+        failure_exponent=failure_exponent,
+        time_model=time_model,
+        asynchronous=asynchronous,
+        availability=availability,
         rounds=rounds,
         engine=engine,
         values=values,
@@ -288,6 +308,12 @@ def simulate(
         "time": time_model._asdict(),
         "seed": seed,
     }
+    if failure_exponent:
+        metadata["failure_exponent"] = failure_exponent
+    if asynchronous is not None:
+        metadata["asynchronous"] = asynchronous.name
+    if availability is not None:
+        metadata["availability"] = availability.name
     if values:
         metadata = {**metadata, "values": dict(values)}
     if client_state != "device":
@@ -328,6 +354,7 @@ def simulate(
             each="clients" in diagnostics,
             local=local,
             private=private,
+            availability=None if asynchronous is not None else availability,
             wrapped_for=federation if privacy is not None or attack is not None else None,
         )
         saved = loop.restore(state)

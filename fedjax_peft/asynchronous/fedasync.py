@@ -1,0 +1,60 @@
+"""FedAsync: the server mixes in every upload (Xie, Koyejo and Gupta 2019, Algorithm 1)."""
+
+from fedjax_peft.asynchronous.staleness import (
+    Mixture,
+    Staleness,
+    StalenessWeight,
+    Wrapper,
+    check_count,
+    check_number,
+)
+from fedjax_peft.typing import Asynchronous
+
+__all__ = ["fedasync"]
+
+
+def fedasync(
+    alpha: float = 0.6,
+    concurrency: int | None = None,
+    staleness: Staleness = "polynomial",
+    exponent: float = 0.5,
+    slope: float = 10.0,
+    grace: int = 4,
+    max_staleness: int | None = None,
+) -> Asynchronous:
+    """Returns the asynchronous server FedAsync.
+
+    Clients train all the time. The server takes every upload at once::
+
+        x  <-  (1 - a) x + a u_k     with     a = alpha s(τ_k)
+
+    ``u_k`` is the client's model, and τ_k the number of updates of the server since the client
+    fetched. The paper's local work is that of FedProx: use ``fedprox`` as the algorithm for its
+    proximal term.
+
+    Args:
+      alpha: the weight of an upload that is not stale.
+      concurrency: the clients that train at the same time; None: ``clients_per_round``.
+      staleness: the weight s of a stale upload, see :data:`Staleness`.
+      exponent: of the polynomial weight.
+      slope: of the hinge weight.
+      grace: the staleness up to which the hinge weight is 1.
+      max_staleness: uploads with a larger staleness are discarded.
+
+    Raises:
+      InputError: a number is out of range.
+    """
+    weight = StalenessWeight(staleness, exponent, slope, grace)
+    weight.check("fedasync")
+    check_number("fedasync", "alpha", alpha, most=1.0, positive=True)
+    if concurrency is not None:
+        check_count("fedasync", "concurrency", concurrency)
+    if max_staleness is not None:
+        check_count("fedasync", "max_staleness", max_staleness, 0)
+    return Asynchronous(
+        "fedasync",
+        Wrapper("fedasync", Mixture(weight, alpha), "uniform"),
+        buffer_size=1,
+        concurrency=concurrency,
+        max_staleness=max_staleness,
+    )

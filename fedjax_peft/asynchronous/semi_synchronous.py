@@ -1,0 +1,68 @@
+"""A server that aggregates at fixed times whatever has arrived."""
+
+from typing import Literal
+
+from fedjax_peft.asynchronous.staleness import (
+    Change,
+    Staleness,
+    StalenessWeight,
+    Wrapper,
+    check_count,
+    check_number,
+)
+from fedjax_peft.typing import Asynchronous
+
+__all__ = ["semi_synchronous"]
+
+
+def semi_synchronous(
+    period: float,
+    concurrency: int | None = None,
+    staleness: Staleness = "polynomial",
+    exponent: float = 0.5,
+    slope: float = 10.0,
+    grace: int = 4,
+    server_learning_rate: float = 1.0,
+    weights: Literal["size", "uniform"] = "size",
+    max_staleness: int | None = None,
+) -> Asynchronous:
+    """Returns the semi-synchronous server: it aggregates every ``period`` simulated seconds.
+
+    It takes the uploads that have arrived by then. Late clients go on, and their changes count in
+    the aggregation after they arrive, with the weight of their staleness::
+
+        x  <-  x + server_learning_rate * mean over the arrivals of s(τ_k) (u_k - x_k)
+
+    Nothing changes at the end of a period without uploads. (The synchronous server with
+    ``deadline`` and ``late="partial"`` instead ends the work of late clients.)
+
+    Args:
+      period: simulated seconds between aggregations.
+      concurrency: the clients that train at the same time; None: ``clients_per_round``.
+      staleness: the weight s of a stale change, see :data:`Staleness`.
+      exponent: of the polynomial weight.
+      slope: of the hinge weight.
+      grace: the staleness up to which the hinge weight is 1.
+      server_learning_rate: factor of the mean change.
+      weights: of the mean: ``size``, by the clients' numbers of examples, as in synchronous FedAvg;
+        or ``uniform``.
+      max_staleness: uploads with a larger staleness are discarded.
+
+    Raises:
+      InputError: a number is out of range.
+    """
+    weight = StalenessWeight(staleness, exponent, slope, grace)
+    weight.check("semi_synchronous")
+    check_number("semi_synchronous", "period", period, positive=True)
+    check_number("semi_synchronous", "server_learning_rate", server_learning_rate)
+    if concurrency is not None:
+        check_count("semi_synchronous", "concurrency", concurrency)
+    if max_staleness is not None:
+        check_count("semi_synchronous", "max_staleness", max_staleness, 0)
+    return Asynchronous(
+        "semi_synchronous",
+        Wrapper("semi_synchronous", Change(weight, server_learning_rate), weights),
+        period=float(period),
+        concurrency=concurrency,
+        max_staleness=max_staleness,
+    )

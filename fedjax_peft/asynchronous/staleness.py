@@ -1,0 +1,155 @@
+"""Weights of stale uploads, and the way in which a server takes them."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.display import show
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.typing import Algorithm, Federation, PyTree
+
+__all__ = [
+    "Change",
+    "Mixture",
+    "Staleness",
+    "StalenessWeight",
+    "Wrapper",
+    "check_count",
+    "check_number",
+]
+
+Staleness: TypeAlias = Literal["constant", "polynomial", "hinge"]
+"""The weight of an upload by its staleness τ, the number of updates of the server since the client
+fetched (Xie et al. 2019, Section 5.2):
+
+* ``constant``: 1.
+* ``polynomial``: (1 + τ)^-exponent. FedBuff uses the exponent 0.5.
+* ``hinge``: 1 up to τ = ``grace``; then 1 / (1 + slope (τ - grace)).
+"""
+
+
+@dataclass(frozen=True)
+class StalenessWeight:
+    """The weight of an upload as a function of its staleness."""
+
+    kind: Staleness
+    exponent: float
+    slope: float
+    grace: int
+
+    def check(self, method: str) -> None:
+        """Raises InputError for an unknown kind or a number out of range."""
+        if self.kind not in get_args(Staleness):
+            raise InputError(
+                f"There is no staleness weight {self.kind!r}."
+                f" {nearest(str(self.kind), get_args(Staleness))}"
+            )
+        check_number(method, "exponent", self.exponent)
+        check_number(method, "slope", self.slope)
+        check_count(method, "grace", self.grace, 0)
+
+    def __call__(self, staleness: jax.Array) -> jax.Array:
+        """Returns the weight, float32, in (0, 1]."""
+        tau = jnp.asarray(staleness, jnp.float32)
+        match self.kind:
+            case "constant":
+                return jnp.ones_like(tau)
+            case "polynomial":
+                return (1.0 + tau) ** -self.exponent
+        return 1.0 / (1.0 + self.slope * jnp.maximum(tau - self.grace, 0.0))
+
+
+@dataclass(frozen=True)
+class Change:
+    """``template + rate s(τ) (upload - fetched)``: what the client learned, from the new start."""
+
+    weight: StalenessWeight
+    rate: float
+
+    def __call__(
+        self, upload: PyTree, fetched: PyTree, template: PyTree, staleness: jax.Array
+    ) -> PyTree:
+        """Returns the upload as :class:`fedjax_peft.typing.Rebase` says."""
+        factor = self.rate * self.weight(staleness)
+        return jax.tree.map(
+            lambda u, f, t: (t + factor * (u - f)).astype(t.dtype), upload, fetched, template
+        )
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """``(1 - a) template + a upload`` with a = rate s(τ): a step towards the client's model."""
+
+    weight: StalenessWeight
+    rate: float
+
+    def __call__(
+        self, upload: PyTree, fetched: PyTree, template: PyTree, staleness: jax.Array
+    ) -> PyTree:
+        """Returns the upload as :class:`fedjax_peft.typing.Rebase` says."""
+        del fetched
+        factor = self.rate * self.weight(staleness)
+        return jax.tree.map(lambda u, t: (t + factor * (u - t)).astype(t.dtype), upload, template)
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """The function that gives an algorithm an asynchronous server."""
+
+    name: str
+    rebase: Change | Mixture
+    weights: Literal["size", "uniform"]
+
+    def __call__(self, algorithm: Algorithm, federation: Federation) -> Algorithm:
+        """Returns the algorithm with ``rebase``.
+
+        Raises:
+          InputError: the algorithm needs clients that start from the same version.
+        """
+        del federation
+        reason = algorithm.synchronous_only
+        if reason is None and algorithm.relayed_leaves is not None:
+            reason = "The server passes on every upload to all clients, round by round."
+        if reason is None and algorithm.server.frozen_delta is not None:
+            reason = (
+                "The server adds what it learned to the frozen weights, and clients that train side"
+                " by side share these weights."
+            )
+        if reason is None and algorithm.aggregator.refactors:
+            reason = (
+                f"Its aggregator {algorithm.aggregator.name!r} factors LoRA's products anew in"
+                " every round, so that changes from an older version belong to other factors."
+            )
+        if reason is not None:
+            raise InputError(
+                f"{self.name!r} does not fit the algorithm {algorithm.name!r}. {reason} Use an"
+                " algorithm such as 'fedavg', 'fedprox', 'fedadam' or 'ditto', or leave out"
+                " asynchronous."
+            )
+        if self.weights not in ("size", "uniform"):
+            raise InputError(
+                f"weights = {self.weights!r} of {self.name} must be 'uniform' or 'size'."
+            )
+        return algorithm._replace(rebase=self.rebase, weights=self.weights)
+
+
+def check_number(
+    method: str, name: str, value: Any, *, most: float = math.inf, positive: bool = False
+) -> None:
+    """Raises InputError for a value that is no number from 0 to ``most``, or is 0 if positive."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= most or math.isinf(value) or (positive and value == 0):
+        limits = "above 0" if positive else "from 0 up"
+        limits += "" if math.isinf(most) else f", at most {most:g}"
+        raise InputError(f"{name} = {show(value)} of {method} must be a number {limits}.")
+
+
+def check_count(method: str, name: str, value: Any, least: int = 1) -> None:
+    """Raises InputError for a value that is no whole number from ``least`` up."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(
+            f"{name} = {show(value)} of {method} must be a whole number from {least} up."
+        )

@@ -1,0 +1,62 @@
+"""The opening of a synchronous round: when it begins, and who is available then."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.typing import Availability
+
+__all__ = ["Opening", "leaving", "open_round"]
+
+
+class Opening(NamedTuple):
+    """The beginning of a round."""
+
+    time: float
+    """Simulated seconds since the start of the run."""
+    waited: float
+    """Seconds for which the server waited, because no client was available."""
+    among: np.ndarray
+    """int ``[n]``: the clients that are available."""
+    until: np.ndarray
+    """float ``[n]``: when each of them leaves."""
+
+
+def open_round(availability: Availability, seed: int, clients: np.ndarray, now: float) -> Opening:
+    """Returns the first moment from ``now`` on at which a client is available.
+
+    Args:
+      availability: when clients are available.
+      seed: the seed of the run.
+      clients: int ``[clients]``: the clients that have examples.
+      now: simulated seconds since the start of the run.
+
+    Raises:
+      InputError: nobody is ever available again.
+    """
+    time = now
+    while True:
+        there, until = availability.at(seed, clients, time)
+        if there.any():
+            return Opening(time, time - now, clients[there], until[there])
+        time = float(until.min())
+        if math.isinf(time):
+            raise InputError(
+                f"No client is available after {now:.0f} simulated seconds, so no round can begin."
+                " Ask for fewer rounds, or use an availability that goes on, such as a trace with"
+                " a period."
+            )
+
+
+def leaving(opening: Opening, seconds: Mapping[int, float]) -> list[int]:
+    """Returns the clients that leave before their upload has arrived.
+
+    Args:
+      opening: the opening of the round.
+      seconds: client -> seconds from the beginning of the round to the end of its upload.
+    """
+    until = dict(zip(opening.among.tolist(), opening.until.tolist(), strict=True))
+    return [client for client, s in seconds.items() if until[client] < opening.time + s]
