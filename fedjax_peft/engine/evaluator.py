@@ -139,7 +139,13 @@ class Evaluator:
         self._part_steps, self._longest = 1, shapes.time_steps
         while most_slots(plan, self._longest) > shapes.slots and self._longest > 1:
             self._longest //= 2
+        self.setup, self.columns, self.work, self.padded = setup, columns, work, shapes.padded
         self._program = make(setup, columns, work=work, padded=shapes.padded)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the whole evaluation."""
+        return self._plan
 
     def __call__(
         self,

@@ -13,7 +13,7 @@ measure and do not train.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +67,7 @@ __all__ = [
     "distance",
     "evaluation",
     "keeping_uploads",
+    "run_time_loop",
     "tuning",
 ]
 
@@ -80,6 +81,18 @@ Work = Literal["training", "tuning", "uploads", "personal", "global", "local"]
 state only. ``uploads``: train, and the server's state becomes the uploads, ``[slots, ...]``.
 ``personal``: measure their own models. ``global``: measure the global model. ``local``: measure
 their models before the aggregation, from the client state (upload, client state)."""
+
+
+Loop: TypeAlias = Callable[[jax.Array, Callable[[jax.Array, Any], Any], Any], Any]
+"""(number of time steps, (time step, carry) -> carry, first carry) -> last carry."""
+
+
+def run_time_loop(steps: jax.Array, body: Callable[[jax.Array, Any], Any], start: Any) -> Any:
+    """Returns the carry after ``steps`` time steps, a number that is known at run time only.
+
+    Such a loop has no derivative in reverse mode (:mod:`fedjax_peft.differentiable` has another).
+    """
+    return jax.lax.fori_loop(0, steps, body, start)
 
 
 class RoundResult(NamedTuple):
@@ -116,6 +129,7 @@ def build_round(
     across: Callable[[jax.Array], jax.Array] = lambda x: x,
     split_rows: Callable[[Any], Any] = lambda tree: tree,
     gathered: bool = False,
+    loop: Loop = run_time_loop,
 ) -> Callable[..., RoundResult]:
     """Returns the pure function that runs one round; the caller jits it.
 
@@ -136,6 +150,7 @@ def build_round(
         ``[slots, ...]``.
       gathered: whether the state holds what the clients of the plan's slots keep, ``[slots, ...]``,
         instead of what all clients keep.
+      loop: runs the time steps.
     """
     server_ = algorithm.server
     update_norm = server_.update_norm or partial(distance, algorithm)
@@ -228,6 +243,7 @@ def build_round(
             constrain,
             padded,
             across,
+            loop,
         )
         accepted = carry.finite & (plan.weight > 0)
         rows = jnp.where(plan.client < 0, clients, plan.client)
@@ -358,6 +374,7 @@ def _run_clients(
     constrain: Callable[[Any], Any],
     padded: tuple[int, ...],
     across: Callable[[jax.Array], jax.Array],
+    loop: Loop,
 ) -> _Carry:
     lanes, slots = plan.slot.shape[1], plan.client.shape[0]
     over_lanes = _lane_map(lanes)
@@ -511,7 +528,7 @@ def _run_clients(
             lambda x: jnp.zeros((len(plan.slot), *x.shape), x.dtype), prediction_shapes
         ),
     )
-    return jax.lax.fori_loop(0, across(jnp.asarray(plan.steps)), body, start)
+    return loop(across(jnp.asarray(plan.steps)), body, start)
 
 
 def _padded(x: jax.Array, template: jax.ShapeDtypeStruct) -> jax.Array:

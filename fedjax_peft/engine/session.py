@@ -37,7 +37,7 @@ from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.hyperparameters import Values, as_arrays
 from fedjax_peft.typing import Params
 
-__all__ = ["ENGINES", "Engine", "Session"]
+__all__ = ["ENGINES", "Engine", "Session", "initial_state"]
 
 Engine: TypeAlias = Literal["compiled", "reference"]
 """``compiled``: a round is one XLA program. ``reference``: a round is a Python loop over clients,
@@ -149,6 +149,16 @@ class Session:
         return not self._leaves[1]
 
     @property
+    def leaves(self) -> tuple[Params, Params]:
+        """The initial shared leaves, and the initial private leaves of every client."""
+        return self._leaves
+
+    @property
+    def values(self) -> Values:
+        """The run-time values of the states that :meth:`init` returns, as numbers."""
+        return self._values
+
+    @property
     def compile_seconds(self) -> float:
         """The total compilation time of round programs so far, in seconds."""
         return sum(program.compile_seconds for program in self._programs.values())
@@ -175,13 +185,12 @@ class Session:
                     f"There is no run-time value {name!r}. {nearest(name, self._values)}"
                 )
         chosen = {**self._values, **(values or {})}
-        state, row = self._start(chosen)
         if self._store is None:
-            repeat = partial(self.setup.layout.repeat_for_clients, clients=self.setup.clients)
-            state = with_rows(state, ClientRow(*map(repeat, row)))
+            state = initial_state(self.setup.made(chosen), self._leaves, as_arrays(chosen))
         else:
-            state = state._replace(client_state=self._store.start(row))
-        state = state._replace(values=as_arrays(chosen), history=self._history(state, seed))
+            state, row = self._start(chosen)
+            state = state._replace(client_state=self._store.start(row), values=as_arrays(chosen))
+        state = state._replace(history=self._history(state, seed))
         return self.placed(state)._replace(round_index=0, seed=seed)
 
     def _history(self, state: State, seed: int) -> Any:
@@ -194,14 +203,7 @@ class Session:
 
     def _start(self, values: Values) -> tuple[State, ClientRow]:
         """Returns the state before the first round without clients, and what one client keeps."""
-        setup, (shared, private) = self.setup.made(values), self._leaves
-        # Copies, because a step consumes its state, but the model's arrays must stay valid.
-        server = jax.tree.map(jnp.copy, setup.algorithm.server.init(shared))
-        template = setup.algorithm.server.unchanged(server)
-        aggregator = jax.tree.map(jnp.array, setup.algorithm.aggregator.init(template))
-        transform = start_transform(setup.transform, setup.algorithm, server)
-        state, memory = split_memory(State(server, (), aggregator, transform))
-        return state, ClientRow(setup.algorithm.init_client_state(shared, private), memory)
+        return _without_clients(self.setup.made(values), self._leaves)
 
     def step(self, state: State, plan: Plan | None = None) -> tuple[State, RoundInfo]:
         """Runs the next round; returns the state after it and information about the round.
@@ -412,10 +414,10 @@ class Session:
           limits: client id -> the largest number of its local steps; by default all its work.
           among: the clients that are available; by default all.
         """
+        capacity = self._capacity(seed, round_index)
         rest = (tuple(sorted((limits or {}).items())), None if among is None else among.tobytes())
-        key = (round_index, seed, tuple(sorted(without)), *rest)
+        key = (round_index, seed, tuple(sorted(without)), *rest, capacity.rounds)
         if key not in self._plans:
-            capacity = self._capacity(seed, round_index)
             lanes = self.lanes(seed)
             size = (lanes, capacity.time_steps)
             schedule = capacity.schedule._replace(among=among)
@@ -491,11 +493,15 @@ class Session:
           work: what the clients do.
           places: the room of the state's history of versions.
         """
-        padded = self._capacity(seed, 1).schedule.padded
+        padded = self.padded(seed)
         key = (*(x.shape for x in jax.tree.leaves(plan)), padded, work, places)
         if key not in self._programs:
             self._programs[key] = self._make(self.setup, self.columns, work=work, padded=padded)
         return self._programs[key]
+
+    def padded(self, seed: int = 0) -> tuple[int, ...]:
+        """Returns the padded lengths of the plans of a seed; empty if there are no tokens."""
+        return self._capacity(seed, 1).schedule.padded
 
     def _runs(self, plan: Plan) -> bool:
         """Returns whether a round with this plan changes anything."""
@@ -514,6 +520,33 @@ class Session:
             known = _Capacity(rounds, schedule, schedule.time_steps(rounds, lanes))
             self._capacities[seed] = known
         return known
+
+
+def initial_state(
+    setup: Setup, leaves: tuple[Params, Params], values: Mapping[str, jax.Array]
+) -> State:
+    """Returns the state before the first round, without the host's integers; a pure function.
+
+    Args:
+      setup: made for the values (:meth:`fedjax_peft.engine.program.Setup.made`).
+      leaves: the initial shared leaves, and the initial private leaves of every client.
+      values: the run-time values.
+    """
+    state, row = _without_clients(setup, leaves)
+    repeat = partial(setup.layout.repeat_for_clients, clients=setup.clients)
+    return with_rows(state, ClientRow(*map(repeat, row)))._replace(values=values).on_device()
+
+
+def _without_clients(setup: Setup, leaves: tuple[Params, Params]) -> tuple[State, ClientRow]:
+    """Returns the state before the first round without clients, and what one client keeps."""
+    shared, private = leaves
+    # Copies, because a step consumes its state, but the model's arrays must stay valid.
+    server = jax.tree.map(jnp.copy, setup.algorithm.server.init(shared))
+    template = setup.algorithm.server.unchanged(server)
+    aggregator = jax.tree.map(jnp.array, setup.algorithm.aggregator.init(template))
+    transform = start_transform(setup.transform, setup.algorithm, server)
+    state, memory = split_memory(State(server, (), aggregator, transform))
+    return state, ClientRow(setup.algorithm.init_client_state(shared, private), memory)
 
 
 def _check_shapes(setup: Setup, shared: Params) -> None:
