@@ -367,7 +367,7 @@ def _loop(
 
 
 def _round(
-    setup: Setup, padded: tuple[int, ...], loop: Callable[..., Any], columns: Params
+    setup: Setup, padded: tuple[int, ...], loop: Callable[..., Any], columns: Mapping[str, Any]
 ) -> Callable[..., RoundResult]:
     """Returns (state, plan, key, round) -> result of the round, with a loop of fixed length."""
 
@@ -388,7 +388,7 @@ def _round(
             split_rows=setup.layout.split_rows,
             loop=fixed_length,
         )
-        weights = (setup.frozen, setup.fixed, setup.rank_mask or {}, columns)
+        weights = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(columns))
         return made(*weights, state, plan, key, index)
 
     return run
