@@ -32,13 +32,8 @@ LAYERS = [
         "distributed",
     },
     {"models", "peft", "data", "tasks", "aggregators", "transforms", "measures", "schedules"},
-<<<<<<< HEAD
     {"algorithms", "privacy", "attacks", "asynchronous", "availability"},
-    {"engine", "inference", "report"},
-=======
-    {"algorithms", "privacy", "attacks"},
-    {"engine", "inference", "report", "differentiable"},
->>>>>>> 0ef5d12 (Make rounds of a session a differentiable function)
+    {"engine", "differentiable", "inference", "report"},
     {"simulation"},
     {"config"},
     {"loading"},
