@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_peft import aggregators, algorithms, assets, attacks, peft, testing, transforms
+from fedjax_peft import (
+    aggregators,
+    algorithms,
+    assets,
+    asynchronous,
+    attacks,
+    peft,
+    testing,
+    transforms,
+)
 from fedjax_peft.data import sources
 
 pytestmark = pytest.mark.slow
@@ -98,9 +107,9 @@ def test_every_paper_has_an_entry():
     table = re.findall(r"^\| (`.*?) \| (.*) \|$", text, re.MULTILINE)
     named = {name for names, _ in table for name in re.findall(r"`(\w+)`", names)}
     ours = {"local", "centralised", "full", "head_only", "layer_norm", "pretrained"}
-    ours |= {"clip_norm", "top_directions"}
+    ours |= {"clip_norm", "top_directions", "semi_synchronous"}
     everything = {*algorithms.__all__, *aggregators.__all__, *peft.__all__, *transforms.__all__}
-    everything |= {*attacks.__all__}
+    everything |= {*attacks.__all__, *asynchronous.__all__}
     assert everything - named == ours
     known = set(re.findall(r"^@\w+{(\w+),", (folder / "references.bib").read_text(), re.MULTILINE))
     cited = set(re.findall(r"`([a-z]+\d{4}\w+)`", text))

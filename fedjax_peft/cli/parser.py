@@ -268,8 +268,9 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
         nargs="*",
         metavar="WORD",
         help="models, backbones, data, partitions, peft, algorithms, aggregators, optimizers,"
-        " transforms, privacy, attacks, systems or keys, optionally with a name (list algorithm"
-        " ditto) or a part of one (list keys rate); or any part of a name or description",
+        " transforms, privacy, attacks, asynchronous, availability, systems or keys, optionally"
+        " with a name (list algorithm ditto) or a part of one (list keys rate); or any part of a"
+        " name or description",
     )
 
 

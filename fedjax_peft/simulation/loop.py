@@ -203,12 +203,12 @@ class Loop:
 
     def _absent(
         self, state: State, round_index: int, opening: Opening | None
-    ) -> tuple[dict[int, int], list[int]]:
-        """Returns the late clients (:meth:`late_steps`), and those that leave during the round."""
+    ) -> tuple[dict[int, int], dict[int, float]]:
+        """Returns the late clients (:meth:`late_steps`), and when others leave during the round."""
         if self.deadline is None and opening is None:
-            return {}, []
+            return {}, {}
         schedule, skipped = self._schedule(state, opening), self.skipped_leaves(state, round_index)
-        steps, left = schedule.client_steps(round_index), list[int]()
+        steps, left = schedule.client_steps(round_index), dict[int, float]()
         if opening is not None:
             left = leaving(opening, self.costs.finish_seconds(steps, skipped))
             steps = {client: n for client, n in steps.items() if client not in left}
@@ -231,7 +231,7 @@ class Loop:
 
     def _plan(
         self, state: State, round_index: int
-    ) -> tuple[Plan, Mapping[int, int], list[int], Opening | None]:
+    ) -> tuple[Plan, Mapping[int, int], dict[int, float], Opening | None]:
         """Returns the plan of a round, the clients of :meth:`_absent`, and the opening."""
         index, seed, opening = min(round_index, self.rounds), int(state.seed), self._opening(state)
         late, left = self._absent(state, index, opening)
@@ -274,8 +274,9 @@ class Loop:
             row |= aggregation_row(schedule.aggregation(index), before, self.costs)
         else:
             row |= self.costs.charge(row, plan.client_steps, spent["train_s"])
-        if opening is not None:
-            row["simulated_seconds"] += opening.waited
+        if opening is not None:  # the server waits for a client until it is gone
+            worked = max([row["simulated_seconds"], *left.values()])
+            row["simulated_seconds"] = opening.waited + worked
         return state, {**row, "time": spent}
 
     def _work_fields(

@@ -51,12 +51,13 @@ def open_round(availability: Availability, seed: int, clients: np.ndarray, now: 
             )
 
 
-def leaving(opening: Opening, seconds: Mapping[int, float]) -> list[int]:
-    """Returns the clients that leave before their upload has arrived.
+def leaving(opening: Opening, seconds: Mapping[int, float]) -> dict[int, float]:
+    """Returns the clients that leave before their upload has arrived -> seconds until they leave.
 
     Args:
       opening: the opening of the round.
       seconds: client -> seconds from the beginning of the round to the end of its upload.
     """
     until = dict(zip(opening.among.tolist(), opening.until.tolist(), strict=True))
-    return [client for client, s in seconds.items() if until[client] < opening.time + s]
+    stays = {client: until[client] - opening.time for client in seconds}
+    return {client: stays[client] for client, s in seconds.items() if stays[client] < s}

@@ -1,0 +1,244 @@
+"""When clients are available: each model by its definition, and the contract of all."""
+
+import numpy as np
+import optax
+import pytest
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedjax_peft as fp
+from fedjax_peft.availability.draws import uniforms
+
+CLIENTS = np.arange(200)
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    path = tmp_path_factory.mktemp("traces") / "trace.csv"
+    path.write_text(
+        "client,start,end\n3,100,200\n0,50,80\n0,0,20\n0,70,90\n\n150,0,40.5\n3,250,300\n"
+    )
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def models(lines):
+    return {
+        "diurnal": fp.availability.diurnal(100.0, share=0.4),
+        "markov": fp.availability.markov(30.0, 50.0),
+        "trace": fp.availability.trace(lines),
+        "repeated trace": fp.availability.trace(lines, period=300.0),
+    }
+
+
+@pytest.mark.parametrize("name", ["diurnal", "markov", "trace", "repeated trace"])
+@settings(max_examples=25, deadline=None)
+@given(time=st.floats(0, 2000.0), seed=st.integers(0, 5))
+def test_the_next_change_is_the_next_change(models, name, time, seed):
+    at = models[name].at
+    there, until = at(seed, CLIENTS, time)
+    assert there.dtype == bool
+    assert np.all(until > time)
+    for share in (0.3, 0.9):  # nothing changes in between
+        soon = np.minimum(until, time + 500.0)
+        middle = time + share * (soon - time)
+        for client in range(0, 200, 37):
+            again, then = at(seed, CLIENTS[[client]], float(middle[client]))
+            assert again[0] == there[client]
+            assert then[0] == pytest.approx(until[client])
+    for client in np.flatnonzero(np.isfinite(until))[::37]:
+        after = float(until[client]) + 1e-6
+        changed, _ = at(seed, CLIENTS[[client]], after)
+        # Two intervals of a repeated trace may touch where it begins again.
+        assert changed[0] != there[client] or name == "repeated trace"
+
+
+@pytest.mark.parametrize("name", ["diurnal", "markov", "trace"])
+def test_a_client_does_not_depend_on_the_others(models, name):
+    at = models[name].at
+    all_, until = at(1, CLIENTS, 60.0)
+    some, ends = at(1, CLIENTS[::7], 60.0)
+    assert np.array_equal(all_[::7], some)
+    assert np.array_equal(until[::7], ends)
+
+
+def test_diurnal_by_hand():
+    at = fp.availability.diurnal(100.0, share=0.25, spread=0.0).at
+    ids = np.arange(2)
+    for time, there, until in [(0.0, True, 25.0), (25.0, False, 100.0), (310.0, True, 325.0)]:
+        found = at(0, ids, time)
+        assert found[0].tolist() == [there] * 2
+        assert found[1].tolist() == [until] * 2
+    always, never_ends = fp.availability.diurnal(100.0, share=1.0).at(0, ids, 7.0)
+    assert always.all()
+    assert np.isinf(never_ends).all()
+
+
+def test_diurnal_spreads_the_days():
+    at = fp.availability.diurnal(100.0, share=0.4).at
+    ids = np.arange(4000)
+    shares = [at(0, ids, time)[0].mean() for time in (0.0, 33.0, 500.0)]
+    assert np.allclose(shares, 0.4, atol=0.03)
+    together = fp.availability.diurnal(100.0, share=0.4, spread=0.1).at
+    assert together(0, ids, 30.0)[0].all()
+    assert not together(0, ids, 60.0)[0].any()
+
+
+def test_markov_is_the_chain_with_these_means():
+    """Shares, mean remaining times (no memory) and the correlation over time, in closed form."""
+    on, off = 30.0, 50.0
+    at = fp.availability.markov(on, off).at
+    ids = np.arange(40_000)
+    now, until = at(0, ids, 500.0)
+    share = on / (on + off)
+    assert now.mean() == pytest.approx(share, abs=0.01)
+    assert (until - 500)[now].mean() == pytest.approx(on, rel=0.03)
+    assert (until - 500)[~now].mean() == pytest.approx(off, rel=0.03)
+    assert np.median((until - 500)[now]) == pytest.approx(on * np.log(2), rel=0.04)
+    later = at(0, ids, 510.0)[0]
+    stays = share + (1 - share) * np.exp(-10 * (1 / on + 1 / off))
+    assert later[now].mean() == pytest.approx(stays, abs=0.012)
+    start = at(0, ids, 0.0)[0]
+    assert start.mean() == pytest.approx(share, abs=0.01), "stationary from the beginning"
+
+
+def test_trace_by_hand(lines):
+    at = fp.availability.trace(lines).at
+    ids = np.array([0, 1, 3, 150])
+    there, until = at(0, ids, 10.0)
+    assert there.tolist() == [True, False, False, True]
+    assert until.tolist() == [20.0, np.inf, 100.0, 40.5]
+    there, until = at(0, ids, 60.0)
+    assert until.tolist() == [90.0, np.inf, 100.0, np.inf], "overlapping intervals are joined"
+    again = fp.availability.trace(lines, period=400.0).at
+    there, until = again(0, ids, 395.0)
+    assert there.tolist() == [False] * 4
+    assert until.tolist() == [400.0, np.inf, 500.0, 400.0]
+    assert again(0, ids, 855.0)[1].tolist() == [890.0, np.inf, 900.0, 1200.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("a,b\n", "must begin with the line"),
+        ("", "must begin with the line"),
+        ("client,start,end\n", "no interval"),
+        ("client,start,end\n0,5,5\n", "Line 2"),
+        ("client,start,end\n0,1,2\n-1,1,2\n", "Line 3"),
+        ("client,start,end\n0,nan,2\n", "Line 2"),
+        ("client,start,end\n0,1,inf\n", "Line 2"),
+        ("client,start,end\n0,1\n", "Line 2"),
+        ("client,start,end\n0,1,2,3\n", "Line 2"),
+        ("client,start,end\n99999999999999999999,1,2\n", "Line 2"),
+        ("client,start,end\n\x00\xff", "trace"),
+    ],
+)
+def test_hostile_traces_are_refused(tmp_path, text, match):
+    path = tmp_path / "trace.csv"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(fp.InputError, match=match):
+        fp.availability.trace(str(path))
+
+
+def test_wrong_arguments_are_refused(tmp_path, lines):
+    for make, match in [
+        (lambda: fp.availability.diurnal(period=0), "period"),
+        (lambda: fp.availability.diurnal(share=1.5), "share"),
+        (lambda: fp.availability.markov(mean_on=-1), "mean_on"),
+        (lambda: fp.availability.markov(mean_off=float("nan")), "mean_off"),
+        (lambda: fp.availability.trace(str(tmp_path / "absent.csv")), "cannot be read"),
+        (lambda: fp.availability.trace(lines, period=100.0), "before the end"),
+    ]:
+        with pytest.raises(fp.InputError, match=match):
+            make()
+
+
+def test_uniforms_are_uniform_and_depend_on_every_index():
+    ids = np.arange(50_000)
+    first = uniforms(0, "a", ids)
+    assert np.histogram(first, 10, (0, 1))[0] == pytest.approx(5000, abs=300)
+    others = [uniforms(1, "a", ids), uniforms(0, "b", ids), uniforms(0, "a", ids, np.int64(1))]
+    for other in [*others, np.roll(first, 1)]:
+        assert abs(np.corrcoef(first, other)[0, 1]) < 0.02
+    assert np.array_equal(uniforms(0, "a", ids[5:9]), first[5:9])
+
+
+# ---------------------------------------------------------------- synchronous rounds
+
+
+def simulated(availability, rounds=4, **options):
+    settings = {
+        "batch_size": 4,
+        "clients_per_round": 3,
+        "progress": False,
+        "eval_every": 100,
+        "time_model": fp.TimeModel(seconds_per_step=3.0, spread=1.0),
+    }
+    return fp.simulate(
+        toy.model(),
+        fp.algorithms.fedavg(optax.sgd(0.2)),
+        toy.clients([5, 9, 12, 7, 20, 3]),
+        rounds=rounds,
+        availability=availability,
+        **(settings | options),
+    )
+
+
+@pytest.fixture
+def short(tmp_path):
+    """Clients 0 to 2 are there at first; from 30 s on, all clients are."""
+    path = tmp_path / "short.csv"
+    rows = [f"{c},{0 if c < 3 else 30},{6 if c == 1 else 15 if c < 3 else 500}" for c in range(6)]
+    rows += [f"{c},30,500" for c in range(3)]
+    path.write_text("\n".join(["client,start,end", *rows]))
+    return fp.availability.trace(str(path))
+
+
+def test_rounds_draw_from_the_available_clients_and_wait(short):
+    rows = simulated(short, rounds=6).metrics[1:]
+    clock = 0.0
+    for row in rows:
+        opened = clock + row["waited"]
+        everybody = {*row["clients"], *row["failed"]}
+        there, until = short.at(0, np.arange(6), opened)
+        assert {c for c in range(6) if there[c]} >= everybody
+        assert row["available"] == there.sum()
+        assert len(everybody) == min(3, row["available"])
+        clock += row["simulated_seconds"]
+        assert all(until[c] > opened for c in everybody)
+    assert rows[0]["available"] == 3
+    assert any(row["waited"] > 0 for row in rows), "nobody is there between 15 and 30 s"
+    assert any(row["failed"] for row in rows), "somebody leaves too early"
+
+
+def test_a_run_with_availability_resumes_exactly(tmp_path, short):
+    whole = simulated(short, rounds=5)
+    simulated(short, rounds=2, out=tmp_path / "run", checkpoint_every=1)
+    resumed = simulated(short, rounds=5, out=tmp_path / "run", checkpoint_every=1, resume=True)
+    for one, other in zip(resumed.metrics, whole.metrics, strict=True):
+        assert {k: v for k, v in one.items() if k != "time"} == {
+            k: v for k, v in other.items() if k != "time"
+        }
+
+
+@pytest.mark.parametrize("sampling", ["size", "poisson", "round_robin", "all"])
+def test_every_sampling_draws_from_the_available_clients(sampling):
+    options = {} if sampling != "all" else {"clients_per_round": None}
+    rows = simulated(fp.availability.markov(20.0, 20.0), sampling=sampling, **options).metrics[1:]
+    assert all(len(row["clients"]) <= row["available"] for row in rows)
+    assert any(row["clients"] for row in rows)
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("client,start,end\n0,0,5\n")
+    with pytest.raises(fp.InputError, match="no round can begin"):
+        simulated(fp.availability.trace(str(path)), rounds=9)
+    privacy = fp.privacy.central(clip=1.0, noise_multiplier=1.0)
+    with pytest.raises(fp.InputError, match="availability decides who can be drawn"):
+        simulated(fp.availability.markov(), privacy=privacy, sampling="poisson")
+    with pytest.raises(fp.InputError, match="not 'measured'"):
+        simulated(fp.availability.markov(), time_model=fp.TimeModel("measured"))
+    with pytest.raises(fp.InputError, match=r"is not an fp\.typing\.Availability"):
+        simulated("diurnal")
