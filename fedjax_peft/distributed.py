@@ -109,6 +109,7 @@ def initialize(
                 initialization_timeout=int(timeout),
                 heartbeat_timeout_seconds=_HEARTBEAT,
             )
+            _collective()
         except (ValueError, RuntimeError) as error:
             raise InputError(_reason(error)) from error
     _watch = _Watch()
@@ -391,21 +392,44 @@ _handlers: list[Any] = []
 
 @contextlib.contextmanager
 def _connecting(message: str) -> Iterator[None]:
-    """Prints only the message, and no log of jaxlib, if jaxlib aborts inside the block."""
+    """Hides the logs of libraries; prints only the message if one aborts inside the block."""
+    sys.stdout.flush()
     sys.stderr.flush()
-    saved = os.dup(2)
+    saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+
+    def restore() -> None:
+        for descriptor, copy in saved.items():
+            os.dup2(copy, descriptor)
+
+    def on_abort() -> None:
+        restore()
+        _end(message, _CODE)
+
     with tempfile.TemporaryFile() as log:
-        os.dup2(log.fileno(), 2)
-
-        def on_abort() -> None:
-            os.dup2(saved, 2)
-            _end(message, _CODE)
-
+        for descriptor in saved:
+            os.dup2(log.fileno(), descriptor)
         _set_abort_handler(on_abort)
         try:
             yield
-            log.seek(0)
-            os.write(saved, log.read())
         finally:
-            os.dup2(saved, 2)
-            os.close(saved)
+            sys.stderr.flush()
+            restore()
+            for copy in saved.values():
+                os.close(copy)
+        log.seek(0)
+        lines = log.read().decode(errors="replace").splitlines(keepends=True)
+        sys.stderr.writelines(line for line in lines if not line.startswith("[Gloo]"))
+
+
+def _collective() -> None:
+    """Sums over all devices, so that devices that cannot reach each other are noticed at once."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    devices = jax.make_mesh((jax.device_count(),), ("devices",))
+    split = NamedSharding(devices, PartitionSpec("devices"))
+    ones = np.ones(jax.device_count(), np.float32)
+    shared = jax.make_array_from_callback(ones.shape, split, lambda part: ones[part])
+    jax.jit(jnp.sum)(shared).block_until_ready()

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +30,7 @@ def run_together(commands, *, devices=1, seconds=120, expected=(0,)) -> list[End
     """Runs commands at the same time and returns how they ended.
 
     Args:
-      commands: the arguments of Python, one list for each process.
+      commands: the words of each command.
       devices: CPU devices of each process.
       seconds: time limit for all together; then every process is killed.
       expected: the exit codes that are no failure; None for any.
@@ -45,7 +44,7 @@ def run_together(commands, *, devices=1, seconds=120, expected=(0,)) -> list[End
     }
     started = [
         subprocess.Popen(
-            [sys.executable, *map(str, command)],
+            [str(word) for word in command],
             env=env,
             text=True,
             stdout=subprocess.PIPE,

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import socket
+import sys
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ WORKER = TESTS / "distributed_worker.py"
 def run(processes, *, devices=1, expected=(0,), **scenario):
     """Returns how the processes of a run of four rounds ended; see ``distributed_worker.py``."""
     port, text = free_port(), json.dumps({"rounds": 4, **scenario}, default=str)
-    commands = [(WORKER, text, process, processes, port) for process in range(processes)]
+    commands = [(sys.executable, WORKER, text, process, processes, port) for process in range(processes)]
     return run_together(commands, devices=devices, expected=expected)
 
 
