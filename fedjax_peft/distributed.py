@@ -29,18 +29,7 @@ from typing import Any, NoReturn
 
 from fedjax_peft.errors import InputError
 
-__all__ = [
-    "agree",
-    "await_verdict",
-    "before_end",
-    "fail",
-    "initialize",
-    "is_writer",
-    "process",
-    "processes",
-    "seconds_since",
-    "whole",
-]
+__all__ = ["agree", "initialize", "is_writer", "process", "processes", "whole"]
 
 BEAT = 1.0
 """Seconds between two signs of life of a process."""
@@ -177,6 +166,18 @@ def whole(arrays: Any) -> Any:
     return arrays if processes() == 1 else jax.tree.map(one, arrays)
 
 
+def preempted(round_index: int) -> bool:
+    """Returns whether a process was asked to end (SIGTERM), in the same round in all processes.
+
+    Clusters send this signal some time before they kill a job. Call it once in every round.
+    """
+    if _watch is None:
+        return False
+    from jax.experimental.multihost_utils import reached_preemption_sync_point
+
+    return bool(reached_preemption_sync_point(round_index))
+
+
 def before_end(function: Callable[[], None]) -> None:
     """Registers a function that is called before another process's failure ends this process."""
     if _watch is not None:
@@ -214,7 +215,7 @@ class _Watch:
         self.callbacks: list[Callable[[], None]] = []
         self._over = threading.Event()
         self._failed = False
-        _set_abort_handler(lambda: _end(_UNREACHABLE, _CODE))
+        _set_abort_handler(self._on_abort)
         self._previous, sys.excepthook = sys.excepthook, self._on_exception
         threading.Thread(target=self._run, daemon=True, name="fedjax_peft.distributed").start()
         atexit.register(self._finish)  # before jax disconnects, which is registered earlier
@@ -228,34 +229,46 @@ class _Watch:
                 self._client.key_value_set(f"{_STATUS}{self.process}", text, allow_overwrite=True)
 
     def _run(self) -> None:
-        heard: dict[int, tuple[str, float]] = {}
+        others = [i for i in range(self._processes) if i != self.process]
+        heard = dict.fromkeys(others, ("", time.monotonic()))
         for beat in itertools.count():
             if self._over.wait(BEAT):
                 return
             self.publish({"beat": beat})
             try:
-                found = self._client.key_value_dir_get(_STATUS)
+                found = dict(self._client.key_value_dir_get(_STATUS))
             except RuntimeError:
                 if self._over.is_set():
                     return
                 _end(_UNREACHABLE, _CODE)
-            now = time.monotonic()
-            for key, text in found:
-                process, status = int(key.rpartition("/")[2]), json.loads(text)
-                if process == self.process:
-                    continue
-                if "failed" in status:
-                    _end(
-                        f"{self._name(process, status)} has failed: {status['failed']}",
-                        status["code"],
-                    )
-                if heard.get(process, ("", 0.0))[0] != text:
-                    heard[process] = (text, now)
-                elif now - heard[process][1] > SILENCE:
-                    _end(_DEAD.format(name=self._name(process, status), silence=SILENCE), _CODE)
+            for other in others:
+                text = found.get(f"{_STATUS}{other}", "")
+                self._judge(other, json.loads(text or "{}"), time.monotonic() - heard[other][1])
+                if text != heard[other][0]:
+                    heard[other] = (text, time.monotonic())
 
-    def _name(self, process: int, status: dict[str, Any]) -> str:
-        return f"Process {process} of {self._processes} ({status['host']}, pid {status['pid']})"
+    def _judge(self, other: int, status: dict[str, Any], silence: float) -> None:
+        """Ends this process if another one has failed or is dead."""
+        where = f" ({status['host']}, pid {status['pid']})" if status else ""
+        name = f"Process {other} of {self._processes}{where}"
+        if "failed" in status:
+            _end(f"{name} has failed: {status['failed']}", status["code"])
+        if silence > SILENCE:
+            _end(_DEAD.format(name=name, silence=SILENCE), _CODE)
+
+    def _on_abort(self) -> None:
+        """Ends all processes when a library aborts this one; jaxlib does so without coordinator."""
+        host, _, port = _state().coordinator_address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        except OSError:
+            _end(_UNREACHABLE, _CODE)
+        status = {"failed": "a library aborted it; its output says more.", "code": _CODE}
+        # A thread, because the thread that aborts may hold a lock of the connection.
+        thread = threading.Thread(target=self.publish, args=[status], daemon=True)
+        thread.start()
+        thread.join(3 * BEAT)
+        _end("A library aborted this process; the lines above say more.", _CODE)
 
     def _on_exception(self, kind: Any, error: BaseException, trace: Any) -> None:
         await_verdict(error)
@@ -289,7 +302,7 @@ def _end(message: str | None, code: int) -> NoReturn:
     if message is not None:
         with contextlib.suppress(OSError, ValueError):
             print(f"fedjax-peft: {message}", file=sys.stderr, flush=True)
-    for callback in [] if _watch is None else _watch.callbacks:
+    for callback in () if _watch is None else _watch.callbacks:
         with contextlib.suppress(Exception):
             callback()
     for stream in (sys.stdout, sys.stderr):

@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import sys
+import time
 
 import optax
 import toy
@@ -18,9 +20,10 @@ def main(scenario, process, processes, port):
 
     def on_round(row):
         if row["round"] == scenario.get("end_round") and process == scenario["end_process"]:
-            if scenario["end"] == "kill":
-                os.kill(os.getpid(), 9)
-            raise fp.InputError("the disk is full")
+            if scenario["end"] == "raise":
+                raise fp.InputError("the disk is full")
+            os.kill(os.getpid(), signal.Signals[scenario["end"]])
+            time.sleep(1)  # a signal that is handled arrives in another thread
 
     run = fp.simulate(
         toy.model(),

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.distributed import agree, seconds_since
+from fedjax_peft.distributed import agree, preempted, seconds_since
 from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.schedule import Schedule
@@ -165,6 +165,8 @@ class Loop:
         row |= {**measured, "time": row["time"] | measured.get("time", {})}
         row |= self._scores(state, row, last=last)
         stopped = None if last else self._met([*self.record.rows, row])
+        if preempted(index) and not stopped and not last:
+            stopped = "a process was asked to end (SIGTERM)"
         if stopped:
             row |= {**self._scores(state, row, last=True), "stopped": stopped}
         spent = (row["time"].get(part, 0.0) for part in ("train_s", "eval_s", "local_s"))
