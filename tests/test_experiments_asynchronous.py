@@ -1,0 +1,77 @@
+"""``experiments/asynchronous``: its config resolves, and its script makes its figure and table."""
+
+import csv
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fedjax_peft import asynchronous
+from fedjax_peft.config import config
+from fedjax_peft.config.sweeps import plan
+
+FOLDER = Path(__file__).parents[1] / "experiments" / "asynchronous"
+SCRIPT = runpy.run_path(str(FOLDER / "figures.py"))
+
+
+def test_the_config_has_every_server_with_the_same_choices():
+    sweep = plan(config.load(FOLDER / "20news.toml"))
+    assert {point.method for point in sweep.points} == set(SCRIPT["METHODS"])
+    assert len(sweep.points) == 5 * 3 * 3
+    servers = {
+        point.config["asynchronous"].get("name"): config.build_asynchronous(point.config)
+        for point in sweep.points
+    }
+    assert set(servers) == {None, *asynchronous.__all__}
+    assert servers["fedbuff"].buffer_size == 5
+    assert len({point.config["clients_per_round"] for point in sweep.points}) == 1
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Made-up runs of two methods: FedBuff is faster, and one learning rate is better."""
+    root = tmp_path / "20news"
+    root.mkdir()
+    keys = ["seed", "optimizer.learning_rate"]
+    (root / "sweep.toml").write_text(tomli_w.dumps({"keys": keys, "baseline": "fedavg"}))
+    for name, step in (("fedavg", 50.0), ("fedbuff", 25.0)):
+        for rate in (0.003, 0.01):
+            for seed in (0, 1, 2):
+                rows = [{"round": 0, "test_accuracy": 0.05, "validation_accuracy": 0.05}]
+                rows[0] |= {"headline": "accuracy", "simulated_seconds": 0.0}
+                for n in range(1, int(250 / step) + 1):
+                    score = min(0.08 * n, 0.5) * (1 if rate == 0.01 else 0.5) + 0.01 * seed
+                    row = {"round": n, "clients": [1, 2, 3], "simulated_seconds": step}
+                    row |= {"test_accuracy": score, "validation_accuracy": score}
+                    row |= {"staleness_mean": 2.0} if name == "fedbuff" else {}
+                    rows.append(row)
+                path = root / name / f"learning_rate={rate},seed={seed}"
+                path.mkdir(parents=True)
+                settings = {"name": name, "seed": seed, "rounds": len(rows) - 1}
+                settings["optimizer"] = {"learning_rate": rate}
+                (path / "config.toml").write_text(tomli_w.dumps(settings))
+                text = "".join(f"{json.dumps(row)}\n" for row in rows)
+                (path / "metrics.jsonl").write_text(text)
+    return root
+
+
+def test_the_script_makes_its_files(sweep, tmp_path, capsys):
+    out = tmp_path / "results"
+    SCRIPT["main"]([str(sweep), "--out", str(out)])
+    lines = (out / "time_to_target.csv").read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if line and not line.startswith("#")))
+    assert [row["method"] for row in rows] == ["FedAvg, waits for all", "FedBuff, K = 5"]
+    assert {row["learning rate"] for row in rows} == {"0.01"}
+    # After 200 s: FedAvg has made 4 steps of 0.08, FedBuff 8, at most 0.5; the seeds add 0 to 0.02.
+    assert [row["accuracy % at 200 s"] for row in rows] == ["33.0 ± 1.0", "51.0 ± 1.0"]
+    assert rows[1]["minus FedAvg, points"] == "+18.0 [+18.0, +18.0]"
+    assert rows[0]["s to 20 %"] == "150"
+    assert rows[1]["s to 20 %"] == "75"
+    assert rows[0]["s to 40 %"] == "-"
+    assert [row["uploads"] for row in rows] == ["12", "24"]
+    assert [row["staleness"] for row in rows] == ["0.0", "2.0"]
+    for form in ("png", "svg", "pdf", "csv"):
+        assert (out / f"accuracy_by_time.{form}").stat().st_size > 0
+    assert "left out, no runs: partial, semi_synchronous, fedasync" in capsys.readouterr().out
