@@ -138,8 +138,8 @@ def fit(sizes, values):
     return float(slope), float(t.ppf(0.975, len(x) - 2) * error)
 
 
-def report(rows):
-    """Writes the figure and a CSV, and prints the Markdown table and the fitted slopes."""
+def report(rows, path):
+    """Writes a figure and a CSV beside the file, and prints the Markdown table with the slopes."""
     import csv
 
     import matplotlib
@@ -161,7 +161,7 @@ def report(rows):
         "first_round_seconds",
         "load_before",
     )
-    with FILE.with_suffix(".csv").open("w", newline="") as file:
+    with path.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, fields, extrasaction="ignore", restval="")
         writer.writeheader()
         writer.writerows(good)
@@ -195,7 +195,7 @@ def report(rows):
             axes[j][i].grid(alpha=0.3)
     axes[0][0].legend(fontsize=8)
     for suffix in (".png", ".svg"):
-        figure.savefig(FILE.with_suffix(suffix), dpi=120)
+        figure.savefig(path.with_suffix(suffix), dpi=120)
     for row in rows:
         if "error" in row:
             print(f"{row['system']}, {row['clients']} clients, {row['cohort']}: {row['error']}")
@@ -209,6 +209,7 @@ def main():
     parser.add_argument("--limit", type=float, default=240, help="seconds of a point at most")
     parser.add_argument("--systems", nargs="+", default=list(OURS), choices=[*OURS, *PEERS])
     parser.add_argument("--peers", metavar="DIR", help="environment of the other libraries")
+    parser.add_argument("--file", type=Path, default=FILE, help="the measurements")
     parser.add_argument("--again", action="store_true", help="measure points again")
     parser.add_argument("--report", action="store_true", help="only table and figure")
     args = parser.parse_args()
@@ -222,7 +223,7 @@ def main():
         subprocess.run([sys.executable, HERE / "peers.py", "--install", args.peers], check=True)
         python |= {system: str(Path(args.peers) / "bin" / "python") for system in PEERS}
         systems += [system for system in PEERS if system not in systems]
-    rows = json.loads(FILE.read_text()) if FILE.exists() else []
+    rows = json.loads(args.file.read_text()) if args.file.exists() else []
     for system in systems:
         for axis, clients, cohort in wanted(system):
             same = {"system": system, "axis": axis, "clients": clients, "cohort": cohort}
@@ -231,8 +232,8 @@ def main():
                 continue
             row = run_point(system, axis, clients, cohort, args.rounds, python[system], args.limit)
             rows = [old for old in rows if old not in known] + [row]
-            FILE.parent.mkdir(exist_ok=True)
-            FILE.write_text(json.dumps(rows, indent=1))
+            args.file.parent.mkdir(exist_ok=True)
+            args.file.write_text(json.dumps(rows, indent=1))
             print(
                 system,
                 axis,
@@ -242,7 +243,7 @@ def main():
                 file=sys.stderr,
                 flush=True,
             )
-    report(rows)
+    report(rows, args.file)
 
 
 if __name__ == "__main__":
