@@ -13,8 +13,11 @@ from processes import TESTS, free_port, run_together
 from fedjax_peft import distributed
 from fedjax_peft.errors import InputError
 from fedjax_peft.rows import read_metrics
+from fedjax_peft.simulation import record
 
 WORKER = TESTS / "distributed_worker.py"
+
+pytestmark = pytest.mark.slow
 
 
 def run(processes, *, devices=1, expected=(0,), **scenario):
@@ -110,19 +113,28 @@ def test_a_killed_process_ends_the_others_and_resume_goes_on(alone, tmp_path):
     assert rows_of(out) == alone
 
 
-def test_the_death_of_the_coordinator_ends_the_others(tmp_path):
+def test_the_death_of_the_coordinator_ends_the_others():
     first, second = run(2, end="SIGKILL", end_process=0, end_round=1, expected=None)
     assert (first.code, second.code) == (-9, 2)
     assert "fedjax-peft: Process 0, the coordinator, cannot be reached" in second.err
 
 
-def test_processes_with_other_settings_are_refused_by_all(tmp_path):
+def test_processes_with_other_settings_are_refused_by_all():
     first, second = run(2, seeds=[0, 1], expected=(1,))
     text = "Process 1 does not run the same as process 0: seed is 1 here and 0 there."
     assert f"Process 1 of 2 ({socket.gethostname()}, pid" in first.err
     assert text in first.err
     assert "Traceback" not in first.err
     assert text in second.err
+
+
+def test_a_directory_that_the_processes_do_not_share_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "agree", lambda value: ["the lock of process 0", []])
+    monkeypatch.setattr(record, "_VISIBLE", 0.0)
+    with pytest.raises(
+        InputError, match=r"does not see the files that process 0 writes to .*--out"
+    ):
+        record.Record(None, None)._join(tmp_path)
 
 
 @pytest.mark.parametrize(

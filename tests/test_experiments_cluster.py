@@ -14,6 +14,8 @@ from processes import free_port, run_together
 from fedjax_peft import testing
 from fedjax_peft.rows import read_metrics
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "experiments" / "cluster"
 CONFIG = """
 rounds = 2
@@ -68,7 +70,6 @@ def scores(out):
     return [row["test_loss"] for row in read_metrics(out / "metrics.jsonl")]
 
 
-@pytest.mark.slow
 def test_processes_of_this_machine_and_of_slurm_run_a_config(project, path, monkeypatch):
     config = project / "config.toml"
     monkeypatch.setenv("PORT", str(free_port()))
@@ -82,7 +83,6 @@ def test_processes_of_this_machine_and_of_slurm_run_a_config(project, path, monk
     assert scores(project / "slurm") == pytest.approx(scores(project / "local")[:2], rel=1e-6)
 
 
-@pytest.mark.slow
 def test_the_script_of_the_guide_runs(project, path, monkeypatch):
     """``train.py`` of docs/howto/many-hosts.md, in two processes that JAX connects."""
     page = (FOLDER.parents[1] / "docs" / "howto" / "many-hosts.md").read_text()
