@@ -149,7 +149,7 @@ class Clients(Generic[DataT]):
     @property
     def sizes(self) -> np.ndarray:
         """Number of examples of each client, int32 ``[clients]``."""
-        return np.array([len(rows) for rows in self.indices], np.int32)
+        return np.fromiter(map(len, self.indices), np.int32, len(self.indices))
 
     def holdout(self, fraction: float, seed: int = 0) -> tuple["Clients[DataT]", "Clients[DataT]"]:
         """Returns ``(train, held_out)``: every client's own list, split at random.

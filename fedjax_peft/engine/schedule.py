@@ -1,6 +1,7 @@
 """The clients of each round and their batches: a pure function of the seed."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -77,6 +78,8 @@ class Schedule(NamedTuple):
     known before the rounds."""
     among: np.ndarray | None = None
     """int ``[n]``: the clients that are available in the round that is planned; None: all."""
+    counted: np.ndarray | None = None
+    """:attr:`sizes`, if they are known: counting the examples of a million clients takes long."""
 
     @property
     def room(self) -> int:
@@ -135,13 +138,13 @@ class Schedule(NamedTuple):
             case "uniform":
                 drawn = rng.choice(clients, self.per_round, replace=False)
             case "size":
-                sizes = np.array([len(rows) for rows in self.indices])
-                drawn = rng.choice(clients, self.per_round, replace=False, p=sizes / sizes.sum())
+                p = self.sizes / self.sizes.sum()
+                drawn = rng.choice(clients, self.per_round, replace=False, p=p)
             case "poisson":
                 drawn = np.flatnonzero(rng.random(clients) < self.per_round / clients)
             case "round_robin":
                 # Shuffled: clients with neighbouring ids may have similar data, by the partition.
-                order = host_rng(self.seed, "round robin").permutation(clients)
+                order = _shuffled(clients, self.seed)
                 first = (round_index - 1) * self.per_round
                 drawn = order[np.arange(first, first + self.per_round) % clients]
             case "all":
@@ -229,8 +232,26 @@ class Schedule(NamedTuple):
 
     def most_steps(self, client: int) -> int:
         """Returns the largest number of local steps that a client can draw in a round."""
+        return self._steps(client, self._most_work)
+
+    @property
+    def all_most_steps(self) -> np.ndarray:
+        """:meth:`most_steps` of all clients, int64 ``[clients]``."""
+        if self.local_steps is not None:
+            return np.where(self.sizes > 0, self._most_work, 0)
+        return self._most_work * -(-self.sizes // self.batch_size)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of examples of every client, int64 ``[clients]``."""
+        if self.counted is not None:
+            return self.counted
+        return np.fromiter(map(len, self.indices), np.int64, len(self.indices))
+
+    @property
+    def _most_work(self) -> int:
         work = self._work
-        return self._steps(client, work if isinstance(work, int) else work[1])
+        return work if isinstance(work, int) else work[1]
 
     def _steps(self, client: int, work: int) -> int:
         """Returns a client's local steps for a number of epochs, or of steps."""
@@ -304,8 +325,8 @@ class Schedule(NamedTuple):
 
         Every job goes to the lane with the least work, so a lane is over the average by one job.
         """
-        most = sorted(map(self.most_steps, range(len(self.indices))))[-self.capacity :]
-        return sum(most) // lanes + most[-1]
+        most = np.sort(self.all_most_steps)[-self.capacity :]
+        return int(most.sum()) // lanes + int(most[-1])
 
     def _longest(self, round_index: int, lanes: int) -> int:
         """Returns the time steps of a round's plan."""
@@ -341,3 +362,9 @@ class Schedule(NamedTuple):
             place[slot], origin[slot] = job.place, job.round_index
             staleness[slot] = aggregation.version - job.version
         return Fetched(np.array(aggregation.place, np.int32), place, origin, staleness)
+
+
+@lru_cache(maxsize=2)
+def _shuffled(clients: int, seed: int) -> np.ndarray:
+    """Returns the random order in which clients take turns."""
+    return host_rng(seed, "round robin").permutation(clients)

@@ -184,7 +184,7 @@ def check_words(nonfinite: str, diagnostics: Sequence[str]) -> None:
 def check_memory(
     model: Model,
     data: Dataset,
-    steps: Sequence[int],
+    steps: Sequence[int] | np.ndarray,
     clients: int,
     *,
     batch_size: int,
@@ -205,7 +205,7 @@ def check_memory(
       local_steps: likewise.
       epochs: likewise.
     """
-    total = sum(sorted(steps)[-clients:])
+    total = sum(np.sort(np.asarray(steps, np.int64))[-clients:].tolist())  # without overflow
     work = f"epochs = {epochs}" if local_steps is None else f"local_steps = {local_steps}"
     require(
         5 * total * batch_size,  # an index and a mask for each example

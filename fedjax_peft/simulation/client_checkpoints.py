@@ -48,7 +48,7 @@ class ClientCheckpoints:
         self._start: StoredClients | None = None
 
     def begin(self, state: State) -> State:
-        """Returns the state of a new run, whose clients are in the run directory if there is one."""
+        """Returns the state of a new run, with its clients in the run directory."""
         clients = state.client_state
         if self._directory is None or not isinstance(clients, StoredClients):
             return state

@@ -35,6 +35,7 @@ __all__ = [
     "Costs",
     "Forecast",
     "Ledger",
+    "Slowness",
     "TimeModel",
     "forecast",
     "is_number",
@@ -75,6 +76,27 @@ DEVICES: dict[str, float] = {
 }
 """Seconds of a local step on the Jetson AGX Orin of the FeDeRA paper, for RoBERTa-base and 16
 documents of 256 tokens. ``orin_full``: all weights are trained. ``orin_lora``: LoRA of rank 32."""
+
+
+class Slowness(Sequence[float]):
+    """The slowness of every client. A client's is drawn when it is read, from its own stream."""
+
+    def __init__(self, spread: float, clients: int, seed: int):
+        """Takes ``TimeModel.spread``, the number of clients and the seed of the run."""
+        self._spread, self._clients, self._seed = spread, clients, seed
+
+    def __len__(self) -> int:
+        """Returns the number of clients."""
+        return self._clients
+
+    def __getitem__(self, client: Any) -> Any:
+        """Returns the slowness of a client."""
+        if not -self._clients <= client < self._clients:
+            raise IndexError(client)
+        if not self._spread:
+            return 1.0
+        client = client % self._clients
+        return math.exp(self._spread * host_rng(self._seed, "slowness", client).normal())
 
 
 class TimeModel(NamedTuple):
@@ -245,8 +267,7 @@ class TimeModel(NamedTuple):
 
     def slowness(self, clients: int, seed: int) -> list[float]:
         """Returns each client's slowness: its seconds per step over those of the median client."""
-        draws = (host_rng(seed, "slowness", client).normal() for client in range(clients))
-        return [math.exp(self.spread * draw) for draw in draws]
+        return [*Slowness(self.spread, clients, seed)]
 
     def check(self) -> None:
         """Raises InputError for a field with an invalid value."""
@@ -621,7 +642,8 @@ def forecast(
     ledger = Ledger(model, algorithm, server, clients, transform=transform)
     checkpoint = preload_bytes(time._replace(preload=True), model)
     preload, extra = (0, checkpoint) if whole else (preload_bytes(time, model), 0)
-    costs = Costs(ledger, time, time.slowness(clients, seed=0), None, preload, extra)
+    slowness = Slowness(time.spread, clients, seed=0)
+    costs = Costs(ledger, time, slowness, None, preload, extra)
     total, per_round = Forecast(0, 0, start_seconds(time, model)), clients_per_round or clients
     for number in range(1, rounds + 1):
         chosen = [(number * per_round + i) % clients for i in range(per_round)]

@@ -216,7 +216,7 @@ def session(
     check_memory(
         model,
         clients.data,
-        [schedule.most_steps(client) for client in range(len(clients))],
+        schedule.all_most_steps,
         schedule.per_round,
         batch_size=schedule.room,
         local_steps=schedule.local_steps,
@@ -281,13 +281,14 @@ def schedule_of(
     work = (clients.indices, per_round, batch_size, epochs, local_steps, 0)
     tokens = Lengths.of(clients.data.columns, length_buckets)
     schedule = Schedule(*work, sampling, failure_rate, tokens=tokens, stragglers=stragglers)
+    schedule = schedule._replace(counted=clients.sizes.astype(np.int64))
     if check_batch_sampling(batch_sampling) == "poisson":
-        width = poisson_width([len(rows) for rows in clients.indices], batch_size)
+        width = poisson_width(schedule.sizes, batch_size)
         schedule = schedule._replace(batch_sampling="poisson", width=width)
     return schedule
 
 
-def poisson_width(sizes: Sequence[int], batch_size: int) -> int:
+def poisson_width(sizes: Sequence[int] | np.ndarray, batch_size: int) -> int:
     """Returns the examples that a Poisson-sampled batch has room for.
 
     A batch is larger with a probability of at most :data:`OVERFLOW`.
@@ -299,16 +300,18 @@ def poisson_width(sizes: Sequence[int], batch_size: int) -> int:
     limit_blas_threads()
     from scipy.stats import binom  # an import that takes long
 
-    counts = np.unique([n for n in sizes if n])
+    counts = np.unique(sizes)
+    counts = counts[counts > 0]
     most = binom.isf(OVERFLOW, counts, np.minimum(batch_size / counts, 1.0))
     return int(np.max(np.minimum(most, counts), initial=1))
 
 
 def federation_of(schedule: Schedule, data: Dataset, algorithm: Algorithm) -> Federation:
     """Returns the facts about a run that privacy mechanisms and attacks depend on."""
-    sizes = [len(rows) for rows in schedule.indices]
-    steps = [schedule.most_steps(client) for client in range(len(sizes))]
-    size = schedule.batch_size
+    sizes, steps, size = schedule.sizes, schedule.all_most_steps, schedule.batch_size
+    # Clients of one size make the same number of steps, and there are few sizes.
+    counts, first = np.unique(sizes, return_index=True)
+    workloads = [(n, s) for n, s in zip(counts.tolist(), steps[first].tolist(), strict=True) if s]
     poisson = schedule.batch_sampling == "poisson"
     return Federation(
         clients=len(sizes),
@@ -316,12 +319,12 @@ def federation_of(schedule: Schedule, data: Dataset, algorithm: Algorithm) -> Fe
         sampling=schedule.sampling,
         batch_size=size,
         batch_sampling=schedule.batch_sampling,
-        most_steps=max(steps),
-        most_passes=max(-(-n // -(-s // size)) for n, s in zip(steps, sizes, strict=True) if s),
-        fewest_examples=min(s for s in sizes if s),
+        most_steps=int(steps.max()),
+        most_passes=max(-(-s // -(-n // size)) for n, s in workloads),
+        fewest_examples=min(n for n, _ in workloads),
         columns=tuple((name, x.shape[1:]) for name, x in data.columns.items()),
         classes=len(data.label_names),
-        workloads=tuple(sorted({(s, n) for s, n in zip(sizes, steps, strict=True) if s})),
+        workloads=tuple(workloads),
         overflow_probability=OVERFLOW if poisson else 0.0,
         gradients_per_step=algorithm.gradients_per_step,
     )

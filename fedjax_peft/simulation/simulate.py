@@ -27,7 +27,14 @@ from fedjax_peft.simulation.checks import (
     check_test_objects,
     check_words,
 )
-from fedjax_peft.simulation.cost import Costs, Ledger, TimeModel, preload_bytes, start_seconds
+from fedjax_peft.simulation.cost import (
+    Costs,
+    Ledger,
+    Slowness,
+    TimeModel,
+    preload_bytes,
+    start_seconds,
+)
 from fedjax_peft.simulation.estimate import estimate
 from fedjax_peft.simulation.evaluation import evaluations
 from fedjax_peft.simulation.guarantee import accounted, watched
@@ -288,7 +295,8 @@ def simulate(
     local = LocalTest(session, test, eval_batch_size) if "local" in diagnostics else None
     transform = session.setup.transform
     ledger = Ledger(model, algorithm, state.server, len(clients), client_ranks, transform)
-    slowness, preload = time_model.slowness(len(clients), seed), preload_bytes(time_model, model)
+    slowness = Slowness(time_model.spread, len(clients), seed)
+    preload = preload_bytes(time_model, model)
     costs = Costs(ledger, time_model, slowness, deadline, preload)
     recorded = config is not None and "point" not in config
     metadata = {

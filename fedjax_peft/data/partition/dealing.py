@@ -7,6 +7,7 @@ shuffled examples by it.
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Generic
 
 import numpy as np
@@ -61,8 +62,9 @@ class Pool(Generic[DataT]):
         if len(owner) != len(self) or len(sizes) != clients + 1:
             raise AssertionError(f"{len(owner)} owners of {len(self)} units, {len(sizes)} clients")
         order = np.argsort(owners, kind="stable").astype(np.int32)
-        _, *rows = np.split(order, np.cumsum(sizes)[:-1])
-        return Clients(self.data, tuple(rows), names)
+        ends = np.cumsum(sizes).tolist()  # the first rows belong to nobody
+        rows = tuple(order[first:last] for first, last in pairwise(ends))
+        return Clients(self.data, rows, names)
 
 
 def check_clients(n: int, clients: int, min_size: int = 1) -> None:
