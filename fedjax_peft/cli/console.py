@@ -98,6 +98,9 @@ def banner(title: str, description: str, phase: Phase) -> str:
     evaluated = [f"{n:,} examples ({name})" for name, n in details["evaluations"].items()]
     every = details["eval_every"]
     memory = {k: n for k, n in costs.memory.items() if n}
+    stored = [
+        f"on the {place}, {_size(n)} when all have trained" for place, n in costs.stored.items()
+    ]
     lines = {
         "clients": f"{details['clients']:,}, of which {details['clients_per_round']:,} per round;"
         f" {details['train_examples']:,} training examples",
@@ -111,6 +114,7 @@ def banner(title: str, description: str, phase: Phase) -> str:
         else "none",
         "memory": f"{', '.join(f'{_size(n)} {k}' for k, n in memory.items())};"
         " local steps need more",
+        **({"client state": stored[0]} if stored else {}),
         **({"privacy": details["privacy"]} if details.get("privacy") else {}),
         "device": details["device"],
         "out": str(details["out"]) if details["out"] is not None else "(nothing is written)",

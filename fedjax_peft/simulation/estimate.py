@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from fedjax_peft import tree
+from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.simulation.cost import Costs
@@ -29,6 +30,9 @@ class Estimate(NamedTuple):
     ``clients`` (the state that clients keep between rounds, that of upload transforms included) and
     ``data`` (the training examples). The local steps need additional memory for the activations and
     optimizer states of the clients that run side by side."""
+    stored: Mapping[str, int]
+    """Bytes on the ``host`` or the ``disk`` when all clients have trained, if the clients' state is
+    there. ``clients`` of ``memory`` is then that of one round."""
 
 
 def estimate(
@@ -51,6 +55,9 @@ def estimate(
     schedule = session.schedule(state.seed)
     present = {**schedule.client_steps(1), **late}
     steps = {client: n for client, n in present.items() if n}
+    stored, place = state.client_state, session.client_place
+    in_store = isinstance(stored, StoredClients)
+    record = stored.store.packing.nbytes if in_store else 0
     memory = {
         "model": session.setup.frozen,
         "server": (state.server, state.aggregator_state),
@@ -62,5 +69,9 @@ def estimate(
         steps=sum(steps.values()),
         bytes_up=sum(costs.up(client, skipped_leaves) for client in steps),
         bytes_down=sum(costs.down(client) for client in (*present, *schedule.failed(1))),
-        memory={name: tree.nbytes(part) for name, part in memory.items()},
+        memory={
+            name: tree.nbytes(part) + (record * schedule.per_round if name == "clients" else 0)
+            for name, part in memory.items()
+        },
+        stored={place: record * len(stored)} if in_store else {},
     )

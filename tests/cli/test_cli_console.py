@@ -15,11 +15,11 @@ from fedjax_peft.simulation.progress import Phase
 from fedjax_peft.simulation.simulate import simulate
 
 
-def run(**options):
+def run(algorithm=None, **options):
     """Runs four clients, two of them per round."""
     return simulate(
         toy.model(),
-        fedavg(optax.sgd(0.1)),
+        algorithm or fedavg(optax.sgd(0.1)),
         toy.clients([7, 4, 12, 1]),
         test=toy.dataset(20, seed=3),
         rounds=2,
@@ -50,6 +50,16 @@ def test_the_banner_estimates_the_first_round(tmp_path, capsys):
     assert text.startswith("mine: fedavg over lora, 2 rounds\n")
     for part in ("4, of which 2 per round", "frozen", f"{costs.steps} local steps", "20 examples"):
         assert part in text
+
+
+def test_the_banner_says_where_the_clients_state_is():
+    seen = []
+    private = fedavg(optax.sgd(0.1), head="private")
+    result = run(private, on_phase=seen.append, client_state="disk")
+    estimate, record = seen[0].details["estimate"], result.client_state.store.packing.nbytes
+    assert estimate.stored == {"disk": 4 * record}
+    assert estimate.memory["clients"] == 2 * record
+    assert "on the disk" in console.banner("mine", "fedavg over lora", seen[0])
 
 
 def test_plain_lines(tmp_path, capsys):
