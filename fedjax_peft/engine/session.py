@@ -244,7 +244,9 @@ class Session:
 
     def _prefetch(self, clients: Any, round_index: int, seed: int) -> None:
         """Begins to read what the clients of the next round keep, while the device computes."""
-        if isinstance(clients, StoredClients) and round_index <= self._capacity(seed, 1).rounds:
+        if not isinstance(clients, StoredClients) or self._schedule.intermittent:
+            return  # the next cohort depends on who will be available
+        if round_index <= self._capacity(seed, 1).rounds:
             clients.prefetch(self.plan(round_index, seed).client, self.setup.layout.put_clients)
 
     def evaluate(

@@ -106,6 +106,20 @@ def test_runs_equal_those_of_the_device_and_resume(place, whole, tmp_path):
         run(out, rounds=9, resume=True)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"asynchronous": fp.asynchronous.fedbuff(2)},
+        {"availability": fp.availability.diurnal()},
+        {"deadline": 3.0, "time_model": fp.TimeModel(spread=1.0)},
+        {"diagnostics": ["local"]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_other_kinds_of_runs_equal_those_of_the_device(options):
+    check_same(run(place="host", **options), run(**options))
+
+
 KILLS = [
     ("disk", "in a write", 2),  # before the first checkpoint
     ("disk", "before a write", 11),
