@@ -11,9 +11,11 @@ import pytest
 from processes import TESTS, free_port, run_together
 
 from fedjax_peft import distributed
+from fedjax_peft.cli import sweeping
+from fedjax_peft.cli.main import main
 from fedjax_peft.errors import InputError
 from fedjax_peft.rows import read_metrics
-from fedjax_peft.simulation import record
+from fedjax_peft.simulation import record, sweep
 
 WORKER = TESTS / "distributed_worker.py"
 
@@ -162,6 +164,15 @@ def test_a_port_in_use_is_named():
         port = other.getsockname()[1]
         with pytest.raises(InputError, match=f"cannot listen on port {port}: .*in use"):
             distributed.initialize(f"127.0.0.1:{port}", 2, 0)
+
+
+def test_sweeps_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "processes", lambda: 2)
+    with pytest.raises(InputError, match="A sweep runs in one process"):
+        sweep.sweep(None, None, None, points=[])
+    (tmp_path / sweeping.NAME).write_text('config = "a.toml"')
+    assert main(["resume", str(tmp_path), "--distributed"]) == 2
+    assert "is a sweep, which runs in one process" in capsys.readouterr().err
 
 
 def test_one_process_agrees_with_itself():

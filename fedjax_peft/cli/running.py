@@ -32,9 +32,13 @@ def run(options: argparse.Namespace) -> None:
 
 def resume(options: argparse.Namespace) -> None:
     """Continues a run, the runs of a config with several methods, or a sweep."""
+    from fedjax_peft.cli import sweeping
+
+    if options.distributed and sweeping.is_sweep(options.run):
+        raise InputError(f"{options.run} is a sweep, which runs in one process.")
     join_processes(options)
     prepare_jax()
-    from fedjax_peft.cli import resuming, sweeping
+    from fedjax_peft.cli import resuming
     from fedjax_peft.config import config as configs
 
     if sweeping.is_sweep(options.run):

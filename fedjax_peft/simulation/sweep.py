@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import tomli_w
 
 from fedjax_peft.data.dataset import Clients
+from fedjax_peft.distributed import processes
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import replace_file
 from fedjax_peft.hyperparameters import Values
@@ -153,6 +154,8 @@ def sweep(
       InputError: points repeat each other or have different names; runs failed (the others are
         complete); or as ``simulate``.
     """
+    if processes() > 1:
+        raise InputError("A sweep runs in one process: several processes share one run at a time.")
     named = _names(points)
     make_model, make_clients = _Shared(model), _Shared(clients)
     forward: dict[Any, Any] = {}
