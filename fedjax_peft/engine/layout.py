@@ -4,10 +4,10 @@ The mesh has two axes, ``lanes`` x ``model``. What lies where:
 
 ====================  =============================================================================
 frozen matrices       split over ``model``
-client state          split over the lane devices by owner, ``[clients, ...]``; never whole
-a cohort's rows       split over the lane devices by slot, ``[slots, ...]``
+client state          split over all devices by owner, ``[clients, ...]``; no device has it whole
+a cohort's rows       split over all devices by slot, ``[slots, ...]``
+large data            split over all devices by example
 batches, lanes        split over the lane devices, ``[lanes, ...]``
-large data            split over the lane devices by example
 everything else       whole on every device: the server's state, the plan, small data
 ====================  =============================================================================
 
@@ -21,6 +21,7 @@ There are two forms of ``model_sharding``:
 Sums over clients become all-reduces. The compiler inserts all transfers (GSPMD).
 """
 
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
@@ -29,9 +30,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fedjax_peft import tree as trees
+from fedjax_peft.engine.gathering import gather_at_use
 from fedjax_peft.engine.sharding import frozen_axis, lane_axis
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.typing import Params, PyTree, Splits
+from fedjax_peft.typing import ApplyFn, Params, PyTree, Splits
 
 __all__ = ["Layout", "ModelSharding", "layout_over", "on_one_device"]
 
@@ -51,7 +53,7 @@ class Layout(NamedTuple):
     model_sharding: ModelSharding = "tensor"
     """How the devices of the axis ``model`` share the frozen matrices."""
     whole_columns: int = _WHOLE_COLUMNS
-    """A data set of more bytes is split over the lane devices."""
+    """A data set of more bytes is split over the devices."""
 
     @property
     def devices(self) -> int:
@@ -70,8 +72,8 @@ class Layout(NamedTuple):
         return self.devices // shared
 
     def rows(self, count: int) -> int:
-        """Returns the next multiple of the lane devices: the rows of an array that they share."""
-        return -(-count // self.lane_devices) * self.lane_devices
+        """Returns the next multiple of the devices: the rows of an array that they share."""
+        return -(-count // self.devices) * self.devices
 
     def put(self, tree: PyTree) -> PyTree:
         """Returns the tree on the device, or whole on every device of the mesh."""
@@ -82,17 +84,18 @@ class Layout(NamedTuple):
 
         Args:
           leaves: the frozen leaves by name.
-          splits: the axes of the family's leaves; see :data:`fedjax_peft.typing.Splits`. A leaf
-            that they do not split evenly is split on its largest axis that divides evenly; a leaf
-            without one, and every vector that they do not name, is whole on every device.
+          splits: the axes of the family's leaves; see :data:`fedjax_peft.typing.Splits`. A matrix
+            that they do not split evenly is split on its largest axis that divides evenly; so is
+            every matrix in the ``gather`` form, and of a model without rules. Every other leaf is
+            whole on every device.
         """
         return {name: _place(x, self.of_frozen(name, x, splits)) for name, x in leaves.items()}
 
     def put_clients(self, tree: PyTree) -> PyTree:
-        """Returns a tree of arrays ``[clients, ...]``, split by owner over the lane devices.
+        """Returns a tree of arrays ``[clients, ...]``, split by owner over the devices.
 
-        Rows of zeros are added until the number of rows is a multiple of the lane devices; nothing
-        reads them.
+        Rows of zeros are added until the number of rows is a multiple of the devices; nothing reads
+        them.
         """
         return jax.tree.map(lambda x: _place(self._filled(x), self.by_row), tree)
 
@@ -113,10 +116,10 @@ class Layout(NamedTuple):
         """Returns the columns of a data set, ``[examples, ...]``.
 
         Small data are whole on every device. Data of more than ``whole_columns`` bytes are split by
-        example over the lane devices, with rows of zeros at the end, which no plan reads.
+        example over the devices, with rows of zeros at the end, which no plan reads.
         """
         large = sum(np.prod(x.shape) * x.dtype.itemsize for x in columns.values())
-        split = self.lane_devices > 1 and large > self.whole_columns
+        split = self.devices > 1 and large > self.whole_columns
         return self.put_clients(columns) if split else self.put(columns)
 
     @property
@@ -126,8 +129,8 @@ class Layout(NamedTuple):
 
     @property
     def by_row(self) -> NamedSharding | None:
-        """The sharding of arrays whose rows the lane devices share; None for a single device."""
-        return self._sharding(PartitionSpec(self._lane_axes))
+        """The sharding of arrays whose rows all devices share; None for a single device."""
+        return self._sharding(PartitionSpec(("lanes", "model")))
 
     def stacked(self, sharding: NamedSharding) -> NamedSharding:
         """Returns the sharding of several arrays with this sharding, stacked on a new axis."""
@@ -138,6 +141,41 @@ class Layout(NamedTuple):
         rules = splits if self.model_sharding == "tensor" else ()
         axis = frozen_axis(name, leaf.shape, rules, self.model_devices)
         return self._sharding(_on_axis(axis, "model"))
+
+    def forward(self, apply: ApplyFn, splits: Splits = ()) -> ApplyFn:
+        """Returns a forward pass that uses the frozen leaves where they are.
+
+        In the ``gather`` form, it gathers each matrix just before its use. The gradient gathers it
+        again, so that no device ever stores all matrices between the two passes.
+
+        Args:
+          apply: the forward pass of the model.
+          splits: as for :meth:`put_frozen`.
+        """
+        if self.model_devices == 1:
+            return apply
+        places = partial(self.of_frozen, splits=splits)
+
+        def whole(x: jax.Array) -> jax.Array:
+            return jax.lax.with_sharding_constraint(x, self.whole)
+
+        def run(frozen: Params, trainable: Params, batch: Any, key: Any, train: bool) -> Any:
+            # Where an algorithm adds to frozen leaves, the sums lie as the leaves do.
+            frozen = {
+                name: jax.lax.with_sharding_constraint(x, places(name, x))
+                for name, x in frozen.items()
+            }
+            if self.model_sharding == "tensor":
+                return apply(frozen, trainable, batch, key, train)
+            return gather_at_use(
+                lambda frozen, trainable, batch: apply(frozen, trainable, batch, key, train),
+                frozen,
+                (trainable, dict(batch)),
+                whole,
+                lambda name: places(name, frozen[name]) != self.whole,
+            )
+
+        return run
 
     def split_lanes(self, tree: Any, splits: Splits = ()) -> Any:
         """Returns a tree of arrays ``[lanes, ...]``, split over the lane devices inside a program.
@@ -155,13 +193,16 @@ class Layout(NamedTuple):
 
         def one(path: tuple, x: jax.Array) -> jax.Array:
             axis = lane_axis(trees.leaf_name(path), x.shape[1:], rules, self.model_devices)
-            spec = PartitionSpec(self._lane_axes, *_on_axis(axis, "model"))
+            rest = _on_axis(axis, "model")
+            if rules and axis is None:
+                rest = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
+            spec = PartitionSpec(self._lane_axes, *rest)
             return jax.lax.with_sharding_constraint(x, self._sharding(spec))
 
         return jax.tree_util.tree_map_with_path(one, tree)
 
     def split_rows(self, tree: Any) -> Any:
-        """Returns a tree of arrays ``[slots, ...]``, split over the lane devices in a program.
+        """Returns a tree of arrays ``[slots, ...]``, split over the devices inside a program.
 
         An array with another number of rows than :meth:`rows` gives is left as it is.
         """
@@ -187,7 +228,7 @@ class Layout(NamedTuple):
         return None if self.mesh is None else NamedSharding(self.mesh, spec)
 
     def _filled(self, x: Any) -> Any:
-        """Returns an array with rows of zeros after it, so that the lane devices can share it."""
+        """Returns an array with rows of zeros after it, so that the devices can share it."""
         missing = self.rows(len(x)) - len(x)
         if not missing:
             return x

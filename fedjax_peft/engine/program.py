@@ -161,7 +161,7 @@ class Program:
         made: tuple = (s.algorithm, s.transform) if s.maker is None else tuple(s.maker)
         context = (s.total_clients, s.sampling_probability, made[1])
         who = (s.clients, context if training else None)
-        static = (made[0], s.apply, s.task, *who, s.layout, s.diagnosis, s.probe, s.dtype)
+        static = (made[0], s.apply, s.task, *who, s.layout, s.splits, s.diagnosis, s.probe, s.dtype)
         leaves, structure = jax.tree.flatten(arguments)
         shapes = tuple((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
         settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
@@ -202,7 +202,7 @@ class Program:
             made = setup.made(arguments[4].values)
             result = build_round(
                 at_work(made.algorithm, self._work, setup.probe),
-                setup.apply,
+                setup.layout.forward(setup.apply, setup.splits),
                 setup.task,
                 setup.clients,
                 partial(setup.layout.split_lanes, splits=setup.splits),

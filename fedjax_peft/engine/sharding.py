@@ -14,8 +14,9 @@ __all__ = ["frozen_axis", "lane_axis"]
 def frozen_axis(name: str, shape: tuple[int, ...], splits: Splits, parts: int) -> int | None:
     """Returns the axis on which a frozen leaf is split; None for a leaf that stays whole.
 
-    This is the axis of the first rule that matches, if it divides evenly. Otherwise it is the
-    largest axis of a matrix that divides evenly.
+    This is the axis of the first rule that matches, if it divides evenly. If it does not, or if
+    there are no rules at all, it is the largest axis of a matrix that divides evenly. Leaves that
+    the rules do not name stay whole.
 
     Args:
       name: the leaf's name.
@@ -26,7 +27,8 @@ def frozen_axis(name: str, shape: tuple[int, ...], splits: Splits, parts: int) -
     if parts == 1:
         return None
     ruled = lane_axis(name, shape, splits, parts)
-    if ruled is not None or len(shape) < 2:
+    named = not splits or _ruled(name, splits) is not None
+    if ruled is not None or len(shape) < 2 or not named:
         return ruled
     even = [axis for axis, n in enumerate(shape) if n and n % parts == 0]
     return max(even, key=lambda axis: shape[axis], default=None)

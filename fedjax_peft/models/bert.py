@@ -25,6 +25,7 @@ from fedjax_peft.models.layers import (
     linear,
     prepend,
 )
+from fedjax_peft.models.splits import splits_of
 from fedjax_peft.typing import Batch
 
 __all__ = ["FAMILY", "BertConfig", "BertModel"]
@@ -236,6 +237,13 @@ TARGETS = {
     "ia3_feed_forward": ("output.dense",),
     "opendelta": ("output.dense",),
 }
+SPLITS = splits_of(
+    (r".+\.attention\.self\.(?:query|key|value)", "outputs"),
+    (r".+\.attention\.output\.dense", "inputs"),
+    (r".+\.intermediate\.dense", "outputs"),
+    (r".+\.layer\.\d+\.output\.dense", "inputs"),
+    (r".+\.word_embeddings", "rows"),
+)
 REFUSED = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -264,5 +272,6 @@ FAMILY = Family(
     renamed=(*LEGACY, (r"^(embeddings|encoder|pooler)\.", r"bert.\1.")),
     ignored=(r"bert\.embeddings\.position_ids",),
     targets=TARGETS,
+    splits=SPLITS,
     refused=REFUSED,
 )

@@ -34,6 +34,7 @@ from fedjax_peft.models.layers import (
     linear,
     prepend,
 )
+from fedjax_peft.models.splits import splits_of
 from fedjax_peft.typing import Batch
 
 __all__ = ["FAMILY", "DebertaConfig", "DebertaModel", "log_buckets", "skew"]
@@ -394,6 +395,13 @@ FAMILY = Family(
     ignored=(
         r"deberta\.embeddings\.position_ids",
         r"deberta\.embeddings\.position_embeddings\.weight",
+    ),
+    splits=splits_of(
+        (r".+\.attention\.self\.(?:pos_)?(?:query|key|value)_proj", "outputs"),
+        (r".+\.attention\.output\.dense", "inputs"),
+        (r".+\.intermediate\.dense", "outputs"),
+        (r".+\.layer\.\d+\.output\.dense", "inputs"),
+        (r".+\.word_embeddings", "rows"),
     ),
     targets={
         "lora": ("query_proj", "value_proj"),

@@ -27,6 +27,7 @@ from fedjax_peft.models.layers import (
     linear,
     prepend,
 )
+from fedjax_peft.models.splits import splits_of
 from fedjax_peft.typing import Batch
 
 __all__ = ["FAMILY", "DistilBertConfig", "DistilBertModel"]
@@ -193,6 +194,13 @@ FAMILY = Family(
     # A bare encoder's checkpoint lacks the prefix.
     renamed=(*bert.LEGACY, (r"^(embeddings|transformer)\.", r"distilbert.\1.")),
     ignored=(r"distilbert\.embeddings\.position_ids",),
+    splits=splits_of(
+        (r".+\.attention\.(?:q|k|v)_lin", "outputs"),
+        (r".+\.attention\.out_lin", "inputs"),
+        (r".+\.ffn\.lin1", "outputs"),
+        (r".+\.ffn\.lin2", "inputs"),
+        (r".+\.word_embeddings", "rows"),
+    ),
     targets={
         "lora": ("q_lin", "v_lin"),
         "ia3": ("k_lin", "v_lin", "out_lin", "lin2"),

@@ -7,6 +7,7 @@ from flax import nnx
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.heads import Head
+from fedjax_peft.typing import Splits
 
 __all__ = ["Family", "Kind", "check_heads"]
 
@@ -44,6 +45,9 @@ class Family(NamedTuple):
     """PEFT method -> the submodules that it adapts by default."""
     refused: Mapping[str, Any]
     """Config fields that change the maths: name -> the only value that is implemented."""
+    splits: Splits = ()
+    """The axes on which several devices share the leaves; made by
+    :func:`fedjax_peft.models.splits.splits_of`."""
     saved: tuple[tuple[str, str], ...] = ()
     """Substitutions that turn the usual names into the names in written checkpoints."""
     strict: bool = False

@@ -28,6 +28,7 @@ from fedjax_peft.models.layers import (
     linear,
     prepend,
 )
+from fedjax_peft.models.splits import splits_of
 from fedjax_peft.typing import Batch, Outputs
 
 __all__ = ["FAMILY", "GPT2Config", "GPT2Model"]
@@ -255,6 +256,15 @@ FAMILY = Family(
         r"transformer\.h\.\d+\.attn\.(masked_)?bias",
         r"lm_head\.weight",
         r"multiple_choice_head\..+",
+    ),
+    # Queries, keys and values are one kernel. Its parts do not begin where a device's share does,
+    # so the compiler moves activations between devices.
+    splits=splits_of(
+        (r".+\.attn\.c_attn(?:\.[qkv])?", "outputs"),
+        (r".+\.attn\.c_proj", "inputs"),
+        (r".+\.mlp\.c_fc", "outputs"),
+        (r".+\.mlp\.c_proj", "inputs"),
+        (r".+\.wte", "rows"),
     ),
     targets={
         "lora": ("c_attn",),

@@ -67,6 +67,7 @@ def load_model(
         config=config,
         tokenizer=_tokenizer(directory),
         labels=head.labels,
+        splits=family.splits,
         dtype=jnp.dtype(dtype),
         recipe={
             "made_by": "load_model",

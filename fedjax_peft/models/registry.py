@@ -95,6 +95,7 @@ def random_model(
         initialise(leaf_shapes(abstract), parsed.initializer_range, seed),
         abstract,
         head=find_kind(family, head, config).head,
+        splits=family.splits,
         name=f"random {config['model_type']}",
         config=dict(config),
         labels=head.labels,

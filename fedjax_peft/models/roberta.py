@@ -88,5 +88,6 @@ FAMILY = Family(
     renamed=(*bert.LEGACY, (r"^(embeddings|encoder|pooler)\.", r"roberta.\1.")),
     ignored=(r"roberta\.pooler\..+", r"roberta\.embeddings\.position_ids"),
     targets=bert.TARGETS,
+    splits=bert.SPLITS,
     refused=bert.REFUSED,
 )

@@ -25,6 +25,7 @@ from fedjax_peft.models.layers import (
     layer_norm,
     linear,
 )
+from fedjax_peft.models.splits import splits_of
 from fedjax_peft.typing import Batch
 
 __all__ = ["FAMILY", "ViTConfig", "ViTModel"]
@@ -309,6 +310,12 @@ FAMILY = Family(
     ),
     # Masked image modelling has a mask token and a decoder.
     ignored=(r"vit\.pooler\..+", r"vit\.embeddings\.mask_token", r"decoder\..+"),
+    splits=splits_of(
+        (r".+\.attention\.[qkv]_proj", "outputs"),
+        (r".+\.attention\.o_proj", "inputs"),
+        (r".+\.mlp\.fc1", "outputs"),
+        (r".+\.mlp\.fc2", "inputs"),
+    ),
     targets={
         "lora": ("q_proj", "v_proj"),
         "ia3": ("k_proj", "v_proj", "fc2"),

@@ -10,7 +10,7 @@ from flax import nnx
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import AdapterParam, Model, bind
 from fedjax_peft.models.heads import Head
-from fedjax_peft.models.registry import default_targets, module_builder
+from fedjax_peft.models.registry import default_targets, module_builder, parse_config
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Key, Params
 
@@ -125,10 +125,11 @@ def abstract_model(config: Mapping[str, Any], method: Method | None = None, *, h
       InputError: as loading and attaching would.
     """
     build, paths = module_builder(config, head)
+    family, _ = parse_config(config)
     bound: list[Model] = []
 
     def make() -> tuple[Params, Params]:
-        model = bind(build(), head=paths, config=config)
+        model = bind(build(), head=paths, config=config, splits=family.splits)
         bound.append(model if method is None else attach(model, method))
         return bound[0].frozen, bound[0].trainable
 

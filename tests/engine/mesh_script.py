@@ -1,0 +1,167 @@
+"""Runs on eight virtual devices in a process of its own, and prints a report as JSON.
+
+See test_engine_meshes.py.
+"""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import toy
+
+import fedjax_peft as fp
+from fedjax_peft.data.partition import iid
+from fedjax_peft.engine.session import Session
+from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.testing import tiny_dataset, tiny_model
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# 17 clients are 24 rows on 8 devices, 6 clients a round are 8; no other axis has 24 entries.
+FEDERATION = toy.clients([7, 4, 12, 1, 9, 6, 3, 5, 10, 2, 6, 8, 11, 1, 2, 3, 4])
+TEST = toy.dataset(26, seed=7)
+SPLITS = ((r"layer\.kernel", 1), (r"layer\.lora_b", 1))
+OPTIONS = {"clients_per_round": 6, "batch_size": 4, "lanes": 8}
+MODEL = toy.model(features=5, width=8).replace(splits=SPLITS)
+DITTO = fp.algorithms.ditto(optax.adam(0.02))
+ONE = {"devices": 1}
+
+
+def mesh(model_parallel, model_sharding="tensor"):
+    return {"devices": 8, "model_parallel": model_parallel, "model_sharding": model_sharding}
+
+
+def farthest(one, other):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return max((float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs), default=0.0)
+
+
+def trained(session, rounds=2):
+    state = session.init(3)
+    for _ in range(rounds):
+        state, _ = session.step(state)
+    return state
+
+
+def results(session, state, test):
+    """Returns what a user can read: parameters, the clients' state, scores, personal scores."""
+    rows = session.trimmed(state)
+    scores = [session.evaluate(state, test), session.evaluate(state, test, clients=[0, 16])]
+    return jax.device_get((rows.server, rows.client_state, rows.transform_state, scores))
+
+
+def compiled(session):
+    [program] = session._programs.values()
+    return program._compiled
+
+
+def toy_runs(report):
+    for name, algorithm, options, meshes in (
+        ("ditto", DITTO, {}, [mesh(1), mesh(2), mesh(4), mesh(8), mesh(2, "gather")]),
+        ("fra", fp.algorithms.fedavg(optax.sgd(0.05), aggregator=fp.aggregators.fra()),
+         {"transforms": fp.transforms.top_k(0.5, error_feedback=True)},
+         [mesh(4), mesh(8, "gather")]),
+    ):  # fmt: skip
+        options = {**OPTIONS, **options}
+        alone = fp.session(MODEL, algorithm, FEDERATION, **ONE, **options)
+        expected = results(alone, trained(alone), TEST)
+        moved = farthest(expected[0], alone.init(3).server)
+        for chosen in meshes:
+            session = fp.session(MODEL, algorithm, FEDERATION, **chosen, **options)
+            state = trained(session)
+            text = compiled(session).as_text()
+            kept = (state.client_state, state.transform_state and state.transform_state.memory)
+            report["-".join([name, *map(str, chosen.values())])] = {
+                "far": farthest(expected, results(session, state, TEST)),
+                "moved": moved,
+                "whole": [
+                    x.shape
+                    for x in jax.tree.leaves(kept)
+                    if f"f32[{','.join(map(str, x.shape))}]" in text
+                ],
+                "rows": [x.addressable_shards[0].data.shape[0] for x in jax.tree.leaves(kept)],
+                "kernel": session.setup.frozen["layer.kernel"].addressable_shards[0].data.shape,
+            }  # fmt: skip
+
+
+def memory(report):
+    """Compares the arguments of the program for many clients on one device and on eight."""
+    federation = toy.clients([1] * 256)
+    found = {}
+    for chosen in (ONE, mesh(4)):
+        session = fp.session(MODEL, DITTO, federation, **chosen, **OPTIONS)
+        state = session.init(0)
+        plan = session.plan(1, 0)
+        session.program(plan, 0).compile(state, plan)
+        arguments = compiled(session).memory_analysis().argument_size_in_bytes
+        found[chosen["devices"]] = arguments
+    owned = sum(x.nbytes for x in jax.tree.leaves(state.client_state))
+    report["memory"] = {"saved": found[1] - found[8], "clients": owned}
+
+
+def resumed(report):
+    """Stops a run on one mesh, and goes on with it on another one and on a single device."""
+
+    def run(rounds, **options):
+        return simulate(MODEL, DITTO, FEDERATION, test=TEST, rounds=rounds, eval_every=4,
+                        **OPTIONS, **options)  # fmt: skip
+
+    alone = run(3, **ONE)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        run(1, out=out, **mesh(2))
+        run(2, out=out, resume=True, **mesh(8, "gather"))
+        last = run(3, out=out, resume=True, **ONE)
+    far = farthest((alone.params, alone.client_state), (last.params, last.client_state))
+    report["resumed"] = {"far": far, "rounds": [row["round"] for row in last.metrics]}
+
+
+def split_columns(report):
+    session = fp.session(MODEL, DITTO, FEDERATION, **mesh(2), **OPTIONS)
+    everything = FEDERATION.data.columns
+    layout = session.setup.layout._replace(whole_columns=0)
+    split = Session(
+        session.setup._replace(layout=layout), session._leaves, session._schedule, everything,
+        lanes=8,
+    )  # fmt: skip
+    report["columns"] = {
+        "far": farthest(*(s.trimmed(trained(s, 1)).server for s in (session, split))),
+        "rows": [len(everything["x"]), split.columns["x"].addressable_shards[0].data.shape[0]],
+    }
+
+
+def transformer(report):
+    model = fp.attach(tiny_model(hidden_dropout_prob=0.1), fp.peft.lora(2))
+    federation = iid(tiny_dataset(64), clients=8, seed=0)
+    algorithm = fp.algorithms.fedavg(optax.sgd(0.5))
+    options = {"clients_per_round": 8, "batch_size": 4, "lanes": 8, "length_buckets": 0}
+    alone = fp.session(model, algorithm, federation, **ONE, **options)
+    before, test = alone.init(3).server, tiny_dataset(10, seed=1)
+    state = trained(alone, 1)
+    expected = jax.device_get((state.server, alone.evaluate(state, test)))
+    for chosen in (mesh(4), mesh(4, "gather")):
+        session = fp.session(model, algorithm, federation, **chosen, **options)
+        state = trained(session, 1)
+        text = compiled(session).as_text()
+        step = [line for line in text.splitlines() if "while/body" in line]
+        report[f"bert-{chosen['model_sharding']}"] = {
+            "far": farthest(expected, (state.server, session.evaluate(state, test))),
+            "moved": farthest(before, expected[0]),
+            # [lanes on a device, batch, tokens, width]
+            "summed": sum(bool(re.search(r"f32\[4,4,12,32\]\S* all-reduce\(", x)) for x in step),
+            "gathered": sum(bool(re.search(r"f32\[(32,64|64,32)\]\S* all-gather\(", x))
+                            for x in step),
+            "frozen": sum(x.addressable_shards[0].data.nbytes
+                          for x in session.setup.frozen.values()),
+            "all_frozen": sum(x.nbytes for x in session.setup.frozen.values()),
+        }  # fmt: skip
+
+
+if __name__ == "__main__":
+    found: dict = {"available": len(jax.devices())}
+    for part in (toy_runs, memory, resumed, split_columns, transformer):
+        part(found)
+    print(json.dumps(found))

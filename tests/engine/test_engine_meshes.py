@@ -1,0 +1,145 @@
+"""Meshes of lanes x model on eight virtual devices: the results of one device, in parts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedjax_peft.engine.layout import Layout, layout_over
+from fedjax_peft.engine.sharding import frozen_axis, lane_axis
+from fedjax_peft.errors import InputError
+
+TESTS = Path(__file__).parents[1]
+RULES = ((r".+\.query\.kernel", 1), (r".+\.query\.lora_b", 1), (r".+\.query\.bias", 0))
+RUNS = {
+    "ditto-8-1-tensor": [5, 8],
+    "ditto-8-2-tensor": [5, 4],
+    "ditto-8-4-tensor": [5, 2],
+    "ditto-8-8-tensor": [5, 1],
+    "ditto-8-2-gather": [5, 4],
+    "fra-8-4-tensor": [5, 2],
+    "fra-8-8-gather": [5, 1],
+}
+"""Name of the run (algorithm, devices, model_parallel, model_sharding) -> the part of the frozen
+kernel ``[5, 8]`` that a device has."""
+
+
+@pytest.fixture(scope="module")
+def report():
+    env = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
+        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-W", "error", str(TESTS / "engine" / "mesh_script.py")]
+    # The time limit also catches a deadlock of concurrent decompositions.
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
+def test_every_mesh_gives_the_results_of_one_device(report, run):
+    assert report["available"] == 8
+    assert report[run]["moved"] > 0.01
+    assert report[run]["far"] < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
+def test_no_device_has_the_state_of_all_clients(report, run):
+    # 17 clients are padded to 24 rows, of which each device has 3.
+    assert set(report[run]["rows"]) == {3}
+    # The program of a device has none of these arrays whole, not even for a moment.
+    assert report[run]["whole"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
+def test_the_frozen_kernel_is_split_over_the_model_axis(report, run):
+    assert report[run]["kernel"] == RUNS[run]
+
+
+@pytest.mark.slow
+def test_a_device_needs_memory_for_its_own_clients_only(report):
+    found = report["memory"]
+    # Seven of eight parts of the clients' state, and a part of the kernel.
+    assert 7 / 8 * found["clients"] <= found["saved"] < found["clients"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_meshes(report):
+    assert report["resumed"]["rounds"] == [0, 1, 2, 3]
+    assert report["resumed"]["far"] < 1e-5
+
+
+@pytest.mark.slow
+def test_large_data_are_split_by_example(report):
+    examples, on_a_device = report["columns"]["rows"]
+    assert on_a_device == -(-examples // 8)
+    assert report["columns"]["far"] == 0.0  # the same rows, so the same numbers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["tensor", "gather"])
+def test_a_transformer_gives_the_results_of_one_device(report, form):
+    found = report[f"bert-{form}"]
+    assert found["moved"] > 0.01
+    assert found["far"] < 1e-5
+    assert found["frozen"] < 0.35 * found["all_frozen"]  # a quarter, and the vectors
+
+
+@pytest.mark.slow
+def test_tensor_sums_activations_and_gather_moves_weights(report):
+    tensor, gather = report["bert-tensor"], report["bert-gather"]
+    # A full layer sums once after attention and once after the feed-forward matrices, forwards and
+    # backwards. The last layer computes one token.
+    assert tensor["summed"] >= 2
+    assert tensor["gathered"] == 0
+    # Two feed-forward matrices in each of two layers, gathered forwards and again backwards.
+    assert gather["summed"] == 0
+    assert gather["gathered"] >= 8
+
+
+def test_rules_name_the_axis_if_it_divides_evenly():
+    name = "bert.layer.0.query.kernel"
+    assert frozen_axis(name, (6, 8), RULES, 4) == 1
+    assert frozen_axis(name, (8, 6), RULES, 4) == 0  # the only axis that divides evenly
+    assert frozen_axis(name, (6, 6), RULES, 4) is None
+    assert frozen_axis(name, (6, 8), RULES, 1) is None
+    assert frozen_axis("bert.layer.0.query.bias", (8,), RULES, 4) == 0
+    assert frozen_axis("bert.positions.embedding", (64, 8), RULES, 4) is None
+
+
+def test_a_model_without_rules_is_split_on_its_largest_axis():
+    assert frozen_axis("a.kernel", (8, 12), (), 4) == 1
+    assert frozen_axis("a.kernel", (3, 3, 8, 6), (), 4) == 2
+    assert frozen_axis("a.bias", (8,), (), 4) is None
+
+
+def test_adapters_follow_their_kernels():
+    assert lane_axis("bert.layer.0.query.lora_b", (2, 8), RULES, 4) == 1
+    assert lane_axis("bert.layer.0.query.lora_a", (8, 2), RULES, 4) is None
+    assert lane_axis("bert.layer.0.query.lora_b", (), RULES, 4) is None  # a scalar of that name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model_parallel": 2}, "model_parallel = 2 does not divide devices = 1"),
+        ({"model_parallel": 0}, "model_parallel = 0 does not divide"),
+        ({"model_sharding": "tensors"}, "Did you mean 'tensor'"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        layout_over(1, **options)
+
+
+def test_one_device_has_no_mesh():
+    assert layout_over(1) == layout_over(1, 1, "tensor") == Layout()
