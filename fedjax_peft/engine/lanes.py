@@ -76,14 +76,14 @@ def choose_lanes(
     ``weights`` holds all weights of the model.
     """
     devices = layout.lane_devices
-    most = -(-schedule.capacity // devices) * devices
+    most = layout.lanes(schedule.capacity)
     if lanes != "auto":
         layout.check_lanes(lanes)
         return min(lanes, most)
     device = jax.devices()[0]
     if device.platform == "cpu":
         kernels = sum(x.size for name, x in weights.items() if name.endswith("kernel"))
-        return -(-cpu_lanes(kernels, schedule.capacity) // devices) * devices
+        return layout.lanes(cpu_lanes(kernels, schedule.capacity))
     # Sampling may leave the first rounds without work.
     trial = next((n for n in range(1, rounds + 1) if any(schedule.lengths(n))), 1)
     limit = int(0.9 * (device.memory_stats() or {}).get("bytes_limit", 16 << 30))

@@ -30,7 +30,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fedjax_peft import tree as trees
-from fedjax_peft.engine.gathering import gather_at_use
+from fedjax_peft.engine.gather_at_use import gather_at_use
 from fedjax_peft.engine.sharding import frozen_axis, lane_axis
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.typing import ApplyFn, Params, PyTree, Splits
@@ -75,6 +75,10 @@ class Layout(NamedTuple):
         """Returns the next multiple of the devices: the rows of an array that they share."""
         return -(-count // self.devices) * self.devices
 
+    def lanes(self, count: int) -> int:
+        """Returns the next multiple of the lane devices: a number of lanes that they can share."""
+        return -(-count // self.lane_devices) * self.lane_devices
+
     def put(self, tree: PyTree) -> PyTree:
         """Returns the tree on the device, or whole on every device of the mesh."""
         return jax.tree.map(lambda x: _place(x, self.whole), tree)
@@ -94,8 +98,7 @@ class Layout(NamedTuple):
     def put_clients(self, tree: PyTree) -> PyTree:
         """Returns a tree of arrays ``[clients, ...]``, split by owner over the devices.
 
-        Rows of zeros are added until the number of rows is a multiple of the devices; nothing reads
-        them.
+        Rows of zeros are added until :meth:`rows` is reached; nothing reads them.
         """
         return jax.tree.map(lambda x: _place(self._filled(x), self.by_row), tree)
 

@@ -456,7 +456,7 @@ class Session:
 
         A number is rounded up to one that the devices can share equally.
         """
-        self._wanted_lanes = lanes if lanes == "auto" else self.setup.layout.rows(lanes)
+        self._wanted_lanes = lanes if lanes == "auto" else self.setup.layout.lanes(lanes)
 
     def placed(self, state: State) -> State:
         """Returns a state with its arrays on the devices, as :meth:`init` does.
