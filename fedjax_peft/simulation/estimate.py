@@ -60,7 +60,7 @@ def estimate(
     record = stored.store.packing.nbytes if in_store else 0
     memory = {
         "model": session.setup.frozen,
-        "server": (state.server, state.aggregator_state),
+        "server": (state.server, state.aggregator_state, state.history),
         "clients": (state.client_state, state.transform_state),
         "data": session.columns,
     }

@@ -1,0 +1,66 @@
+"""``[asynchronous]`` and ``[availability]`` in a config."""
+
+import pytest
+
+from fedjax_peft import testing
+from fedjax_peft.config import config as configs
+from fedjax_peft.errors import InputError
+from fedjax_peft.simulation.record import read_config, write_config
+
+
+@pytest.fixture
+def resolved(tmp_path):
+    """Returns a function that resolves a config of a tiny federation."""
+    checkpoint = testing.write_tiny_checkpoint(tmp_path / "encoder")
+    texts = testing.write_tiny_texts(tmp_path / "news", train=60, test=20)
+
+    def make(**keys):
+        raw = {
+            **{"rounds": 3, "local_steps": 1, "eval_every": 5, "clients_per_round": 3, "lanes": 1},
+            "model": {"name": str(checkpoint)},
+            "peft": "head_only",
+            "optimizer": {"learning_rate": 0.1},
+            "partition": {"name": "iid", "clients": 6},
+            "data": {"name": "20newsgroups", "source": str(texts), "max_length": 8},
+            "time": {"spread": 1.0},
+        }
+        return configs.resolve(raw | keys)
+
+    return make
+
+
+def test_tables_name_the_server_and_the_availability(resolved, tmp_path):
+    config = resolved(
+        asynchronous={"name": "fedbuff", "buffer_size": 2}, availability="diurnal", failure_rate=0.1
+    )
+    assert config["asynchronous"]["exponent"] == 0.5
+    assert "fedbuff server" in configs.describe(config)
+    rows = configs.run(config, out=tmp_path / "run").metrics
+    assert [len(row["clients"]) for row in rows[1:]] == [2, 2, 2]
+    assert all("staleness_mean" in row for row in rows[1:])
+    longer = configs.run({**config, "rounds": 5}, out=tmp_path / "run", resume=True).metrics
+    assert [row["simulated_seconds"] for row in longer[:4]] == [
+        row["simulated_seconds"] for row in rows
+    ]
+    other = resolved(asynchronous={"name": "fedbuff", "buffer_size": 3})
+    with pytest.raises(InputError, match="another config"):
+        configs.run(other, out=tmp_path / "run", resume=True)
+
+
+def test_a_run_from_before_failure_exponent_resumes(resolved, tmp_path):
+    config = resolved(rounds=1)
+    configs.run(config, out=tmp_path / "run")
+    old = read_config(tmp_path / "run")
+    del old["failure_exponent"]
+    write_config(tmp_path / "run" / "config.toml", old)
+    rows = configs.run({**config, "rounds": 2}, out=tmp_path / "run", resume=True).metrics
+    assert [row["round"] for row in rows] == [0, 1, 2]
+
+
+def test_unknown_names_and_keys_are_refused(resolved):
+    with pytest.raises(InputError, match="fedbuff"):
+        resolved(asynchronous="fedbuf")
+    with pytest.raises(InputError, match="buffer_size"):
+        resolved(asynchronous={"name": "fedbuff", "buffer": 3})
+    with pytest.raises(InputError, match="path"):
+        resolved(availability="trace")
