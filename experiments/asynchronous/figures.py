@@ -68,11 +68,13 @@ def draw(cells: Mapping[str, Cell], stem: Path) -> None:
             curves = cell.series("test_accuracy", "simulated_seconds")
             values = np.array([[100 * at(curve, t) for t in grid] for curve in curves.values()])
             mean, color = values.mean(axis=0), PALETTE[number % len(PALETTE)]
-            ax.plot(grid, mean, color=color, label=METHODS[name])
+            ax.plot(grid, mean, color=color, label=METHODS[name], marker="", drawstyle="steps-post")
             if len(values) > 1:
                 bar = values.std(axis=0, ddof=1) / np.sqrt(len(values))
                 bar = bar * student(0.95, len(values) - 1)
-                ax.fill_between(grid, mean - bar, mean + bar, color=color, alpha=0.15, linewidth=0)
+                ax.fill_between(
+                    grid, mean - bar, mean + bar, color=color, alpha=0.15, linewidth=0, step="post"
+                )
             data += [
                 {"method": name, "seed": seed, "seconds": t, "test_accuracy": y}
                 for seed, curve in curves.items()
