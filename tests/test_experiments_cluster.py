@@ -62,7 +62,7 @@ def path(project, monkeypatch):
 
 
 def script(name, *arguments):
-    (ended,) = run_together([["bash", FOLDER / name, *arguments]])
+    (ended,) = run_together([["bash", FOLDER / name, *arguments]], seconds=240)
     return ended
 
 
