@@ -434,7 +434,11 @@ class StoredClients:
         if self._pending is None:
             return rows
         source = _positions(self._pending.clients, clients)
-        return _merged(rows, self._pending.rows, source) if (source >= 0).any() else rows
+        if not (source >= 0).any():
+            return rows
+        more = len(jax.tree.leaves(rows)[0]) - len(source)  # rows that several devices share evenly
+        source = np.pad(source, (0, more), constant_values=-1)
+        return place(_merged(rows, self._pending.rows, source))
 
     def after(self, clients: np.ndarray, rows: ClientRow) -> "StoredClients":
         """Returns the version after a round; this one is consumed.

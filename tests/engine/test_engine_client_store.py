@@ -1,6 +1,10 @@
 """Clients in host memory or in a file: the same bits as on the device, and safe records."""
 
 import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -42,7 +46,8 @@ def kept(state):
     if isinstance(state.client_state, client_store.StoredClients):
         return state.client_state.take(range(len(SIZES)))
     memory = getattr(state.transform_state, "memory", ())
-    return ClientRow(*jax.device_get((state.client_state, memory)))
+    rows = jax.device_get((state.client_state, memory))  # perhaps with unused rows at the end
+    return ClientRow(*jax.tree.map(lambda x: x[: len(SIZES)], rows))
 
 
 def rounds(case, place, *, model, **options):
@@ -223,3 +228,25 @@ def test_unknown_places_and_engines_are_refused():
         fp.session(
             *(toy.model(), algorithm, FEDERATION), client_state="host", engine=lambda *_, **__: None
         )
+
+
+def test_several_devices_share_the_rows_of_a_round():
+    """The cohort's rows and those of an evaluation are split evenly over four devices."""
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+sys.path.insert(0, sys.argv[1] + "/engine")
+import test_engine_client_store as t
+model, options = t.toy.lora_model(), {"devices": 4, "lanes": 4, "clients_per_round": 3}
+t.same(*(t.rounds("fedrep", place, model=model, **options) for place in ("device", "host")))
+"""
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parents[1])],
+        env={**os.environ, **flags},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert not done.returncode, done.stderr
