@@ -5,6 +5,7 @@ import json
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tomli_w
 
@@ -19,7 +20,7 @@ SCRIPT = runpy.run_path(str(FOLDER / "figures.py"))
 def test_the_config_has_every_server_with_the_same_choices():
     sweep = plan(config.load(FOLDER / "20news.toml"))
     assert {point.method for point in sweep.points} == set(SCRIPT["METHODS"])
-    assert len(sweep.points) == 5 * 3 * 3
+    assert len(sweep.points) == 5 * 3 * 6
     servers = {
         point.config["asynchronous"].get("name"): config.build_asynchronous(point.config)
         for point in sweep.points
@@ -27,6 +28,12 @@ def test_the_config_has_every_server_with_the_same_choices():
     assert set(servers) == {None, *asynchronous.__all__}
     assert servers["fedbuff"].buffer_size == 5
     assert len({point.config["clients_per_round"] for point in sweep.points}) == 1
+
+
+def test_the_interval_is_that_of_student():
+    """Three values with deviation 1: 4.303 / sqrt(3), from a table of t with 2 degrees of freedom."""
+    margin = SCRIPT["margin"](np.array([[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]]))
+    np.testing.assert_allclose(margin, [4.303 / np.sqrt(3), 0], atol=1e-3)
 
 
 @pytest.fixture

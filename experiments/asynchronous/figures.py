@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft.report.figure_files import PALETTE, save, style, subplots
-from fedjax_peft.report.intervals import student
+from fedjax_peft.report.intervals import LEVEL, student
 from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 
@@ -57,6 +57,12 @@ def chosen(study: Study) -> dict[str, Cell]:
     return {name: max(found[name], key=score) for name in METHODS if name in found}
 
 
+def margin(values: np.ndarray) -> np.ndarray:
+    """Returns half the 95 % t interval of the means of ``[seeds, ...]``."""
+    n = len(values)
+    return student(LEVEL, n - 1) * values.std(axis=0, ddof=1) / np.sqrt(n)
+
+
 def draw(cells: Mapping[str, Cell], stem: Path) -> None:
     """Writes the figure: means over seeds, and 95 % t intervals as bands."""
     grid = np.linspace(0, END, 81)
@@ -70,11 +76,8 @@ def draw(cells: Mapping[str, Cell], stem: Path) -> None:
             mean, color = values.mean(axis=0), PALETTE[number % len(PALETTE)]
             ax.plot(grid, mean, color=color, label=METHODS[name], marker="", drawstyle="steps-post")
             if len(values) > 1:
-                bar = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-                bar = bar * student(0.95, len(values) - 1)
-                ax.fill_between(
-                    grid, mean - bar, mean + bar, color=color, alpha=0.15, linewidth=0, step="post"
-                )
+                low, high = mean - margin(values), mean + margin(values)
+                ax.fill_between(grid, low, high, color=color, alpha=0.15, linewidth=0, step="post")
             data += [
                 {"method": name, "seed": seed, "seconds": t, "test_accuracy": y}
                 for seed, curve in curves.items()
