@@ -138,6 +138,10 @@ class Program:
         """Compiles the program for arguments of these shapes, without running it."""
         self._compile(self._arguments(state, plan, 0))
 
+    def use(self, columns: Mapping[str, Any]) -> None:
+        """Replaces the examples, by others of the same shapes once the program is compiled."""
+        self._inputs = (*self._inputs[:-1], self._setup.layout.put_columns(dict(columns)))
+
     def known(self, state: State, plan: Plan) -> bool:
         """Returns whether a call with arguments of these shapes needs no compilation."""
         if self._compiled is not None:

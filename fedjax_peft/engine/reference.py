@@ -73,6 +73,10 @@ class ReferenceProgram:
         """Takes the arguments of a program; texts are always computed at their full length."""
         del padded
         self._setup, self._work, self._gathered = setup, work, gathered
+        self.use(columns)
+
+    def use(self, columns: Mapping[str, Any]) -> None:
+        """Replaces the examples."""
         self._columns = {name: jnp.asarray(x) for name, x in columns.items()}
 
     def compile(self, state: State, plan: Plan) -> None:

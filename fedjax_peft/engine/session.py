@@ -32,6 +32,7 @@ from fedjax_peft.engine.reference import ReferenceProgram
 from fedjax_peft.engine.round import Work
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.state import RoundInfo, State
+from fedjax_peft.engine.streaming import ExamplesPlace, check_examples_place, streaming
 from fedjax_peft.engine.uploads import start_transform
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.hyperparameters import Values, as_arrays
@@ -80,6 +81,7 @@ class Session:
         engine: Engine | Callable[..., Any] = "compiled",
         values: Values | None = None,
         client_state: ClientPlace = "device",
+        examples: ExamplesPlace = "device",
     ):
         """Prepares the rounds; the program is compiled when the first round runs.
 
@@ -95,24 +97,28 @@ class Session:
             :class:`fedjax_peft.engine.program.Program`, with the same arguments.
           values: the run-time values of the states that :meth:`init` returns.
           client_state: where the state of all clients is between rounds.
+          examples: where ``columns`` are.
 
         Raises:
           InputError: an unknown engine or place, lanes that do not fit the devices, or leaves that
             the aggregator or the server cannot combine.
         """
         check_place(client_state)
+        check_examples_place(examples)
         if not callable(engine) and engine not in ENGINES:
             raise InputError(f"There is no engine {engine!r}. {nearest(str(engine), ENGINES)}")
         layout = setup.layout
         if lanes != "auto":
             layout.check_lanes(lanes)
-        frozen, fixed, rank_mask, placed = place_constants(setup, columns)
-        self.columns: Mapping[str, Any] = placed
+        on_device = examples == "device"
+        frozen, fixed, rank_mask, placed = place_constants(setup, columns if on_device else {})
+        self.columns: Mapping[str, Any] = placed if on_device else columns
         self.setup = setup._replace(frozen=frozen, fixed=fixed, rank_mask=rank_mask)
         self._given_columns, self._leaves, self._schedule = columns, leaves, schedule
         self._wanted_lanes, self._rounds = lanes, rounds
         self._make = self._make_plain = engine if callable(engine) else ENGINES[engine]
         self.client_place: ClientPlace = client_state
+        self.examples_place: ExamplesPlace = examples
         self._store: ClientStore | None = None
         self._values = dict(values or {})
         self._lanes: int | None = None
@@ -120,9 +126,21 @@ class Session:
         self._programs: dict[Any, Any] = {}
         self._plans: dict[tuple, Plan] = {}
         self._evaluators: dict[tuple, tuple[Examples, Evaluator]] = {}
+        self._train_with = self._make_plain
         _check_shapes(self.setup, leaves[0])
+        if not on_device:
+            self._stream(engine)
         if client_state != "device":
             self._keep_outside(client_state, engine)
+
+    def _stream(self, engine: Any) -> None:
+        """Makes round programs that get the examples of each round."""
+        if callable(engine):
+            raise InputError(
+                "Runs side by side share examples on the device: examples = 'host' does not work"
+                " with them."
+            )
+        self._train_with = streaming(self._make_plain)
 
     def _keep_outside(self, place: ClientPlace, engine: Any) -> None:
         """Makes the store of what the clients keep; there is none if they keep nothing."""
@@ -137,6 +155,7 @@ class Session:
             made = memory_store if place == "host" else temporary_store
             self._store = made(row, self.setup.clients)
             self._make = gathering(self._make_plain)
+            self._train_with = gathering(self._train_with)
 
     @property
     def personal(self) -> bool:
@@ -354,7 +373,7 @@ class Session:
             failure_rate=0.0,
             timelines=None,
         )
-        program = self._make(self.setup, self.columns, work="tuning", padded=everyone.padded)
+        program = self._train_with(self.setup, self.columns, work="tuning", padded=everyone.padded)
         size, tuned = everyone.time_steps_of_part(lanes), state.copy()
         for first in range(0, clients, together):
             part = range(first, min(first + together, clients))
@@ -445,7 +464,7 @@ class Session:
                 self._schedule._replace(seed=seed).for_rounds(self._rounds),
                 self._rounds,
                 lambda: self.init(seed),
-                lambda schedule: self._make(self.setup, self.columns, padded=schedule.padded),
+                lambda schedule: self._train_with(self.setup, self.columns, padded=schedule.padded),
                 self.setup.layout,
                 {**self.setup.frozen, **self.setup.fixed, **shared, **private},
             )
@@ -498,7 +517,9 @@ class Session:
         padded = self.padded(seed)
         key = (*(x.shape for x in jax.tree.leaves(plan)), padded, work, places)
         if key not in self._programs:
-            self._programs[key] = self._make(self.setup, self.columns, work=work, padded=padded)
+            self._programs[key] = self._train_with(
+                self.setup, self.columns, work=work, padded=padded
+            )
         return self._programs[key]
 
     def padded(self, seed: int = 0) -> tuple[int, ...]:

@@ -28,8 +28,9 @@ class Estimate(NamedTuple):
     memory: Mapping[str, int]
     """Bytes on the device: ``model`` (the frozen weights), ``server`` (the server's state),
     ``clients`` (the state that clients keep between rounds, that of upload transforms included) and
-    ``data`` (the training examples). The local steps need additional memory for the activations and
-    optimizer states of the clients that run side by side."""
+    ``data`` (the training examples, or with ``examples="host"`` those of the round). The local
+    steps need additional memory for the activations and optimizer states of the clients that run
+    side by side."""
     stored: Mapping[str, int]
     """Bytes on the ``host`` or the ``disk`` when all clients have trained, if the clients' state is
     there. ``clients`` of ``memory`` is then that of one round."""
@@ -58,20 +59,21 @@ def estimate(
     stored, place = state.client_state, session.client_place
     in_store = isinstance(stored, StoredClients)
     record = stored.store.packing.nbytes if in_store else 0
+    examples = min(len(x) for x in session.columns.values())
+    if session.examples_place == "host":
+        examples = min(examples, sum(steps.values()) * schedule.room)
     memory = {
-        "model": session.setup.frozen,
-        "server": (state.server, state.aggregator_state, state.history),
-        "clients": (state.client_state, state.transform_state),
-        "data": session.columns,
+        "model": tree.nbytes(session.setup.frozen),
+        "server": tree.nbytes((state.server, state.aggregator_state, state.history)),
+        "clients": tree.nbytes((state.client_state, state.transform_state))
+        + record * schedule.per_round,
+        "data": sum(examples * (x.nbytes // len(x)) for x in session.columns.values()),
     }
     return Estimate(
         clients=len(steps),
         steps=sum(steps.values()),
         bytes_up=sum(costs.up(client, skipped_leaves) for client in steps),
         bytes_down=sum(costs.down(client) for client in (*present, *schedule.failed(1))),
-        memory={
-            name: tree.nbytes(part) + (record * schedule.per_round if name == "clients" else 0)
-            for name, part in memory.items()
-        },
+        memory=memory,
         stored={place: record * len(stored)} if in_store else {},
     )

@@ -331,8 +331,8 @@ def _check_same(path: Path, config: Mapping[str, Any]) -> None:
     if "rounds" in changed and now.get("rounds", 0) > before.get("rounds", 0):
         changed.remove("rounds")
     # A stop rule may differ: like `rounds`, it only decides when the run ends. What `validation`
-    # says follows from other keys. The devices do not change the results.
-    free = ("stop", "validation", "devices", "model_parallel", "model_sharding")
+    # says follows from other keys. Neither the devices nor the examples' place change the results.
+    free = ("stop", "validation", "devices", "model_parallel", "model_sharding", "examples")
     changed = [key for key in changed if key.partition(".")[0] not in free]
     if changed:
         was = "; ".join(f"{k} was {before.get(k)!r}, is {now.get(k)!r}" for k in changed)

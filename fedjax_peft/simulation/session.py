@@ -17,6 +17,7 @@ from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule
 from fedjax_peft.engine.session import Engine, Session
+from fedjax_peft.engine.streaming import ExamplesPlace
 from fedjax_peft.hyperparameters import Maker, Values, parametrised
 from fedjax_peft.libraries import limit_blas_threads
 from fedjax_peft.measures.diagnosis import diagnosis, probe
@@ -96,6 +97,7 @@ def session(
     engine: Engine = "compiled",
     values: Values | None = None,
     client_state: ClientPlace = "device",
+    examples: ExamplesPlace = "device",
 ) -> Session:
     """Returns a :class:`fedjax_peft.engine.session.Session`, which runs rounds one by one.
 
@@ -147,6 +149,7 @@ def session(
       values: likewise. ``Session.init(seed, values)`` replaces some of them, and nothing is
         compiled again.
       client_state: likewise; ``disk`` is a temporary file.
+      examples: likewise.
 
     Raises:
       InputError: arguments contradict each other or the data.
@@ -249,6 +252,7 @@ def session(
         engine=engine,
         values=values,
         client_state=client_state,
+        examples=examples,
     )
 
 

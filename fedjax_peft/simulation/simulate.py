@@ -13,6 +13,7 @@ from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import ModelSharding
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
 from fedjax_peft.engine.session import Engine
+from fedjax_peft.engine.streaming import ExamplesPlace
 from fedjax_peft.hyperparameters import Values, parametrised
 from fedjax_peft.models.base import Model
 from fedjax_peft.rows import Row
@@ -103,6 +104,7 @@ def simulate(
     engine: Engine = "compiled",
     values: Values | None = None,
     client_state: ClientPlace = "device",
+    examples: ExamplesPlace = "device",
 ) -> Run:
     """Runs a federated algorithm and returns the result.
 
@@ -214,6 +216,9 @@ def simulate(
         ``host`` and ``disk`` only the clients of a round are on the device, and those of the next
         round are read while it computes. The results are the same. Checkpoints then only write the
         clients that have changed.
+      examples: where the training examples are: ``device``, or ``host``. With ``host`` only the
+        examples of a round are on the device, and the columns of the data may be memory-mapped
+        files (``numpy.load(path, mmap_mode="r")``). The results are the same.
 
     Raises:
       InputError: settings contradict each other or the data; ``out`` holds a run, without
@@ -268,6 +273,7 @@ def simulate(
         engine=engine,
         values=values,
         client_state=client_state,
+        examples=examples,
     )
     algorithm = session.setup.algorithm
     check_test_data(model, clients, data, own_data, task)

@@ -1,0 +1,105 @@
+"""Round programs whose examples stay on the host: a round's own examples go to the device.
+
+The examples may then be larger than the device's memory, and, in memory-mapped files, larger than
+the host's.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.program import Setup
+from fedjax_peft.engine.round import RoundResult, Work
+from fedjax_peft.engine.state import State
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.typing import Params
+
+__all__ = ["ExamplesPlace", "StreamedProgram", "check_examples_place", "of_plan", "streaming"]
+
+ExamplesPlace: TypeAlias = Literal["device", "host"]
+"""Where the training examples are. ``device``: all of them on the device. ``host``: in arrays of
+the host, perhaps memory-mapped files; only the examples of a round are on the device."""
+
+
+def check_examples_place(place: str) -> None:
+    """Raises InputError for a place that does not exist."""
+    if place not in get_args(ExamplesPlace):
+        raise InputError(
+            f"examples = {place!r} is unknown. {nearest(str(place), get_args(ExamplesPlace))}"
+        )
+
+
+def of_plan(columns: Mapping[str, np.ndarray], plan: Plan) -> tuple[Params, Plan]:
+    """Returns the examples of a plan, and the plan with their new indices.
+
+    The number of rows depends on the shapes of the arguments only, so that nothing is compiled
+    again. Rows of zeros, which the plan does not read, fill the arrays.
+
+    Args:
+      columns: all examples, ``[examples, ...]``.
+      plan: its ``examples`` are rows of ``columns``.
+    """
+    rows = np.unique(plan.examples)
+    rows = rows[rows >= 0]
+    chosen: dict[str, Any] = {}
+    for name, x in columns.items():
+        some = np.zeros((min(len(x), plan.examples.size), *x.shape[1:]), x.dtype)
+        some[: len(rows)] = x[rows]
+        chosen[name] = some
+    examples = np.where(plan.examples < 0, -1, np.searchsorted(rows, plan.examples))
+    return chosen, plan._replace(examples=examples.astype(np.int32))
+
+
+class StreamedProgram:
+    """A program that gets the examples of its plan at every call."""
+
+    def __init__(self, program: Any, columns: Mapping[str, np.ndarray]):
+        """Takes a program that was made without examples, and all examples."""
+        self._program, self._columns = program, columns
+
+    def __call__(self, state: State, plan: Plan, round_index: int) -> RoundResult:
+        """Runs round ``round_index``; returns without waiting for the device."""
+        return self._program(state, self._use(plan), round_index)
+
+    def compile(self, state: State, plan: Plan) -> None:
+        """Compiles the program for arguments of these shapes, without running it."""
+        self._program.compile(state, self._use(plan))
+
+    def known(self, state: State, plan: Plan) -> bool:
+        """Returns whether a call with arguments of these shapes needs no compilation."""
+        return self._program.known(state, self._use(plan))
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds of compilation so far."""
+        return self._program.compile_seconds
+
+    @property
+    def peak_bytes(self) -> int:
+        """The bytes that the compiled program needs on a device, including its arguments."""
+        return self._program.peak_bytes
+
+    def _use(self, plan: Plan) -> Plan:
+        """Gives the program the examples of a plan; returns the plan with their indices."""
+        columns, plan = of_plan(self._columns, plan)
+        self._program.use(columns)
+        return plan
+
+
+def streaming(make: Callable[..., Any]) -> Callable[..., StreamedProgram]:
+    """Returns a function that makes streamed programs, from one that makes programs."""
+
+    def made(
+        setup: Setup,
+        columns: Mapping[str, Any],
+        *,
+        work: Work = "training",
+        padded: tuple[int, ...] = (),
+        gathered: bool = False,
+    ) -> StreamedProgram:
+        program = make(setup, {}, work=work, padded=padded, gathered=gathered)
+        return StreamedProgram(program, columns)
+
+    return made
