@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedjax_peft.engine.client_store import ClientRow, StoredClients
+from fedjax_peft.engine.client_records import ClientRow
+from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.program import Setup

@@ -10,9 +10,9 @@ import numpy as np
 
 from fedjax_peft import summation, tree
 from fedjax_peft.distributed import whole
+from fedjax_peft.engine.client_records import ClientRow
 from fedjax_peft.engine.client_store import (
     ClientPlace,
-    ClientRow,
     ClientStore,
     StoredClients,
     check_place,

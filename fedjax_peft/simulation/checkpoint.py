@@ -16,7 +16,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_peft import tree
-from fedjax_peft.engine.client_store import ClientRow, has_store, open_store, start_index
+from fedjax_peft.engine.client_records import ClientRow
+from fedjax_peft.engine.client_store import has_store, open_store, start_index
 from fedjax_peft.engine.layout import on_one_device
 from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError

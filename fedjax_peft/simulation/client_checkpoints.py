@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_peft.engine.client_records import ClientRow
 from fedjax_peft.engine.client_store import (
-    ClientRow,
     StoredClients,
     open_store,
     room_for,

@@ -14,7 +14,8 @@ import toy
 
 import fedjax_peft as fp
 from fedjax_peft.engine import client_store
-from fedjax_peft.engine.client_store import ClientRow, memory_store, open_store, temporary_store
+from fedjax_peft.engine.client_records import ClientRow
+from fedjax_peft.engine.client_store import memory_store, open_store, temporary_store
 from fedjax_peft.engine.program import Program
 from fedjax_peft.errors import InputError
 
