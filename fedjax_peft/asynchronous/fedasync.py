@@ -4,9 +4,8 @@ from fedjax_peft.asynchronous.staleness import (
     Mixture,
     Staleness,
     StalenessWeight,
-    Wrapper,
-    check_count,
     check_number,
+    server,
 )
 from fedjax_peft.typing import Asynchronous
 
@@ -45,15 +44,9 @@ def fedasync(
       InputError: a number is out of range.
     """
     weight = StalenessWeight(staleness, exponent, slope, grace)
-    weight.check("fedasync")
     check_number("fedasync", "alpha", alpha, most=1.0, positive=True)
-    if concurrency is not None:
-        check_count("fedasync", "concurrency", concurrency)
-    if max_staleness is not None:
-        check_count("fedasync", "max_staleness", max_staleness, 0)
-    return Asynchronous(
-        "fedasync",
-        Wrapper("fedasync", Mixture(weight, alpha), "uniform"),
+    return server(
+        *("fedasync", Mixture(weight, alpha), "uniform"),
         buffer_size=1,
         concurrency=concurrency,
         max_staleness=max_staleness,

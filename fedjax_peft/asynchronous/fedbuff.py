@@ -6,9 +6,9 @@ from fedjax_peft.asynchronous.staleness import (
     Change,
     Staleness,
     StalenessWeight,
-    Wrapper,
     check_count,
     check_number,
+    server,
 )
 from fedjax_peft.typing import Asynchronous
 
@@ -53,16 +53,10 @@ def fedbuff(
       InputError: a number is out of range.
     """
     weight = StalenessWeight(staleness, exponent, slope, grace)
-    weight.check("fedbuff")
     check_count("fedbuff", "buffer_size", buffer_size)
     check_number("fedbuff", "server_learning_rate", server_learning_rate)
-    if concurrency is not None:
-        check_count("fedbuff", "concurrency", concurrency)
-    if max_staleness is not None:
-        check_count("fedbuff", "max_staleness", max_staleness, 0)
-    return Asynchronous(
-        "fedbuff",
-        Wrapper("fedbuff", Change(weight, server_learning_rate), weights),
+    return server(
+        *("fedbuff", Change(weight, server_learning_rate), weights),
         buffer_size=buffer_size,
         concurrency=concurrency,
         max_staleness=max_staleness,

@@ -6,9 +6,8 @@ from fedjax_peft.asynchronous.staleness import (
     Change,
     Staleness,
     StalenessWeight,
-    Wrapper,
-    check_count,
     check_number,
+    server,
 )
 from fedjax_peft.typing import Asynchronous
 
@@ -52,16 +51,10 @@ def semi_synchronous(
       InputError: a number is out of range.
     """
     weight = StalenessWeight(staleness, exponent, slope, grace)
-    weight.check("semi_synchronous")
     check_number("semi_synchronous", "period", period, positive=True)
     check_number("semi_synchronous", "server_learning_rate", server_learning_rate)
-    if concurrency is not None:
-        check_count("semi_synchronous", "concurrency", concurrency)
-    if max_staleness is not None:
-        check_count("semi_synchronous", "max_staleness", max_staleness, 0)
-    return Asynchronous(
-        "semi_synchronous",
-        Wrapper("semi_synchronous", Change(weight, server_learning_rate), weights),
+    return server(
+        *("semi_synchronous", Change(weight, server_learning_rate), weights),
         period=float(period),
         concurrency=concurrency,
         max_staleness=max_staleness,

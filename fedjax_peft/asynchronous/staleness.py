@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.typing import Algorithm, Federation, PyTree
+from fedjax_peft.typing import Algorithm, Asynchronous, Federation, PyTree
 
 __all__ = [
     "Change",
@@ -19,6 +19,7 @@ __all__ = [
     "Wrapper",
     "check_count",
     "check_number",
+    "server",
 ]
 
 Staleness: TypeAlias = Literal["constant", "polynomial", "hinge"]
@@ -134,6 +135,36 @@ class Wrapper:
                 f"weights = {self.weights!r} of {self.name} must be 'uniform' or 'size'."
             )
         return algorithm._replace(rebase=self.rebase, weights=self.weights)
+
+
+def server(
+    name: str,
+    rebase: Change | Mixture,
+    weights: Literal["size", "uniform"],
+    *,
+    concurrency: int | None,
+    max_staleness: int | None,
+    buffer_size: int | None = None,
+    period: float | None = None,
+) -> Asynchronous:
+    """Returns an asynchronous server; the arguments are fields of :class:`Wrapper` and of it.
+
+    Raises:
+      InputError: a number is out of range.
+    """
+    rebase.weight.check(name)
+    if concurrency is not None:
+        check_count(name, "concurrency", concurrency)
+    if max_staleness is not None:
+        check_count(name, "max_staleness", max_staleness, 0)
+    return Asynchronous(
+        name,
+        Wrapper(name, rebase, weights),
+        buffer_size=buffer_size,
+        period=period,
+        concurrency=concurrency,
+        max_staleness=max_staleness,
+    )
 
 
 def check_number(

@@ -7,7 +7,7 @@ from fedjax_peft.engine.client_records import ClientRow
 from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.program import Setup
+from fedjax_peft.engine.program import OuterProgram, Setup
 from fedjax_peft.engine.round import RoundResult, Work
 from fedjax_peft.engine.state import State
 from fedjax_peft.engine.uploads import TransformState
@@ -15,7 +15,7 @@ from fedjax_peft.engine.uploads import TransformState
 __all__ = ["GatheredProgram", "gathering", "split_memory", "with_rows"]
 
 
-class GatheredProgram:
+class GatheredProgram(OuterProgram):
     """A program that takes and returns states with :class:`StoredClients`.
 
     The program inside gets the rows of the plan's slots, ``[slots, ...]``, in the places of the
@@ -24,7 +24,8 @@ class GatheredProgram:
 
     def __init__(self, program: Any, layout: Layout, work: Work):
         """Takes a program that was made with ``gathered=True``, its layout and its work."""
-        self._program, self._layout, self._work = program, layout, work
+        super().__init__(program)
+        self._layout, self._work = layout, work
 
     def __call__(self, state: State, plan: Plan, round_index: int) -> RoundResult:
         """Runs round ``round_index``; returns without waiting for the device."""
@@ -44,16 +45,6 @@ class GatheredProgram:
     def known(self, state: State, plan: Plan) -> bool:
         """Returns whether a call with arguments of these shapes needs no compilation."""
         return self._program.known(self._like(state, plan), plan)
-
-    @property
-    def compile_seconds(self) -> float:
-        """Seconds of compilation so far."""
-        return self._program.compile_seconds
-
-    @property
-    def peak_bytes(self) -> int:
-        """The bytes that the compiled program needs on a device, including its arguments."""
-        return self._program.peak_bytes
 
     def _like(self, state: State, plan: Plan) -> State:
         """Returns a state with rows of these shapes, whose values do not matter."""

@@ -31,7 +31,7 @@ from fedjax_peft.typing import (
     Transform,
 )
 
-__all__ = ["Program", "Setup", "place_constants"]
+__all__ = ["OuterProgram", "Program", "Setup", "place_constants"]
 
 
 class Setup(NamedTuple):
@@ -251,6 +251,24 @@ class Program:
             + analysis.output_size_in_bytes
             - analysis.alias_size_in_bytes
         )
+
+
+class OuterProgram:
+    """A program around another one, which it gives other arguments."""
+
+    def __init__(self, program: Any):
+        """Takes the program inside."""
+        self._program = program
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds of compilation so far."""
+        return self._program.compile_seconds
+
+    @property
+    def peak_bytes(self) -> int:
+        """The bytes that the compiled program needs on a device, including its arguments."""
+        return self._program.peak_bytes
 
 
 _MOST = 16

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.program import Setup
+from fedjax_peft.engine.program import OuterProgram, Setup
 from fedjax_peft.engine.round import RoundResult, Work
 from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError, nearest
@@ -52,12 +52,13 @@ def of_plan(columns: Mapping[str, np.ndarray], plan: Plan) -> tuple[Params, Plan
     return chosen, plan._replace(examples=examples.astype(np.int32))
 
 
-class StreamedProgram:
+class StreamedProgram(OuterProgram):
     """A program that gets the examples of its plan at every call."""
 
     def __init__(self, program: Any, columns: Mapping[str, np.ndarray]):
         """Takes a program that was made without examples, and all examples."""
-        self._program, self._columns = program, columns
+        super().__init__(program)
+        self._columns = columns
 
     def __call__(self, state: State, plan: Plan, round_index: int) -> RoundResult:
         """Runs round ``round_index``; returns without waiting for the device."""
@@ -70,16 +71,6 @@ class StreamedProgram:
     def known(self, state: State, plan: Plan) -> bool:
         """Returns whether a call with arguments of these shapes needs no compilation."""
         return self._program.known(state, self._use(plan))
-
-    @property
-    def compile_seconds(self) -> float:
-        """Seconds of compilation so far."""
-        return self._program.compile_seconds
-
-    @property
-    def peak_bytes(self) -> int:
-        """The bytes that the compiled program needs on a device, including its arguments."""
-        return self._program.peak_bytes
 
     def _use(self, plan: Plan) -> Plan:
         """Gives the program the examples of a plan; returns the plan with their indices."""
