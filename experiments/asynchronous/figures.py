@@ -64,29 +64,43 @@ def margin(values: np.ndarray) -> np.ndarray:
 
 
 def draw(cells: Mapping[str, Cell], stem: Path) -> None:
-    """Writes the figure: means over seeds, and 95 % t intervals as bands."""
-    grid = np.linspace(0, END, 81)
+    """Writes the figure, one panel for each server beside the first one, which waits.
+
+    Lines are means over seeds, and bands are 95 % t intervals.
+    """
+    first, *others = cells
     data: list[dict[str, Any]] = []
     with style():
-        fig, axes = subplots(1, 1, size=(6.4, 4.0), squeeze=False)
-        ax = axes[0][0]
-        for number, (name, cell) in enumerate(cells.items()):
-            curves = cell.series("test_accuracy", "simulated_seconds")
-            values = np.array([[100 * at(curve, t) for t in grid] for curve in curves.values()])
-            mean, color = values.mean(axis=0), PALETTE[number % len(PALETTE)]
-            ax.plot(grid, mean, color=color, label=METHODS[name], marker="", drawstyle="steps-post")
-            if len(values) > 1:
-                low, high = mean - margin(values), mean + margin(values)
-                ax.fill_between(grid, low, high, color=color, alpha=0.15, linewidth=0, step="post")
-            data += [
-                {"method": name, "seed": seed, "seconds": t, "test_accuracy": y}
-                for seed, curve in curves.items()
-                for t, y in zip(*curve, strict=True)
-            ]
-        ax.set(xlabel="Simulated seconds", ylabel="Test accuracy (%)", xlim=(0, END))
-        ax.set_ylim(bottom=0)
-        ax.legend(loc="lower right")
+        rows = -(-max(len(others), 1) // 2)
+        fig, axes = subplots(
+            rows, 2, size=(7.0, 2.6 * rows), squeeze=False, sharex=True, sharey=True
+        )
+        for ax, name in zip(axes.flat, others, strict=False):
+            for color, one in zip(PALETTE, (first, name), strict=False):
+                _curve(ax, cells[one], color, METHODS[one])
+            ax.set(xlim=(0, END), ylim=(0, None))
+            ax.legend(loc="lower right")
+        fig.supxlabel("Simulated seconds", fontsize="medium")
+        fig.supylabel("Test accuracy (%)", fontsize="medium")
+    for name, cell in cells.items():
+        data += [
+            {"method": name, "seed": seed, "seconds": t, "test_accuracy": y}
+            for seed, curve in cell.series("test_accuracy", "simulated_seconds").items()
+            for t, y in zip(*curve, strict=True)
+        ]
     save(fig, stem, data)
+
+
+def _curve(ax: Any, cell: Cell, color: str, label: str) -> None:
+    """Draws the mean over seeds and its interval."""
+    grid = np.linspace(0, END, 81)
+    curves = cell.series("test_accuracy", "simulated_seconds")
+    values = np.array([[100 * at(curve, t) for t in grid] for curve in curves.values()])
+    mean = values.mean(axis=0)
+    ax.plot(grid, mean, color=color, label=label, marker="", drawstyle="steps-post")
+    if len(values) > 1:
+        low, high = mean - margin(values), mean + margin(values)
+        ax.fill_between(grid, low, high, color=color, alpha=0.2, linewidth=0, step="post")
 
 
 def table(cells: Mapping[str, Cell]) -> TextTable:
