@@ -187,8 +187,10 @@ def test_both_decompositions_agree_and_signs_are_canonical(options):
         for dense in (False, True)
     )
     kept = slice(rank)  # the other directions have B = 0 and any A
+    # A singular vector is as exact as eps * (largest singular value) / (distance to the next one),
+    # here up to 2.3e-5, and B holds it times a singular value of up to 11.
     np.testing.assert_allclose(qr[0][:, :, kept], dense[0][:, :, kept], rtol=0, atol=1e-4)
-    np.testing.assert_allclose(qr[1], dense[1], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(qr[1], dense[1], rtol=0, atol=3e-4)
     for measured in (2, 3, 4):  # Frobenius and largest error, norm
         np.testing.assert_allclose(qr[measured], dense[measured], rtol=1e-4)
     largest = np.take_along_axis(qr[0], np.abs(qr[0]).argmax(axis=1)[:, None], axis=1)
