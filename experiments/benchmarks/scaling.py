@@ -193,7 +193,8 @@ def report(rows, path):
         for j, unit in enumerate(("seconds of a round", "peak memory, MB")):
             axes[j][i].set(xlabel=f"{axis} ({fixed})", ylabel=unit)
             axes[j][i].grid(alpha=0.3)
-    axes[0][0].legend(fontsize=8)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
     for suffix in (".png", ".svg"):
         figure.savefig(path.with_suffix(suffix), dpi=120)
     for row in rows:
