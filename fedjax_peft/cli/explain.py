@@ -84,7 +84,7 @@ def explain_function(table: str, name: str) -> str:
     """
     module = configs.NAMESPACES[table]
     if name not in module.__all__:
-        one = table.removesuffix("s")
+        one = configs.in_words(table)
         raise InputError(f"There is no {one} {name!r}. {nearest(name, module.__all__)}")
     function = getattr(module, name)
     description = _plain(re.split(r"\n(?:Args|Returns|Raises):", _document(function))[0].strip())

@@ -110,6 +110,7 @@ __all__ = [
     "describe",
     "evaluation_data",
     "federation",
+    "in_words",
     "load",
     "load_data",
     "methods",
@@ -1002,8 +1003,13 @@ def _seeded(
 # ------------------------------------------------------------------------------------- signatures
 
 
+def in_words(table: str) -> str:
+    """Returns what a table names, in the singular, for messages."""
+    return {"transforms": "transform", "asynchronous": "asynchronous server"}.get(table, table)
+
+
 def _function(table: str, name: Any) -> Callable[..., Any]:
-    module, one = NAMESPACES[table], table.removesuffix("s")
+    module, one = NAMESPACES[table], in_words(table)
     if name is None:
         raise InputError(f"[{table}] needs a name. {nearest('', module.__all__)}")
     if plugins.is_user_function(name):
