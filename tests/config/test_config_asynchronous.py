@@ -58,7 +58,8 @@ def test_a_run_from_before_failure_exponent_resumes(resolved, tmp_path):
 
 
 def test_unknown_names_and_keys_are_refused(resolved):
-    with pytest.raises(InputError, match=r"no asynchronous server 'fedbuf'\. Did you mean 'fedbuff'"):
+    message = r"no asynchronous server 'fedbuf'\. Did you mean 'fedbuff'"
+    with pytest.raises(InputError, match=message):
         resolved(asynchronous="fedbuf")
     with pytest.raises(InputError, match="buffer_size"):
         resolved(asynchronous={"name": "fedbuff", "buffer": 3})
