@@ -18,7 +18,6 @@ its own before the first round, as if all had trained.
 import argparse
 import json
 import os
-import resource
 import statistics
 import tempfile
 import time
@@ -28,20 +27,12 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from scaffold_memory import CLASSES, MINILM, peak, texts  # beside this script
 
 import fedjax_peft as fp
 from fedjax_peft.engine.client_store import room_for
 
-MINILM = {
-    "model_type": "bert",
-    "vocab_size": 30522,
-    "hidden_size": 384,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 12,
-    "intermediate_size": 1536,
-    "max_position_embeddings": 512,
-}
-CLASSES, PLACES = 20, ("device", "host", "disk")
+PLACES = ("device", "host", "disk")
 
 
 def main() -> None:
@@ -158,22 +149,6 @@ def fill(stored: Any) -> None:
     for first in range(0, len(stored), part):
         clients = np.arange(first, min(first + part, len(stored)))
         stored.put(clients, stored.take(clients))
-
-
-def peak() -> int:
-    """Returns the peak resident memory of the process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def texts(examples: int, length: int) -> fp.Dataset:
-    """Returns random tokens without padding, and random labels."""
-    rng = np.random.default_rng(0)
-    columns = {
-        "input_ids": rng.integers(1000, MINILM["vocab_size"], (examples, length), dtype=np.int32),
-        "attention_mask": np.ones((examples, length), bool),
-        "labels": rng.integers(0, CLASSES, examples, dtype=np.int32),
-    }
-    return fp.Dataset(columns, tuple(f"class {i}" for i in range(CLASSES)), "random")
 
 
 if __name__ == "__main__":

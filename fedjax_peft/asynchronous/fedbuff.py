@@ -6,10 +6,9 @@ from fedjax_peft.asynchronous.staleness import (
     Change,
     Staleness,
     StalenessWeight,
-    check_count,
-    check_number,
     server,
 )
+from fedjax_peft.checks import check_count, check_number
 from fedjax_peft.typing import Asynchronous
 
 __all__ = ["fedbuff"]

@@ -1,13 +1,12 @@
 """Weights of stale uploads, and the way in which a server takes them."""
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.display import show
+from fedjax_peft.checks import check_count, check_number
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.typing import Algorithm, Asynchronous, Federation, PyTree
 
@@ -17,8 +16,6 @@ __all__ = [
     "Staleness",
     "StalenessWeight",
     "Wrapper",
-    "check_count",
-    "check_number",
     "server",
 ]
 
@@ -81,19 +78,18 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """``(1 - a) template + a upload`` with a = rate s(τ): a step towards the client's model."""
+class Mixture(Change):
+    """``(1 - a) template + a upload`` with a = rate s(τ): a step towards the client's model.
 
-    weight: StalenessWeight
-    rate: float
+    It is the change from the present version, whatever the client fetched.
+    """
 
     def __call__(
         self, upload: PyTree, fetched: PyTree, template: PyTree, staleness: jax.Array
     ) -> PyTree:
         """Returns the upload as :class:`fedjax_peft.typing.Rebase` says."""
         del fetched
-        factor = self.rate * self.weight(staleness)
-        return jax.tree.map(lambda u, t: (t + factor * (u - t)).astype(t.dtype), upload, template)
+        return super().__call__(upload, template, template, staleness)
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ class Wrapper:
     """The function that gives an algorithm an asynchronous server."""
 
     name: str
-    rebase: Change | Mixture
+    rebase: Change
     weights: Literal["size", "uniform"]
 
     def __call__(self, algorithm: Algorithm, federation: Federation) -> Algorithm:
@@ -139,7 +135,7 @@ class Wrapper:
 
 def server(
     name: str,
-    rebase: Change | Mixture,
+    rebase: Change,
     weights: Literal["size", "uniform"],
     *,
     concurrency: int | None,
@@ -165,22 +161,3 @@ def server(
         concurrency=concurrency,
         max_staleness=max_staleness,
     )
-
-
-def check_number(
-    method: str, name: str, value: Any, *, most: float = math.inf, positive: bool = False
-) -> None:
-    """Raises InputError for a value that is no number from 0 to ``most``, or is 0 if positive."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value <= most or math.isinf(value) or (positive and value == 0):
-        limits = "above 0" if positive else "from 0 up"
-        limits += "" if math.isinf(most) else f", at most {most:g}"
-        raise InputError(f"{name} = {show(value)} of {method} must be a number {limits}.")
-
-
-def check_count(method: str, name: str, value: Any, least: int = 1) -> None:
-    """Raises InputError for a value that is no whole number from ``least`` up."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(
-            f"{name} = {show(value)} of {method} must be a whole number from {least} up."
-        )

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedjax_peft.availability.checks import check_number
 from fedjax_peft.availability.draws import uniforms
+from fedjax_peft.checks import check_number
 from fedjax_peft.typing import Availability
 
 __all__ = ["diurnal"]

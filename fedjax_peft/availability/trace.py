@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_peft.availability.checks import check_number
+from fedjax_peft.checks import check_number
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
 from fedjax_peft.typing import Availability

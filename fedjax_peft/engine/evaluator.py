@@ -125,7 +125,7 @@ class Evaluator:
         else:
             batch_size, columns = shapes.batch_size, shapes.filled(columns)
             tokens = None if tokens is None else tokens._replace(padded=shapes.padded)
-        plan = self._plan = _plan(members, batch_size, tokens, setup.layout.lane_devices)
+        plan = self.plan = _plan(members, batch_size, tokens, setup.layout.lane_devices)
         if shapes is None:
             # Each part is one call of the program. Parts only serve the progress display: metrics
             # are added up step by step, so the results do not depend on them.
@@ -142,11 +142,6 @@ class Evaluator:
         self.setup, self.columns, self.work, self.padded = setup, columns, work, shapes.padded
         self._program = make(setup, columns, work=work, padded=shapes.padded)
 
-    @property
-    def plan(self) -> Plan:
-        """The plan of the whole evaluation."""
-        return self._plan
-
     def __call__(
         self,
         state: State,
@@ -158,7 +153,7 @@ class Evaluator:
           state: holds the models; it is not consumed.
           on_part: called after every part with the number of examples evaluated so far.
         """
-        plan, parts, start = self._plan, [], 0
+        plan, parts, start = self.plan, [], 0
         before = self._program.compile_seconds
         while start < int(plan.steps):
             part = self._part(start)
@@ -177,13 +172,13 @@ class Evaluator:
 
     def _part(self, start: int) -> Plan:
         capacity, slots = self._shapes.time_steps, self._shapes.slots
-        return window(self._plan, start, self._part_steps, time_steps=capacity, slots=slots)
+        return window(self.plan, start, self._part_steps, time_steps=capacity, slots=slots)
 
     def _by_member(
         self, metrics: Mapping[str, Any], predictions: Mapping[str, np.ndarray]
     ) -> Measured:
         """Returns the measurements of all steps, ``[steps * lanes, ...]``, grouped by member."""
-        plan, used = self._plan, int(self._plan.steps)
+        plan, used = self.plan, int(self.plan.steps)
         slot = plan.slot[:used].reshape(-1)
         batch = plan.examples[:used].reshape(-1, plan.examples.shape[-1])
         steps = np.argsort(slot, kind="stable")
@@ -211,7 +206,7 @@ class Evaluator:
     @property
     def examples(self) -> int:
         """The number of evaluated examples; an example counts once for each of its members."""
-        return int((self._plan.examples >= 0).sum())
+        return int((self.plan.examples >= 0).sum())
 
     @property
     def compile_seconds(self) -> float:

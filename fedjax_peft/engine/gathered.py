@@ -38,18 +38,10 @@ class GatheredProgram(OuterProgram):
         new = stored.after(plan.client, ClientRow(after.client_state, memory))
         return result._replace(state=after._replace(client_state=new))
 
-    def compile(self, state: State, plan: Plan) -> None:
-        """Compiles the program for arguments of these shapes, without running it."""
-        self._program.compile(self._like(state, plan), plan)
-
-    def known(self, state: State, plan: Plan) -> bool:
-        """Returns whether a call with arguments of these shapes needs no compilation."""
-        return self._program.known(self._like(state, plan), plan)
-
-    def _like(self, state: State, plan: Plan) -> State:
-        """Returns a state with rows of these shapes, whose values do not matter."""
+    def _shaped(self, state: State, plan: Plan) -> tuple[State, Plan]:
+        """Returns a state with rows of zeros."""
         rows = _stored(state).store.packing.zeros(len(plan.client))
-        return with_rows(state, self._layout.put_clients(rows))
+        return with_rows(state, self._layout.put_clients(rows)), plan
 
 
 def gathering(make: Callable[..., Any]) -> Callable[..., GatheredProgram]:

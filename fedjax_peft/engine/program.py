@@ -258,7 +258,21 @@ class OuterProgram:
 
     def __init__(self, program: Any):
         """Takes the program inside."""
-        self._program = program
+        self._program, self._known = program, False
+
+    def compile(self, state: State, plan: Plan) -> None:
+        """Compiles the program for arguments of these shapes, without running it."""
+        self._program.compile(*self._shaped(state, plan))
+
+    def known(self, state: State, plan: Plan) -> bool:
+        """Returns whether a call with arguments of these shapes needs no compilation."""
+        # What is known stays known, so that rounds do not make arguments only to ask.
+        self._known = self._known or self._program.known(*self._shaped(state, plan))
+        return self._known
+
+    def _shaped(self, state: State, plan: Plan) -> tuple[State, Plan]:
+        """Returns a state and a plan as the program inside takes them, of the right shapes."""
+        raise NotImplementedError
 
     @property
     def compile_seconds(self) -> float:

@@ -64,13 +64,9 @@ class StreamedProgram(OuterProgram):
         """Runs round ``round_index``; returns without waiting for the device."""
         return self._program(state, self._use(plan), round_index)
 
-    def compile(self, state: State, plan: Plan) -> None:
-        """Compiles the program for arguments of these shapes, without running it."""
-        self._program.compile(state, self._use(plan))
-
-    def known(self, state: State, plan: Plan) -> bool:
-        """Returns whether a call with arguments of these shapes needs no compilation."""
-        return self._program.known(state, self._use(plan))
+    def _shaped(self, state: State, plan: Plan) -> tuple[State, Plan]:
+        """Returns the state, and the plan with the indices of its examples."""
+        return state, self._use(plan)
 
     def _use(self, plan: Plan) -> Plan:
         """Gives the program the examples of a plan; returns the plan with their indices."""
