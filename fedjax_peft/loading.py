@@ -91,8 +91,8 @@ def load_run(
         names = assign_roles(model.kinds, algorithm.roles)
         server, client_state = tree.select(params, names["shared"]), {}
     ranks = config.get("client_ranks")
-    length = inputs_of(directory, config)[1]
-    return Run(model, algorithm, params, client_state, server, rows, directory, ranks, length)
+    task, length = inputs_of(directory, config)
+    return Run(model, algorithm, params, client_state, server, rows, directory, ranks, length, task)
 
 
 def base_model(directory: Path, config: dict[str, Any], labels: tuple[str, ...]) -> Model:
@@ -166,8 +166,7 @@ def inputs_of(directory: Path, config: dict[str, Any]) -> tuple[Task, int | None
     if not (directory / recipe.NAME).exists():
         return tasks.classification(), None
     metadata = recipe.load_recipe(directory)
-    head = (metadata["model"] or {}).get("head", "classification")
-    return tasks.for_head(tasks.head_kind(head)), metadata["max_length"]
+    return recipe.task_of(metadata), metadata["max_length"]
 
 
 def restore(directory: Path, model: Model, algorithm: Algorithm) -> tuple[int, PyTree, PyTree]:

@@ -9,14 +9,16 @@ import numpy as np
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import save_checkpoint
-from fedjax_peft.models.heads import classification
+from fedjax_peft.models.heads import causal_lm, classification
 from fedjax_peft.models.registry import random_model
 
 __all__ = [
     "TINY_BERT",
+    "TINY_LLAMA",
     "tiny_dataset",
     "tiny_model",
     "write_tiny_checkpoint",
+    "write_tiny_language_model",
     "write_tiny_texts",
 ]
 
@@ -34,6 +36,31 @@ TINY_BERT: dict[str, Any] = {
     "initializer_range": 0.15,
 }
 """The ``config.json`` of :func:`tiny_model`."""
+
+TINY_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 261,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "initializer_range": 0.15,
+}
+"""The ``config.json`` of :func:`write_tiny_language_model`."""
+
+_CHAT = (
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}<|end|>{% endgeneration %}"
+    "{% else %}{{ message.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 
 def tiny_model(classes: int = 4, *, seed: int = 0, **config: Any) -> Model:
@@ -95,6 +122,39 @@ def write_tiny_checkpoint(directory: str | Path, *, seed: int = 0) -> Path:
     config["eos_token"] = "[SEP]"  # GPT-2 needs an end token
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directory
+
+
+def write_tiny_language_model(directory: str | Path, *, seed: int = 0, **config: Any) -> Path:
+    """Writes a tiny Llama with random weights, and a tokenizer with a chat template.
+
+    The tokenizer has one token for each byte, so it reads any text. Its special tokens are
+    ``<|pad|>``, ``<|end|>``, ``<|system|>``, ``<|user|>`` and ``<|assistant|>``.
+
+    Args:
+      directory: where to.
+      seed: of the weights.
+      **config: fields of the ``config.json`` that replace those of :data:`TINY_LLAMA`.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    directory = Path(directory)
+    model = random_model({**TINY_LLAMA, **config}, head=causal_lm(), seed=seed)
+    save_checkpoint({**model.frozen, **model.trainable}, model.config, directory, ())
+    special = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+    tokens = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(special)
+    backend.save(str(directory / "tokenizer.json"))
+    settings = {
+        "pad_token": special[0],
+        "eos_token": special[1],
+        "chat_template": _CHAT,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return directory
 
 

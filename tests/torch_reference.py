@@ -15,7 +15,13 @@ from transformers import (
     BertConfig,
     DebertaV2Config,
     DistilBertConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
     RobertaConfig,
     ViTConfig,
 )
@@ -51,6 +57,12 @@ DEBERTA = SHAPE | {
 """DeBERTaV3's form; few buckets, so that most of them are logarithmic."""
 
 
+DECODER = SHAPE | {"num_key_value_heads": 2, "pad_token_id": 3}
+WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+"""A window that is shorter than the texts, in the second layer."""
+GEMMA = DECODER | {"head_dim": 16, "sliding_window": 4, "query_pre_attn_scalar": 24}
+
+
 class Family(NamedTuple):
     """How to make a tiny model of a family in torch."""
 
@@ -59,7 +71,8 @@ class Family(NamedTuple):
     """As Hugging Face begins its class names."""
     shape: dict
     embeddings: str | None
-    """Our leaf of the token embedding table; None for a model of images."""
+    """Our leaf of the token embedding table (``{}``: the name of the backbone); None for a model of
+    images."""
     kinds: tuple[str, ...] = ("classification", "token_classification", "span_classification")
 
 
@@ -100,13 +113,31 @@ FAMILIES = {
         "transformer.wte.embedding",
         ("classification", "token_classification", "span_classification", "causal_lm"),
     ),
+    "llama": Family(
+        LlamaConfig,
+        "Llama",
+        DECODER,
+        "{}.embed_tokens.embedding",
+        ("classification", "token_classification", "span_classification", "causal_lm"),
+    ),
+    **{
+        family: Family(config, name, shape, "{}.embed_tokens.embedding", ("causal_lm",))
+        for family, config, name, shape in (
+            ("mistral", MistralConfig, "Mistral", DECODER | {"sliding_window": 4}),
+            ("qwen2", Qwen2Config, "Qwen2", DECODER | WINDOW | {"tie_word_embeddings": True}),
+            ("qwen3", Qwen3Config, "Qwen3", DECODER | {"head_dim": 16}),
+            ("gemma2", Gemma2Config, "Gemma2", GEMMA),
+            ("gemma3_text", Gemma3TextConfig, "Gemma3", GEMMA | {"sliding_window_pattern": 2}),
+        )
+    },
     "vit": Family(ViTConfig, "ViT", VIT_SHAPE, None, ("classification",)),
 }
 CLASSES = {
-    "classification": "ForSequenceClassification",
-    "token_classification": "ForTokenClassification",
-    "span_classification": "ForQuestionAnswering",
-    "causal_lm": "LMHeadModel",
+    "classification": ("TextForSequenceClassification", "ForSequenceClassification"),
+    "token_classification": ("ForTokenClassification",),
+    "span_classification": ("ForQuestionAnswering",),
+    "causal_lm": ("LMHeadModel", "ForCausalLM"),
+    "image": ("ForImageClassification",),
 }
 HEADS = [(family, kind) for family, f in FAMILIES.items() for kind in f.kinds]
 
@@ -118,21 +149,30 @@ def tiny_model(
     f = FAMILIES[family]
     labels = {} if kind in ("span_classification", "causal_lm") else {"num_labels": classes}
     image = kind == "classification" and f.embeddings is None
-    make = getattr(transformers, f.name + ("ForImageClassification" if image else CLASSES[kind]))
+    make = class_of(f.name, "image" if image else kind)
     # Eager attention is the formula as the papers have it, and works for any mask.
     model = make(f.config(attn_implementation="eager", **labels, **(f.shape | config))).eval()
     return randomised(model, seed)
 
 
-NORM = re.compile(r"(LayerNorm|layer_norm|ln_\w|layernorm\w*)\.weight$")
+def class_of(name: str, kind: str) -> Any:
+    """Returns Hugging Face's class."""
+    for end in CLASSES[kind]:
+        if hasattr(transformers, name + end):
+            return getattr(transformers, name + end)
+    raise AttributeError(name, kind)
+
+
+NORM = re.compile(r"(LayerNorm|layer_norm|ln_\w|layernorm\w*|norm)\.weight$")
 
 
 def randomised(model, seed: int = 0):
     """Returns the model with all parameters drawn afresh."""
     generator = torch.Generator().manual_seed(seed)
+    centred = model.config.model_type.startswith("gemma")  # whose norms scale by 1 + weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            mean = 1.0 if NORM.search(name) else 0.0
+            mean = 1.0 if NORM.search(name) and not centred else 0.0
             parameter.copy_(mean + 0.2 * torch.randn(parameter.shape, generator=generator))
     return model
 

@@ -6,7 +6,8 @@ arrays and ``apply``; nothing downstream imports flax.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,19 @@ from flax import nnx
 
 from fedjax_peft import tree
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models.quantized import parameters
+from fedjax_peft.models.stacks import (
+    Source,
+    Stack,
+    find_stacks,
+    gathered,
+    seeded,
+    shortened,
+    sources,
+    split_axes,
+    stacked,
+    unstacked,
+)
 from fedjax_peft.typing import ApplyFn, Batch, Key, Outputs, Params, Splits
 
 __all__ = ["AdapterConst", "AdapterParam", "Model", "bind", "is_inside"]
@@ -32,7 +46,7 @@ class Model:
     """A model as pure data: ``apply(frozen, trainable, batch, key, train) -> Outputs``.
 
     Made by :func:`fedjax_peft.load_model` or :func:`bind`; :func:`fedjax_peft.attach` returns a
-    new one. Arrays are float32; ``dtype`` is the compute dtype that ``apply`` uses.
+    new one. Trained arrays are float32; ``dtype`` is the compute dtype that ``apply`` uses.
     """
 
     apply: ApplyFn
@@ -66,10 +80,18 @@ class Model:
     """The call of ``load_model`` or ``random_model`` that made it, from which a run on disk makes
     it
     again; empty for a bound module and for merged weights."""
+    original: Callable[[str], jax.Array] | None = None
+    """Reads or makes a kernel as it was before it was quantised, by its leaf name, in float32; None
+    where nobody can. LoftQ and SVD starts need it."""
 
-    def module(self) -> nnx.Module:
-        """Returns a fresh NNX module with these arrays."""
-        flat = {**self.frozen, **self.trainable}
+    def module(self, *, lazy: bool = False) -> nnx.Module:
+        """Returns a fresh NNX module with these arrays.
+
+        Args:
+          lazy: do not copy the arrays that ``scan_layers`` has stacked: the module holds
+            :class:`fedjax_peft.models.stacks.Row` until it is bound.
+        """
+        flat = {**unstacked(self.frozen, self.graph.origins, lazy=lazy), **self.trainable}
         state = {path: flat[name] for name, path in self.graph.paths.items()}
         return nnx.merge(self.graph.eval, nnx.from_flat_state(state), self.graph.rng)
 
@@ -79,7 +101,7 @@ class Model:
 
     def counts(self) -> dict[str, int]:
         """Returns the numbers of parameters: ``{"adapter": n, "head": n, "frozen": n}``."""
-        return self._total(tree.size)
+        return self._total(tree.size) | {"frozen": parameters(self.frozen)}
 
     def nbytes(self) -> dict[str, int]:
         """Returns the bytes of the arrays of this model, with the keys of :meth:`counts`."""
@@ -94,9 +116,12 @@ class Model:
 
     def compute_frozen(self) -> Params:
         """Returns the frozen tree as a run holds it: matrices in the compute dtype."""
+        # A model that was made without a module, from functions alone, has no graph.
+        origins = {} if self.graph is None else self.graph.origins
+        stacks = {x.name for x in origins.values() if x.is_stacked}
         return {
-            name: x.astype(self.dtype)
-            if x.ndim > 1 and x.dtype == jnp.float32 and name not in self.wide
+            name: _cast(x, self.dtype)
+            if x.ndim - (name in stacks) > 1 and x.dtype == jnp.float32 and name not in self.wide
             else x
             for name, x in self.frozen.items()
         }
@@ -125,6 +150,8 @@ class _Graph:
     eval: Any
     rng: Any
     paths: dict[str, tuple]
+    origins: Mapping[tuple, Source] = dataclasses.field(default_factory=dict)
+    """With ``scan_layers``: where the leaves of the module with stacked blocks come from."""
 
 
 def bind(
@@ -174,22 +201,62 @@ def bind(
         if state is trainable:
             kinds = {name: _kind(var) for name, (_, var) in sorted(flat.items())}
     graph = _Graph(type(module).__name__, train_def, eval_def, rng, paths)
+    make: Make = partial(_whole, graph)
+    if stacks := find_stacks(module):
+        graph, make = _with_stacks(module, stacks, graph)
+        values[1] = stacked(values[1], graph.origins)
+        info["splits"] = split_axes(info.get("splits", ()), graph.origins)
 
     def apply(
         frozen: Params, trainable: Params, batch: Batch, key: Key | None, train: bool
     ) -> Outputs:
-        arrays = {**frozen, **trainable}
-        state = nnx.from_flat_state({path: arrays[name] for name, path in paths.items()})
-        random = rng if key is None else _seed(rng, key)
-        fresh = nnx.merge(train_def if train else eval_def, state, random)
+        fresh = make({**frozen, **trainable}, key, train)
         return _outputs(fresh(batch) if forward is None else forward(fresh, batch))
 
     return Model(apply, values[1], values[0], kinds, graph, head, forward=forward, **info)
 
 
+Make: TypeAlias = Callable[[Params, Key | None, bool], Any]
+"""(arrays by name, the step's key, whether in training) -> the module of a forward pass."""
+
+
+def _whole(graph: _Graph, arrays: Params, key: Key | None, train: bool) -> Any:
+    """Returns the module with the given arrays."""
+    state = nnx.from_flat_state({path: arrays[name] for name, path in graph.paths.items()})
+    random = graph.rng if key is None else _seed(graph.rng, key)
+    return nnx.merge(graph.train if train else graph.eval, state, random)
+
+
+def _with_stacks(module: nnx.Module, stacks: Sequence[Stack], graph: _Graph) -> tuple[_Graph, Make]:
+    """Returns the graph of a module with the origins of its stacked leaves, and how to make it."""
+    short = shortened(module, stacks)
+    short.train()
+    train_def, *states = nnx.split(short, nnx.RngState, ...)
+    rng, parameters = states
+    short.eval()
+    eval_def, *_ = nnx.split(short, nnx.RngState, ...)
+    order = {path: i for i, (path, _) in enumerate(nnx.to_flat_state(graph.rng))}
+    leaves = sources([path for path, _ in nnx.to_flat_state(parameters)], stacks)
+    keys = sources([path for path, _ in nnx.to_flat_state(rng)], stacks)
+
+    def make(arrays: Params, key: Key | None, train: bool) -> Any:
+        state = nnx.from_flat_state(dict(gathered(arrays, leaves)))
+        random = seeded(rng, order, keys, key)
+        return nnx.merge(train_def if train else eval_def, random, state)
+
+    return dataclasses.replace(graph, origins=leaves), make
+
+
 def is_inside(path: str, modules: Sequence[str]) -> bool:
     """Returns whether a leaf or a module (dotted path) is one of the modules or inside one."""
     return f"{path}.".startswith(tuple(f"{module}." for module in modules))
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    """Returns an array, or the shape of one, in another dtype."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, dtype)
+    return x.astype(dtype)
 
 
 def _outputs(returned: Any) -> Outputs:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
 from fedjax_peft.models.layers import (
@@ -154,7 +155,7 @@ class Layer(nnx.Module):
 
 class Encoder(nnx.Module):
     def __init__(self, c: BertConfig, dtype: Any):
-        self.layer = nnx.List([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
+        self.layer = Blocks([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
 
     def __call__(self, x: Array, mask: Array) -> Encoded:
         """Returns the hidden states of all layers.
@@ -164,12 +165,9 @@ class Encoder(nnx.Module):
         tokens, ten twelfths of a layer. The numbers are the same (for the dropout masks see
         :func:`layers.random_bytes`).
         """
-        *body, last = self.layer
-        states = [x]
-        for layer in body:
-            states.append(layer(states[-1], mask))
-        first = last(states[-1], mask, queries=1)[:, 0]
-        return Encoded((*states, last(states[-1], mask)), first)
+        states = self.layer.states_before_last(x, mask)
+        first = self.layer.last(states[-1], mask, 1)[:, 0]
+        return Encoded((*states, self.layer.last(states[-1], mask)), first)
 
 
 class Dense(nnx.Module):

@@ -41,6 +41,9 @@ _OTHER_HEADS = (
 )
 """Heads that a checkpoint may hold in addition to the requested head, or instead of it."""
 
+_WEIGHTS = ("kernel", "scale", "offset", "embedding")
+"""The names of leaves that torch calls ``weight``."""
+
 _AXES = {2: (1, 0), 4: (2, 3, 1, 0)}
 """Axis orders from torch's linear and convolution weights to flax's kernels, by rank."""
 _TORCH_AXES = {2: (1, 0), 4: (3, 2, 0, 1)}
@@ -199,7 +202,7 @@ def normal_names(tensors: Tensors, family: Family) -> dict[str, str]:
 def source_name(leaf: str, family: Family) -> tuple[str, bool]:
     """Returns a leaf's checkpoint name and whether it is stored transposed."""
     stem, _, kind = leaf.rpartition(".")
-    name = f"{stem}.weight" if kind in ("kernel", "scale", "embedding") else leaf
+    name = f"{stem}.weight" if kind in _WEIGHTS else leaf
     return name, _leaf(name, family)[1]
 
 
@@ -291,7 +294,8 @@ def match(
     plan: dict[str, tuple[str, bool]] = {}
     problems = []
     stored_shapes = tensors.shapes
-    for normal, key in names.items():
+    for usual, key in names.items():
+        normal = _substituted(usual, kind.renamed)
         is_head = is_inside(normal, kind.head[-1:])
         if head.fresh and is_head:
             continue

@@ -22,6 +22,7 @@ from jax import Array
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models import bert
 from fedjax_peft.models.bert import BertConfig, Intermediate, Output
+from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, Kind
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
 from fedjax_peft.models.layers import (
@@ -296,7 +297,7 @@ class Layer(nnx.Module):
 
 class Encoder(nnx.Module):
     def __init__(self, c: DebertaConfig, dtype: Any):
-        self.layer = nnx.List([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
+        self.layer = Blocks([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
         if c.relative_attention:
             self.rel_embeddings = nnx.Embed(2 * c.span, c.hidden_size, rngs=nnx.Rngs(0))
         if "layer_norm" in c.norms:  # even if relative attention is off, as in the reference
@@ -307,12 +308,9 @@ class Encoder(nnx.Module):
         table = self.table(x.dtype)
         # As in the reference, a padding token attends to all tokens equally.
         pairs = mask[:, None, :, None] & mask[:, None, None, :]
-        *body, last = self.layer
-        states = [x]
-        for layer in body:
-            states.append(layer(states[-1], table, pairs))
-        first = last(states[-1], table, pairs, queries=1)[:, 0]
-        return Encoded((*states, last(states[-1], table, pairs)), first)
+        states = self.layer.states_before_last(x, table, pairs)
+        first = self.layer.last(states[-1], table, pairs, 1)[:, 0]
+        return Encoded((*states, self.layer.last(states[-1], table, pairs)), first)
 
     def table(self, dtype: Any) -> Array | None:
         """Returns the normalised relative embeddings ``[2 span, width]``, None if there are none.

@@ -12,6 +12,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.models import bert
+from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
 from fedjax_peft.models.layers import (
@@ -122,7 +123,7 @@ class Transformer(bert.Encoder):
     """BERT's encoder with DistilBERT's layers."""
 
     def __init__(self, c: DistilBertConfig, dtype: Any):
-        self.layer: Any = nnx.List([TransformerBlock(c, dtype) for _ in range(c.n_layers)])
+        self.layer = Blocks([TransformerBlock(c, dtype) for _ in range(c.n_layers)])
 
 
 class DistilBertModel(nnx.Module):

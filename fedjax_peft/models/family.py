@@ -23,6 +23,8 @@ class Kind(NamedTuple):
     has the classes."""
     architecture: str
     """The end of Hugging Face's class name in ``config.json``."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Substitutions that turn the family's usual names of tensors into those of this head."""
 
 
 class Family(NamedTuple):

@@ -12,6 +12,8 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.models.blocks import Blocks
+from fedjax_peft.models.cache import Exchange, continues, keep, view
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
 from fedjax_peft.models.layers import (
@@ -26,8 +28,8 @@ from fedjax_peft.models.layers import (
     check_length,
     layer_norm,
     linear,
-    prepend,
 )
+from fedjax_peft.models.readout import tied_readout
 from fedjax_peft.models.splits import splits_of
 from fedjax_peft.typing import Batch, Outputs
 
@@ -86,11 +88,12 @@ class Attention(nnx.Module):
         self.attn_dropout = Dropout(c.attn_pdrop)
         self.resid_dropout = Dropout(c.resid_pdrop)
 
-    def __call__(self, x: Array, mask: Array, token: Array | None) -> Array:
+    def __call__(self, x: Array, mask: Array, token: Array | None, store: Exchange) -> Array:
         def split(y: Array) -> Array:
             return y.reshape(*y.shape[:-1], self.heads, -1)
 
         q, k, v = (split(y) for y in jnp.split(self.c_attn(x), 3, axis=-1))
+        k, v = store(k, v)
         k, v, mask = self.prefix(k, v, mask)
         if token is not None:
             q, mask = at(q, token, 1), at(mask, token, 2)
@@ -118,15 +121,18 @@ class Block(nnx.Module):
         self.mlp = MLP(c, dtype)
         self.output_residual = Residual("feed_forward", c.n_embd)
 
-    def __call__(self, x: Array, mask: Array, token: Array | None = None) -> Array:
+    def __call__(
+        self, x: Array, mask: Array, token: Array | None = None, store: Exchange = keep
+    ) -> Array:
         """Returns the new hidden states, or only those of one ``token`` per row (``[batch]``).
 
         Args:
           x: ``[batch, length, width]``.
           mask: bool ``[batch, 1, length, length]``: which tokens (last axis) a token attends to.
           token: one token for each row; the result is then ``[batch, 1, width]``.
+          store: new keys and values -> all that there are (:mod:`fedjax_peft.models.cache`).
         """
-        h = self.attn(self.ln_1(x), mask, token)
+        h = self.attn(self.ln_1(x), mask, token, store)
         x = self.attention_residual(h, x if token is None else at(x, token, 1))
         return self.output_residual(self.mlp(self.ln_2(x)), x)
 
@@ -134,7 +140,7 @@ class Block(nnx.Module):
 class GPT2Model(nnx.Module):
     """Embeddings, blocks and the final layer norm.
 
-    Positions count every token, padding and a prompt included. As in Hugging Face,
+    Positions and masks are those of :func:`fedjax_peft.models.cache.view`. As in Hugging Face,
     ``token_type_ids`` are looked up in the table of tokens; with a prompt they are ignored, as in
     PEFT.
     """
@@ -144,7 +150,7 @@ class GPT2Model(nnx.Module):
         self.wte = TokenEmbed(c.vocab_size, c.n_embd, dtype)
         self.wpe = nnx.Embed(c.n_positions, c.n_embd, dtype=dtype, rngs=nnx.Rngs(0))
         self.drop = Dropout(c.embd_pdrop)
-        self.h = nnx.List([Block(c, i, dtype) for i in range(c.n_layer)])
+        self.h = Blocks([Block(c, i, dtype) for i in range(c.n_layer)])
         self.ln_f = layer_norm(c.n_embd, c.layer_norm_epsilon, dtype)
 
     def __call__(self, batch: Batch) -> Encoded:
@@ -153,31 +159,34 @@ class GPT2Model(nnx.Module):
         The last layer of that token is computed separately. If only that token is used, as by a
         classifier, the compiler drops the attention, its output and the feed-forward products of
         the other tokens, three quarters of a layer. The numbers are the same except for the dropout
-        masks of the last layer.
+        masks of the last layer. With a cache, the last token of every row is its last column.
 
         Raises:
           InputError: a sequence that is longer than ``n_positions``.
         """
         ids = batch["input_ids"]
-        x = self.wte(ids)
+        x = self.wte.tokens(ids) if continues(batch) else self.wte(ids)
         length = x.shape[1]
         prompt = length - ids.shape[1]
-        check_length(ids.shape[1], length, self.wpe.num_embeddings, "n_positions")
         if "token_type_ids" in batch and not prompt:
-            x = x + self.wte(batch["token_type_ids"])
-        x = self.drop(x + self.wpe(jnp.arange(length))[None])
+            x = x + self.wte.tokens(batch["token_type_ids"])
+        seen = view(batch, length)
+        check_length(seen.slots - prompt, seen.slots, self.wpe.num_embeddings, "n_positions")
+        x = self.drop(x + self.wpe(seen.positions))
 
-        real = batch["attention_mask"].astype(bool)
-        causal = jnp.tril(jnp.ones((length, length), bool))
-        mask = prepend(real, prompt)[:, None, None, :] & causal[None, None]
-        *body, last = self.h
-        states = [x]
-        for block in body:
-            states.append(block(states[-1], mask))
-        token = self.last_token(ids, real)
-        first = self.ln_f(last(states[-1], mask, prompt + token))[:, 0]
-        states.append(self.ln_f(last(states[-1], mask)))
-        return Encoded(tuple(x[:, prompt:] for x in states), first, token)
+        if seen.before is None:
+            states = self.h.states_before_last(x, seen.mask)
+            token = self.last_token(ids, batch["attention_mask"].astype(bool))
+            first = self.ln_f(self.h.last(states[-1], seen.mask, prompt + token))[:, 0]
+            states.append(self.ln_f(self.h.last(states[-1], seen.mask)))
+            return Encoded(tuple(x[:, prompt:] for x in states), first, token)
+        states, stores = [x], seen.stores(self.h.layers)
+        for block, store in zip(self.h.each(), stores, strict=True):
+            states.append(block(states[-1], seen.mask, None, store))
+        states[-1] = self.ln_f(states[-1])
+        token = jnp.full(len(ids), ids.shape[1] - 1, jnp.int32)
+        states = [x[:, prompt:] for x in states]
+        return Encoded(tuple(states), states[-1][:, -1], token, seen.cache(stores))
 
     def last_token(self, ids: Array, real: Array) -> Array:
         """Returns the index of every row's rightmost token that is not padding, ``[batch]``.
@@ -214,8 +223,9 @@ class GPT2LMHeadModel(nnx.Module):
 
     def __call__(self, batch: Batch) -> Outputs:
         x = self.transformer(batch)
+        readout = tied_readout(self.transformer.wte)
         logits = self.transformer.wte.attend(x.hidden)
-        return Outputs(logits, x.hidden, x.states, last=x.last)
+        return Outputs(logits, x.hidden, x.states, last=x.last, readout=readout, cache=x.cache)
 
 
 def _tokens(c: GPT2Config, head: Head, dtype: Any) -> nnx.Module:

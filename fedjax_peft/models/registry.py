@@ -7,22 +7,46 @@ shapes and its Hugging Face class; :func:`random_model` gives it random weights.
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fedjax_peft import tree
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.memory import require
-from fedjax_peft.models import bert, deberta, distilbert, gpt2, roberta, scratch, vit
+from fedjax_peft.models import (
+    bert,
+    deberta,
+    distilbert,
+    gemma2,
+    gemma3,
+    gpt2,
+    llama,
+    mistral,
+    qwen2,
+    qwen3,
+    roberta,
+    scratch,
+    vit,
+)
 from fedjax_peft.models.base import Model, bind, is_inside
+from fedjax_peft.models.blocks import Remat, set_options
 from fedjax_peft.models.family import Family, Kind
 from fedjax_peft.models.heads import Head
+from fedjax_peft.models.modules import replace_module, submodule
+from fedjax_peft.models.quantized import (
+    Quantization,
+    QuantizedKernel,
+    QuantizedLinear,
+    check_quantization,
+    layers_to_quantize,
+    quantize_kernel,
+)
 from fedjax_peft.random import stream
-from fedjax_peft.typing import Params
 
 __all__ = [
     "FAMILIES",
@@ -32,6 +56,7 @@ __all__ = [
     "class_name",
     "default_targets",
     "find_kind",
+    "holder",
     "initialise",
     "leaf_shapes",
     "module_builder",
@@ -48,6 +73,12 @@ FAMILIES: dict[str, Family] = {
     "deberta-v2": deberta.FAMILY,
     "distilbert": distilbert.FAMILY,
     "gpt2": gpt2.FAMILY,
+    "gemma2": gemma2.FAMILY,
+    "gemma3_text": gemma3.FAMILY,
+    "llama": llama.FAMILY,
+    "mistral": mistral.FAMILY,
+    "qwen2": qwen2.FAMILY,
+    "qwen3": qwen3.FAMILY,
     "roberta": roberta.FAMILY,
     "vit": vit.FAMILY,
     "rnn": scratch.RNN,
@@ -74,6 +105,9 @@ def random_model(
     *,
     head: Head,
     dtype: Dtype = "float32",
+    quantize: Quantization | None = None,
+    remat: Remat = "none",
+    scan_layers: bool = False,
     dropout: float | None = None,
     seed: int = 0,
 ) -> Model:
@@ -83,6 +117,9 @@ def random_model(
       config: the fields of a ``config.json``, such as ``{"model_type": "bert", ...}``.
       head: what to predict, such as ``heads.classification(20)``.
       dtype: compute dtype of the backbone, as for :func:`fedjax_peft.load_model`.
+      quantize: as for :func:`fedjax_peft.load_model`.
+      remat: likewise.
+      scan_layers: likewise.
       dropout: replaces every dropout rate of the config.
       seed: the seed of the weights.
 
@@ -91,10 +128,15 @@ def random_model(
     """
     family, parsed = parse_config(config, dropout)
     abstract = abstract_module(config, head, dtype=dtype, dropout=dropout)
+    set_options(abstract, remat, scan_layers)
+    paths = find_kind(family, head, config).head
+    shapes, std = leaf_shapes(abstract), parsed.initializer_range
+    hold = holder(abstract, paths, dtype, quantize)
     return bind_values(
-        initialise(leaf_shapes(abstract), parsed.initializer_range, seed),
+        initialise(shapes, std, seed, hold),
         abstract,
-        head=find_kind(family, head, config).head,
+        head=paths,
+        original=lambda name: initialise({name: shapes[name]}, std, seed)[name],
         splits=family.splits,
         name=f"random {config['model_type']}",
         config=dict(config),
@@ -105,6 +147,9 @@ def random_model(
             "config": dict(config),
             "head": head.kind,
             "dtype": str(dtype),
+            "quantize": quantize,
+            "remat": remat,
+            "scan_layers": scan_layers,
             "dropout": dropout,
             "seed": seed,
         },
@@ -174,9 +219,8 @@ def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[
     """
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise InputError(
-            f"The model type {show(kind)} is not supported. {nearest(str(kind), FAMILIES)}"
-        )
+        known = nearest(str(kind), FAMILIES, shown=len(FAMILIES))
+        raise InputError(f"The model type {show(kind)} is not supported. {known}")
     family = FAMILIES[kind]
     for field, only in family.refused.items():
         if raw.get(field, only) != only:
@@ -267,42 +311,94 @@ def leaf_shapes(module: nnx.Module) -> dict[str, tuple[int, ...]]:
     return {".".join(map(str, path)): variable.shape for path, variable in flat}
 
 
-def initialise(shapes: Mapping[str, tuple[int, ...]], std: float | None, seed: int) -> Params:
+Hold: TypeAlias = Callable[[str, jax.Array], Any]
+"""(leaf name, float32 array) -> the leaf as a model holds it."""
+
+
+def holder(
+    abstract: nnx.Module, head: Sequence[str], dtype: Dtype, quantize: Quantization | None
+) -> Hold:
+    """Returns a function that makes each new leaf as small as the model will hold it.
+
+    It is called leaf by leaf, so that a model never lies in memory in float32 as a whole. Kernels
+    are quantised; other frozen matrices are cast to the compute dtype. Everything inside the head
+    stays float32.
+
+    Raises:
+      InputError: an unknown ``quantize``, or a module without a layer that it could quantise.
+    """
+    check_quantization(quantize)
+    layers = {f"{path}.kernel" for path in layers_to_quantize(abstract, head)} if quantize else {}
+    if quantize and not layers:
+        raise InputError(
+            f"quantize = {quantize!r}, but the model has no frozen linear layer outside its head."
+        )
+
+    def hold(name: str, value: jax.Array) -> Any:
+        if quantize and name in layers:
+            return quantize_kernel(value, quantize)
+        narrow = value.ndim > 1 and not is_inside(name, head)
+        return value.astype(dtype) if narrow else value
+
+    return hold
+
+
+def initialise(
+    shapes: Mapping[str, tuple[int, ...]],
+    std: float | None,
+    seed: int,
+    hold: Hold = lambda name, value: value,
+) -> dict[str, Any]:
     """Returns initial values by leaf name, as Hugging Face initialises: N(0, std²), biases 0.
 
     Args:
       shapes: shapes by leaf name.
       std: standard deviation; None: 1/sqrt(n) for a layer that sums n inputs (an embedding: one).
       seed: the seed of the values.
+      hold: makes each value what is returned, one after the other.
 
     Raises:
       InputError: there is too little memory.
     """
     parameters = sum(math.prod(shape) for shape in shapes.values())
-    require(4 * parameters, f"A model with {parameters:,} new parameters", "Choose a smaller one.")
-    values: Params = {}
+    held = jax.eval_shape(
+        lambda: [
+            nnx.state(value) if isinstance(value, nnx.Module) else value
+            for value in (hold(name, jnp.zeros(shape)) for name, shape in shapes.items())
+        ]
+    )
+    what = f"A model with {parameters:,} new parameters"
+    require(tree.nbytes(held), what, "Choose a smaller one.")
+    values: dict[str, Any] = {}
     for name, shape in shapes.items():
-        if name.endswith(".bias"):
-            values[name] = jnp.zeros(shape)
+        if name.endswith((".bias", ".offset")):
+            value = jnp.zeros(shape)
         elif name.endswith(".scale"):
-            values[name] = jnp.ones(shape)
+            value = jnp.ones(shape)
         else:
             inputs = 1 if name.endswith(".embedding") else math.prod(shape[:-1])
             scale = 1 / math.sqrt(inputs) if std is None else std
-            values[name] = scale * jax.random.normal(stream(seed, "init", name), shape)
+            value = scale * jax.random.normal(stream(seed, "init", name), shape)
+        values[name] = hold(name, value)
     return values
 
 
-def bind_values(values: Params, abstract: nnx.Module, **info: Any) -> Model:
+def bind_values(values: Mapping[str, Any], abstract: nnx.Module, **info: Any) -> Model:
     """Returns an abstract module as a model with these values.
 
     Args:
-      values: every parameter, by leaf name.
+      values: every parameter, by leaf name; the kernels of some layers may be quantised.
       abstract: from :func:`abstract_module`; it is changed.
       **info: as for :func:`fedjax_peft.bind`.
     """
     for path, parameter in nnx.to_flat_state(nnx.state(abstract, nnx.Param)):
-        parameter.set_value(values[".".join(map(str, path))])
+        name = ".".join(map(str, path))
+        value = values[name]
+        if isinstance(value, QuantizedKernel):
+            layer = name.removesuffix(".kernel")
+            replace_module(abstract, layer, QuantizedLinear(submodule(abstract, layer), value))
+        else:
+            parameter.set_value(value)
     for _, state in nnx.to_flat_state(nnx.state(abstract, nnx.RngState)):
         is_key = isinstance(state, nnx.RngKey)
         state.set_value(jax.random.key(0) if is_key else jnp.zeros((), jnp.uint32))

@@ -15,9 +15,11 @@ __all__ = ["Side", "splits_of"]
 Side: TypeAlias = Literal["outputs", "inputs", "rows"]
 """What the devices share of a layer: its outputs, its inputs, or the rows of its table."""
 
+_KERNEL = r"kernel(?:\.codes|\.scale_codes)?"
+"""A kernel, or the arrays of a quantised one that have its two axes."""
 _LEAVES: dict[Side, tuple[tuple[str, int], ...]] = {
-    "outputs": (("kernel", 1), ("bias", 0), ("lora_b", 1), ("lora_magnitude", 0)),
-    "inputs": (("kernel", 0), ("lora_a", 0)),
+    "outputs": ((_KERNEL, 1), ("bias", 0), ("lora_b", 1), ("lora_magnitude", 0)),
+    "inputs": ((_KERNEL, 0), ("lora_a", 0)),
     "rows": (("embedding", 0),),
 }
 """(leaf, axis) for each side; kernels are ``[in, out]``. Other leaves are whole."""

@@ -13,6 +13,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier
 from fedjax_peft.models.images import prepare
@@ -250,7 +251,7 @@ class ViTModel(nnx.Module):
     def __init__(self, c: ViTConfig, dtype: Any):
         self.channels, self.size = c.num_channels, c.image
         self.embeddings = Embeddings(c, dtype)
-        self.layers = nnx.List([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
+        self.layers = Blocks([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
         self.layernorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
 
     def __call__(self, batch: Batch) -> Encoded:
@@ -259,14 +260,11 @@ class ViTModel(nnx.Module):
         uint8 images are resized to the config's size; float images may have other sizes. The last
         layer of the class token is computed separately, as in :class:`bert.Encoder`.
         """
-        *body, last = self.layers
         pixels = jnp.asarray(batch["pixel_values"])
         pixels = prepare(pixels, channels=self.channels, size=self.size)
-        states = [self.embeddings(pixels)]
-        for layer in body:
-            states.append(layer(states[-1]))
-        first = last(states[-1], queries=1)[:, 0]
-        states.append(last(states[-1]))
+        states = self.layers.states_before_last(self.embeddings(pixels))
+        first = self.layers.last(states[-1], 1)[:, 0]
+        states.append(self.layers.last(states[-1]))
         return Encoded(tuple(states), self.layernorm(states[-1]), self.layernorm(first))
 
 

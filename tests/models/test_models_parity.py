@@ -72,6 +72,7 @@ def test_gradient_with_respect_to_the_embeddings(family, kind, tmp_path):
     model = load_model(saved(reference, tmp_path))
     batch = padded_batch(reference.config)
     leaf = FAMILIES[family].embeddings
+    leaf = leaf and leaf.format(reference.base_model_prefix)
     given = tensors(batch)
     source = reference.get_input_embeddings().weight if leaf else given["pixel_values"]
     source.requires_grad_()

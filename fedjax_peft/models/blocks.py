@@ -1,0 +1,134 @@
+"""The blocks of a model, applied one after the other: in a scan or not, and recomputed or not."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import jax
+from flax import nnx
+
+from fedjax_peft.errors import InputError, nearest
+
+__all__ = ["Blocks", "Remat", "set_options", "unset_scan"]
+
+Remat: TypeAlias = Literal["none", "blocks", "dots"]
+"""What a training step keeps of the blocks for its backward pass. ``none``: all that it needs.
+``blocks``: only the input of each block; the block is computed a second time (Chen et al. 2016,
+arXiv:1604.06174). ``dots``: also the results of products with weights; everything else, attention's
+scores included, is computed a second time."""
+
+_POLICIES: dict[str, Any] = {
+    "blocks": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+class Blocks(nnx.List):
+    """The blocks of a backbone; their paths are ``<name>.0``, ``<name>.1`` and so on.
+
+    A family applies its blocks by these methods. In a model with ``scan_layers`` the first blocks
+    of the list stand for many: their arrays have a leading axis of layers
+    (:mod:`fedjax_peft.models.stacks`). A loop over all blocks, for passes without a gradient, goes
+    over :meth:`each`.
+    """
+
+    remat: Remat = "none"
+    scan: bool = False
+    """Whether to stack the blocks when the module becomes a model."""
+    period: int = 0
+    """The number of blocks at the start of the list that are stacked; 0: none."""
+    groups: int = 0
+    """How many blocks each of them stands for."""
+
+    @property
+    def layers(self) -> int:
+        """The number of blocks of the model."""
+        return len(self) + self.period * (self.groups - 1)
+
+    def each(self) -> list[Any]:
+        """Returns all blocks of the model in order, the stacked ones as slices of their arrays."""
+        parts = [nnx.split(block) for block in self[: self.period]]
+        slices = [
+            nnx.merge(graph, jax.tree.map(lambda x, i=i: x[i], state))
+            for i in range(self.groups)
+            for graph, state in parts
+        ]
+        return [*slices, *self[self.period :]]
+
+    def states(self, x: jax.Array, *arguments: Any) -> list[jax.Array]:
+        """Returns the hidden states before the first block and after each one.
+
+        Args:
+          x: ``[batch, length, width]``, the input of the first block.
+          *arguments: given to every block after the hidden states.
+        """
+        states = self.states_before_last(x, *arguments)
+        return [*states, self.last(states[-1], *arguments)]
+
+    def states_before_last(self, x: jax.Array, *arguments: Any) -> list[jax.Array]:
+        """Returns :meth:`states` without that of the last block, which :meth:`last` computes."""
+        states = [x]
+        if self.period:
+            states += self._scan(x, arguments)
+        for block in self[self.period : -1]:
+            states.append(self._apply(block, states[-1], arguments))
+        return states
+
+    def last(self, x: jax.Array, *arguments: Any) -> jax.Array:
+        """Returns the result of the last block, which some families compute for one token only."""
+        return self._apply(self[-1], x, arguments)
+
+    def _scan(self, x: jax.Array, arguments: Sequence[Any]) -> list[jax.Array]:
+        """Returns the hidden states after each stacked block."""
+        graphs, stacked = zip(*(nnx.split(block) for block in self[: self.period]), strict=True)
+
+        def group(x: jax.Array, states: Sequence[Any]) -> tuple[jax.Array, list[jax.Array]]:
+            results = []
+            for graph, state in zip(graphs, states, strict=True):
+                x = self._apply(nnx.merge(graph, state), x, arguments)
+                results.append(x)
+            return x, results
+
+        _, results = jax.lax.scan(group, x, stacked)
+        return [result[i] for i in range(self.groups) for result in results]
+
+    def _apply(self, block: Any, x: jax.Array, arguments: Sequence[Any]) -> jax.Array:
+        def run(x: jax.Array) -> jax.Array:
+            y: jax.Array = block(x, *arguments)
+            return y
+
+        if self.remat == "none":
+            return run(x)
+        # A scan keeps the two computations apart by itself.
+        checkpoint = jax.checkpoint(run, policy=_POLICIES[self.remat], prevent_cse=not self.period)
+        kept: jax.Array = checkpoint(x)
+        return kept
+
+
+def set_options(module: nnx.Module, remat: Remat = "none", scan_layers: bool = False) -> None:
+    """Sets how a module's blocks are applied.
+
+    Args:
+      module: a transformer.
+      remat: what a training step keeps for its backward pass, see :data:`Remat`.
+      scan_layers: whether to stack the blocks when the module becomes a model
+        (:mod:`fedjax_peft.models.stacks`).
+
+    Raises:
+      InputError: an unknown ``remat``, or a model without blocks.
+    """
+    names = ("none", *_POLICIES)
+    if remat not in names:
+        raise InputError(f"remat = {remat!r} is unknown. {nearest(str(remat), names)}")
+    found = [x for _, x in nnx.iter_modules(module) if isinstance(x, Blocks)]
+    if not found and (remat != "none" or scan_layers):
+        option = f"remat = {remat!r}" if remat != "none" else "scan_layers = True"
+        raise InputError(f"{option} needs a transformer; {type(module).__name__} has no blocks.")
+    for blocks in found:
+        blocks.remat, blocks.scan = remat, scan_layers
+
+
+def unset_scan(module: nnx.Module) -> None:
+    """Makes the blocks of a module ordinary ones, as in an export."""
+    for _, blocks in nnx.iter_modules(module):
+        if isinstance(blocks, Blocks) and blocks.scan:
+            blocks.scan = False

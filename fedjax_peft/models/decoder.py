@@ -1,0 +1,474 @@
+"""The decoder of Llama and of its descendants; each family has a file with its config.
+
+Pre-norm blocks of attention and a gated feed-forward layer: RMS norms, rotary positions, and keys
+and values with fewer heads than the queries. :class:`Form` lists what the families change. Module
+names are those of Hugging Face's torch models.
+
+Positions and masks are those of :func:`fedjax_peft.models.cache.view`. Only differences of
+positions matter, so padding on the left changes nothing, except with the ``dynamic`` and
+``longrope`` scalings, which depend on the length of a row. A sliding window of ``w`` shows a token
+the last ``w`` tokens, itself included; the learned keys of a prefix are always seen.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models.blocks import Blocks
+from fedjax_peft.models.cache import Exchange, continues, keep, view, window
+from fedjax_peft.models.family import Family, Kind, check_heads
+from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier
+from fedjax_peft.models.layers import (
+    Dropout,
+    Encoded,
+    PrefixSlot,
+    Residual,
+    RMSNorm,
+    TokenEmbed,
+    activation,
+    attention,
+    linear,
+)
+from fedjax_peft.models.readout import capped, readout, tied_readout
+from fedjax_peft.models.rotary import Rope, rope, rotate
+from fedjax_peft.models.splits import splits_of
+from fedjax_peft.typing import Batch, Outputs
+
+__all__ = [
+    "CLASSES",
+    "FULL",
+    "SLIDING",
+    "DecoderConfig",
+    "DecoderModel",
+    "Form",
+    "family_of",
+    "layer_kinds",
+]
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""The kinds of layers, as in ``layer_types`` of a config."""
+CLASSES = ("classification", "two_classifiers")
+"""The heads for one text that all families have."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """The fields of ``config.json`` that all families have, under their Hugging Face names."""
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    attention_dropout: float = 0.0
+    classifier_dropout: float | None = None
+    hidden_dropout: float | None = None
+    tie_word_embeddings: bool = False
+    pad_token_id: int | None = dataclasses.field(default=None, metadata={"least": -1})
+    initializer_range: float = 0.02
+    rope_parameters: dict | None = dataclasses.field(default=None, hash=False)
+    rope_scaling: dict | None = dataclasses.field(default=None, hash=False)
+    rope_theta: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.head_dim is None:
+            check_heads(self, "hidden_size", "num_attention_heads")
+        if self.num_key_value_heads is not None:
+            check_heads(self, "num_attention_heads", "num_key_value_heads")
+        self.rope()
+
+    @property
+    def width(self) -> int:
+        """The width of a head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def groups(self) -> int:
+        """The number of heads of keys and values."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_dropout(self) -> float:
+        """The dropout rate before the token classifier, as in Hugging Face's generic one."""
+        given = (self.classifier_dropout, self.hidden_dropout)
+        return next((rate for rate in given if rate is not None), 0.1)
+
+    def rope(self) -> Rope:
+        """Returns the rotation of the layers.
+
+        Raises:
+          InputError: an unknown kind, or a field that it needs.
+        """
+        # As in transformers, the older field takes precedence where both are given.
+        return rope(
+            self.rope_scaling or self.rope_parameters,
+            theta=self.rope_theta,
+            width=self.width,
+            limit=self.max_position_embeddings,
+        )
+
+
+class Form(NamedTuple):
+    """What a family changes in Llama's decoder; made by a family from its config."""
+
+    activation: str
+    layers: tuple[str, ...]
+    """The kind of every layer: ``FULL`` or ``SLIDING``."""
+    ropes: Mapping[str, Rope]
+    """Kind of layer -> its rotation."""
+    window: int | None = None
+    """How many positions a token sees in a sliding layer, its own included."""
+    query_bias: bool = False
+    """Biases of the projections to queries, keys and values."""
+    output_bias: bool = False
+    """A bias of attention's output."""
+    feed_forward_bias: bool = False
+    query_norm: bool = False
+    """RMS norms of every head's queries and keys, before the rotation."""
+    centred: bool = False
+    """RMS norms scale by ``1 + offset`` (Gemma)."""
+    post_norms: bool = False
+    """RMS norms after both sublayers too, before the residual sum (Gemma 2)."""
+    embedding_scale: float = 1.0
+    score_scale: float | None = None
+    """The factor of attention's scores; None: ``1 / sqrt(width of a head)``."""
+    score_cap: float | None = None
+    """Soft cap of attention's scores."""
+    logit_cap: float | None = None
+    """Soft cap of the next token's logits."""
+
+
+def layer_kinds(given: list | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the kind of every layer.
+
+    Args:
+      given: ``layer_types`` of the config.
+      default: where it is absent.
+
+    Raises:
+      InputError: another number of layers, or an unknown kind.
+    """
+    kinds = default if given is None else tuple(map(str, given))
+    if len(kinds) != len(default):
+        raise InputError(f"layer_types has {len(kinds)} entries for {len(default)} layers.")
+    for kind in kinds:
+        if kind not in (FULL, SLIDING):
+            raise InputError(f"layer_types has {kind!r}. {nearest(kind, (FULL, SLIDING))}")
+    return kinds
+
+
+# ------------------------------------------------------------------------------------------- blocks
+
+
+class Sight(NamedTuple):
+    """What attention needs to know of a batch; the same for all layers of one kind."""
+
+    mask: Array
+    """bool ``[batch, 1, length, keys]``: which tokens (last axis) a token attends to."""
+    tables: tuple[Array, Array]
+    """Cosines and sines, see :meth:`fedjax_peft.models.rotary.Rope.tables`."""
+
+
+class Attention(nnx.Module):
+    def __init__(self, c: DecoderConfig, form: Form, kind: str, dtype: Any):
+        self.kind = kind
+        self.head_width = c.width
+        self.scale = form.score_scale
+        self.softcap = form.score_cap
+        outer, inner = c.num_attention_heads * c.width, c.groups * c.width
+        self.q_proj = linear(c.hidden_size, outer, dtype, bias=form.query_bias)
+        self.k_proj = linear(c.hidden_size, inner, dtype, bias=form.query_bias)
+        self.v_proj = linear(c.hidden_size, inner, dtype, bias=form.query_bias)
+        self.o_proj = linear(outer, c.hidden_size, dtype, bias=form.output_bias)
+        self.has_norms = form.query_norm
+        if form.query_norm:
+            self.q_norm = RMSNorm(c.width, c.rms_norm_eps, centred=form.centred)
+            self.k_norm = RMSNorm(c.width, c.rms_norm_eps, centred=form.centred)
+        self.prefix = PrefixSlot(inner)
+        self.dropout = Dropout(c.attention_dropout)
+
+    def __call__(self, x: Array, sights: Mapping[str, Sight], store: Exchange) -> Array:
+        def split(y: Array) -> Array:
+            return y.reshape(*y.shape[:-1], -1, self.head_width)
+
+        sight = sights[self.kind]
+        q, k, v = (split(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if self.has_norms:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, sight.tables), rotate(k, sight.tables)
+        k, v = store(k, v)
+        k, v, mask = self.prefix(k, v, sight.mask)
+        h = attention(q, k, v, mask, self.dropout, scale=self.scale, softcap=self.softcap)
+        return self.o_proj(h.reshape(*h.shape[:2], -1))
+
+
+class MLP(nnx.Module):
+    """``down(act(gate(x)) * up(x))`` (SwiGLU, Shazeer 2020, or another activation)."""
+
+    def __init__(self, c: DecoderConfig, form: Form, dtype: Any):
+        bias = form.feed_forward_bias
+        self.gate_proj = linear(c.hidden_size, c.intermediate_size, dtype, bias=bias)
+        self.up_proj = linear(c.hidden_size, c.intermediate_size, dtype, bias=bias)
+        self.down_proj = linear(c.intermediate_size, c.hidden_size, dtype, bias=bias)
+        self.act = activation(form.activation)
+
+    def __call__(self, x: Array) -> Array:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nnx.Module):
+    def __init__(self, c: DecoderConfig, form: Form, kind: str, dtype: Any):
+        def norm() -> RMSNorm:
+            return RMSNorm(c.hidden_size, c.rms_norm_eps, centred=form.centred)
+
+        self.self_attn = Attention(c, form, kind, dtype)
+        self.mlp = MLP(c, form, dtype)
+        self.input_layernorm = norm()
+        self.post_attention_layernorm = norm()
+        self.post_norms = form.post_norms
+        if form.post_norms:
+            self.pre_feedforward_layernorm = norm()
+            self.post_feedforward_layernorm = norm()
+        self.attention_residual = Residual("attention", c.hidden_size)
+        self.output_residual = Residual("feed_forward", c.hidden_size)
+
+    def __call__(self, x: Array, sights: Mapping[str, Sight], store: Exchange = keep) -> Array:
+        """Returns the new hidden states of ``x`` ``[batch, length, width]``.
+
+        Args:
+          x: ``[batch, length, width]``.
+          sights: by kind of layer.
+          store: new keys and values -> all that there are (:mod:`fedjax_peft.models.cache`).
+        """
+        h = self.self_attn(self.input_layernorm(x), sights, store)
+        if self.post_norms:
+            x = self.attention_residual(self.post_attention_layernorm(h), x)
+            h = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        else:
+            x = self.attention_residual(h, x)
+            h = self.mlp(self.post_attention_layernorm(x))
+        return self.output_residual(h, x)
+
+
+class ScaledEmbed(TokenEmbed):
+    """A table of token embeddings that are multiplied by a number when they are looked up."""
+
+    def __init__(self, vocabulary: int, width: int, scale: float, dtype: Any):
+        super().__init__(vocabulary, width, dtype)
+        self.scale = scale
+
+    def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
+        """Returns the embeddings ``[..., width]`` of ids. The factor is rounded to their dtype."""
+        del out_sharding
+        return self.tokens(inputs)
+
+    def tokens(self, ids: Array) -> Array:
+        """Returns what ``__call__`` does."""
+        x = super().tokens(ids)
+        return x * jnp.asarray(self.scale, x.dtype)
+
+
+class DecoderModel(nnx.Module):
+    """Embeddings, blocks and the final norm."""
+
+    def __init__(self, c: DecoderConfig, form: Form, dtype: Any):
+        self.pad = c.pad_token_id
+        self.window = form.window or 0
+        # Pairs, because a module's attributes must be hashable.
+        self.ropes = tuple((kind, form.ropes[kind]) for kind in sorted(set(form.layers)))
+        sizes = c.vocab_size, c.hidden_size
+        if form.embedding_scale == 1:
+            self.embed_tokens = TokenEmbed(*sizes, dtype)
+        else:
+            self.embed_tokens = ScaledEmbed(*sizes, form.embedding_scale, dtype)
+        self.layers = Blocks([Block(c, form, kind, dtype) for kind in form.layers])
+        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps, centred=form.centred)
+
+    def __call__(self, batch: Batch) -> Encoded:
+        """Returns the hidden states; ``first`` is that of the last real token of every row.
+
+        With a cache, the last token of every row is its last column.
+        """
+        ids = batch["input_ids"]
+        x = self.embed_tokens.tokens(ids) if continues(batch) else self.embed_tokens(ids)
+        seen = view(batch, x.shape[1])
+        sights = {
+            kind: Sight(
+                window(seen, self.window) if kind == SLIDING else seen.mask,
+                turn.tables(seen.positions),
+            )
+            for kind, turn in self.ropes
+        }
+        if seen.before is None:
+            states, cache = self.layers.states(x, sights), None
+            token = last_token(ids, batch["attention_mask"].astype(bool), self.pad)
+        else:
+            states, stores = [x], seen.stores(self.layers.layers)
+            for block, store in zip(self.layers.each(), stores, strict=True):
+                states.append(block(states[-1], sights, store))
+            cache = seen.cache(stores)
+            token = jnp.full(len(ids), ids.shape[1] - 1, jnp.int32)
+        states[-1] = self.norm(states[-1])
+        states = [y[:, x.shape[1] - ids.shape[1] :] for y in states]  # without a prompt
+        first = jnp.take_along_axis(states[-1], token[:, None, None], axis=1)[:, 0]
+        return Encoded(tuple(states), first, token, cache)
+
+
+def last_token(ids: Array, real: Array, pad: int | None) -> Array:
+    """Returns the index of every row's rightmost token that is not padding, ``[batch]``.
+
+    As in Hugging Face, padding is every token with the config's ``pad_token_id``. If the config has
+    none, the attention mask (``real``) decides.
+    """
+    if pad is not None:
+        real = ids != pad
+    return jnp.max(jnp.where(real, jnp.arange(ids.shape[1])[None], 0), axis=1)
+
+
+# -------------------------------------------------------------------------------------------- heads
+
+
+class Classifier(SequenceClassifier):
+    """A projection of the last real token."""
+
+    def __init__(self, c: DecoderConfig, form: Form, head: Head, dtype: Any):
+        backbone = DecoderModel(c, form, dtype)
+        super().__init__("model", backbone, head, c.hidden_size, c.head_dropout)
+        self.score = linear(c.hidden_size, head.classes, jnp.float32, bias=False)
+
+    def logits(self, first: Array) -> Array:
+        return self.score(first)
+
+
+class Tagger(nnx.Module):
+    """Dropout and a projection of every token."""
+
+    def __init__(self, c: DecoderConfig, form: Form, head: Head, dtype: Any):
+        self.model = DecoderModel(c, form, dtype)
+        self.dropout = Dropout(c.head_dropout)
+        self.score = linear(c.hidden_size, head.classes, jnp.float32)
+
+    def __call__(self, batch: Batch) -> Outputs:
+        x = self.model(batch)
+        return Outputs(self.score(self.dropout(x.hidden)), x.hidden, x.states, last=x.last)
+
+
+class LanguageModel(nnx.Module):
+    """The next token's logits, in float32.
+
+    They are products with the table of token embeddings (a tied head), or with ``lm_head``. Both
+    stay frozen, unless a method trains them.
+    """
+
+    def __init__(self, c: DecoderConfig, form: Form, dtype: Any):
+        self.model = DecoderModel(c, form, dtype)
+        self.tied = c.tie_word_embeddings
+        self.cap = form.logit_cap
+        if not self.tied:
+            self.lm_head = nnx.Linear(
+                c.hidden_size,
+                c.vocab_size,
+                use_bias=False,
+                dtype=dtype,
+                preferred_element_type=jnp.float32,  # sums of narrow products, not rounded
+                rngs=nnx.Rngs(0),
+            )
+
+    def __call__(self, batch: Batch) -> Outputs:
+        x = self.model(batch)
+        read = tied_readout(self.model.embed_tokens) if self.tied else readout(self.lm_head)
+        if self.cap is not None:
+            read = capped(read, self.cap)
+        logits = read(x.hidden)
+        return Outputs(logits, x.hidden, x.states, last=x.last, readout=read, cache=x.cache)
+
+
+# ------------------------------------------------------------------------ parts of a family's data
+
+
+def family_of(
+    name: str,
+    config: type[DecoderConfig],
+    form: Callable[[Any], Form],
+    *,
+    heads: Sequence[str],
+    ia3: str = "q_proj",
+    prefix: str = "",
+    spans: str = "model",
+    centred: bool = False,
+    refused: Mapping[str, Any] | None = None,
+) -> Family:
+    """Returns a family of this decoder.
+
+    PEFT methods adapt the submodules that Hugging Face PEFT adapts by default.
+
+    Args:
+      name: the beginning of Hugging Face's class names.
+      config: the family's config.
+      form: config -> form.
+      heads: the family's heads beside the causal language model.
+      ia3: the first projection of attention that IA3 scales.
+      prefix: of the ends of Hugging Face's class names, except that of the language model.
+      spans: the name of the backbone in Hugging Face's class for spans.
+      centred: whether norms scale by ``1 + offset``.
+      refused: further fields of the config, see :class:`fedjax_peft.models.family.Family`.
+    """
+
+    def words(c: DecoderConfig, head: Head, dtype: Any) -> nnx.Module:
+        return LanguageModel(c, form(c), dtype)
+
+    def classifier(c: DecoderConfig, head: Head, dtype: Any) -> nnx.Module:
+        return Classifier(c, form(c), head, dtype)
+
+    def tagger(c: DecoderConfig, head: Head, dtype: Any) -> nnx.Module:
+        return Tagger(c, form(c), head, dtype)
+
+    def reader(c: DecoderConfig, head: Head, dtype: Any) -> nnx.Module:
+        return SpanClassifier(spans, DecoderModel(c, form(c), dtype), c.hidden_size)
+
+    one, tokens = f"{prefix}ForSequenceClassification", f"{prefix}ForTokenClassification"
+    answers, moved = f"{prefix}ForQuestionAnswering", ((r"^model\.", f"{spans}."),)
+    kinds = {
+        "causal_lm": Kind(words, (), "ForCausalLM"),
+        "classification": Kind(classifier, ("score",), one),
+        "two_classifiers": Kind(classifier, ("second_classifier", "score"), one),
+        "token_classification": Kind(tagger, ("score",), tokens),
+        "span_classification": Kind(reader, ("qa_outputs",), answers, renamed=moved),
+    }
+    return Family(
+        name=name,
+        config=config,
+        kinds={head: kinds[head] for head in ("causal_lm", *heads)},
+        weights=(
+            (r"(.*norm)\.weight", r"\1.offset" if centred else r"\1.scale", False),
+            (r"(.+\.embed_tokens)\.weight", r"\1.embedding", False),
+            (r"(.+)\.weight", r"\1.kernel", True),
+        ),
+        # Checkpoints of the bare model lack the prefix; Llama's class for spans has another one.
+        renamed=((r"^(embed_tokens|layers|norm)\.", r"model.\1."), (r"^transformer\.", "model.")),
+        ignored=(r".+\.rotary_emb\.inv_freq",),
+        targets={
+            "lora": ("q_proj", "v_proj"),
+            "ia3": (ia3, "v_proj", "down_proj"),
+            "ia3_feed_forward": ("down_proj",),
+            "opendelta": ("o_proj", "down_proj"),
+        },
+        refused={"quantization_config": None, **(refused or {})},
+        splits=splits_of(
+            (r".+\.self_attn\.[qkv]_proj", "outputs"),
+            (r".+\.self_attn\.o_proj", "inputs"),
+            (r".+\.mlp\.(?:gate|up)_proj", "outputs"),
+            (r".+\.mlp\.down_proj", "inputs"),
+            (r".+\.embed_tokens", "rows"),
+            (r"lm_head", "outputs"),
+        ),
+    )

@@ -1,0 +1,122 @@
+"""Blocks: recomputation in the backward pass changes memory and no number."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_peft as fp
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import bind
+from fedjax_peft.models.blocks import set_options
+from fedjax_peft.models.registry import random_model
+
+SMALL = {"vocab_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
+CONFIGS = {
+    "bert": {**SMALL, "intermediate_size": 32},
+    "deberta-v2": {
+        **SMALL,
+        "intermediate_size": 32,
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+    },
+    "gpt2": {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16},
+    "vit": {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "image_size": 8,
+        "patch_size": 4,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+    },
+}
+"""With dropout: 0.1 is the default of the others."""
+
+
+def batch(family):
+    if family == "vit":
+        return {"pixel_values": jax.random.normal(jax.random.key(3), (4, 3, 8, 8))}
+    ids = jax.random.randint(jax.random.key(3), (4, 9), 3, 40)
+    return {
+        "input_ids": ids,
+        "attention_mask": jnp.arange(9)[None] < jnp.array([[9], [5], [7], [2]]),
+    }
+
+
+@functools.cache
+def model(family):
+    config = {"model_type": family, **CONFIGS[family], "initializer_range": 0.2}
+    made = random_model(config, head=fp.heads.classification(3))
+    made = fp.attach(made, fp.lora(rank=2, dropout=0.1))
+    moved = {n: x + 0.1 if n.endswith("lora_b") else x for n, x in made.trainable.items()}
+    return made.replace(trainable=moved)
+
+
+def with_remat(made, remat):
+    module = made.module()
+    set_options(module, remat)
+    return bind(module, head=made.head, method=made.method)
+
+
+def gradients(made, family):
+    def loss(trainable):
+        outputs = made.apply(made.frozen, trainable, batch(family), jax.random.key(7), True)
+        return jnp.sum(jax.nn.log_softmax(outputs.logits)[:, 0])
+
+    return jax.jit(jax.value_and_grad(loss))(made.trainable)
+
+
+@functools.cache
+def plain_gradients(family):
+    return gradients(model(family), family)
+
+
+@pytest.mark.parametrize(
+    ("family", "remat"), [*((family, "blocks") for family in CONFIGS), ("gpt2", "dots")]
+)
+def test_recomputation_gives_the_same_gradients(family, remat):
+    """The dropout masks of the second computation are those of the first."""
+    expected = plain_gradients(family)
+    found = gradients(with_remat(model(family), remat), family)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-6 * np.abs(y).max() + 1e-7, rtol=0)
+
+
+def test_what_the_backward_pass_keeps():
+    """By the residuals of ``jax.vjp``, which no compiler has changed yet."""
+    config = {"vocab_size": 40, "n_embd": 64, "n_layer": 6, "n_head": 4, "n_positions": 128}
+    made = random_model({"model_type": "gpt2", **config}, head=fp.heads.causal_lm(), dropout=0.0)
+    made = fp.attach(made, fp.lora(rank=2))
+    columns = {"input_ids": jnp.zeros((8, 128), int), "attention_mask": jnp.ones((8, 128), bool)}
+
+    def held(remat):
+        own = with_remat(made, remat)
+
+        def residuals(trainable):
+            apply = functools.partial(own.apply, own.frozen)
+            return jax.vjp(lambda t: apply(t, columns, None, False).hidden, trainable)[1]
+
+        arrays = jax.tree.leaves(jax.eval_shape(residuals, own.trainable))
+        return sum(x.size for x in arrays if x.shape[:1] == (8,)) / (8 * 128 * 64)
+
+    # In numbers of hidden states, of which an array of scores has eight (4 heads x 128 keys).
+    everything, dots, blocks = held("none"), held("dots"), held("blocks")
+    assert 6 <= blocks < 6 + 6
+    # Queries, keys and values (3), outputs (1), feed-forward (4 and 1), the block's input and sums.
+    assert 6 * 9 < dots < 6 * 14
+    assert everything > 6 * 28
+
+
+def test_remat_is_refused_where_there_are_no_blocks():
+    made = random_model(
+        {"model_type": "lstm", "vocab_size": 20, "embedding_size": 4, "hidden_size": 4},
+        head=fp.heads.causal_lm(),
+    )
+    with pytest.raises(InputError, match="no blocks"):
+        set_options(made.module(), "blocks")
+    with pytest.raises(InputError, match="'blocks'"):
+        set_options(model("bert").module(), "block")

@@ -1,0 +1,159 @@
+"""The key-value cache: tokens one at a time give what a whole text gives; packed rows; readout."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models import heads
+from fedjax_peft.models.cache import Cache, empty, view, window
+from fedjax_peft.models.registry import random_model
+from fedjax_peft.peft import lora, prefix_tuning, prompt_tuning
+from fedjax_peft.peft.base import attach
+
+TINY = {
+    "model_type": "gpt2",
+    "vocab_size": 60,
+    "n_positions": 24,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "initializer_range": 0.3,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
+METHODS = {
+    "none": None,
+    "lora": lora(rank=2),
+    "prefix": prefix_tuning(3),
+    "prompt": prompt_tuning(3),
+}
+
+
+def randomised(model, seed=1):
+    """Returns the model with random adapters: LoRA's B is zero at first."""
+    rng = np.random.default_rng(seed)
+    leaves = {
+        n: jnp.asarray(0.3 * rng.normal(size=x.shape), x.dtype) if model.kinds[n] != "fixed" else x
+        for n, x in model.trainable.items()
+    }
+    return model.replace(trainable=leaves)
+
+
+@functools.cache
+def tiny(method="none"):
+    model = random_model(TINY, head=heads.causal_lm())
+    return model if METHODS[method] is None else randomised(attach(model, METHODS[method]))
+
+
+def apply(model, batch):
+    return model.apply(model.frozen, model.trainable, batch, None, False)
+
+
+def texts(lengths, seed=0):
+    """Returns left-padded ids and mask ``[texts, longest]``."""
+    rng, longest = np.random.default_rng(seed), max(lengths)
+    mask = np.arange(longest)[None] >= longest - np.array(lengths)[:, None]
+    ids = np.where(mask, rng.integers(1, 60, mask.shape), 0).astype(np.int32)
+    return ids, mask
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tokens_one_at_a_time_give_the_logits_of_the_whole_text(method):
+    """Left padding takes no position: each row equals the text alone, without a cache."""
+    model, (ids, mask) = tiny(method), texts((9, 4))
+
+    @jax.jit
+    def cached(ids, mask):
+        out = apply(
+            model, {"input_ids": ids[:, :6], "attention_mask": mask[:, :6], "cache": empty(2, 12)}
+        )
+        logits = [out.logits]
+        for i in range(6, 9):
+            batch = {"input_ids": ids[:, i : i + 1], "attention_mask": mask[:, i : i + 1]}
+            out = apply(model, batch | {"cache": out.cache})
+            logits.append(out.logits)
+        return jnp.concatenate(logits, axis=1)
+
+    got = np.asarray(cached(ids, mask))
+    for row, length in enumerate((9, 4)):
+        own = {
+            "input_ids": ids[row : row + 1, -length:],
+            "attention_mask": np.ones((1, length), bool),
+        }
+        expected = apply(model, own).logits[0]
+        np.testing.assert_allclose(got[row, -length:], expected, rtol=0, atol=1e-5)
+
+
+def test_a_batch_without_a_cache_returns_none():
+    ids, mask = texts((4,))
+    assert apply(tiny(), {"input_ids": ids, "attention_mask": mask}).cache is None
+
+
+def test_readout_gives_the_logits():
+    ids, mask = texts((5, 3))
+    out = jax.jit(lambda b: apply(tiny("prompt"), b))({"input_ids": ids, "attention_mask": mask})
+    np.testing.assert_array_equal(out.readout(out.hidden), out.logits)
+
+
+@pytest.mark.parametrize("method", ["none", "lora", "prefix"])
+def test_a_packed_row_equals_its_texts_apart(method):
+    model, lengths = tiny(method), (5, 3, 4)
+    ids, _ = texts((14,))
+    segments = np.repeat([1, 2, 3, 0], [*lengths, 2])[None].astype(np.int32)
+    places = np.concatenate([np.arange(n) for n in (*lengths, 2)])[None].astype(np.int32)
+    packed = {
+        "input_ids": ids,
+        "attention_mask": segments > 0,
+        "segment_ids": segments,
+        "position_ids": places,
+    }
+    got = apply(model, packed).logits[0]
+    start = 0
+    for n in lengths:
+        own = {"input_ids": ids[:, start : start + n], "attention_mask": np.ones((1, n), bool)}
+        expected = apply(model, own).logits[0]
+        np.testing.assert_allclose(got[start : start + n], expected, rtol=0, atol=1e-5)
+        start += n
+
+
+@pytest.mark.parametrize(("extra", "named"), [("prompt", "learned tokens"), ("cache", "a cache")])
+def test_packed_rows_refuse_a_prompt_and_a_cache(extra, named):
+    ids, mask = texts((4,))
+    batch = {"input_ids": ids, "attention_mask": mask, "segment_ids": mask.astype(np.int32)}
+    if extra == "cache":
+        batch["cache"] = empty(1, 8)
+    with pytest.raises(InputError, match=named):
+        apply(tiny("prompt" if extra == "prompt" else "none"), batch)
+
+
+def test_positions_that_are_given_are_used():
+    ids, mask = texts((4,))
+    batch = {"input_ids": ids, "attention_mask": mask}
+    same = batch | {"position_ids": np.arange(4, dtype=np.int32)[None]}
+    moved = batch | {"position_ids": np.arange(4, dtype=np.int32)[None] + 1}
+    a, b, c = (np.asarray(apply(tiny("prompt"), x).logits) for x in (batch, same, moved))
+    np.testing.assert_array_equal(a, b)
+    assert np.abs(a - c).max() > 1e-3
+
+
+def test_a_cache_beyond_the_positions_of_the_model_is_refused():
+    ids, mask = texts((4,))
+    batch = {"input_ids": ids, "attention_mask": mask, "cache": empty(1, 25)}
+    with pytest.raises(InputError, match="25 positions, and the model has 24"):
+        apply(tiny(), batch)
+
+
+def test_window_counts_the_token_itself():
+    batch = {"input_ids": np.zeros((1, 4), np.int32), "attention_mask": np.ones((1, 4), bool)}
+    expected = np.tril(np.ones((4, 4), bool)) & ~np.tril(np.ones((4, 4), bool), -2)
+    np.testing.assert_array_equal(window(view(batch, 4), 2)[0, 0], expected)
+    seen = view(batch | {"cache": Cache((), jnp.arange(8)[None] < 3, jnp.int32(3))}, 4)
+    own = window(seen, 2)[0, 0]
+    assert [np.flatnonzero(row).tolist() for row in np.asarray(own)] == [
+        [2, 3], [3, 4], [4, 5], [5, 6]
+    ]  # fmt: skip

@@ -1,0 +1,220 @@
+"""``scan_layers``: a scan over stacked blocks gives the numbers and names of separate blocks."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_peft as fp
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.cache import empty
+from fedjax_peft.models.registry import random_model
+from fedjax_peft.testing import tiny_dataset, tiny_model
+
+IDS = jax.random.randint(jax.random.key(3), (3, 9), 3, 40)
+BATCH = {"input_ids": IDS, "attention_mask": jnp.arange(9)[None] < jnp.array([[9], [5], [7]])}
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 40,
+    "n_embd": 16,
+    "n_layer": 4,
+    "n_head": 2,
+    "n_positions": 16,
+    "initializer_range": 0.2,
+}
+# Two local layers, one global one, and so on; the last three are not stacked.
+GEMMA = {
+    "model_type": "gemma3_text",
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 9,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "sliding_window": 3,
+    "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 3,
+    "attention_dropout": 0.1,
+    "initializer_range": 0.2,
+}
+
+
+@functools.cache
+def pair(family="gpt2", **options):
+    """Returns a language model with and without a scan."""
+    config = {"gpt2": GPT2, "gemma3": GEMMA}[family]
+    return [
+        random_model(config, head=fp.heads.causal_lm(), scan_layers=scan, **options)
+        for scan in (False, True)
+    ]
+
+
+def moved(model):
+    """Returns the model with adapters that are not zero."""
+    values = {
+        name: x
+        if model.kinds[name] == "fixed"
+        else x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape)
+        for name, x in model.trainable.items()
+    }
+    return model.replace(trainable=values)
+
+
+def gradients(model):
+    def loss(trainable, frozen):
+        outputs = model.apply(frozen, trainable, BATCH, jax.random.key(7), True)
+        return jnp.sum(jax.nn.log_softmax(outputs.logits)[..., 0]), outputs.states
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(model.trainable, model.compute_frozen())
+
+
+def assert_close(found, expected, tolerance=1e-5):
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        y = np.asarray(y, np.float32)
+        np.testing.assert_allclose(x, y, atol=tolerance * (np.abs(y).max() + 0.1), rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "tolerance"),
+    [
+        ("gpt2", {}, 1e-5),
+        ("gemma3", {"remat": "blocks"}, 1e-5),
+        ("gpt2", {"dtype": "bfloat16", "quantize": "nf4"}, 2e-2),
+    ],
+    ids=["plain", "pattern, remat", "nf4"],
+)
+def test_outputs_and_gradients_are_the_same(family, options, tolerance):
+    """With dropout, whose masks are the same too."""
+    plain, scanned = (
+        moved(fp.attach(m, fp.lora(rank=2, dropout=0.1))) for m in pair(family, **options)
+    )
+    assert list(scanned.trainable) == list(plain.trainable)
+    assert_close(gradients(scanned), gradients(plain), tolerance)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        fp.peft.dora(rank=2),
+        fp.peft.ia3(),
+        fp.peft.prefix_tuning(tokens=2),
+        fp.peft.houlsby(size=3),
+        fp.peft.bitfit(),
+    ],
+    ids=lambda method: method.name,
+)
+def test_methods(method):
+    plain, scanned = (moved(fp.attach(model, method)) for model in pair())
+    assert list(scanned.trainable) == list(plain.trainable)
+    apply = [
+        jax.jit(lambda b, m=m: m.apply(m.frozen, m.trainable, b, None, False).hidden)
+        for m in (plain, scanned)
+    ]
+    assert_close(apply[1](BATCH), apply[0](BATCH))
+
+
+def test_frozen_leaves_are_held_stacked_and_not_copied():
+    plain, scanned = pair()
+    name = "transformer.h.0-2.mlp.c_fc.kernel"
+    expected = [plain.frozen[f"transformer.h.{i}.mlp.c_fc.kernel"] for i in range(3)]
+    np.testing.assert_array_equal(scanned.frozen[name], jnp.stack(expected))
+    assert not any(f".{i}." in leaf for leaf in scanned.frozen for i in range(3))
+    assert scanned.counts() == plain.counts()
+    assert scanned.nbytes() == plain.nbytes()
+    assert fp.attach(scanned, fp.lora(rank=2)).frozen[name] is scanned.frozen[name]
+    module = scanned.module()
+    np.testing.assert_array_equal(module.transformer.h[1].mlp.c_fc.kernel[...], expected[1])
+    # Biases are vectors, which stay float32, although the stack of them is a matrix.
+    assert pair(dtype="bfloat16")[1].compute_frozen()["transformer.h.0-2.ln_1.bias"].dtype == "f4"
+
+
+def test_the_program_does_not_grow_with_the_layers():
+    def size(layers):
+        config = {**GPT2, "n_layer": layers}
+        model = random_model(config, head=fp.heads.causal_lm(), scan_layers=True)
+        model = fp.attach(model, fp.lora(rank=2))
+
+        def loss(trainable):
+            return jnp.sum(model.apply(model.frozen, trainable, BATCH, None, False).hidden)
+
+        jaxpr = str(jax.make_jaxpr(jax.grad(loss))(model.trainable))
+        return jaxpr.count("dot_general"), jaxpr.count(" tanh ")
+
+    assert size(4) == size(12)
+
+
+def test_generation_with_a_cache():
+    plain, scanned = map(next_logits, pair())
+    assert_close(scanned, plain)
+
+
+def next_logits(model):
+    """Returns the logits of a token after four others that are in a cache."""
+    first = {"input_ids": IDS[:, :4], "attention_mask": jnp.ones((3, 4), bool)}
+
+    def run(frozen):
+        outputs = model.apply(frozen, model.trainable, {**first, "cache": empty(3, 6)}, None, False)
+        after = {"input_ids": IDS[:, 4:5], "attention_mask": jnp.ones((3, 1), bool)}
+        after["cache"] = outputs.cache
+        return model.apply(frozen, model.trainable, after, None, False).logits
+
+    return jax.jit(run)(model.frozen)
+
+
+def test_runs_checkpoints_and_exports(tmp_path):
+    """A run, its resumption, and a merged export."""
+    clients = fp.partition.iid(tiny_dataset(48), 3, seed=0)
+    results = []
+    for scan in (False, True):
+        model = random_model(
+            {**tiny_model().config, "num_hidden_layers": 4},
+            head=fp.heads.classification(4),
+            scan_layers=scan,
+        )
+        model = fp.attach(model, fp.lora(rank=2))
+        options = {
+            "clients_per_round": 2,
+            "local_steps": 2,
+            "batch_size": 4,
+            "out": tmp_path / str(scan),
+        }
+        algorithm = fp.algorithms.fedavg(optax.sgd(0.1))
+        if scan:
+            fp.simulate(model, algorithm, clients, rounds=1, **options)
+            options["resume"] = True
+        run = fp.simulate(model, algorithm, clients, rounds=2, **options)
+        results.append(run)
+    plain, scanned = results
+    assert_close(scanned.params, plain.params)
+    loaded = fp.load_run(tmp_path / "True")
+    assert loaded.model.recipe["scan_layers"]
+    assert_close(loaded.params, scanned.params, 0)
+    merged = fp.merge(scanned.model, scanned.params)
+    assert list(merged.frozen) == list(fp.merge(plain.model, plain.params).frozen)
+    assert_close(merged.frozen, fp.merge(plain.model, plain.params).frozen)
+
+
+def test_blocks_of_different_forms_are_refused():
+    with pytest.raises(InputError, match=r"transformer\.h\.1 differs from transformer\.h\.0"):
+        fp.attach(pair()[1], fp.lora(rank=2, targets=r"transformer\.h\.0\.attn\.c_attn"))
+    with pytest.raises(InputError, match="no blocks"):
+        random_model(
+            {"model_type": "lstm", "vocab_size": 20, "embedding_size": 4, "hidden_size": 4},
+            head=fp.heads.causal_lm(),
+            scan_layers=True,
+        )
+
+
+def test_algorithms_that_add_to_frozen_weights_are_refused():
+    model = random_model(
+        {**tiny_model().config, "num_hidden_layers": 4},
+        head=fp.heads.classification(4),
+        scan_layers=True,
+    )
+    model = fp.attach(model, fp.lora(rank=2))
+    clients = fp.partition.iid(tiny_dataset(24), 2, seed=0)
+    with pytest.raises(InputError, match="scan_layers"):
+        fp.simulate(model, fp.algorithms.flora(optax.sgd(0.1)), clients, rounds=1, batch_size=4)
