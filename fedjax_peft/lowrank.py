@@ -15,6 +15,7 @@ __all__ = [
     "empty_products",
     "matmul",
     "pairs",
+    "pairs_by_shape",
     "product_norms",
     "required_pairs",
     "scale",
@@ -46,6 +47,14 @@ def required_pairs(names: Iterable[str], aggregator: str) -> dict[str, tuple[str
             " this model and algorithm share none. Use 'mean', or attach LoRA."
         )
     return found
+
+
+def pairs_by_shape(leaves: Params) -> dict[tuple, list[str]]:
+    """Returns the module paths of the LoRA pairs, sorted, by the shapes of their factors."""
+    shapes: dict[tuple, list[str]] = {}
+    for path, (a, b) in pairs(leaves).items():
+        shapes.setdefault((leaves[a].shape, leaves[b].shape), []).append(path)
+    return shapes
 
 
 def matmul(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -3,27 +3,42 @@
 from fedjax_peft.peft.bottleneck import bottleneck, houlsby, opendelta, pfeiffer
 from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.dual import dual
+from fedjax_peft.peft.dual_lora import dual_lora
 from fedjax_peft.peft.ia3 import ia3
 from fedjax_peft.peft.io.pretrained import pretrained
 from fedjax_peft.peft.lora import lora
+
+# gradient_start is not in __all__: it is no method, but the start of one.
+from fedjax_peft.peft.lora_sb import gradient_start as gradient_start
+from fedjax_peft.peft.lora_sb import lora_sb
+from fedjax_peft.peft.lora_with_base import lora_with_base
+from fedjax_peft.peft.mixed_lora import mixed_lora
 from fedjax_peft.peft.prefix import prefix_tuning
 from fedjax_peft.peft.prompt import prompt_tuning
+from fedjax_peft.peft.ravan import ravan
 from fedjax_peft.peft.selective import bitfit, full, head_only, layer_norm
+from fedjax_peft.peft.slora import slora
 
 __all__ = [
     "bitfit",
     "bottleneck",
     "dora",
     "dual",
+    "dual_lora",
     "full",
     "head_only",
     "houlsby",
     "ia3",
     "layer_norm",
     "lora",
+    "lora_sb",
+    "lora_with_base",
+    "mixed_lora",
     "opendelta",
     "pfeiffer",
     "prefix_tuning",
     "pretrained",
     "prompt_tuning",
+    "ravan",
+    "slora",
 ]

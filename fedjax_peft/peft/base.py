@@ -1,16 +1,28 @@
 """Attaching a PEFT method to a model: target rules, counting and merging."""
 
+import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.base import AdapterParam, Model, bind
+from fedjax_peft.models.blocks import Remat, set_options, unset_scan
 from fedjax_peft.models.heads import Head
-from fedjax_peft.models.registry import default_targets, module_builder, parse_config
+from fedjax_peft.models.modules import replace_module, submodule
+from fedjax_peft.models.quantized import (
+    Quantization,
+    QuantizedLinear,
+    dequantized,
+    is_code,
+    quantized,
+)
+from fedjax_peft.models.registry import Dtype, default_targets, module_builder, parse_config
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Key, Params
 
@@ -25,15 +37,19 @@ __all__ = [
     "count",
     "find",
     "merge",
+    "quantize",
     "replace_module",
     "submodule",
 ]
 
 Targets = str | Sequence[str] | None
 """Which submodules to adapt, as in Hugging Face PEFT: a list of names (the path equals one or ends
-in ``.name``), one string (a regular expression that the whole path must match), or None for the
-defaults of the model family."""
+in ``.name``), one string (a regular expression that the whole path must match), ``"all-linear"``
+(every linear layer but the head), or None for the defaults of the model family."""
 
+ALL_LINEAR = "all-linear"
+_OUTPUT = "lm_head"
+"""The output layer of a language model, which ``all-linear`` leaves out as the head of another."""
 
 Defaults = Mapping[str, Sequence[str]]
 """Method -> targets of the model family (``models.family.Family.targets``)."""
@@ -52,6 +68,9 @@ class Method(NamedTuple):
     ``head`` is adapted, because a head is trained whole."""
     start_shapes_frozen: bool = False
     """Whether the frozen tree depends on the adapters' initial values; clients then need both."""
+    complete: Callable[[Model], Model] | None = None
+    """model with the adapted module -> model, for a method that is more than its modules; it may
+    wrap ``Model.apply`` and add leaves. None: nothing."""
 
 
 class Adapted(nnx.Module):
@@ -71,6 +90,29 @@ class Adapted(nnx.Module):
         )
 
 
+def quantize(model: Model, how: Quantization) -> Model:
+    """Returns the model with the kernels of its frozen linear layers in 8 or 4 bits.
+
+    ``load_model(..., quantize=...)`` does the same leaf by leaf, so that it needs less memory. A
+    model that has LoRA with ``init="svd"`` attached is given the quantised residual of its weights
+    (QPiSSA, Meng et al. 2024).
+
+    Args:
+      model: with or without a PEFT method.
+      how: ``int8`` or ``nf4``, see :mod:`fedjax_peft.models.quantized`.
+
+    Raises:
+      InputError: an unknown ``how``, or the model has no such layer, or it is quantised already.
+    """
+    if any(map(is_code, model.frozen)):
+        raise InputError("The model is quantised already.")
+    module = quantized(model.module(), how, model.head)
+    changes: dict[str, Any] = {"original": model.original}
+    if model.recipe:
+        changes["recipe"] = {**model.recipe, "quantize": how}
+    return _rebound(module, model, model.method).replace(**changes)
+
+
 def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
     """Returns the model with a PEFT method attached.
 
@@ -86,9 +128,27 @@ def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
     """
     if model.method is not None:
         raise InputError(f"The model already has {model.method.name!r} attached.")
-    defaults = default_targets(model.config)
-    module = attach_module(model.module(), method, defaults, head=model.head, seed=seed)
-    return _rebound(module, model, method)
+    defaults, module = default_targets(model.config), model.module(lazy=True)
+    with _originals(module, model):
+        module = attach_module(module, method, defaults, head=model.head, seed=seed)
+    bound = _rebound(module, model, method)
+    return bound if method.complete is None else method.complete(bound)
+
+
+@contextlib.contextmanager
+def _originals(module: nnx.Module, model: Model) -> Iterator[None]:
+    """Lets quantised layers read their kernels as they were before."""
+    read, layers = model.original, dict(_named(module, QuantizedLinear))
+    if read is None:
+        layers = {}
+    else:
+        for path, layer in layers.items():
+            layer.original = functools.partial(read, f"{path}.kernel")
+    try:
+        yield
+    finally:
+        for layer in layers.values():
+            layer.original = None
 
 
 def count(
@@ -113,23 +173,47 @@ def count(
     return model.nbytes() if in_bytes else model.counts()
 
 
-def abstract_model(config: Mapping[str, Any], method: Method | None = None, *, head: Head) -> Model:
+def abstract_model(
+    config: Mapping[str, Any],
+    method: Method | None = None,
+    *,
+    head: Head,
+    dtype: Dtype = "float32",
+    dropout: float | None = None,
+    quantize: Quantization | None = None,
+    remat: Remat = "none",
+    scan_layers: bool = False,
+) -> Model:
     """Returns the model of a ``config.json`` with shapes instead of arrays.
 
     Args:
       config: such as ``{"model_type": "roberta", ...}``.
       method: what to attach; without one only the head is trained.
       head: what to predict.
+      dtype: as for ``random_model``, like the other arguments.
+      dropout: likewise.
+      quantize: likewise.
+      remat: likewise.
+      scan_layers: likewise.
 
     Raises:
       InputError: as loading and attaching would.
     """
-    build, paths = module_builder(config, head)
+    build, paths = module_builder(config, head, dtype=dtype, dropout=dropout)
     family, _ = parse_config(config)
     bound: list[Model] = []
 
     def make() -> tuple[Params, Params]:
-        model = bind(build(), head=paths, config=config, splits=family.splits)
+        module = quantized(build(), quantize, paths)
+        set_options(module, remat, scan_layers)
+        model = bind(
+            module,
+            head=paths,
+            config=config,
+            splits=family.splits,
+            dtype=jnp.dtype(dtype),
+        )
+        model = model.replace(frozen=model.compute_frozen())
         bound.append(model if method is None else attach(model, method))
         return bound[0].frozen, bound[0].trainable
 
@@ -140,8 +224,9 @@ def abstract_model(config: Mapping[str, Any], method: Method | None = None, *, h
 def merge(model: Model, params: Params | None = None) -> Model:
     """Returns a plain model whose weights include everything that was trained.
 
-    The weights are float32. A plain model that computes in bfloat16 rounds them, which loses most
-    of a change that is below 0.2 % of its weight.
+    The weights are float32, also where those of the model are bfloat16 or quantised. A plain model
+    that computes in bfloat16 rounds them, which loses most of a change that is below 0.2 % of its
+    weight.
 
     Args:
       model: with a method attached.
@@ -152,7 +237,8 @@ def merge(model: Model, params: Params | None = None) -> Model:
     """
     if params is not None:
         model = model.replace(trainable=dict(params))
-    module = model.module()
+    module = dequantized(model.replace(frozen=_widened(model.frozen)).module())
+    unset_scan(module)
     adapted = {p: m for p, m in _named(module, Adapted) if not re.search(r"\.base(\.|$)", p)}
     for path, site in adapted.items():
         replace_module(module, path, site.merged())
@@ -177,7 +263,14 @@ def _rebound(module: nnx.Module, model: Model, method: Method | None) -> Model:
         method=method,
         splits=model.splits,
         recipe={} if method is None else model.recipe,  # merged weights have no recipe
+        original=None if method is None else model.original,
     )
+
+
+def _widened(leaves: Params) -> Params:
+    """Returns the leaves, those of a narrower floating-point dtype in float32."""
+    narrow = {name for name, x in leaves.items() if x.dtype in (jnp.bfloat16, jnp.float16)}
+    return {name: x.astype(jnp.float32) if name in narrow else x for name, x in leaves.items()}
 
 
 def attach_module(
@@ -219,6 +312,15 @@ def find(
             f" targets=[...]. {nearest('', _suffixes(candidates))}"
         )
     found: dict[str, Any] = {}
+    if targets == ALL_LINEAR:
+        found = {
+            path: m
+            for path, m in candidates.items()
+            if isinstance(m, nnx.Linear) and path.rpartition(".")[2] != _OUTPUT
+        }
+        if not found:
+            raise InputError("The model has no linear layer outside its head.")
+        return found
     if isinstance(targets, str):
         found = {path: m for path, m in candidates.items() if re.fullmatch(targets, path)}
         if not found:
@@ -243,28 +345,10 @@ def find(
     return dict(sorted(found.items()))
 
 
-def submodule(module: nnx.Module, path: str) -> Any:
-    """Returns the submodule at a dotted path (``module`` itself if the path is empty)."""
-    found: Any = module
-    for part in path.split(".") if path else ():
-        found = found[int(part)] if part.isdigit() else getattr(found, part)
-    return found
-
-
-def replace_module(module: nnx.Module, path: str, new: nnx.Module) -> None:
-    """Puts ``new`` at a dotted path of ``module``."""
-    parent, _, last = path.rpartition(".")
-    owner = submodule(module, parent)
-    if last.isdigit():
-        owner[int(last)] = new
-    else:
-        setattr(owner, last, new)
-
-
 def _named(module: nnx.Module, kinds: type | tuple[type, ...]) -> Iterator[tuple[str, Any]]:
-    for path, submodule in nnx.iter_modules(module):
-        if isinstance(submodule, kinds) and path:
-            yield ".".join(map(str, path)), submodule
+    for path, inner in nnx.iter_modules(module):
+        if isinstance(inner, kinds) and path:
+            yield ".".join(map(str, path)), inner
 
 
 def _suffixes(paths: Mapping[str, Any]) -> list[str]:

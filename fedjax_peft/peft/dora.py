@@ -103,7 +103,6 @@ def dora(
         alpha=alpha,
         targets=targets,
         init=init,
-        inits=("kaiming", "gaussian"),
         dropout=dropout,
         rslora=rslora,
         rank_pattern=rank_pattern,

@@ -17,7 +17,9 @@ from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.linalg import FRESH, canonical, dead_directions, svd
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.models.layers import Dropout, FusedLinear
+from fedjax_peft.models.quantized import QuantizedLinear
 from fedjax_peft.peft.base import Adapted, Defaults, Method, Targets, find, replace_module
+from fedjax_peft.peft.quantized_start import quantized_start
 from fedjax_peft.precision import is_wider, split
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Key
@@ -125,22 +127,26 @@ def lora(
     *,
     alpha: float | None = None,
     targets: str | Sequence[str] | None = None,
-    init: Literal["kaiming", "gaussian", "svd"] = "kaiming",
+    init: Literal["kaiming", "gaussian", "svd", "loftq"] = "kaiming",
     dropout: float = 0.0,
     rslora: bool = False,
     rank_pattern: Mapping[str, int] | None = None,
     alpha_pattern: Mapping[str, float] | None = None,
     parts: Sequence[str] | None = None,
+    loftq_iterations: int = 1,
 ) -> Method:
     """Low-rank adapters (LoRA, Hu et al. 2021); with ``init="svd"`` those of FeDeRA.
 
     Args:
       rank: the number of directions r.
       alpha: the scale is s = alpha / r (``rslora``: alpha / sqrt(r)); by default alpha = r, s = 1.
-      targets: which linear layers, as in Hugging Face PEFT; by default query and value.
+      targets: which linear layers, as in Hugging Face PEFT (``"all-linear"``: all but the head);
+        by default query and value.
       init: ``kaiming`` (PEFT's default: A uniform in ±1/sqrt(in), B zero), ``gaussian``
-        (A ~ N(0, 1/r²), B zero), or ``svd`` (FeDeRA, Eq 6-10: the r largest singular directions of
-        W split evenly between A and B, the residual W - s·AB frozen; outputs do not change).
+        (A ~ N(0, 1/r²), B zero), ``svd`` (FeDeRA, Eq 6-10: the r largest singular directions of
+        W split evenly between A and B, the residual W - s·AB frozen; outputs do not change), or
+        ``loftq`` (Li et al. 2024: factors that make up for the quantisation of the base). On a
+        quantised base ``svd`` is QPiSSA (Meng et al. 2024). Both read the checkpoint again.
       dropout: on the input of the low-rank branch only.
       rslora: rank-stabilised scale (Kalajdzievski 2023).
       rank_pattern: other ranks for some layers, as in Hugging Face PEFT: {end of a path, or a
@@ -148,6 +154,7 @@ def lora(
       alpha_pattern: other alphas, in the same form.
       parts: the parts of a fused projection (GPT-2's ``c_attn``: q, k and v) that each get an
         update, as in ``adapters``; by default one update spans all parts, as in Hugging Face PEFT.
+      loftq_iterations: of ``init="loftq"``; 1 as in Hugging Face PEFT, 5 in the paper.
 
     Raises:
       InputError: an impossible option here; a target, pattern or part that matches nothing, or a
@@ -158,7 +165,7 @@ def lora(
         alpha=alpha,
         targets=targets,
         init=init,
-        inits=("kaiming", "gaussian", "svd"),
+        inits=("kaiming", "gaussian", "svd", "loftq"),
         dropout=dropout,
         rslora=rslora,
         rank_pattern=rank_pattern,
@@ -169,7 +176,11 @@ def lora(
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         return attach_low_rank(module, defaults, key, head, options, LoRALinear)
 
-    return Method("lora", options, attach, start_shapes_frozen=init == "svd")
+    if loftq_iterations < 1:
+        raise InputError(f"loftq_iterations = {loftq_iterations} must be at least 1.")
+    if init == "loftq":
+        options |= {"loftq_iterations": loftq_iterations}
+    return Method("lora", options, attach, start_shapes_frozen=init in ("svd", "loftq"))
 
 
 def low_rank_options(
@@ -178,7 +189,7 @@ def low_rank_options(
     alpha: float | None,
     targets: Targets,
     init: str,
-    inits: Sequence[str],
+    inits: Sequence[str] = ("kaiming", "gaussian"),
     dropout: float,
     rslora: bool,
     rank_pattern: Mapping[str, int] | None,
@@ -228,11 +239,11 @@ def attach_low_rank(
                 f"The pattern {pattern!r} matches no target. {nearest(pattern, sites)}"
             )
     # Whole kernels get factors, or parts of kernels, under the names of the parts.
-    kernels, ranks, scales = {}, {}, {}
+    shapes, ranks, scales = {}, {}, {}
     for path, site in sites.items():
         if isinstance(site, Adapted) or ".base" in path:
             raise InputError(f"The submodule {path!r} already has LoRA attached.")
-        for name, kernel in _slices(path, site, options["parts"]).items():
+        for name, kernel in _shapes(path, site, options["parts"]).items():
             r = by_pattern(options["rank_pattern"], path, options["rank"])
             if r > min(kernel.shape):
                 n_in, n_out = kernel.shape
@@ -240,18 +251,14 @@ def attach_low_rank(
                     f"rank = {r} is above the smaller side of {path!r} ({n_in}x{n_out})."
                 )
             alpha = by_pattern(options["alpha_pattern"], path, options["alpha"])
-            kernels[name], ranks[name] = kernel, r
+            shapes[name], ranks[name] = kernel.shape, r
             scales[name] = scaling(r, alpha, options["rslora"])
-    if options["init"] == "svd":
-        factors, residuals = principal_factors(kernels, ranks, scales)
-        for path, site in sites.items():
-            rest = _slices(path, site, options["parts"], whole=True)
-            pieces = [residuals.get(name, kernel) for name, kernel in rest.items()]
-            site.kernel.set_value(jnp.concatenate(pieces, axis=1))
+    if options["init"] in ("svd", "loftq"):
+        factors = _shaped_start(sites, options, ranks, scales)
     else:
         factors = {
-            name: _random(options["init"], kernel.shape, ranks[name], stream(key, name))
-            for name, kernel in kernels.items()
+            name: _random(options["init"], shape, ranks[name], stream(key, name))
+            for name, shape in shapes.items()
         }
     dropout = options["dropout"]
     for path, site in sites.items():
@@ -267,11 +274,71 @@ def attach_low_rank(
     return module
 
 
+def _shaped_start(
+    sites: Mapping[str, nnx.Linear],
+    options: Mapping[str, Any],
+    ranks: Mapping[str, int],
+    scales: Mapping[str, float],
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Returns the factors of a start that changes the frozen kernels too, and changes those."""
+    parts, init = options["parts"], options["init"]
+    plain = {p: site for p, site in sites.items() if not isinstance(site, QuantizedLinear)}
+    if init == "loftq" and plain:
+        raise InputError(
+            f"init = 'loftq' makes up for the quantisation of the frozen weights, and those of"
+            f" {next(iter(plain))!r} are not quantised: load the model with quantize='nf4', or use"
+            " init='svd'."
+        )
+    pieces: dict[str, jax.Array] = {}
+    for path, site in plain.items():
+        pieces |= _slices(path, site, parts)
+    factors, residuals = principal_factors(pieces, ranks, scales)
+    for path, site in plain.items():
+        rest = _slices(path, site, parts, whole=True)
+        columns = [residuals.get(name, kernel) for name, kernel in rest.items()]
+        site.kernel.set_value(jnp.concatenate(columns, axis=1))
+    for path, site in sites.items():
+        if not isinstance(site, QuantizedLinear):
+            continue
+
+        def truncated(
+            matrix: jax.Array, path: str = path, site: nnx.Linear = site
+        ) -> tuple[dict[str, tuple[jax.Array, jax.Array]], jax.Array]:
+            chosen = _slices(path, site, parts, kernel=matrix)
+            found, residuals = principal_factors(chosen, ranks, scales)
+            rest = _slices(path, site, parts, whole=True, kernel=matrix)
+            columns = [residuals.get(name, piece) for name, piece in rest.items()]
+            return found, jnp.concatenate(columns, axis=1)
+
+        iterations = options.get("loftq_iterations", 1)
+        factors |= quantized_start(path, site, init, iterations, truncated)
+    return factors
+
+
+def _shapes(
+    path: str, site: nnx.Linear, parts: Sequence[str] | None
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of :func:`_slices`; a quantised kernel is not dequantised for them."""
+    kernel = jax.ShapeDtypeStruct(site.kernel.shape, jnp.float32)
+    found: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(
+        lambda kernel: _slices(path, site, parts, kernel=kernel), kernel
+    )
+    return found
+
+
 def _slices(
-    path: str, site: nnx.Linear, parts: Sequence[str] | None, *, whole: bool = False
+    path: str,
+    site: nnx.Linear,
+    parts: Sequence[str] | None,
+    *,
+    whole: bool = False,
+    kernel: jax.Array | None = None,
 ) -> dict[str, jax.Array]:
-    """Returns the kernels of a layer by name: one, or one for each part (all if ``whole``)."""
-    kernel = site.kernel[...]
+    """Returns the kernels of a layer by name: one, or one for each part (all if ``whole``).
+
+    With ``kernel``, those of another matrix of its shape.
+    """
+    kernel = site.kernel[...] if kernel is None else kernel
     if parts is None:
         return {path: kernel}
     known = getattr(site, "parts", ())

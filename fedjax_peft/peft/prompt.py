@@ -34,6 +34,10 @@ class PromptEmbed(Adapted):
         rows = jnp.broadcast_to(prompt[None], (x.shape[0], *prompt.shape))
         return jnp.concatenate([rows, x], axis=1)
 
+    def tokens(self, ids: jax.Array) -> jax.Array:
+        """Returns the embeddings of ids alone, of tokens that follow in a cache."""
+        return self.base(ids)
+
     def attend(self, query: jax.Array) -> jax.Array:
         """Returns the products with the frozen table, because a tied head predicts no prompt."""
         return self.base.attend(query)
@@ -66,7 +70,7 @@ def prompt_tuning(tokens: int = 8, *, init: Literal["random", "vocabulary"] = "r
             prompt = jax.random.normal(key, (tokens, table.features))
         else:
             ids = jax.random.randint(key, (tokens,), 0, table.num_embeddings)
-            prompt = table.embedding[...][ids].astype(jnp.float32)
+            prompt = table.tokens(ids).astype(jnp.float32)
         replace_module(module, path, PromptEmbed(table, prompt))
         return module
 

@@ -12,6 +12,8 @@ from flax import nnx
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import AdapterParam
+from fedjax_peft.models.layers import RMSNorm
+from fedjax_peft.models.quantized import QuantizedLinear
 from fedjax_peft.peft.base import Defaults, Method, find
 from fedjax_peft.typing import Key
 
@@ -47,7 +49,7 @@ def bitfit(targets: str | Sequence[str] | None = None) -> Method:
 
 
 def layer_norm() -> Method:
-    """Trains the scale and bias of every layer norm (``nnx.LayerNorm``), as PEFT's LN tuning.
+    """Trains scales and biases of all layer norms and RMS norms, as PEFT's LN tuning.
 
     Raises:
       InputError: when it is attached, a module without layer norms, or one already adapted.
@@ -56,7 +58,10 @@ def layer_norm() -> Method:
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         del defaults, key
         return _train(
-            module, head, lambda _, owner, __: isinstance(owner, nnx.LayerNorm), "layer norm"
+            module,
+            head,
+            lambda _, owner, __: isinstance(owner, nnx.LayerNorm | RMSNorm),
+            "layer norm",
         )
 
     return Method("layer_norm", {}, attach)
@@ -71,6 +76,11 @@ def full() -> Method:
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         del defaults, key
+        if any(isinstance(layer, QuantizedLinear) for _, layer in nnx.iter_modules(module)):
+            raise InputError(
+                "Full fine-tuning trains all weights, and those of this model are quantised, so"
+                " they never change. Load the model without quantize, or attach an adapter."
+            )
         return _train(module, head, lambda *_: True, "parameter")
 
     return Method("full", {}, attach)

@@ -169,6 +169,7 @@ RUNS = [
     *((method, "bert") for method in CASES),
     *((method, "roberta") for method in BOTH),
     *(("lora", family) for family in FAMILIES if family != "bert"),
+    *((method, family) for method in ("dora", "ia3") for family in ("llama", "qwen2")),
 ]
 
 

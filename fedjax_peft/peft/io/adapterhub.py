@@ -62,9 +62,11 @@ _NAMES = {
     "deberta-v2": _Names("deberta.encoder.layer", _INHERITED),
     "distilbert": _Names("distilbert.transformer.layer", _OWN),
     "gpt2": _Names("transformer.h", _OWN),
+    "llama": _Names("model.layers", _OWN),
+    "mistral": _Names("model.layers", _OWN),
     "vit": _Names("vit.encoder.layer", _VIT, "vit.layers"),
 }
-"""By ``model_type``."""
+"""By ``model_type``: the families that ``adapters`` has."""
 
 _FIXED: dict[str, Any] = {
     "original_ln_after": True,

@@ -69,9 +69,12 @@ def _auto_class(model: Model) -> str:
 
 def _notes(model: Model, directory: Path, format: Format) -> list[str]:
     """Returns sentences on the rank in the file, for a low-rank adapter."""
-    if format != "peft" or model.method is None or model.method.name not in ("lora", "dora"):
+    low_rank = ("lora", "dora", "lora_sb", "ravan", "slora")
+    if format != "peft" or model.method is None or model.method.name not in low_rank:
         return []
     rank = json.loads((directory / "adapter_config.json").read_text())["r"]
+    if model.method.name in ("lora_sb", "ravan"):
+        return [f"LoRA of rank {rank}: the products of bases and trained cores."]
     trained = model.method.options["rank"]
     reasons = []
     if model.method.options["parts"] is not None:

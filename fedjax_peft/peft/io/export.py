@@ -28,9 +28,12 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 ``load_adapter``; ``merged``: a plain checkpoint for ``AutoModelFor...``, with its tokenizer."""
 
 _HOLDS: dict[str, tuple[str, ...]] = {
-    "peft": ("lora", "dora", "ia3", "prompt_tuning"),
+    "peft": ("lora", "dora", "ia3", "prompt_tuning", "lora_sb", "ravan", "slora"),
     "adapterhub": ("houlsby", "pfeiffer", "bottleneck"),
-    "merged": ("lora", "dora", "ia3", "bitfit", "layer_norm", "full", "head_only"),
+    "merged": (
+        *("lora", "dora", "lora_sb", "lora_with_base", "ravan", "slora", "ia3"),
+        *("bitfit", "layer_norm", "full", "head_only"),
+    ),
 }
 """Format -> the methods that it can hold."""
 

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax import nnx
 
+from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import source_name
 from fedjax_peft.models.hub import origin
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.base import submodule
+from fedjax_peft.peft.cores import CoreLinear
 from fedjax_peft.peft.io.files import Tensors, to_torch, write_json, write_tensors
 from fedjax_peft.peft.lora import by_pattern, scaling
 from fedjax_peft.typing import Params
@@ -34,6 +37,7 @@ _TASKS = {
     "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
     "LMHeadModel": "CAUSAL_LM",
+    "ForCausalLM": "CAUSAL_LM",
 }
 """The end of Hugging Face's class name -> PEFT's task type. PEFT has none for images."""
 
@@ -49,14 +53,14 @@ def write_peft(
     """Writes an adapter and its head into an existing directory, as Hugging Face PEFT does.
 
     Args:
-      model: with ``lora``, ``dora``, ``ia3`` or ``prompt_tuning`` attached; its ``trainable`` holds
-        the initial values.
+      model: with ``lora``, ``dora``, ``slora``, ``lora_sb``, ``ravan``, ``ia3`` or
+        ``prompt_tuning`` attached; its ``trainable`` holds the initial values.
       params: the trained leaves.
       directory: where the files go.
       architecture: ``registry.class_name`` of the model.
       base_model: recorded as the base model's hub id or path; by default where it came from.
     """
-    contents = {"ia3": _ia3, "prompt_tuning": _prompt}
+    contents = {"ia3": _ia3, "prompt_tuning": _prompt, "lora_sb": _core, "ravan": _core}
     tensors, config = contents.get(model.method.name, _low_rank)(model, params)
     # PEFT wraps the model in two modules, or in one module for a prompt.
     prefix = "base_model." if model.method.name == "prompt_tuning" else "base_model.model."
@@ -96,6 +100,13 @@ def _low_rank(model: Model, params: Params) -> _Content:
     A_v]``, and each B in the columns of its part.
     """
     options = model.method.options
+    sparse = [n for n, x in params.items() if n.endswith(".sparse_values") and np.any(x)]
+    if sparse:
+        raise InputError(
+            f"A LoRA cannot hold the sparse values of SLoRA's first stage ({sparse[0]!r} and"
+            f" {len(sparse) - 1} others): export with format='merged', or train until the second"
+            " stage."
+        )
     fused = options["parts"] is not None
     names = sorted(n.removesuffix(".lora_a") for n in params if n.endswith(".lora_a"))
     sites: dict[str, list[str]] = {}
@@ -163,6 +174,33 @@ def _joined(
         blocks = [b if f"{path}.{part}" == name else np.zeros_like(b) for part in parts]
         rows.append(np.concatenate(blocks, axis=1))
     return np.concatenate([a for a, _ in factors.values()], axis=1), np.concatenate(rows, axis=0)
+
+
+def _core(model: Model, params: Params) -> _Content:
+    """Returns the contents of a LoRA with the product of LoRA-SB's or RAVAN's layers; s is 1."""
+    module, tensors = model.replace(trainable=dict(params)).module(), {}
+    sites = [
+        ".".join(map(str, p)) for p, m in nnx.iter_modules(module) if isinstance(m, CoreLinear)
+    ]
+    for path in sorted(sites):
+        a, b = submodule(module, path).factors()
+        tensors[f"{path}.lora_A.weight"] = to_torch(a, transposed=True)
+        tensors[f"{path}.lora_B.weight"] = to_torch(b, transposed=True)
+    rank = a.shape[1]  # the same everywhere
+    return tensors, {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": rank,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "use_rslora": False,
+        "use_dora": False,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(sites),
+        "fan_in_fan_out": _stored_as_ours(model, sorted(sites)),
+        "init_lora_weights": True,
+        "bias": "none",
+    }
 
 
 def _ia3(model: Model, params: Params) -> _Content:

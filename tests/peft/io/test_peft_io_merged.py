@@ -73,6 +73,7 @@ def test_merged(base, name, tmp_path):
 
 OTHERS = [("roberta", "token_classification"), ("distilbert", "span_classification")]
 OTHERS += [("deberta-v2", "classification"), ("gpt2", "classification"), ("vit", "classification")]
+OTHERS += [("llama", "causal_lm"), ("gemma2", "causal_lm"), ("llama", "span_classification")]
 
 
 @pytest.mark.parametrize(("family", "kind"), OTHERS)

@@ -1,0 +1,113 @@
+"""FedDPA's pair of LoRAs: ``y = x W + (1 - α) s (x A_g) B_g + α s (x A_l) B_l`` (Yang et al. 2024).
+
+A_g and B_g are the global adapter, A_l and B_l the local one. The names of their leaves contain
+``.global_adapter.`` and ``.private_adapter.``, by which role rules tell them apart. α is the weight
+of the local adapter: a constant, or one number for each example in evaluations
+(:mod:`fedjax_peft.instance_weights`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.instance_weights import REFERENCE, instance_weighted
+from fedjax_peft.models.base import AdapterConst, Model
+from fedjax_peft.models.layers import Dropout
+from fedjax_peft.peft.base import Adapted, Defaults, Method
+from fedjax_peft.peft.lora import LowRank, attach_low_rank, frozen_output, low_rank_options
+from fedjax_peft.typing import Key
+
+__all__ = ["DualLoRALinear", "dual_lora"]
+
+_WIDTHS = ("hidden_size", "n_embd", "dim")
+"""Keys under which a ``config.json`` may have the width of the hidden states."""
+
+
+class DualLoRALinear(Adapted):
+    """A linear layer with a global and a local low-rank update. ``base`` is frozen.
+
+    ``adapter_weight`` is α: a scalar, 0 at first, or ``[batch]``.
+    """
+
+    def __init__(self, base: Any, a: jax.Array, b: jax.Array, scale: float, dropout: float):
+        self.base = base
+        self.global_adapter = LowRank(a, b, scale, 0.0)
+        self.private_adapter = LowRank(a, b, scale, 0.0)
+        self.adapter_weight = AdapterConst(jnp.zeros(()))
+        self.dropout = Dropout(dropout)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns the layer's output for ``x`` ``[batch, ..., in]``."""
+        y, dropped = frozen_output(self.base, x), self.dropout(x)
+        weight = self.adapter_weight[...].astype(y.dtype)
+        if weight.ndim:
+            weight = weight.reshape(-1, *(1,) * (y.ndim - 1))
+        shared = self.global_adapter.update(dropped, y.dtype)
+        own = self.private_adapter.update(dropped, y.dtype)
+        return y + (1 - weight) * shared + weight * own
+
+
+def dual_lora(
+    rank: int = 8,
+    *,
+    width: int | None = None,
+    alpha: float | None = None,
+    targets: str | Sequence[str] | None = None,
+    init: Literal["kaiming", "gaussian"] = "kaiming",
+    dropout: float = 0.0,
+    rslora: bool = False,
+    rank_pattern: Mapping[str, int] | None = None,
+    alpha_pattern: Mapping[str, float] | None = None,
+) -> Method:
+    """FedDPA's global and local LoRA at every site, with instance weights.
+
+    Both start from the same A; B is zero. ``Model.counts()["adapter"]`` includes ``width`` numbers
+    of a client that are not trained, but computed from its examples. No file format holds the
+    pair, and it cannot be merged: the weights depend on the example.
+
+    Args:
+      rank: the number of directions of each LoRA.
+      width: of the last hidden states; by default as the model's ``config.json`` says.
+      alpha: as for :func:`fedjax_peft.peft.lora.lora`; the scale of both.
+      targets: which linear layers; by default LoRA's.
+      init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.peft.lora.lora`.
+      dropout: on the input of both LoRAs, with one mask.
+      rslora: rank-stabilised scale.
+      rank_pattern: other ranks for some layers.
+      alpha_pattern: other alphas for some layers.
+
+    Raises:
+      InputError: as :func:`fedjax_peft.peft.lora.lora`; when it is attached, an unknown width.
+    """
+    options = low_rank_options(
+        rank=rank,
+        alpha=alpha,
+        targets=targets,
+        init=init,
+        dropout=dropout,
+        rslora=rslora,
+        rank_pattern=rank_pattern,
+        alpha_pattern=alpha_pattern,
+    )
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        return attach_low_rank(module, defaults, key, head, options, DualLoRALinear)
+
+    def complete(model: Model) -> Model:
+        size = width or next((model.config[k] for k in _WIDTHS if k in model.config), None)
+        if size is None:
+            raise InputError(
+                "dual_lora compares last hidden states, and this model's config does not say how"
+                " wide they are: give width, such as fp.peft.dual_lora(width=768)."
+            )
+        return model.replace(
+            apply=instance_weighted(model.apply),
+            trainable={**model.trainable, REFERENCE: jnp.zeros(size)},
+            kinds={**model.kinds, REFERENCE: "adapter"},
+        )
+
+    return Method("dual_lora", {**options, "width": width}, attach, complete=complete)

@@ -1,0 +1,137 @@
+"""LoRA-SB: ``y = x W + x A R B``; only the square core R is trained (Ponkshe et al. 2024).
+
+Flax orientation: the paper's ``B R A`` is the transpose of ``A R B`` here.
+
+    g  = Σ over examples of ∂F/∂W                     at the pretrained weights
+    U Σ Vᵀ = svd(-η sign(g)),   A = U_{:r},   R = Σ_{:r},   B = V_{:r}ᵀ
+
+so that training starts after the best rank-r form of the first step of full fine-tuning with Adam,
+whose first step is ``-η sign(g)``. A and B have orthonormal columns and rows, so a gradient step of
+R is the projection of the full gradient: the scale s of LoRA is not needed and is 1.
+
+:func:`lora_sb` alone has no examples: A and B are then random and orthonormal, and R is 0.
+:func:`gradient_start` sets the values above. In a federation (Fed-SB,
+:func:`fedjax_peft.algorithms.fedsb`) the gradients of all clients are summed before the sign is
+taken, as the authors' code does over processes. This happens once, before the first round, and is
+not part of a run's traffic.
+
+Checked against the authors' code of LoRA-SB. It takes η as the rate of the first warm-up step, and
+an approximate SVD; here it is exact.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.linalg import canonical, svd
+from fedjax_peft.models.base import AdapterConst, AdapterParam, Model
+from fedjax_peft.peft.base import Defaults, Method, replace_module
+from fedjax_peft.peft.cores import CoreLinear, core_sites, orthonormal
+from fedjax_peft.random import stream
+from fedjax_peft.typing import Batch, Key, Params, Task
+
+__all__ = ["SBLinear", "gradient_start", "lora_sb"]
+
+
+class SBLinear(CoreLinear):
+    """A linear layer with the update ``x A R B``; A and B never change."""
+
+    def __init__(self, base: nnx.Linear, a: jax.Array, r: jax.Array, b: jax.Array):
+        self.base = base
+        self.sb_a = AdapterConst(a)
+        self.sb_r = AdapterParam(r)
+        self.sb_b = AdapterConst(b)
+
+    def factors(self) -> tuple[jax.Array, jax.Array]:
+        """Returns (A ``[in, r]``, R B ``[r, out]``)."""
+        return self.sb_a[...], jnp.matmul(self.sb_r[...], self.sb_b[...], precision="highest")
+
+
+def lora_sb(rank: int = 64, *, targets: str | Sequence[str] | None = None) -> Method:
+    """LoRA-SB (Ponkshe et al. 2024): a trained r x r core between two frozen bases.
+
+    The bases are random and orthonormal until ``fp.peft.gradient_start`` replaces them.
+
+    Args:
+      rank: r; a layer trains r² numbers.
+      targets: which linear layers, as in Hugging Face PEFT; by default LoRA's.
+
+    Raises:
+      InputError: a rank below 1 here; when it is attached, a target that matches nothing, or a rank
+        above a matrix's side.
+    """
+    if rank < 1:
+        raise InputError(f"rank = {rank} must be at least 1.")
+    chosen = targets if targets is None or isinstance(targets, str) else tuple(targets)
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        for path, site in core_sites(module, chosen, defaults, head, rank).items():
+            n_in, n_out = site.kernel.shape
+            a = orthonormal(stream(key, path, "a"), n_in, rank)
+            b = orthonormal(stream(key, path, "b"), n_out, rank).T
+            replace_module(module, path, SBLinear(site, a, jnp.zeros((rank, rank)), b))
+        return module
+
+    return Method("lora_sb", {"rank": rank, "targets": chosen}, attach)
+
+
+def gradient_start(model: Model, batches: Iterable[Batch], task: Task, *, step: float) -> Model:
+    """Returns the model with LoRA-SB's start, from the gradient of the frozen kernels.
+
+    Args:
+      model: with :func:`lora_sb` attached.
+      batches: examples, such as some of every client; 50 in all are enough for the authors.
+      task: whose loss is derived.
+      step: η, the length of the first step; the learning rate, or a part of it.
+
+    Raises:
+      InputError: the model has no LoRA-SB, there are no batches, or ``step`` is not positive.
+    """
+    paths = sorted(n.removesuffix(".sb_r") for n in model.trainable if n.endswith(".sb_r"))
+    if not paths:
+        raise InputError("gradient_start is for a model with fp.peft.lora_sb() attached.")
+    if not 0 < step < float("inf"):
+        raise InputError(f"step = {step!r} must be a positive finite number.")
+    gradient = _gradient(model, task, paths)
+    total: Params = {}
+    for batch in batches:
+        one = gradient(model.frozen, batch)
+        total = jax.tree.map(jnp.add, total, one) if total else one
+    if not total:
+        raise InputError("gradient_start needs at least one batch of examples.")
+    trainable = dict(model.trainable)
+    for path in paths:
+        rank = model.trainable[f"{path}.sb_r"].shape[0]
+        trainable |= _start(path, total[path], rank, step)
+    return model.replace(trainable=trainable)
+
+
+def _gradient(model: Model, task: Task, paths: Sequence[str]) -> Callable[[Params, Batch], Params]:
+    """Returns a compiled function: the gradient of the sum of a batch's losses by the kernels.
+
+    It is that of an R ``[in, out]`` between identities, which is the kernel's, also where the
+    kernel is quantised.
+    """
+    sides = {p: (model.trainable[f"{p}.sb_a"], model.trainable[f"{p}.sb_b"]) for p in paths}
+    shapes = {p: (a.shape[0], b.shape[1]) for p, (a, b) in sides.items()}
+    ones = {size: jnp.eye(size) for shape in shapes.values() for size in shape}
+    rest = {n: x for n, x in model.trainable.items() if ".sb_" not in n}
+    bases = {f"{p}.sb_a": ones[n_in] for p, (n_in, _) in shapes.items()}
+    bases |= {f"{p}.sb_b": ones[n_out] for p, (_, n_out) in shapes.items()}
+
+    def loss(changes: Params, frozen: Params, leaves: Params, batch: Batch) -> jax.Array:
+        cores = {f"{path}.sb_r": x for path, x in changes.items()}
+        return task.loss(model.apply(frozen, {**leaves, **cores}, batch, None, False), batch)[0]
+
+    derive = jax.jit(jax.grad(loss))
+    zeros = {path: jnp.zeros(shape) for path, shape in shapes.items()}
+    return lambda frozen, batch: derive(zeros, frozen, {**rest, **bases}, batch)
+
+
+def _start(path: str, gradient: jax.Array, rank: int, step: float) -> Params:
+    u, sigma, vt = svd(-step * jnp.sign(gradient), full_matrices=False)
+    u, sigma, vt = canonical(u[:, :rank], sigma[:rank], vt[:rank])
+    return {f"{path}.sb_a": u, f"{path}.sb_r": jnp.diag(sigma), f"{path}.sb_b": vt}

@@ -1,0 +1,80 @@
+"""LoRA on layers whose own weights are trained too: ``y = x W + b + s · (x A) B``, W and b trained.
+
+This is pFedLoRA's form (Yi et al. 2023): W and b belong to a client's own model, and A and B are
+the small adapter that clients share. The leaves of W and b are named as in
+:func:`fedjax_peft.peft.lora`, ``PATH.base.kernel`` and ``PATH.base.bias``, but are trained.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from flax import nnx
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import AdapterParam
+from fedjax_peft.models.quantized import QuantizedLinear
+from fedjax_peft.peft.base import Defaults, Method
+from fedjax_peft.peft.lora import LoRALinear, attach_low_rank, low_rank_options
+from fedjax_peft.typing import Key
+
+__all__ = ["lora_with_base"]
+
+
+def lora_with_base(
+    rank: int = 8,
+    *,
+    alpha: float | None = None,
+    targets: str | Sequence[str] | None = None,
+    init: Literal["kaiming", "gaussian"] = "kaiming",
+    dropout: float = 0.0,
+    rslora: bool = False,
+    rank_pattern: Mapping[str, int] | None = None,
+    alpha_pattern: Mapping[str, float] | None = None,
+) -> Method:
+    """LoRA, and the weights and biases of the layers that it adapts (pFedLoRA's local models).
+
+    A client that keeps these weights has its own copy of them, so the memory grows with the
+    clients.
+
+    Args:
+      rank: the number of directions r.
+      alpha: as for :func:`fedjax_peft.peft.lora.lora`.
+      targets: which linear layers; by default query and value.
+      init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.peft.lora.lora`.
+      dropout: on the input of the low-rank branch only.
+      rslora: rank-stabilised scale.
+      rank_pattern: other ranks for some layers.
+      alpha_pattern: other alphas for some layers.
+
+    Raises:
+      InputError: as :func:`fedjax_peft.peft.lora.lora`; a quantised layer, when it is attached.
+    """
+    options = low_rank_options(
+        rank=rank,
+        alpha=alpha,
+        targets=targets,
+        init=init,
+        dropout=dropout,
+        rslora=rslora,
+        rank_pattern=rank_pattern,
+        alpha_pattern=alpha_pattern,
+    )
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        attach_low_rank(module, defaults, key, head, options, LoRALinear)
+        for path, site in nnx.iter_modules(module):
+            if not isinstance(site, LoRALinear):
+                continue
+            if isinstance(site.base, QuantizedLinear):
+                raise InputError(
+                    f"lora_with_base trains the weights of {'.'.join(map(str, path))!r}, which are"
+                    " quantised, so they never change. Load the model without quantize, or attach"
+                    " lora."
+                )
+            for name in ("kernel", "bias"):
+                parameter = getattr(site.base, name)
+                if parameter is not None:
+                    setattr(site.base, name, AdapterParam(parameter[...]))
+        return module
+
+    return Method("lora_with_base", options, attach)

@@ -1,0 +1,101 @@
+"""FedALT's pair of LoRAs with a mixer (Bian et al. 2026):
+
+    y = x W + s (g_0(x) · (x A_r) B_r + g_1(x) · (x A_i) B_i),    g(x) = softmax(x M)
+
+A_r and B_r are the rest-of-world LoRA, A_i and B_i the individual one, and M ``[in, 2]`` is the
+mixer: every token of every layer has its own two weights, which sum to 1. The names of the leaves
+contain ``.rest_of_world.`` and ``.individual.``, by which role rules tell them apart.
+
+As in the authors' code (github.com/jmbian/FedALT) the mixer has no bias, starts uniform in
+±1/sqrt(in), reads its input without dropout and is computed in float32, and both LoRAs read the
+same dropped input. Here both start from the same A; B is zero, so this changes no output.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedjax_peft.models.base import AdapterParam
+from fedjax_peft.models.layers import Dropout
+from fedjax_peft.peft.base import Adapted, Defaults, Method
+from fedjax_peft.peft.lora import LowRank, attach_low_rank, frozen_output, low_rank_options
+from fedjax_peft.random import stream
+from fedjax_peft.typing import Key
+
+__all__ = ["MixedLoRALinear", "mixed_lora"]
+
+
+class MixedLoRALinear(Adapted):
+    """A linear layer with two low-rank updates, weighted by a mixer. ``base`` is frozen."""
+
+    def __init__(self, base: Any, a: jax.Array, b: jax.Array, scale: float, dropout: float):
+        self.base = base
+        self.rest_of_world = LowRank(a, b, scale, 0.0)
+        self.individual = LowRank(a, b, scale, 0.0)
+        self.mixer = AdapterParam(jnp.zeros((a.shape[0], 2)))
+        self.dropout = Dropout(dropout)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns the layer's output for ``x`` ``[..., in]``."""
+        y = frozen_output(self.base, x)
+        logits = x.astype(jnp.float32) @ self.mixer[...]
+        shares = jax.nn.softmax(logits, axis=-1).astype(y.dtype)
+        dropped = self.dropout(x)
+        rest = self.rest_of_world.update(dropped, y.dtype)
+        own = self.individual.update(dropped, y.dtype)
+        return y + shares[..., :1] * rest + shares[..., 1:] * own
+
+
+def mixed_lora(
+    rank: int = 8,
+    *,
+    alpha: float | None = None,
+    targets: str | Sequence[str] | None = None,
+    init: Literal["kaiming", "gaussian"] = "kaiming",
+    dropout: float = 0.0,
+    rslora: bool = False,
+    rank_pattern: Mapping[str, int] | None = None,
+    alpha_pattern: Mapping[str, float] | None = None,
+) -> Method:
+    """FedALT's individual and rest-of-world LoRA at every site, with a mixer of the two.
+
+    No format of Hugging Face PEFT holds it, and its weights cannot be merged: the mixer depends on
+    the input.
+
+    Args:
+      rank: the number of directions of each LoRA.
+      alpha: as for :func:`fedjax_peft.peft.lora.lora`; the scale of both.
+      targets: which linear layers; by default query and value.
+      init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.peft.lora.lora`.
+      dropout: on the input of both LoRAs, with one mask; the mixer's input has none.
+      rslora: rank-stabilised scale.
+      rank_pattern: other ranks for some layers.
+      alpha_pattern: other alphas for some layers.
+
+    Raises:
+      InputError: as :func:`fedjax_peft.peft.lora.lora`.
+    """
+    options = low_rank_options(
+        rank=rank,
+        alpha=alpha,
+        targets=targets,
+        init=init,
+        dropout=dropout,
+        rslora=rslora,
+        rank_pattern=rank_pattern,
+        alpha_pattern=alpha_pattern,
+    )
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        attach_low_rank(module, defaults, key, head, options, MixedLoRALinear)
+        for path, site in nnx.iter_modules(module):
+            if isinstance(site, MixedLoRALinear):
+                shape, own = site.mixer[...].shape, stream(key, ".".join(map(str, path)) + ".mixer")
+                bound = shape[0] ** -0.5
+                site.mixer.set_value(jax.random.uniform(own, shape, minval=-bound, maxval=bound))
+        return module
+
+    return Method("mixed_lora", options, attach)

@@ -1,0 +1,96 @@
+"""RAVAN's layer: ``y = x W + Σ_i s_i x A_i H_i B_i``; H_i and s_i are trained (Raje et al. 2025).
+
+Flax orientation: the paper's ``B_i H_i A_i`` (Eq 7) is the transpose of ``A_i H_i B_i`` here.
+
+``[A_1 … A_h]`` has orthonormal columns, and ``[B_1; …; B_h]`` orthonormal rows (Gram-Schmidt over
+all heads, section 3.1), so the heads act on different directions and the rank of the change is up
+to h·r. With ``init="normal"`` the entries are normal; the paper leaves their variances open, and
+here columns of A and rows of B have an expected squared length of 1, so they are nearly
+orthonormal. H_i starts at 0 and s_i at 1.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import AdapterConst, AdapterParam
+from fedjax_peft.peft.base import Defaults, Method, replace_module
+from fedjax_peft.peft.cores import CoreLinear, core_sites, orthonormal
+from fedjax_peft.random import stream
+from fedjax_peft.typing import Key
+
+__all__ = ["RavanLinear", "ravan"]
+
+
+class RavanLinear(CoreLinear):
+    """A linear layer with the update ``Σ_i s_i x A_i H_i B_i``; A and B never change.
+
+    ``ravan_a`` is ``[heads, in, r]``, ``ravan_b`` ``[heads, r, out]``, ``ravan_h`` ``[heads, r,
+    r]``, ``ravan_s`` ``[heads]``.
+    """
+
+    def __init__(self, base: nnx.Linear, a: jax.Array, b: jax.Array):
+        heads, _, rank = a.shape
+        self.base = base
+        self.ravan_a = AdapterConst(a)
+        self.ravan_b = AdapterConst(b)
+        self.ravan_h = AdapterParam(jnp.zeros((heads, rank, rank)))
+        self.ravan_s = AdapterParam(jnp.ones(heads))
+
+    def factors(self) -> tuple[jax.Array, jax.Array]:
+        """Returns (``[A_1 … A_h]``, ``[s_1 H_1 B_1; …; s_h H_h B_h]``)."""
+        a, b, h = self.ravan_a[...], self.ravan_b[...], self.ravan_h[...]
+        heads, n_in, rank = a.shape
+        right = jnp.einsum("i,irq,iqo->iro", self.ravan_s[...], h, b, precision="highest")
+        return a.transpose(1, 0, 2).reshape(n_in, heads * rank), right.reshape(heads * rank, -1)
+
+
+def ravan(
+    rank: int = 8,
+    *,
+    heads: int = 4,
+    targets: str | Sequence[str] | None = None,
+    init: Literal["gram_schmidt", "normal"] = "gram_schmidt",
+) -> Method:
+    """RAVAN (Raje et al. 2025): several trained r x r cores, each between frozen bases.
+
+    Args:
+      rank: r of each head; a layer trains ``heads * (rank² + 1)`` numbers.
+      heads: h.
+      targets: which linear layers, as in Hugging Face PEFT; by default LoRA's.
+      init: of the bases: orthonormal over all heads (``gram_schmidt``), or ``normal``.
+
+    Raises:
+      InputError: an impossible option here; when it is attached, a target that matches nothing, or
+        ``heads * rank`` above a matrix's side with ``gram_schmidt``.
+    """
+    if rank < 1 or heads < 1:
+        raise InputError(f"rank = {rank} and heads = {heads} must be at least 1.")
+    if init not in ("gram_schmidt", "normal"):
+        raise InputError(f"init = {init!r} is not one of gram_schmidt, normal.")
+    chosen = targets if targets is None or isinstance(targets, str) else tuple(targets)
+    options = {"rank": rank, "heads": heads, "targets": chosen, "init": init}
+
+    def bases(key: Key, size: int) -> jax.Array:
+        """Returns ``[heads, size, rank]``."""
+        n = heads * rank
+        if init == "gram_schmidt":
+            columns = orthonormal(key, size, n)
+        else:
+            columns = jax.random.normal(key, (size, n)) / jnp.sqrt(size)
+        return columns.reshape(size, heads, rank).transpose(1, 0, 2)
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        room = heads * rank if init == "gram_schmidt" else rank
+        for path, site in core_sites(module, chosen, defaults, head, room).items():
+            n_in, n_out = site.kernel.shape
+            a = bases(stream(key, path, "a"), n_in)
+            b = bases(stream(key, path, "b"), n_out).transpose(0, 2, 1)
+            replace_module(module, path, RavanLinear(site, a, b))
+        return module
+
+    return Method("ravan", options, attach)

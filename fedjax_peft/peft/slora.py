@@ -1,0 +1,108 @@
+"""SLoRA's layer: ``y = x (W + S) + s · (x A) B`` with a sparse change S (Babakniya et al. 2023).
+
+S has values at random places of the kernel, a share ``density`` of all, which never change and are
+the same for all clients (``sparse_index``, flat places in ``[in, out]``). In the first stage of
+:func:`fedjax_peft.algorithms.slora` only the values are trained; then their SVD becomes LoRA's
+start, and they are 0. The paper draws one mask with the same density for every layer. Here only the
+layers that LoRA adapts have one: what other layers learned could not become a part of a LoRA.
+
+The simulation forms ``W + S`` for each lane, one dense matrix at a time for each adapted layer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import AdapterConst, AdapterParam
+from fedjax_peft.peft.base import Defaults, Method
+from fedjax_peft.peft.lora import LoRALinear, attach_low_rank, low_rank_options
+from fedjax_peft.random import stream
+from fedjax_peft.typing import Key
+
+__all__ = ["SparseLoRALinear", "slora"]
+
+
+class SparseLoRALinear(LoRALinear):
+    """A linear layer with a sparse and a low-rank change. ``base`` is frozen."""
+
+    def __init__(self, base: Any, a: jax.Array, b: jax.Array, scale: float, dropout: float):
+        super().__init__(base, a, b, scale, dropout)
+        self.sparse_index = AdapterConst(jnp.zeros(0, jnp.int32))
+        self.sparse_values = AdapterParam(jnp.zeros(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns the layer's output for ``x`` ``[..., in]``."""
+        y = super().__call__(x)
+        return y + self.dropout(x).astype(y.dtype) @ self.sparse().astype(y.dtype)
+
+    def product(self) -> jax.Array:
+        """Returns ``S + s · AB``, ``[in, out]``, in float32."""
+        return super().product() + self.sparse()
+
+    def sparse(self) -> jax.Array:
+        """Returns S, ``[in, out]``, in float32."""
+        shape = self.base.kernel.shape
+        flat = jnp.zeros(shape[0] * shape[1])
+        places = self.sparse_index[...]
+        return flat.at[places].set(self.sparse_values[...], unique_indices=True).reshape(shape)
+
+
+def slora(
+    rank: int = 8,
+    *,
+    density: float = 0.01,
+    alpha: float | None = None,
+    targets: str | Sequence[str] | None = None,
+    init: Literal["kaiming", "gaussian"] = "kaiming",
+    dropout: float = 0.0,
+    rslora: bool = False,
+    rank_pattern: Mapping[str, int] | None = None,
+    alpha_pattern: Mapping[str, float] | None = None,
+) -> Method:
+    """SLoRA's sparse values beside a LoRA, for ``algorithms.slora``.
+
+    Args:
+      rank: the number of directions of LoRA.
+      density: the share of each kernel's entries that the first stage trains; the paper uses about
+        1 %.
+      alpha: as for :func:`fedjax_peft.peft.lora.lora`.
+      targets: which linear layers, as in Hugging Face PEFT; by default LoRA's.
+      init: of A before the first stage has ended; B starts at zero.
+      dropout: on the input of both changes.
+      rslora: rank-stabilised scale.
+      rank_pattern: other ranks for some layers.
+      alpha_pattern: other alphas for some layers.
+
+    Raises:
+      InputError: a density outside of 0 to 1; as :func:`fedjax_peft.peft.lora.lora`.
+    """
+    if not 0 < density <= 1:
+        raise InputError(f"density = {density!r} must be above 0 and at most 1.")
+    options = low_rank_options(
+        rank=rank,
+        alpha=alpha,
+        targets=targets,
+        init=init,
+        dropout=dropout,
+        rslora=rslora,
+        rank_pattern=rank_pattern,
+        alpha_pattern=alpha_pattern,
+    )
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        attach_low_rank(module, defaults, key, head, options, SparseLoRALinear)
+        for path, site in nnx.iter_modules(module):
+            if isinstance(site, SparseLoRALinear):
+                n_in, n_out = site.base.kernel.shape
+                count = max(1, round(density * n_in * n_out))
+                own = stream(key, ".".join(map(str, path)), "places")
+                places = jax.random.choice(own, n_in * n_out, (count,), replace=False)
+                site.sparse_index.set_value(jnp.sort(places).astype(jnp.int32))
+                site.sparse_values.set_value(jnp.zeros(count))
+        return module
+
+    return Method("slora", {**options, "density": density}, attach)

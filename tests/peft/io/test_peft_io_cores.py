@@ -1,0 +1,48 @@
+"""LoRA-SB, RAVAN and SLoRA leave as a LoRA of their product, or merged into the model."""
+
+import pytest
+from peft import PeftModel
+from test_peft_io_export import CLASSES, assert_peft_reads, assert_same, auto, ours, theirs
+from test_peft_io_merged import assert_merges
+from tiny import trained
+from torch_reference import padded_batch, saved, tiny_model
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.hub import load_model
+from fedjax_peft.peft import lora_sb, ravan, slora
+from fedjax_peft.peft.base import attach
+from fedjax_peft.peft.io.export import export
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+]
+METHODS = {"slora": slora(4, density=0.1), "lora_sb": lora_sb(4), "ravan": ravan(4, heads=3)}
+
+
+@pytest.mark.parametrize(("name", "family"), [("lora_sb", "bert"), ("ravan", "gpt2")])
+def test_peft_reads_the_product_as_a_lora(name, family, tmp_path):
+    base = saved(tiny_model(family, classes=CLASSES), tmp_path / "base")
+    assert_peft_reads(base, METHODS[name], tmp_path, family=family)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("lora_sb", "gpt2"), ("ravan", "bert"), ("slora", "bert")]
+)
+def test_transformers_reads_the_merged_checkpoint(name, family, tmp_path):
+    base = saved(tiny_model(family, classes=CLASSES), tmp_path / "base")
+    assert_merges(base, METHODS[name], tmp_path, family=family)
+
+
+def test_peft_reads_slora_once_its_first_stage_has_ended(tmp_path):
+    base = saved(tiny_model("bert", classes=CLASSES), tmp_path / "base")
+    model = attach(load_model(base), METHODS["slora"])
+    params = trained(model)
+    with pytest.raises(InputError, match="first stage"):
+        export(model, params, tmp_path / "refused")
+    ended = {n: 0 * x if n.endswith(".sparse_values") else x for n, x in params.items()}
+    adapter = export(model, ended, tmp_path / "adapter")
+    reference = auto("bert", "classification").from_pretrained(base, attn_implementation="eager")
+    batch = padded_batch(reference.config)
+    reference = PeftModel.from_pretrained(reference, adapter)
+    assert_same(theirs(reference, batch), ours(model, ended, batch), batch)

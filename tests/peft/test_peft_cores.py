@@ -1,0 +1,209 @@
+"""LoRA-SB, RAVAN and SLoRA: formulas, starts, merging and errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tiny import logits, tiny, trained
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.heads import classification as heads
+from fedjax_peft.models.registry import random_model
+from fedjax_peft.peft import dora, full, gradient_start, lora_sb, ravan, slora
+from fedjax_peft.peft.base import attach, attach_module, merge
+from fedjax_peft.peft.lora_sb import SBLinear
+from fedjax_peft.peft.ravan import RavanLinear
+from fedjax_peft.tasks import classification
+
+BERT = {
+    **{"model_type": "bert", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32},
+    **{"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16},
+}
+METHODS = {
+    "lora_sb": lora_sb(4),
+    "ravan": ravan(4, heads=3),
+    "slora": slora(4, density=0.1),
+    "ravan_normal": ravan(4, heads=3, init="normal"),
+}
+
+
+def normal(rng, *shape):
+    return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+
+def layers():
+    """Returns each layer with its update as a sum of products, written out."""
+    rng, base = np.random.default_rng(0), nnx.Linear(8, 6, rngs=nnx.Rngs(0))
+    a, r, b = normal(rng, 8, 2), normal(rng, 2, 2), normal(rng, 2, 6)
+    yield SBLinear(base, a, r, b), np.asarray(a) @ np.asarray(r) @ np.asarray(b)
+    base = nnx.Linear(8, 6, rngs=nnx.Rngs(0))
+    a, h, b, s = normal(rng, 3, 8, 2), normal(rng, 3, 2, 2), normal(rng, 3, 2, 6), normal(rng, 3)
+    layer = RavanLinear(base, a, b)
+    layer.ravan_h.set_value(h)
+    layer.ravan_s.set_value(s)
+    yield layer, sum(float(s[i]) * np.asarray(a[i]) @ np.asarray(h[i] @ b[i]) for i in range(3))
+
+
+def test_output_is_the_formula_and_merged_is_the_same():
+    x = np.random.default_rng(1).normal(size=(2, 5, 8)).astype(np.float32)
+    for layer, change in layers():
+        kernel, bias = (np.asarray(v[...]) for v in (layer.base.kernel, layer.base.bias))
+        expected = x @ (kernel + change) + bias
+        np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(layer.merged()(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_slora_adds_values_at_random_places_of_each_kernel():
+    model = attach(tiny(), METHODS["slora"])
+    places = [n for n in model.trainable if n.endswith(".sparse_index")]
+    drawn = []
+    for name in places:
+        path = name.removesuffix(".sparse_index")
+        index = np.asarray(model.trainable[name])
+        size = model.frozen[f"{path}.base.kernel"].size
+        assert len(index) == len(set(index)) == round(0.1 * size)
+        assert index.min() >= 0
+        assert index.max() < size
+        assert model.kinds[name] == "fixed"
+        drawn.append(tuple(index))
+    assert len(set(drawn)) == len(places)
+    params = trained(model)
+    merged, start = merge(model, params), tiny().frozen
+    for name in places:
+        path = name.removesuffix(".sparse_index")
+        a, b = (np.asarray(params[f"{path}.lora_{n}"]) for n in "ab")
+        change = np.array(merged.frozen[f"{path}.kernel"] - start[f"{path}.kernel"]) - a @ b
+        values = change.reshape(-1)[np.asarray(params[name])]
+        np.testing.assert_allclose(values, params[f"{path}.sparse_values"], rtol=0, atol=1e-6)
+        change.reshape(-1)[np.asarray(params[name])] = 0
+        np.testing.assert_allclose(change, 0, rtol=0, atol=1e-6)
+
+
+def test_compute_dtype_is_kept():
+    base = nnx.Linear(8, 6, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    layer = RavanLinear(base, jnp.ones((1, 8, 2)), jnp.ones((1, 2, 6)))
+    assert layer(jnp.ones((2, 8), jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_start_has_no_effect_and_merging_keeps_learned_values(name):
+    model = attach(tiny(), METHODS[name])
+    np.testing.assert_array_equal(logits(model), logits(tiny()))
+    params = trained(model)
+    merged = merge(model, params)
+    assert merged.frozen.keys() == tiny().frozen.keys()
+    assert jnp.max(jnp.abs(logits(model, params) - logits(model))) > 0.1
+    np.testing.assert_allclose(logits(merged), logits(model, params), rtol=0, atol=1e-5)
+
+
+def test_bases_are_orthonormal_and_fixed_and_cores_are_counted():
+    model = attach(tiny(), METHODS["lora_sb"])
+    sites = [n.removesuffix(".sb_r") for n in model.trainable if n.endswith(".sb_r")]
+    assert model.counts()["adapter"] == len(sites) * 4 * 4
+    for path in sites:
+        a, b = (np.asarray(model.trainable[f"{path}.sb_{n}"]) for n in "ab")
+        np.testing.assert_allclose(a.T @ a, np.eye(4), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(b @ b.T, np.eye(4), rtol=0, atol=1e-6)
+        assert [model.kinds[f"{path}.sb_{n}"] for n in "arb"] == ["fixed", "adapter", "fixed"]
+    model = attach(tiny(), METHODS["ravan"])
+    assert model.counts()["adapter"] == len(sites) * 3 * (4 * 4 + 1)
+    for path in sites:
+        a, b = (np.asarray(model.trainable[f"{path}.ravan_{n}"]) for n in "ab")
+        across = np.concatenate(list(a), axis=1)  # all heads together
+        np.testing.assert_allclose(across.T @ across, np.eye(12), rtol=0, atol=1e-6)
+        across = np.concatenate(list(b), axis=0)
+        np.testing.assert_allclose(across @ across.T, np.eye(12), rtol=0, atol=1e-6)
+        assert model.kinds[f"{path}.ravan_a"] == model.kinds[f"{path}.ravan_b"] == "fixed"
+
+
+def test_normal_bases_have_columns_of_length_one_on_average():
+    layer = nnx.Linear(400, 300, rngs=nnx.Rngs(0))
+    module = nnx.List([layer])
+    attached = attach_module(module, ravan(5, heads=4, init="normal", targets=["0"]))[0]
+    for base, axis in ((attached.ravan_a[...], 1), (attached.ravan_b[...], 2)):
+        assert np.mean(np.sum(base**2, axis=axis)) == pytest.approx(1, rel=0.05)
+
+
+# --------------------------------------------------------------------------- the start of LoRA-SB
+
+
+def batches():
+    rng = np.random.default_rng(0)
+    for size in (3, 3):
+        yield {
+            "input_ids": jnp.asarray(rng.integers(5, 40, (size, 7)), jnp.int32),
+            "attention_mask": jnp.ones((size, 7), jnp.int32),
+            "labels": jnp.asarray(rng.integers(0, 3, size), jnp.int32),
+            "mask": jnp.ones(size, bool),
+        }
+
+
+def test_the_gradient_start_is_the_best_form_of_the_first_step_of_full_training():
+    step, task = 0.01, classification()
+    whole = attach(tiny(), full())
+
+    def loss(params):
+        outputs = (whole.apply(whole.frozen, params, b, None, False) for b in batches())
+        return sum(task.loss(o, b)[0] for o, b in zip(outputs, batches(), strict=True))
+
+    gradient = jax.grad(loss)(whole.trainable)
+    model = attach(tiny(), lora_sb(4))
+    started = gradient_start(model, batches(), task, step=step)
+    sites = [n.removesuffix(".sb_r") for n in model.trainable if n.endswith(".sb_r")]
+    for path in sites:
+        u, sigma, vt = np.linalg.svd(-step * np.sign(np.asarray(gradient[f"{path}.kernel"])))
+        best = u[:, :4] * sigma[:4] @ vt[:4]
+        a, r, b = (np.asarray(started.trainable[f"{path}.sb_{n}"]) for n in "arb")
+        np.testing.assert_allclose(a @ r @ b, best, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(r, np.diag(sigma[:4]), rtol=0, atol=1e-6)
+    assert started.frozen is model.frozen
+    before, after = (
+        sum(
+            float(task.loss(m.apply(m.frozen, m.trainable, b, None, False), b)[0])
+            for b in batches()
+        )
+        for m in (model, started)
+    )
+    assert after < before  # it is a step against the gradient
+
+
+def test_the_gradient_start_reads_quantised_kernels():
+    model = attach(random_model(BERT, head=heads(3), quantize="int8"), lora_sb(4))
+    started = gradient_start(model, batches(), classification(), step=0.01)
+    cores = [n for n in started.trainable if n.endswith(".sb_r")]
+    assert cores
+    assert all(started.trainable[n][0, 0] > 0 for n in cores)
+
+
+def test_the_gradient_start_refuses_what_it_cannot_use():
+    model, task = attach(tiny(), lora_sb(4)), classification()
+    with pytest.raises(InputError, match="lora_sb"):
+        gradient_start(tiny(), batches(), task, step=0.1)
+    with pytest.raises(InputError, match="at least one batch"):
+        gradient_start(model, [], task, step=0.1)
+    with pytest.raises(InputError, match="step = 0"):
+        gradient_start(model, batches(), task, step=0)
+
+
+# ----------------------------------------------------------------------------------------- errors
+
+
+def test_impossible_options_are_refused():
+    for make, options, complaint in (
+        (lora_sb, {"rank": 0}, "rank = 0"),
+        (ravan, {"heads": 0}, "heads = 0"),
+        (slora, {"density": 0.0}, "density = 0.0"),
+        (ravan, {"init": "svd"}, "gram_schmidt, normal"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            make(**options)
+    with pytest.raises(InputError, match="no room for 36 orthogonal directions"):
+        attach(tiny(), ravan(12, heads=3))
+    with pytest.raises(InputError, match="no room for 33"):
+        attach(tiny(), lora_sb(33))
+    with pytest.raises(InputError, match="already has 'dora'"):
+        attach(attach(tiny(), dora(2)), lora_sb(2))
+    module = attach_module(nnx.List([nnx.Linear(4, 4, rngs=nnx.Rngs(0))]), lora_sb(2, targets="0"))
+    with pytest.raises(InputError, match="already adapted"):
+        attach_module(module, ravan(1, heads=2, targets="0"))
