@@ -57,6 +57,27 @@ class Outputs(NamedTuple):
     """int32 ``[batch]``: the position in ``hidden`` of the token that represents a text. In a
     causal model this is the last real token, the only one that depends on the whole text. None:
     the first token, as in BERT."""
+    readout: Callable[[jax.Array], jax.Array] | None = None
+    """Hidden states ``[..., width]`` -> logits float32 ``[..., vocabulary]``: the head of a
+    language model. A loss that reads only some positions, or a few at a time, uses it in the place
+    of ``logits``, which a compiled function then never forms. It is a ``jax.tree_util.Partial`` of
+    the head's arrays, so outputs stay a pytree. None for other models."""
+    cache: PyTree = None
+    """The keys and values of all layers, if the batch has a ``cache``, as in generation."""
+
+
+class Sampling(NamedTuple):
+    """How tokens are chosen. Hashable: each choice is a compiled program."""
+
+    max_new_tokens: int = 64
+    """The largest number of tokens in a completion, the end token included."""
+    temperature: float = 0.0
+    """0: the most likely token (greedy). Otherwise logits are divided by it, and drawn from."""
+    top_p: float = 1.0
+    """Draw from the smallest set of most likely tokens with at least this probability (nucleus
+    sampling, Holtzman et al. 2020), after ``top_k``."""
+    top_k: int = 0
+    """Draw from this number of most likely tokens; 0: from all."""
 
 
 class ApplyFn(Protocol):
@@ -612,11 +633,19 @@ class ServerUpdate(NamedTuple):
         """
         frozen_delta = {} if self.frozen_delta is None else self.frozen_delta(state)
         for name, x in frozen_delta.items():
+            if f"{name}.codes" in frozen:
+                raise InputError(
+                    "This algorithm adds what it has learned to the frozen weights, and those of"
+                    f" {name!r} are quantised: a sum would need them all in float32. Load the model"
+                    " without quantize, or choose an algorithm that changes adapters only."
+                )
             if name not in frozen or frozen[name].shape != x.shape:
                 raise InputError(
                     "This algorithm adds what it has learned to the frozen weights, and the model"
                     f" has no frozen {name!r} of shape {x.shape} to add to. LoRA on parts of a"
-                    " fused projection cannot be folded: attach it without parts."
+                    " fused projection cannot be folded: attach it without parts. With"
+                    " scan_layers = True the weights of all layers are one array: load the model"
+                    " without it."
                 )
         return {n: x + frozen_delta[n] if n in frozen_delta else x for n, x in frozen.items()}
 

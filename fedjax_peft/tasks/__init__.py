@@ -12,6 +12,8 @@ from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.tasks.base import Task as Task
 from fedjax_peft.tasks.classification import classification
 from fedjax_peft.tasks.image_classification import image_classification
+from fedjax_peft.tasks.instruction_tuning import instruction_tuning
+from fedjax_peft.tasks.multiple_choice import multiple_choice
 from fedjax_peft.tasks.next_token import next_token
 from fedjax_peft.tasks.question_answering import question_answering
 from fedjax_peft.tasks.tagging import tagging
@@ -19,6 +21,8 @@ from fedjax_peft.tasks.tagging import tagging
 __all__ = [
     "classification",
     "image_classification",
+    "instruction_tuning",
+    "multiple_choice",
     "next_token",
     "question_answering",
     "tagging",
@@ -29,6 +33,8 @@ _FUNCTIONS: dict[str, Callable[..., Task]] = {
     "classification": classification,
     "image_classification": image_classification,
     "next_token": next_token,
+    "instruction_tuning": instruction_tuning,
+    "multiple_choice": multiple_choice,
     "question_answering": question_answering,
     "tagging": tagging,
 }

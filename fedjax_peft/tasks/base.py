@@ -5,16 +5,16 @@ built-in ones. A config names your own task as ``[task] name = "my_file.py:funct
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Batch, Metrics, Outputs
+from fedjax_peft.typing import Batch, Metrics, Outputs, Sampling
 
-__all__ = ["Field", "Inputs", "Task", "check_labels"]
+__all__ = ["Field", "Inputs", "Task", "check_labels", "prompted"]
 
 
 class Field(NamedTuple):
@@ -38,6 +38,13 @@ class Inputs(NamedTuple):
     """(predictions ``[examples, ...]`` in numpy, encoded rows) -> one JSON object for each row."""
     predict: Callable[[Outputs, Batch], dict[str, jax.Array]] | None = None
     """Makes the predictions, on the device; None: the task's own ``predict``."""
+    sampling: Sampling | None = None
+    """How a language model completes the rows' prompts (the first field that a row has); each row's
+    answer is then a ``completion``, and the functions above are not used. None: it predicts."""
+
+
+LossAndMetrics: TypeAlias = Callable[[Outputs, Batch], tuple[tuple[jax.Array, jax.Array], Metrics]]
+"""(outputs, batch) -> ((sum of losses, count), metrics)."""
 
 
 def _any_data(data: Dataset, which: str) -> None:
@@ -81,10 +88,40 @@ class Task(NamedTuple):
     check: Callable[[Dataset, str], None] = _any_data
     """(data set, its role, such as "training") -> None. Raises InputError for data on which
     the task cannot be trained or scored."""
+    loss_and_metrics: LossAndMetrics | None = None
+    """(outputs, batch) -> (result of ``loss``, result of ``metrics``), for a task whose loss and
+    metrics share a long computation; a training step then makes it once. None: it calls both."""
+    generate: Callable[[Callable[[Batch], Outputs], Batch], dict[str, jax.Array]] | None = None
+    """(evaluated model: batch -> outputs, batch) -> further arrays ``[batch, ...]`` for ``score``,
+    where one call of the model is not enough, as for completions
+    (:func:`fedjax_peft.tasks.completions.completing`)."""
 
     def __repr__(self) -> str:
         """Returns the name: messages of tests and debuggers stay short."""
         return f"Task({self.name!r})"
+
+
+def prompted(sampling: Sampling, *, conversations: bool = False) -> Inputs:
+    """Returns the inputs of a language model's task: rows have a ``prompt``, or ``messages``.
+
+    Args:
+      sampling: how completions are made.
+      conversations: whether rows may have ``messages``, a list, in the place of a prompt.
+    """
+    fields: tuple[Field, ...] = (Field("prompt", str, required=not conversations),)
+    if conversations:
+        fields += (Field("messages", list, required=False),)
+    return Inputs(fields, _same_columns, _no_answers, None, sampling)
+
+
+def _same_columns(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str, list[Any]]:
+    del names
+    return columns
+
+
+def _no_answers(found: Mapping[str, Any], data: Dataset) -> list[dict[str, Any]]:
+    del found, data
+    return []
 
 
 def check_labels(task: str) -> Callable[[Dataset, str], None]:

@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import numpy as np
-
 from fedjax_peft.data.encoders.language import LANGUAGE
-from fedjax_peft.tasks.base import Task
-from fedjax_peft.tasks.common import correct, cross_entropy, real_rows
-from fedjax_peft.typing import Batch, Metrics, Outputs
+from fedjax_peft.tasks.base import Task, prompted
+from fedjax_peft.tasks.likelihood import objective
+from fedjax_peft.tasks.text_scores import perplexity
+from fedjax_peft.typing import Sampling
 
 __all__ = ["next_token"]
 
@@ -21,34 +19,22 @@ def next_token() -> Task:
     The end-of-text token is predicted too. Loss and accuracy are means over these tokens; the score
     is ``perplexity``.
     """
+    scored = objective("attention_mask")
     return Task(
-        _loss,
-        _metrics,
+        scored.loss,
+        scored.metrics,
         score=_score,
         lower_is_better=("loss", "perplexity"),
         name="next_token",
         encoder=LANGUAGE,
         head="causal_lm",
+        inputs=prompted(Sampling()),
+        loss_and_metrics=scored.loss_and_metrics,
     )
-
-
-def _targets(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns logits ``[batch, length - 1, vocabulary]``, their labels, and which labels count."""
-    real = batch["attention_mask"][:, 1:].astype(bool)
-    return outputs.logits[:, :-1], batch["input_ids"][:, 1:], real & real_rows(batch, real)
-
-
-def _loss(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    return cross_entropy(*_targets(outputs, batch))
-
-
-def _metrics(outputs: Outputs, batch: Batch) -> Metrics:
-    return {"loss": _loss(outputs, batch), "accuracy": correct(*_targets(outputs, batch))}
 
 
 def _score(
     means: Mapping[str, float], predictions: Mapping[str, Any], data: Any
 ) -> dict[str, float]:
     del predictions, data
-    with np.errstate(over="ignore"):  # the model may have diverged
-        return {"perplexity": float(np.exp(np.float64(means["loss"])))}
+    return {"perplexity": perplexity(means["loss"])}

@@ -1,9 +1,6 @@
 """Answers as spans of a context: cross entropy of both ends, and SQuAD's exact match and F1."""
 
 import functools
-import re
-import string
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,12 +13,12 @@ from fedjax_peft.data.encoders.spans import SPANS, span_text
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.tasks.base import Field, Inputs, Task
 from fedjax_peft.tasks.common import cross_entropy, real_rows, total
+from fedjax_peft.tasks.text_scores import exact_match, normalized, overlap_f1
 from fedjax_peft.typing import Batch, Metrics, Outputs
 
 __all__ = ["answers", "exact_match", "normalized", "overlap_f1", "question_answering"]
 
 _HEADLINES = {"squad": "f1", "fednlp_raw": "raw_f1"}
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def question_answering(
@@ -168,26 +165,6 @@ def _best_spans(
     best = np.argmax(scores, axis=1)
     rows, n_best = np.arange(len(scores)), start.shape[1]
     return scores[rows, best], start[rows, best // n_best, 0], end[rows, 0, best % n_best]
-
-
-def exact_match(answer: str, gold: str) -> float:
-    """Returns 1 if the answers differ at most in case, punctuation, articles and spaces, else 0."""
-    return float(normalized(answer) == normalized(gold))
-
-
-def overlap_f1(answer: str, gold: str) -> float:
-    """Returns the F1 of the words of two normalized answers; 1 if both are empty."""
-    words, of_gold = normalized(answer).split(), normalized(gold).split()
-    if not words or not of_gold:
-        return float(words == of_gold)
-    common = sum((Counter(words) & Counter(of_gold)).values())
-    return 2 * common / (len(words) + len(of_gold))
-
-
-def normalized(answer: str) -> str:
-    """Returns an answer in lower case, without ASCII punctuation, articles and extra spaces."""
-    plain = answer.lower().translate(_PUNCTUATION)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
 
 
 def _unlabelled(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str, list[Any]]:

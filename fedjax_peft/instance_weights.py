@@ -1,0 +1,76 @@
+"""FedDPA's instance weights: how much of a text's prediction comes from the local adapter.
+
+    α(x) = <h(x) / ‖h(x)‖, reference>,    reference = w · mean over examples of h_j / ‖h_j‖
+
+h(x) is the last hidden state of the text's last token (the first token in BERT), computed with the
+local adapter alone. So α is w times the mean cosine between a text and a few training examples of
+its client. A model with a reference of zeros uses its constant weight instead.
+
+This module is separate from the adapters (:mod:`fedjax_peft.peft.dual_lora`), because algorithms
+use it and must not import flax.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.typing import ApplyFn, Batch, Key, Outputs, Params
+
+__all__ = ["REFERENCE", "embedding", "instance_weighted", "with_weight"]
+
+REFERENCE = "instance.private_adapter.reference"
+"""The leaf with the reference, float32 ``[width]``; an empty array switches the weights off. It
+belongs to a client like its local adapter, by the same role rules, and is never derived."""
+
+_WEIGHT = ".adapter_weight"
+
+
+def with_weight(leaves: Params, weight: jax.Array | float) -> Params:
+    """Returns the leaves with a weight of the local adapter at every site.
+
+    Args:
+      leaves: of a model with ``dual_lora``.
+      weight: a scalar, or one number for each example, ``[batch]``.
+    """
+    end = ".private_adapter.lora_a"
+    sites = [name.removesuffix(end) for name in leaves if name.endswith(end)]
+    return {**leaves, **{f"{path}{_WEIGHT}": jnp.asarray(weight, jnp.float32) for path in sites}}
+
+
+def embedding(outputs: Outputs) -> jax.Array:
+    """Returns the hidden state of the token that represents each text, of length 1, float32."""
+    hidden = outputs.hidden
+    if hidden is None:
+        raise InputError(
+            "FedDPA compares the last hidden states of texts, and this model returns none: return"
+            " fp.typing.Outputs(logits, hidden)."
+        )
+    if outputs.last is None:
+        chosen = hidden[:, 0]
+    else:
+        chosen = jnp.take_along_axis(hidden, outputs.last[:, None, None], axis=1)[:, 0]
+    chosen = chosen.astype(jnp.float32)
+    length = jnp.linalg.norm(chosen, axis=-1, keepdims=True)
+    return chosen / jnp.where(length > 0, length, 1.0)
+
+
+def instance_weighted(apply: ApplyFn) -> ApplyFn:
+    """Returns the forward pass that computes instance weights in evaluations.
+
+    It runs the model twice: with the local adapter alone, and with the weights. In training, with a
+    key-value cache (generation), and without a reference, constant weights are used.
+    """
+
+    def weighted(
+        frozen: Params, trainable: Params, batch: Batch, key: Key | None, train: bool
+    ) -> Outputs:
+        reference = trainable[REFERENCE]
+        if train or "cache" in batch or not reference.size:
+            return apply(frozen, trainable, batch, key, train)
+        alone = apply(frozen, with_weight(trainable, 1.0), batch, key, train)
+        similar = jnp.sum(embedding(alone) * reference[None], axis=-1)
+        constant = next(x for n, x in trainable.items() if n.endswith(_WEIGHT))
+        weight = jnp.where(jnp.any(reference != 0), jnp.clip(similar, 0.0, 1.0), constant)
+        return apply(frozen, with_weight(trainable, weight), batch, key, train)
+
+    return weighted

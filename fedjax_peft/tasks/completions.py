@@ -1,0 +1,114 @@
+"""Completions in the evaluation of a run: ``Task.generate``, and the scores of what it gives.
+
+The evaluated rows have the columns ``prompt_ids`` and ``prompt_mask`` ``[rows, length]``, padded on
+the left, and optionally ``end_ids`` ``[rows, n]``, the tokens that end a completion (negative:
+none). The data set has a ``tokenizer``, and in ``references`` the gold completions of each unit:
+one string, or several. Rows without ``prompt_ids`` (clients' own training examples) have no
+completions, and no score.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models.decoding import NO_TOKEN, check_sampling, decode
+from fedjax_peft.random import stream
+from fedjax_peft.tasks.text_scores import SCORES, mean_score
+from fedjax_peft.typing import Batch, Key, Outputs, Sampling
+
+__all__ = ["completed_texts", "completing", "decoded", "score_completions"]
+
+
+@functools.cache  # the same function for the same settings, so that its program is found again
+def completing(
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
+) -> Callable[[Callable[[Batch], Outputs], Batch], dict[str, jax.Array]]:
+    """Returns a ``Task.generate`` that completes prompts: ``completions`` ``[batch, tokens]``.
+
+    The random numbers of a row depend on the seed and on its prompt, so the packing of rows into
+    batches changes nothing, and equal prompts have equal completions.
+
+    Args:
+      max_new_tokens: the largest number of tokens in a completion.
+      temperature: see :class:`fedjax_peft.typing.Sampling`; 0: greedy.
+      top_p: likewise.
+      top_k: likewise.
+      seed: of the random numbers.
+
+    Raises:
+      InputError: an impossible setting.
+    """
+    how = check_sampling(Sampling(max_new_tokens, temperature, top_p, top_k))
+
+    def generate(forward: Callable[[Batch], Outputs], batch: Batch) -> dict[str, jax.Array]:
+        if "prompt_ids" not in batch:
+            return {}
+        ids, mask = batch["prompt_ids"], batch["prompt_mask"].astype(bool)
+        keys = None if how.temperature == 0 else _row_keys(stream(seed, "completions"), ids, mask)
+        given = {"ends": batch.get("end_ids"), "real": batch.get("mask")}
+        return {"completions": decode(forward, ids, mask, how, keys, **given)}
+
+    return generate
+
+
+def _row_keys(key: Key, ids: jax.Array, mask: jax.Array) -> Key:
+    """Returns a key for each prompt, ``[batch]``, from its tokens (padding changes nothing)."""
+    # A polynomial of the tokens, counted from the right, modulo 2^32.
+    powers = np.array([pow(16777619, i, 1 << 32) for i in reversed(range(ids.shape[1]))], np.uint32)
+    terms = (ids.astype(jnp.uint32) + 1) * powers[None]
+    hashed = jnp.sum(jnp.where(mask, terms, 0), axis=1, dtype=jnp.uint32)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, hashed)
+
+
+def decoded(tokenizer: Any, completions: Sequence[Sequence[int]] | np.ndarray) -> list[str]:
+    """Returns the texts of completions, ``[rows, tokens]``, without special tokens."""
+    rows = [[int(token) for token in row if token != NO_TOKEN] for row in completions]
+    return list(tokenizer.batch_decode(rows, skip_special_tokens=True))
+
+
+def completed_texts(predictions: Mapping[str, Any], data: Any) -> tuple[list[str], list[Any]]:
+    """Returns the completions of a score's predictions, and the gold completions, row by row.
+
+    Raises:
+      InputError: the data set has no tokenizer or no references.
+    """
+    if data.tokenizer is None or not len(data.references):
+        lacks = "tokenizer" if data.tokenizer is None else "references (gold completions)"
+        raise InputError(
+            f"The data set {data.name!r} has no {lacks}, so its completions cannot be scored."
+            " fedjax_peft.load_dataset gives it both."
+        )
+    texts = decoded(data.tokenizer, predictions["completions"])
+    units = data.meta.get("unit", np.arange(len(data)))
+    return texts, [data.references[int(unit)] for unit in units]
+
+
+def score_completions(
+    metrics: Sequence[str], predictions: Mapping[str, Any], data: Any
+) -> dict[str, float]:
+    """Returns the scores of completions, from 0 to 1; none if there are no completions.
+
+    Args:
+      metrics: names in :data:`fedjax_peft.tasks.text_scores.SCORES`.
+      predictions: what :func:`completing` gave, in numpy.
+      data: the evaluated :class:`fedjax_peft.data.Dataset`.
+
+    Raises:
+      InputError: an unknown metric, or data without a tokenizer or references.
+    """
+    for metric in metrics:
+        if metric not in SCORES:
+            raise InputError(f"There is no metric {metric!r}. {nearest(metric, SCORES)}")
+    if "completions" not in predictions:
+        return {}
+    texts, golds = completed_texts(predictions, data)
+    return {metric: mean_score(SCORES[metric], texts, golds) for metric in metrics}

@@ -1,0 +1,106 @@
+"""Supervised fine-tuning of a language model: cross entropy of the tokens of the answers."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.data.encoders.conversations import CONVERSATIONS
+from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.tasks.base import Task, prompted
+from fedjax_peft.tasks.likelihood import objective
+from fedjax_peft.tasks.text_scores import SCORES, perplexity
+from fedjax_peft.typing import Sampling
+
+__all__ = ["instruction_tuning"]
+
+
+_ALWAYS = ("exact_match", "f1", "rouge_l")
+"""The scores of completions that every data set has."""
+
+
+def instruction_tuning(
+    metric: Literal["exact_match", "f1", "rouge_l", "gsm8k"] | None = None,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+) -> Task:
+    """Returns the task: batches have ``input_ids``, ``attention_mask`` and ``loss_mask``.
+
+    All three are ``[batch, length]``. The model predicts each token whose ``loss_mask`` is True
+    from the true tokens before it: the tokens of all answers, and the tokens that end them. The
+    tokens of prompts are read only. Loss and ``accuracy`` are means over the predicted tokens, so a
+    long answer counts more than a short one; the score is ``perplexity``.
+
+    With a ``metric``, an evaluation also generates an answer to each prompt (the conversation
+    before its last answer) and compares it with the answer of the data. It then scores
+    ``exact_match``, ``f1`` and ``rouge_l`` (:mod:`fedjax_peft.tasks.text_scores`), from 0 to 1.
+
+    Args:
+      metric: the headline metric of generated answers; ``gsm8k`` compares the numbers after
+        ``####``. None: nothing is generated, which is quicker, and the headline is ``accuracy``.
+      max_new_tokens: the largest number of tokens in a generated answer.
+      temperature: of generated answers, see :class:`fedjax_peft.typing.Sampling`; 0: the
+        most likely token.
+      top_p: likewise.
+      top_k: likewise.
+
+    Raises:
+      InputError: an unknown metric, or an impossible setting of the generation.
+    """
+    if metric is not None and metric not in SCORES:
+        raise InputError(f"There is no metric {metric!r}. {nearest(metric, SCORES)}")
+    generate = None
+    if metric is not None:
+        from fedjax_peft.tasks.completions import completing  # needs the models, which load slowly
+
+        generate = completing(max_new_tokens, temperature, top_p, top_k)
+    scored = objective("loss_mask")
+    return Task(
+        scored.loss,
+        scored.metrics,
+        score=_scores(metric),
+        headline=metric or "accuracy",
+        generate=generate,
+        lower_is_better=("loss", "perplexity"),
+        name="instruction_tuning",
+        encoder=CONVERSATIONS,
+        head="causal_lm",
+        check=_check,
+        loss_and_metrics=scored.loss_and_metrics,
+        inputs=prompted(Sampling(max_new_tokens, temperature, top_p, top_k), conversations=True),
+    )
+
+
+@functools.cache  # the same function for the same metric, so that its program is found again
+def _scores(
+    metric: str | None,
+) -> Callable[[Mapping[str, float], Mapping[str, Any], Any], dict[str, float]]:
+    names = () if metric is None else tuple(dict.fromkeys([metric, *_ALWAYS]))
+
+    def score(
+        means: Mapping[str, float], predictions: Mapping[str, Any], data: Any
+    ) -> dict[str, float]:
+        scores = {"perplexity": perplexity(means["loss"])}
+        if names:
+            from fedjax_peft.tasks.completions import score_completions
+
+            scores |= score_completions(names, predictions, data)
+        return scores
+
+    return score
+
+
+def _check(data: Dataset, which: str) -> None:
+    mask = data.columns.get("loss_mask")
+    if mask is None:
+        raise InputError(
+            f"The {which} data have no column 'loss_mask', which marks the tokens of the answers."
+            " load_dataset makes it, for conversations."
+        )
+    if not mask.any():
+        raise InputError(
+            f"No example of the {which} data has a token to learn: max_length is too small for the"
+            " prompts, so that all answers are cut off."
+        )
