@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any, NamedTuple
 
+from fedjax_peft.data.formats.client_lists import read_client_lists
 from fedjax_peft.data.formats.conll import PLONER_SOURCES, read_conll, read_ploner
 from fedjax_peft.data.formats.folders import read_orange, read_text_folders
 from fedjax_peft.data.formats.glue import read_glue
@@ -19,6 +20,7 @@ from fedjax_peft.data.table import Table
 from fedjax_peft.tasks import (
     classification,
     image_classification,
+    instruction_tuning,
     next_token,
     question_answering,
     tagging,
@@ -141,6 +143,31 @@ def _fedadapters(max_length: int, rounds: int) -> Settings:
         max_length, "FedAdapters, Table 1", {"name": "natural", "clients": 9}, 9, rounds
     )
 
+
+def _instructions(description: str, hub: str | None, **more: Any) -> Source:
+    """Returns an entry of instructions and answers, by default without a test split."""
+    usual: dict[str, Any] = {
+        "test": None,
+        "settings": Settings(512),
+        "download": f"the data files from huggingface.co/datasets/{hub}, as one file called all",
+    }
+    return Source(description, task=instruction_tuning(), hub=hub, **(usual | more))
+
+
+def _pfl(partition: Mapping[str, Any]) -> Settings:
+    """Returns pfl-research's setting: 512 tokens, cohorts of 100, 1,000 rounds."""
+    return Settings(512, "pfl-research, benchmarks/llm", partition, 100, 1000)
+
+
+_DOLLY = (
+    *("brainstorming", "classification", "closed_qa", "creative_writing"),
+    *("general_qa", "information_extraction", "open_qa", "summarization"),
+)
+_METAMATH = tuple(
+    f"{source}_{kind}"
+    for source in ("GSM", "MATH")
+    for kind in ("AnsAug", "FOBAR", "Rephrased", "SV")
+)
 
 _PAPERS = {
     "sst2": _fra([[0.9, 0.1], [0.1, 0.9]]),
@@ -339,6 +366,79 @@ DATASETS: dict[str, Source] = {
             ' test.json: {"role": {"snippets": ["a speech", ...]}, ...}'
         ),
         settings=_fedadapters(128, 30),
+    ),
+    "alpaca": _instructions(
+        "Alpaca, instructions and answers by GPT-3: 52,002 rows",
+        "tatsu-lab/alpaca",
+        # 16 examples a client on average; a fifth of the rows is our test split.
+        settings=_pfl({"name": "iid", "clients": 2600}),
+    ),
+    "alpaca_gpt4": _instructions(
+        "Alpaca's instructions with answers by GPT-4: 52,002 rows",
+        "vicgalle/alpaca-gpt4",
+        settings=Settings(512, "FlowerTune, general task", {"name": "iid", "clients": 20}, 2, 200),
+    ),
+    "dolly": _instructions(
+        "Dolly-15k, instructions and answers by people, in 8 categories: 15,011 rows",
+        "databricks/databricks-dolly-15k",
+        keys={"category": _DOLLY},
+    ),
+    "oasst1": _instructions(
+        "OpenAssistant, conversations of people in 35 languages, the best of each tree",
+        "OpenAssistant/oasst1",
+        columns={"user_id": "author"},
+        test="validation",
+        keys={"lang": (), "author": ()},
+        download=(
+            "the parquet files from huggingface.co/datasets/OpenAssistant/oasst1, as train and"
+            " validation"
+        ),
+        settings=_pfl({"name": "natural", "by": "author"}),
+    ),
+    "gsm8k": _instructions(
+        "GSM8K, school mathematics with worked answers: 7,473 train, 1,319 test",
+        "openai/gsm8k",
+        config="main",
+        columns={"question": "prompt", "answer": "completion"},
+        test="test",
+        download="train.jsonl and test.jsonl from github.com/openai/grade-school-math",
+    ),
+    "metamath": _instructions(
+        "MetaMathQA, rewritten questions of GSM8K and MATH, in 8 types: 395,000 rows",
+        "meta-math/MetaMathQA",
+        columns={"query": "prompt", "response": "completion"},
+        keys={"type": _METAMATH},
+    ),
+    "code_alpaca": _instructions(
+        "CodeAlpaca, programming tasks and answers by GPT-3: 20,022 rows",
+        "sahil2801/CodeAlpaca-20k",
+    ),
+    "fingpt_sentiment": _instructions(
+        "FinGPT, mood of financial news and tweets, as instructions: 76,772 rows",
+        "FinGPT/fingpt-sentiment-train",
+    ),
+    "aya": _instructions(
+        "Aya, instructions and answers in 65 languages by annotator: 202,364 train, 1,750 test",
+        "CohereForAI/aya_dataset",
+        columns={"inputs": "prompt", "targets": "completion", "user_id": "client"},
+        test="test",
+        keys={"client": (), "language": ()},
+        download=(
+            "the parquet files from huggingface.co/datasets/CohereForAI/aya_dataset, as train and"
+            " test"
+        ),
+        settings=_pfl({"name": "natural"}),
+    ),
+    "fed_aya": _instructions(
+        "Fed-Aya of FedLLM-Bench, 38 annotators of Aya, about 25,000 rows",
+        None,
+        keys={"client": ()},
+        formats=(read_client_lists,),
+        download=(
+            "the data archive linked in github.com/rui-ye/FedLLM-Bench (its file"
+            " Fed-Aya/aya_38c_25k.json alone)"
+        ),
+        settings=Settings(1024, "FedLLM-Bench, Fed-Aya", {"name": "natural"}, 4, 200),
     ),
     "emnist": Source(
         description="EMNIST by writer, handwritten characters: 62 classes",

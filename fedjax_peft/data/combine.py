@@ -1,6 +1,7 @@
 """Several data sets as one federation, one client for each."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -9,8 +10,10 @@ from fedjax_peft.errors import InputError
 
 __all__ = ["combine"]
 
-_TOKENS = ("input_ids", "attention_mask", "token_type_ids")
+_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "loss_mask")
 """Columns of texts; they are padded to the longest text."""
+_PROMPTS = ("prompt_ids", "prompt_mask")
+"""Columns of texts that are padded on the left."""
 
 
 def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
@@ -18,8 +21,9 @@ def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
 
     A column ``classes`` holds, for each example, the number of classes of its data set. The data
     sets can then share a head that has as many classes as the largest of them:
-    :func:`fedjax_peft.tasks.classification` masks the others. The key ``task`` is the name of the
-    data set of each example.
+    :func:`fedjax_peft.tasks.classification` masks the others. The keys ``task`` and ``source`` are
+    the name of the data set of each example. Instructions have no classes; their references are
+    joined, and a key that all data sets have, such as ``label``, stays.
 
     Args:
       datasets: client name -> its data set, in the order of the clients. All have the same columns
@@ -38,12 +42,25 @@ def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
     columns = {column: _joined(column, parts) for column in names}
     classes = [len(data.label_names) for data in datasets.values()]
     sizes = [len(data) for data in datasets.values()]
-    columns["classes"] = np.repeat(np.array(classes, np.int32), sizes)
+    if "labels" in columns:
+        columns["classes"] = np.repeat(np.array(classes, np.int32), sizes)
     rows = np.split(np.arange(sum(sizes), dtype=np.int32), np.cumsum(sizes)[:-1])
     meta = {"task": np.repeat(np.array(list(datasets)), sizes)}
-    of_first = next(iter(datasets.values())).task
-    task = of_first if all(data.task == of_first for data in datasets.values()) else None
-    data = Dataset(columns, _labels(datasets), "+".join(datasets), task, meta)
+    references: tuple[Any, ...] = ()
+    if "labels" not in columns:
+        meta, references = _joined_meta(datasets) | meta, _references(datasets)
+    meta["source"] = meta["task"]
+    first = next(iter(datasets.values()))
+    task = first.task if all(data.task == first.task for data in datasets.values()) else None
+    data = Dataset(
+        columns,
+        _labels(datasets) if "labels" in columns else (),
+        "+".join(datasets),
+        task,
+        meta,
+        references,
+        tokenizer=first.tokenizer,
+    )
     return Clients(data, tuple(rows), tuple(datasets))
 
 
@@ -52,7 +69,7 @@ def _completed(name: str, data: Dataset, typed: bool) -> dict[str, np.ndarray]:
     columns = dict(data.columns)
     if "classes" in columns:
         raise InputError(f"The data set {name!r} has a column 'classes' already.")
-    if "labels" not in columns:
+    if "labels" not in columns and "loss_mask" not in columns:
         raise InputError(f"The data set {name!r} has no column 'labels'.")
     if typed and "input_ids" in columns:
         columns.setdefault("token_type_ids", np.zeros_like(columns["input_ids"]))
@@ -71,7 +88,7 @@ def _check(parts: Mapping[str, dict[str, np.ndarray]]) -> None:
                 " are combined need the same columns."
             )
         for column, x in columns.items():
-            y, axis = one[column], 2 if column in _TOKENS else 1
+            y, axis = one[column], 2 if column in (*_TOKENS, *_PROMPTS) else 1
             if x.shape[axis:] != y.shape[axis:] or x.dtype != y.dtype:
                 raise InputError(
                     f"The column {column!r} is {x.dtype} of shape {x.shape[1:]} an example in"
@@ -80,16 +97,40 @@ def _check(parts: Mapping[str, dict[str, np.ndarray]]) -> None:
 
 
 def _joined(column: str, parts: Mapping[str, dict[str, np.ndarray]]) -> np.ndarray:
-    """Returns one column of all data sets; token columns are padded on the right."""
+    """Returns one column of all data sets; token columns are padded to the same length."""
     arrays = [columns[column] for columns in parts.values()]
-    if column not in _TOKENS:
+    if column not in (*_TOKENS, *_PROMPTS):
         return np.concatenate(arrays)
     length = max(x.shape[1] for x in arrays)
     if all(x.shape[1] == length for x in arrays):
         return np.concatenate(arrays)
-    fill = _padding_token(parts) if column == "input_ids" else 0
-    padded = [np.pad(x, ((0, 0), (0, length - x.shape[1])), constant_values=fill) for x in arrays]
+    fill = _padding_token(parts) if column in ("input_ids", "prompt_ids") else 0
+    padded = []
+    for x in arrays:
+        missing = (0, length - x.shape[1])
+        sides = missing[::-1] if column in _PROMPTS else missing
+        padded.append(np.pad(x, ((0, 0), sides), constant_values=fill))
     return np.concatenate(padded)
+
+
+def _joined_meta(datasets: Mapping[str, Dataset]) -> dict[str, np.ndarray]:
+    """Returns the keys that all data sets have, and units that stay apart."""
+    several = list(datasets.values())
+    first = several[0].meta
+    common = [key for key in first if all(key in data.meta for data in several)]
+    joined = {}
+    for key in common:
+        columns = [np.asarray(data.meta[key]) for data in several]
+        if key == "unit":
+            starts = np.cumsum([0, *(len(data.references) for data in several)])
+            columns = [x + np.int32(start) for x, start in zip(columns, starts, strict=False)]
+        if len({(x.dtype.kind, x.shape[1:]) for x in columns}) == 1:
+            joined[key] = np.concatenate(columns)
+    return joined
+
+
+def _references(datasets: Mapping[str, Dataset]) -> tuple[Any, ...]:
+    return tuple(one for data in datasets.values() for one in data.references)
 
 
 def _padding_token(parts: Mapping[str, dict[str, np.ndarray]]) -> int:

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from fedjax_peft.data.packing import packed
 from fedjax_peft.errors import InputError
 from fedjax_peft.random import host_rng
 from fedjax_peft.typing import Task
@@ -44,6 +45,9 @@ class Dataset:
     """The words that ``input_ids`` are indices of, if ``load_dataset(vocabulary=...)`` chose them;
     empty: the tokens are those of a tokenizer. A run keeps them, so that its model can read
     texts."""
+    tokenizer: Any = None
+    """The tokenizer of the texts, for scores that read what a model generates; None: no score
+    does."""
 
     def __post_init__(self) -> None:
         """Checks lengths and labels."""
@@ -108,7 +112,8 @@ class Clients(Generic[DataT]):
     """A federated data set: all examples, and the rows of each client. Made by a partition.
 
     Raises:
-      InputError: no clients, an index outside of the data, or names that are not all different.
+      InputError: no clients, an index outside of the data, names that are not all different, or
+        weights that do not fit.
     """
 
     data: DataT
@@ -116,6 +121,9 @@ class Clients(Generic[DataT]):
     """One list of row numbers, int32 ``[examples of the client]``, per client."""
     names: tuple[str, ...] = ()
     """Names of the clients, such as users; empty: they have numbers only."""
+    weights: np.ndarray | None = None
+    """The weight of each client in an aggregation, and in sampling by size, float64 ``[clients]``;
+    None: its number of examples."""
 
     def __post_init__(self) -> None:
         """Checks that every index is a row of the data, and the names."""
@@ -129,6 +137,12 @@ class Clients(Generic[DataT]):
                 f"Client {client} owns row {flat[wrong[0]]}, but the data have {len(self.data)}"
                 " rows, counted from 0."
             )
+        if self.weights is not None:
+            usable = self.weights.shape == (len(self),) and np.isfinite(self.weights).all()
+            if not usable or (self.weights < 0).any():
+                raise InputError(
+                    f"{len(self)} clients need {len(self)} weights that are numbers from 0 up."
+                )
         if self.names and not len(set(self.names)) == len(self.names) == len(self):
             raise InputError(
                 f"{len(self)} clients need {len(self)} different names, but there are"
@@ -151,6 +165,33 @@ class Clients(Generic[DataT]):
         """Number of examples of each client, int32 ``[clients]``."""
         return np.fromiter(map(len, self.indices), np.int32, len(self.indices))
 
+    def pack(self, length: int | None = None) -> "Clients[Dataset]":
+        """Returns the same clients with several examples in each row of tokens.
+
+        For the training of language models, where most examples are short: a batch of packed rows
+        has little padding. ``batch_size`` then counts rows, and a local step averages over the
+        learned tokens of its rows. The weights stay the clients' numbers of examples before
+        packing. See :func:`fedjax_peft.data.packing.packed`.
+
+        Args:
+          length: tokens of a row; None: the length of the examples.
+
+        Raises:
+          InputError: the data are not those of ``instruction_tuning``, an example is longer, or the
+            rows are packed already.
+        """
+        if not isinstance(self.data, Dataset):
+            raise InputError("Packing needs a data set with tokens, not labels alone.")
+        if length is None:
+            length = self.data.columns.get("input_ids", np.zeros((0, 1))).shape[1]
+        if not isinstance(length, int | np.integer) or isinstance(length, bool) or length < 2:
+            raise InputError(f"length = {length!r} must be a whole number of at least 2 tokens.")
+        data = self.data
+        columns, indices = packed(data.columns, self.indices, int(length), data.name)
+        rows = Dataset(columns, name=data.name, task=data.task, tokenizer=data.tokenizer)
+        weights = self.sizes.astype(np.float64) if self.weights is None else self.weights
+        return Clients(rows, indices, self.names, weights)
+
     def holdout(self, fraction: float, seed: int = 0) -> tuple["Clients[DataT]", "Clients[DataT]"]:
         """Returns ``(train, held_out)``: every client's own list, split at random.
 
@@ -165,6 +206,11 @@ class Clients(Generic[DataT]):
         Raises:
           InputError: a fraction outside of (0, 1).
         """
+        if self.weights is not None:
+            raise InputError(
+                "Hold out examples before clients get weights or packed rows: the weights would no"
+                " longer fit."
+            )
         if not 0 < fraction < 1:
             raise InputError(f"The fraction to hold out must be between 0 and 1, not {fraction}.")
         units = self.data.meta.get("unit") if isinstance(self.data, Dataset) else None

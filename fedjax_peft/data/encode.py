@@ -1,5 +1,6 @@
 """Tables to data sets: the task's encoder, and the further columns as keys to partition by."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from fedjax_peft.data.table import Table, require
 from fedjax_peft.errors import InputError
 from fedjax_peft.tasks.base import Task
 
-__all__ = ["encode", "encoder_of"]
+__all__ = ["encode", "encoder_of", "with_options"]
 
 _KEYS = ("client", "source")
 """Columns that only a partition reads. A value in them that cannot be a key is an error."""
@@ -32,6 +33,21 @@ def encoder_of(task: Task) -> Encoder:
             " Task(encoder=Encoder(columns, encode), ...)."
         )
     return task.encoder
+
+
+def with_options(task: Task, **options: Any) -> Task:
+    """Returns a task whose encoder has these options, so that it reads further rows alike."""
+    if not options:
+        return task
+    encoder = encoder_of(task)
+    function: Any = encoder.encode
+    bound = _bound(function, tuple(sorted(options.items())))
+    return task._replace(encoder=encoder._replace(encode=bound))
+
+
+@functools.cache  # equal tasks stay equal, so that their programs are found again
+def _bound(function: Any, options: tuple[tuple[str, Any], ...]) -> Any:
+    return functools.partial(function, **dict(options))
 
 
 def encode(

@@ -20,12 +20,15 @@ from fedjax_peft.data import silo
 from fedjax_peft.data.catalog import DATASETS, OWN, Source
 from fedjax_peft.data.combine import combine
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encode import encode, encoder_of
+from fedjax_peft.data.encode import encode, encoder_of, with_options
 from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.held_out import hold_out_test, hold_out_validation
-from fedjax_peft.data.standin import TINY_LENGTH, tiny_tables
+from fedjax_peft.data.instructions import as_instructions
+from fedjax_peft.data.room import Room
+from fedjax_peft.data.standin import tiny_tables
 from fedjax_peft.data.table import Table, require
+from fedjax_peft.data.text import check_tokenizer
 from fedjax_peft.data.users import keep_users
 from fedjax_peft.data.vocabulary import count_words, word_tokenizer
 from fedjax_peft.errors import InputError, nearest
@@ -37,6 +40,8 @@ __all__ = ["DATASETS", "load_dataset", "load_tables"]
 _KNOWN = ("auto", "hub", "tiny")
 _VALIDATION = ("validation", "valid", "val", "dev")
 _PARTS = ("train", "validation", "test")
+_TINY_REQUEST = 256
+"""Tokens of a stand-in's row with a request around it, also if every character is a token."""
 
 
 def load_dataset(
@@ -60,6 +65,8 @@ def load_dataset(
     users: int | None = None,
     user_examples: int | None = None,
     vocabulary: int | None = None,
+    template: str | None = None,
+    instructions: bool = False,
 ) -> dict[str, Dataset]:
     """Returns the encoded splits ``train``, ``test`` and, where there is one, ``validation``.
 
@@ -76,8 +83,10 @@ def load_dataset(
         (:func:`fedjax_peft.data.formats.images.read_images`) or examples by user
         (:func:`fedjax_peft.data.formats.leaf.read_users`). Other files in it are not read. Without
         ``task``, the task of your own data follows from the columns: ``tokens`` and ``tags``;
-        ``context``, ``question`` and ``answers``; ``image`` and ``label``; ``text`` (or
-        ``sentence``), perhaps ``text_pair``, and ``label``; or ``text`` alone, for its next token.
+        ``context``, ``question`` and ``answers``; conversations
+        (:func:`fedjax_peft.data.conversations.with_messages`); ``image`` and ``label``; ``text``
+        (or ``sentence``), perhaps ``text_pair``, and ``label``; or ``text`` alone, for its next
+        token.
         Labels are whole numbers or strings; classes are sorted by number or name. Further columns
         of whole numbers or short texts, such as ``client``, become keys to partition by.
       tokenizer: a fast tokenizer of ``transformers``; not needed for images.
@@ -121,6 +130,14 @@ def load_dataset(
         ``<unk>``, ``<eos>``, and the most frequent words of ``train``
         (:func:`fedjax_peft.data.vocabulary.count_words`). It replaces ``tokenizer``, for models
         that are trained from scratch. It becomes ``Dataset.vocabulary``.
+      template: how a conversation becomes text. ``chat``: the tokenizer's own chat template;
+        ``plain``: a short text of ours for base models; or an own text with ``{prompt}``. None:
+        ``chat`` if the tokenizer has a chat template, else ``plain``. See
+        :func:`fedjax_peft.data.templates.template_of`.
+      instructions: turn classified texts, or questions on contexts, into requests and answers for
+        a language model (:mod:`fedjax_peft.data.instructions`). Texts are cut so that the answers
+        fit into ``max_length``. The task is then
+        ``instruction_tuning``; ``label`` and ``task`` are keys to partition by.
 
     Returns:
       Split name -> data set, in the order of the source. Its columns are those that the task's
@@ -133,11 +150,17 @@ def load_dataset(
     name, source = os.fspath(name), os.fspath(source)
     entry = _entry(name, source)
     sizes = {"train": train_examples, "validation": validation_examples, "test": test_examples}
-    usual = TINY_LENGTH if source == "tiny" else entry.settings.max_length
+    usual = entry.settings.max_length
+    if source == "tiny" and entry.task.encoder is not None:
+        usual = _TINY_REQUEST if instructions else entry.task.encoder.stand_in_length
     length = usual if max_length is None else max_length
     numbers = {"max_length": length, "doc_stride": doc_stride, "clusters": clusters}
     numbers |= {f"{part}_examples": size for part, size in sizes.items()}
     numbers |= {"users": users, "user_examples": user_examples, "vocabulary": vocabulary}
+    if not isinstance(instructions, bool):
+        raise InputError(f"instructions = {instructions!r} must be true or false.")
+    requests = _requests(name, task) if instructions else None
+    task = None if instructions else task
     for option, value in numbers.items():
         if value is not None and not isinstance(value, (int, np.integer)):
             raise InputError(f"{option} = {value!r} must be a whole number.")
@@ -145,9 +168,14 @@ def load_dataset(
         _refuse(name, doc_stride=doc_stride, clusters=clusters, order=order)
         _refuse(name, columns=columns, test_share=test_share, task=task)
         _refuse(name, users=users, user_examples=user_examples, vocabulary=vocabulary)
+        if requests is None:
+            _refuse(name, template=template)
+        elif template is not None:
+            requests = with_options(requests, template=template)
         if validation_share is not None:
             raise _has_validation(name, validation_share, f"its split {split or '6:2:2'!r}")
-        return _silo(name, tokenizer, length, source, seed, sizes, split or "6:2:2")
+        rule = split or "6:2:2"
+        return _silo(name, tokenizer, length, source, seed, sizes, rule, requests, template)
     _refuse(name, split=split)
     entry, tables = load_tables(
         name,
@@ -169,10 +197,16 @@ def load_dataset(
     names = entry.label_names or encoder.class_names(tables["train"])
     for table in tables.values():  # all rows, so that an error does not depend on the subset
         encoder.check(table, names)
-    options = {"doc_stride": doc_stride, "order": order}
+    if requests is not None:
+        room = Room(tokenizer, template, length)
+        entry, tables = _instructed(name, entry, tables, names, seed, requests, room)
+        names, encoder = (), encoder_of(entry.task)
+    options = {"doc_stride": doc_stride, "order": order, "template": template}
     known = inspect.signature(encoder.encode).parameters
     _refuse(name, **{option: x for option, x in options.items() if option not in known})
     options = {option: x for option, x in options.items() if x is not None}
+    if template is not None:  # generation reads prompts by the same template
+        entry = entry._replace(task=with_options(entry.task, template=options.pop("template")))
     tables = {part: _subset(table, sizes[part], part, seed) for part, table in tables.items()}
     words: tuple[str, ...] = ()
     if vocabulary is not None:
@@ -183,7 +217,8 @@ def load_dataset(
         data = encode(entry.task, table, names, tokenizer, max_length=length, name=name, **options)
         if clusters is not None and part == "train":
             data = _clustered(data, table, encoder, clusters, seed)
-        result[part] = replace(data, vocabulary=words)
+        reads = tokenizer if encoder.needs_tokenizer else None
+        result[part] = replace(data, vocabulary=words, tokenizer=reads)
     return result
 
 
@@ -200,6 +235,38 @@ def _vocabulary(
         _refuse(name, vocabulary=size)
         raise AssertionError
     return count_words(encoder.texts(table), size)
+
+
+def _requests(name: str, task: Task | str | None) -> Task:
+    """Returns the task of rows that become instructions."""
+    task = tasks.find(task)() if isinstance(task, str) else task
+    usual = tasks.instruction_tuning()
+    if task is not None and task.name != usual.name:
+        raise InputError(
+            f"instructions = true turns {name!r} into data for {usual.name}, and the task is"
+            f" {task.name!r}."
+        )
+    return usual if task is None else task
+
+
+def _instructed(
+    name: str,
+    entry: Source,
+    tables: Mapping[str, Table],
+    names: Sequence[str],
+    seed: int,
+    task: Task,
+    room: Room,
+) -> tuple[Source, dict[str, Table]]:
+    """Returns the entry for ``task``, and the splits as requests and answers."""
+    check_tokenizer(room.tokenizer, room.max_length)
+    if entry.task.name == task.name:
+        raise InputError(f"{name!r} has instructions already: leave instructions out.")
+    converted = {
+        part: as_instructions(name, table, names, part=part, seed=seed, room=room)
+        for part, table in tables.items()
+    }
+    return entry._replace(task=task), converted
 
 
 def _refuse(name: str, **options: Any) -> None:
@@ -526,21 +593,31 @@ def _silo(
     seed: int,
     sizes: Mapping[str, int | None],
     rule: str,
+    requests: Task | None,
+    template: str | None,
 ) -> dict[str, Dataset]:
-    """Returns the splits of ``glue_silo``, whose key ``task`` says which data set a row is of."""
+    """Returns the splits of ``glue_silo``, whose key ``task`` says which data set a row is of.
+
+    ``requests``: the task for which rows become instructions; None: they do not.
+    """
     folder = _silo_folder(name, source)
     result: dict[str, dict[str, Dataset]] = {}
     for part in DATASETS[name].parts:
         place = str(folder / part) if folder else source
         entry, tables = load_tables(part, source=place, seed=seed)
         names = entry.label_names or ()
-        for split, table in silo.divide(part, tables, rule, seed).items():
+        divided = silo.divide(part, tables, rule, seed)
+        if requests is not None:
+            room = Room(tokenizer, template, length)
+            entry, divided = _instructed(part, entry, divided, names, seed, requests, room)
+            names = ()
+        for split, table in divided.items():
             size = sizes.get(split)
             if size is not None and size < 1:
                 raise InputError(f"{split}_examples is {size}: take at least 1 of each task.")
             table = table.take(range(len(table))[:size])
             data = encode(entry.task, table, names, tokenizer, max_length=length, name=part)
-            result.setdefault(split, {})[part] = data
+            result.setdefault(split, {})[part] = replace(data, tokenizer=tokenizer)
     return {split: combine(parts).data for split, parts in result.items()}
 
 

@@ -12,10 +12,8 @@ from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
 from fedjax_peft.random import host_rng
 
-__all__ = ["TINY_LENGTH", "tiny_tables"]
+__all__ = ["tiny_tables"]
 
-TINY_LENGTH = 24
-"""Tokens that every text of a stand-in fits into."""
 _CLASSES = tuple(f"class {i:02d}" for i in range(20))
 """For an entry that leaves the names to its source."""
 _CLIENTS = tuple(f"client {i:02d}" for i in range(30))

@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_peft.errors import InputError
 from fedjax_peft.memory import require
 
-__all__ = ["joined", "model_columns", "offsets", "padding_token", "whole"]
+__all__ = ["beginning", "joined", "model_columns", "offsets", "padding_token", "whole"]
 
 
 def whole(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
@@ -17,6 +17,12 @@ def whole(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
     backend.no_truncation()
     backend.no_padding()
     return backend.encode_batch(list(texts), add_special_tokens=False)
+
+
+def beginning(tokenizer: Any) -> list[int]:
+    """Returns the token that the tokenizer puts before every text (Llama's), or nothing (GPT-2)."""
+    first = tokenizer.bos_token_id
+    return [first] if first is not None and first in tokenizer("")["input_ids"] else []
 
 
 def model_columns(

@@ -101,6 +101,8 @@ class Encoder(NamedTuple):
     stand_in: Callable[[np.random.Generator, int, StandIn], dict[str, Any]] | None = None
     """(generator, n, required form) -> the columns of n made-up rows from which a model can learn.
     For ``source = "tiny"``; None: the encoder has no stand-in."""
+    stand_in_length: int = 24
+    """Tokens that every made-up row fits into."""
 
 
 def texts_of(rng: np.random.Generator, words: np.ndarray) -> list[str]:

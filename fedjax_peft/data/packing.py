@@ -1,0 +1,121 @@
+"""Packing: several short examples in one row of tokens.
+
+Rows of a client hold examples of this client only, so the clients stay apart. An example is never
+cut or divided between rows. Tokens attend to their own example (``segment_ids``), and positions
+start at 0 in each (``position_ids``), so the sum of losses and its gradient are those of the
+unpacked examples.
+"""
+
+import bisect
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedjax_peft.errors import InputError
+
+__all__ = ["bins", "packed"]
+
+_TOKENS = ("loss_mask", "input_ids", "attention_mask")
+
+
+def packed(
+    columns: Mapping[str, np.ndarray], indices: Sequence[np.ndarray], length: int, name: str
+) -> tuple[dict[str, np.ndarray], tuple[np.ndarray, ...]]:
+    """Returns the packed rows of all clients, and the rows of each client.
+
+    Args:
+      columns: ``input_ids``, ``attention_mask`` and ``loss_mask`` ``[examples, tokens]``, padded on
+        the right. Other columns are left out: they belong to single examples.
+      indices: the examples of each client.
+      length: tokens of a row.
+      name: of the data set, for messages.
+
+    Returns:
+      ``input_ids`` int32, ``attention_mask`` and ``loss_mask`` bool, ``segment_ids`` int32 (1, 2,
+      ... in each row; 0: padding) and ``position_ids`` int32, each ``[rows, length]``; and the rows
+      of each client.
+
+    Raises:
+      InputError: data without these columns, or an example of more than ``length`` tokens.
+    """
+    missing = [column for column in _TOKENS if column not in columns]
+    if missing:
+        raise InputError(
+            f"Packing is for the examples of instruction_tuning, and {name!r} has no column"
+            f" {missing[0]!r}."
+        )
+    if "segment_ids" in columns:
+        raise InputError(f"The rows of {name!r} are packed already.")
+    mask = columns["attention_mask"].astype(bool)
+    sizes = mask.sum(axis=1)
+    longest = max((int(sizes[rows].max(initial=0)) for rows in indices), default=0)
+    if longest > length:
+        raise InputError(
+            f"An example of {name!r} has {longest} tokens, which do not fit into rows of"
+            f" {length}: examples are not divided. Pack into longer rows, or load the data with"
+            f" max_length = {length}."
+        )
+    rows: list[list[int]] = []
+    owned = []
+    for own in indices:
+        first = len(rows)
+        rows += [[int(own[i]) for i in one] for one in bins(sizes[own], length)]
+        owned.append(np.arange(first, len(rows), dtype=np.int32))
+    return _rows(columns, rows, sizes, mask, length), tuple(owned)
+
+
+def _rows(
+    columns: Mapping[str, np.ndarray],
+    rows: list[list[int]],
+    sizes: np.ndarray,
+    mask: np.ndarray,
+    length: int,
+) -> dict[str, np.ndarray]:
+    ids, loss = columns["input_ids"], columns["loss_mask"].astype(bool)
+    padding = ids[~mask][0] if not mask.all() else 0
+    shape = (len(rows), length)
+    packed = {
+        "input_ids": np.full(shape, padding, np.int32),
+        "attention_mask": np.zeros(shape, np.bool_),
+        "loss_mask": np.zeros(shape, np.bool_),
+        "segment_ids": np.zeros(shape, np.int32),
+        "position_ids": np.zeros(shape, np.int32),
+    }
+    for row, examples in enumerate(rows):
+        start = 0
+        for segment, example in enumerate(examples, 1):
+            size = int(sizes[example])
+            place = slice(start, start + size)
+            packed["input_ids"][row, place] = ids[example, :size]
+            packed["attention_mask"][row, place] = True
+            packed["loss_mask"][row, place] = loss[example, :size]
+            packed["loss_mask"][row, start : start + 1] = False  # nothing comes before it
+            packed["segment_ids"][row, place] = segment
+            packed["position_ids"][row, place] = np.arange(size)
+            start += size
+    return packed
+
+
+def bins(sizes: np.ndarray, capacity: int) -> list[list[int]]:
+    """Returns groups of items whose sizes add up to at most ``capacity``.
+
+    Best fit, largest first: every item goes to the fullest group that has room for it. Equal sizes
+    keep their order, so the result depends on the sizes only.
+
+    Args:
+      sizes: of the items, int ``[n]``, each at most ``capacity``.
+      capacity: of a group.
+    """
+    groups: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (what is left, group), sorted
+    for item in np.argsort(-sizes, kind="stable"):
+        size = int(sizes[item])
+        at = bisect.bisect_left(room, (size, -1))
+        if at == len(room):
+            left, group = capacity, len(groups)
+            groups.append([])
+        else:
+            left, group = room.pop(at)
+        groups[group].append(int(item))
+        bisect.insort(room, (left - size, group))
+    return groups

@@ -1,0 +1,227 @@
+"""Templates: conversations to text, with the characters that a model learns to write.
+
+A *chat* template is the tokenizer's own (``tokenizer.chat_template``). A *text* template is a
+string with ``{prompt}``, for base models that have no chat template; ``plain`` is ours.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fedjax_peft.data.conversations import Conversation
+from fedjax_peft.errors import InputError
+
+__all__ = [
+    "PLAIN",
+    "Rendered",
+    "answer_spans",
+    "end_tokens",
+    "marks_answers",
+    "prompt_text",
+    "render",
+    "template_of",
+]
+
+PLAIN = "Read the request and answer it.\n\nRequest:\n{prompt}\n\nAnswer:\n"
+"""The text template ``plain``."""
+_FIELD = "{prompt}"
+_PROBE = "b0b"
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class Rendered(NamedTuple):
+    """A conversation as text."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    """The first character, and the one after the last, of each answer with its end token."""
+    prompt: str
+    """The text before the last answer, from which a model writes the answer."""
+
+
+def template_of(tokenizer: Any, template: str | None) -> str:
+    """Returns ``chat``, or a text template.
+
+    Args:
+      tokenizer: a tokenizer of ``transformers``.
+      template: ``chat``: the tokenizer's chat template; ``plain``: :data:`PLAIN`; or an own text
+        with ``{prompt}``. None: ``chat`` if the tokenizer has a chat template, else ``plain``.
+
+    Raises:
+      InputError: another template, a chat template that the tokenizer does not have, or a tokenizer
+        that has no token for the end of a text, which ends the answers of text templates.
+    """
+    has_chat = bool(getattr(tokenizer, "chat_template", None))
+    if template is None:
+        template = "chat" if has_chat else "plain"
+    if template == "chat":
+        if not has_chat:
+            raise InputError(
+                "template = 'chat' needs a tokenizer with a chat template, and this one has none:"
+                " it belongs to a base model. Use template = 'plain', or an own text with {prompt}."
+            )
+        return "chat"
+    text = PLAIN if template == "plain" else template
+    if text.count(_FIELD) != 1:
+        raise InputError(
+            f"The template {template!r} is neither 'chat' nor 'plain' nor a text that contains"
+            " {prompt} once."
+        )
+    if tokenizer.eos_token is None:
+        raise InputError(
+            f"{type(tokenizer).__name__} has no token for the end of a text (eos_token), which a"
+            " model learns to write after an answer."
+        )
+    return text
+
+
+def render(
+    tokenizer: Any, template: str, conversation: Conversation, *, where: str = "The conversation"
+) -> Rendered:
+    """Returns a conversation as text.
+
+    With a text template, an answer and the token for the end of a text follow the filled-in
+    template; the next turn comes directly after it. Spaces at the end of the template belong to the
+    answer, as in most tokenizers. A system message comes before the first prompt, after which an
+    empty line follows.
+
+    With a chat template, an answer begins where the template's generation prompt ends, and ends
+    where the template ends if it gets the messages up to this answer. White space after the
+    template's end-of-turn token is not a part of it.
+
+    Args:
+      tokenizer: a tokenizer of ``transformers``.
+      template: of :func:`template_of`.
+      conversation: the messages. If the last one is not an answer, ``prompt`` is the whole text.
+      where: names the conversation in messages.
+
+    Raises:
+      InputError: the chat template refuses the conversation, or it changes earlier turns when a
+        later one is added, so that the answers cannot be found in its text.
+    """
+    if template == "chat":
+        return _chat(tokenizer, conversation, where)
+    return _text(tokenizer, template, conversation)
+
+
+def prompt_text(tokenizer: Any, template: str, conversation: Conversation, where: str) -> str:
+    """Returns the text from which a model writes the last answer of a conversation.
+
+    A last message that is an answer is not part of it.
+    """
+    if conversation and conversation[-1]["role"] == "assistant":
+        conversation = conversation[:-1]
+    if template == "chat":
+        return _applied(tokenizer, conversation, True, where)
+    return _text(tokenizer, template, conversation).prompt
+
+
+def end_tokens(tokenizer: Any, template: str) -> tuple[int, ...]:
+    """Returns the tokens after which an answer is complete.
+
+    They are the token for the end of a text and, for a chat template, the special token that comes
+    after an answer.
+    """
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    if template == "chat":
+        probe, where = [("user", "a"), ("assistant", _PROBE)], "A short conversation"
+        messages = [{"role": role, "content": content} for role, content in probe]
+        text = _applied(tokenizer, messages, False, where)
+        rest = text[text.rfind(_PROBE) + len(_PROBE) :]
+        after = tokenizer.backend_tokenizer.encode(rest, add_special_tokens=False).ids
+        if after and after[0] in {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}:
+            ends.append(after[0])
+    return tuple(dict.fromkeys(ends))
+
+
+def marks_answers(tokenizer: Any) -> bool:
+    """Returns whether a chat template marks answers itself, by ``{% generation %}``."""
+    return bool(_GENERATION.search(tokenizer.get_chat_template()))
+
+
+# Text templates.
+
+
+def _text(tokenizer: Any, template: str, conversation: Conversation) -> Rendered:
+    text = prompt = _first_token(tokenizer)
+    spans, system = [], ""
+    plain = template.rstrip(" ")
+    spaces = template[len(plain) :]
+    for message in conversation:
+        content = message["content"]
+        if message["role"] == "system":
+            system = f"{content}\n\n"
+        elif message["role"] == "user":
+            text += plain.replace(_FIELD, system + content)
+            prompt, system = text, ""
+        else:
+            start = len(text)
+            text += f"{spaces}{content}{tokenizer.eos_token}"
+            spans.append((start, len(text)))
+    return Rendered(text, tuple(spans), prompt)
+
+
+def _first_token(tokenizer: Any) -> str:
+    """Returns the token with which the tokenizer begins every text; empty if there is none."""
+    first = tokenizer.backend_tokenizer.encode("").ids[:1]
+    return tokenizer.bos_token if first and first == [tokenizer.bos_token_id] else ""
+
+
+# Chat templates.
+
+
+def _chat(tokenizer: Any, conversation: Conversation, where: str) -> Rendered:
+    prompt = prompt_text(tokenizer, "chat", conversation, where)
+    if conversation[-1]["role"] != "assistant":
+        return Rendered(prompt, (), prompt)
+    whole = _applied(tokenizer, conversation, False, where)
+    if marks_answers(tokenizer):
+        return Rendered(whole, (), prompt)  # the tokenizer finds them
+    return Rendered(whole, answer_spans(tokenizer, conversation, where), prompt)
+
+
+def answer_spans(
+    tokenizer: Any, conversation: Conversation, where: str
+) -> tuple[tuple[int, int], ...]:
+    """Returns where the answers are in the text of the chat template, by comparing prefixes.
+
+    Raises:
+      InputError: the template changes earlier turns when a later one is added.
+    """
+    whole = _applied(tokenizer, conversation, False, where)
+    spans = []
+    for number, message in enumerate(conversation):
+        if message["role"] != "assistant":
+            continue
+        before = _applied(tokenizer, conversation[:number], True, where)
+        after = _applied(tokenizer, conversation[: number + 1], False, where)
+        for part in (before, after):
+            if not whole.startswith(part):
+                raise InputError(
+                    f"{where}: the tokenizer's chat template writes the turns up to message"
+                    f" {number + 1} differently when later messages follow, or writes another"
+                    " beginning of an answer than the one that it asks a model to continue."
+                    " Therefore the answers cannot be found in its text. Use a chat template with"
+                    " {% generation %} around the answers, conversations of a single answer, or"
+                    " template = 'plain'."
+                )
+        end = len(after.rstrip()) if _ends_beyond(after, message["content"]) else len(after)
+        spans.append((len(before), max(end, len(before))))
+    return tuple(spans)
+
+
+def _ends_beyond(text: str, content: str) -> bool:
+    """Returns whether a turn has an end-of-turn token after the content of its message."""
+    return not text.rstrip().endswith(content.rstrip()) or not content.strip()
+
+
+def _applied(tokenizer: Any, conversation: Sequence[Any], generation: bool, where: str) -> str:
+    try:
+        return tokenizer.apply_chat_template(
+            list(conversation), tokenize=False, add_generation_prompt=generation
+        )
+    except Exception as error:  # jinja2 raises many kinds, also for raise_exception()
+        raise InputError(
+            f"{where} does not fit the tokenizer's chat template:"
+            f" {' '.join(str(error).split()) or type(error).__name__}."
+        ) from error

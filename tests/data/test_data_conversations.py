@@ -1,0 +1,152 @@
+"""Rows of the common forms become conversations; hostile rows are one error with their number."""
+
+import json
+
+import pytest
+
+from fedjax_peft.data.conversations import with_messages
+from fedjax_peft.data.formats.client_lists import read_client_lists
+from fedjax_peft.data.sources import load_tables
+from fedjax_peft.data.table import Table
+from fedjax_peft.errors import InputError
+
+TALK = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+
+
+def read(columns):
+    return with_messages(Table("the file", columns))
+
+
+FORMS = {
+    "messages": {"messages": [TALK]},
+    "sharegpt": {
+        "conversations": [[{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]]
+    },
+    "completion": {"prompt": ["2+2?"], "completion": ["4"]},
+    "response": {"prompt": ["2+2?"], "response": ["4"]},
+    "alpaca": {"instruction": ["2+2?"], "input": [""], "output": ["4"]},
+    "alpaca without input": {"instruction": ["2+2?"], "output": ["4"]},
+    "alpaca with null": {"instruction": ["2+2?"], "input": [None], "output": ["4"]},
+    "dolly": {"instruction": ["2+2?"], "context": ["  "], "response": ["4"]},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form):
+    table = read({**FORMS[form], "who": ["a"]})
+    assert dict(table.columns) == {"messages": [TALK], "who": ["a"]}
+
+
+def test_an_input_follows_the_instruction_and_a_system_message_comes_first():
+    table = read({"instruction": ["Add."], "input": ["2 2"], "output": ["4"]})
+    assert table.columns["messages"][0][0]["content"] == "Add.\n\n2 2"
+    table = read({"prompt": ["2+2?"], "completion": ["4"], "system": ["Be brief."]})
+    assert table.columns["messages"] == [[{"role": "system", "content": "Be brief."}, *TALK]]
+
+
+def test_messages_after_the_last_answer_are_left_out():
+    more = [*TALK, {"role": "User", "content": "Sure?"}]
+    assert read({"messages": [more]}).columns["messages"] == [TALK]
+
+
+HOSTILE = {
+    "has None in place of a list": None,
+    "has [] in place of a list": [],
+    "has 'hello' in place of a list": "hello",
+    "message 2 is 'x', not an object": [TALK[0], "x"],
+    "message 1 has the role 'narrator'": [{"role": "narrator", "content": "x"}],
+    "message 1 has the fields text": [{"text": "x"}],
+    "message 1 has 3 in place of a text": [{"role": "user", "content": 3}],
+    "message 1 has the fields role, content": [{"role": "user", "content": None}],
+    "message 1 has the role 'assistant' and comes first": [TALK[1]],
+    "message 2 has the role 'user' and comes after": [TALK[0], TALK[0]],
+    "no message of the role 'assistant'": [TALK[0]],
+}
+
+
+@pytest.mark.parametrize("message", HOSTILE)
+def test_hostile_messages_are_named_with_their_row(message):
+    with pytest.raises(InputError) as caught:
+        read({"messages": [TALK, HOSTILE[message]]})
+    assert str(caught.value).startswith("Row 2 of the file")
+    assert message in str(caught.value)
+
+
+def test_hostile_texts_are_named_with_their_row():
+    with pytest.raises(InputError, match="Row 2 of the file has None in place of a text in the"):
+        read({"prompt": ["a", "b"], "completion": ["c", None]})
+    with pytest.raises(InputError, match="Row 1 of the file has 3 in place of a text in the"):
+        read({"instruction": ["a"], "input": [3], "output": ["c"]})
+    with pytest.raises(InputError, match="no conversations, only the columns question, answer"):
+        read({"question": ["a"], "answer": ["b"]})
+
+
+def write(path, rows):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+@pytest.mark.parametrize("form", ["messages", "sharegpt", "completion", "alpaca", "dolly"])
+def test_own_files_are_recognised_by_their_columns(tmp_path, form):
+    row = {name: values[0] for name, values in FORMS[form].items()}
+    write(tmp_path / "own.jsonl", [row | {"client": f"c{i % 2}"} for i in range(10)])
+    entry, tables = load_tables(tmp_path / "own.jsonl")
+    assert entry.task.name == "instruction_tuning"
+    assert tables["train"].columns["messages"][0] == TALK
+    assert set(tables["test"].columns["client"]) == {"c0", "c1"}
+
+
+def test_own_column_names(tmp_path):
+    write(tmp_path / "own.jsonl", [{"q": "2+2?", "a": "4"}] * 5)
+    names = {"prompt": "q", "completion": "a"}
+    _, tables = load_tables(tmp_path / "own.jsonl", columns=names, test_share=0.4)
+    assert tables["test"].columns["messages"] == [TALK] * 2
+
+
+MESSAGES = [  # id, parent, role, text, rank, deleted, author
+    ("1", None, "prompter", "Hi", None, False, "ann"),
+    ("2", "1", "assistant", "worse", 1, False, "bob"),
+    ("3", "1", "assistant", "better", 0, False, "cid"),
+    ("4", "3", "prompter", "And?", None, False, "ann"),
+    ("5", "4", "assistant", "unranked", None, False, "bob"),
+    ("6", "4", "assistant", "gone", 0, True, "bob"),
+    ("7", None, "prompter", "Alone", None, False, "dot"),
+    ("8", None, "prompter", "Asks", None, False, "eve"),
+    ("9", "8", "assistant", "Answers", None, False, "ann"),
+    ("10", "9", "prompter", "No answer", None, False, "eve"),
+]
+NAMES = ("message_id", "parent_id", "role", "text", "rank", "deleted", "author")
+
+
+def tree(rows):
+    return dict(zip(NAMES, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def test_trees_give_their_best_conversation():
+    table = read(tree(MESSAGES))
+    texts = [[message["content"] for message in row] for row in table.columns["messages"]]
+    assert texts == [["Hi", "better", "And?", "unranked"], ["Asks", "Answers"]]
+    roles = [message["role"] for message in table.columns["messages"][0]]
+    assert roles == ["user", "assistant"] * 2
+    assert table.columns["author"] == ["ann", "eve"]
+    assert table.row_numbers == [1, 8]
+
+
+def test_damaged_trees():
+    with pytest.raises(InputError, match="Row 1 of the file answers the message '1', which is mis"):
+        read(tree(MESSAGES[1:]))
+    with pytest.raises(InputError, match="Row 11 of the file has a message_id that is not unique"):
+        read(tree([*MESSAGES, MESSAGES[0]]))
+
+
+def test_lists_of_clients(tmp_path):
+    rows = {"ann": [{"instruction": "2+2?", "response": "4"}] * 10, "bob": []}
+    rows["cid"] = [{"instruction": "Hi", "response": "Ho"}] * 5
+    (tmp_path / "aya.json").write_text(json.dumps(rows))
+    _, tables = load_tables("fed_aya", source=str(tmp_path))
+    assert tables["train"].columns["messages"][0] == TALK
+    assert set(tables["test"].columns["client"]) == {"ann", "cid"}
+    (tmp_path / "aya.json").write_text(json.dumps({"ann": ["x"]}))
+    with pytest.raises(InputError, match=r"Row 1 of .* \(of the client 'ann'\) is not a JSON obj"):
+        read_client_lists(tmp_path)
+    (tmp_path / "aya.json").write_text("[]")
+    assert read_client_lists(tmp_path) is None
