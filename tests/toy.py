@@ -81,6 +81,48 @@ def lora_model(**options) -> Model:
     return plain.replace(apply=apply, frozen={"layer.base.kernel": plain.frozen["layer.kernel"]})
 
 
+def own_kernel_model() -> Model:
+    """Returns the model whose kernel under LoRA is trained too, for pFedLoRA."""
+    plain = lora_model(dropout=0)
+    name = "layer.base.kernel"
+
+    def apply(frozen, params, *rest):
+        return plain.apply({**frozen, name: params[name]}, params, *rest)
+
+    trainable = {**plain.trainable, name: plain.frozen[name]}
+    return plain.replace(
+        apply=apply, frozen={}, trainable=trainable, kinds={**KINDS, name: "adapter"}
+    )
+
+
+def mixture_model(*, features=FEATURES, width=WIDTH) -> Model:
+    """Returns the model with an individual and a rest-of-world LoRA and a mixer, for FedALT."""
+    plain, rng = lora_model(dropout=0, features=features, width=width), np.random.default_rng(1)
+    kinds = {n: kind for n, kind in KINDS.items() if "lora" not in n}
+    trainable = {n: plain.trainable[n] for n in kinds}
+    shapes = {"lora_a": (features, RANK), "lora_b": (RANK, width), "lora_scale": (RANK,)}
+    for own in ("individual", "rest_of_world"):
+        for leaf, shape in shapes.items():
+            kinds[f"layer.{own}.{leaf}"] = KINDS[f"layer.{leaf}"]
+            x = np.full(shape, 1.5) if leaf == "lora_scale" else rng.normal(0, 0.5, shape)
+            trainable[f"layer.{own}.{leaf}"] = jnp.asarray(x, jnp.float32)
+    kinds["layer.mixer"] = "adapter"
+    trainable["layer.mixer"] = jnp.asarray(rng.normal(0, 0.5, (features, 2)), jnp.float32)
+
+    def apply(frozen, params, batch, key, train):
+        del key, train
+        x = batch["x"]
+        inner, shares = x @ frozen["layer.base.kernel"], jax.nn.softmax(x @ params["layer.mixer"])
+        for i, own in enumerate(("rest_of_world", "individual")):
+            a, b, s = (params[f"layer.{own}.{leaf}"] for leaf in shapes)
+            inner = inner + shares[:, i : i + 1] * (((x @ a) * s[None]) @ b)
+        hidden = jnp.tanh(inner)
+        logits = hidden @ params["head.kernel"] + params["head.bias"][None]
+        return Outputs(logits, hidden[:, None])
+
+    return plain.replace(apply=apply, trainable=trainable, kinds=kinds)
+
+
 def dataset(examples: int, *, features: int = FEATURES, seed: int = 0) -> Dataset:
     """Returns examples that a linear rule labels."""
     rng = np.random.default_rng(seed)

@@ -30,7 +30,7 @@ from fedjax_peft.typing import (
     Total,
 )
 
-__all__ = ["fra", "truncated_average", "truncated_products", "truncating"]
+__all__ = ["factored", "fra", "truncated_average", "truncated_products", "truncating"]
 
 _Truncated: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 """New A, new B, Frobenius error, largest absolute error, Frobenius norm of the exact average; each
@@ -231,11 +231,11 @@ def _truncate(
     u: jax.Array, sigma: jax.Array, vt: jax.Array, s: jax.Array, r: int, keep: int, split: str
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns A and B of rank r with ``keep`` directions, the Frobenius error, and the norm."""
-    a, b = _factors(u[:, :r], sigma[:r], vt[:r], s, keep, split)
+    a, b = factored(u[:, :r], sigma[:r], vt[:r], s, keep, split)
     return a, b, jnp.sqrt(jnp.sum(sigma[keep:] ** 2)), jnp.sqrt(jnp.sum(sigma**2))
 
 
-def _factors(
+def factored(
     u: jax.Array, sigma: jax.Array, vt: jax.Array, s: jax.Array, keep: int, split: str
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (A, B) with ``s A B = u Σ vt`` of rank ``keep``, dead directions revived.

@@ -16,10 +16,12 @@ from fedjax_peft.typing import (
     Key,
     LossFn,
     Metrics,
+    Outputs,
     Params,
     PyTree,
     RoundContext,
     ServerUpdate,
+    Task,
 )
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "add_to_gradient",
     "freeze_where",
     "init_local",
+    "loss_and_metrics",
     "merge_into_frozen",
     "objective",
     "optimizer_step",
@@ -49,9 +52,19 @@ def objective(
     ``functools.partial(objective, context)`` is a loss for ``context.gradient``.
     """
     outputs = context.apply(params, batch, key, True)
-    total, count = context.task.loss(outputs, batch)
-    metrics = jax.lax.stop_gradient(context.task.metrics(outputs, batch))
-    return total / jnp.maximum(count, 1.0), metrics
+    (total, count), metrics = loss_and_metrics(context.task, outputs, batch)
+    return total / jnp.maximum(count, 1.0), jax.lax.stop_gradient(metrics)
+
+
+def loss_and_metrics(
+    task: Task, outputs: Outputs, batch: Batch
+) -> tuple[tuple[jax.Array, jax.Array], Metrics]:
+    """Returns ((sum of losses, count), metrics) of a task, by one computation if it has one."""
+    together = getattr(task, "loss_and_metrics", None)
+    if together is None:
+        return task.loss(outputs, batch), task.metrics(outputs, batch)
+    found: tuple[tuple[jax.Array, jax.Array], Metrics] = together(outputs, batch)
+    return found
 
 
 def optimizer_step(

@@ -39,9 +39,10 @@ def fedsa(
       InputError: on use, a model without LoRA.
     """
     a, b, heads = r"\.lora_a$", r"\.lora_b$", "^head:"
+    # One rule for both, because a language model has no trained head.
     rules = {
-        "shared": Roles(shared=(a, heads), private=(b,)),
-        "private": Roles(shared=(a,), private=(b, heads)),
+        "shared": Roles(shared=(f"{a}|{heads}",), private=(b,)),
+        "private": Roles(shared=(a,), private=(f"{b}|{heads}",)),
         "frozen": Roles(shared=(a,), private=(b,), fixed=(heads,)),
     }[head]
     algorithm = averaging("fedsa", optimizer, rules, aggregator or mean(error=False))

@@ -29,6 +29,7 @@ from fedjax_peft.algorithms.common import (
     Local,
     Weights,
     init_local,
+    loss_and_metrics,
     replace_server,
     train,
     with_client_state,
@@ -103,11 +104,11 @@ def moon(
                 near = representation(state.received, batch)
                 far = representation(state.previous, batch)
                 outputs = context.apply(params, batch, key, True)
-                total, count = context.task.loss(outputs, batch)
+                (total, count), measured = loss_and_metrics(context.task, outputs, batch)
                 terms = contrastive(pool(outputs, batch, pooling), near, far, temperature)
                 mask = batch["mask"].astype(terms.dtype)
                 apart, examples = jnp.sum(terms * mask), jnp.sum(mask)
-                metrics = {**context.task.metrics(outputs, batch), "contrastive": (apart, examples)}
+                metrics = {**measured, "contrastive": (apart, examples)}
                 value = total / jnp.maximum(count, 1.0) + mu * apart / jnp.maximum(examples, 1.0)
                 return value, jax.lax.stop_gradient(metrics)
 

@@ -103,6 +103,11 @@ def example(
                 f"Example-level privacy does not fit {algorithm.name!r} with these options, because"
                 f" noise on gradients would not hide all that is used of an example. {reason}"
             )
+        if "segment_ids" in dict(federation.columns):
+            raise InputError(
+                "Example-level privacy protects single rows, and the rows are packed: one of them"
+                " holds several examples, and which ones depends on the others. Leave packing out."
+            )
         own = private_gradient(clip, noise_multiplier, federation.batch_size, microbatch)
 
         def client(context: ClientContext) -> ClientUpdate:

@@ -17,6 +17,7 @@ from fedjax_peft.typing import Federation
 
 FACTS = Federation(5, 5, "all", 4, "shuffled", 3, 1, 1)
 REFUSED = {
+    "feddpa_f": "after the last round",
     "fedmcp": "couples the examples of a batch",
     "fra_ffa_plateau": "training losses",
 }

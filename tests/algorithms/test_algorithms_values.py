@@ -9,13 +9,12 @@ import optax
 import pytest
 import toy
 from compiled import compilations
-from test_algorithms_all import OPTIONS, OTHERS, dual_model
+from test_algorithms_all import OPTIONS, OTHERS, model_of
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms
 from fedjax_peft.errors import InputError
 
-DUAL = ("fedmatch", "fedmcp")
 FEDERATION = toy.clients((7, 4, 12, 1, 9))
 POOLED = toy.clients([33])
 NAMES = sorted([*algorithms.__all__, *OTHERS])
@@ -54,7 +53,7 @@ def case(name):
 
         values = {"rate": 0.1}
     others = {n: 0.9 * x for n, x in values.items()}
-    model = dual_model() if name in DUAL else toy.lora_model()
+    model = model_of(name)
     return make, values, others, model, POOLED if name == "centralised" else FEDERATION
 
 

@@ -25,6 +25,11 @@ ALGORITHMS = {
     "median": algorithms.fedavg(SGD, aggregator=aggregators.median()),
     "ffa": algorithms.ffa(SGD),
     "rolora": algorithms.rolora(SGD),
+    "fedsvd": algorithms.fedsvd(SGD),
+    "lora_fair": algorithms.fedavg(SGD, aggregator=aggregators.lora_fair()),
+    "lora_a2": algorithms.lora_a2(SGD, budget=1),
+    "fedmomentum": algorithms.fedmomentum(SGD),
+    "fedrot": algorithms.fedrot(SGD),
     "fedadam": algorithms.fedadam(SGD),
     "ditto": algorithms.ditto(SGD),
     "scaffold": algorithms.scaffold(SGD, learning_rate=0.1),
@@ -38,7 +43,9 @@ REFUSED = {
     "flora": "every client starts from a random A of its own",
     "hetlora": "Leave prune out",
     ("fedex", "flasc"): "earlier rounds added to the frozen weights",
+    ("fedmomentum", "flasc"): "earlier rounds added to the frozen weights",
     ("scaffold", "flasc"): "it holds more than the shared leaves",
+    ("fedsvd", "flasc"): "it holds more than the shared leaves",
     ("fednova", "flasc"): "it holds more than the shared leaves",
 }
 """Algorithm, or (algorithm, transform) -> the reason."""

@@ -1,0 +1,279 @@
+"""FedDPA (Yang et al. 2024): a global LoRA for new texts, and a local LoRA for each client's own.
+
+    layer:     y = x W + (1 - α) Δ_g(x) + α Δ_l(x)               (:mod:`fedjax_peft.peft.dual_lora`)
+    FedDPA-T:  in each round, a client trains both on the same batches:
+                 g_k ← g;  g_k ← optimizer steps on F_k with the global adapter alone (α = 0)
+                 l_k ← optimizer steps on F_k with α = mix, beside the received g, which rests
+               server:  g ← (1/K) Σ g_k;   l_k stays on its client
+    FedDPA-F:  rounds train and average g alone.  Before the last evaluation, each client starts
+               l_k from g and trains it alone (α = 1)
+    a text x:  α(x) = w · mean_j cos(h(x), h(x_j))    over a few training examples x_j of a client
+
+h is the last hidden state of the last token, with the local adapter alone
+(:mod:`fedjax_peft.instance_weights`). Texts that are like a client's own use its local adapter
+more.
+
+The local adapter of FedDPA-T is trained against the received g, as in the authors' code, so the two
+trainings of a round do not depend on each other and can take turns batch by batch. Each has its own
+optimizer state. The authors begin with the local one in the second round; here it is the first. The
+mean is unweighted, as in their code.
+
+The paper gives a text like the client's own more of the local adapter. In the authors' script the
+two weights are swapped: there the global adapter gets α(x). Here it is as in the paper. A negative
+α is 0. The examples x_j are the first ones of a client's last batch, which was shuffled: 5 as in
+the code, or fewer. Their hidden states stay on the client. A client that has not trained its local
+adapter predicts with g alone.
+
+The paper's models have no new head. Here the head, shared or private, is trained with g, and rests
+while l_k is trained. Checked against the authors' code, except for the swap.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.checks import checked, fraction, positive, whole
+from fedjax_peft.algorithms.common import (
+    Local,
+    Weights,
+    init_local,
+    objective,
+    replace_server,
+    train,
+)
+from fedjax_peft.errors import InputError
+from fedjax_peft.instance_weights import REFERENCE, embedding, with_weight
+from fedjax_peft.roles import HeadPolicy, dual_roles
+from fedjax_peft.typing import (
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientContext,
+    ClientUpdate,
+    Key,
+    LossFn,
+    Metrics,
+    Params,
+    Tuning,
+)
+
+__all__ = ["feddpa_f", "feddpa_t"]
+
+_NONE = optax.identity()
+"""The optimizer of leaves that rest."""
+
+_EXAMPLES = 5
+"""Training examples that a text is compared with."""
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    received: Params
+    """g, and the head at the start of the round."""
+    shared: Local
+    """g_k and the head."""
+    private: Local
+    """l_k."""
+    reference: jax.Array
+    """What instance weights compare with; zeros: nothing yet."""
+
+
+@checked
+def feddpa_t(
+    optimizer: optax.GradientTransformation,
+    *,
+    mix: float = 0.5,
+    max_weight: float = 0.5,
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "shared",
+    weights: Weights = "uniform",
+    keep_optimizer: bool = False,
+) -> Algorithm:
+    """FedDPA-T: clients train a global and a local LoRA in every round; personal models.
+
+    Args:
+      optimizer: the clients' optimizer, for both adapters.
+      mix: α while the local adapter is trained.
+      max_weight: w, the largest weight of the local adapter in predictions.
+      aggregator: how the global adapters combine; by default their mean.
+
+    Raises:
+      InputError: ``mix`` is 0 or not below 1, or ``max_weight`` is not positive; on use, a model
+        without a pair of LoRAs.
+    """
+    fraction(mix=mix)
+    positive(mix=mix, max_weight=max_weight)
+
+    def client(context: ClientContext) -> ClientUpdate:
+        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+            shared, _ = _global_step(optimizer, context, state, batch, key)
+            state, metrics = _local_step(optimizer, context, state, batch, key, mix, max_weight)
+            return state._replace(shared=shared), metrics
+
+        return ClientUpdate(_begin(optimizer, optimizer), step, _end)
+
+    return _algorithm("feddpa_t", client, aggregator, head, weights)._replace(gradients_per_step=2)
+
+
+@checked
+def feddpa_f(
+    optimizer: optax.GradientTransformation,
+    *,
+    tune_epochs: int = 1,
+    max_weight: float = 0.5,
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "shared",
+    weights: Weights = "uniform",
+    keep_optimizer: bool = False,
+) -> Algorithm:
+    """FedDPA-F: a global LoRA is trained in rounds, and fine-tuned to a local one at the end.
+
+    The scores after the fine-tuning are recorded as ``tuned_...``.
+
+    Args:
+      optimizer: the clients' optimizer, for both adapters.
+      tune_epochs: the epochs of the fine-tuning, before the last evaluation. 0 means none.
+      max_weight: w, the largest weight of the local adapter in predictions.
+      aggregator: how the global adapters combine; by default their mean.
+
+    Raises:
+      InputError: a negative ``tune_epochs``, or ``max_weight`` is not positive; on use, a model
+        without a pair of LoRAs.
+    """
+    whole(0, tune_epochs=tune_epochs)
+    positive(max_weight=max_weight)
+
+    def client(context: ClientContext) -> ClientUpdate:
+        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+            shared, metrics = _global_step(optimizer, context, state, batch, key)
+            return state._replace(shared=shared), metrics
+
+        return ClientUpdate(_begin(optimizer, _NONE), step, _end)
+
+    def tuning(context: ClientContext) -> ClientUpdate:
+        def init(broadcast: Params, private: Params, key: Key) -> State:
+            return _begin(_NONE, optimizer)(broadcast, {**private, **_as_local(broadcast)}, key)
+
+        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+            return _local_step(optimizer, context, state, batch, key, 1.0, max_weight)
+
+        return ClientUpdate(init, step, lambda state: ({}, _end(state)[1]))
+
+    algorithm = _algorithm("feddpa_f", client, aggregator, head, weights)
+    return algorithm._replace(
+        tuning=Tuning(tuning, tune_epochs) if tune_epochs else None,
+        no_example_privacy=_TUNING if tune_epochs else None,
+    )
+
+
+_TUNING = (
+    "tune_epochs trains the local adapters after the last round, which the guarantee of the rounds"
+    " does not count. Set tune_epochs = 0."
+)
+
+
+def _algorithm(
+    name: str,
+    client: Callable[[ClientContext], ClientUpdate],
+    aggregator: Aggregator | None,
+    head: HeadPolicy,
+    weights: Weights,
+) -> Algorithm:
+    def check(kinds: Mapping[str, str], clients: int) -> None:
+        del clients
+        if REFERENCE not in kinds:
+            raise InputError(
+                f"{name!r} needs a global and a local LoRA at every site: attach"
+                " fp.peft.dual_lora()."
+            )
+
+    rules, server = dual_roles(head), replace_server()
+    return Algorithm(
+        *(name, rules, client, aggregator or mean(), server), weights=weights, check=check
+    )
+
+
+def _begin(
+    shared_optimizer: optax.GradientTransformation, own_optimizer: optax.GradientTransformation
+) -> Callable[[Params, Params, Key], State]:
+    """Returns the function that makes a client before its first step.
+
+    Args:
+      shared_optimizer: of the global adapter and the head.
+      own_optimizer: of the local adapter.
+    """
+
+    def init(broadcast: Params, private: Params, key: Key) -> State:
+        del key
+        local = {n: x for n, x in private.items() if _is_local(n)}
+        rest = {n: x for n, x in private.items() if n not in local and n != REFERENCE}
+        shared = init_local(shared_optimizer, broadcast, rest)
+        own = init_local(own_optimizer, {}, local)
+        return State({**broadcast, **rest}, shared, own, private[REFERENCE])
+
+    return init
+
+
+def _end(state: State) -> tuple[Params, Params]:
+    """Returns (upload, private leaves)."""
+    private = {**state.shared.private, **state.private.private, REFERENCE: state.reference}
+    return state.shared.shared, private
+
+
+def _is_local(name: str) -> bool:
+    return ".private_adapter.lora_" in name
+
+
+def _as_local(broadcast: Params) -> Params:
+    """Returns the local adapters that equal the global ones."""
+    own = {n: x for n, x in broadcast.items() if ".global_adapter.lora_" in n}
+    return {n.replace(".global_adapter.", ".private_adapter."): x for n, x in own.items()}
+
+
+def _global_step(
+    optimizer: optax.GradientTransformation,
+    context: ClientContext,
+    state: State,
+    batch: Batch,
+    key: Key,
+) -> tuple[Local, Metrics]:
+    """Returns g_k and the head after a step with the global adapter alone."""
+    loss = _loss(context, state.private.private, 0.0)
+    return train(optimizer, context, state.shared, batch, key, loss=loss)
+
+
+def _local_step(
+    optimizer: optax.GradientTransformation,
+    context: ClientContext,
+    state: State,
+    batch: Batch,
+    key: Key,
+    mix: float,
+    max_weight: float,
+) -> tuple[State, Metrics]:
+    """Returns the client after a step of l_k beside what was received, with a new reference."""
+    loss = _loss(context, state.received, mix)
+    private, metrics = train(optimizer, context, state.private, batch, key, loss=loss)
+    rows = {n: x[:_EXAMPLES] if jnp.ndim(x) else x for n, x in batch.items()}
+    alone = with_weight({**state.received, **private.private, REFERENCE: jnp.zeros(0)}, 1.0)
+    states = embedding(context.apply(alone, rows, None, False))
+    real = rows["mask"] & jnp.all(jnp.isfinite(states), axis=1)
+    total = jnp.sum(jnp.where(real[:, None], states, 0.0), axis=0)
+    centre = max_weight * total / jnp.maximum(jnp.sum(real), 1)
+    reference = jnp.where(jnp.any(real), centre, state.reference)
+    return state._replace(private=private, reference=reference), metrics
+
+
+def _loss(context: ClientContext, resting: Params, weight: float) -> LossFn:
+    """Returns the training loss of some leaves beside others that rest."""
+
+    def loss(params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
+        leaves = {**resting, **params, REFERENCE: jnp.zeros(0)}
+        return objective(context, with_weight(leaves, weight), batch, key)
+
+    return loss

@@ -1,0 +1,166 @@
+"""FedSVD (Lee et al. 2025): only B is trained; the server turns A with an SVD after each round.
+
+    client:  B_k ← B;  for each local step:  B_k ← optimizer step on F_k(A, B_k)      A rests
+    server:  B ← Σ w_k B_k                        exact:  Σ w_k s A B_k = s A (Σ w_k B_k)
+             U Σ Vᵀ = svd(A B),   A ← U_{:r},   B ← Σ_{:r} V_{:r}ᵀ                    (A B stays)
+
+The product has rank r, so the SVD changes no weight. The columns of A become orthonormal and follow
+the main directions of what was learned. So ‖∂F/∂B‖ ≤ ‖x‖ ‖∂F/∂(x A B)‖: the gradient that private
+training clips is not stretched by A. The SVD acts on what the server has released already, so it
+costs no privacy. The paper writes the transposes: its A has orthonormal rows, the right singular
+vectors of its BA.
+
+Clients send B only. A is not in the gradient, so noise and clipping are those of B alone. The SVD
+is that of ``R B`` with ``Q R = qr(A)``, so no dense product is formed. Signs are canonical. Where B
+has a lower rank than r, as in LoRA's start, the remaining columns of A are orthonormal too, and
+their rows of B are zero.
+
+Decided here, because the paper is silent: the first round uses LoRA's own start, whose A is not
+orthonormal. The factor s stays outside. The head is trained and averaged like B; in the authors'
+code the classifier of RoBERTa is frozen (``head="frozen"``). ``period`` is an option of their code,
+which sets it to 1. Checked against that code (``reinit_lora``, and the averages of B).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.checks import checked, lora_model, whole
+from fedjax_peft.algorithms.common import Local, Weights, init_local, objective, train
+from fedjax_peft.linalg import canonical, qr, svd
+from fedjax_peft.lowrank import matmul, pairs
+from fedjax_peft.roles import HeadPolicy, head_roles
+from fedjax_peft.typing import (
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientContext,
+    ClientUpdate,
+    Key,
+    Metrics,
+    Params,
+    RoundContext,
+    ServerUpdate,
+)
+
+__all__ = ["fedsvd", "with_orthonormal_a"]
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    a: Params
+    """A of every pair, as received."""
+    model: Local
+    """B and the other leaves, which are trained."""
+
+
+@checked
+def fedsvd(
+    optimizer: optax.GradientTransformation,
+    *,
+    period: int = 1,
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "shared",
+    weights: Weights = "size",
+    keep_optimizer: bool = False,
+) -> Algorithm:
+    """FedSVD: B is trained and averaged, A follows by an SVD at the server; exact averages.
+
+    Args:
+      optimizer: the clients' optimizer.
+      period: the SVD follows every ``period``-th round.
+      aggregator: how the clients' B combine; by default their mean.
+      keep_optimizer: only False: every round may have another A.
+
+    Raises:
+      InputError: ``keep_optimizer``, or a ``period`` below 1; on use, a model without LoRA.
+    """
+    whole(1, period=period)
+    return Algorithm(
+        "fedsvd",
+        head_roles(head),
+        lambda context: _client(optimizer, context),
+        aggregator or mean(),
+        _server(period),
+        local_model=lambda broadcast, upload, private: {**broadcast, **upload, **private},
+        weights=weights,
+        check=lora_model("fedsvd"),
+        synchronous_only="In FedSVD the server turns A after a round, so a B that was trained with"
+        " an older A belongs to other directions.",
+        no_kept_optimizer="In FedSVD the server turns A after a round, so gradients of B of earlier"
+        " rounds belong to other directions. Use 'ffa' or 'fedavg'.",
+    )
+
+
+def _client(optimizer: optax.GradientTransformation, context: ClientContext) -> ClientUpdate:
+    def init(broadcast: Params, private: Params, key: Key) -> State:
+        del key
+        trained = _without_a(broadcast)
+        resting = {name: x for name, x in broadcast.items() if name not in trained}
+        return State(resting, init_local(optimizer, trained, private))
+
+    def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+        def loss(params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
+            return objective(context, {**state.a, **params}, batch, key)
+
+        model, metrics = train(optimizer, context, state.model, batch, key, loss=loss)
+        return State(state.a, model), metrics
+
+    def final(state: State) -> tuple[Params, Params]:
+        return state.model.shared, state.model.private
+
+    return ClientUpdate(init, step, final)
+
+
+def _server(period: int) -> ServerUpdate:
+    """Returns the server whose state is all shared leaves, A included."""
+
+    def update(state: Params, new: Params, context: RoundContext) -> Params:
+        model = {**state, **new}
+        turned = with_orthonormal_a(model)
+        now = (context.round_index % period == 0) & (context.participants > 0)
+        return {name: jnp.where(now, turned[name], x) for name, x in model.items()}
+
+    return ServerUpdate(
+        init=lambda shared: shared,
+        update=update,
+        broadcast=lambda state: state,
+        template=_without_a,
+    )
+
+
+def _without_a(leaves: Params) -> Params:
+    """Returns the leaves that clients train and send."""
+    resting = {a for a, _ in pairs(leaves).values()}
+    return {name: x for name, x in leaves.items() if name not in resting}
+
+
+def with_orthonormal_a(leaves: Params) -> Params:
+    """Returns the leaves with every product A·B factored anew: A has orthonormal columns.
+
+    Args:
+      leaves: A ``[in, r]`` and B ``[r, out]`` of every pair, and any others, which stay.
+    """
+    found = pairs(leaves)
+    shapes: dict[tuple, list[tuple[str, str]]] = {}
+    for a, b in found.values():
+        shapes.setdefault((leaves[a].shape, leaves[b].shape), []).append((a, b))
+
+    def one(factors: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        q, r = qr(factors[0])
+        p, sigma, vt = svd(matmul(r, factors[1]), full_matrices=False)
+        u, sigma, vt = canonical(matmul(q, p), sigma, vt)
+        return u, sigma[:, None] * vt
+
+    new = dict(leaves)
+    for _, alike in sorted(shapes.items()):
+        stacked = (jnp.stack([leaves[n] for n in side]) for side in zip(*alike, strict=True))
+        # One matrix at a time: concurrent batched LAPACK calls deadlock small CPU thread pools.
+        turned = jax.lax.map(one, tuple(stacked))
+        for i, (a, b) in enumerate(alike):
+            new[a], new[b] = (x[i].astype(leaves[a].dtype) for x in turned)
+    return new

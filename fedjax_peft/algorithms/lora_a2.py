@@ -1,0 +1,186 @@
+"""LoRA-A² (Koo et al. 2025): B and A in turn, and each client sends its most important directions.
+
+    odd rounds:   B_k ← optimizer steps on F_k(A, ·)       score of direction i in matrix m:
+                                                             S_{m,i} = ‖ΔB_{k,m,i}‖ ‖A_{m,i}‖
+    even rounds:  A_k ← optimizer steps on F_k(·, B)         S_{m,i} = ‖ΔA_{k,m,i}‖ ‖B_{m,i}‖
+    client:       keep the r_k N directions with the largest scores of all N matrices together,
+                  undo the change of the others, send the change of these
+    server:       B ← B + Σ w_k ΔB_k   or   A ← A + Σ w_k ΔA_k
+
+(Eq 1-3; the paper counts rounds from 0 and trains B in even ones.) The score is the Frobenius norm
+of what the direction adds to the change of A B, a matrix of rank 1. r_k is the client's budget, in
+directions for each matrix: a matrix that matters gets more of them than another. Averages are
+exact, because one factor is the same for all, as in RoLoRA (``rolora``), which is this method with
+a budget of the whole rank.
+
+Decisions where the text at hand is silent: Δ is the change of the round's local work, in which the
+client trains all directions, and the mask is put on the result ("multiplied with the updated"
+factor). Weights are those of FedAvg. ``rate_ratio`` is LoRA+'s ratio of the learning rates of B and
+A, which the paper takes up without a number in this part: here 1. The head is trained and sent in
+every round.
+
+Bytes are counted for the whole factor: the saving of the budget is not in ``bytes_up``.
+
+This was written from sections of the paper's text (arXiv 2410.22815, versions 1 and 2; Eq 2 is read
+from the words around it) and the authors' page. The authors published no code.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft.aggregators import mean
+from fedjax_peft.algorithms.checks import checked, lora_model, positive, whole
+from fedjax_peft.algorithms.common import Local, Weights, freeze_where, replace_server
+from fedjax_peft.algorithms.fedavg import client
+from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import constants
+from fedjax_peft.lowrank import pairs
+from fedjax_peft.roles import HeadPolicy, head_roles
+from fedjax_peft.typing import (
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientContext,
+    ClientUpdate,
+    Key,
+    Metrics,
+    Params,
+    PyTree,
+)
+
+__all__ = ["lora_a2"]
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    received: Params
+    local: Local
+
+
+@constants("budget")
+@checked
+def lora_a2(
+    optimizer: optax.GradientTransformation,
+    *,
+    budget: int | Sequence[int] = 2,
+    rate_ratio: float = 1.0,
+    aggregator: Aggregator | None = None,
+    head: HeadPolicy = "shared",
+    weights: Weights = "size",
+    keep_optimizer: bool = False,
+) -> Algorithm:
+    """LoRA-A²: B and A in turn; each client sends the directions that change its model most.
+
+    Args:
+      optimizer: the clients' optimizer.
+      budget: directions that a client sends, on average over the adapted matrices; the paper tries
+        1, 2, 4 and 8 of 16. A list gives each client its own; fewer entries than clients are
+        repeated.
+      rate_ratio: the learning rate of B divided by that of A, which is the optimizer's.
+      keep_optimizer: only False: the two factors take turns.
+
+    Raises:
+      InputError: a ``budget`` below 1, a ``rate_ratio`` that is not positive, or
+        ``keep_optimizer``; on use, a model without LoRA.
+    """
+    budgets = [budget] if isinstance(budget, int) else list(budget)
+    if not budgets:
+        raise InputError("budget = [] has no entry: give a number, or one for each client.")
+    for one in budgets:
+        whole(1, budget=one)
+    positive(rate_ratio=rate_ratio)
+
+    def bound(context: ClientContext) -> ClientUpdate:
+        on_b = context.round_index % 2 == 1
+        inner = client(_alternating(optimizer, on_b, rate_ratio), context)
+        own = jnp.asarray(budgets)[context.client % len(budgets)]
+
+        def init(broadcast: Params, private: Params, key: Key) -> State:
+            return State(broadcast, inner.init(broadcast, private, key))
+
+        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+            local, metrics = inner.step(state.local, batch, key)
+            return state._replace(local=local), metrics
+
+        def final(state: State) -> tuple[Params, Params]:
+            upload, private = inner.final(state.local)
+            return _selected(upload, state.received, own, on_b), private
+
+        return ClientUpdate(init, step, final)
+
+    def sent_leaves(broadcast: Params, round_index: jax.Array) -> dict[str, jax.Array]:
+        odd = round_index % 2 == 1
+        found = pairs(broadcast).values()
+        return {a: ~odd for a, _ in found} | {b: odd for _, b in found}
+
+    return Algorithm(
+        "lora_a2",
+        head_roles(head),
+        bound,
+        aggregator or mean(),
+        replace_server(),
+        weights=weights,
+        sent_leaves=sent_leaves,
+        synchronous_only="LoRA-A²'s clients all train the same factor in a round.",
+        check=lora_model("lora_a2"),
+        needs_fixed_basis="In LoRA-A² one factor rests while the other is averaged, and is not"
+        " sent. Leave the aggregator out, or use 'fedavg'.",
+        no_kept_optimizer="In LoRA-A² each factor rests in every second round, in which the"
+        " optimizer's moments would decay and its count of steps go on without a gradient of this"
+        " factor. Use 'ffa' or 'fedavg'.",
+    )
+
+
+def _alternating(
+    optimizer: optax.GradientTransformation, on_b: jax.Array, ratio: float
+) -> optax.GradientTransformation:
+    """Returns the optimizer that moves B (else A) and the head; B by ``ratio`` times as much."""
+
+    def moves(name: str) -> jax.Array | bool:
+        if name.endswith(".lora_a"):
+            return ~on_b
+        return on_b if name.endswith(".lora_b") else True
+
+    turns = freeze_where(optimizer, moves)
+
+    def update(gradient: Params, state: PyTree, params: Params | None = None) -> tuple:
+        steps, state = turns.update(gradient, state, params)
+        return {n: ratio * x if n.endswith(".lora_b") else x for n, x in steps.items()}, state
+
+    return optax.GradientTransformation(turns.init, update)
+
+
+def _selected(upload: Params, received: Params, budget: jax.Array, on_b: jax.Array) -> Params:
+    """Returns the upload with the received values in all but the most important directions.
+
+    Args:
+      upload: after the local work.
+      received: before it.
+      budget: directions for each matrix, on average; an int32 scalar.
+      on_b: whether B was trained, else A; a bool scalar.
+    """
+    found = pairs(upload)
+
+    def norms(factor: jax.Array, axis: int) -> jax.Array:
+        return jnp.sqrt(jnp.sum(factor.astype(jnp.float32) ** 2, axis=axis))
+
+    scores = []
+    for a, b in found.values():
+        by_b = norms(upload[b] - received[b], 1) * norms(received[a], 0)
+        by_a = norms(upload[a] - received[a], 0) * norms(received[b], 1)
+        scores.append(jnp.where(on_b, by_b, by_a))
+    order = jnp.argsort(-jnp.concatenate(scores))  # stable: the first of equal ones
+    first = jnp.arange(len(order)) < budget * len(found)
+    chosen = jnp.zeros(len(order), bool).at[order].set(first)
+    new, start = dict(upload), 0
+    for a, b in found.values():
+        keep = chosen[start : start + upload[a].shape[1]]
+        start += len(keep)
+        new[a] = jnp.where(keep[None], upload[a], received[a])
+        new[b] = jnp.where(keep[:, None], upload[b], received[b])
+    return new

@@ -1,0 +1,100 @@
+"""FLoRA-NA equals alternating least squares over dense matrices in NumPy float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import slow_lora
+import toy
+from combining import aggregate
+from slow_lora import A, B, S, Slow
+
+from fedjax_peft.aggregators import flora_na, mean
+from fedjax_peft.algorithms import fedavg
+from fedjax_peft.errors import InputError
+
+SGD = optax.sgd(0.5)
+
+
+def fitted(a, b, weights, steps):
+    """Returns (p, q) of the formulas, with every product a dense vector; a is [clients, in, r]."""
+    exact = np.einsum("k,kir,kro->io", weights, a, b)
+    p, q = weights.copy(), weights.copy()
+    for _ in range(steps):
+        for which in "pq":
+            now_a, now_b = np.tensordot(p, a, 1), np.tensordot(q, b, 1)
+            terms = [x @ now_b for x in a] if which == "p" else [now_a @ x for x in b]
+            design = np.stack([t.ravel() for t in terms], axis=1)
+            m = design.T @ design
+            g = design.T @ (now_a @ now_b - exact).ravel()
+            moved = np.linalg.solve(m + 1e-5 * np.trace(m) / len(m) * np.eye(len(m)), g)
+            p, q = (p - moved, q) if which == "p" else (p, q - moved)
+    return p, q
+
+
+class SlowFLoRANA(Slow):
+    rate = 0.5
+
+    def aggregate(self, uploads, weights, number):
+        super().aggregate(uploads, weights, number)
+        a, b = (np.stack([u[n] for u in uploads]) for n in (A, B))
+        p, q = fitted(a, b, weights, steps=5)
+        self.leaves[A], self.leaves[B] = np.tensordot(p, a, 1), np.tensordot(q, b, 1)
+
+
+@pytest.mark.slow
+def test_rounds_equal_the_slow_reference():
+    algorithm = fedavg(SGD, aggregator=flora_na(steps=5))
+    slow_lora.check(slow_lora.engine(algorithm), SlowFLoRANA().run())
+
+
+@pytest.mark.slow
+def test_the_error_is_smaller_than_that_of_the_mean_and_is_measured():
+    results = {}
+    for aggregator in (mean(), flora_na(steps=1), flora_na()):
+        rig = slow_lora.engine(fedavg(SGD, aggregator=aggregator))
+        first = slow_lora.rounds(rig, {1: (0, 1, 2, 3, 4)})[0]
+        results[aggregator.name, len(results)] = float(first.aggregation["aggregation_error"])
+        new = first.server
+    plain, one, many = results.values()
+    assert many < one < 0.7 * plain
+    slow = SlowFLoRANA()
+    trained = [slow.train(c, 1) for c in range(5)]
+    exact = np.average([S * u[A] @ u[B] for u in trained], axis=0, weights=slow_lora.SIZES)
+    measured = np.linalg.norm(S * np.asarray(new[A]) @ np.asarray(new[B]) - exact)
+    assert many == pytest.approx(measured, rel=1e-3)
+
+
+def uploads_of(a, b):
+    return {"x.lora_a": jnp.asarray(a, jnp.float32), "x.lora_b": jnp.asarray(b, jnp.float32)}
+
+
+def test_coefficients_of_an_example_by_hand():
+    """Rank 1: products a_k b_k of the clients are 1·1, 2·3; the average 3.5 can be met exactly."""
+    a, b = np.array([1.0, 2.0])[:, None, None], np.array([1.0, 3.0])[:, None, None]
+    template = uploads_of([[1.0]], [[1.0]])
+    made = aggregate(flora_na(), uploads_of(a, b), np.ones(2, np.float32), template, {})
+    new = made.update
+    np.testing.assert_allclose(new["x.lora_a"] * new["x.lora_b"], 3.5, rtol=1e-5)
+    plain = aggregate(flora_na(steps=0), uploads_of(a, b), np.ones(2, np.float32), template, {})
+    np.testing.assert_allclose(plain.update["x.lora_a"], 1.5, rtol=1e-6)
+    np.testing.assert_allclose(plain.update["x.lora_b"], 2.0, rtol=1e-6)
+    assert plain.metrics["aggregation_error"] == pytest.approx(0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-1, 10.0])
+def test_small_and_large_changes_lower_the_error(size):
+    rng = np.random.default_rng(0)
+    a0, b0 = rng.normal(size=(9, 2)), rng.normal(size=(2, 7))
+    a, b = a0 + size * rng.normal(size=(4, 9, 2)), b0 + size * rng.normal(size=(4, 2, 7))
+    sets = uploads_of(a, b), np.ones(4, np.float32), uploads_of(a0, b0), {}
+    plain, better = (aggregate(x, *sets).metrics for x in (mean(), flora_na()))
+    assert better["aggregation_error"] < 0.97 * plain["aggregation_error"]
+
+
+def test_steps_out_of_range_and_models_without_lora_are_refused():
+    for steps in (-1, 1.5, True):
+        with pytest.raises(InputError, match=r"steps = .* must be a whole number"):
+            flora_na(steps=steps)
+    with pytest.raises(InputError, match="'flora_na' needs LoRA factors"):
+        flora_na().lift({}, {"head.bias": toy.model().trainable["head.bias"]}, {})

@@ -1,0 +1,188 @@
+"""FedDPA equals a loop over clients in NumPy float64, written from the paper."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+import toy
+import toy_cores
+from test_algorithms_cores import COHORTS, FEDERATION, RATE, SGD, SIZES, by_kernel, rounds_of
+
+from fedjax_peft.algorithms import feddpa_f, feddpa_t
+from fedjax_peft.errors import InputError
+from fedjax_peft.instance_weights import REFERENCE
+from fedjax_peft.typing import ClientContext
+
+pytestmark = pytest.mark.slow
+
+MODEL = toy_cores.pair_model()
+EPOCHS, MIX, W = 2, 0.3, 0.8
+G, L = "layer.global_adapter", "layer.private_adapter"
+
+
+def product(p, path):
+    return 1.5 * p[f"{path}.lora_a"] @ p[f"{path}.lora_b"]
+
+
+class Slow:
+    """FedDPA-T; both adapters are trained one after the other, as in the authors' code."""
+
+    trains_local = True
+
+    def __init__(self):
+        self.leaves = reference.leaves64(MODEL.trainable)
+        self.kernel = np.asarray(MODEL.frozen["layer.base.kernel"], float)
+        names = [f"{L}.lora_a", f"{L}.lora_b"]
+        self.own = [{n: self.leaves[n] for n in names} for _ in SIZES]
+        self.references = [np.zeros(toy.WIDTH) for _ in SIZES]
+
+    def adapter_step(self, p, path, share, kernel, batch):
+        g, head = by_kernel(kernel, p, *batch)
+        a, b = f"{path}.lora_a", f"{path}.lora_b"
+        return {a: share * 1.5 * g @ p[b].T, b: share * 1.5 * p[a].T @ g, **head}
+
+    def trained(self, p, path, weight, names, client, number):
+        """Returns the leaves after the local steps of one adapter, and the last batch."""
+        batches = reference.local_batches(FEDERATION, client, number, batch_size=4, epochs=EPOCHS)
+        share = {G: 1 - weight, L: weight}[path]
+        for batch in batches:
+            kernel = self.kernel + (1 - weight) * product(p, G) + weight * product(p, L)
+            by = self.adapter_step(p, path, share, kernel, batch)
+            p = {**p, **{n: p[n] - RATE * by[n] for n in names}}
+        return p, batch[0]
+
+    def hidden(self, p, x):
+        states = np.tanh(x @ (self.kernel + product(p, L)))
+        return states / np.linalg.norm(states, axis=1, keepdims=True)
+
+    def run(self):
+        for number, members in COHORTS.items():
+            uploads = []
+            for c in members:
+                received = {**self.leaves, **self.own[c]}
+                names = [f"{G}.lora_a", f"{G}.lora_b", *toy.HEAD]
+                uploads.append(self.trained(received, G, 0.0, names, c, number)[0])
+                if self.trains_local:
+                    own, x = self.trained(received, L, MIX, [*self.own[c]], c, number)
+                    self.own[c] = {n: own[n] for n in self.own[c]}
+                    self.references[c] = W * self.hidden(own, x[:5]).mean(axis=0)
+            for n in names:
+                self.leaves[n] = np.mean([u[n] for u in uploads], axis=0)
+        return self
+
+
+class SlowF(Slow):
+    trains_local = False
+
+
+CASES = {
+    "feddpa_t": (lambda: feddpa_t(SGD, mix=MIX, max_weight=W), Slow),
+    "feddpa_f": (lambda: feddpa_f(SGD, max_weight=W), SlowF),
+}
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_rounds_equal_the_slow_reference(method):
+    make, slow = CASES[method]
+    results, rig = rounds_of(make(), MODEL, 3)
+    expected = slow().run()
+    model = rig.algorithm.server.model(results[-1].server)
+    assert set(model) == {f"{G}.lora_a", f"{G}.lora_b", *toy.HEAD}
+    for name, x in model.items():
+        np.testing.assert_allclose(x, expected.leaves[name], rtol=0, atol=1e-5)
+    own = results[-1].client_state
+    for name in (f"{L}.lora_a", f"{L}.lora_b"):
+        np.testing.assert_allclose(own[name], [v[name] for v in expected.own], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(own[REFERENCE], expected.references, rtol=0, atol=1e-5)
+
+
+def logits_of(algorithm, server, own, client, x):
+    """Returns the logits with which a client predicts."""
+    mine = jax.tree.map(lambda leaf: jnp.asarray(leaf[client]), own)
+    fixed = {n: leaf for n, leaf in MODEL.trainable.items() if MODEL.kinds[n] == "fixed"}
+    leaves = {**fixed, **algorithm.model(algorithm.server.broadcast(server), mine)}
+    return MODEL.apply(MODEL.frozen, leaves, {"x": jnp.float32(x)}, None, False).logits
+
+
+def by_hand(slow, p, ref, x):
+    """Returns the logits of every example, one at a time."""
+    rows = []
+    for one in x:
+        weight = max(0.0, float(slow.hidden(p, one[None])[0] @ ref))
+        kernel = slow.kernel + (1 - weight) * product(p, G) + weight * product(p, L)
+        rows.append(np.tanh(one @ kernel) @ p["head.kernel"] + p["head.bias"])
+    return np.array(rows)
+
+
+def test_predictions_weight_the_local_adapter_by_the_similarity_of_each_example():
+    results, rig = rounds_of(CASES["feddpa_t"][0](), MODEL, 1)
+    server, own = results[-1].server, results[-1].client_state
+    slow, x = Slow().run(), FEDERATION.data.columns["x"][:9]
+    for client in (0, 3):
+        p = {**slow.leaves, **slow.own[client]}
+        got = logits_of(rig.algorithm, server, own, client, x)
+        expected = by_hand(slow, p, slow.references[client], x)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+    weights = slow.hidden(p, x) @ slow.references[3]
+    assert weights.min() < 0 < weights.max()  # examples of both kinds
+
+
+def test_a_client_without_a_local_adapter_predicts_with_the_global_one():
+    rig = toy.Engine(feddpa_t(SGD), FEDERATION, per_round=5, lanes=1, bound=MODEL)
+    server, own = rig.start()
+    slow, x = Slow(), FEDERATION.data.columns["x"][:4]
+    got = logits_of(rig.algorithm, server, own, 0, x)
+    expected = by_hand(slow, slow.leaves, np.zeros(toy.WIDTH), x)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+
+
+def test_the_fine_tuning_of_feddpa_f_starts_from_the_global_adapter():
+    algorithm = feddpa_f(SGD, max_weight=W)
+    fixed = {n: x for n, x in MODEL.trainable.items() if MODEL.kinds[n] == "fixed"}
+
+    def apply(params, batch, key, train):
+        return MODEL.apply(MODEL.frozen, {**fixed, **params}, batch, key, train)
+
+    from fedjax_peft.tasks import classification
+
+    context = ClientContext(apply, classification(), fixed, jnp.int32(1))
+    update = algorithm.tuning.client(context)
+    shared = {n: x for n, x in MODEL.trainable.items() if ".global_adapter.lora_" in n}
+    shared = {n: x for n, x in shared.items() if MODEL.kinds[n] == "adapter"}
+    shared |= {n: MODEL.trainable[n] for n in toy.HEAD}
+    private = {n: x for n, x in MODEL.trainable.items() if ".private_adapter." in n}
+    private = {n: x for n, x in private.items() if MODEL.kinds[n] == "adapter"}
+    state = update.init(shared, private, jax.random.key(0))
+    columns = {n: jnp.asarray(x[:6]) for n, x in FEDERATION.data.columns.items()}
+    batch = {**columns, "mask": jnp.arange(6) != 1, "step": jnp.int32(0), "steps": jnp.int32(1)}
+    state, _ = update.step(state, batch, jax.random.key(1))
+    upload, after = update.final(state)
+    assert upload == {}
+    slow = Slow()
+    start = {n.replace(".global_", ".private_"): slow.leaves[n] for n in shared if "lora" in n}
+    p = {**slow.leaves, **start}
+    kept = np.asarray(jax.random.bernoulli(jax.random.key(1), 0.8, (6, toy.WIDTH)))
+    real = np.asarray(batch["mask"])
+    x, labels = (np.asarray(columns[n])[real] for n in ("x", "labels"))
+    one = (x.astype(float), labels, kept[real])
+    by = slow.adapter_step(p, L, 1.0, slow.kernel + product(p, L), one)
+    for n, x in start.items():
+        np.testing.assert_allclose(after[n], x - RATE * by[n], rtol=0, atol=1e-5)
+    p |= {n: np.asarray(after[n], float) for n in start}
+    states = slow.hidden(p, np.asarray(columns["x"])[[0, 2, 3, 4]])  # of the first five, the real
+    np.testing.assert_allclose(after[REFERENCE], W * states.mean(axis=0), rtol=0, atol=1e-5)
+
+
+def test_options_out_of_range_and_other_models_are_refused():
+    for make, options in (
+        (feddpa_t, {"mix": 0.0}),
+        (feddpa_t, {"mix": 1.0}),
+        (feddpa_t, {"max_weight": 0.0}),
+        (feddpa_f, {"tune_epochs": -1}),
+    ):
+        with pytest.raises(InputError, match=next(iter(options))):
+            make(optax.sgd(0.1), **options)
+    with pytest.raises(InputError, match=r"fp\.peft\.dual_lora\(\)"):
+        feddpa_t(SGD).check(toy.lora_model().kinds, 4)

@@ -1,0 +1,108 @@
+"""FedMomentum equals a loop over clients in NumPy float64 with a dense SVD."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import slow_lora
+import toy
+from slow_lora import KERNEL, MODEL, A, B, S, Slow
+
+from fedjax_peft.algorithms import fedmomentum
+from fedjax_peft.algorithms.fedmomentum import _split
+from fedjax_peft.errors import InputError
+from fedjax_peft.simulation.checks import check_method
+
+pytestmark = pytest.mark.slow
+
+
+SGD = optax.sgd(0.5)
+
+
+class SlowFedMomentum(Slow):
+    rate = 0.5
+
+    def __init__(self, energy=0.9999):
+        super().__init__()
+        self.energy = energy
+
+    def aggregate(self, uploads, weights, number):
+        super().aggregate(uploads, weights, number)
+        dense = np.average([S * u[A] @ u[B] for u in uploads], axis=0, weights=weights)
+        u, sigma, vt = np.linalg.svd(dense, full_matrices=False)
+        sign = np.sign(u[np.abs(u).argmax(axis=0), range(len(sigma))])
+        u, vt, r = u * sign, vt * sign[:, None], toy.RANK
+        share = np.cumsum(sigma**2) / np.sum(sigma**2)
+        q = next((i + 1 for i, x in enumerate(share) if x >= self.energy), len(sigma))
+        root = np.sqrt(sigma[:r] / S)
+        self.leaves[A], self.leaves[B] = u[:, :r] * root, root[:, None] * vt[:r]
+        self.residual = u[:, r:q] @ np.diag(sigma[r:q]) @ vt[r:q]
+        self.kernel = self.kernel + self.residual
+
+
+@pytest.mark.parametrize("energy", [0.9999, 1.0, 0.995])
+def test_rounds_equal_the_slow_reference(energy):
+    rig, slow = slow_lora.engine(fedmomentum(SGD, energy=energy)), SlowFedMomentum(energy).run()
+    results = slow_lora.check(rig, slow)
+    kernel = rig.algorithm.server.merge_into_frozen(results[-1].server, MODEL.frozen)[KERNEL]
+    np.testing.assert_allclose(kernel, slow.kernel, rtol=0, atol=1e-5)
+    measured = results[-1].aggregation
+    assert measured["residual"] == pytest.approx(np.linalg.norm(slow.residual), abs=1e-5)
+    assert 0.9 < measured["spectrum_kept"] < 1
+    assert measured["aggregation_error"] < 1e-6
+
+
+def test_with_all_energy_the_average_is_exact():
+    rig = slow_lora.engine(fedmomentum(SGD, energy=1.0))
+    first, _, _ = slow_lora.rounds(rig)
+    model = rig.algorithm.server.model(first.server)
+    kernel = rig.algorithm.server.merge_into_frozen(first.server, MODEL.frozen)[KERNEL]
+    used = kernel + S * model[A] @ model[B]
+    slow = SlowFedMomentum()
+    trained = [slow.train(c, 1) for c in slow_lora.COHORTS[1]]
+    uploads = [slow.kernel + S * leaves[A] @ leaves[B] for leaves in trained]
+    sizes = [slow_lora.SIZES[c] for c in slow_lora.COHORTS[1]]
+    np.testing.assert_allclose(used, np.average(uploads, axis=0, weights=sizes), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tau"), [((40, 30), 0.9), ((6, 5), 0.9999)], ids=["by QR", "dense"]
+)
+def test_factors_and_residual_are_those_of_the_dense_svd(shape, tau):
+    rng, r, clients = np.random.default_rng(0), 3, 4
+    a, b = rng.normal(size=(2, clients, shape[0], r)), rng.normal(size=(2, clients, r, shape[1]))
+    weights, s = np.array([0.1, 0.2, 0.3, 0.4]), np.array([2.0, 0.5])
+    as_jax = [jnp.asarray(x, jnp.float32) for x in (a, b, weights, s)]
+    new_a, new_b, fold, energies = _split(*as_jax, tau)
+    for i in range(2):
+        dense = s[i] * np.einsum("k,kir,kro->io", weights, a[i], b[i])
+        u, sigma, vt = np.linalg.svd(dense, full_matrices=False)
+        share = np.cumsum(sigma**2) / np.sum(sigma**2)
+        q = int(np.argmax(share >= tau)) + 1
+        assert q > r
+        largest = u[:, :r] * sigma[:r] @ vt[:r]
+        np.testing.assert_allclose(s[i] * new_a[i] @ new_b[i], largest, rtol=0, atol=1e-4)
+        expected = u[:, r:q] * sigma[r:q] @ vt[r:q]
+        np.testing.assert_allclose(fold[i], expected, rtol=0, atol=1e-4)
+        expected = [np.sum(sigma[:r] ** 2), np.sum(sigma[r:q] ** 2), np.sum(sigma**2)]
+        np.testing.assert_allclose(energies[i], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"energy": 0.0}, "energy = 0.0 must be a number above 0"),
+        ({"energy": 1.1}, "energy = 1.1 must be"),
+        ({"keep_optimizer": True}, "cannot keep their optimizer's state"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        fedmomentum(SGD, **options)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(InputError, match="'fedmomentum' is about LoRA's factors"):
+        fedmomentum(SGD).check({n: k for n, k in MODEL.kinds.items() if "lora" not in n}, 4)
+    with pytest.raises(InputError, match="different LoRA ranks"):
+        check_method(MODEL, fedmomentum(SGD), 4, [1, 2], ())

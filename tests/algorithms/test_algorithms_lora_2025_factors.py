@@ -1,0 +1,234 @@
+"""FedSVD and LoRA-FAIR equal loops over clients in NumPy float64, written from the papers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+from test_algorithms_lora import (
+    ADAM,
+    COHORTS,
+    FEDERATION,
+    MODEL,
+    SCALE,
+    SIZES,
+    A,
+    B,
+    S,
+    Slow,
+    average,
+    engine,
+    mean,
+    product,
+    rounds_of,
+    trained,
+)
+
+from fedjax_peft.aggregators import lora_fair
+from fedjax_peft.algorithms import fedavg, fedsvd
+from fedjax_peft.algorithms.fedsvd import with_orthonormal_a
+from fedjax_peft.engine.plan import Cohort
+from fedjax_peft.errors import InputError
+from fedjax_peft.privacy import example
+from fedjax_peft.simulation.checks import check_method
+from fedjax_peft.simulation.cost import Ledger
+from fedjax_peft.typing import Federation
+
+pytestmark = pytest.mark.slow
+
+
+class SlowFedSVD(Slow):
+    """The authors' order: average B, then the SVD of the product in its dense form."""
+
+    trained, period = (*toy.HEAD, B), 1
+
+    def names(self, number):
+        return self.trained
+
+    def aggregate(self, uploads, weights, number):
+        self.leaves |= {n: mean(uploads, weights, n) for n in self.trained}
+        if number % self.period:
+            return
+        u, sigma, vt = np.linalg.svd(self.leaves[A] @ self.leaves[B], full_matrices=False)
+        u, sigma, vt = u[:, : toy.RANK], sigma[: toy.RANK], vt[: toy.RANK]
+        sign = np.sign(u[np.abs(u).argmax(axis=0), range(toy.RANK)])
+        self.leaves |= {A: u * sign, B: np.diag(sigma) @ (vt * sign[:, None])}
+
+
+class SlowEverySecond(SlowFedSVD):
+    period = 2
+
+
+class SlowFair(Slow):
+    """Gradient descent on the objective with a numerical derivative, entry by entry."""
+
+    lam, rate, steps = 0.01, 0.1, 3
+
+    def objective(self, exact, change):
+        made = self.leaves[A] @ (self.leaves[B] + change)
+        cosine = (exact * made).sum() / np.linalg.norm(exact) / np.linalg.norm(made)
+        return 1 - cosine + self.lam * np.linalg.norm(change)
+
+    def gradient(self, exact, change):
+        gradient, h = np.zeros_like(change), 1e-6
+        for place in np.ndindex(*change.shape):
+            one = np.zeros_like(change)
+            one[place] = h
+            up, down = (self.objective(exact, change + sign * one) for sign in (1, -1))
+            gradient[place] = (up - down) / (2 * h)
+        return gradient
+
+    def correction(self, exact):
+        change = np.zeros_like(self.leaves[B])
+        step = self.rate * (self.leaves[B] ** 2).sum()
+        for _ in range(self.steps):
+            change = change - step * self.gradient(exact, change)
+        return change
+
+    def aggregate(self, uploads, weights, number):
+        super().aggregate(uploads, weights, number)
+        self.leaves[B] = self.leaves[B] + self.correction(average(uploads, weights) / S)
+
+
+class SlowLeastSquares(SlowFair):
+    """Ridge regression, column by column."""
+
+    def correction(self, exact):
+        a, lam = self.leaves[A], self.lam
+        residual = exact - a @ self.leaves[B]
+        stacked = np.vstack([a, np.sqrt(lam) * np.eye(toy.RANK)])
+        padded = np.vstack([residual, np.zeros((toy.RANK, residual.shape[1]))])
+        return np.linalg.lstsq(stacked, padded, rcond=None)[0]
+
+
+CASES = {
+    "fedsvd": (lambda: fedsvd(ADAM), SlowFedSVD),
+    "every_second": (lambda: fedsvd(ADAM, period=2), SlowEverySecond),
+    "fair": (lambda: fedavg(ADAM, aggregator=lora_fair(steps=3)), SlowFair),
+    "squares": (
+        lambda: fedavg(ADAM, aggregator=lora_fair(solver="least_squares")),
+        SlowLeastSquares,
+    ),
+}
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_rounds_equal_the_slow_reference(method):
+    make, slow = CASES[method]
+    rig = engine(make())
+    results = rounds_of(rig, COHORTS)
+    expected = slow().run()
+    model = rig.algorithm.server.model(results[-1].server)
+    for name in toy.SHARED:
+        np.testing.assert_allclose(model[name], expected.leaves[name], rtol=0, atol=1e-5)
+
+
+# ----------------------------------------------------------------------------------------- FedSVD
+
+
+def test_the_svd_changes_no_product_and_makes_a_orthonormal():
+    rng = np.random.default_rng(0)
+
+    def pair(path, n_in, n_out, rank=2):
+        shapes = {"a": (n_in, rank), "b": (rank, n_out)}
+        return {f"{path}.lora_{k}": jnp.float32(rng.normal(size=x)) for k, x in shapes.items()}
+
+    leaves = {**pair("one", 5, 6), **pair("two", 5, 6), **pair("wide", 3, 7), "head": jnp.ones(2)}
+    leaves["two.lora_b"] = jnp.zeros((2, 6))  # LoRA's start
+    turned = jax.jit(with_orthonormal_a)(leaves)
+    assert turned.keys() == leaves.keys()
+    for path in ("one", "two", "wide"):
+        a, b = turned[f"{path}.lora_a"], turned[f"{path}.lora_b"]
+        before = np.asarray(leaves[f"{path}.lora_a"] @ leaves[f"{path}.lora_b"])
+        np.testing.assert_allclose(a @ b, before, rtol=0, atol=3e-6)
+        np.testing.assert_allclose(a.T @ a, np.eye(2), rtol=0, atol=1e-6)
+        gram = np.asarray(b @ b.T)  # the rows of B are orthogonal, the longest first
+        np.testing.assert_allclose(gram, np.diag(np.diag(gram)), rtol=0, atol=1e-5)
+        assert gram[0, 0] >= gram[1, 1]
+
+
+def test_clients_of_fedsvd_send_b_and_fetch_a_and_b():
+    algorithm = fedsvd(ADAM)
+    server = algorithm.server.init({n: MODEL.trainable[n] for n in toy.SHARED})
+    ledger = Ledger(MODEL, algorithm, server, 4)
+    sizes = {n: 4 * MODEL.trainable[n].size for n in toy.SHARED}
+    assert ledger.up(0) == sum(sizes.values()) - sizes[A]
+    assert ledger.down(0) == sum(sizes.values())
+    ledger.record({"round": 1, "clients": [0]})
+    assert ledger.down(0) == sum(sizes.values())  # the server has turned A
+
+
+def test_a_is_no_part_of_the_gradient_that_private_training_clips():
+    """With one step of SGD and no noise, the change of B and head is at most rate · clip."""
+    facts = Federation(5, 5, "all", 4, "shuffled", 3, 1, 1)
+    algorithm = example(0.01, 1e-9).protect(fedsvd(optax.sgd(1.0)), facts)
+    rig = toy.Engine(algorithm, FEDERATION, per_round=5, lanes=1, local_steps=1, bound=MODEL)
+    place = SIZES.index(1)  # a batch of one example
+    cohort = Cohort(*([part[place]] for part in rig.schedule.cohort(1)))
+    result = rig.run(cohort, 1)
+    assert float(result.norms[result.norms > 0][0]) <= 0.01 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("period", [0, -1, 1.5])
+def test_fedsvd_refuses_a_period_that_is_no_count(period):
+    with pytest.raises(InputError, match="period"):
+        fedsvd(ADAM, period=period)
+
+
+# -------------------------------------------------------------------------------------- LoRA-FAIR
+
+
+def aggregated(aggregator):
+    """Returns the products of the mean and of the aggregator, and the exact average."""
+    metrics, products = [], []
+    for given in (None, aggregator):
+        rig = engine(fedavg(ADAM, aggregator=given))
+        result = rounds_of(rig, {1: (0, 2, 3)})[0]
+        products.append(product({**result.server, SCALE: MODEL.trainable[SCALE]}))
+        metrics.append(result.aggregation)
+    return products, metrics
+
+
+def test_the_correction_lowers_the_aggregation_error_and_reports_what_is_left():
+    start = SlowFair()
+    uploads = [trained(start.kernel, start.leaves, toy.SHARED, c, 1) for c in (0, 2, 3)]
+    wanted = average(uploads, np.array([7, 12, 1]) / 20)
+    for aggregator in (lora_fair(), lora_fair(solver="least_squares", lam=0.0)):
+        (plain, made), (_, metrics) = aggregated(aggregator)
+        errors = [np.linalg.norm(x - wanted) for x in (plain, made)]
+        assert metrics["aggregation_error"] == pytest.approx(errors[1], rel=1e-3)
+        cosines = [
+            (x * wanted).sum() / np.linalg.norm(x) / np.linalg.norm(wanted) for x in (plain, made)
+        ]
+        assert cosines[1] > cosines[0]
+        assert errors[1] < errors[0]
+
+
+def test_a_large_weight_of_the_norm_keeps_the_average():
+    (plain, made), _ = aggregated(lora_fair(solver="least_squares", lam=1e9))
+    np.testing.assert_allclose(made, plain, rtol=0, atol=1e-6)
+
+
+def test_zeros_stay_finite():
+    """In LoRA's start B is zero, and so are all products of clients that learn nothing."""
+    model = MODEL.replace(trainable={**MODEL.trainable, B: jnp.zeros_like(MODEL.trainable[B])})
+    for solver in ("gradient", "least_squares"):
+        algorithm = fedavg(optax.sgd(0.0), aggregator=lora_fair(solver=solver, lam=0.0))
+        rig = toy.Engine(algorithm, FEDERATION, per_round=5, lanes=1, bound=model)
+        result = rig.run(rig.schedule.cohort(1), 1)
+        np.testing.assert_array_equal(result.server[B], 0)
+        assert result.aggregation["aggregation_error"] == 0
+
+
+def test_lora_fair_refuses_options_out_of_range_and_clients_of_other_ranks():
+    for options, complaint in (
+        ({"lam": -1.0}, "lam"),
+        ({"rate": float("nan")}, "rate"),
+        ({"steps": 0}, "steps"),
+        ({"solver": "adam"}, "gradient, least_squares"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            lora_fair(**options)
+    with pytest.raises(InputError, match="different LoRA ranks"):
+        check_method(MODEL, fedavg(ADAM, aggregator=lora_fair()), 5, [1, 2], ())

@@ -1,0 +1,119 @@
+"""LoRA-A² equals a loop over clients in NumPy float64, written from the paper's formulas."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+import slow_lora
+import toy
+from slow_lora import ADAM, FEDERATION, MODEL, A, B, Slow
+
+from fedjax_peft.algorithms import lora_a2, rolora
+from fedjax_peft.algorithms.lora_a2 import _selected
+from fedjax_peft.errors import InputError
+
+pytestmark = pytest.mark.slow
+
+RATE = 0.1
+SGD = optax.sgd(RATE)
+
+
+class SlowLoRAA2(Slow):
+    """Plain SGD; ``budgets`` by client, cycled."""
+
+    def __init__(self, budgets=(1,), ratio=1.0):
+        super().__init__()
+        self.budgets, self.ratio = budgets, ratio
+
+    def train(self, client, number):
+        leaves, on_b = dict(self.leaves), number % 2 == 1
+        frozen = {"layer.kernel": self.kernel}
+        options = {"batch_size": slow_lora.BATCH, "epochs": slow_lora.EPOCHS}
+        for x, labels, kept in reference.local_batches(FEDERATION, client, number, **options):
+            by = reference.gradients(frozen, leaves, x, labels, kept)
+            rates = dict.fromkeys(toy.HEAD, RATE) | {
+                B: self.ratio * RATE * on_b,
+                A: RATE * (not on_b),
+            }
+            leaves |= {n: leaves[n] - rate * by[n] for n, rate in rates.items()}
+        scores = []
+        for i in range(toy.RANK):
+            if on_b:
+                change = np.outer(self.leaves[A][:, i], leaves[B][i] - self.leaves[B][i])
+            else:
+                change = np.outer(leaves[A][:, i] - self.leaves[A][:, i], self.leaves[B][i])
+            scores.append(np.linalg.norm(change))
+        budget = self.budgets[client % len(self.budgets)]
+        for i in np.argsort(scores)[::-1][budget:]:
+            leaves[A], leaves[B] = leaves[A].copy(), leaves[B].copy()
+            leaves[A][:, i], leaves[B][i] = self.leaves[A][:, i], self.leaves[B][i]
+        return leaves
+
+
+@pytest.mark.parametrize(
+    ("options", "slow"),
+    [
+        ({"budget": 1}, SlowLoRAA2()),
+        ({"budget": [1, 2], "rate_ratio": 4.0}, SlowLoRAA2((1, 2), 4.0)),
+    ],
+    ids=["one", "mixed"],
+)
+def test_rounds_equal_the_slow_reference(options, slow):
+    results = slow_lora.check(slow_lora.engine(lora_a2(SGD, **options)), slow.run())
+    for result, rests in zip(results, (A, B, A), strict=True):
+        assert not result.sent_leaves[rests]
+        assert result.aggregation["aggregation_error"] < 1e-6
+
+
+def test_the_whole_rank_is_rolora():
+    algorithms = (lora_a2(ADAM, budget=toy.RANK), rolora(ADAM))
+    one, other = (slow_lora.rounds(slow_lora.engine(x))[-1].server for x in algorithms)
+    for n in toy.SHARED:
+        np.testing.assert_array_equal(one[n], other[n])
+
+
+@pytest.mark.parametrize("on_b", [True, False])
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_directions_of_all_matrices_compete(on_b, budget):
+    rng, shapes = np.random.default_rng(budget), {"p": (5, 2, 3), "q": (4, 3, 6), "r": (7, 4, 2)}
+    received, upload, changes = {}, {}, {}
+    for path, (n_in, r, n_out) in shapes.items():
+        a, b = rng.normal(size=(n_in, r)), rng.normal(size=(r, n_out))
+        received |= {f"{path}.lora_a": a, f"{path}.lora_b": b}
+        new = b + rng.normal(size=b.shape) if on_b else a + rng.normal(size=a.shape)
+        upload |= {f"{path}.lora_a": a, f"{path}.lora_b": b}
+        upload[f"{path}.lora_{'b' if on_b else 'a'}"] = new
+        for i in range(r):
+            moved = (
+                np.outer(a[:, i], new[i] - b[i]) if on_b else np.outer(new[:, i] - a[:, i], b[i])
+            )
+            changes[path, i] = np.linalg.norm(moved)
+    best = sorted(changes, key=changes.get, reverse=True)[: budget * len(shapes)]
+    as_jax = [{n: jnp.asarray(x, jnp.float32) for n, x in x.items()} for x in (upload, received)]
+    new = _selected(*as_jax, jnp.int32(budget), jnp.array(on_b))
+    factor, axis = ("lora_b", 1) if on_b else ("lora_a", 0)
+    for path, (_, r, _) in shapes.items():
+        name = f"{path}.{factor}"
+        moved = np.any(new[name] != as_jax[1][name], axis=axis)
+        np.testing.assert_array_equal(moved, [(path, i) in best for i in range(r)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 0}, "budget = 0 must be a whole number from 1"),
+        ({"budget": [2, 1.5]}, "budget = 1.5 must be a whole number"),
+        ({"budget": []}, r"budget = \[\] has no entry"),
+        ({"rate_ratio": 0.0}, "rate_ratio = 0.0 must be a positive"),
+        ({"keep_optimizer": True}, "cannot keep their optimizer's state"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        lora_a2(SGD, **options)
+
+
+def test_a_model_without_lora_is_refused():
+    with pytest.raises(InputError, match="'lora_a2' is about LoRA's factors"):
+        lora_a2(SGD).check({n: k for n, k in MODEL.kinds.items() if "lora" not in n}, 4)

@@ -1,0 +1,131 @@
+"""pFedLoRA equals a loop over clients in NumPy float64; its layer is LoRA over trained weights."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+import slow_lora
+import toy
+from flax import nnx
+from slow_lora import KERNEL, A, B, S
+
+import fedjax_peft as fp
+from fedjax_peft.algorithms import pfedlora
+from fedjax_peft.errors import InputError
+from fedjax_peft.models.base import AdapterParam
+from fedjax_peft.peft.base import merge
+from fedjax_peft.peft.io.export import export
+from fedjax_peft.peft.lora_with_base import lora_with_base
+
+RATE = 0.3
+SGD = optax.sgd(RATE)
+MODEL = toy.own_kernel_model()
+PRIVATE = (*toy.HEAD, KERNEL)
+
+
+def gradients(leaves, x, labels):
+    """Returns the gradient of the mean cross entropy by every leaf, by hand, without dropout."""
+    a, b, kernel, head = (leaves[n] for n in (A, B, KERNEL, "head.kernel"))
+    hidden = np.tanh(x @ kernel + S * x @ a @ b)
+    logits = hidden @ head + leaves["head.bias"]
+    chances = np.exp(logits - logits.max(axis=1, keepdims=True))
+    chances /= chances.sum(axis=1, keepdims=True)
+    by_logits = (chances - np.eye(head.shape[1])[labels]) / len(x)
+    by_inner = (by_logits @ head.T) * (1 - hidden**2)
+    return {
+        "head.bias": by_logits.sum(axis=0),
+        "head.kernel": hidden.T @ by_logits,
+        KERNEL: x.T @ by_inner,
+        A: S * x.T @ by_inner @ b.T,
+        B: S * (x @ a).T @ by_inner,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model_epochs", "adapter_epochs"), [(1, 1), (3, 1)])
+def test_rounds_equal_the_slow_reference(model_epochs, adapter_epochs):
+    algorithm = pfedlora(SGD, model_epochs=model_epochs, adapter_epochs=adapter_epochs)
+    results = slow_lora.rounds(slow_lora.engine(algorithm, bound=MODEL))
+    server = reference.leaves64(MODEL.trainable)
+    own = [{n: server[n] for n in PRIVATE} for _ in slow_lora.SIZES]
+    for number, members in slow_lora.COHORTS.items():
+        uploads = []
+        for c in members:
+            leaves = {**server, **own[c]}
+            options = {"batch_size": slow_lora.BATCH, "epochs": slow_lora.EPOCHS}
+            batches = list(reference.local_batches(slow_lora.FEDERATION, c, number, **options))
+            share = -(-len(batches) * model_epochs // (model_epochs + adapter_epochs))
+            first = min(max(share, 1), max(len(batches) - 1, 1))
+            for i, (x, labels, _) in enumerate(batches):
+                names = PRIVATE if i < first else (A, B)
+                by = gradients(leaves, x, labels)
+                leaves = {**leaves, **{n: leaves[n] - RATE * by[n] for n in names}}
+            own[c] = {n: leaves[n] for n in PRIVATE}
+            uploads.append(leaves)
+        sizes = [slow_lora.SIZES[c] for c in members]
+        for n in (A, B):
+            server[n] = np.average([u[n] for u in uploads], axis=0, weights=sizes)
+    assert set(results[-1].server) == {A, B}
+    for n in (A, B):
+        np.testing.assert_allclose(results[-1].server[n], server[n], rtol=0, atol=1e-5)
+    for n in PRIVATE:
+        kept = [leaves[n] for leaves in own]
+        np.testing.assert_allclose(results[-1].client_state[n], kept, rtol=0, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(InputError, match=r"attach peft.lora_with_base\(\)"):
+        pfedlora(SGD).check(toy.KINDS, 4)
+    with pytest.raises(InputError, match="model_epochs = 0 must be a whole number"):
+        pfedlora(SGD, model_epochs=0)
+    quantised = fp.quantize(fp.testing.tiny_model(classes=4), "int8")
+    with pytest.raises(InputError, match="quantised, so they never change"):
+        fp.attach(quantised, lora_with_base(rank=2))
+
+
+@pytest.mark.slow
+def test_a_run_on_a_real_model_trains_the_clients_own_weights():
+    model = fp.attach(fp.testing.tiny_model(classes=4), lora_with_base(rank=2))
+    clients = fp.partition.iid(fp.testing.tiny_dataset(48), clients=3)
+    run = fp.simulate(model, pfedlora(optax.adam(1e-2)), clients, rounds=3, epochs=2, batch_size=8)
+    assert run.metrics[-1]["train_loss"] < run.metrics[1]["train_loss"]
+    sent = sum(x.nbytes for n, x in model.trainable.items() if n.endswith((".lora_a", ".lora_b")))
+    assert run.metrics[-1]["bytes_up"] == 3 * sent
+
+
+def small():
+    return fp.testing.tiny_model(classes=4)
+
+
+def test_the_layers_own_weights_are_trained_leaves_with_the_names_of_lora():
+    plain, model = fp.attach(small(), fp.lora(rank=2)), fp.attach(small(), lora_with_base(rank=2))
+    moved = set(model.trainable) - set(plain.trainable)
+    assert moved
+    assert moved == {n for n in plain.frozen if n.endswith((".base.kernel", ".base.bias"))}
+    assert {model.kinds[n] for n in moved} == {"adapter"}
+    for n in plain.trainable:
+        np.testing.assert_array_equal(model.trainable[n], plain.trainable[n])
+    for n in moved:
+        np.testing.assert_array_equal(model.trainable[n], plain.frozen[n])
+
+
+def test_merged_weights_predict_the_same(tmp_path):
+    model, rng = fp.attach(small(), lora_with_base(rank=2)), np.random.default_rng(0)
+    params = {
+        n: x + jnp.asarray(0.1 * rng.normal(size=x.shape), x.dtype)
+        if model.kinds[n] != "fixed"
+        else x
+        for n, x in model.trainable.items()
+    }
+    merged = merge(model, params)
+    assert not len(nnx.to_flat_state(nnx.state(merged.module(), AdapterParam)))
+    columns = fp.testing.tiny_dataset(4).columns
+    batch = {n: jnp.asarray(x) for n, x in columns.items()}
+    batch["mask"] = jnp.ones(4, bool)
+    one = model.apply(model.frozen, params, batch, None, False).logits
+    other = merged.apply(merged.frozen, merged.trainable, batch, None, False).logits
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+    export(model, params, tmp_path / "merged", format="merged")
+    with pytest.raises(InputError, match="lora_with_base"):
+        export(model, params, tmp_path / "peft", format="peft")

@@ -1,0 +1,119 @@
+"""A slow federation over LoRA's factors: loops over rounds and clients in NumPy float64.
+
+A method is a subclass that overrides the steps in which it differs from plain averaging. Beside
+the names of random streams it shares no code with the library.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import reference
+import toy
+
+from fedjax_peft.engine.plan import Cohort
+
+SIZES = (7, 4, 12, 1, 9)
+FEDERATION = toy.clients(SIZES)
+RATE, BATCH, EPOCHS = 0.02, 4, 2
+ADAM = optax.adam(RATE)
+COHORTS = {1: (0, 2, 3), 2: (0, 1, 2, 3, 4), 3: (1, 2, 4)}
+"""Round -> its members: partial, full, partial."""
+A, B, SCALE, KERNEL = "layer.lora_a", "layer.lora_b", "layer.lora_scale", "layer.base.kernel"
+S = 1.5
+MODEL = toy.lora_model()
+
+
+class Slow:
+    """Plain averaging of all leaves."""
+
+    shared, private, size_weights = toy.SHARED, (), True
+    rate = None
+    """The learning rate of plain SGD; None: Adam of ``RATE``, which amplifies rounding errors."""
+
+    def __init__(self):
+        self.kernel = reference.leaves64(toy.model().frozen)["layer.kernel"]
+        self.leaves = reference.leaves64(toy.model().trainable)
+        self.own = [{n: self.leaves[n] for n in self.private} for _ in SIZES]
+
+    def names(self, number):
+        """Returns the leaves that are trained in a round."""
+        return [*self.shared, *self.private]
+
+    def train(self, client, number):
+        """Returns all leaves of a client after its local steps with Adam."""
+        model = toy.model().replace(frozen={"layer.kernel": self.kernel})
+        settings = {"rate": RATE, "batch_size": BATCH, "epochs": EPOCHS}
+        start = {**self.leaves, **self.own[client]}
+        names = self.names(number)
+        if self.rate is not None:
+            options = {"batch_size": BATCH, "epochs": EPOCHS}
+            batches = reference.local_batches(FEDERATION, client, number, **options)
+            for x, labels, kept in batches:
+                by = reference.gradients(model.frozen, start, x, labels, kept)
+                start = {**start, **{n: start[n] - self.rate * by[n] for n in names}}
+            return start
+        return reference.train_client(model, start, names, FEDERATION, client, number, **settings)[
+            0
+        ]
+
+    def upload(self, leaves, number):
+        """Returns what a client with these leaves sends."""
+        return leaves
+
+    def aggregate(self, uploads, weights, number):
+        """Changes the server's leaves."""
+        for n in self.shared:
+            self.leaves[n] = np.average([u[n] for u in uploads], axis=0, weights=weights)
+
+    def run(self):
+        """Returns the federation after all rounds."""
+        for number, members in COHORTS.items():
+            uploads = []
+            for c in members:
+                leaves = self.train(c, number)
+                self.own[c] = {n: leaves[n] for n in self.private}
+                uploads.append(self.upload(leaves, number))
+            weights = np.array([SIZES[c] if self.size_weights else 1 for c in members], float)
+            self.aggregate(uploads, weights / weights.sum(), number)
+        return self
+
+
+def engine(algorithm, lanes=3, bound=None, **options):
+    """Returns the engine of the federation."""
+    return toy.Engine(
+        algorithm,
+        FEDERATION,
+        per_round=len(SIZES),
+        lanes=lanes,
+        epochs=EPOCHS,
+        bound=bound or MODEL,
+        **options,
+    )
+
+
+def rounds(rig, cohorts=None):
+    """Returns the results of the rounds, one after the other."""
+    results, state = [], rig.start()
+    for number, members in (cohorts or COHORTS).items():
+        clients, weights, work = rig.schedule.cohort(number)
+        rows = [i for i, c in enumerate(clients) if c in members]
+        cohort = Cohort(*([part[i] for i in rows] for part in (clients, weights, work)))
+        state = jax.tree.map(jnp.array, state)  # what is given is donated
+        results.append(rig.run(cohort, number, state))
+        state = (results[-1].server, results[-1].client_state)
+    return results
+
+
+def check(rig, slow, *, atol=1e-5):
+    """Asserts that the rounds end as those of the slow federation; returns them."""
+    results = rounds(rig)
+    server, own = rig.algorithm.server, results[-1].client_state
+    model = server.model(results[-1].server)
+    assert set(model) == set(slow.shared)
+    for name, x in model.items():
+        np.testing.assert_allclose(x, slow.leaves[name], rtol=0, atol=atol)
+    for name in slow.private:
+        kept = [leaves[name] for leaves in slow.own]
+        np.testing.assert_allclose(own[name], kept, rtol=0, atol=atol)
+    return results
