@@ -15,9 +15,11 @@ _PUBLIC = {
     "load_tokenizer": "models.hub",
     "random_model": "models.registry",
     "heads": "models",
+    "lm_eval": "",
     "attach": "peft.base",
     "count": "peft.base",
     "merge": "peft.base",
+    "quantize": "peft.base",
     "lora": "peft.lora",
     "peft": "",
     "Clients": "data.dataset",
@@ -25,6 +27,7 @@ _PUBLIC = {
     "load_dataset": "data.sources",
     "combine": "data.combine",
     "embed": "inference",
+    "generate": "generation",
     "heterogeneity": "data",
     "partition": "data",
     "tasks": "",
@@ -75,9 +78,11 @@ __all__ = [
     "distributed",
     "early_stop",
     "embed",
+    "generate",
     "grid",
     "heads",
     "heterogeneity",
+    "lm_eval",
     "load_dataset",
     "load_model",
     "load_run",
@@ -87,6 +92,7 @@ __all__ = [
     "partition",
     "peft",
     "privacy",
+    "quantize",
     "random_model",
     "schedules",
     "session",
@@ -108,6 +114,7 @@ if TYPE_CHECKING:
         availability,
         differentiable,
         distributed,
+        lm_eval,
         peft,
         privacy,
         schedules,
@@ -123,13 +130,14 @@ if TYPE_CHECKING:
     from fedjax_peft.data.sources import load_dataset
     from fedjax_peft.engine.state import RoundInfo, State
     from fedjax_peft.errors import InputError
+    from fedjax_peft.generation import generate
     from fedjax_peft.inference import embed
     from fedjax_peft.loading import load_run
     from fedjax_peft.models import heads
     from fedjax_peft.models.base import Model, bind
     from fedjax_peft.models.hub import load_model, load_tokenizer
     from fedjax_peft.models.registry import random_model
-    from fedjax_peft.peft.base import attach, count, merge
+    from fedjax_peft.peft.base import attach, count, merge, quantize
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.simulation.cost import TimeModel
     from fedjax_peft.simulation.session import session

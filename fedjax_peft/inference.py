@@ -91,8 +91,8 @@ def answer(
       params: its trainable leaves.
       rows: dicts with the fields of ``task.inputs``.
       task: the task, which defines the fields of a row and of a prediction, such as ``label`` and
-        ``logits`` for classification.
-      max_length: tokens per text.
+        ``logits`` for classification, or ``completion`` for a language model.
+      max_length: tokens per text, or per prompt, which loses its beginning.
       batch_size: texts per batch.
 
     Raises:
@@ -103,6 +103,15 @@ def answer(
     if not rows:
         return []
     names = [field.name for field in inputs.fields if field.name in rows[0]]
+    if inputs.sampling is not None:
+        from fedjax_peft.generation import generate
+
+        if not names:
+            fields = " or ".join(f'"{field.name}"' for field in inputs.fields)
+            raise InputError(f"A row needs {fields}, to complete it.")
+        prompts, how = [row[names[0]] for row in rows], inputs.sampling._asdict()
+        texts = generate(model, params, prompts, task=task, max_length=max_length, **how)
+        return [{"completion": text} for text in texts]
     columns = {name: [row[name] for row in rows] for name in names}
     table = Table("The input", inputs.unlabelled(columns, model.labels))
     data = encode(task, table, model.labels, model.tokenizer, max_length=max_length, name="input")

@@ -37,6 +37,9 @@ OPTIMISATION = "tests/algorithms/test_algorithms_optimisation.py"
 PRODUCT = "tests/algorithms/test_algorithms_product.py"
 LORA = "tests/algorithms/test_algorithms_lora.py"
 MCP = "tests/algorithms/test_algorithms_fedmcp.py"
+DPA = "tests/algorithms/test_algorithms_feddpa.py"
+CORES = "tests/algorithms/test_algorithms_cores.py"
+FACTORS = "tests/algorithms/test_algorithms_lora_2025_factors.py"
 ALL = "tests/algorithms/test_algorithms_all.py"
 MEANS = "tests/aggregators"
 
@@ -46,12 +49,15 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "algorithms/checks": ([OPTIMISATION, PERSONAL, LORA, MCP], "range or refus or head or model"),
     "algorithms/common": ([OPTIMISATION, PERSONAL], "slow_reference and partial or fedprox"),
     "algorithms/ditto": ([PERSONAL, PRODUCT, ALL], "ditto or personal_models"),
+    "algorithms/fedalt": (["tests/algorithms/test_algorithms_fedalt.py", ALL], "fedalt or world"),
     "algorithms/fedavg": ([PERSONAL, PRODUCT, "tests/engine/test_engine_round.py"], ""),
     "algorithms/fedbabu": ([PERSONAL, ALL], "fedbabu or head"),
+    "algorithms/feddpa": ([DPA, ALL], "feddpa or equal or tun or weight"),
     "algorithms/feddyn": ([OPTIMISATION, PRODUCT, ALL], "feddyn or optimum"),
     "algorithms/fedex": ([LORA, ALL], "fedex or exact"),
     "algorithms/fedmatch": ([MCP, ALL], "fedmatch"),
     "algorithms/fedmcp": ([MCP], ""),
+    "algorithms/fedmomentum": (["tests/algorithms/test_algorithms_fedmomentum.py", ALL], ""),
     "algorithms/fednova": ([OPTIMISATION, ALL], "fednova"),
     "algorithms/fedopt": (
         [ALL, OPTIMISATION, PRODUCT],
@@ -60,21 +66,32 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "algorithms/fedper": ([PERSONAL, ALL], "fedper or head"),
     "algorithms/fedprox": ([OPTIMISATION, PRODUCT, ALL], "fedprox"),
     "algorithms/fedrep": ([PERSONAL, ALL], "fedrep or range"),
+    "algorithms/fedrot": (["tests/algorithms/test_algorithms_fedrot.py", ALL], ""),
     "algorithms/fedsa": ([LORA, ALL], "fedsa"),
+    "algorithms/fedsb": ([CORES, ALL], "fedsb or refused"),
+    "algorithms/fedsvd": ([FACTORS, ALL], "fedsvd or svd"),
     "algorithms/ffa": ([LORA, ALL], "ffa and not fra"),
     "algorithms/flora": ([LORA, ALL], "flora or exact"),
     "algorithms/fra_ffa": ([LORA, ALL], "fra_ffa or switch or trigger or range"),
     "algorithms/hetlora": ([LORA, ALL], "hetlora or rank or prun or range"),
     "algorithms/local": ([PERSONAL, ALL], "local or baseline or alone or kept"),
+    "algorithms/lora_a2": (["tests/algorithms/test_algorithms_lora_a2.py", ALL], ""),
     "algorithms/moon": ([PERSONAL, PRODUCT, ALL], "moon or range or contrast"),
+    "algorithms/pfedlora": (
+        ["tests/algorithms/test_algorithms_pfedlora.py", ALL],
+        "pfedlora or slow",
+    ),
     "algorithms/pfedme": ([PERSONAL, PRODUCT, ALL], "pfedme or personal_models or range"),
     "algorithms/probe": ([OPTIMISATION], "scaffold"),
     "measures/representation": ([MCP], "similar or pooling or cka or nothing or causal or known"),
+    "algorithms/ravan": ([CORES, ALL], "ravan"),
     "algorithms/rolora": ([LORA, PRODUCT, ALL], "rolora"),
+    "algorithms/slora": ([CORES, ALL], "slora"),
     "algorithms/scaffold": ([OPTIMISATION, PRODUCT, ALL], "scaffold or optimum or range"),
     "aggregators/fields": ([OPTIMISATION, PRODUCT], "scaffold"),
     "aggregators/flexlora": ([MEANS, PRODUCT], "flex or split"),
     "aggregators/fra": ([MEANS, PRODUCT], ""),
+    "aggregators/lora_fair": ([FACTORS], "fair or squares or correction or norm or zeros"),
     **{
         f"aggregators/{file}": ([MEANS], f"{file} or robust")
         for file in (
@@ -89,6 +106,7 @@ TESTS: dict[str, tuple[list[str], str]] = {
             "trimmed_mean",
         )
     },
+    "aggregators/flora_na": ([MEANS], "flora_na or slow_reference or hand or small or smaller"),
     "aggregators/hetlora": ([MEANS, ALL], "het"),
     "aggregators/mean": ([MEANS, "tests/engine/test_engine_round.py"], ""),
     "aggregators/products": ([PRODUCT], "slow or sgd or nothing or split or without"),

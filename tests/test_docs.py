@@ -125,6 +125,7 @@ def tiny_assets(tmp_path_factory):
     rows = ["review,stars,customer", *(f"w{i} w{i % 7} w9,{i % 2},{i % 6}" for i in range(60))]
     return {"minilm-l6": encoder, "20newsgroups": texts}, {
         "my-checkpoint": encoder,
+        "my-decoder": testing.write_tiny_language_model(folder / "my-decoder"),
         "reviews.csv": "\n".join(rows),
     }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedjax_peft import __version__, display
-from fedjax_peft.cli import results, running, sweeping, tools
+from fedjax_peft.cli import plan, results, running, sweeping, tools
 
 __all__ = ["build_parser"]
 
@@ -198,8 +198,8 @@ def _add_results(command: Callable[..., Any]) -> None:
     predict = command(
         "predict",
         results.predict,
-        'predict for lines such as {"text": ...}, {"tokens": [...]} or {"question": ...,'
-        ' "context": ...}, depending on the run\'s task',
+        'predict for lines such as {"text": ...}, {"tokens": [...]}, {"question": ...,'
+        ' "context": ...} or {"prompt": ...}, depending on the run\'s task',
     )
     predict.add_argument("run", type=Path, metavar="RUN")
     predict.add_argument("--input", type=Path, required=True, metavar="FILE.jsonl")
@@ -210,6 +210,16 @@ def _add_results(command: Callable[..., Any]) -> None:
         metavar="FILE.jsonl",
         help="the file to write; with --clients a folder",
     )
+    predict.add_argument(
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help="of a language model: most tokens of a completion; by default as the run's task says",
+    )
+    predict.add_argument(
+        "--temperature", type=float, metavar="T", help="likewise: 0 takes the most likely tokens"
+    )
+    predict.add_argument("--top-p", type=float, metavar="P", help="likewise: nucleus sampling")
     _add_client_options(predict, "one file for each of these clients (or all), in a folder")
 
 
@@ -246,6 +256,7 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
         help="base of the logarithm in Jensen-Shannon",
     )
 
+    _add_plan(command)
     _add_privacy(command)
 
     bench = command("bench", tools.bench, "time the local-update engine on random data")
@@ -271,6 +282,20 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
         " transforms, privacy, attacks, asynchronous, availability, systems or keys, optionally"
         " with a name (list algorithm ditto) or a part of one (list keys rate); or any part of a"
         " name or description",
+    )
+
+
+def _add_plan(command: Callable[..., Any]) -> None:
+    memory = command("plan", plan.plan, "compute the memory that a config needs, and its lanes")
+    memory.epilog = "fedjax-peft plan my.toml model.quantize=nf4 --memory 24GB --lanes 8"
+    memory.add_argument("config", type=Path, metavar="CONFIG.toml")
+    _add_overrides(memory)
+    memory.add_argument("--memory", metavar="24GB", help="of the device: say whether it fits")
+    memory.add_argument("--lanes", type=int, metavar="N", help="default: the config's, or 1")
+    memory.add_argument(
+        "--compile",
+        action="store_true",
+        help="also ask the compiler of the device here; large models take minutes",
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedjax_peft.cli.process import prepare_jax
+from fedjax_peft.errors import InputError
 from fedjax_peft.files import check_output, replace_file
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fedjax_peft.report.methods import Options
     from fedjax_peft.report.records import RunRecord
     from fedjax_peft.report.study import Study
+    from fedjax_peft.tasks import Task
 
 __all__ = ["export", "predict", "print_study", "print_table", "report"]
 
@@ -118,6 +120,7 @@ def predict(options: argparse.Namespace) -> None:
 
     check_output(options.output)  # before the work whose result goes there
     task, length = loading.inputs_of(options.run, record.read_config(options.run))
+    task = _sampled(task, options)
     rows = inference.read_inputs(options.input, task)
     models = _models(options)
     clients: list[int | None] = [*models.chosen] or [None]
@@ -131,6 +134,23 @@ def predict(options: argparse.Namespace) -> None:
             output = output / f"client_{client:04d}.jsonl"
         replace_file(output, lines.encode())
     _print_note(models)
+
+
+def _sampled(task: "Task", options: argparse.Namespace) -> "Task":
+    """Returns the task with the options of generated texts.
+
+    Raises:
+      InputError: an option for a task that generates no text.
+    """
+    names = ("max_new_tokens", "temperature", "top_p")
+    given = {n: getattr(options, n) for n in names if getattr(options, n) is not None}
+    if not given:
+        return task
+    if task.inputs is None or task.inputs.sampling is None:
+        option = "--" + next(iter(given)).replace("_", "-")
+        raise InputError(f"{option} is for language models, and this run's task is {task.name}.")
+    sampling = task.inputs.sampling._replace(**given)
+    return task._replace(inputs=task.inputs._replace(sampling=sampling))
 
 
 def _models(options: argparse.Namespace) -> "TrainedModels":

@@ -74,6 +74,7 @@ from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.config import optimizers, plugins, presets
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.data import Clients, Dataset, partition, sources
+from fedjax_peft.data.encode import with_options
 from fedjax_peft.data.vocabulary import word_tokenizer
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
@@ -229,6 +230,10 @@ class _Data(NamedTuple):
 
     tokenizer: str | None = None
     """Name or path of a tokenizer, as for ``load_tokenizer``; by default the model's tokenizer."""
+    packing: int | None = None
+    """Pack several training examples of a client into rows of this many tokens, for
+    ``instruction_tuning`` (``Clients.pack``). ``batch_size`` then counts rows. By default each
+    example is a row."""
 
 
 class _Privacy(NamedTuple):
@@ -490,7 +495,7 @@ def _resolved(raw: Config) -> Config:
     if result["stop"]:
         early_stop(**result["stop"])  # raises InputError for values that cannot be used
     _check_schedules(result)
-    result["model"]["head"] = _head_kind(result["model"]["head"])
+    result["model"]["head"] = head_kind(result["model"]["head"])
     return result
 
 
@@ -539,7 +544,7 @@ def _resolved_link(table: str, name: str, options: Any) -> Config:
     return _checked(f"{table}.{name}", _fields(function), options)
 
 
-def _head_kind(name: str | None) -> str | None:
+def head_kind(name: str | None) -> str | None:
     """Returns the kind of head that a config names by its kind or by a task.
 
     Raises:
@@ -725,8 +730,8 @@ def evaluation_data(
       clients: the clients of the training split, likewise.
 
     Returns:
-      The clients, and the arguments ``test``, ``client_test``, ``validation`` and
-      ``client_validation`` of ``simulate``.
+      The clients, packed if ``[data]`` says so, and the arguments ``test``, ``client_test``,
+      ``validation`` and ``client_validation`` of ``simulate``.
     """
     validates = config["global_validation"]
     validates = config["global_test"] if validates is None else validates
@@ -743,6 +748,8 @@ def evaluation_data(
     for split, key in (("test", "client_holdout"), ("validation", "client_validation_holdout")):
         if config[key] is not None:
             clients, result[f"client_{split}"] = clients.holdout(config[key], seed=config["seed"])
+    if config["data"]["packing"] is not None:
+        clients = clients.pack(config["data"]["packing"])
     return clients, result
 
 
@@ -754,8 +761,14 @@ def _explicit(config: Config, data: Mapping[str, Dataset]) -> Config:
     for table in (*SCHEDULES, "privacy"):
         if "rounds" in config[table]:
             config[table]["rounds"] = config[table]["rounds"] or config["rounds"]
+    task = tasks.for_data(train)
     if config["model"]["head"] is None:
-        config["model"]["head"] = tasks.for_data(train).head
+        config["model"]["head"] = task.head
+    # A later reader, such as ``predict``, does not have the data; a head serves several tasks.
+    unsaid = not config["task"] and config["metric"] is None and task.name in tasks.__all__
+    if unsaid and task.head == "causal_lm" and tasks.for_head(task.head).name != task.name:
+        fields = _fields(_function("task", task.name))
+        config["task"] = {"name": task.name, **_checked("task", fields, {})}
     if "input_ids" in train.columns:
         config["data"]["max_length"] = train.columns["input_ids"].shape[1]
     return config
@@ -867,7 +880,9 @@ def build_model(config: Config, labels: Sequence[str], vocabulary: Sequence[str]
 def task_of(config: Config) -> Task:
     """Returns the task of a run: the one of ``[task]``, or one for the head of its model."""
     head = config.get("model", {}).get("head")
-    return _named_task(config) or tasks.for_head(tasks.head_kind(head or "classification"))
+    task = _named_task(config) or tasks.for_head(tasks.head_kind(head or "classification"))
+    template = config.get("data", {}).get("template")
+    return task if template is None else with_options(task, template=template)
 
 
 def _named_task(config: Config) -> Task | None:

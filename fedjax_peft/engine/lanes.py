@@ -82,7 +82,8 @@ def choose_lanes(
         return min(lanes, most)
     device = jax.devices()[0]
     if device.platform == "cpu":
-        kernels = sum(x.size for name, x in weights.items() if name.endswith("kernel"))
+        names = ("kernel", "kernel.codes")
+        kernels = sum(x.size for name, x in weights.items() if name.endswith(names))
         return layout.lanes(cpu_lanes(kernels, schedule.capacity))
     # Sampling may leave the first rounds without work.
     trial = next((n for n in range(1, rounds + 1) if any(schedule.lengths(n))), 1)

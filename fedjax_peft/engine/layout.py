@@ -293,13 +293,15 @@ def on_one_device(shapes: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
 
 
-def _place(x: Any, sharding: NamedSharding | None) -> jax.Array:
+def _place(x: Any, sharding: NamedSharding | None) -> Any:
     """Returns one array with a sharding; None keeps it on its device. All puts come through here.
 
     An array that already has the sharding is returned as it is. All processes hold the same array,
     and each copies its own part; ``jax.device_put`` would first send the array over the network to
     compare it.
     """
+    if isinstance(x, jax.ShapeDtypeStruct):  # a program that is compiled without its arrays
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     if isinstance(x, jax.Array) and not x.is_fully_addressable:

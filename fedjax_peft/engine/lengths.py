@@ -22,11 +22,18 @@ compiled once for each padded length."""
 
 
 def token_columns(columns: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the names of the columns with a token axis: those of ``attention_mask``'s shape."""
+    """Returns the names of the columns with a token axis: those of ``attention_mask``'s shape.
+
+    Prompts (``prompt_...``) are padded on the left and cannot be cut on the right.
+    """
     mask = columns.get("attention_mask")
     if mask is None or mask.ndim != 2:
         return frozenset()
-    return frozenset(name for name, x in columns.items() if x.shape == mask.shape)
+    return frozenset(
+        name
+        for name, x in columns.items()
+        if x.shape == mask.shape and not name.startswith("prompt_")
+    )
 
 
 class Lengths(NamedTuple):

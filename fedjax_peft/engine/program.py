@@ -138,6 +138,14 @@ class Program:
         """Compiles the program for arguments of these shapes, without running it."""
         self._compile(self._arguments(state, plan, 0))
 
+    def memory(self, state: State, plan: Plan) -> int:
+        """Returns :attr:`peak_bytes` for arguments of these shapes, compiled but not kept.
+
+        The frozen leaves of the setup may be shapes (``jax.ShapeDtypeStruct``).
+        """
+        arguments = self._arguments(state, plan, 0)
+        return _peak(self._function().lower(*arguments).compile())
+
     def use(self, columns: Mapping[str, Any]) -> None:
         """Replaces the examples, by others of the same shapes once the program is compiled."""
         self._inputs = (*self._inputs[:-1], self._setup.layout.put_columns(dict(columns)))
@@ -242,15 +250,21 @@ class Program:
     @property
     def peak_bytes(self) -> int:
         """The bytes that the compiled program needs on a device, including its arguments."""
-        analysis = self._compiled.memory_analysis()
-        if analysis is None:
-            return 0
-        return (
-            analysis.temp_size_in_bytes
-            + analysis.argument_size_in_bytes
-            + analysis.output_size_in_bytes
-            - analysis.alias_size_in_bytes
-        )
+        return _peak(self._compiled)
+
+
+def _peak(compiled: Any) -> int:
+    """Returns the bytes that a compiled program needs, its arguments included."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return 0
+    total: int = (
+        analysis.temp_size_in_bytes
+        + analysis.argument_size_in_bytes
+        + analysis.output_size_in_bytes
+        - analysis.alias_size_in_bytes
+    )
+    return total
 
 
 class OuterProgram:

@@ -599,6 +599,11 @@ def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = No
                 metrics |= probe(context, leaves, batch)
             predict = context.task.predict
             predictions = {} if predict is None else predict(outputs, batch)
+            # A user's task may have no `generate`.
+            if (generate := getattr(context.task, "generate", None)) is not None:
+                predictions = predictions | generate(
+                    lambda columns: context.apply(leaves, columns, None, False), batch
+                )
             return state, {PREDICTIONS: {"metrics": metrics, "predictions": predictions}}
 
         return ClientUpdate(

@@ -80,6 +80,8 @@ class Schedule(NamedTuple):
     """int ``[n]``: the clients that are available in the round that is planned; None: all."""
     counted: np.ndarray | None = None
     """:attr:`sizes`, if they are known: counting the examples of a million clients takes long."""
+    given_weights: np.ndarray | None = None
+    """The weights of all clients, float ``[clients]``, if they are not the numbers of examples."""
 
     @property
     def room(self) -> int:
@@ -138,7 +140,7 @@ class Schedule(NamedTuple):
             case "uniform":
                 drawn = rng.choice(clients, self.per_round, replace=False)
             case "size":
-                p = self.sizes / self.sizes.sum()
+                p = self.weights / self.weights.sum()
                 drawn = rng.choice(clients, self.per_round, replace=False, p=p)
             case "poisson":
                 drawn = np.flatnonzero(rng.random(clients) < self.per_round / clients)
@@ -158,7 +160,7 @@ class Schedule(NamedTuple):
         samplings draw as ever, and leave out the clients that are not available.
         """
         assert self.among is not None
-        sizes = np.array([len(self.indices[c]) for c in self.among], float)
+        sizes = np.array([self.weight(c) for c in self.among.tolist()], float)
         match self.sampling:
             case "uniform":
                 return rng.choice(self.among, min(self.per_round, len(self.among)), replace=False)
@@ -249,6 +251,20 @@ class Schedule(NamedTuple):
         return np.fromiter(map(len, self.indices), np.int64, len(self.indices))
 
     @property
+    def weights(self) -> np.ndarray:
+        """:meth:`weight` of all clients, ``[clients]``."""
+        if self.given_weights is None:
+            return self.sizes
+        return np.where(self.sizes > 0, self.given_weights, 0.0)
+
+    def weight(self, client: int) -> float:
+        """Returns a client's weight: by default its number of examples; 0 without examples."""
+        examples = len(self.indices[client])
+        if self.given_weights is None or not examples:
+            return float(examples)
+        return float(self.given_weights[client])
+
+    @property
     def _most_work(self) -> int:
         work = self._work
         return work if isinstance(work, int) else work[1]
@@ -276,8 +292,8 @@ class Schedule(NamedTuple):
     ) -> Cohort:
         """Returns a round's present members, except ``without``, with their weights and batches.
 
-        Weights are numbers of examples; the examples are shuffled. A client in ``limits`` makes at
-        most this number of steps, which are the first ones of its work. With ``members``, these
+        Weights are those of :meth:`weight`; the examples are shuffled. A client in ``limits`` makes
+        at most this number of steps, which are the first ones of its work. With ``members``, these
         clients are the cohort instead.
         """
         if members is None:
@@ -287,7 +303,7 @@ class Schedule(NamedTuple):
         members = [c for c in origins if c not in without]
         limits = limits or {}
         work = [self._batches(c, origins[c])[: limits.get(c)] for c in members]
-        return Cohort(members, [float(len(self.indices[c])) for c in members], work)
+        return Cohort(members, [self.weight(c) for c in members], work)
 
     def _batches(self, client: int, round_index: int) -> np.ndarray:
         """Returns a client's batches in a round, int32 ``[steps, room]``; -1 pads."""

@@ -582,7 +582,7 @@ def _check_shapes(setup: Setup, shared: Params) -> None:
     jax.eval_shape(
         lambda s, f: summation.empty(aggregator, rules.unchanged(s), f, 1), server, setup.fixed
     )
-    jax.eval_shape(lambda s: rules.merge_into_frozen(s, setup.frozen), server)
+    jax.eval_shape(rules.merge_into_frozen, server, setup.frozen)
 
 
 def _check_alive(state: State) -> None:

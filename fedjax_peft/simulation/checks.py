@@ -2,9 +2,10 @@
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
+import jax
 import numpy as np
 
 from fedjax_peft import algorithms, tasks
@@ -449,6 +450,47 @@ def check_test_data(
         _check_fit(model, name, examples, task)
 
 
+class _Watched(Mapping[str, Any]):
+    """A batch that notes which of its columns are read."""
+
+    def __init__(self, batch: Mapping[str, Any]):
+        self.batch, self.read = batch, set[str]()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return self.batch[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.batch
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.batch)
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+
+def _check_packed(model: Model, data: Dataset) -> None:
+    """Raises InputError for packed rows and a model that does not keep their examples apart."""
+    read: set[str] = set()
+
+    def forward(batch: Mapping[str, Any]) -> Any:
+        watched = _Watched(batch)
+        logits = model.apply(model.frozen, model.trainable, watched, None, False).logits
+        read.update(watched.read)
+        return logits
+
+    row = {n: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for n, x in data.columns.items()}
+    jax.eval_shape(forward, row)
+    missing = {"segment_ids", "position_ids"} - read
+    if missing:
+        raise InputError(
+            f"The rows of {data.name!r} are packed, and this model does not read the column"
+            f" {min(missing)!r}, by which it would keep the examples of a row apart. Leave packing"
+            " out for it."
+        )
+
+
 def _check_fit(model: Model, name: str, data: Dataset, task: Task | None) -> None:
     checked = tasks.for_data(data) if task is None else task
     if isinstance(checked, tasks.Task):  # a user's task may have no `check`
@@ -461,6 +503,8 @@ def _check_fit(model: Model, name: str, data: Dataset, task: Task | None) -> Non
                 f"The {name} data have the token {token}, but the model's vocabulary has {size}"
                 f" tokens (0 to {size - 1}): they were made by another model's tokenizer."
             )
+    if "segment_ids" in data.columns:
+        _check_packed(model, data)
     if "labels" not in data.columns or not model.labels:
         return
     highest = int(data.labels.max(initial=0))

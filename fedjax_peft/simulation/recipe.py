@@ -16,26 +16,30 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft import peft, tasks
+from fedjax_peft.data.encode import with_options
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
 from fedjax_peft.models import heads, hub, registry
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import Method, attach
+from fedjax_peft.tasks.base import Task
 from fedjax_peft.typing import Params
 
-__all__ = ["NAME", "load_recipe", "make_model", "save_recipe"]
+__all__ = ["NAME", "load_recipe", "make_model", "save_recipe", "task_of"]
 
 NAME = "model.json"
 _ADVICE = "Give the model: fp.load_run(directory, model=...)."
 
 
-def save_recipe(directory: Path, model: Model, max_length: int | None) -> None:
+def save_recipe(directory: Path, model: Model, max_length: int | None, task: Any) -> None:
     """Writes how to make a model again, or why this is not possible.
 
     Args:
       directory: the directory of the run.
       model: as given to ``simulate``.
       max_length: the number of tokens of a text; None if the data are not texts.
+      task: what is trained. Of a task of the library, the name and the options of its encoder are
+        written.
     """
     reason, method = "", None
     if not model.recipe:
@@ -50,6 +54,7 @@ def save_recipe(directory: Path, model: Model, max_length: int | None) -> None:
         "labels": list(model.labels),
         "method": method,
         "max_length": max_length,
+        "task": _task_of(task),
         "frozen": {} if reason else _sums(model.frozen),
     }
     replace_file(directory / NAME, (json.dumps(metadata, indent=1) + "\n").encode())
@@ -75,6 +80,23 @@ def load_recipe(directory: Path) -> dict[str, Any]:
     if not isinstance(metadata, dict) or not keys <= metadata.keys():
         raise InputError(f"{path} is damaged: it needs the fields {', '.join(sorted(keys))}.")
     return metadata
+
+
+def task_of(metadata: Mapping[str, Any]) -> Task:
+    """Returns the task of a run, or the first one that fits the head of its model."""
+    written = metadata.get("task")  # runs before version 0.2 have none
+    if isinstance(written, dict) and written.get("name") in tasks.__all__:
+        return with_options(tasks.find(written["name"])(), **written.get("encoder", {}))
+    head = (metadata["model"] or {}).get("head", "classification")
+    return tasks.for_head(tasks.head_kind(head))
+
+
+def _task_of(task: Any) -> dict[str, Any] | None:
+    """Returns the name of a task of the library and its encoder's options; None for another."""
+    if getattr(task, "name", None) not in tasks.__all__:
+        return None
+    options = getattr(getattr(task.encoder, "encode", None), "keywords", {})
+    return {"name": task.name, "encoder": _plain(options)}
 
 
 def make_model(directory: Path) -> Model:

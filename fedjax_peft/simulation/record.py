@@ -316,9 +316,12 @@ _ADDED = {
     "batch_sampling": "shuffled",
     "client_state": "device",
     "client_validation": False,
+    "data.instructions": False,
     "engine": "compiled",
     "failure_exponent": 0.0,
     "late": "drop",
+    "model.remat": "none",
+    "model.scan_layers": False,
     "stragglers": 1.0,
 }
 """Keys that runs of earlier versions do not have -> the value that they used."""

@@ -25,7 +25,8 @@ from fedjax_peft.simulation.client_models import (
     client_leaves,
     untrained_note,
 )
-from fedjax_peft.typing import Algorithm, Params, PyTree
+from fedjax_peft.tasks.base import Task as BuiltTask
+from fedjax_peft.typing import Algorithm, Params, PyTree, Task
 
 __all__ = ["Run", "global_leaves", "learned_leaves"]
 
@@ -50,6 +51,8 @@ class Run:
     """As given to :func:`simulate`."""
     max_length: int | None = None
     """Tokens that a text was cut and padded to; None if the data are no texts."""
+    task: Task | None = None
+    """What was trained."""
 
     @property
     def trained(self) -> Model:
@@ -134,6 +137,57 @@ class Run:
 
         length = {} if self.max_length is None else {"max_length": self.max_length}
         return predict(self.trained, self._params_of(client), texts, pairs, **length)
+
+    def generate(
+        self,
+        prompts: Sequence[Any],
+        *,
+        client: int | None = None,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
+        template: str | None = None,
+        batch_size: int = 16,
+    ) -> list[str]:
+        """Returns completions of a language model's prompts; see :func:`fedjax_peft.generate`.
+
+        In a run of instruction tuning, a prompt has the form of the training examples: it is what a
+        user says, or a conversation (a list of messages).
+
+        Args:
+          prompts: texts, or conversations.
+          client: the client whose model generates, in a run whose clients keep a state; by default
+            the global model.
+          max_new_tokens: the largest number of tokens in a completion.
+          temperature: 0: the most likely token (greedy); otherwise tokens are drawn.
+          top_p: draw from the most likely tokens that have this probability together.
+          top_k: draw from this number of most likely tokens; 0: from all.
+          seed: of the random numbers.
+          template: another template than that of the run.
+          batch_size: prompts in a batch.
+
+        Raises:
+          InputError: the model has no tokenizer or is no language model; a setting is impossible;
+            or ``client`` does not fit (see :meth:`predict`).
+        """
+        from fedjax_peft.generation import generate
+
+        return generate(
+            self.trained,
+            self._params_of(client),
+            prompts,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            seed=seed,
+            template=template,
+            task=self.task if isinstance(self.task, BuiltTask) else None,
+            max_length=self.max_length,
+            batch_size=batch_size,
+        )
 
     def _params_of(self, client: int | None) -> Params:
         """Returns the trainable leaves of a client's model, or of the global one."""

@@ -285,7 +285,9 @@ def schedule_of(
     work = (clients.indices, per_round, batch_size, epochs, local_steps, 0)
     tokens = Lengths.of(clients.data.columns, length_buckets)
     schedule = Schedule(*work, sampling, failure_rate, tokens=tokens, stragglers=stragglers)
-    schedule = schedule._replace(counted=clients.sizes.astype(np.int64))
+    schedule = schedule._replace(
+        counted=clients.sizes.astype(np.int64), given_weights=clients.weights
+    )
     if check_batch_sampling(batch_sampling) == "poisson":
         width = poisson_width(schedule.sizes, batch_size)
         schedule = schedule._replace(batch_sampling="poisson", width=width)

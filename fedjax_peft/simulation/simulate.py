@@ -354,7 +354,7 @@ def simulate(
         Record.open(out, resume, metadata, phases.apart(on_round)) as record,
     ):
         if record.out is not None and not recorded:
-            save_recipe(record.out, model, text_length)
+            save_recipe(record.out, model, text_length, session.setup.task)
         if record.out is not None and clients.data.vocabulary:
             write_vocabulary(record.out, clients.data.vocabulary)
         loop = Loop(
@@ -414,6 +414,7 @@ def simulate(
         None if out is None else Path(out),
         client_ranks,
         text_length,
+        session.setup.task,
     )
 
 

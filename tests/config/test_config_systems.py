@@ -390,6 +390,19 @@ def test_a_run_prints_and_records_the_settings_that_it_replaced(tmp_path, capsys
 # -------------------------------------------------------------- a paper's partition of a data set
 
 
+INSTRUCTIONS = {
+    # pfl-research, benchmarks/llm/configs. Of Alpaca's 52,002 rows a fifth is the test set; clients
+    # have 16 rows.
+    "alpaca": ({"name": "iid", "clients": 2600}, 100, 1000),
+    "oasst1": ({"name": "natural", "by": "author"}, 100, 1000),
+    "aya": ({"name": "natural"}, 100, 1000),
+    # FlowerTune's general task, and FedLLM-Bench.
+    "alpaca_gpt4": ({"name": "iid", "clients": 20}, 2, 200),
+    "fed_aya": ({"name": "natural"}, 4, 200),
+}
+"""Data set -> partition, clients a round, rounds."""
+
+
 def test_partitions_are_those_of_the_papers():
     for name, (length, clients, a_round, alpha, rounds) in FEDERATIONS.items():
         settings = DATASETS[name].settings
@@ -410,7 +423,11 @@ def test_partitions_are_those_of_the_papers():
         settings = DATASETS[name].settings
         assert settings.partition == {"name": "natural", "clients": 9}
         assert (settings.clients_per_round, settings.rounds) == (9, number)
-    known = {*FEDERATIONS, *SHARES, *rounds, "glue_silo"}
+    for name, (partition, a_round, number) in INSTRUCTIONS.items():
+        settings = DATASETS[name].settings
+        found = (settings.partition, settings.clients_per_round, settings.rounds)
+        assert found == (partition, a_round, number), name
+    known = {*FEDERATIONS, *SHARES, *rounds, *INSTRUCTIONS, "glue_silo"}
     assert {n for n, one in DATASETS.items() if one.settings.partition} == known
 
 

@@ -155,7 +155,11 @@ def test_uploads_of_another_form_need_a_local_model():
 
 
 def test_all_algorithms_say_what_their_local_model_is():
-    options = {"scaffold": {"learning_rate": 0.1}, "fra_ffa": {"at": 1}}
+    options = {
+        "scaffold": {"learning_rate": 0.1},
+        "fra_ffa": {"at": 1},
+        "slora": {"sparse_rounds": 1},
+    }
     shared = {n: x for n, x in toy.lora_model().trainable.items() if n in toy.SHARED}
     for name in algorithms.__all__:
         algorithm = getattr(algorithms, name)(SGD, **options.get(name, {}))

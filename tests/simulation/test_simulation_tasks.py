@@ -231,7 +231,7 @@ def test_predicted_answers_are_of_their_context(finished, tmp_path):
     [
         ("wnut17", '{"text": "w1"}', 'line 1 is not a JSON object with a list "tokens"'),
         ("squad", '{"question": "w1"}', 'line 1 is not a JSON object with a string "context"'),
-        ("stack_overflow", '{"text": "w1"}', "for the task 'next_token'"),
+        ("stack_overflow", '{"text": "w1"}', 'line 1 is not a JSON object with a string "prompt"'),
     ],
 )
 def test_lines_for_another_task_are_named(finished, tmp_path, capsys, name, line, message):
@@ -273,7 +273,7 @@ def oracle(data):
         at = np.stack([columns["start_positions"], columns["end_positions"]], axis=-1)
         hot = np.arange(columns["input_ids"].shape[1])[None, :, None] == at[:, None]
         return Outputs(9.0 * jnp.asarray(hot), jnp.zeros(0))
-    if data.task.name == "next_token":
+    if data.task.name in ("next_token", "instruction_tuning"):
         after = np.roll(columns["input_ids"], -1, axis=1)
         return Outputs(9.0 * jnp.asarray(np.arange(64) == after[..., None]), jnp.zeros(0))
     labels = columns["labels"][..., None]

@@ -1,0 +1,89 @@
+"""The memory of a config's run, from its model's ``config.json``; weights and data are not read."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_peft.config import config as configs
+from fedjax_peft.data.sources import DATASETS
+from fedjax_peft.errors import InputError
+from fedjax_peft.models import heads
+from fedjax_peft.models.hub import read_config
+from fedjax_peft.peft.base import abstract_model
+from fedjax_peft.simulation.memory_plan import (
+    MemoryPlan,
+    compiled_bytes,
+    example_batch,
+    plan_memory,
+)
+from fedjax_peft.tasks import Task
+
+__all__ = ["Planned", "planned", "platform"]
+
+_LENGTH = 128
+"""Tokens of an example where neither the config nor the data set says."""
+_CLASSES = 2
+"""Classes of a head; their number is that of the data, and it hardly matters."""
+
+
+class Planned(NamedTuple):
+    """The memory of a config's run."""
+
+    plan: MemoryPlan
+    shape: str
+    """The shape of a batch, in words."""
+    compiled: Callable[[int], int]
+    """lanes -> bytes that the compiler of the present device plans."""
+
+
+def planned(config: Mapping[str, Any]) -> Planned:
+    """Returns the memory of a resolved config's run.
+
+    Clients and examples that only the data know are not counted.
+
+    Raises:
+      InputError: an unsupported model, or its ``config.json`` cannot be read.
+    """
+    options, resolved = dict(config["model"]), dict(config)
+    shape = options["config"] or read_config(options["name"], source=options["source"])
+    task = _task(resolved)
+    kind = configs.head_kind(options["head"]) or task.head
+    labels = () if kind in heads.WITHOUT_CLASSES else _CLASSES
+    known = ("dtype", "dropout", "quantize", "remat", "scan_layers")
+    model = abstract_model(
+        shape,
+        configs.build_method(resolved),
+        head=heads.make(kind, labels),
+        **{name: options[name] for name in known if name in options},
+    )
+    size, length = config["batch_size"], _length(resolved, model.config)
+    if "image_size" in model.config:
+        raise InputError("The memory of models of images is not computed.")
+    batch = example_batch(kind, batch_size=size, length=length)
+    algorithm = configs.build_algorithm(resolved)
+    clients = config["partition"].get("clients") or config["clients_per_round"] or 1
+    plan = plan_memory(model, algorithm, task, batch, clients=clients)
+    parts = (model, algorithm, task, batch)
+    return Planned(plan, f"{size} x {length} tokens", lambda n: compiled_bytes(*parts, n))
+
+
+def _task(config: dict[str, Any]) -> Task:
+    """Returns the task of a config, or else that of its data set."""
+    entry = DATASETS.get(config["data"]["name"])
+    named = config["task"] or config["model"]["head"] or entry is None
+    return configs.task_of(config) if named or entry is None else entry.task
+
+
+def _length(config: Mapping[str, Any], shape: Mapping[str, Any]) -> int:
+    """Returns the number of tokens of a row."""
+    data = config["data"]
+    entry = DATASETS.get(data["name"])
+    usual = _LENGTH if entry is None else entry.settings.max_length
+    length: int = data["packing"] or data["max_length"] or usual
+    return min(length, shape.get("max_position_embeddings", length))
+
+
+def platform() -> str:
+    """Returns the platform of the first device, such as ``cpu``."""
+    return jax.devices()[0].platform

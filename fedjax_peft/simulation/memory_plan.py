@@ -1,0 +1,424 @@
+"""The memory that a run needs on its device: by arithmetic, without allocating the model.
+
+What a compiled round holds::
+
+    frozen weights + server's state + clients' state + training data
+    + lanes · (adapters, gradient and optimizer state + activations)
+
+All terms but the last follow from shapes. For the activations, the loss of one batch and its
+gradient are traced with shapes in the place of arrays. The forward pass hands *residuals* to the
+backward pass: the arrays that depend on the examples or on trained leaves, each counted once. To
+them comes room for the arrays of the layer that is at work. So everything that decides the size
+(family, head, length, dtype, ``remat``, the chunks of the loss) is counted as the program has it.
+
+The compiler may fuse more or less than is counted here. :func:`compiled_bytes` compiles a round
+for the present device, again without the frozen weights, and asks it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+from fedjax_peft import tree
+from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.models.base import Model
+from fedjax_peft.roles import assign_roles
+from fedjax_peft.simulation.session import session
+from fedjax_peft.typing import Algorithm, ClientContext, Params, PyTree, Task
+
+__all__ = [
+    "Activations",
+    "MemoryPlan",
+    "activations",
+    "compiled_bytes",
+    "example_batch",
+    "plan_memory",
+]
+
+
+class Activations(NamedTuple):
+    """Bytes of one lane's step that depend on its examples."""
+
+    residuals: int
+    """What the forward pass keeps for the backward pass."""
+    working: int
+    """Room for the layer at work: its largest array with this array's gradient; with ``remat`` also
+    the residuals of the one block that is computed again."""
+    largest: tuple[int, ...]
+    """The shape of this array, such as ``[batch, length, vocabulary]`` for logits."""
+
+    @property
+    def total(self) -> int:
+        """Both together."""
+        return self.residuals + self.working
+
+
+class MemoryPlan(NamedTuple):
+    """Bytes on the device."""
+
+    frozen: int
+    """The frozen weights, as a run holds them."""
+    server: int
+    """The server's state, a new one, and the sum of the uploads."""
+    clients: int
+    """The state that all clients keep between rounds."""
+    columns: int
+    """The training examples."""
+    lane: int
+    """One lane's trained leaves with their gradients and its optimizer state."""
+    activations: Activations
+    """Of one lane."""
+
+    @property
+    def fixed(self) -> int:
+        """The part that does not depend on the number of lanes."""
+        return self.frozen + self.server + self.clients + self.columns
+
+    @property
+    def per_lane(self) -> int:
+        """The part of one lane."""
+        return self.lane + self.activations.total
+
+    def total(self, lanes: int) -> int:
+        """Returns the bytes with this number of lanes."""
+        return self.fixed + lanes * self.per_lane
+
+    def most_lanes(self, memory: float) -> int:
+        """Returns the largest number of lanes that fits into ``memory`` bytes; 0 if none does."""
+        return max(int((memory - self.fixed) // max(self.per_lane, 1)), 0)
+
+
+def plan_memory(
+    model: Model,
+    algorithm: Algorithm,
+    task: Task,
+    batch: Mapping[str, Any],
+    *,
+    clients: int = 1,
+    examples: int = 0,
+) -> MemoryPlan:
+    """Returns the memory of a run, from shapes alone.
+
+    Args:
+      model: arrays or shapes, with a PEFT method.
+      algorithm: the algorithm.
+      task: has the loss.
+      batch: columns of one client's batch, arrays or shapes.
+      clients: in the federation.
+      examples: in the training data.
+    """
+    names = assign_roles(model.kinds, algorithm.roles)
+    shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
+    fixed = tree.select(model.trainable, names["fixed"])
+
+    def states(frozen: Params, shared: Params, private: Params, fixed: Params, key: Any) -> Any:
+        context = ClientContext(partial(model.apply, frozen), task, fixed, jnp.int32(1))
+        server, own = algorithm.server.init(shared), algorithm.init_client_state(shared, private)
+        local = algorithm.client(context).init(algorithm.server.broadcast(server), own, key)
+        return server, own, local
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    server, own, local = jax.eval_shape(
+        states, *_shapes((model.frozen, shared, private, fixed, key))
+    )
+    rows = {name: x for name, x in batch.items() if name != "mask"}
+    return MemoryPlan(
+        frozen=tree.nbytes(model.frozen),
+        server=3 * tree.nbytes(server),
+        clients=clients * tree.nbytes(own),
+        columns=examples * sum(tree.nbytes(x) // x.shape[0] for x in rows.values()),
+        lane=tree.nbytes(local) + 2 * tree.nbytes((shared, private)),
+        activations=activations(model, task, batch),
+    )
+
+
+def example_batch(head: str, *, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of a batch for a head; the columns are those that its task reads.
+
+    Args:
+      head: the kind of the head, such as ``causal_lm``.
+      batch_size: examples in a batch.
+      length: tokens in an example.
+    """
+    whole, truth = jnp.int32, jnp.bool_
+    columns: dict[str, tuple[tuple[int, ...], Any]] = {
+        "input_ids": ((length,), whole),
+        "attention_mask": ((length,), truth),
+    }
+    match head:
+        case "causal_lm":
+            columns |= {"loss_mask": ((length,), truth)}
+        case "token_classification":
+            columns |= {"labels": ((length,), whole)}
+        case "span_classification":
+            columns |= {"start": ((), whole), "end": ((), whole), "context": ((length,), truth)}
+        case _:
+            columns |= {"labels": ((), whole)}
+    shapes = {n: jax.ShapeDtypeStruct((batch_size, *s), d) for n, (s, d) in columns.items()}
+    return shapes | {"mask": jax.ShapeDtypeStruct((batch_size,), jnp.bool_)}
+
+
+def compiled_bytes(
+    model: Model,
+    algorithm: Algorithm,
+    task: Task,
+    batch: Mapping[str, jax.ShapeDtypeStruct],
+    lanes: int,
+) -> int:
+    """Returns the bytes that a compiled round needs on the present device, arguments included.
+
+    Nothing is allocated but adapters and ``lanes`` batches. The round has one step of each of
+    ``lanes`` clients.
+
+    Args:
+      model: as for :func:`plan_memory`, with shapes in the place of the frozen arrays.
+      algorithm: likewise.
+      task: likewise.
+      batch: likewise.
+      lanes: the number of clients that run side by side.
+    """
+    size = batch["mask"].shape[0]
+    columns = {
+        name: np.ones((lanes * size, *x.shape[1:]), x.dtype)
+        for name, x in batch.items()
+        if name != "mask"
+    }
+    start = {name: jnp.zeros(x.shape, x.dtype) for name, x in model.trainable.items()}
+    data = Dataset(columns, ("0", "1"))
+    clients = Clients(data, tuple(np.arange(i * size, (i + 1) * size) for i in range(lanes)))
+    made = session(
+        model.replace(trainable=start),
+        algorithm,
+        clients,
+        batch_size=size,
+        local_steps=1,
+        task=task,
+        lanes=lanes,
+        length_buckets=1,
+    )
+    return made.program(made.plan(1)).memory(made.init(), made.plan(1))
+
+
+def activations(
+    model: Model, task: Task, batch: Mapping[str, Any], *, train: bool = True
+) -> Activations:
+    """Returns the activations of one lane, from shapes alone.
+
+    Args:
+      model: arrays or shapes; its frozen leaves as a run holds them.
+      task: has the loss.
+      batch: columns of one batch, arrays or shapes.
+      train: whether dropout is on.
+    """
+
+    def loss(frozen: Params, trainable: Params, batch: Any, key: Any) -> jax.Array:
+        return task.loss(model.apply(frozen, trainable, batch, key, train), batch)[0]
+
+    def residuals(frozen: Params, trainable: Params, batch: Any, key: Any) -> Any:
+        return jax.vjp(lambda trainable: loss(frozen, trainable, batch, key), trainable)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    shapes = _shapes((model.frozen, model.trainable, dict(batch), key))
+    made: list[_Array] = []
+    blocks: list[tuple[Any, tuple[bool, ...]]] = []
+
+    def run(function: Any, made: list[_Array]) -> list[_Array]:
+        traced = jax.make_jaxpr(function)(*shapes).jaxpr
+        inputs = [_Array(v.aval) for v in traced.invars]
+        for x in inputs[len(model.frozen) :]:
+            x.depends = True
+        return _run(traced, inputs, made, blocks)
+
+    run(loss, [])  # rematerialised blocks are visible in the forward pass alone
+    results = run(residuals, made)
+    made = _used(results, made)
+    nothing = _Array(jax.core.ShapedArray((), jnp.int8))
+    largest = max(_with_loops(made), key=lambda x: x.nbytes, default=nothing)
+    kept = sum(x.nbytes for x in _kept(results, made))
+    again = max(map(_residuals_of_block, blocks), default=0)
+    return Activations(kept, 2 * largest.nbytes + again, tuple(largest.aval.shape))
+
+
+def _residuals_of_block(equation: tuple[Any, tuple[bool, ...]]) -> int:
+    """Returns the bytes that the backward pass of one rematerialised block keeps meanwhile."""
+    body, depends = equation
+    inputs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in body.invars]
+    moves = [
+        i
+        for i, (x, moved) in enumerate(zip(inputs, depends, strict=True))
+        if moved and jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+
+    def residuals(*values: jax.Array) -> Any:
+        def run(*chosen: jax.Array) -> Any:
+            given = list(values)
+            for i, x in zip(moves, chosen, strict=True):
+                given[i] = x
+            return jax.core.eval_jaxpr(body, (), *given)
+
+        return jax.vjp(run, *(values[i] for i in moves))
+
+    traced = jax.make_jaxpr(residuals)(*inputs).jaxpr
+    arrays = [_Array(v.aval) for v in traced.invars]
+    for x, moved in zip(arrays, depends, strict=True):
+        x.depends = moved
+    made: list[_Array] = []
+    return sum(x.nbytes for x in _kept(_run(traced, arrays, made, []), made))
+
+
+def _shapes(values: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), values)
+
+
+# fmt: off
+_CHEAP = frozenset(
+    [
+        "add", "add_any", "and", "broadcast_in_dim", "convert_element_type", "copy", "eq",
+        "ge", "gt", "integer_pow", "iota", "le", "lt", "max", "min", "mul", "ne", "neg",
+        "not", "or", "reshape", "select_n", "sign", "square", "squeeze", "stop_gradient",
+        "sub", "transpose",
+    ]
+)
+# fmt: on
+"""Operations that a compiler repeats inside the operation that uses their result, so that the
+result is not stored, if it is made of one stored array. The inputs of matrix products are stored.
+"""
+_VIEWS = frozenset(["convert_element_type", "copy", "reshape", "squeeze", "transpose"])
+_REMAT = frozenset(["checkpoint", "remat", "remat2"])
+_CALLS = frozenset(
+    ["closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit"]
+)
+"""Operations that contain others."""
+_LOOPS = {"scan": "jaxpr", "while": "body_jaxpr"}
+"""Loops -> the parameter that holds their body. One turn's arrays exist at a time."""
+
+
+class _Array:
+    """An array of a traced program."""
+
+    def __init__(self, aval: Any, name: str = "", inputs: Sequence["_Array"] = ()):
+        self.aval, self.name = aval, name
+        self.inputs: list[_Array] = [x for x in inputs if x.depends]
+        self.depends: bool = bool(self.inputs)
+        """Whether it depends on the examples or on trained leaves."""
+
+        self.stored = False
+        """Whether an operation needs it in memory."""
+
+        self.inside: list[_Array] = []
+        """The arrays that exist during one turn of the loop that makes this array."""
+
+    def store(self) -> None:
+        """Notes that a matrix product needs this array, or the one that it is a view of."""
+        self.stored = True
+        if self.name in _VIEWS:
+            for x in self.inputs:
+                x.store()
+
+    @property
+    def nbytes(self) -> int:
+        dtype = getattr(self.aval, "dtype", None)
+        if dtype is None or jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return 0
+        return int(self.aval.size * dtype.itemsize)
+
+
+def _run(
+    jaxpr: Any,
+    inputs: Sequence[_Array],
+    made: list[_Array],
+    blocks: list[tuple[Any, tuple[bool, ...]]],
+) -> list[_Array]:
+    """Returns the results of a traced program, and adds all arrays that depend to ``made``.
+
+    Inner functions count as if they were written out, and loops as their results. Rematerialised
+    functions are added to ``blocks``, with their inputs that depend.
+    """
+    known: dict[Any, _Array] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(v: Any) -> _Array:
+        if isinstance(v, Literal) or v not in known:  # a constant
+            return _Array(v.aval)
+        return known[v]
+
+    for equation in jaxpr.eqns:
+        inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+        given = [read(v) for v in equation.invars]
+        if equation.primitive.name in _CALLS and inner is not None:
+            outputs = _run(getattr(inner, "jaxpr", inner), given, made, blocks)
+        else:
+            name = equation.primitive.name
+            outputs = [_Array(v.aval, name, given) for v in equation.outvars]
+            if name in _LOOPS:
+                _run_once(equation, given, outputs, blocks)
+            if name in _REMAT:
+                blocks.append((inner, tuple(x.depends for x in given)))
+            if name == "dot_general":
+                for x in given:
+                    x.store()
+            made += [x for x in outputs if x.depends]
+        known |= dict(zip(equation.outvars, outputs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _run_once(
+    equation: Any,
+    inputs: Sequence[_Array],
+    outputs: Sequence[_Array],
+    blocks: list[tuple[Any, tuple[bool, ...]]],
+) -> None:
+    """Adds the arrays of one turn of a loop to the loop's outputs."""
+    body = equation.params[_LOOPS[equation.primitive.name]].jaxpr
+    given = [_Array(v.aval) for v in body.invars]
+    # The first inputs of a while loop belong to its condition; the body has the others.
+    for x, outer in zip(given, inputs[len(inputs) - len(given) :], strict=True):
+        x.depends = outer.depends
+    inside: list[_Array] = []
+    _run(body, given, inside, blocks)
+    for x in outputs:
+        x.inside = inside
+
+
+def _with_loops(arrays: Sequence[_Array]) -> Iterator[_Array]:
+    """Yields arrays, and those inside the loops that make them."""
+    yield from arrays
+    loops = {id(x.inside): x.inside for x in arrays}
+    for inside in loops.values():
+        yield from _with_loops(inside)
+
+
+def _used(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
+    """Returns the arrays that the results need; a compiler drops the others."""
+    found: set[int] = set()
+    waiting = list(results)
+    while waiting:
+        x = waiting.pop()
+        if id(x) not in found:
+            found.add(id(x))
+            waiting += x.inputs
+    return [x for x in made if id(x) in found]
+
+
+def _kept(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
+    """Returns the residuals that are stored: those that are no cheap function of stored ones."""
+    asked, kept = set(map(id, results)), []
+    free: set[int] = set()
+
+    def is_free(x: _Array) -> bool:
+        """Whether a cheap function of stored arrays gives ``x``."""
+        return id(x) in free or (
+            x.name in _CHEAP and len(set(x.inputs)) == 1 and is_free(x.inputs[0])
+        )
+
+    for x in made:  # in the order of the program
+        if not x.stored and is_free(x):
+            free.add(id(x))
+        elif id(x) in asked:
+            free.add(id(x))
+            kept.append(x)
+    return kept

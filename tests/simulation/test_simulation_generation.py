@@ -1,0 +1,127 @@
+"""Completions in the evaluation of a run, and those of its models afterwards."""
+
+import json
+
+import numpy as np
+import optax
+import pytest
+from compiled import compilations
+
+import fedjax_peft as fp
+from fedjax_peft import tasks
+from fedjax_peft.algorithms import fedavg, fedsa
+from fedjax_peft.cli import main as cli
+from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.tasks.text_scores import exact_match, mean_score, rouge_l
+from fedjax_peft.testing import write_tiny_language_model
+
+pytestmark = pytest.mark.slow
+
+WORDS = ["red", "blue", "green", "sun", "tree", "sea"]
+NEW = 6
+
+
+def talks(n, seed):
+    """Returns conversations whose answer repeats the first word of the prompt."""
+    rng = np.random.default_rng(seed)
+    pairs = [rng.choice(WORDS, 1 + i % 3) for i in range(n)]
+    return [
+        [
+            {"role": "user", "content": " ".join(words)},
+            {"role": "assistant", "content": str(words[0])},
+        ]
+        for words in pairs
+    ]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    root = tmp_path_factory.mktemp("generation")
+    write_tiny_language_model(root / "model", initializer_range=0.3)
+    (root / "data").mkdir()
+    for split, (n, seed) in {"train": (40, 0), "test": (10, 1)}.items():
+        lines = [json.dumps({"messages": talk}) for talk in talks(n, seed)]
+        (root / "data" / f"{split}.jsonl").write_text("\n".join(lines))
+    return root
+
+
+@pytest.fixture(scope="module")
+def model(directory):
+    model = fp.load_model(directory / "model", head=fp.heads.causal_lm())
+    return fp.attach(model, fp.lora(rank=4))
+
+
+@pytest.fixture(scope="module")
+def data(directory, model):
+    task = tasks.instruction_tuning(metric="exact_match", max_new_tokens=NEW)
+    path = str(directory / "data")
+    return fp.load_dataset(path, tokenizer=model.tokenizer, max_length=32, task=task)
+
+
+FEDAVG = fedavg(optax.adam(3e-3))
+
+
+def run(model, data, algorithm=FEDAVG, rounds=2, **options):
+    clients = fp.partition.iid(data["train"], 4, seed=0)
+    options = {"clients_per_round": 4, "batch_size": 4, "eval_batch_size": 8, **options}
+    return simulate(model, algorithm, clients, test=data["test"], rounds=rounds, **options)
+
+
+def asked(data):
+    """Returns the prompts of the test set, and their gold answers."""
+    rows = zip(data.columns["prompt_ids"], data.columns["prompt_mask"], strict=True)
+    return [ids[mask] for ids, mask in rows], [data.references[i] for i in data.meta["unit"]]
+
+
+def test_scores_of_a_round_are_those_of_the_completions(model, data, directory, tmp_path):
+    result = run(model, data, out=tmp_path / "run")
+    row = result.metrics[-1]
+    assert row["headline"] == "exact_match"
+    prompts = [talk[0]["content"] for talk in talks(10, 1)]
+    _, golds = asked(data["test"])
+    texts = result.generate(prompts, max_new_tokens=NEW)
+    assert len({*texts}) > 1
+    assert row["test_rouge_l"] == pytest.approx(mean_score(rouge_l, texts, golds))
+    assert row["test_exact_match"] == pytest.approx(mean_score(exact_match, texts, golds))
+    # From disk, where a run in Python keeps its task and its template.
+    loaded = fp.load_run(tmp_path / "run")
+    assert loaded.generate(prompts, max_new_tokens=NEW) == texts
+    told = [[{"role": "user", "content": text}] for text in prompts]
+    assert loaded.generate(told, max_new_tokens=NEW) == texts
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+    arguments = ["--input", str(source), "--output", str(target), "--max-new-tokens", str(NEW)]
+    assert cli.main(["predict", str(tmp_path / "run"), *arguments]) == 0
+    lines = target.read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"completion": text} for text in texts]
+
+
+def test_one_program_generates_in_all_rounds(model, data):
+    run(model, data)
+    compilations.clear()
+    run(model, data, rounds=4, eval_every=1)
+    assert not compilations
+
+
+def test_the_result_does_not_depend_on_batches_and_lanes(model, data):
+    """Also drawn completions: their keys come from the prompts."""
+    task = tasks.instruction_tuning("rouge_l", NEW, temperature=0.8, top_p=0.9)
+    drawn = {name: fp.Dataset(**{**vars(x), "task": task}) for name, x in data.items()}
+    first = run(model, drawn, rounds=1, lanes=1)
+    other = run(model, drawn, rounds=1, lanes=2, eval_batch_size=3)
+    for row, same in zip(first.metrics, other.metrics, strict=True):
+        assert row["test_rouge_l"] == pytest.approx(same["test_rouge_l"], abs=1e-6)
+
+
+def test_personal_models_generate_too(model, data):
+    """In FedSA-LoRA clients keep B: each completes the test prompts with its own model."""
+    result = run(model, data, fedsa(optax.adam(3e-3)), test_clients=3, lanes=2)
+    scores = []
+    prompts = [talk[0]["content"] for talk in talks(10, 1)]
+    _, golds = asked(data["test"])
+    assert result.metrics[-1]["test_count"] == 3
+    for client in range(4):
+        texts = result.generate(prompts, client=client, max_new_tokens=NEW)
+        scores.append(mean_score(rouge_l, texts, golds))
+    triples = [np.mean(np.delete(scores, i)) for i in range(4)]
+    assert np.abs(np.array(triples) - result.metrics[-1]["test_rouge_l"]).min() < 1e-6

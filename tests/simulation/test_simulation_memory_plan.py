@@ -1,0 +1,120 @@
+"""The memory plan: its terms by hand, and its sum beside what the compiler plans."""
+
+import jax
+import optax
+import pytest
+
+from fedjax_peft import algorithms, testing
+from fedjax_peft.models import heads
+from fedjax_peft.models.registry import random_model
+from fedjax_peft.peft import lora
+from fedjax_peft.peft.base import abstract_model, attach
+from fedjax_peft.simulation.memory_plan import (
+    Activations,
+    MemoryPlan,
+    activations,
+    compiled_bytes,
+    example_batch,
+    plan_memory,
+)
+from fedjax_peft.tasks import classification, next_token
+
+BERT = {**testing.TINY_BERT, "max_position_embeddings": 64}
+LLAMA = testing.TINY_LLAMA
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 261,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 256,
+}
+ALGORITHM = algorithms.fedavg(optax.adamw(1e-4))
+
+
+def parts(shape, **options):
+    """Returns the model, algorithm, task and batch of a plan."""
+    if shape["model_type"] == "bert":
+        head, task = heads.classification(2), classification()
+    else:
+        head, task = heads.causal_lm(), next_token()
+    model = abstract_model(shape, lora(4), head=head, **options)
+    return model, ALGORITHM, task, example_batch(head.kind, batch_size=8, length=64)
+
+
+def _lora_numbers(rank, width, key_value, layers):
+    """LoRA's parameters on query and value: A [width, rank] and B [rank, outputs] of each."""
+    return layers * rank * ((width + width) + (width + key_value))
+
+
+def test_the_terms_of_a_llama_by_hand():
+    rank, width, inner, key_value, layers, words = 4, 32, 64, 16, 2, 261
+    model, algorithm, task, batch = parts(LLAMA, dtype="bfloat16")
+    plan = plan_memory(model, algorithm, task, batch, clients=10, examples=100)
+    matrices = words * width + layers * (2 * width * width + 2 * width * key_value)
+    matrices += layers * 3 * width * inner
+    norms = (2 * layers + 1) * width  # vectors stay float32
+    assert plan.frozen == 2 * matrices + 4 * norms
+    trained = 4 * _lora_numbers(rank, width, key_value, layers)
+    # The values, both moments and AdamW's count; then the gradient and the new values.
+    assert plan.lane == pytest.approx(5 * trained, abs=16)
+    assert plan.server == pytest.approx(3 * trained, abs=16)
+    assert plan.clients == 0
+    assert plan.columns == 100 * 64 * (4 + 1 + 1)  # int32 ids and two masks
+
+
+def test_a_client_that_keeps_a_model_counts_once_for_each_client():
+    model, _, task, batch = parts(BERT)
+    ditto = algorithms.ditto(optax.sgd(0.1))
+    few, many = (plan_memory(model, ditto, task, batch, clients=n).clients for n in (1, 7))
+    own = [x for name, x in model.trainable.items() if model.kinds[name] != "fixed"]
+    assert few == sum(4 * x.size for x in own)
+    assert many == 7 * few
+
+
+def test_recomputed_blocks_leave_their_inputs_alone():
+    model, _, task, batch = parts(BERT)
+    whole = activations(model, task, batch)
+    model, *_ = parts(BERT, remat="blocks")
+    again = activations(model, task, batch)
+    hidden = 8 * 64 * BERT["hidden_size"] * 4
+    # A block's input is what is kept; the arrays around the blocks come to it.
+    assert again.residuals < 8 * hidden < whole.residuals
+    assert again.working > whole.working, "one block's residuals exist while it is computed again"
+
+
+def test_the_logits_of_all_positions_are_not_counted():
+    shape = {**GPT2, "vocab_size": 70_000}
+    _, _, task, batch = parts(GPT2)
+    model = abstract_model(shape, lora(4), head=heads.causal_lm())
+    assert activations(model, task, batch).largest == (64, 70_000), "one chunk of the loss"
+
+
+def test_lanes_share_what_does_not_depend_on_them():
+    plan = MemoryPlan(100, 20, 30, 50, 5, Activations(4, 1, (1,)))
+    assert (plan.fixed, plan.per_lane) == (200, 10)
+    assert plan.total(3) == 230
+    assert [plan.most_lanes(memory) for memory in (150, 209, 210, 299)] == [0, 0, 1, 9]
+
+
+def test_shapes_and_arrays_have_one_plan():
+    model, *rest = parts(BERT)
+    real = attach(random_model(BERT, head=heads.classification(2)), lora(4))
+    assert plan_memory(real, *rest) == plan_memory(model, *rest)
+    assert isinstance(next(iter(real.frozen.values())), jax.Array)
+
+
+@pytest.fixture
+def _optimised():
+    """Turns on the optimisations that decide the memory, and that tests otherwise leave out."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_optimised")
+def test_the_sum_is_within_fifteen_percent_of_the_compilers():
+    chosen = parts(LLAMA, quantize="nf4")
+    plan = plan_memory(*chosen, clients=1, examples=8)
+    assert plan.total(1) == pytest.approx(compiled_bytes(*chosen, 1), rel=0.15)

@@ -1,0 +1,154 @@
+"""``fp.generate`` and likelihoods, beside torch ``transformers``."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import fedjax_peft as fp
+from fedjax_peft import generation
+from fedjax_peft.generation import complete, end_tokens, generate, likelihoods
+from fedjax_peft.models.decoding import NO_TOKEN
+from fedjax_peft.testing import write_tiny_language_model
+from fedjax_peft.typing import Sampling
+
+PROMPTS = ["Give three tips.", "a", "Where is the lighthouse of Marenholm, and who built it?", "!"]
+
+
+@functools.cache
+def directory(root):
+    # Large weights: a random model then says more than one word.
+    return write_tiny_language_model(root, initializer_range=0.5)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def model(path):
+    return fp.load_model(path, head=fp.heads.causal_lm())
+
+
+@pytest.fixture(scope="module")
+def reference(path):
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    return AutoModelForCausalLM.from_pretrained(path).eval(), tokenizer
+
+
+def torch_completed(reference, prompts, new):
+    torch_model, tokenizer = reference
+    given = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+    given.pop("token_type_ids", None)
+    with torch.no_grad():
+        out = torch_model.generate(**given, max_new_tokens=new, do_sample=False)
+    return tokenizer.batch_decode(out[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("batch_size", [16, 2])
+def test_greedy_texts_are_those_of_transformers(model, reference, batch_size):
+    got = generate(model, model.trainable, PROMPTS, max_new_tokens=10, batch_size=batch_size)
+    assert got == torch_completed(reference, PROMPTS, 10)
+    assert len({*got}) == len(PROMPTS)
+
+
+def test_drawn_texts_depend_on_seed_and_place_but_not_on_batches(model):
+    def texts(prompts=PROMPTS, **more):
+        how = {"max_new_tokens": 10, "temperature": 0.9, "top_p": 0.95, "seed": 3} | more
+        return fp.generate(model, model.trainable, prompts, **how)
+
+    first = texts()
+    assert texts(batch_size=2) == first
+    assert texts(PROMPTS[:2], batch_size=2) == first[:2]
+    assert texts(seed=4, batch_size=2) != first
+    same = texts(["a"] * 4, batch_size=2)
+    assert len({*same}) > 1  # samples of one prompt differ, as pass@k needs
+
+
+def test_lengths_share_programs(model):
+    # Prompts of 1 to 16 tokens have one padded length, and 17 to 32 the next.
+    how = Sampling(4)
+    run = generation._completing(model.apply, how)
+    for lengths in ((3, 5, 16), (1, 2, 9), (17, 30, 2, 4)):
+        rows = [np.arange(n) + 10 for n in lengths]
+        complete(model, model.trainable, rows, how, batch_size=2)
+    assert run._cache_size() == 2
+
+
+def test_scanned_layers_generate_the_same(model, path):
+    scanned = fp.load_model(path, head=fp.heads.causal_lm(), scan_layers=True)
+    rows, how = [np.arange(3) + 10, np.arange(5) + 30], Sampling(4)
+    expected = complete(model, model.trainable, rows, how, batch_size=2)
+    got = complete(scanned, scanned.trainable, rows, how, batch_size=2)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_likelihoods_are_those_of_transformers(model, reference):
+    torch_model, tokenizer = reference
+    pairs = [("Give three", " tips."), ("a", "b"), ("Who built", " it? Anders and Ib")]
+    rows = [
+        tuple(tokenizer(text, add_special_tokens=False)["input_ids"] for text in pair)
+        for pair in pairs
+    ]
+    context, _ = rows[1]
+    with torch.no_grad():
+        likeliest = torch_model(torch.tensor([context])).logits[0, -1].argmax().item()
+    rows.append((context, [likeliest]))
+    got = likelihoods(model, model.trainable, rows, batch_size=4)
+    for (first, then), found in zip(rows, got, strict=True):
+        ids = torch.tensor([[*first, *then]])
+        with torch.no_grad():
+            log = torch.log_softmax(torch_model(ids).logits[0], -1).numpy()
+        places = np.arange(len(first) - 1, len(first) + len(then) - 1)
+        assert found.total == pytest.approx(log[places, then].sum(), abs=2e-5 * len(then))
+        assert found.greedy == (log[places].argmax(-1) == then).all()
+        assert found.tokens == len(then)
+    assert got[-1].greedy
+    assert not got[0].greedy
+
+
+def test_an_empty_prompt_begins_with_the_token_before_a_text(model):
+    (end,) = end_tokens(model)[:1]
+    how = Sampling(3)
+    got = complete(model, model.trainable, [[], [end]], how)
+    np.testing.assert_array_equal(got[0], got[1])
+    assert likelihoods(model, model.trainable, [((), (5,))])[0].tokens == 1
+
+
+def test_nothing_follows_the_end_token(model):
+    free = complete(model, model.trainable, [[20, 30, 40]], Sampling(8), ends=())
+    end = int(free[0, 3])
+    first = int(np.argmax(free[0] == end))
+    got = complete(model, model.trainable, [[20, 30, 40]], Sampling(8), ends=[end])
+    np.testing.assert_array_equal(got[0, : first + 1], free[0, : first + 1])
+    assert (got[0, first + 1 :] == NO_TOKEN).all()
+
+
+def test_templates_and_cut_prompts(model):
+    how = {"max_new_tokens": 4}
+    told = generate(model, model.trainable, ["Hi"], template="chat", **how)
+    talk = [[{"role": "user", "content": "Hi"}]]
+    assert generate(model, model.trainable, talk, template="chat", **how) == told
+    plain = generate(model, model.trainable, ["xxHi there"], max_length=8, **how)
+    assert plain == generate(model, model.trainable, ["Hi there"], **how)
+
+
+def test_prompts_that_cannot_be_completed(model):
+    params = model.trainable
+    assert generate(model, params, []) == []
+    with pytest.raises(fp.InputError, match="a list of texts"):
+        generate(model, params, "one text")
+    with pytest.raises(fp.InputError, match="not a list"):
+        generate(model, params, [[{"role": "user", "content": "Hi"}]])
+    with pytest.raises(fp.InputError, match="has no tokenizer"):
+        generate(model.replace(tokenizer=None), params, ["a"])
+    with pytest.raises(fp.InputError, match="temperature = -1"):
+        generate(model, params, ["a"], temperature=-1)
+    other = fp.testing.tiny_model()
+    with pytest.raises(fp.InputError, match="causal_lm"):
+        complete(other, other.trainable, [[1, 2]], Sampling(2))
+    with pytest.raises(fp.InputError, match="causal_lm"):
+        likelihoods(other, other.trainable, [((1,), (2,))])

@@ -1,0 +1,135 @@
+"""The harness's three questions, answered as torch ``transformers`` answers them.
+
+The harness itself is used if it is installed. Otherwise a class with its constructor stands in for
+its base class, which is all that the adapter uses.
+"""
+
+import sys
+import types
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import fedjax_peft as fp
+from fedjax_peft import lm_eval
+from fedjax_peft.testing import write_tiny_language_model
+
+
+class Request(NamedTuple):
+    args: tuple
+
+
+def requests(*rows):
+    return [Request(row) for row in rows]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def harness():
+    """Puts a stand-in in the harness's place where it is not installed."""
+    names = ("lm_eval", "lm_eval.api", "lm_eval.api.model")
+    try:
+        import lm_eval.api.model  # noqa: F401
+    except ImportError:
+        for name in names:
+            sys.modules[name] = types.ModuleType(name)
+        sys.modules[names[-1]].LM = type("LM", (), {})
+        yield
+        for name in names:
+            del sys.modules[name]
+    else:
+        yield
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_tiny_language_model(tmp_path_factory.mktemp("m"), initializer_range=0.5)
+
+
+@pytest.fixture(scope="module")
+def lm(path):
+    model = fp.load_model(path, head=fp.heads.causal_lm())
+    return lm_eval.of_model(model, max_length=24, max_new_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def reference(path):
+    return AutoModelForCausalLM.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+
+
+def log_likelihood(reference, context, then):
+    """Returns the sum of log-probabilities of tokens after others, and whether they are greedy."""
+    with torch.no_grad():
+        logits = reference[0](torch.tensor([[*context, *then]])).logits[0, len(context) - 1 : -1]
+    log = torch.log_softmax(logits, -1).numpy()
+    return log[np.arange(len(then)), then].sum(), (log.argmax(-1) == then).all()
+
+
+def ids(reference, text):
+    return reference[1](text, add_special_tokens=False)["input_ids"]
+
+
+def test_log_likelihoods_of_continuations(lm, reference):
+    rows = [("The sea", " is blue"), ("The sea ", "is blue"), ("", "red"), ("x" * 40, "yes no")]
+    got = lm.loglikelihood(requests(*rows))
+    end = reference[1].eos_token_id
+    expected = [
+        (ids(reference, "The sea"), ids(reference, " is blue")),
+        (ids(reference, "The sea"), ids(reference, " is blue")),
+        ([end], ids(reference, "red")),
+        (ids(reference, "x" * 40)[-(25 - 6) :], ids(reference, "yes no")),
+    ]
+    for (total, greedy), (context, then) in zip(got, expected, strict=True):
+        wanted = log_likelihood(reference, context, then)
+        assert total == pytest.approx(wanted[0], abs=2e-4)
+        assert greedy == wanted[1]
+
+
+def test_log_likelihoods_of_whole_texts(lm, reference):
+    long = "Sankt Pauls Harbour is far, and the lamp burns oil."
+    got = lm.loglikelihood_rolling(requests((long,), ("red",), ("",)))
+    tokens, end = ids(reference, long), reference[1].eos_token_id
+    assert len(tokens) == 51
+    windows = [([end], tokens[:24]), (tokens[23:24], tokens[24:48]), (tokens[26:48], tokens[48:])]
+    expected = sum(log_likelihood(reference, *window)[0] for window in windows)
+    assert got[0] == pytest.approx(expected, abs=5e-4)
+    assert got[1] == pytest.approx(
+        log_likelihood(reference, [end], ids(reference, "red"))[0], abs=2e-4
+    )
+    assert got[2] == 0
+
+
+def test_completions_end_at_stop_words(lm, reference):
+    prompts = ["The sea", "a", "Who built it?"]
+    with torch.no_grad():
+        whole = [
+            reference[0].generate(
+                torch.tensor([ids(reference, text)]), max_new_tokens=6, do_sample=False
+            )[0, len(ids(reference, text)) :]
+            for text in prompts
+        ]
+    texts = [reference[1].decode(x, skip_special_tokens=True) for x in whole]
+    how = {"until": [], "max_gen_toks": 6, "do_sample": False, "temperature": 0.0}
+    assert lm.generate_until(requests(*[(text, how) for text in prompts])) == texts
+    stop = texts[0][3]
+    stopped = lm.generate_until(requests((prompts[0], how | {"until": ["", stop]})))
+    assert stopped == [texts[0].split(stop)[0]]
+    free = lm.generate_until(requests((prompts[1], {"until": "zzz"})))
+    assert free[0].startswith(texts[1])
+    drawn = how | {"do_sample": True, "temperature": 1.0}
+    assert lm.generate_until(requests((prompts[0], drawn))) != [texts[0]]
+
+
+def test_chat_templates_are_the_tokenizer_s(lm):
+    talk = [{"role": "user", "content": "Hi"}]
+    assert lm.apply_chat_template(talk) == "<|user|>Hi<|end|><|assistant|>"
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    with pytest.raises(fp.InputError, match="has no tokenizer"):
+        lm_eval.of_model(fp.testing.tiny_model())
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
+    with pytest.raises(fp.InputError, match=r"fedjax_peft\[lm-eval\]"):
+        lm_eval.of_model(fp.testing.tiny_model())
