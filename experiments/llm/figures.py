@@ -1,0 +1,178 @@
+"""How instruction tuning in a federation changes the answers of a small language model.
+
+    python experiments/llm/figures.py runs/llm/sweep --data runs/llm/instructions --out DIR
+
+Writes ``exact_match`` (PNG, SVG, PDF, and its data as CSV), ``by_task`` (Markdown, CSV, LaTeX) and
+``answers.md``, the answers to some prompts before and after. For the table, the final models answer
+all test prompts again.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedjax_peft as fp
+from fedjax_peft.report.figure_files import PALETTE, save, style, subplots
+from fedjax_peft.report.intervals import LEVEL, student
+from fedjax_peft.report.study import Cell, paired, read_study, summarise
+from fedjax_peft.report.table_files import TextTable
+from fedjax_peft.tasks.text_scores import exact_match
+
+METHODS = {"fedavg": "FedAvg over LoRA"}
+"""Another method of the sweep has its line here."""
+PROMPTS = {
+    "Someone wrote about a film: two hours of pure joy\n"
+    "The opinion is positive or negative. Which?": "positive",
+    "Someone wrote about a film: dull, loud and far too long\n"
+    "The opinion is positive or negative. Which?": "negative",
+    "To which newsgroup was this post sent?\n\n"
+    "The shuttle reached its orbit after an hour.": "sci.space",
+    "How are the two marked nouns related?\n\n"
+    "The <e1>storm</e1> caused a <e2>flood</e2>.": "Cause-Effect(e1,e2)",
+}
+"""The prompts of ``answers.md``, and the right answers."""
+TOKENS = 18
+"""The longest answer, as in the config."""
+
+Scores = Mapping[str, float]
+"""Task, or ``all`` -> share of exact matches."""
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a jsonl file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def answers(model: fp.Model, params: Any, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a model's answers to the prompts of rows."""
+    prompts = [row["messages"][:-1] for row in rows]
+    settings: dict[str, Any] = {"template": "chat", "max_new_tokens": TOKENS, "batch_size": 64}
+    return fp.generate(model, params, prompts, **settings)
+
+
+def matches(given: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Scores:
+    """Returns the share of exact matches of every task, and of all rows."""
+    right: dict[str, list[float]] = {"all": []}
+    for answer, row in zip(given, rows, strict=True):
+        score = exact_match(answer, row["messages"][-1]["content"])
+        for key in ("all", row["task"]):
+            right.setdefault(key, []).append(float(score))
+    return {task: float(np.mean(scores)) for task, scores in right.items()}
+
+
+def most_frequent(train: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> Scores:
+    """Returns the scores of always giving a task's most frequent answer."""
+    counts: dict[str, Counter] = {}
+    for row in train:
+        counts.setdefault(row["task"], Counter())[row["messages"][-1]["content"]] += 1
+    return matches([counts[row["task"]].most_common(1)[0][0] for row in rows], rows)
+
+
+def draw(cells: Mapping[str, Cell], stem: Path) -> None:
+    """Writes the curves: means over seeds and their 95 % t intervals."""
+    data: list[dict[str, Any]] = []
+    with style():
+        fig, ax = subplots(1, 1, size=(4.6, 3.0))
+        for color, (name, cell) in zip(PALETTE, cells.items(), strict=False):
+            series = cell.series("test_exact_match")
+            rounds = next(iter(series.values()))[0]
+            values = 100 * np.array([ys for _, ys in series.values()])
+            mean = values.mean(axis=0)
+            ax.plot(rounds, mean, color=color, label=METHODS[name])
+            if len(values) > 1:
+                half = student(LEVEL, len(values) - 1) * values.std(axis=0, ddof=1)
+                half /= np.sqrt(len(values))
+                ax.fill_between(rounds, mean - half, mean + half, color=color, alpha=0.2, lw=0)
+            data += [
+                {"method": name, "seed": seed, "round": t, "test_exact_match": y}
+                for seed, (xs, ys) in series.items()
+                for t, y in zip(xs, ys, strict=True)
+            ]
+        ax.set(xlabel="Round", ylabel="Exact match (%)", ylim=(0, None))
+        ax.legend(loc="lower right")
+    save(fig, stem, data)
+
+
+def table(
+    cells: Mapping[str, Cell], scores: Mapping[str, Mapping[Any, Scores]], fixed: Mapping[str, Any]
+) -> TextTable:
+    """Returns the table of exact matches by task.
+
+    Args:
+      cells: method -> its chosen cell.
+      scores: method -> seed -> scores.
+      fixed: name of a row without seeds -> its scores.
+    """
+    tasks = list(next(iter(fixed.values())))
+    header = ["method", "learning rate", *(f"{task} %" for task in tasks), "minus FedAvg, points"]
+    rows = [
+        [name, "-", *(f"{100 * found[task]:.1f}" for task in tasks), "-"]
+        for name, found in fixed.items()
+    ]
+    for name, cell in cells.items():
+        rate = next(iter(cell.runs.values())).config["optimizer"]["learning_rate"]
+        by_seed = {task: {s: x[task] for s, x in scores[name].items()} for task in tasks}
+        difference = "-"
+        if name != "fedavg" and "fedavg" in scores:
+            base = {seed: x["all"] for seed, x in scores["fedavg"].items()}
+            difference = paired(by_seed["all"], base).text(100)
+        parts = [summarise(by_seed[task]).text(100) for task in tasks]
+        rows.append([METHODS[name], f"{rate:g}", *parts, difference])
+    seeds = sorted({len(cell.runs) for cell in cells.values()})
+    note = (
+        "Exact matches of the final model's answers on the test prompts (greedy), mean ± standard"
+        f" deviation over {' or '.join(map(str, seeds))} seeds; differences are paired by seed,"
+        " with the 95 % t interval."
+    )
+    return TextTable("Exact matches by task", header, rows, [note])
+
+
+def examples(columns: Mapping[str, Sequence[str]]) -> str:
+    """Returns Markdown with the answers of models to :data:`PROMPTS`."""
+    lines = ["# Answers", "", "To prompts that are in no data set; one seed.", ""]
+    for i, (prompt, right) in enumerate(PROMPTS.items()):
+        lines += ["```text", prompt, "```", "", f"* right: `{right}`"]
+        lines += [f"* {name}: `{' '.join(given[i].split())}`" for name, given in columns.items()]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Writes the figure, the table and the examples."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("sweep", type=Path, help="directory of the sweep")
+    parser.add_argument("--data", required=True, type=Path, help="directory of the instructions")
+    parser.add_argument("--out", required=True, type=Path, help="directory for the files")
+    a = parser.parse_args(words)
+    found = read_study(a.sweep).chosen()
+    cells = {name: found[name] for name in METHODS if name in found}
+    train, rows = read_rows(a.data / "train.jsonl"), read_rows(a.data / "test.jsonl")
+    scores: dict[str, dict[Any, Scores]] = {name: {} for name in cells}
+    fixed: dict[str, Scores] = {"always the most frequent answer": most_frequent(train, rows)}
+    own = [{"messages": [{"role": "user", "content": x}, {}]} for x in PROMPTS]
+    shown: dict[str, list[str]] = {}
+    for name, cell in cells.items():
+        for seed, record in cell.runs.items():
+            run = fp.load_run(record.path)
+            if not shown:
+                start = run.model, run.model.trainable
+                shown["the base"] = answers(*start, own)
+                fixed = {"the base": matches(answers(*start, rows), rows), **fixed}
+            if METHODS[name] not in shown:
+                shown[METHODS[name]] = answers(run.trained, run.params, own)
+            scores[name][seed] = matches(answers(run.trained, run.params, rows), rows)
+    a.out.mkdir(parents=True, exist_ok=True)
+    draw(cells, a.out / "exact_match")
+    made = table(cells, scores, fixed)
+    made.write(a.out / "by_task")
+    (a.out / "answers.md").write_text(examples(shown))
+    print(made.markdown())
+
+
+if __name__ == "__main__":
+    main()
