@@ -85,7 +85,7 @@ def generate(
     elif task is not None and encoder is not None and "messages" in encoder.columns:
         rows = [[{"role": "user", "content": x}] if isinstance(x, str) else [*x] for x in prompts]
         table = Table("the prompts", {"messages": rows})
-        length = max_length or _positions(model)
+        length = max_length or model.longest_text
         columns = encode(task, table, (), tokenizer, max_length=length, name="prompts").columns
         tokens = _unpadded(columns)
         if "end_ids" in columns:
@@ -153,7 +153,7 @@ def complete(
     rows = [np.asarray(x if len(x) else [text_start(model)], np.int32) for x in prompts]
     result = np.full((len(rows), how.max_new_tokens), NO_TOKEN, np.int32)
     size = min(batch_size, 1 << max(len(rows) - 1, 0).bit_length())
-    width = functools.partial(_width, limit=_positions(model) - how.max_new_tokens + 1)
+    width = functools.partial(_width, limit=model.longest_text - how.max_new_tokens + 1)
     last = jnp.asarray(ends or [NO_TOKEN], jnp.int32)
     run, frozen, key = (
         _completing(cast(Any, model.apply), how),
@@ -205,7 +205,7 @@ def likelihoods(
         return result
     size = min(batch_size, 1 << max(len(rows) - 1, 0).bit_length())
     run, frozen = _scoring(cast(Any, model.apply)), model.compute_frozen()
-    width = functools.partial(_width, limit=_positions(model))
+    width = functools.partial(_width, limit=model.longest_text)
     # The last token of a row is read by nobody.
     for length, members in _batches([text[:-1] for text in texts], width, size):
         batch = _padded([texts[i][:-1] for i in members], length, size, left=False)
@@ -283,14 +283,6 @@ def _padded(
 def _width(longest: int, *, limit: int) -> int:
     """Returns a padded length: a power of two, but not beyond the positions of the model."""
     return max(longest, min(max(_SHORTEST, 1 << max(longest - 1, 0).bit_length()), limit))
-
-
-def _positions(model: Model) -> int:
-    """Returns the most tokens that a model reads, without the learned tokens of prompt tuning."""
-    names = ("n_positions", "max_position_embeddings")
-    found = [model.config[name] for name in names if isinstance(model.config.get(name), int)]
-    learned = sum(len(x) for name, x in model.trainable.items() if name.endswith(".prompt"))
-    return min(found, default=1 << 30) - learned
 
 
 def end_tokens(model: Model) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_peft.libraries import limit_blas_threads
 
-__all__ = ["FRESH", "canonical", "dead_directions", "is_finite", "qr", "svd"]
+__all__ = ["FRESH", "canonical", "dead_directions", "is_finite", "pinv", "qr", "solve", "svd"]
 
 
 def svd(matrix: jax.Array, **options: Any) -> Any:
@@ -22,6 +22,18 @@ def qr(matrix: jax.Array, **options: Any) -> Any:
     """Returns ``jnp.linalg.qr(matrix, **options)``, on a CPU in one thread of OpenBLAS."""
     limit_blas_threads()
     return jnp.linalg.qr(matrix, **options)
+
+
+def pinv(matrix: jax.Array, **options: Any) -> jax.Array:
+    """Returns ``jnp.linalg.pinv(matrix, **options)``, on a CPU in one thread of OpenBLAS."""
+    limit_blas_threads()
+    return jnp.linalg.pinv(matrix, **options)
+
+
+def solve(matrix: jax.Array, right: jax.Array) -> jax.Array:
+    """Returns ``jnp.linalg.solve(matrix, right)``, on a CPU in one thread of OpenBLAS."""
+    limit_blas_threads()
+    return jnp.linalg.solve(matrix, right)
 
 
 def canonical(u: jax.Array, s: jax.Array, vt: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

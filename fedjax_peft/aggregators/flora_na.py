@@ -30,6 +30,7 @@ import jax.numpy as jnp
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.hyperparameters import constants
+from fedjax_peft.linalg import solve
 from fedjax_peft.lowrank import matmul, pairs, pairs_by_shape, required_pairs, scale
 from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.typing import (
@@ -165,4 +166,4 @@ def _solve(m: jax.Array, g: jax.Array) -> jax.Array:
     """Returns ``(M + ε I)⁻¹ g``; 0 where M is 0."""
     ridge = _RIDGE * jnp.trace(m) / len(m)
     ridge = jnp.where(ridge > 0, ridge, 1.0)
-    return jnp.linalg.solve(m + ridge * jnp.eye(len(m)), g[:, None])[:, 0]
+    return solve(m + ridge * jnp.eye(len(m)), g[:, None])[:, 0]

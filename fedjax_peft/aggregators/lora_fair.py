@@ -9,11 +9,13 @@ with λ keeps B near the average from which clients go on; the authors find that
 with λ = 0.01 and 73.2 % with 0, DomainNet). Over :func:`fedjax_peft.algorithms.fedavg` this is
 LoRA-FAIR; products and traffic are those of plain averaging.
 
-The paper minimises by SGD and gives neither its rate nor its steps. Decided here: plain gradient
-descent from ΔB = 0; a rate relative to the size of B̄, η ‖B̄‖²_F, so that the result does not depend
-on the unit of B; ‖ΔB‖ is the Frobenius norm, as printed, not its square, and its derivative at 0 is
-0; every adapted matrix has its own ΔB. With M = Āᵀ ΔW and G = ĀᵀĀ the objective needs r x out
-numbers only:
+The paper minimises by SGD and gives neither its rate nor its steps. Decided here: proximal
+gradient descent from ΔB = 0 (a gradient step on the cosine, then the exact step on λ ‖ΔB‖, which
+shortens ΔB), because ‖ΔB‖ has no derivative at 0 and plain steps would jump around it; a rate
+relative to the size of B̄, η ‖B̄‖²_F, so that the result does not depend on the unit of B; ‖ΔB‖ is
+the Frobenius norm, as printed, not its square; every adapted matrix has its own ΔB. Where B̄ is
+right already, it stays bit for bit. With M = Āᵀ ΔW and G = ĀᵀĀ the objective needs r x out numbers
+only:
 
     cos = <M, C> / (‖ΔW‖ sqrt(<C, G C>)),   C = B̄ + ΔB
 
@@ -32,6 +34,7 @@ import jax.numpy as jnp
 from fedjax_peft.aggregators.mean import mean, product_errors
 from fedjax_peft.errors import InputError
 from fedjax_peft.hyperparameters import is_traced
+from fedjax_peft.linalg import pinv
 from fedjax_peft.lowrank import matmul, required_pairs, scale
 from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree, RoundContext, Total
@@ -100,7 +103,7 @@ def lora_fair(
 def _descent(
     a: jax.Array, b: jax.Array, exact: jax.Array, lam: float, rate: float, steps: int
 ) -> jax.Array:
-    """Returns ``B̄ + ΔB`` after gradient descent on Eq 8 from ΔB = 0.
+    """Returns ``B̄ + ΔB`` after proximal gradient descent on Eq 8 from ΔB = 0.
 
     Args:
       a: Ā, ``[in, r]``.
@@ -113,22 +116,25 @@ def _descent(
     m, g = matmul(a.T, exact), matmul(a.T, a)
     size = _norm(exact)
 
-    def gradient(c: jax.Array) -> jax.Array:
+    step = rate * jnp.sum(b**2)
+
+    def descend(_: int, change: jax.Array) -> jax.Array:
+        c = b + change
         gc = matmul(g, c)
         inner, length = jnp.sum(m * c), jnp.sqrt(jnp.maximum(jnp.sum(c * gc), 0.0))
         # d(-cos)/dC = -M / (‖ΔW‖ ‖ĀC‖) + <M, C> G C / (‖ΔW‖ ‖ĀC‖³); 0 where a product is 0.
-        by_cosine = _over(inner * gc, size * length**3) - _over(m, size * length)
-        return by_cosine + lam * _over(c - b, _norm(c - b))
+        gradient = _over(inner * gc, size * length**3) - _over(m, size * length)
+        moved = change - step * gradient
+        return jnp.maximum(1 - _over(step * lam, _norm(moved)), 0.0) * moved
 
-    step = rate * jnp.sum(b**2)
-    return jax.lax.fori_loop(0, steps, lambda _, c: c - step * gradient(c), b)
+    return b + jax.lax.fori_loop(0, steps, descend, jnp.zeros_like(b))
 
 
 def _least_squares(a: jax.Array, b: jax.Array, exact: jax.Array, lam: float) -> jax.Array:
     """Returns ``B̄ + ΔB`` that minimises ``‖ΔW - Ā (B̄ + ΔB)‖² + λ ‖ΔB‖²``; see :func:`_descent`."""
     m, g = matmul(a.T, exact), matmul(a.T, a)
     # The pseudo-inverse serves λ = 0 with an A of lower rank: ΔB is then the smallest one.
-    inverse = jnp.linalg.pinv(g + lam * jnp.eye(len(g)), hermitian=True)
+    inverse = pinv(g + lam * jnp.eye(len(g)), hermitian=True)
     return b + matmul(inverse, m - matmul(g, b))
 
 

@@ -57,7 +57,7 @@ def planned(config: Mapping[str, Any]) -> Planned:
         head=heads.make(kind, labels),
         **{name: options[name] for name in known if name in options},
     )
-    size, length = config["batch_size"], _length(resolved, model.config)
+    size, length = config["batch_size"], _length(resolved, model.longest_text)
     if "image_size" in model.config:
         raise InputError("The memory of models of images is not computed.")
     batch = example_batch(kind, batch_size=size, length=length)
@@ -75,13 +75,12 @@ def _task(config: dict[str, Any]) -> Task:
     return configs.task_of(config) if named or entry is None else entry.task
 
 
-def _length(config: Mapping[str, Any], shape: Mapping[str, Any]) -> int:
-    """Returns the number of tokens of a row."""
+def _length(config: Mapping[str, Any], longest: int) -> int:
+    """Returns the number of tokens of a row; the model reads at most ``longest``."""
     data = config["data"]
     entry = DATASETS.get(data["name"])
     usual = _LENGTH if entry is None else entry.settings.max_length
-    length: int = data["packing"] or data["max_length"] or usual
-    return min(length, shape.get("max_position_embeddings", length))
+    return min(data["packing"] or data["max_length"] or usual, longest)
 
 
 def platform() -> str:

@@ -71,15 +71,15 @@ class Model:
     method: Any = None
     """The PEFT method that was attached, or None."""
     wide: frozenset[str] = frozenset()
-    """Frozen leaves that a run holds in float32 whatever the compute dtype, because a narrower
-    dtype
-    would round away a change that was added to them. LoRA's layers compute with the full value."""
+    """Frozen leaves that a run holds in float32 whatever the compute dtype.
+
+    A narrower dtype would round away a change that was added to them. LoRA's layers compute with
+    the full value."""
     splits: Splits = ()
     """The axes on which several devices share the leaves; see :data:`fedjax_peft.typing.Splits`."""
     recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The call of ``load_model`` or ``random_model`` that made it, from which a run on disk makes
-    it
-    again; empty for a bound module and for merged weights."""
+    """The call of ``load_model`` or ``random_model`` that made it; empty for a bound module and for
+    merged weights. A run on disk makes the model again from it."""
     original: Callable[[str], jax.Array] | None = None
     """Reads or makes a kernel as it was before it was quantised, by its leaf name, in float32; None
     where nobody can. LoftQ and SVD starts need it."""
@@ -94,6 +94,14 @@ class Model:
         flat = {**unstacked(self.frozen, self.graph.origins, lazy=lazy), **self.trainable}
         state = {path: flat[name] for name, path in self.graph.paths.items()}
         return nnx.merge(self.graph.eval, nnx.from_flat_state(state), self.graph.rng)
+
+    @property
+    def longest_text(self) -> int:
+        """The most tokens that the model reads: its positions, without those of a soft prompt."""
+        names = ("n_positions", "max_position_embeddings")
+        found = [self.config[name] for name in names if isinstance(self.config.get(name), int)]
+        learned = sum(x.shape[0] for name, x in self.trainable.items() if name.endswith(".prompt"))
+        return min(found, default=1 << 30) - learned
 
     def replace(self, **changes: Any) -> "Model":
         """Returns the model with some fields replaced."""

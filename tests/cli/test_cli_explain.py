@@ -30,7 +30,7 @@ def test_every_key_has_a_type_and_a_default():
     ("word", "parts"),
     [
         ("rounds", ["rounds: whole number, must be given\n    communication rounds."]),
-        ("peft.rank", ["peft.rank: whole number, default 8 (of dora, lora)", "number of direc"]),
+        ("peft.rank", ["peft.rank: whole number, default 8 (of dora, lora", "number of direc"]),
         ("mu", ["(of fedprox)", "(of moon)", "(of fedmcp)"]),
         ("data.columns", ["table of texts, none by default", "our column name"]),
         ("client_ranks", ["list of whole numbers"]),
