@@ -9,7 +9,17 @@ import numpy as np
 
 from fedjax_peft.libraries import limit_blas_threads
 
-__all__ = ["FRESH", "canonical", "dead_directions", "is_finite", "pinv", "qr", "solve", "svd"]
+__all__ = [
+    "FRESH",
+    "canonical",
+    "dead_directions",
+    "is_finite",
+    "orthonormal_rows",
+    "pinv",
+    "qr",
+    "solve",
+    "svd",
+]
 
 
 def svd(matrix: jax.Array, **options: Any) -> Any:
@@ -34,6 +44,20 @@ def solve(matrix: jax.Array, right: jax.Array) -> jax.Array:
     """Returns ``jnp.linalg.solve(matrix, right)``, on a CPU in one thread of OpenBLAS."""
     limit_blas_threads()
     return jnp.linalg.solve(matrix, right)
+
+
+def orthonormal_rows(rows: jax.Array) -> jax.Array:
+    """Returns Qᵀ of the decomposition ``rowsᵀ = Q R`` in which R's diagonal is not negative.
+
+    Its first j rows span the first j of ``rows``. Where these are dependent, the others are
+    orthonormal too, in directions that the backend chooses.
+
+    Args:
+      rows: ``[r, n]``, r at most n.
+    """
+    q, r = qr(rows.T)
+    sign = jnp.where(jnp.diagonal(r) < 0, -1.0, 1.0).astype(q.dtype)
+    return (q * sign[None]).T
 
 
 def canonical(u: jax.Array, s: jax.Array, vt: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -108,6 +108,7 @@ TESTS: dict[str, tuple[list[str], str]] = {
     },
     "aggregators/flora_na": ([MEANS], "flora_na or slow_reference or hand or small or smaller"),
     "aggregators/hetlora": ([MEANS, ALL], "het"),
+    "aggregators/ilora": ([MEANS, ALL], "ilora or dense or metrics or zero"),
     "aggregators/mean": ([MEANS, "tests/engine/test_engine_round.py"], ""),
     "aggregators/products": ([PRODUCT], "slow or sgd or nothing or split or without"),
     "measures/aggregation_error": ([MEANS], ""),

@@ -17,7 +17,7 @@ from fedjax_peft.config.sweeps import plan
 FOLDER = Path(__file__).parents[1] / "experiments" / "robustness"
 SCRIPT = runpy.run_path(str(FOLDER / "figures.py"))
 README = (FOLDER / "README.md").read_text()
-NOT_ROBUST = {"flexlora", "flora_na", "fra", "hetlora", "lora_fair", "mean"}
+NOT_ROBUST = {"flexlora", "flora_na", "fra", "hetlora", "ilora", "lora_fair", "mean"}
 
 
 def commands():

@@ -8,6 +8,7 @@ from fedjax_peft.aggregators.fltrust import fltrust
 from fedjax_peft.aggregators.fra import fra
 from fedjax_peft.aggregators.geometric_median import geometric_median
 from fedjax_peft.aggregators.hetlora import hetlora
+from fedjax_peft.aggregators.ilora import ilora
 from fedjax_peft.aggregators.krum import krum, multi_krum
 from fedjax_peft.aggregators.lora_fair import lora_fair
 from fedjax_peft.aggregators.mean import mean
@@ -24,6 +25,7 @@ __all__ = [
     "fra",
     "geometric_median",
     "hetlora",
+    "ilora",
     "krum",
     "lora_fair",
     "mean",

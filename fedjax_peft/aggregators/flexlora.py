@@ -11,7 +11,7 @@ clients, α/r with the largest rank r.
 This follows the paper and the authors' code, which agree.
 """
 
-from fedjax_peft.aggregators.fra import truncating
+from fedjax_peft.aggregators.fra import by_svd
 from fedjax_peft.typing import Aggregator
 
 __all__ = ["flexlora"]
@@ -30,4 +30,4 @@ def flexlora(rank: int | None = None, *, error: bool = True) -> Aggregator:
     Raises:
       InputError: on use, a model without LoRA pairs, or a rank above the adapter's.
     """
-    return truncating("flexlora", rank, "B", error)._replace(unmasked_policy="zero")
+    return by_svd("flexlora", rank, "B", error)._replace(unmasked_policy="zero")

@@ -11,7 +11,8 @@ square root of the weights: ``A_cat = [√(w_1 s) A_1 … √(w_K s) A_K]``, and
 """
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +31,33 @@ from fedjax_peft.typing import (
     Total,
 )
 
-__all__ = ["factored", "fra", "truncated_average", "truncated_products", "truncating"]
+__all__ = [
+    "Truncated",
+    "Truncation",
+    "by_svd",
+    "factored",
+    "fra",
+    "truncated_average",
+    "truncated_products",
+    "truncating",
+]
 
-_Truncated: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+Truncated: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 """New A, new B, Frobenius error, largest absolute error, Frobenius norm of the exact average; each
 ``[matrices, ...]``."""
+
+
+class Truncation(NamedTuple):
+    """How the average of LoRA products becomes two factors, in one place for all matrices.
+
+    Both functions take several matrices of one shape.
+    """
+
+    factors: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], Truncated]
+    """(A ``[matrices, clients, in, r]``, B ``[matrices, clients, r, out]``, weights ``[clients]``
+    that sum to 1 or are all 0, LoRA's s ``[matrices]``) -> the factors of ``Σ w_k s A_k B_k``."""
+    products: Callable[[jax.Array, jax.Array, int], Truncated]
+    """(A·B ``[matrices, in, out]``, LoRA's s ``[matrices]``, r) -> the factors of ``s·AB``."""
 
 
 def fra(
@@ -58,15 +81,33 @@ def fra(
     Raises:
       InputError: on use, a model without LoRA pairs, or a rank above the adapter's.
     """
-    return truncating("fra", rank, split, error)
+    return by_svd("fra", rank, split, error)
 
 
-def truncating(name: str, rank: int | None, split: str, error: bool) -> Aggregator:
+def by_svd(name: str, rank: int | None, split: str, error: bool) -> Aggregator:
     """Returns FRA under another name; see :func:`fra`."""
     if rank is not None and rank < 1:
         raise InputError(f"The rank of {name!r} must be at least 1, not {rank}.")
     if split not in ("balanced", "B", "A"):
         raise InputError(f"split = {split!r} is not one of balanced, B, A.")
+    truncation = Truncation(
+        partial(truncated_average, rank=rank, split=split, error=error),
+        partial(truncated_products, rank=rank, split=split),
+    )
+    return truncating(name, truncation, rank=rank, error=error)
+
+
+def truncating(
+    name: str, truncation: Truncation, *, rank: int | None = None, error: bool = True
+) -> Aggregator:
+    """Returns the aggregator that cuts the average of LoRA products to the adapters' rank.
+
+    Args:
+      name: of the aggregator.
+      truncation: of the average.
+      rank: directions that it keeps; None: the adapters' rank.
+      error: return metrics of the truncation.
+    """
 
     def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
         del fixed
@@ -83,17 +124,15 @@ def truncating(name: str, rank: int | None, split: str, error: bool) -> Aggregat
         by = jnp.where(weight > 0, weight, 1.0)
         products = total.value["products"]
 
-        def truncated(paths: list[str], r: int) -> _Truncated:
+        def truncated(paths: list[str], r: int) -> Truncated:
             s = jnp.stack([scale(context.fixed, p) for p in paths])
             if isinstance(products[paths[0]], Factors):
                 a = jnp.stack([products[p].a for p in paths])
                 b = jnp.stack([products[p].b for p in paths])
-                return truncated_average(
-                    a, b, total.weights / by, s, rank=rank, split=split, error=error
-                )
+                return truncation.factors(a, b, total.weights / by, s)
             # The dense form of the sum (``summation.dense``), to which noise may have been added.
             exact = jnp.stack([products[p] / by for p in paths])
-            return truncated_products(exact, s, r, rank=rank, split=split)
+            return truncation.products(exact, s, r)
 
         factors, metrics = _each_shape(template, truncated)
         new = {n: x / by for n, x in total.value["rest"].items()} | factors
@@ -101,10 +140,10 @@ def truncating(name: str, rank: int | None, split: str, error: bool) -> Aggregat
         return Aggregated(update, metrics if error else {}, state)
 
     def refactor(products: Params, template: Params, scales: Params) -> Aggregated:
-        def truncated(paths: list[str], r: int) -> _Truncated:
+        def truncated(paths: list[str], r: int) -> Truncated:
             exact = jnp.stack([products[p] for p in paths])
             s = jnp.stack([scales[p] for p in paths])
-            return truncated_products(exact, s, r, rank=rank, split=split)
+            return truncation.products(exact, s, r)
 
         factors, metrics = _each_shape(template, truncated)
         new = {n: x.astype(template[n].dtype) for n, x in factors.items()}
@@ -114,7 +153,7 @@ def truncating(name: str, rank: int | None, split: str, error: bool) -> Aggregat
 
 
 def _each_shape(
-    template: Params, truncated: Callable[[list[str], int], _Truncated]
+    template: Params, truncated: Callable[[list[str], int], Truncated]
 ) -> tuple[Params, dict[str, jax.Array]]:
     """Returns the factors by leaf name, and the metrics of the truncation.
 
@@ -147,7 +186,7 @@ def truncated_average(
     split: str = "balanced",
     error: bool = True,
     dense: bool | None = None,
-) -> _Truncated:
+) -> Truncated:
     """Returns the truncated average of LoRA products of several matrices of one shape.
 
     Args:
@@ -202,7 +241,7 @@ def truncated_products(
     *,
     rank: int | None = None,
     split: str = "balanced",
-) -> _Truncated:
+) -> Truncated:
     """Returns the factors of several matrices of one shape, by a dense SVD.
 
     Args:

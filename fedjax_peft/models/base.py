@@ -82,7 +82,7 @@ class Model:
     merged weights. A run on disk makes the model again from it."""
     original: Callable[[str], jax.Array] | None = None
     """Reads or makes a kernel as it was before it was quantised, by its leaf name, in float32; None
-    where nobody can. LoftQ and SVD starts need it."""
+    where nobody can. Starts from the weights (``svd``, ``qr``, ``loftq``) need it."""
 
     def module(self, *, lazy: bool = False) -> nnx.Module:
         """Returns a fresh NNX module with these arrays.

@@ -1,4 +1,4 @@
-"""LoRA: ``y = x W + s · (x A) B`` with frozen ``W`` (Hu et al. 2021), and FeDeRA's SVD start.
+"""LoRA: ``y = x W + s · (x A) B`` with frozen ``W`` (Hu et al. 2021), and starts from W itself.
 
 Flax orientation: ``lora_a`` is ``[in, rank]`` and ``lora_b`` is ``[rank, out]``, the transposes of
 Hugging Face PEFT's ``lora_A`` and ``lora_B``.
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.linalg import FRESH, canonical, dead_directions, svd
+from fedjax_peft.linalg import FRESH, canonical, dead_directions, orthonormal_rows, svd
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.models.layers import Dropout, FusedLinear
 from fedjax_peft.models.quantized import QuantizedLinear
@@ -25,6 +25,10 @@ from fedjax_peft.random import stream
 from fedjax_peft.typing import Key
 
 __all__ = ["FusedLoRALinear", "LoRALinear", "by_pattern", "lora", "scaling"]
+
+
+_SHAPED = ("svd", "qr", "loftq")
+"""Starts that change the frozen kernels too."""
 
 
 class LowRank(nnx.Module):
@@ -127,7 +131,7 @@ def lora(
     *,
     alpha: float | None = None,
     targets: str | Sequence[str] | None = None,
-    init: Literal["kaiming", "gaussian", "svd", "loftq"] = "kaiming",
+    init: Literal["kaiming", "gaussian", "svd", "qr", "loftq"] = "kaiming",
     dropout: float = 0.0,
     rslora: bool = False,
     rank_pattern: Mapping[str, int] | None = None,
@@ -144,9 +148,11 @@ def lora(
         by default query and value.
       init: ``kaiming`` (PEFT's default: A uniform in ±1/sqrt(in), B zero), ``gaussian``
         (A ~ N(0, 1/r²), B zero), ``svd`` (FeDeRA, Eq 6-10: the r largest singular directions of
-        W split evenly between A and B, the residual W - s·AB frozen; outputs do not change), or
-        ``loftq`` (Li et al. 2024: factors that make up for the quantisation of the base). On a
-        quantised base ``svd`` is QPiSSA (Meng et al. 2024). Both read the checkpoint again.
+        W split evenly between A and B, the residual W - s·AB frozen; outputs do not change),
+        ``qr`` (OLoRA, Büyükakyüz 2024, and ILoRA, Zhou et al. 2025: the same with the first r
+        directions of a QR decomposition of Wᵀ, B with orthonormal rows), or ``loftq`` (Li et al.
+        2024: factors that make up for the quantisation of the base). On a quantised base ``svd``
+        is QPiSSA (Meng et al. 2024). These starts read the checkpoint of a quantised base again.
       dropout: on the input of the low-rank branch only.
       rslora: rank-stabilised scale (Kalajdzievski 2023).
       rank_pattern: other ranks for some layers, as in Hugging Face PEFT: {end of a path, or a
@@ -165,7 +171,7 @@ def lora(
         alpha=alpha,
         targets=targets,
         init=init,
-        inits=("kaiming", "gaussian", "svd", "loftq"),
+        inits=("kaiming", "gaussian", *_SHAPED),
         dropout=dropout,
         rslora=rslora,
         rank_pattern=rank_pattern,
@@ -180,7 +186,7 @@ def lora(
         raise InputError(f"loftq_iterations = {loftq_iterations} must be at least 1.")
     if init == "loftq":
         options |= {"loftq_iterations": loftq_iterations}
-    return Method("lora", options, attach, start_shapes_frozen=init in ("svd", "loftq"))
+    return Method("lora", options, attach, start_shapes_frozen=init in _SHAPED)
 
 
 def low_rank_options(
@@ -253,7 +259,7 @@ def attach_low_rank(
             alpha = by_pattern(options["alpha_pattern"], path, options["alpha"])
             shapes[name], ranks[name] = kernel.shape, r
             scales[name] = scaling(r, alpha, options["rslora"])
-    if options["init"] in ("svd", "loftq"):
+    if options["init"] in _SHAPED:
         factors = _shaped_start(sites, options, ranks, scales)
     else:
         factors = {
@@ -282,6 +288,7 @@ def _shaped_start(
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
     """Returns the factors of a start that changes the frozen kernels too, and changes those."""
     parts, init = options["parts"], options["init"]
+    decompose = orthonormal_factors if init == "qr" else principal_factors
     plain = {p: site for p, site in sites.items() if not isinstance(site, QuantizedLinear)}
     if init == "loftq" and plain:
         raise InputError(
@@ -292,7 +299,7 @@ def _shaped_start(
     pieces: dict[str, jax.Array] = {}
     for path, site in plain.items():
         pieces |= _slices(path, site, parts)
-    factors, residuals = principal_factors(pieces, ranks, scales)
+    factors, residuals = decompose(pieces, ranks, scales)
     for path, site in plain.items():
         rest = _slices(path, site, parts, whole=True)
         columns = [residuals.get(name, kernel) for name, kernel in rest.items()]
@@ -305,7 +312,7 @@ def _shaped_start(
             matrix: jax.Array, path: str = path, site: nnx.Linear = site
         ) -> tuple[dict[str, tuple[jax.Array, jax.Array]], jax.Array]:
             chosen = _slices(path, site, parts, kernel=matrix)
-            found, residuals = principal_factors(chosen, ranks, scales)
+            found, residuals = decompose(chosen, ranks, scales)
             rest = _slices(path, site, parts, whole=True, kernel=matrix)
             columns = [residuals.get(name, piece) for name, piece in rest.items()]
             return found, jnp.concatenate(columns, axis=1)
@@ -382,12 +389,36 @@ def principal_factors(
     B = 0 and an A of the length of a Kaiming start, so that it can train; the residual keeps the
     rounding noise in that direction.
     """
+    return _each_alike(_principal, kernels, ranks, scales)
+
+
+def orthonormal_factors(
+    kernels: Mapping[str, jax.Array], ranks: Mapping[str, int], scales: Mapping[str, float]
+) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
+    """Returns OLoRA's and ILoRA's (A, B) of every kernel ``[in, out]``, and the residual kernels.
+
+    With ``Wᵀ = Q R``: ``B = (Q_{:, :r})ᵀ``, ``A = (R_{:r, :})ᵀ / s``, residual ``W - s·AB``. R's
+    diagonal is not negative. Hugging Face PEFT (``init_lora_weights="olora"``) does not divide by
+    s; the start is the same for s = 1. Without pivoting, the first r columns of Q span the weights
+    of the first r **input features**: the factors hold these weights whole, and the residual has
+    zeros there. The first columns of Q need those of Wᵀ only.
+    """
+    return _each_alike(_orthonormal, kernels, ranks, scales)
+
+
+def _each_alike(
+    decompose: Callable[[jax.Array, int, float], tuple[jax.Array, ...]],
+    kernels: Mapping[str, jax.Array],
+    ranks: Mapping[str, int],
+    scales: Mapping[str, float],
+) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
+    """Returns factors and residuals by name; kernels of one shape, rank and scale go together."""
     factors, residuals = {}, {}
     alike = {name: (k.shape, ranks[name], scales[name]) for name, k in kernels.items()}
     for shape, rank, scale in sorted(set(alike.values())):
         names = [n for n, what in alike.items() if what == (shape, rank, scale)]
         stacked = jnp.stack([kernels[n].astype(jnp.float32) for n in names])
-        a, b, rest = _principal(stacked, rank, scale)
+        a, b, rest = decompose(stacked, rank, scale)
         for i, name in enumerate(names):
             factors[name] = (a[i], b[i])
             residuals[name] = rest[i].astype(kernels[name].dtype)
@@ -407,6 +438,18 @@ def _principal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, 
 
     # One matrix at a time, because concurrent batched LAPACK calls deadlock small CPU thread pools.
     return jax.lax.map(one, kernels)
+
+
+@jax.jit(static_argnums=(1, 2))
+def _orthonormal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, ...]:
+    def one(kernel: jax.Array) -> tuple[jax.Array, ...]:
+        b = orthonormal_rows(kernel[:rank])
+        # R is upper triangular; the product has rounding errors below its diagonal.
+        r = jnp.triu(jnp.matmul(b, kernel.T, precision="highest"))
+        a = r.T / scale
+        return a, b, kernel - scale * jnp.matmul(a, b, precision="highest")
+
+    return jax.lax.map(one, kernels)  # one at a time, as in _principal
 
 
 def _random(init: str, shape: tuple[int, ...], rank: int, key: Key) -> tuple[jax.Array, jax.Array]:

@@ -9,7 +9,8 @@ and freezes Q_T, so that Q_T + s·A_T B_T is close to W. With T = 1, Q is q(W).
 
 QPiSSA (Meng et al. 2024, section 4) quantises what the SVD start leaves, which has a smaller range
 than W: s·A B = SVD_r(W), Q = q(W - s·A B). FeDeRA's start (``init="svd"``) is the same SVD, so
-``init="svd"`` on a quantised base is QPiSSA with one iteration.
+``init="svd"`` on a quantised base is QPiSSA with one iteration. ``init="qr"`` is the same with the
+first directions of a QR decomposition in the place of SVD_r.
 
 Both need W itself, which is read again from the checkpoint, one kernel at a time. The papers write
 A Bᵀ without a scale; here the singular values are divided by s, so that the start holds for every
@@ -40,15 +41,15 @@ def quantized_start(
     iterations: int,
     truncated: Callable[[jax.Array], tuple[Factors, jax.Array]],
 ) -> Factors:
-    """Returns the factors of a quantised layer (LoftQ or QPiSSA), and changes its frozen kernel.
+    """Returns the factors of a quantised layer, and changes its frozen kernel.
 
     Args:
       path: the layer's path, for messages.
       site: the layer.
-      init: ``loftq`` or ``svd``.
+      init: ``loftq``, ``svd`` or ``qr``.
       iterations: T of LoftQ.
-      truncated: matrix ``[in, out]`` -> the factors of its largest directions by name, and the
-        matrix less their products.
+      truncated: matrix ``[in, out]`` -> the factors of its directions by name, and the matrix less
+        their products.
 
     Raises:
       InputError: the weights before quantisation cannot be read, or are others.
@@ -67,7 +68,7 @@ def quantized_start(
             f"init = {init!r} reads the weights of {path!r} again, and they are not those that were"
             " quantised: the model was changed after loading, or its file was."
         )
-    if init == "svd":
+    if init != "loftq":
         factors, rest = truncated(weights)
         site.kernel = quantize_kernel(rest, kind)
         return factors

@@ -33,15 +33,17 @@ def rank_masks(model: Model, ranks: Sequence[int], clients: int) -> dict[str, np
 
     Raises:
       InputError: no rank, more ranks than clients, a rank below 1 or above the adapters', a model
-        without LoRA, or one whose frozen weights need all directions (an SVD start).
+        without LoRA, or one whose frozen weights need all directions (a start from the
+        weights, such as ``svd``).
     """
     leaves = _low_rank(model.trainable)
     if not leaves:
         raise InputError("client_ranks needs a model with LoRA attached.")
     if model.method is not None and model.method.start_shapes_frozen:
         raise InputError(
-            "client_ranks cannot be used with an SVD start: its frozen weights lack what the"
-            " directions hold, so a client without some of them would have another model."
+            "client_ranks cannot be used with an SVD start, or another start from the weights: the"
+            " frozen weights then lack what the directions hold, so a client without some of them"
+            " would have another model."
         )
     if not 1 <= len(ranks) <= clients:
         raise InputError(f"client_ranks has {len(ranks)} entries for {clients} clients.")

@@ -274,9 +274,9 @@ def check_method(
     if aggregator.truncates and model.method is not None and model.method.start_shapes_frozen:
         warnings.warn(
             f"The aggregator {aggregator.name!r} truncates the whole product of the factors. After"
-            " an SVD start, most of that product is the pretrained weight's principal part, so"
-            " small updates outside of its directions are lost. Watch aggregation_error, or"
-            " aggregate by the mean.",
+            " an SVD start, or another start from the weights, most of that product is a part of"
+            " the pretrained weight, so small updates outside of its directions are lost. Watch"
+            " aggregation_error, or aggregate by the mean.",
             stacklevel=users_level(),
         )
 

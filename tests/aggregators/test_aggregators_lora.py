@@ -7,7 +7,7 @@ from combining import aggregate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_peft.aggregators import flexlora, fra, hetlora, mean
+from fedjax_peft.aggregators import flexlora, fra, hetlora, ilora, mean
 from fedjax_peft.algorithms import fedex, flora
 from fedjax_peft.errors import InputError
 from fedjax_peft.summation import dense, empty
@@ -16,8 +16,8 @@ A, B, HEAD, SCALE = "x.lora_a", "x.lora_b", "head.kernel", "x.lora_scale"
 SHAPES = [(3, 2, 9, 7), (4, 3, 8, 12)]  # clients, rank, in, out: decomposed by QR, and dense
 SGD = optax.sgd(0.1)
 STACKING, RESIDUAL = flora(SGD).aggregator, fedex(SGD).aggregator
-MEAN, FRA, FLEX, HET = mean(), fra(), flexlora(), hetlora()
-BY_NAME = {a.name: a for a in (MEAN, FRA, FLEX, HET, STACKING, RESIDUAL)}
+MEAN, FRA, FLEX, HET, ILORA = mean(), fra(), flexlora(), hetlora(), ilora()
+BY_NAME = {a.name: a for a in (MEAN, FRA, FLEX, HET, ILORA, STACKING, RESIDUAL)}
 S = 1.5
 
 seeds = st.integers(0, 2**32 - 1)
@@ -270,6 +270,7 @@ def test_every_aggregator_declares_its_unmasked_policy():
         "fra": "received",
         "flexlora": "zero",
         "hetlora": "zero",
+        "ilora": "zero",
         "flora": "zero",
         "fedex": "refused",
     }
@@ -282,7 +283,7 @@ def test_flexlora_cannot_keep_more_than_the_adapter_has():
         flexlora(0)
 
 
-@pytest.mark.parametrize("make", [fra, flexlora, hetlora])
+@pytest.mark.parametrize("make", [fra, flexlora, hetlora, ilora])
 def test_without_error_there_are_no_metrics_and_the_update_is_the_same(make):
     uploads, weights, template, fixed = context(SHAPES[1], 0)
     measured = aggregate(make(), uploads, weights, template, fixed)
@@ -293,21 +294,73 @@ def test_without_error_there_are_no_metrics_and_the_update_is_the_same(make):
         np.testing.assert_allclose(x, measured.update[name], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("aggregator", [FRA, FLEX], ids=["fra", "flexlora"])
+@pytest.mark.parametrize("aggregator", [FRA, FLEX, ILORA], ids=lambda x: x.name)
 def test_products_of_zero_keep_no_spectrum_and_have_no_error(aggregator):
     uploads, weights, template, fixed = context(SHAPES[1], 0)
     uploads = {**uploads, B: np.zeros_like(uploads[B])}
     update, metrics, _ = aggregate(aggregator, uploads, weights, template, fixed)
-    assert not np.any(update[B])
+    assert not np.any(update[A] @ update[B])
     assert metrics["spectrum_kept"] == 0
     assert metrics["aggregation_error"] == metrics["aggregation_error_relative"] == 0
 
 
+@examples
+@given(shape=shapes, seed=seeds)
+def test_ilora_is_the_beginning_of_a_dense_qr_decomposition(shape, seed):
+    uploads, weights, template, fixed = context(shape, seed)
+    exact, r = average(uploads, weights), shape[1]
+    q, upper = np.linalg.qr(exact.T)  # the paper's matrices are [out, in]
+    sign = np.sign(np.diagonal(upper))
+    q, upper = q * sign, sign[:, None] * upper
+    update, metrics, _ = aggregate(ILORA, uploads, weights, template, fixed)
+    close(update[B], q[:, :r].T)
+    close(S * update[A], upper[:r].T, 1e-4)
+    close(update[HEAD], np.average(uploads[HEAD], axis=0, weights=weights))
+    lost = np.linalg.norm(upper[r:])
+    assert metrics["aggregation_error"] == pytest.approx(lost, rel=1e-4)
+    assert metrics["aggregation_error_max"] == pytest.approx(
+        np.abs(exact - product(update)).max(), rel=1e-3
+    )
+    kept = 1 - (lost / np.linalg.norm(exact)) ** 2
+    assert metrics["spectrum_kept"] == pytest.approx(kept, abs=1e-5)
+
+
+def test_ilora_keeps_the_first_input_features_and_not_the_largest_changes():
+    """Two clients that change one feature each, by 1 and by 10, and factors of rank 1."""
+    a = np.array([[1.0, 0, 0], [0, 10, 0]], np.float32)[:, :, None]
+    b = np.array([[1.0, 0], [0, 1]], np.float32)[:, None]
+    template = {A: np.ones((3, 1), np.float32), B: np.ones((1, 2), np.float32)}
+    sets = {A: a, B: b}, np.ones(2, np.float32), template, {SCALE: np.ones(1, np.float32)}
+    first, largest = (aggregate(x, *sets) for x in (ILORA, FRA))
+    np.testing.assert_allclose(first.update[A] @ first.update[B], [[0.5, 0], [0, 0], [0, 0]])
+    assert first.metrics["aggregation_error"] == pytest.approx(5)
+    np.testing.assert_allclose(
+        largest.update[A] @ largest.update[B], [[0, 0], [0, 5], [0, 0]], atol=1e-6
+    )
+
+
+@examples
+@given(shape=shapes, seed=seeds)
+def test_ilora_gives_every_rank_the_decomposition_of_its_size(shape, seed):
+    uploads, weights, template, fixed = context(shape, seed)
+    ranks = np.arange(shape[0]) % shape[1] + 1
+    for k, rank in enumerate(ranks):
+        uploads[A][k][:, rank:], uploads[B][k][rank:] = 0, 0
+    update, *_ = aggregate(ILORA, uploads, weights, template, fixed)
+    a, b = (np.asarray(update[n], float) for n in (A, B))
+    exact = average(uploads, weights)
+    for rank in range(1, shape[1] + 1):
+        q, _ = np.linalg.qr(exact[:rank].T)
+        close(S * a[:, :rank] @ b[:rank], exact @ q @ q.T, 1e-4)
+
+
+@pytest.mark.parametrize("aggregator", [FRA, ILORA], ids=lambda x: x.name)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_fra_takes_the_dense_form_of_its_sum(shape):
+def test_the_dense_form_of_a_sum_gives_the_same_factors(shape, aggregator):
     uploads, weights, template, fixed = context(shape, 0)
-    of_dense = FRA._replace(finish=lambda total, *rest: FRA.finish(dense(total), *rest))
-    factored = aggregate(FRA, uploads, weights, template, fixed).update
+    finish = aggregator.finish
+    of_dense = aggregator._replace(finish=lambda total, *rest: finish(dense(total), *rest))
+    factored = aggregate(aggregator, uploads, weights, template, fixed).update
     summed = aggregate(of_dense, uploads, weights, template, fixed).update
     # Float32: the two forms sum in different orders before the SVD.
     np.testing.assert_allclose(summed[A] @ summed[B], factored[A] @ factored[B], atol=2e-5)

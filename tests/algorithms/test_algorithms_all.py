@@ -42,6 +42,7 @@ OTHERS = {
     "fedopt": functools.partial(algorithms.fedopt, server=optax.adam(0.1)),
     "fedavg_fra": functools.partial(algorithms.fedavg, aggregator=aggregators.fra()),
     "fedavg_flexlora": functools.partial(algorithms.fedavg, aggregator=aggregators.flexlora()),
+    "fedavg_ilora": functools.partial(algorithms.fedavg, aggregator=aggregators.ilora()),
     "fedavg_lora_fair": functools.partial(
         algorithms.fedavg, aggregator=aggregators.lora_fair(steps=2)
     ),
@@ -469,8 +470,8 @@ def test_central_privacy_runs_over_the_algorithm_or_says_why_not(name):
 # ---------------------------------------------------------------------------- the norm of updates
 
 RANKED = (
-    *("fedavg", "fedavg_flexlora", "fedavg_hetlora", "fedrot", "flora", "fra_ffa", "hetlora"),
-    *("fedalt", "fedavg_flora_na", "lora_a2", "pfedlora", "scaffold"),
+    *("fedavg", "fedavg_flexlora", "fedavg_hetlora", "fedavg_ilora", "fedrot", "flora"),
+    *("fra_ffa", "hetlora", "fedalt", "fedavg_flora_na", "lora_a2", "pfedlora", "scaffold"),
 )
 """Tried with clients of unequal ranks too."""
 

@@ -14,7 +14,7 @@ import reference
 import toy
 
 import fedjax_peft as fp
-from fedjax_peft.aggregators import flexlora, fra, hetlora, mean
+from fedjax_peft.aggregators import flexlora, fra, hetlora, ilora, mean
 from fedjax_peft.algorithms import (
     apfl,
     centralised,
@@ -108,6 +108,7 @@ def test_user_aggregators_declare_their_properties():
     [
         fedavg(SGD, aggregator=fra()),
         fedavg(SGD, aggregator=flexlora()),
+        fedavg(SGD, aggregator=ilora()),
         fra_ffa(SGD),
         fedavgm(SGD, space="product"),
         fedavg(SGD, aggregator=mean()._replace(truncates=True)),

@@ -210,7 +210,7 @@ def test_bad_asset(capsys, monkeypatch):
     [
         ("rouds=3", "Did you mean 'rounds'"),
         ("peft.rnk=3", "Did you mean 'rank'"),
-        ("peft.init=svg", "'kaiming', 'gaussian', 'svd' or 'loftq'"),
+        ("peft.init=svg", "'kaiming', 'gaussian', 'svd', 'qr' or 'loftq'"),
         ("peft.name=lara", "Did you mean 'lora'"),
         ("algorithm.name=fedavgg", "Did you mean 'fedavg'"),
         ("rounds=0", "rounds = 0 must be a positive whole number"),

@@ -81,7 +81,7 @@ def _notes(model: Model, directory: Path, format: Format) -> list[str]:
         reasons.append("the updates of the parts of a fused projection are joined into one")
     if model.method.start_shapes_frozen:
         reasons.append(
-            "the trained factors started from an SVD of the weights, and as many directions again"
+            "the trained factors started from a part of the weights, and as many directions again"
             " take that start away, so that the adapter fits the original checkpoint"
         )
     why = f", trained with rank {trained}: {'; '.join(reasons)}" if reasons else ""

@@ -94,8 +94,9 @@ def _family(model: Model) -> Any:
 def _low_rank(model: Model, params: Params) -> _Content:
     """Returns the contents of a LoRA or DoRA adapter.
 
-    After ``init="svd"`` the trained factors are added to the residual ``W - s·A₀B₀``. The adapter
-    of the original W is then ``s·(AB - A₀B₀) = s·[A, A₀][B; -B₀]``, exact and of twice the rank.
+    After ``init="svd"`` or ``"qr"`` the trained factors are added to the residual ``W - s·A₀B₀``.
+    The adapter of the original W is then ``s·(AB - A₀B₀) = s·[A, A₀][B; -B₀]``, exact and of twice
+    the rank.
     Updates of parts of a fused projection become one update of the summed rank, exact too: ``[A_q,
     A_v]``, and each B in the columns of its part.
     """

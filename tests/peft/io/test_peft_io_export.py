@@ -108,6 +108,7 @@ LORA = {
     "rslora": peft.lora(4, alpha=6.0, rslora=True),
     "svd": peft.lora(4, init="svd"),
     "svd-alpha": peft.lora(3, init="svd", alpha=5.0, targets=r".*layer\.1.*(value|output\.dense)"),
+    "qr": peft.lora(4, init="qr", alpha=6.0),
     "svd-rslora": peft.lora(4, init="svd", alpha=6.0, rslora=True),
     "patterns": peft.lora(
         4, alpha=6.0, rank_pattern={"value": 2}, alpha_pattern={r"layer\.1\..*query": 3.0}
