@@ -39,7 +39,7 @@ def rows_of(name: str, source: str, split: str, tokenizer: object, length: int) 
     """Returns the rows of a task that have at most ``length`` tokens, in random order."""
     entry, tables = load_tables(name, source=source, validation_share=0.1)
     names = entry.label_names or label_names(tables["train"])
-    table = as_instructions(name, short(tables[split]), names, part=split, seed=0)
+    table = as_instructions(name, short(tables[split]), names, part=split, seed=0).table
     rows = [{"messages": messages, "task": name} for messages in table.columns["messages"]]
     texts = tokenizer.apply_chat_template([row["messages"] for row in rows], tokenize=False)
     sizes = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

@@ -5,17 +5,24 @@ ours. Which template a row has is drawn from the seed, the split and the number 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_peft.data.conversations import Conversation
-from fedjax_peft.data.room import Room
+from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.data.encode import encode
+from fedjax_peft.data.encoders.conversations import with_rows
 from fedjax_peft.data.table import Table
+from fedjax_peft.data.text import clean
+from fedjax_peft.data.tokens import padding_token, whole
 from fedjax_peft.errors import InputError
 from fedjax_peft.random import host_rng
+from fedjax_peft.tasks.base import Task
 
-__all__ = ["FORMS", "Form", "as_instructions"]
+__all__ = ["FORMS", "Form", "Instructions", "as_instructions", "encode_instructions"]
 
 
 class Form(NamedTuple):
@@ -124,6 +131,41 @@ _PASSES = 3
 _FIELD = re.compile(r"\{(text|text_pair|context|question|options)\}")
 
 
+@dataclass(frozen=True)
+class Instructions:
+    """Rows as requests and answers. Made by :func:`as_instructions`."""
+
+    table: Table
+    """``messages``, ``references``, and keys to partition by."""
+    templates: Sequence[str]
+    """The template of each row's request."""
+    texts: Sequence[Mapping[str, str]]
+    """Field of the template -> text, for each row."""
+    options: str
+    """What stands for ``{options}``."""
+
+    def request(self, row: int) -> str:
+        """Returns the request of a row."""
+        return _filled(self.templates[row], {**self.texts[row], "options": self.options})
+
+    def shortened(self, excess: Mapping[int, int], tokenizer: Any) -> "Instructions":
+        """Returns the rows with less text in some of them.
+
+        Args:
+          excess: row -> the number of tokens that its longest text loses at its end.
+          tokenizer: a fast tokenizer of ``transformers``.
+        """
+        texts, messages = list(self.texts), list(self.table.columns["messages"])
+        for row, tokens in excess.items():
+            longest = max(texts[row], key=lambda field: len(texts[row][field]))
+            texts[row] = {**texts[row], longest: _cut(tokenizer, texts[row][longest], tokens)}
+        cut = replace(self, texts=texts)
+        for row in excess:
+            messages[row] = _conversation(cut.request(row), messages[row][1]["content"])
+        table = replace(self.table, columns={**self.table.columns, "messages": messages})
+        return replace(cut, table=table)
+
+
 def as_instructions(
     name: str,
     table: Table,
@@ -131,9 +173,9 @@ def as_instructions(
     *,
     part: str,
     seed: int,
-    room: Room | None = None,
-) -> Table:
-    """Returns a table of conversations: a request made of a row, and its answer.
+    rows: Sequence[int] | None = None,
+) -> Instructions:
+    """Returns rows of a table as requests and answers.
 
     The answer to a question on a context is its first gold answer; all of them are references. The
     columns ``label`` (of classified texts) and ``task`` (the name of the data set) are keys to
@@ -144,73 +186,89 @@ def as_instructions(
       table: one split, prepared for its own task: classified texts, or questions on contexts.
       names: of all classes, in order.
       part: the name of the split.
-      seed: of the choice of templates.
-      room: in a conversation that is too long, the longest text of the row loses its end until the
-        request and the answer fit; None: texts stay whole.
+      seed: of the choice of templates. A row's template does not depend on ``rows``.
+      rows: the rows to use; None: all.
 
     Raises:
-      InputError: rows of another kind, or a template that the tokenizer does not have.
+      InputError: rows of another kind.
     """
+    numbers = range(len(table)) if rows is None else rows
+    given, table = len(table), table.take(numbers)
     columns = dict(table.columns)
     if "answers" in columns and "question" in columns:
         form, golds = FORMS.get(name, _SPANS), [list(map(str, x)) for x in columns["answers"]]
-        answers = [gold[0] if gold else "" for gold in golds]
         used = {"context", "question", "answers", "answer_starts"}
+        answers = [gold[0] if gold else "" for gold in golds]
     elif "text" in columns and "label" in columns:
         form = FORMS.get(name, _PAIRS if "text_pair" in columns else _CLASSES)
-        words = form.answers or {}
-        answers = [words.get(str(x), str(x)) for x in columns["label"]]
-        golds = [[answer] for answer in answers]
         used = {"text", "text_pair"}
+        answers = [(form.answers or {}).get(str(x), str(x)) for x in columns["label"]]
+        golds = [[answer] for answer in answers]
     else:
         raise InputError(
             f"instructions = true is for classified texts and for questions on a context, and"
             f" {name!r} has the columns {', '.join(columns)}."
         )
-    words = form.answers or {}
-    options = ", ".join(words.get(x, x) for x in names)
-    drawn = host_rng(seed, f"instructions:{part}").integers(0, len(form.templates), len(table))
-    texts = [
-        {field: str(columns[field][row]) for field in sorted(used & columns.keys() - _GOLDS)}
-        for row in range(len(table))
-    ]
-
-    def conversation(row: int) -> Conversation:
-        request = _filled(form.templates[drawn[row]], {**texts[row], "options": options})
-        return [
-            {"role": "user", "content": request},
-            {"role": "assistant", "content": answers[row]},
-        ]
-
-    conversations = [conversation(row) for row in range(len(table))]
-    if room is not None:
-        _shorten(texts, conversations, conversation, room)
+    drawn = host_rng(seed, f"instructions:{part}").integers(0, len(form.templates), given)
+    fields = sorted(used & columns.keys() - _GOLDS)
+    made = Instructions(
+        table,
+        [form.templates[drawn[number]] for number in numbers],
+        [{field: str(columns[field][row]) for field in fields} for row in range(len(table))],
+        ", ".join((form.answers or {}).get(x, x) for x in names),
+    )
     kept: dict[str, Any] = {key: x for key, x in columns.items() if key not in used}
     if "label" in kept:
         kept["label"] = [str(label) for label in kept["label"]]
     kept |= {"task": [name] * len(table)} if "task" not in kept else {}
-    return replace(
-        table, columns={"messages": conversations, "references": golds, **kept}, label_names=None
-    )
+    kept["messages"] = [_conversation(made.request(i), x) for i, x in enumerate(answers)]
+    kept["references"] = golds
+    return replace(made, table=replace(table, columns=kept, label_names=None))
 
 
-def _shorten(
-    texts: Sequence[dict[str, str]],
-    conversations: list[Conversation],
-    conversation: Callable[[int], Conversation],
-    room: Room,
-) -> None:
-    """Cuts the longest text of each row whose conversation is too long, and makes it anew."""
-    rows = list(range(len(texts)))
+def encode_instructions(
+    task: Task, given: Instructions, tokenizer: Any, *, max_length: int, name: str
+) -> tuple[Table, Dataset]:
+    """Returns rows as conversations and as tokens, each with its whole answer if there is room.
+
+    In a row of more than ``max_length`` tokens, the longest text loses its end until the request
+    and the answer fit. Rows that fit are rendered and tokenized once.
+
+    Args:
+      task: ``instruction_tuning``.
+      given: of :func:`as_instructions`.
+      tokenizer: a fast tokenizer of ``transformers``.
+      max_length: tokens of a request with its answer.
+      name: of the data set.
+
+    Raises:
+      InputError: a tokenizer, template or length that cannot be used.
+    """
+    data = encode(task, given.table, (), tokenizer, max_length=max_length, name=name)
     for _ in range(_PASSES):  # tokens may join differently around a cut
-        excess = room.excess([conversations[row] for row in rows])
-        rows = [row for row, tokens in zip(rows, excess, strict=True) if tokens]
-        for row, tokens in zip(rows, filter(None, excess), strict=True):
-            longest = max(texts[row], key=lambda field: len(texts[row][field]))
-            texts[row][longest] = room.cut(texts[row][longest], tokens)
-            conversations[row] = conversation(row)
+        lost = data.meta["cut_tokens"]
+        long = np.flatnonzero(lost)
+        if not len(long):
+            break
+        given = given.shortened({int(row): int(lost[row]) for row in long}, tokenizer)
+        table = given.table.take(long)
+        again = encode(task, table, (), tokenizer, max_length=max_length, name=name)
+        data = with_rows(data, long, again, padding_token(tokenizer))
+    return given.table, data
 
 
-def _filled(template: str, fields: Mapping[str, Any]) -> str:
+def _conversation(request: str, answer: str) -> Conversation:
+    return [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]
+
+
+def _cut(tokenizer: Any, text: str, tokens: int) -> str:
+    """Returns a text without its last tokens; empty if there are no more than these."""
+    text = clean(text)
+    [encoding] = whole(tokenizer, [text])
+    kept = len(encoding.ids) - tokens
+    return text[: encoding.offsets[kept][0]].rstrip() if kept > 0 else ""
+
+
+def _filled(template: str, fields: Mapping[str, str]) -> str:
     """Returns the template with its fields. Braces in a text have no meaning."""
-    return _FIELD.sub(lambda found: str(fields[found[1]]), template)
+    return _FIELD.sub(lambda found: fields[found[1]], template)

@@ -24,11 +24,9 @@ from fedjax_peft.data.encode import encode, encoder_of, with_options
 from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.held_out import hold_out_test, hold_out_validation
-from fedjax_peft.data.instructions import as_instructions
-from fedjax_peft.data.room import Room
+from fedjax_peft.data.instructions import Instructions, as_instructions, encode_instructions
 from fedjax_peft.data.standin import tiny_tables
 from fedjax_peft.data.table import Table, require
-from fedjax_peft.data.text import check_tokenizer
 from fedjax_peft.data.users import keep_users
 from fedjax_peft.data.vocabulary import count_words, word_tokenizer
 from fedjax_peft.errors import InputError, nearest
@@ -175,7 +173,7 @@ def load_dataset(
         if validation_share is not None:
             raise _has_validation(name, validation_share, f"its split {split or '6:2:2'!r}")
         rule = split or "6:2:2"
-        return _silo(name, tokenizer, length, source, seed, sizes, rule, requests, template)
+        return _silo(name, tokenizer, length, source, seed, sizes, rule, requests)
     _refuse(name, split=split)
     entry, tables = load_tables(
         name,
@@ -197,24 +195,23 @@ def load_dataset(
     names = entry.label_names or encoder.class_names(tables["train"])
     for table in tables.values():  # all rows, so that an error does not depend on the subset
         encoder.check(table, names)
-    if requests is not None:
-        room = Room(tokenizer, template, length)
-        entry, tables = _instructed(name, entry, tables, names, seed, requests, room)
-        names, encoder = (), encoder_of(entry.task)
+    kept = {part: _subset(table, sizes[part], part, seed) for part, table in tables.items()}
+    entry, splits = _taken(name, entry, tables, names, kept, seed, requests)
+    encoder = encoder_of(entry.task)
     options = {"doc_stride": doc_stride, "order": order, "template": template}
     known = inspect.signature(encoder.encode).parameters
     _refuse(name, **{option: x for option, x in options.items() if option not in known})
     options = {option: x for option, x in options.items() if x is not None}
     if template is not None:  # generation reads prompts by the same template
         entry = entry._replace(task=with_options(entry.task, template=options.pop("template")))
-    tables = {part: _subset(table, sizes[part], part, seed) for part, table in tables.items()}
     words: tuple[str, ...] = ()
     if vocabulary is not None:
-        words = _vocabulary(name, tables["train"], encoder, vocabulary, tokenizer)
+        words = _vocabulary(name, splits["train"], encoder, vocabulary, tokenizer)
         tokenizer = word_tokenizer(words)
     result = {}
-    for part, table in tables.items():
-        data = encode(entry.task, table, names, tokenizer, max_length=length, name=name, **options)
+    options |= {"max_length": length, "name": name}
+    for part, rows in splits.items():
+        table, data = _encoded(entry.task, rows, names, tokenizer, **options)
         if clusters is not None and part == "train":
             data = _clustered(data, table, encoder, clusters, seed)
         reads = tokenizer if encoder.needs_tokenizer else None
@@ -222,10 +219,43 @@ def load_dataset(
     return result
 
 
+def _taken(
+    name: str,
+    entry: Source,
+    tables: Mapping[str, Table],
+    names: Sequence[str],
+    rows: Mapping[str, Sequence[int]],
+    seed: int,
+    requests: Task | None,
+) -> tuple[Source, Mapping[str, Table | Instructions]]:
+    """Returns the entry, and the given rows of each split.
+
+    ``requests``: the task for which rows become instructions; None: they do not.
+    """
+    if requests is None:
+        return entry, {part: table.take(rows[part]) for part, table in tables.items()}
+    if entry.task.name == requests.name:
+        raise InputError(f"{name!r} has instructions already: leave instructions out.")
+    return entry._replace(task=requests), {
+        part: as_instructions(name, table, names, part=part, seed=seed, rows=rows[part])
+        for part, table in tables.items()
+    }
+
+
+def _encoded(
+    task: Task, rows: Table | Instructions, names: Sequence[str], tokenizer: Any, **options: Any
+) -> tuple[Table, Dataset]:
+    """Returns a split as it is read, and as arrays."""
+    if isinstance(rows, Instructions):
+        return encode_instructions(task, rows, tokenizer, **options)
+    return rows, encode(task, rows, names, tokenizer, **options)
+
+
 def _vocabulary(
-    name: str, table: Table, encoder: Encoder, size: int, tokenizer: Any
+    name: str, rows: Table | Instructions, encoder: Encoder, size: int, tokenizer: Any
 ) -> tuple[str, ...]:
     """Returns the vocabulary of the training texts."""
+    table = rows.table if isinstance(rows, Instructions) else rows
     if tokenizer is not None:
         raise InputError(
             f"vocabulary = {size} makes a tokenizer of words, and a tokenizer is given too: use"
@@ -247,26 +277,6 @@ def _requests(name: str, task: Task | str | None) -> Task:
             f" {task.name!r}."
         )
     return usual if task is None else task
-
-
-def _instructed(
-    name: str,
-    entry: Source,
-    tables: Mapping[str, Table],
-    names: Sequence[str],
-    seed: int,
-    task: Task,
-    room: Room,
-) -> tuple[Source, dict[str, Table]]:
-    """Returns the entry for ``task``, and the splits as requests and answers."""
-    check_tokenizer(room.tokenizer, room.max_length)
-    if entry.task.name == task.name:
-        raise InputError(f"{name!r} has instructions already: leave instructions out.")
-    converted = {
-        part: as_instructions(name, table, names, part=part, seed=seed, room=room)
-        for part, table in tables.items()
-    }
-    return entry._replace(task=task), converted
 
 
 def _refuse(name: str, **options: Any) -> None:
@@ -559,16 +569,17 @@ def _equal_shares(table: Table, share: int, seed: int) -> Table:
     return table.take(np.sort(np.concatenate(kept)).tolist())
 
 
-def _subset(table: Table, size: int | None, part: str, seed: int) -> Table:
-    """Returns a random subset in the table's order. A larger subset contains a smaller one."""
+def _subset(table: Table, size: int | None, part: str, seed: int) -> Sequence[int]:
+    """Returns the rows of a random subset in order. A larger subset contains a smaller one."""
     n = len(table)
     if size is None:
-        return table
+        return range(n)
     if not 1 <= size <= n:
         raise InputError(
             f"{part}_examples is {size}, but {table.origin} has {n} examples: take from 1 to {n}."
         )
-    return table.take(np.sort(host_rng(seed, f"subset:{part}").permutation(n)[:size]).tolist())
+    rows: list[int] = np.sort(host_rng(seed, f"subset:{part}").permutation(n)[:size]).tolist()
+    return rows
 
 
 def _clustered(data: Dataset, table: Table, encoder: Encoder, clusters: int, seed: int) -> Dataset:
@@ -594,12 +605,11 @@ def _silo(
     sizes: Mapping[str, int | None],
     rule: str,
     requests: Task | None,
-    template: str | None,
 ) -> dict[str, Dataset]:
-    """Returns the splits of ``glue_silo``, whose key ``task`` says which data set a row is of.
-
-    ``requests``: the task for which rows become instructions; None: they do not.
-    """
+    """Returns the splits of ``glue_silo``, whose key ``task`` says which data set a row is of."""
+    for split, size in sizes.items():
+        if size is not None and size < 1:
+            raise InputError(f"{split}_examples is {size}: take at least 1 of each task.")
     folder = _silo_folder(name, source)
     result: dict[str, dict[str, Dataset]] = {}
     for part in DATASETS[name].parts:
@@ -607,16 +617,10 @@ def _silo(
         entry, tables = load_tables(part, source=place, seed=seed)
         names = entry.label_names or ()
         divided = silo.divide(part, tables, rule, seed)
-        if requests is not None:
-            room = Room(tokenizer, template, length)
-            entry, divided = _instructed(part, entry, divided, names, seed, requests, room)
-            names = ()
-        for split, table in divided.items():
-            size = sizes.get(split)
-            if size is not None and size < 1:
-                raise InputError(f"{split}_examples is {size}: take at least 1 of each task.")
-            table = table.take(range(len(table))[:size])
-            data = encode(entry.task, table, names, tokenizer, max_length=length, name=part)
+        kept = {split: range(len(table))[: sizes.get(split)] for split, table in divided.items()}
+        entry, splits = _taken(part, entry, divided, names, kept, seed, requests)
+        for split, rows in splits.items():
+            _, data = _encoded(entry.task, rows, names, tokenizer, max_length=length, name=part)
             result.setdefault(split, {})[part] = replace(data, tokenizer=tokenizer)
     return {split: combine(parts).data for split, parts in result.items()}
 

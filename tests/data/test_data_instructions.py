@@ -9,6 +9,7 @@ import tiny_tokenizers
 
 import fedjax_peft as fp
 from fedjax_peft.data.catalog import DATASETS
+from fedjax_peft.data.encoders import conversations
 from fedjax_peft.data.instructions import FORMS, as_instructions
 from fedjax_peft.data.sources import load_dataset, load_tables
 from fedjax_peft.data.table import Table
@@ -66,7 +67,7 @@ def test_texts_with_braces_stay_as_they_are():
     table = Table("f", {"text": ["{text_pair} {options} {0}"], "text_pair": ["{text}"]})
     table = Table("f", {**table.columns, "label": ["duplicate"]})
     names = ("not_duplicate", "duplicate")
-    made = as_instructions("qqp", table, names, part="train", seed=0)
+    made = as_instructions("qqp", table, names, part="train", seed=0).table
     (request, answer) = made.columns["messages"][0]
     assert "{text_pair} {options} {0}" in request["content"]
     assert answer["content"] == "yes"
@@ -77,7 +78,7 @@ def test_texts_with_braces_stay_as_they_are():
 def test_questions_keep_all_gold_answers():
     columns = {"context": ["Ana won."], "question": ["Who?"], "answers": [["Ana", "Ana won"]]}
     table = Table("f", columns | {"answer_starts": [[0, 0]], "id": ["q"]})
-    made = as_instructions("squad", table, (), part="train", seed=0)
+    made = as_instructions("squad", table, (), part="train", seed=0).table
     assert made.columns["messages"][0][1]["content"] == "Ana"
     assert made.columns["references"] == [["Ana", "Ana won"]]
 
@@ -174,3 +175,59 @@ def test_long_texts_are_cut_so_that_answers_stay(tmp_path):
     assert short.meta["cut_tokens"].all()  # the request alone is longer than that
     whole = load_dataset(str(tmp_path), **{**options, "max_length": 2000})["train"]
     assert np.array_equal(whole.columns["input_ids"][0, :100], data.columns["input_ids"][0, :100])
+
+
+@pytest.fixture
+def own(tmp_path):
+    """The directory of 60 texts of 1 to 60 words for training, and 6 for testing."""
+    rng = np.random.default_rng(0)
+    for split, n in (("train", 60), ("test", 6)):
+        texts = [" ".join(f"w{w}" for w in rng.integers(0, 9, size)) for size in range(n, 0, -1)]
+        rows = [{"text": text, "label": f"w{i % 3}"} for i, text in enumerate(texts)]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{split}.jsonl").write_text(lines)
+    return str(tmp_path)
+
+
+def test_only_kept_rows_are_rendered_and_those_that_fit_once(own, monkeypatch):
+    rendered = []
+
+    def counted(tokenizer, template, conversation, *, where):
+        rendered.append(where)
+        return render(tokenizer, template, conversation, where=where)
+
+    render = conversations.render
+    monkeypatch.setattr(conversations, "render", counted)
+    options = {"tokenizer": TOKENIZER, "instructions": True, "train_examples": 30}
+    data = load_dataset(own, **options, max_length=400)
+    assert len(rendered) == len(set(rendered)) == len(data["train"]) + len(data["test"]) == 36
+    rendered.clear()
+    load_dataset(own, **options, max_length=90)
+    again = [where for where, times in Counter(rendered).items() if times > 1]
+    assert len(set(rendered)) == 36
+    assert 5 < len(again) < 30
+
+
+def test_a_row_is_the_same_whatever_other_rows_are_kept(own):
+    options = {"tokenizer": TOKENIZER, "instructions": True, "max_length": 90}
+    whole, some = (load_dataset(own, **options, train_examples=n)["train"] for n in (None, 10))
+    assert not whole.meta["cut_tokens"].any()
+    rows = {tuple(row): i for i, row in enumerate(whole.columns["input_ids"].tolist())}
+    for row, ids in enumerate(some.columns["input_ids"].tolist()):
+        other = rows[tuple(ids)]
+        assert some.references[row] == whole.references[other]
+        np.testing.assert_array_equal(
+            some.columns["loss_mask"][row], whole.columns["loss_mask"][other]
+        )
+        prompts = [x.columns["prompt_ids"][i] for x, i in ((some, row), (whole, other))]
+        masks = [x.columns["prompt_mask"][i] for x, i in ((some, row), (whole, other))]
+        np.testing.assert_array_equal(prompts[0][masks[0]], prompts[1][masks[1]])
+        answer = some.columns["loss_mask"][row] | ~some.columns["attention_mask"][row]
+        np.testing.assert_array_equal(prompts[0][masks[0]], np.array(ids)[~answer])
+    assert whole.columns["prompt_mask"].any(axis=0).all(), "as narrow as the longest prompt"
+
+
+def test_instructions_as_words(own):
+    data = load_dataset(own, instructions=True, vocabulary=60, max_length=90)["train"]
+    ids, mask = (data.columns[column][0] for column in ("input_ids", "loss_mask"))
+    assert data.tokenizer.decode(ids[mask]) == f"{data.references[0][0]} <eos>"

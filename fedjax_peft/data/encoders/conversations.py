@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, finge
 from fedjax_peft.data.tokens import padding_token, whole
 from fedjax_peft.memory import require as require_memory
 
-__all__ = ["CONVERSATIONS", "encode_conversations", "encode_prompts", "left_padded"]
+__all__ = ["CONVERSATIONS", "encode_conversations", "encode_prompts", "left_padded", "with_rows"]
 
 
 def encode_conversations(
@@ -125,7 +126,7 @@ def encode_prompts(
 
 
 def left_padded(
-    prompts: Sequence[Sequence[int]], padding: int, max_length: int | None = None
+    prompts: Sequence[Sequence[int] | np.ndarray], padding: int, max_length: int | None = None
 ) -> dict[str, np.ndarray]:
     """Returns ``prompt_ids`` int32 and ``prompt_mask`` bool ``[n, longest]``, padded on the left.
 
@@ -141,6 +142,32 @@ def left_padded(
     ids = np.full(mask.shape, padding, np.int32)
     ids[mask] = np.fromiter((token for one in prompts for token in one), np.int32)
     return {"prompt_ids": ids, "prompt_mask": mask}
+
+
+def with_rows(data: Dataset, rows: np.ndarray, new: Dataset, padding: int) -> Dataset:
+    """Returns encoded conversations with other tokens in some rows. Keys and references stay.
+
+    Args:
+      data: of :func:`encode_conversations`.
+      rows: the numbers of the rows, int ``[m]``.
+      new: m encoded conversations of the same length.
+      padding: the padding token.
+    """
+    columns = {key: x.copy() for key, x in data.columns.items()}
+    prompts = _prompts(columns)
+    for row, prompt in zip(rows, _prompts(new.columns), strict=True):
+        prompts[row] = prompt
+    columns |= left_padded(prompts, padding)
+    for key in ("input_ids", "attention_mask", "loss_mask"):
+        columns[key][rows] = new.columns[key]
+    cut = np.copy(data.meta["cut_tokens"])
+    cut[rows] = new.meta["cut_tokens"]
+    return replace(data, columns=columns, meta={**data.meta, "cut_tokens": cut})
+
+
+def _prompts(columns: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    both = zip(columns["prompt_ids"], columns["prompt_mask"], strict=True)
+    return [ids[mask] for ids, mask in both]
 
 
 def _cleaned(conversation: Conversation) -> Conversation:
