@@ -1,11 +1,12 @@
-"""The exception for bad input, and advice on unknown names."""
+"""The exception for bad input, advice on unknown names, and the place that a warning names."""
 
 import difflib
+import sys
 from collections.abc import Iterable
 
 from fedjax_peft.display import paragraph, show
 
-__all__ = ["InputError", "nearest"]
+__all__ = ["InputError", "nearest", "users_level"]
 
 
 class InputError(ValueError):
@@ -31,3 +32,11 @@ def nearest(name: str, known: Iterable[str], *, shown: int = 12) -> str:
         return "There are none."
     rest = f" and {len(known) - shown} more" if len(known) > shown else ""
     return f"Known: {', '.join(known[:shown])}{rest}."
+
+
+def users_level() -> int:
+    """Returns the ``stacklevel`` that makes a warning point at the user's line of code."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("fedjax_peft."):
+        level, frame = level + 1, frame.f_back
+    return level

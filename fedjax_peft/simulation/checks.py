@@ -1,6 +1,5 @@
 """Checks of the arguments of ``simulate``, before anything is allocated or written."""
 
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
@@ -13,7 +12,7 @@ from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.display import show
 from fedjax_peft.dual_modes import mode
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.errors import InputError, nearest, users_level
 from fedjax_peft.memory import require
 from fedjax_peft.models.base import Model
 from fedjax_peft.simulation.cost import TimeModel, is_number
@@ -330,14 +329,6 @@ def joined_transform(transforms: Transform | Sequence[Transform] | None) -> Tran
         return None
     one = isinstance(transforms, Transform) or not isinstance(transforms, list | tuple)
     return chain(*([transforms] if one else transforms))
-
-
-def users_level() -> int:
-    """Returns the ``stacklevel`` that makes a warning point at the user's line of code."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("fedjax_peft."):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def check_batch_sampling(given: str) -> BatchSampling:

@@ -5,9 +5,8 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.errors import InputError, users_level
 from fedjax_peft.rows import Row, finite_or_none, privacy_in_words
-from fedjax_peft.simulation.checks import users_level
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.typing import Federation, Privacy, Transform
 

@@ -8,6 +8,7 @@ completions, and no score.
 """
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,13 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.data.tokens import whole
+from fedjax_peft.errors import InputError, nearest, users_level
 from fedjax_peft.models.decoding import NO_TOKEN, check_sampling, decode
 from fedjax_peft.random import stream
 from fedjax_peft.tasks.text_scores import SCORES, mean_score
 from fedjax_peft.typing import Batch, Key, Outputs, Sampling
 
-__all__ = ["completed_texts", "completing", "decoded", "score_completions"]
+__all__ = ["completed_texts", "completing", "decoded", "score_completions", "warn_of_long_answers"]
 
 
 @functools.cache  # the same function for the same settings, so that its program is found again
@@ -90,6 +92,33 @@ def completed_texts(predictions: Mapping[str, Any], data: Any) -> tuple[list[str
     texts = decoded(data.tokenizer, predictions["completions"])
     units = data.meta.get("unit", np.arange(len(data)))
     return texts, [data.references[int(unit)] for unit in units]
+
+
+def warn_of_long_answers(max_new_tokens: int, data: Any, which: str) -> None:
+    """Warns of gold completions that have too many tokens, so that no completion can equal them.
+
+    Args:
+      max_new_tokens: the largest number of tokens in a completion.
+      data: the evaluated :class:`fedjax_peft.data.Dataset`. Without a tokenizer, references or
+        prompts nothing can be said, and there is no warning.
+      which: the role of the data, such as ``test``.
+    """
+    if data.tokenizer is None or not len(data.references) or "prompt_ids" not in data.columns:
+        return
+    units = data.meta.get("unit", np.arange(len(data)))
+    golds = [data.references[int(unit)] for unit in units]
+    choices = [[gold] if isinstance(gold, str) else list(gold) for gold in golds]
+    texts = list(dict.fromkeys(text for choice in choices for text in choice))
+    sizes = dict(zip(texts, map(len, whole(data.tokenizer, texts)), strict=True))
+    shortest = [min(map(sizes.__getitem__, choice), default=0) for choice in choices]
+    too_long = [size for size in shortest if size > max_new_tokens]
+    if too_long:
+        warnings.warn(
+            f"The gold answers of {len(too_long):,} of {len(golds):,} {which} examples have more"
+            f" than max_new_tokens = {max_new_tokens} tokens, so no generated answer can equal"
+            f" them. The longest has {max(too_long):,} tokens: raise max_new_tokens.",
+            stacklevel=users_level(),
+        )
 
 
 def score_completions(

@@ -17,6 +17,8 @@ __all__ = ["instruction_tuning"]
 
 _ALWAYS = ("exact_match", "f1", "rouge_l")
 """The scores of completions that every data set has."""
+_WHOLE = ("exact_match", "gsm8k")
+"""The scores that read an answer up to its end."""
 
 
 def instruction_tuning(
@@ -40,7 +42,8 @@ def instruction_tuning(
     Args:
       metric: the headline metric of generated answers; ``gsm8k`` compares the numbers after
         ``####``. None: nothing is generated, which is quicker, and the headline is ``accuracy``.
-      max_new_tokens: the largest number of tokens in a generated answer.
+      max_new_tokens: the largest number of tokens in a generated answer. With the metric
+        ``exact_match`` or ``gsm8k``, a run warns if gold answers of its test data are longer.
       temperature: of generated answers, see :class:`fedjax_peft.typing.Sampling`; 0: the
         most likely token.
       top_p: likewise.
@@ -67,7 +70,7 @@ def instruction_tuning(
         name="instruction_tuning",
         encoder=CONVERSATIONS,
         head="causal_lm",
-        check=_check,
+        check=_checking(max_new_tokens if metric in _WHOLE else None),
         loss_and_metrics=scored.loss_and_metrics,
         inputs=prompted(Sampling(max_new_tokens, temperature, top_p, top_k), conversations=True),
     )
@@ -90,6 +93,20 @@ def _scores(
         return scores
 
     return score
+
+
+@functools.cache  # likewise
+def _checking(max_new_tokens: int | None) -> Callable[[Dataset, str], None]:
+    """Returns ``Task.check``; with ``max_new_tokens`` it also warns of answers that are longer."""
+
+    def check(data: Dataset, which: str) -> None:
+        _check(data, which)
+        if max_new_tokens is not None and which != "training":  # only evaluations generate
+            from fedjax_peft.tasks.completions import warn_of_long_answers
+
+            warn_of_long_answers(max_new_tokens, data, which)
+
+    return check
 
 
 def _check(data: Dataset, which: str) -> None:

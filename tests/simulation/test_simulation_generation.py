@@ -96,6 +96,13 @@ def test_scores_of_a_round_are_those_of_the_completions(model, data, directory, 
     assert [json.loads(line) for line in lines] == [{"completion": text} for text in texts]
 
 
+def test_a_run_warns_of_gold_answers_that_it_cannot_generate(model, data):
+    task = tasks.instruction_tuning("exact_match", max_new_tokens=1)
+    with pytest.warns(UserWarning, match="gold answers of .* test examples") as caught:
+        run(model, data, rounds=1, task=task)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 def test_one_program_generates_in_all_rounds(model, data):
     run(model, data)
     compilations.clear()

@@ -1,13 +1,18 @@
 """Loss and accuracy of the tokens of answers, against a slow loop."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_peft import tasks
+from fedjax_peft import load_tokenizer, tasks
 from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.data.encoders.conversations import encode_conversations
+from fedjax_peft.data.table import Table
 from fedjax_peft.errors import InputError
+from fedjax_peft.testing import write_tiny_language_model
 from fedjax_peft.typing import Outputs
 
 TASK = tasks.instruction_tuning()
@@ -74,3 +79,44 @@ def test_data_need_tokens_to_learn():
         TASK.check(Dataset(columns), "training")
     with pytest.raises(InputError, match="max_length is too small"):
         TASK.check(Dataset(columns | {"loss_mask": np.zeros_like(IDS, bool)}), "test")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """Returns conversations with answers of rising length, and their tokenizer."""
+    root = tmp_path_factory.mktemp("told")
+    write_tiny_language_model(root)
+    answers = ["a", "red and blue", "one two three four"]
+    prompt = {"role": "user", "content": "Say"}
+    talks = [[prompt, {"role": "assistant", "content": answer}] for answer in answers]
+    table = Table("test", {"messages": talks})
+    tokenizer = load_tokenizer(root)
+    data = encode_conversations(table, (), tokenizer, max_length=64, name="told")
+    return dataclasses.replace(data, tokenizer=tokenizer), tokenizer
+
+
+def lengths(tokenizer, data):
+    return [len(tokenizer(x, add_special_tokens=False)["input_ids"]) for x in data.references]
+
+
+@pytest.mark.parametrize("metric", ["exact_match", "gsm8k"])
+def test_gold_answers_that_cannot_be_generated_are_warned_of(told, metric):
+    data, tokenizer = told
+    sizes = lengths(tokenizer, data)
+    assert sizes[0] < sizes[1] < sizes[2]
+    tight = tasks.instruction_tuning(metric, max_new_tokens=sizes[1] - 1)
+    said = rf"2 of 3 test examples have more than max_new_tokens = {sizes[1] - 1} .* {sizes[2]} "
+    with pytest.warns(UserWarning, match=said):
+        tight.check(data, "test")
+    tight.check(data, "training")  # nothing is generated for it
+    tasks.instruction_tuning("rouge_l", max_new_tokens=1).check(data, "test")
+    tasks.instruction_tuning(metric, max_new_tokens=sizes[2]).check(data, "test")
+
+
+def test_the_shortest_of_several_gold_answers_counts(told):
+    data, tokenizer = told
+    short, middle, long = data.references
+    several = dataclasses.replace(data, references=((short, long), (middle, short), (long, long)))
+    task = tasks.instruction_tuning("exact_match", max_new_tokens=lengths(tokenizer, data)[0])
+    with pytest.warns(UserWarning, match="1 of 3 test examples"):
+        task.check(several, "test")
