@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedjax_peft.data.conversations import Conversation
+from fedjax_peft.data.tokens import beginning, whole
 from fedjax_peft.errors import InputError
 
 __all__ = [
@@ -128,7 +129,7 @@ def end_tokens(tokenizer: Any, template: str) -> tuple[int, ...]:
         messages = [{"role": role, "content": content} for role, content in probe]
         text = _applied(tokenizer, messages, False, where)
         rest = text[text.rfind(_PROBE) + len(_PROBE) :]
-        after = tokenizer.backend_tokenizer.encode(rest, add_special_tokens=False).ids
+        after = whole(tokenizer, [rest])[0].ids
         if after and after[0] in {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}:
             ends.append(after[0])
     return tuple(dict.fromkeys(ends))
@@ -143,7 +144,7 @@ def marks_answers(tokenizer: Any) -> bool:
 
 
 def _text(tokenizer: Any, template: str, conversation: Conversation) -> Rendered:
-    text = prompt = _first_token(tokenizer)
+    text = prompt = tokenizer.bos_token if beginning(tokenizer) else ""
     spans, system = [], ""
     plain = template.rstrip(" ")
     spaces = template[len(plain) :]
@@ -161,12 +162,6 @@ def _text(tokenizer: Any, template: str, conversation: Conversation) -> Rendered
     return Rendered(text, tuple(spans), prompt)
 
 
-def _first_token(tokenizer: Any) -> str:
-    """Returns the token with which the tokenizer begins every text; empty if there is none."""
-    first = tokenizer.backend_tokenizer.encode("").ids[:1]
-    return tokenizer.bos_token if first and first == [tokenizer.bos_token_id] else ""
-
-
 # Chat templates.
 
 
@@ -174,10 +169,10 @@ def _chat(tokenizer: Any, conversation: Conversation, where: str) -> Rendered:
     prompt = prompt_text(tokenizer, "chat", conversation, where)
     if conversation[-1]["role"] != "assistant":
         return Rendered(prompt, (), prompt)
-    whole = _applied(tokenizer, conversation, False, where)
+    text = _applied(tokenizer, conversation, False, where)
     if marks_answers(tokenizer):
-        return Rendered(whole, (), prompt)  # the tokenizer finds them
-    return Rendered(whole, answer_spans(tokenizer, conversation, where), prompt)
+        return Rendered(text, (), prompt)  # the tokenizer finds them
+    return Rendered(text, answer_spans(tokenizer, conversation, where), prompt)
 
 
 def answer_spans(
@@ -188,7 +183,7 @@ def answer_spans(
     Raises:
       InputError: the template changes earlier turns when a later one is added.
     """
-    whole = _applied(tokenizer, conversation, False, where)
+    text = _applied(tokenizer, conversation, False, where)
     spans = []
     for number, message in enumerate(conversation):
         if message["role"] != "assistant":
@@ -196,7 +191,7 @@ def answer_spans(
         before = _applied(tokenizer, conversation[:number], True, where)
         after = _applied(tokenizer, conversation[: number + 1], False, where)
         for part in (before, after):
-            if not whole.startswith(part):
+            if not text.startswith(part):
                 raise InputError(
                     f"{where}: the tokenizer's chat template writes the turns up to message"
                     f" {number + 1} differently when later messages follow, or writes another"

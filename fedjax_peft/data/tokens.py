@@ -13,16 +13,21 @@ __all__ = ["beginning", "joined", "model_columns", "offsets", "padding_token", "
 
 def whole(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
     """Returns the encoding of every text, without truncation and special tokens."""
-    backend = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
-    return backend.encode_batch(list(texts), add_special_tokens=False)
+    return _backend(tokenizer).encode_batch(list(texts), add_special_tokens=False)
 
 
 def beginning(tokenizer: Any) -> list[int]:
     """Returns the token that the tokenizer puts before every text (Llama's), or nothing (GPT-2)."""
-    first = tokenizer.bos_token_id
-    return [first] if first is not None and first in tokenizer("")["input_ids"] else []
+    first = _backend(tokenizer).encode("").ids[:1]
+    return first if first == [tokenizer.bos_token_id] else []
+
+
+def _backend(tokenizer: Any) -> Any:
+    """Returns the ``backend_tokenizer``, without the truncation and padding of its last call."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
 
 
 def model_columns(

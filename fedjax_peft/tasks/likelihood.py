@@ -17,8 +17,8 @@ derivative is taken (:mod:`fedjax_peft.differentiable`), it is that of the same 
 static length with ``jax.checkpoint``. Forward mode (``jax.jvp``) is not available.
 """
 
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -52,27 +52,36 @@ class Objective(NamedTuple):
     loss_and_metrics: Callable[[Outputs, Batch], tuple[tuple[jax.Array, jax.Array], Metrics]]
 
 
-@cache  # the same functions for the same column, so that their programs are found again
-def objective(column: str) -> Objective:
-    """Returns cross entropy and accuracy of the tokens that a column marks, as sums and counts.
+@cache  # the same functions for the same columns, so that their programs are found again
+def objective(*columns: str, accuracy: bool = True) -> Objective:
+    """Returns cross entropy and accuracy of the tokens that columns mark, as sums and counts.
 
     Args:
-      column: the name of a column, bool ``[batch, length]``: the tokens to predict.
+      *columns: names of columns, bool ``[batch, length]`` or ``[batch]``. The tokens that all of
+        them mark are predicted.
+      accuracy: whether the accuracy of these tokens is a metric.
     """
 
     def loss_and_metrics(
         outputs: Outputs, batch: Batch
     ) -> tuple[tuple[jax.Array, jax.Array], Metrics]:
-        targets, counted = next_tokens(batch, batch[column])
+        targets, counted = next_tokens(batch, _marked(batch, columns))
         scores = token_scores(outputs, targets, counted)
         loss = total(-scores.log_likelihood, counted)
-        return loss, {"loss": loss, "accuracy": total(scores.correct, counted)}
+        right = {"accuracy": total(scores.correct, counted)} if accuracy else {}
+        return loss, {"loss": loss, **right}
 
     return Objective(
         lambda outputs, batch: loss_and_metrics(outputs, batch)[0],
         lambda outputs, batch: loss_and_metrics(outputs, batch)[1],
         loss_and_metrics,
     )
+
+
+def _marked(batch: Batch, columns: Sequence[str]) -> jax.Array:
+    """Returns which tokens all columns mark, bool ``[batch, length]``."""
+    marks = [batch[column].astype(bool) for column in columns]
+    return reduce(jnp.logical_and, [x if x.ndim == 2 else x[:, None] for x in marks])
 
 
 def next_tokens(batch: Batch, is_target: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -16,9 +16,8 @@ from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.choices import Style, choices_encoder, scores_by_unit
 from fedjax_peft.errors import InputError
 from fedjax_peft.tasks.base import Field, Inputs, Task
-from fedjax_peft.tasks.common import total
-from fedjax_peft.tasks.likelihood import next_tokens, token_scores
-from fedjax_peft.typing import Batch, Metrics, Outputs
+from fedjax_peft.tasks.likelihood import next_tokens, objective, token_scores
+from fedjax_peft.typing import Batch, Outputs
 
 __all__ = ["multiple_choice"]
 
@@ -43,9 +42,10 @@ def multiple_choice(style: Style = "text") -> Task:
     """
     if style not in ("text", "letters"):
         raise InputError(f"style = {style!r} is not one of text, letters.")
+    scored = objective("loss_mask", "is_answer", accuracy=False)  # the score counts questions
     return Task(
-        _loss,
-        _metrics,
+        scored.loss,
+        scored.metrics,
         _predict,
         _score,
         name="multiple_choice",
@@ -53,25 +53,8 @@ def multiple_choice(style: Style = "text") -> Task:
         head="causal_lm",
         inputs=Inputs((Field("question", str), Field("choices", list)), _unlabelled, _answers),
         check=_check,
-        loss_and_metrics=_loss_and_metrics,
+        loss_and_metrics=scored.loss_and_metrics,
     )
-
-
-def _loss_and_metrics(
-    outputs: Outputs, batch: Batch
-) -> tuple[tuple[jax.Array, jax.Array], Metrics]:
-    right = batch["loss_mask"].astype(bool) & batch["is_answer"].astype(bool)[:, None]
-    targets, counted = next_tokens(batch, right)
-    loss = total(-token_scores(outputs, targets, counted).log_likelihood, counted)
-    return loss, {"loss": loss}
-
-
-def _loss(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    return _loss_and_metrics(outputs, batch)[0]
-
-
-def _metrics(outputs: Outputs, batch: Batch) -> Metrics:
-    return _loss_and_metrics(outputs, batch)[1]
 
 
 def _predict(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:

@@ -223,6 +223,16 @@ def test_a_tokenizer_that_begins_texts_also_begins_conversations():
     assert np.all(data.columns["prompt_ids"][range(3), first] == own.bos_token_id)
 
 
+def test_the_last_call_of_a_tokenizer_changes_nothing():
+    own = tiny_tokenizers.gpt2()  # as the real one: a token for all purposes, no beginning
+    own.bos_token = own.pad_token = own.eos_token
+    before = encode(own, TALKS, "{prompt} ")
+    own(["a", "b c"], padding="max_length", max_length=12, truncation=True)
+    after = encode(own, TALKS, "{prompt} ")
+    for name, column in before.columns.items():
+        np.testing.assert_array_equal(after.columns[name], column)
+
+
 def test_long_conversations_lose_their_end_and_long_prompts_their_beginning():
     own = tokenizer()
     whole = encode(own, TALKS, "{prompt}>")

@@ -234,9 +234,6 @@ def _marked(tokenizer: Any, conversations: Sequence[Conversation]) -> list[tuple
     If transformers finds fewer answers than there are, prefixes find them. Its mask ends before an
     answer that begins with a space, if the tokenizer leaves spaces out of the characters of tokens.
     """
-    backend = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
     result = []
     for conversation in conversations:
         answered = conversation[-1]["role"] == "assistant"
