@@ -5,6 +5,7 @@ ditto`` print these texts.
 """
 
 import ast
+import importlib
 import inspect
 import itertools
 import re
@@ -122,9 +123,11 @@ def meaning(key: Key) -> str:
     if isinstance(key.owner, type):
         return _plain(_field_documents(key.owner).get(key.name, ""))
     arguments = _arguments(key.owner)
-    other = re.search(r"arguments are those of\s+:func:`(\w+)`", _document(key.owner))
+    other = re.search(r"arguments are those of\s+:func:`([\w.]+)`", _document(key.owner))
     if key.name not in arguments and other is not None:
-        arguments = _arguments(getattr(inspect.getmodule(key.owner), other[1]))
+        module, _, name = other[1].rpartition(".")
+        place = importlib.import_module(module) if module else inspect.getmodule(key.owner)
+        arguments = _arguments(getattr(place, name))
     return _plain(arguments.get(key.name, ""))
 
 

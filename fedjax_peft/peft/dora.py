@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_peft.models.base import AdapterParam
-from fedjax_peft.peft.base import Defaults, Method
-from fedjax_peft.peft.lora import LoRALinear, attach_low_rank, low_rank_options
-from fedjax_peft.typing import Key
+from fedjax_peft.peft.base import Method
+from fedjax_peft.peft.lora import LoRALinear, low_rank_method, low_rank_options
 
 __all__ = ["DoRALinear", "dora"]
 
@@ -82,17 +81,13 @@ def dora(
 ) -> Method:
     """Weight-decomposed low-rank adapters (DoRA, Liu et al. 2024), as in Hugging Face PEFT.
 
-    Aggregators treat A and B as LoRA's and average the magnitudes.
+    Aggregators treat A and B as LoRA's and average the magnitudes. Dropout is on the input of every
+    term that is added to the frozen layer's output.
+
+    The other arguments are those of :func:`fedjax_peft.lora`.
 
     Args:
-      rank: the number of directions r.
-      alpha: the scale is s = alpha / r (``rslora``: alpha / sqrt(r)); by default alpha = r, s = 1.
-      targets: which linear layers, as in Hugging Face PEFT; by default LoRA's.
-      init: of A, as for :func:`fedjax_peft.lora`; B starts at zero.
-      dropout: on the input of every term that is added to the frozen layer's output.
-      rslora: rank-stabilised scale (Kalajdzievski 2023).
-      rank_pattern: other ranks for some layers, as for :func:`fedjax_peft.lora`.
-      alpha_pattern: other alphas, in the same form.
+      init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.lora`.
 
     Raises:
       InputError: an impossible option here; a target or pattern that matches nothing, or a rank
@@ -109,7 +104,4 @@ def dora(
         alpha_pattern=alpha_pattern,
     )
 
-    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        return attach_low_rank(module, defaults, key, head, options, DoRALinear)
-
-    return Method("dora", options, attach)
+    return low_rank_method("dora", options, DoRALinear)

@@ -50,16 +50,15 @@ def dual(
 ) -> Method:
     """FedMCP's global and private adapters. The defaults are OpenDelta's, which FedMCP builds on.
 
+    The other arguments are those of :func:`fedjax_peft.peft.houlsby`.
+
     Args:
       reduction_factor: the bottleneck is the width divided by this.
       size: the width of the bottleneck, instead of a factor; 16 by default as in FedMCP.
       placement: where the pair sits and what it reads; see :mod:`fedjax_peft.peft.bottleneck`. It
         does not set the activation or the initial values.
-      targets: other places; see :func:`fedjax_peft.peft.bottleneck.houlsby`.
-      activation: by its Hugging Face name.
       init: ``bert``, ``houlsby``, ``mam_adapter`` or ``opendelta``, as for
-        :func:`fedjax_peft.peft.bottleneck.houlsby`. The two adapters get different values.
-      scaling: the factor s of both adapters.
+        :func:`fedjax_peft.peft.houlsby`. The two adapters get different values.
 
     Raises:
       InputError: an impossible option here; a model without such places when it is attached.

@@ -11,15 +11,13 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.instance_weights import REFERENCE, instance_weighted
 from fedjax_peft.models.base import AdapterConst, Model
 from fedjax_peft.models.layers import Dropout
-from fedjax_peft.peft.base import Adapted, Defaults, Method
-from fedjax_peft.peft.lora import LowRank, attach_low_rank, frozen_output, low_rank_options
-from fedjax_peft.typing import Key
+from fedjax_peft.peft.base import Adapted, Method
+from fedjax_peft.peft.lora import LowRank, frozen_output, low_rank_method, low_rank_options
 
 __all__ = ["DualLoRALinear", "dual_lora"]
 
@@ -65,23 +63,19 @@ def dual_lora(
 ) -> Method:
     """FedDPA's global and local LoRA at every site, with instance weights.
 
-    Both start from the same A; B is zero. ``Model.counts()["adapter"]`` includes ``width`` numbers
-    of a client that are not trained, but computed from its examples. No file format holds the
-    pair, and it cannot be merged: the weights depend on the example.
+    Both have the same rank, start from the same A, and read the same dropped input; B is zero.
+    ``Model.counts()["adapter"]`` includes ``width`` numbers of a client that are not trained, but
+    computed from its examples. No file format holds the pair, and it cannot be merged: the weights
+    depend on the example.
+
+    The other arguments are those of :func:`fedjax_peft.lora`.
 
     Args:
-      rank: the number of directions of each LoRA.
       width: of the last hidden states; by default as the model's ``config.json`` says.
-      alpha: as for :func:`fedjax_peft.peft.lora.lora`; the scale of both.
-      targets: which linear layers; by default LoRA's.
-      init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.peft.lora.lora`.
-      dropout: on the input of both LoRAs, with one mask.
-      rslora: rank-stabilised scale.
-      rank_pattern: other ranks for some layers.
-      alpha_pattern: other alphas for some layers.
+      init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.lora`.
 
     Raises:
-      InputError: as :func:`fedjax_peft.peft.lora.lora`; when it is attached, an unknown width.
+      InputError: as :func:`fedjax_peft.lora`; when it is attached, an unknown width.
     """
     options = low_rank_options(
         rank=rank,
@@ -93,9 +87,6 @@ def dual_lora(
         rank_pattern=rank_pattern,
         alpha_pattern=alpha_pattern,
     )
-
-    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        return attach_low_rank(module, defaults, key, head, options, DualLoRALinear)
 
     def complete(model: Model) -> Model:
         size = width or next((model.config[k] for k in _WIDTHS if k in model.config), None)
@@ -110,4 +101,5 @@ def dual_lora(
             kinds={**model.kinds, REFERENCE: "adapter"},
         )
 
-    return Method("dual_lora", {**options, "width": width}, attach, complete=complete)
+    options |= {"width": width}
+    return low_rank_method("dual_lora", options, DualLoRALinear, complete=complete)

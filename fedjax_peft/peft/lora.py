@@ -153,7 +153,7 @@ def lora(
         directions of a QR decomposition of Wᵀ, B with orthonormal rows), or ``loftq`` (Li et al.
         2024: factors that make up for the quantisation of the base). On a quantised base ``svd``
         is QPiSSA (Meng et al. 2024). These starts read the checkpoint of a quantised base again.
-      dropout: on the input of the low-rank branch only.
+      dropout: on the input of what is added to the frozen layer's output.
       rslora: rank-stabilised scale (Kalajdzievski 2023).
       rank_pattern: other ranks for some layers, as in Hugging Face PEFT: {end of a path, or a
         regular expression for it: rank}.
@@ -179,14 +179,11 @@ def lora(
         parts=parts,
     )
 
-    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        return attach_low_rank(module, defaults, key, head, options, LoRALinear)
-
     if loftq_iterations < 1:
         raise InputError(f"loftq_iterations = {loftq_iterations} must be at least 1.")
     if init == "loftq":
         options |= {"loftq_iterations": loftq_iterations}
-    return Method("lora", options, attach, start_shapes_frozen=init in _SHAPED)
+    return low_rank_method("lora", options, LoRALinear, start_shapes_frozen=init in _SHAPED)
 
 
 def low_rank_options(
@@ -202,7 +199,7 @@ def low_rank_options(
     alpha_pattern: Mapping[str, float] | None,
     parts: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Returns the checked options of a low-rank method, for :func:`attach_low_rank`."""
+    """Returns the checked options of a low-rank method, for :func:`low_rank_method`."""
     ranks, alphas = dict(rank_pattern or {}), dict(alpha_pattern or {})
     for r in (rank, *ranks.values()):
         if r < 1:
@@ -227,15 +224,41 @@ def low_rank_options(
     }
 
 
-def attach_low_rank(
+def low_rank_method(
+    name: str,
+    options: Mapping[str, Any],
+    layer: Callable[..., nnx.Module],
+    finish: Callable[[str, Any, Key], None] | None = None,
+    **more: Any,
+) -> Method:
+    """Returns the method that puts a low-rank layer at every target.
+
+    Args:
+      name: of the method.
+      options: of :func:`low_rank_options`, and perhaps further ones.
+      layer: ``layer(base, a, b, scale, dropout)`` is the new layer.
+      finish: ``finish(path, layer, key)`` sets what the layer has besides; ``key`` is the model's.
+      **more: further fields of :class:`fedjax_peft.peft.base.Method`.
+    """
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        for path, new in _attach_low_rank(module, defaults, key, head, options, layer).items():
+            if finish is not None:
+                finish(path, new, key)
+        return module
+
+    return Method(name, options, attach, **more)
+
+
+def _attach_low_rank(
     module: nnx.Module,
     defaults: Defaults,
     key: Key,
     head: Sequence[str],
     options: Mapping[str, Any],
     layer: Callable[..., nnx.Module],
-) -> nnx.Module:
-    """Puts a low-rank ``layer(base, a, b, scale, dropout)`` at every target; returns the module."""
+) -> dict[str, nnx.Module]:
+    """Puts a low-rank layer at every target; returns the new layers by module path."""
     chosen: Targets = options["targets"]
     where = defaults.get("lora") if chosen is None else chosen
     sites = find(module, where, (nnx.Linear, Adapted), head)
@@ -267,17 +290,18 @@ def attach_low_rank(
             for name, shape in shapes.items()
         }
     dropout = options["dropout"]
+    made: dict[str, nnx.Module] = {}
     for path, site in sites.items():
         if path in factors:
-            new = layer(site, *factors[path], scales[path], dropout)
+            made[path] = layer(site, *factors[path], scales[path], dropout)
         else:
             names = {n.rpartition(".")[2]: n for n in factors if n.startswith(f"{path}.")}
-            new = FusedLoRALinear(
+            made[path] = FusedLoRALinear(
                 site,
                 {p: LowRank(*factors[n], scales[n], dropout) for p, n in names.items()},
             )
-        replace_module(module, path, new)
-    return module
+        replace_module(module, path, made[path])
+    return made
 
 
 def _shaped_start(

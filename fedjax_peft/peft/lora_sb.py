@@ -55,9 +55,10 @@ def lora_sb(rank: int = 64, *, targets: str | Sequence[str] | None = None) -> Me
 
     The bases are random and orthonormal until ``fp.peft.gradient_start`` replaces them.
 
+    The other arguments are those of :func:`fedjax_peft.lora`.
+
     Args:
       rank: r; a layer trains r² numbers.
-      targets: which linear layers, as in Hugging Face PEFT; by default LoRA's.
 
     Raises:
       InputError: a rank below 1 here; when it is attached, a target that matches nothing, or a rank

@@ -8,13 +8,11 @@ the small adapter that clients share. The leaves of W and b are named as in
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from flax import nnx
-
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.quantized import QuantizedLinear
-from fedjax_peft.peft.base import Defaults, Method
-from fedjax_peft.peft.lora import LoRALinear, attach_low_rank, low_rank_options
+from fedjax_peft.peft.base import Method
+from fedjax_peft.peft.lora import LoRALinear, low_rank_method, low_rank_options
 from fedjax_peft.typing import Key
 
 __all__ = ["lora_with_base"]
@@ -36,18 +34,13 @@ def lora_with_base(
     A client that keeps these weights has its own copy of them, so the memory grows with the
     clients.
 
+    The other arguments are those of :func:`fedjax_peft.lora`.
+
     Args:
-      rank: the number of directions r.
-      alpha: as for :func:`fedjax_peft.peft.lora.lora`.
-      targets: which linear layers; by default query and value.
-      init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.peft.lora.lora`.
-      dropout: on the input of the low-rank branch only.
-      rslora: rank-stabilised scale.
-      rank_pattern: other ranks for some layers.
-      alpha_pattern: other alphas for some layers.
+      init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.lora`.
 
     Raises:
-      InputError: as :func:`fedjax_peft.peft.lora.lora`; a quantised layer, when it is attached.
+      InputError: as :func:`fedjax_peft.lora`; a quantised layer, when it is attached.
     """
     options = low_rank_options(
         rank=rank,
@@ -60,21 +53,17 @@ def lora_with_base(
         alpha_pattern=alpha_pattern,
     )
 
-    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        attach_low_rank(module, defaults, key, head, options, LoRALinear)
-        for path, site in nnx.iter_modules(module):
-            if not isinstance(site, LoRALinear):
-                continue
-            if isinstance(site.base, QuantizedLinear):
-                raise InputError(
-                    f"lora_with_base trains the weights of {'.'.join(map(str, path))!r}, which are"
-                    " quantised, so they never change. Load the model without quantize, or attach"
-                    " lora."
-                )
-            for name in ("kernel", "bias"):
-                parameter = getattr(site.base, name)
-                if parameter is not None:
-                    setattr(site.base, name, AdapterParam(parameter[...]))
-        return module
+    return low_rank_method("lora_with_base", options, LoRALinear, _train_base)
 
-    return Method("lora_with_base", options, attach)
+
+def _train_base(path: str, site: LoRALinear, key: Key) -> None:
+    del key
+    if isinstance(site.base, QuantizedLinear):
+        raise InputError(
+            f"lora_with_base trains the weights of {path!r}, which are quantised, so they never"
+            " change. Load the model without quantize, or attach lora."
+        )
+    for name in ("kernel", "bias"):
+        parameter = getattr(site.base, name)
+        if parameter is not None:
+            setattr(site.base, name, AdapterParam(parameter[...]))

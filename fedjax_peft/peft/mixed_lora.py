@@ -16,12 +16,11 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import Dropout
-from fedjax_peft.peft.base import Adapted, Defaults, Method
-from fedjax_peft.peft.lora import LowRank, attach_low_rank, frozen_output, low_rank_options
+from fedjax_peft.peft.base import Adapted, Method
+from fedjax_peft.peft.lora import LowRank, frozen_output, low_rank_method, low_rank_options
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Key
 
@@ -62,21 +61,16 @@ def mixed_lora(
 ) -> Method:
     """FedALT's individual and rest-of-world LoRA at every site, with a mixer of the two.
 
-    No format of Hugging Face PEFT holds it, and its weights cannot be merged: the mixer depends on
-    the input.
+    Both LoRAs have the same rank. No format of Hugging Face PEFT holds the pair, and its weights
+    cannot be merged: the mixer depends on the input.
+
+    The other arguments are those of :func:`fedjax_peft.lora`.
 
     Args:
-      rank: the number of directions of each LoRA.
-      alpha: as for :func:`fedjax_peft.peft.lora.lora`; the scale of both.
-      targets: which linear layers; by default query and value.
-      init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.peft.lora.lora`.
-      dropout: on the input of both LoRAs, with one mask; the mixer's input has none.
-      rslora: rank-stabilised scale.
-      rank_pattern: other ranks for some layers.
-      alpha_pattern: other alphas for some layers.
+      init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.lora`.
 
     Raises:
-      InputError: as :func:`fedjax_peft.peft.lora.lora`.
+      InputError: as :func:`fedjax_peft.lora`.
     """
     options = low_rank_options(
         rank=rank,
@@ -89,13 +83,9 @@ def mixed_lora(
         alpha_pattern=alpha_pattern,
     )
 
-    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        attach_low_rank(module, defaults, key, head, options, MixedLoRALinear)
-        for path, site in nnx.iter_modules(module):
-            if isinstance(site, MixedLoRALinear):
-                shape, own = site.mixer[...].shape, stream(key, ".".join(map(str, path)) + ".mixer")
-                bound = shape[0] ** -0.5
-                site.mixer.set_value(jax.random.uniform(own, shape, minval=-bound, maxval=bound))
-        return module
+    def start_mixer(path: str, site: MixedLoRALinear, key: Key) -> None:
+        shape, own = site.mixer[...].shape, stream(key, f"{path}.mixer")
+        bound = shape[0] ** -0.5
+        site.mixer.set_value(jax.random.uniform(own, shape, minval=-bound, maxval=bound))
 
-    return Method("mixed_lora", options, attach)
+    return low_rank_method("mixed_lora", options, MixedLoRALinear, start_mixer)

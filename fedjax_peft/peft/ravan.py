@@ -58,10 +58,11 @@ def ravan(
 ) -> Method:
     """RAVAN (Raje et al. 2025): several trained r x r cores, each between frozen bases.
 
+    The other arguments are those of :func:`fedjax_peft.lora`.
+
     Args:
       rank: r of each head; a layer trains ``heads * (rank² + 1)`` numbers.
       heads: h.
-      targets: which linear layers, as in Hugging Face PEFT; by default LoRA's.
       init: of the bases: orthonormal over all heads (``gram_schmidt``), or ``normal``.
 
     Raises:

@@ -14,12 +14,11 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import AdapterConst, AdapterParam
-from fedjax_peft.peft.base import Defaults, Method
-from fedjax_peft.peft.lora import LoRALinear, attach_low_rank, low_rank_options
+from fedjax_peft.peft.base import Method
+from fedjax_peft.peft.lora import LoRALinear, low_rank_method, low_rank_options
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Key
 
@@ -65,20 +64,17 @@ def slora(
 ) -> Method:
     """SLoRA's sparse values beside a LoRA, for ``algorithms.slora``.
 
+    Dropout is on the input of both changes.
+
+    The other arguments are those of :func:`fedjax_peft.lora`.
+
     Args:
-      rank: the number of directions of LoRA.
       density: the share of each kernel's entries that the first stage trains; the paper uses about
         1 %.
-      alpha: as for :func:`fedjax_peft.peft.lora.lora`.
-      targets: which linear layers, as in Hugging Face PEFT; by default LoRA's.
-      init: of A before the first stage has ended; B starts at zero.
-      dropout: on the input of both changes.
-      rslora: rank-stabilised scale.
-      rank_pattern: other ranks for some layers.
-      alpha_pattern: other alphas for some layers.
+      init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.lora`.
 
     Raises:
-      InputError: a density outside of 0 to 1; as :func:`fedjax_peft.peft.lora.lora`.
+      InputError: a density outside of 0 to 1; as :func:`fedjax_peft.lora`.
     """
     if not 0 < density <= 1:
         raise InputError(f"density = {density!r} must be above 0 and at most 1.")
@@ -93,16 +89,13 @@ def slora(
         alpha_pattern=alpha_pattern,
     )
 
-    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        attach_low_rank(module, defaults, key, head, options, SparseLoRALinear)
-        for path, site in nnx.iter_modules(module):
-            if isinstance(site, SparseLoRALinear):
-                n_in, n_out = site.base.kernel.shape
-                count = max(1, round(density * n_in * n_out))
-                own = stream(key, ".".join(map(str, path)), "places")
-                places = jax.random.choice(own, n_in * n_out, (count,), replace=False)
-                site.sparse_index.set_value(jnp.sort(places).astype(jnp.int32))
-                site.sparse_values.set_value(jnp.zeros(count))
-        return module
+    def draw_places(path: str, site: SparseLoRALinear, key: Key) -> None:
+        n_in, n_out = site.base.kernel.shape
+        count = max(1, round(density * n_in * n_out))
+        own = stream(key, path, "places")
+        places = jax.random.choice(own, n_in * n_out, (count,), replace=False)
+        site.sparse_index.set_value(jnp.sort(places).astype(jnp.int32))
+        site.sparse_values.set_value(jnp.zeros(count))
 
-    return Method("slora", {**options, "density": density}, attach)
+    options |= {"density": density}
+    return low_rank_method("slora", options, SparseLoRALinear, draw_places)

@@ -30,13 +30,14 @@ def test_every_key_has_a_type_and_a_default():
     ("word", "parts"),
     [
         ("rounds", ["rounds: whole number, must be given\n    communication rounds."]),
-        ("peft.rank", ["peft.rank: whole number, default 8 (of dora, lora", "number of direc"]),
+        # By reference: the methods that are LoRA with something more share its words.
+        ("peft.rank", ["8 (of dora, dual_lora, lora, lora_with_base, mixed_lora, slora)\n    the"]),
         ("mu", ["(of fedprox)", "(of moon)", "(of fedmcp)"]),
         ("data.columns", ["table of texts, none by default", "our column name"]),
         ("client_ranks", ["list of whole numbers"]),
         ("sampling", ['"uniform" or "size" or "poisson"', 'default "uniform"']),
         ("client_holdout", ["held out"]),  # documented as a field
-        ("peft.activation", ["(of houlsby)", "Hugging Face name"]),  # by reference
+        ("peft.activation", ["(of houlsby)", "Hugging Face name"]),
         ("peft", ["  dora "]),
         ("peft.name", ["  dora "]),
         ("time", ["bandwidth_up"]),
