@@ -14,7 +14,7 @@ from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import tokenize
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import read_text
-from fedjax_peft.measures.representation import pool
+from fedjax_peft.measures.representation import Pooling, check_pooling, pool
 from fedjax_peft.models.base import Model
 from fedjax_peft.tasks.base import Inputs, Task
 from fedjax_peft.typing import Batch, Outputs, Params
@@ -55,24 +55,39 @@ def predict(
 
 
 def embed(
-    model: Model, texts: Sequence[str], *, max_length: int = 128, batch_size: int = 64
+    model: Model,
+    texts: Sequence[str],
+    *,
+    pooling: Pooling = "mean",
+    max_length: int = 128,
+    batch_size: int = 64,
 ) -> np.ndarray:
-    """Returns the mean of the last hidden states of each text, float32 ``[texts, width]``.
+    """Returns one vector for each text: its pooled last hidden states, float32 ``[texts, width]``.
 
-    It can be the ``embed`` of :func:`fedjax_peft.data.cluster.kmeans`.
+    These are the hidden states of Hugging Face's bare model, so it does not matter which head the
+    model has. It can be the ``embed`` of :func:`fedjax_peft.data.cluster.kmeans`.
+
+    Args:
+      model: a model with a tokenizer, such as ``run.trained``.
+      texts: the texts.
+      pooling: ``mean``: the mean over a text's tokens; ``cls``: its first token, or the last one in
+        a decoder.
+      max_length: tokens per text; longer texts are cut.
+      batch_size: texts per batch.
 
     Raises:
-      InputError: the model has no tokenizer, or there are no texts.
+      InputError: the model has no tokenizer, there are no texts, or an unknown pooling.
     """
+    check_pooling(pooling)
     _check_tokenizer(model)
     if not len(texts):
         raise InputError("There is no text to embed.")
     columns = tokenize(model.tokenizer, texts, max_length=max_length)
 
     def pooled(outputs: Outputs, batch: Batch) -> dict[str, Any]:
-        return {"mean": pool(outputs, batch, "mean")}
+        return {"pooled": pool(outputs, batch, pooling)}
 
-    return _over_batches(model, model.trainable, columns, pooled, batch_size)["mean"]
+    return _over_batches(model, model.trainable, columns, pooled, batch_size)["pooled"]
 
 
 def answer(

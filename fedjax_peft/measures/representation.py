@@ -42,7 +42,7 @@ __all__ = [
 Pooling = Literal["mean", "cls"]
 """``mean``: the mean of the last hidden states over a text's tokens, without padding. ``cls``: the
 last hidden state of the token that represents the whole text. This is the first token, or the last
-real token in a causal model (GPT-2, RNN, LSTM), where the first token does not see the text."""
+real token in a causal model (Llama, GPT-2, LSTM), where the first token does not see the text."""
 
 Similarity = Literal["cka", "cka_debiased", "cosine"]
 """Names of :data:`SIMILARITIES`."""

@@ -249,7 +249,7 @@ def held_head(
         return heads.make(kind, () if kind in heads.WITHOUT_CLASSES else _config_labels(config))
     raise InputError(
         f"The checkpoint {name!r} holds no head: say which one to put on it, such as"
-        " head=classification(20)."
+        " head=classification(20). Embeddings do not read it."
     )
 
 

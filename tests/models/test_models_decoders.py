@@ -22,9 +22,10 @@ from torch_reference import (
     tiny_model,
     torch_states,
 )
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.measures.representation import pool
 from fedjax_peft.models import heads
 from fedjax_peft.models.cache import empty
 from fedjax_peft.models.checkpoint import save_checkpoint
@@ -350,6 +351,23 @@ def test_names_of_the_bare_model_and_of_old_files(tmp_path):
         real = batch["attention_mask"].astype(bool)
         got = np.asarray(forward(model, batch).hidden)
         np.testing.assert_allclose(got[real], hidden[real], **EXACT)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_embeddings_are_those_of_the_bare_model(side, tmp_path):
+    bare = tiny_model("llama").model
+    model = load_model(saved(bare, tmp_path), head=heads.classification(2))  # any head
+    batch = padded_batch(bare.config)
+    batch = flipped(batch) if side == "left" else batch
+    with torch.no_grad():
+        expected = AutoModel.from_pretrained(tmp_path)(**tensors(batch)).last_hidden_state.numpy()
+    outputs, real = forward(model, batch), batch["attention_mask"].astype(bool)
+    assert np.abs(expected[real]).max() > 0.5
+    np.testing.assert_allclose(np.asarray(outputs.hidden)[real], expected[real], **EXACT)
+    rows = [states[mask] for states, mask in zip(expected, real, strict=True)]
+    means, last = np.stack([x.mean(0) for x in rows]), np.stack([x[-1] for x in rows])
+    np.testing.assert_allclose(pool(outputs, batch, "mean"), means, **EXACT)
+    np.testing.assert_allclose(pool(outputs, batch, "cls"), last, **EXACT)
 
 
 def test_sharded_checkpoint_and_a_stored_copy_of_the_tied_head(tmp_path):

@@ -13,6 +13,7 @@ from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.sources import load_dataset
+from fedjax_peft.errors import InputError
 from fedjax_peft.rows import read_metrics
 from fedjax_peft.typing import Outputs
 
@@ -301,3 +302,10 @@ def test_embeddings_do_not_depend_on_padding(root):
     assert short.shape == (2, 32)
     np.testing.assert_allclose(embed(model, ["w1 w2", "w3"], max_length=30), short, atol=1e-5)
     assert np.abs(short[0] - short[1]).max() > 0.1
+    whole = embed(model, ["w1 w2", "w3"], pooling="cls", max_length=30)
+    np.testing.assert_allclose(
+        embed(model, ["w1 w2"], pooling="cls", max_length=8)[0], whole[0], atol=1e-5
+    )
+    assert np.abs(whole - short).max() > 0.1
+    with pytest.raises(InputError, match="clss"):
+        embed(model, ["w1"], pooling="clss")
