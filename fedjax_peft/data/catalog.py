@@ -414,11 +414,11 @@ DATASETS: dict[str, Source] = {
         "sahil2801/CodeAlpaca-20k",
     ),
     "fingpt_sentiment": _instructions(
-        "FinGPT, mood of financial news and tweets, as instructions: 76,772 rows",
+        "FinGPT, sentiment of financial news and tweets (3 or 7 levels) in words: 76,772 rows",
         "FinGPT/fingpt-sentiment-train",
     ),
     "aya": _instructions(
-        "Aya, instructions and answers in 65 languages by annotator: 202,364 train, 1,750 test",
+        "Aya, instructions and answers in 65 languages by annotator: 202,362 train, 1,750 test",
         "CohereForAI/aya_dataset",
         columns={"inputs": "prompt", "targets": "completion", "user_id": "client"},
         test="test",
