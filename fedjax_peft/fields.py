@@ -142,7 +142,7 @@ FIELDS = (
     Field("aggregation_error_relative", "fraction", "Over the norm of the exact average."),
     Field("aggregation_error_max", "", "Largest absolute entry of the difference."),
     Field("layers.aggregation_error.MODULE", "", "The error of one module."),
-    Field("spectrum_kept", "fraction", "Squared singular values kept by FRA and FlexLoRA."),
+    Field("spectrum_kept", "fraction", "Share of the average's squared norm that the rank keeps."),
     Field("residual", "", "FedEx-LoRA: Frobenius norm of the change of frozen weights."),
     Field("residual_relative", "fraction", "Over the norm of the exact average."),
     Field("uploads_ignored", "uploads", "Robust aggregators: changed by more than 1e9."),
@@ -151,6 +151,7 @@ FIELDS = (
     Field("trusted", "0 or 1", "fltrust: whether the trusted client's upload arrived."),
     Field("trust_score", "fraction", "fltrust: mean trust score of the other clients."),
     Field("norm_bound", "", "norm_bounding: the largest norm of a change in this round."),
+    Field("client_clusters", "clusters", "HiLoRA: of clients; 0 before they are found."),
     Field("switched", "0 or 1", "FRA-FFA: whether the run has switched to FFA."),
     # ---- upload transforms
     Field("clip_share", "fraction", "clip_norm: aggregated clients whose change was clipped."),

@@ -13,6 +13,7 @@ __all__ = [
     "FRESH",
     "canonical",
     "dead_directions",
+    "eigh",
     "is_finite",
     "orthonormal_rows",
     "pinv",
@@ -32,6 +33,13 @@ def qr(matrix: jax.Array, **options: Any) -> Any:
     """Returns ``jnp.linalg.qr(matrix, **options)``, on a CPU in one thread of OpenBLAS."""
     limit_blas_threads()
     return jnp.linalg.qr(matrix, **options)
+
+
+def eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns ``jnp.linalg.eigh(matrix)``, on a CPU in one thread of OpenBLAS."""
+    limit_blas_threads()
+    values, vectors = jnp.linalg.eigh(matrix)
+    return values, vectors
 
 
 def pinv(matrix: jax.Array, **options: Any) -> jax.Array:

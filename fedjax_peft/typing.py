@@ -749,6 +749,10 @@ class Algorithm(NamedTuple):
     """A regular expression: the leaves of uploads that the server passes on to every client one by
     one, because they do not combine to a leaf of the same size (stacking). It decides what is
     counted as traffic; None: no such leaves."""
+    received_part: Callable[[PyTree], PyTree] | None = None
+    """broadcast -> what one client receives of it, if clients receive different parts of the same
+    size, such as its own cluster's leaves. It decides what is counted as traffic; the client's
+    functions must use no other part. None: a client receives all."""
     check: Callable[[Mapping[str, str], int], None] = _anything
     """(kind of each trainable leaf, number of clients) -> None. Raises InputError for a model or a
     number of clients that does not fit."""

@@ -20,6 +20,7 @@ LAYERS = [
         "random",
         "linalg",
         "lowrank",
+        "clustering",
         "summation",
         "memory",
         "precision",

@@ -123,6 +123,35 @@ def mixture_model(*, features=FEATURES, width=WIDTH) -> Model:
     return plain.replace(apply=apply, trainable=trainable, kinds=kinds)
 
 
+TIERS = ("root", "cluster", "leaf")
+
+
+def sum_model(*, features=FEATURES, width=WIDTH) -> Model:
+    """Returns the model with three LoRAs that add up, for HiLoRA; none of them is zero."""
+    plain, rng = lora_model(dropout=0, features=features, width=width), np.random.default_rng(1)
+    kinds = {n: kind for n, kind in KINDS.items() if "lora" not in n}
+    trainable = {n: plain.trainable[n] for n in kinds}
+    shapes = {"lora_a": (features, RANK), "lora_b": (RANK, width), "lora_scale": (RANK,)}
+    for tier in TIERS:
+        for leaf, shape in shapes.items():
+            kinds[f"layer.{tier}.{leaf}"] = KINDS[f"layer.{leaf}"]
+            x = np.full(shape, 1.5) if leaf == "lora_scale" else rng.normal(0, 0.5, shape)
+            trainable[f"layer.{tier}.{leaf}"] = jnp.asarray(x, jnp.float32)
+
+    def apply(frozen, params, batch, key, train):
+        del key, train
+        x = batch["x"]
+        inner = x @ frozen["layer.base.kernel"]
+        for tier in TIERS:
+            a, b, s = (params[f"layer.{tier}.{leaf}"] for leaf in shapes)
+            inner = inner + ((x @ a) * s[None]) @ b
+        hidden = jnp.tanh(inner)
+        logits = hidden @ params["head.kernel"] + params["head.bias"][None]
+        return Outputs(logits, hidden[:, None])
+
+    return plain.replace(apply=apply, trainable=trainable, kinds=kinds)
+
+
 def dataset(examples: int, *, features: int = FEATURES, seed: int = 0) -> Dataset:
     """Returns examples that a linear rule labels."""
     rng = np.random.default_rng(seed)

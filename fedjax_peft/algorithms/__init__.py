@@ -28,6 +28,7 @@ from fedjax_peft.algorithms.ffa import ffa
 from fedjax_peft.algorithms.flora import flora
 from fedjax_peft.algorithms.fra_ffa import fra_ffa
 from fedjax_peft.algorithms.hetlora import hetlora
+from fedjax_peft.algorithms.hilora import hilora
 from fedjax_peft.algorithms.local import local
 from fedjax_peft.algorithms.lora_a2 import lora_a2
 from fedjax_peft.algorithms.moon import moon
@@ -68,6 +69,7 @@ __all__ = [
     "flora",
     "fra_ffa",
     "hetlora",
+    "hilora",
     "local",
     "lora_a2",
     "moon",

@@ -11,6 +11,7 @@ from fedjax_peft.peft.lora import lora
 # gradient_start is not in __all__: it is no method, but the start of one.
 from fedjax_peft.peft.lora_sb import gradient_start as gradient_start
 from fedjax_peft.peft.lora_sb import lora_sb
+from fedjax_peft.peft.lora_sum import lora_sum
 from fedjax_peft.peft.lora_with_base import lora_with_base
 from fedjax_peft.peft.mixed_lora import mixed_lora
 from fedjax_peft.peft.prefix import prefix_tuning
@@ -32,6 +33,7 @@ __all__ = [
     "layer_norm",
     "lora",
     "lora_sb",
+    "lora_sum",
     "lora_with_base",
     "mixed_lora",
     "opendelta",

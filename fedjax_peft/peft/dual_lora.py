@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from fedjax_peft.errors import InputError
 from fedjax_peft.instance_weights import REFERENCE, instance_weighted
 from fedjax_peft.models.base import AdapterConst, Model
-from fedjax_peft.models.layers import Dropout
-from fedjax_peft.peft.base import Adapted, Method
-from fedjax_peft.peft.lora import LowRank, frozen_output, low_rank_method, low_rank_options
+from fedjax_peft.peft.base import Method
+from fedjax_peft.peft.lora import frozen_output, low_rank_method, low_rank_options
+from fedjax_peft.peft.lora_sum import NamedLoRALinear
 
 __all__ = ["DualLoRALinear", "dual_lora"]
 
@@ -25,27 +25,24 @@ _WIDTHS = ("hidden_size", "n_embd", "dim")
 """Keys under which a ``config.json`` may have the width of the hidden states."""
 
 
-class DualLoRALinear(Adapted):
+class DualLoRALinear(NamedLoRALinear):
     """A linear layer with a global and a local low-rank update. ``base`` is frozen.
 
     ``adapter_weight`` is α: a scalar, 0 at first, or ``[batch]``.
     """
 
     def __init__(self, base: Any, a: jax.Array, b: jax.Array, scale: float, dropout: float):
-        self.base = base
-        self.global_adapter = LowRank(a, b, scale, 0.0)
-        self.private_adapter = LowRank(a, b, scale, 0.0)
+        names = ("global_adapter", "private_adapter")
+        super().__init__(base, a, b, scale, dropout, names=names)
         self.adapter_weight = AdapterConst(jnp.zeros(()))
-        self.dropout = Dropout(dropout)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the layer's output for ``x`` ``[batch, ..., in]``."""
-        y, dropped = frozen_output(self.base, x), self.dropout(x)
+        y = frozen_output(self.base, x)
         weight = self.adapter_weight[...].astype(y.dtype)
         if weight.ndim:
             weight = weight.reshape(-1, *(1,) * (y.ndim - 1))
-        shared = self.global_adapter.update(dropped, y.dtype)
-        own = self.private_adapter.update(dropped, y.dtype)
+        shared, own = self.updates(x, y.dtype)
         return y + (1 - weight) * shared + weight * own
 
 

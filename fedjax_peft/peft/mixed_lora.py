@@ -18,33 +18,28 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.models.base import AdapterParam
-from fedjax_peft.models.layers import Dropout
-from fedjax_peft.peft.base import Adapted, Method
-from fedjax_peft.peft.lora import LowRank, frozen_output, low_rank_method, low_rank_options
+from fedjax_peft.peft.base import Method
+from fedjax_peft.peft.lora import frozen_output, low_rank_method, low_rank_options
+from fedjax_peft.peft.lora_sum import NamedLoRALinear
 from fedjax_peft.random import stream
 from fedjax_peft.typing import Key
 
 __all__ = ["MixedLoRALinear", "mixed_lora"]
 
 
-class MixedLoRALinear(Adapted):
+class MixedLoRALinear(NamedLoRALinear):
     """A linear layer with two low-rank updates, weighted by a mixer. ``base`` is frozen."""
 
     def __init__(self, base: Any, a: jax.Array, b: jax.Array, scale: float, dropout: float):
-        self.base = base
-        self.rest_of_world = LowRank(a, b, scale, 0.0)
-        self.individual = LowRank(a, b, scale, 0.0)
+        super().__init__(base, a, b, scale, dropout, names=("rest_of_world", "individual"))
         self.mixer = AdapterParam(jnp.zeros((a.shape[0], 2)))
-        self.dropout = Dropout(dropout)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the layer's output for ``x`` ``[..., in]``."""
         y = frozen_output(self.base, x)
         logits = x.astype(jnp.float32) @ self.mixer[...]
         shares = jax.nn.softmax(logits, axis=-1).astype(y.dtype)
-        dropped = self.dropout(x)
-        rest = self.rest_of_world.update(dropped, y.dtype)
-        own = self.individual.update(dropped, y.dtype)
+        rest, own = self.updates(x, y.dtype)
         return y + shares[..., :1] * rest + shares[..., 1:] * own
 
 

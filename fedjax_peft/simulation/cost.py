@@ -356,9 +356,10 @@ class Ledger:
     they are sent together. A client sends the leaves of an upload that are not skipped in the
     round. It fetches
 
-    * in its first round, the whole broadcast. If the initial adapters determine the frozen weights
-      (initialisation by an SVD), the client also fetches the initial value of every adapter leaf
-      that is not in the broadcast or has changed since;
+    * in its first round, the whole broadcast, or its part (``Algorithm.received_part``). If the
+      initial adapters determine the frozen weights (initialisation by an SVD), the client also
+      fetches the initial value of every adapter leaf that is not in the broadcast or has changed
+      since;
     * in later rounds, the leaves of the broadcast that the server has changed since the client's
       last round;
     * for relayed leaves (``Algorithm.relayed_leaves``), whose uploads the server passes on one by
@@ -396,6 +397,8 @@ class Ledger:
         if algorithm.aggregator.wire_bytes is not None:
             upload = {_LIFTED: _lifted_bytes(algorithm, server, model.trainable)}
         leaves = jax.eval_shape(algorithm.server.broadcast, server)
+        if algorithm.received_part is not None:
+            leaves = jax.eval_shape(algorithm.received_part, leaves)
         if transform is not None and transform.down_wire is not None:
             leaves = transform.down_wire(leaves, wires_of(leaves))
         broadcast = _sizes(leaves) | received

@@ -31,7 +31,12 @@ from fedjax_peft.typing import Aggregated, Federation, Outputs
 SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)
 POOLED = toy.clients([33])
-OPTIONS = {"scaffold": {"learning_rate": 0.1}, "fra_ffa": {"at": 1}, "slora": {"sparse_rounds": 1}}
+OPTIONS = {
+    "scaffold": {"learning_rate": 0.1},
+    "fra_ffa": {"at": 1},
+    "hilora": {"clients": 5, "root_rounds": 1, "cluster_rounds": 1},
+    "slora": {"sparse_rounds": 1},
+}
 PLATEAU = {"trigger": "plateau", "patience": 1}
 DUAL = ("fedmatch", "fedmcp")
 ALONE = ("centralised", "local")
@@ -98,6 +103,7 @@ MODELS = {
     **dict.fromkeys(DUAL, dual_model),
     **toy_cores.MODELS,
     "fedalt": toy.mixture_model,
+    "hilora": toy.sum_model,
     "pfedlora": toy.own_kernel_model,
 }
 """Algorithm -> its model, where it is not plain LoRA."""
@@ -325,6 +331,7 @@ KEEPING_REFUSED = {
     "fedsvd": "the server turns A after a round",
     "flora": "starts each round from a random A",
     "fra_ffa": "factors LoRA's products anew",
+    "hilora": "three stages of HiLoRA train different leaves",
     "lora_a2": "each factor rests in every second round",
     "ravan": "scales become a part of its cores",
     "rolora": "each factor rests in every second round",
@@ -425,6 +432,7 @@ PRIVACY_REFUSED = {
     "hetlora": "weights a client by what it sends",
     "hetlora_prunes": "weights a client by what it sends",
     "fedavg_flora_na": "looks at the uploads one by one",
+    "hilora": "looks at the uploads one by one",
     "fedavg_median": "looks at the uploads one by one",
     "fedavg_geometric_median_product": "looks at the uploads one by one",
     "fra_ffa_plateau": "Set trigger = 'round' or 'subspace'",

@@ -23,6 +23,7 @@ REFUSED = {
     "fedavg_median": "one by one",
     "fedex": "passes the factors of every client on",
     "fedavg_flora_na": "looks at the uploads one by one",
+    "hilora": "looks at the uploads one by one",
     "fedmomentum": "passes the factors of every client on",
     "flora": "passes the factors of every client on",
     "fra_ffa_plateau": "training metrics",

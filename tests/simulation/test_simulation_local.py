@@ -158,6 +158,7 @@ def test_all_algorithms_say_what_their_local_model_is():
     options = {
         "scaffold": {"learning_rate": 0.1},
         "fra_ffa": {"at": 1},
+        "hilora": {"clients": 5, "root_rounds": 1, "cluster_rounds": 1},
         "slora": {"sparse_rounds": 1},
     }
     shared = {n: x for n, x in toy.lora_model().trainable.items() if n in toy.SHARED}

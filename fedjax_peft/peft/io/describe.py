@@ -69,13 +69,16 @@ def _auto_class(model: Model) -> str:
 
 def _notes(model: Model, directory: Path, format: Format) -> list[str]:
     """Returns sentences on the rank in the file, for a low-rank adapter."""
-    low_rank = ("lora", "dora", "lora_sb", "ravan", "slora")
+    low_rank = ("lora", "dora", "lora_sb", "lora_sum", "ravan", "slora")
     if format != "peft" or model.method is None or model.method.name not in low_rank:
         return []
     rank = json.loads((directory / "adapter_config.json").read_text())["r"]
     if model.method.name in ("lora_sb", "ravan"):
         return [f"LoRA of rank {rank}: the products of bases and trained cores."]
     trained = model.method.options["rank"]
+    if model.method.name == "lora_sum":
+        names = ", ".join(model.method.options["names"])
+        return [f"LoRA of rank {rank}: the sum of the LoRAs {names} of rank {trained}."]
     reasons = []
     if model.method.options["parts"] is not None:
         reasons.append("the updates of the parts of a fused projection are joined into one")

@@ -28,10 +28,10 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 ``load_adapter``; ``merged``: a plain checkpoint for ``AutoModelFor...``, with its tokenizer."""
 
 _HOLDS: dict[str, tuple[str, ...]] = {
-    "peft": ("lora", "dora", "ia3", "prompt_tuning", "lora_sb", "ravan", "slora"),
+    "peft": ("lora", "dora", "ia3", "prompt_tuning", "lora_sb", "lora_sum", "ravan", "slora"),
     "adapterhub": ("houlsby", "pfeiffer", "bottleneck"),
     "merged": (
-        *("lora", "dora", "lora_sb", "lora_with_base", "ravan", "slora", "ia3"),
+        *("lora", "dora", "lora_sb", "lora_sum", "lora_with_base", "ravan", "slora", "ia3"),
         *("bitfit", "layer_norm", "full", "head_only"),
     ),
 }

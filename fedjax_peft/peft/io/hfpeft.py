@@ -22,6 +22,7 @@ from fedjax_peft.peft.base import submodule
 from fedjax_peft.peft.cores import CoreLinear
 from fedjax_peft.peft.io.files import Tensors, to_torch, write_json, write_tensors
 from fedjax_peft.peft.lora import by_pattern, scaling
+from fedjax_peft.peft.lora_sum import LoRASumLinear
 from fedjax_peft.typing import Params
 
 __all__ = ["LABELS", "write_peft"]
@@ -53,14 +54,15 @@ def write_peft(
     """Writes an adapter and its head into an existing directory, as Hugging Face PEFT does.
 
     Args:
-      model: with ``lora``, ``dora``, ``slora``, ``lora_sb``, ``ravan``, ``ia3`` or
+      model: with ``lora``, ``dora``, ``slora``, ``lora_sb``, ``lora_sum``, ``ravan``, ``ia3`` or
         ``prompt_tuning`` attached; its ``trainable`` holds the initial values.
       params: the trained leaves.
       directory: where the files go.
       architecture: ``registry.class_name`` of the model.
       base_model: recorded as the base model's hub id or path; by default where it came from.
     """
-    contents = {"ia3": _ia3, "prompt_tuning": _prompt, "lora_sb": _core, "ravan": _core}
+    contents = {"ia3": _ia3, "prompt_tuning": _prompt}
+    contents |= dict.fromkeys(("lora_sb", "lora_sum", "ravan"), _product)
     tensors, config = contents.get(model.method.name, _low_rank)(model, params)
     # PEFT wraps the model in two modules, or in one module for a prompt.
     prefix = "base_model." if model.method.name == "prompt_tuning" else "base_model.model."
@@ -177,23 +179,25 @@ def _joined(
     return np.concatenate([a for a, _ in factors.values()], axis=1), np.concatenate(rows, axis=0)
 
 
-def _core(model: Model, params: Params) -> _Content:
-    """Returns the contents of a LoRA with the product of LoRA-SB's or RAVAN's layers; s is 1."""
+def _product(model: Model, params: Params) -> _Content:
+    """Returns the contents of a LoRA with what layers with ``factors`` add to W; s is 1."""
     module, tensors = model.replace(trainable=dict(params)).module(), {}
-    sites = [
-        ".".join(map(str, p)) for p, m in nnx.iter_modules(module) if isinstance(m, CoreLinear)
-    ]
+    kinds = (CoreLinear, LoRASumLinear)
+    sites = [".".join(map(str, p)) for p, m in nnx.iter_modules(module) if isinstance(m, kinds)]
+    ranks: dict[str, int] = {}
     for path in sorted(sites):
         a, b = submodule(module, path).factors()
         tensors[f"{path}.lora_A.weight"] = to_torch(a, transposed=True)
         tensors[f"{path}.lora_B.weight"] = to_torch(b, transposed=True)
-    rank = a.shape[1]  # the same everywhere
+        ranks[path] = a.shape[1]
+    rank = Counter(ranks.values()).most_common(1)[0][0]
+    others = {path: r for path, r in ranks.items() if r != rank}
     return tensors, {
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": rank,
-        "rank_pattern": {},
-        "alpha_pattern": {},
+        "rank_pattern": others,
+        "alpha_pattern": others,
         "use_rslora": False,
         "use_dora": False,
         "lora_dropout": 0.0,

@@ -1,4 +1,4 @@
-"""LoRA-SB, RAVAN and SLoRA leave as a LoRA of their product, or merged into the model."""
+"""LoRA-SB, RAVAN, SLoRA and sums of LoRAs leave as one LoRA, or merged into the model."""
 
 import pytest
 from peft import PeftModel
@@ -9,7 +9,7 @@ from torch_reference import padded_batch, saved, tiny_model
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.hub import load_model
-from fedjax_peft.peft import lora_sb, ravan, slora
+from fedjax_peft.peft import lora_sb, lora_sum, ravan, slora
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.io.export import export
 
@@ -17,17 +17,25 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
 ]
-METHODS = {"slora": slora(4, density=0.1), "lora_sb": lora_sb(4), "ravan": ravan(4, heads=3)}
+METHODS = {
+    "slora": slora(4, density=0.1),
+    "lora_sb": lora_sb(4),
+    "lora_sum": lora_sum(2, alpha=3.0, rank_pattern={"layer.0.attention.self.value": 1}),
+    "ravan": ravan(4, heads=3),
+}
 
 
-@pytest.mark.parametrize(("name", "family"), [("lora_sb", "bert"), ("ravan", "gpt2")])
+@pytest.mark.parametrize(
+    ("name", "family"), [("lora_sb", "bert"), ("lora_sum", "bert"), ("ravan", "gpt2")]
+)
 def test_peft_reads_the_product_as_a_lora(name, family, tmp_path):
     base = saved(tiny_model(family, classes=CLASSES), tmp_path / "base")
     assert_peft_reads(base, METHODS[name], tmp_path, family=family)
 
 
 @pytest.mark.parametrize(
-    ("name", "family"), [("lora_sb", "gpt2"), ("ravan", "bert"), ("slora", "bert")]
+    ("name", "family"),
+    [("lora_sb", "gpt2"), ("lora_sum", "bert"), ("ravan", "bert"), ("slora", "bert")],
 )
 def test_transformers_reads_the_merged_checkpoint(name, family, tmp_path):
     base = saved(tiny_model(family, classes=CLASSES), tmp_path / "base")

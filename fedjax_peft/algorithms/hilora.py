@@ -1,0 +1,519 @@
+"""HiLoRA (Peng et al. 2026): a LoRA of all clients, one of a cluster and one of each client, added.
+
+    layer:   y = x W + s (x A_r) B_r + s (x A_c) B_c + s (x A_l) B_l     (``peft.lora_sum``)
+    root, until round R:
+      client:  (A_r, B_r)_k ← optimizer steps on F_k
+      server:  A_r B_r ← Σ w_k (A_r B_r)_k, cut to rank r by its SVD:  A_r ← V Σ,  B_r ← Uᵀ
+               B̄_k ← λ B̄_k + (1-λ) B_k / ‖B_k‖_F,   for the clients of the round
+      at its end, clusters of clients whose B̄_k span similar subspaces (fedjax_peft/clustering.py)
+    cluster, until round R + C:
+      client:  (A_c, B_c)_k ← steps on F_k + γ_c ‖B_c B_rᵀ‖_F², from its cluster's LoRA
+      server:  as before, over the round's clients of each cluster
+    leaf, from then on:
+      client:  (A_l, B_l)_k ← steps on F_k + γ_c ‖B_l B_rᵀ‖_F² + γ_l ‖B_l B_cᵀ‖_F²;  nothing is sent
+
+(The paper's matrices are [out, in]: its B is our Bᵀ.) Each LoRA rests once its stage has ended, and
+has B = 0 before it begins. A client predicts with root + its cluster + its leaf. Distances between
+clients are averaged over all adapted layers.
+
+Decided here:
+
+* The paper ends a stage when its steps have become small; here the rounds are given. A stage ends
+  with the first round from there on that has an upload.
+* B̄_k is B_k / ‖B_k‖_F in the first round of a client.
+* A client that has not taken part before the clusters are found belongs to the largest one. The
+  paper assigns such clients by a few probing steps.
+* The penalties are on factors, without LoRA's scale. A shared head is trained and averaged over all
+  clients of a round in the first two stages, and rests in the third. A private head is always
+  trained. The paper does not say what happens to the head.
+* Clustering has no random numbers; k-means on scaled rows of eigenvectors.
+
+The server keeps B̄_k of all clients, so its memory grows with them: r · out numbers for each client
+and adapted layer. Every lane reads the LoRA of its own cluster from the broadcast, which holds all;
+traffic is counted for one (``Algorithm.received_part``). Clients send changes of the factors.
+
+The paper's text could not be read as a whole. This was written from two sets of public notes and a
+public reimplementation (github.com/boyi-liu/FedLLM-Factory), from which the defaults of γ, λ and
+the numbers of clusters are; it trains 15 rounds of root, 20 of cluster and 15 of leaf. Checked
+against a loop in NumPy.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_peft import tree
+from fedjax_peft.aggregators.fra import truncated_average
+from fedjax_peft.algorithms.checks import at_least, checked, fraction, whole
+from fedjax_peft.algorithms.common import (
+    Local,
+    Weights,
+    add_to_gradient,
+    freeze_where,
+    init_local,
+    objective,
+    train,
+)
+from fedjax_peft.clustering import spectral_clusters, subspace_distances
+from fedjax_peft.errors import InputError
+from fedjax_peft.lowrank import matmul, pairs, pairs_by_shape, scale
+from fedjax_peft.measures.aggregation_error import truncation_metrics
+from fedjax_peft.roles import HeadPolicy
+from fedjax_peft.typing import (
+    Aggregated,
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientContext,
+    ClientUpdate,
+    Key,
+    Metrics,
+    Params,
+    PyTree,
+    Roles,
+    RoundContext,
+    ServerUpdate,
+    Stacked,
+    Total,
+)
+
+__all__ = ["hilora"]
+
+_TIERS = (".root.", ".cluster.", ".leaf.")
+"""The LoRA of each stage, by a part of its leaves' names."""
+_ROOT, _CLUSTER, _LEAF = range(3)
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    stage: jax.Array
+    """Which LoRA is trained: 0 root, 1 cluster, 2 leaf."""
+    received: Params
+    """The shared leaves at the start, with the LoRA of the client's cluster."""
+    local: Local
+
+
+@checked
+def hilora(
+    optimizer: optax.GradientTransformation,
+    *,
+    clients: int,
+    root_rounds: int,
+    cluster_rounds: int,
+    root_penalty: float = 0.1,
+    cluster_penalty: float = 0.1,
+    decay: float = 0.9,
+    fewest_clusters: int = 2,
+    most_clusters: int = 10,
+    head: HeadPolicy = "shared",
+    weights: Weights = "size",
+    keep_optimizer: bool = False,
+) -> Algorithm:
+    """HiLoRA: a LoRA of all clients, then one of each cluster, then one of each client.
+
+    Args:
+      optimizer: the clients' optimizer, in all stages.
+      clients: how many the federation has; the server keeps something of each.
+      root_rounds: R, the rounds of the first stage.
+      cluster_rounds: C, the rounds of the second stage. The third takes all other rounds.
+      root_penalty: γ_c, on what the later LoRAs' B share with the root's.
+      cluster_penalty: γ_l, on what the leaf's B shares with the cluster's.
+      decay: λ of the smoothed B.
+      fewest_clusters: the smallest number of clusters.
+      most_clusters: the largest number of clusters; no more than clients.
+      keep_optimizer: only False: the stages train different leaves.
+
+    Raises:
+      InputError: an option out of range, or ``keep_optimizer``; on use, a model without the three
+        LoRAs, another number of clients, or ``client_ranks``.
+    """
+    whole(1, clients=clients, root_rounds=root_rounds, cluster_rounds=cluster_rounds)
+    whole(1, fewest_clusters=fewest_clusters, most_clusters=most_clusters)
+    at_least(0.0, root_penalty=root_penalty, cluster_penalty=cluster_penalty)
+    fraction(decay=decay)
+    if not fewest_clusters <= min(most_clusters, clients):
+        raise InputError(
+            f"fewest_clusters = {fewest_clusters} must be at most most_clusters ="
+            f" {most_clusters}, and at most the number of clients, {clients}."
+        )
+    clusters = (fewest_clusters, min(most_clusters, clients))
+    penalties = (root_penalty, cluster_penalty)
+    return Algorithm(
+        "hilora",
+        _roles(head),
+        lambda context: _client(optimizer, penalties, head, context),
+        _aggregator(),
+        _server(clients, root_rounds, root_rounds + cluster_rounds, decay, clusters),
+        init_client_state=lambda shared, private: {"model": private, "client": jnp.int32(-1)},
+        model=_model,
+        local_model=_local_model,
+        weights=weights,
+        sent_leaves=lambda broadcast, round_index: _sent(broadcast),
+        received_part=lambda broadcast: _part(broadcast, jnp.int32(-1)),
+        check=lambda kinds, count: _check(kinds, count, clients),
+        synchronous_only="HiLoRA's clients all train the LoRA of the same stage in a round.",
+        no_kept_optimizer="The three stages of HiLoRA train different leaves, whose moments would"
+        " decay while they rest. Use 'fedavg'.",
+    )
+
+
+# -------------------------------------------------------------------------------------- the client
+
+
+def _part(broadcast: PyTree, client: jax.Array) -> PyTree:
+    """Returns what a client receives: the stage, and the model with its own cluster's LoRA.
+
+    Args:
+      broadcast: the server's, for all clients.
+      client: the client's number; -1 for one that has not taken part yet.
+    """
+    known = broadcast["assignment"][jnp.maximum(client, 0)]
+    own = jnp.where(client < 0, broadcast["newcomers"], known)
+    cluster = {n: x[own] for n, x in broadcast["clusters"].items()}
+    return {"model": {**broadcast["model"], **cluster}, "stage": broadcast["stage"]}
+
+
+def _model(broadcast: PyTree, client_state: PyTree) -> Params:
+    return {**_part(broadcast, client_state["client"])["model"], **client_state["model"]}
+
+
+def _local_model(broadcast: PyTree, upload: Params, client_state: PyTree) -> Params:
+    """Returns the leaves after the local work; an upload has changes of the factors."""
+    received = _part(broadcast, client_state["client"])["model"]
+    shared = {n: received[n] + x if _tier(n) is not None else x for n, x in upload.items()}
+    return {**shared, **client_state["model"]}
+
+
+def _tier(name: str) -> int | None:
+    """Returns the stage that trains a leaf; None for a leaf of the head."""
+    return next((i for i, part in enumerate(_TIERS) if part in name), None)
+
+
+def _moves(name: str, stage: jax.Array, head: HeadPolicy) -> jax.Array | bool:
+    """Returns whether a leaf is trained in a stage."""
+    tier = _tier(name)
+    if tier is None:
+        return head == "private" or stage < _LEAF
+    return stage == tier
+
+
+def _sent(broadcast: PyTree) -> dict[str, jax.Array]:
+    """Returns which leaves are sent in this stage."""
+    stage = broadcast["stage"]
+    leaves = (*broadcast["model"], *broadcast["clusters"])
+    sent = {n: jnp.asarray(_moves(n, stage, "shared")) for n in leaves}
+    return {**sent, "stage": jnp.array(False)}  # the server knows
+
+
+def _client(
+    optimizer: optax.GradientTransformation,
+    penalties: tuple[float, float],
+    head: HeadPolicy,
+    context: ClientContext,
+) -> ClientUpdate:
+    def moving(stage: jax.Array) -> optax.GradientTransformation:
+        return freeze_where(optimizer, lambda name: _moves(name, stage, head))
+
+    def init(broadcast: PyTree, client_state: PyTree, key: Key) -> State:
+        del key
+        model, stage = _part(broadcast, client_state["client"]).values()
+        return State(stage, model, init_local(moving(stage), model, client_state["model"]))
+
+    def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+        stage = state.stage
+
+        def loss(params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
+            # Resting leaves have no gradient, so private training clips the others alone.
+            still = {
+                n: jnp.where(_moves(n, stage, head), x, jax.lax.stop_gradient(x))
+                for n, x in params.items()
+            }
+            return objective(context, still, batch, key)
+
+        leaves = {**state.local.shared, **state.local.private}
+        correct = add_to_gradient(_penalty_gradient(leaves, *penalties))
+        local, metrics = train(moving(stage), context, state.local, batch, key, correct, loss)
+        return state._replace(local=local), metrics
+
+    def final(state: State) -> tuple[Params, PyTree]:
+        new = state.local.shared
+        upload = {n: x if _tier(n) is None else x - state.received[n] for n, x in new.items()}
+        return upload, {"model": state.local.private, "client": jnp.int32(context.client)}
+
+    return ClientUpdate(init, step, final)
+
+
+def _penalty_gradient(leaves: Params, of_root: float, of_cluster: float) -> Params:
+    """Returns the gradient of the penalties by the cluster's B and by the leaf's B."""
+
+    def overlap(b: jax.Array, other: jax.Array) -> jax.Array:
+        """Returns half the gradient of ``‖b otherᵀ‖_F²`` by ``b``."""
+        return matmul(matmul(b, other.T), other)
+
+    gradient = {}
+    for name in [n for n in leaves if n.endswith(".root.lora_b")]:
+        root, cluster, leaf = (name.replace(_TIERS[_ROOT], tier) for tier in _TIERS)
+        gradient[cluster] = 2 * of_root * overlap(leaves[cluster], leaves[root])
+        gradient[leaf] = 2 * of_root * overlap(leaves[leaf], leaves[root])
+        gradient[leaf] += 2 * of_cluster * overlap(leaves[leaf], leaves[cluster])
+    return gradient
+
+
+# -------------------------------------------------------------------------------------- the server
+
+
+def _aggregator() -> Aggregator:
+    """Returns the aggregator of ``{"rest": head, "changes": changes of factors, "weights": w}``.
+
+    Only one LoRA changes in a round, so the changes of root and cluster are added, and named as
+    those of the root. They are those of single uploads, ``[slots, ...]``: which of them are to be
+    averaged depends on the server's clusters.
+    """
+
+    def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
+        del fixed
+        rest = {n: x - template[n] for n, x in upload.items() if _tier(n) is None}
+        changes = {
+            n: x + upload[n.replace(_TIERS[_ROOT], _TIERS[_CLUSTER])]
+            for n, x in upload.items()
+            if _TIERS[_ROOT] in n
+        }
+        return {"rest": rest, "changes": Stacked(changes)}
+
+    def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
+        del context
+        by = jnp.where(total.weight > 0, total.weight, 1.0)
+        update = {
+            "rest": {n: template[n] + x / by for n, x in total.value["rest"].items()},
+            "changes": total.value["changes"].value,
+            "weights": total.weights / by,
+        }
+        return Aggregated(update, {}, state)
+
+    return Aggregator(
+        "hilora",
+        lift,
+        finish,
+        unmasked_policy="refused",
+        truncates=True,
+        refactors=True,
+        needs_all_uploads=True,
+    )
+
+
+def _server(
+    clients: int, first_end: int, second_end: int, decay: float, clusters: tuple[int, int]
+) -> ServerUpdate:
+    """Returns the server.
+
+    Args:
+      clients: in the federation.
+      first_end: the round that ends the first stage.
+      second_end: the round that ends the second stage.
+      decay: λ.
+      clusters: the smallest and the largest number of clusters.
+    """
+
+    def start(shared: Params) -> PyTree:
+        own = {n: x for n, x in shared.items() if _TIERS[_CLUSTER] in n}
+        root = [n for n in shared if n.endswith(".root.lora_b")]
+        zeros = {_module(n.removesuffix(".lora_b")): jnp.zeros(()) for n in root}
+        return {
+            "model": {n: x for n, x in shared.items() if n not in own},
+            "clusters": {n: jnp.repeat(x[None], clusters[1], axis=0) for n, x in own.items()},
+            "bases": {n: jnp.zeros((clients, *shared[n].shape)) for n in root},
+            "met": jnp.zeros(clients, bool),
+            "assignment": jnp.zeros(clients, jnp.int32),
+            "newcomers": jnp.int32(0),
+            "found": jnp.int32(0),
+            "stage": jnp.int32(_ROOT),
+            "truncation": dict.fromkeys(("frobenius", "largest", "norms"), zeros),
+        }
+
+    def update(state: PyTree, new: PyTree, context: RoundContext) -> PyTree:
+        received, stage = context.participants > 0, state["stage"]
+        state = tree.where(received, _averaged(state, new, context, decay), state)
+        found = received & (stage == _ROOT) & (context.round_index >= first_end)
+        groups = jax.lax.cond(
+            found,
+            lambda state: _grouped(state, *clusters),
+            lambda state: {n: state[n] for n in ("assignment", "newcomers", "found")},
+            state,
+        )
+        ends = found | (received & (stage == _CLUSTER) & (context.round_index >= second_end))
+        return {**state, **groups, "stage": stage + ends}
+
+    def broadcast(state: PyTree) -> PyTree:
+        return {n: state[n] for n in ("model", "clusters", "assignment", "newcomers", "stage")}
+
+    def params(state: PyTree) -> Params:
+        model: Params = _part(broadcast(state), jnp.int32(-1))["model"]
+        return model
+
+    def template(state: PyTree) -> Params:
+        return {n: x if _tier(n) is None else jnp.zeros_like(x) for n, x in params(state).items()}
+
+    def metrics(state: PyTree) -> dict[str, jax.Array]:
+        of_average = truncation_metrics(**state["truncation"])
+        return {**of_average, "client_clusters": state["found"].astype(jnp.float32)}
+
+    return ServerUpdate(start, update, broadcast, params, template, metrics=metrics)
+
+
+def _averaged(state: PyTree, new: PyTree, context: RoundContext, decay: float) -> PyTree:
+    """Returns the state with the averages of the stage, and in the first with smoothed bases."""
+    stage, counted = state["stage"], new["weights"] > 0
+    everyone = len(state["met"])
+    who = jnp.minimum(context.clients, everyone - 1)  # slots without a client have weight 0
+    uploads = _uploaded(state, new["changes"], who)
+    groups, truncation = _cut(state, uploads, _shares(state, new["weights"], who), context.fixed)
+    model, clusters = {**state["model"], **new["rest"]}, {}
+    for n, x in groups.items():
+        own = _of_cluster(n)
+        model[n] = jnp.where(stage == _ROOT, x[0], model[n])
+        clusters[own] = jnp.where(stage == _CLUSTER, x, state["clusters"][own])
+    places = jnp.where(counted & (stage == _ROOT), who, everyone)
+    bases = {}
+    for n, old in state["bases"].items():
+        norms = jnp.sqrt(jnp.sum(uploads[n] ** 2, axis=(1, 2), keepdims=True))
+        unit = uploads[n] / jnp.where(norms > 0, norms, 1.0)
+        known = state["met"][who][:, None, None]
+        smooth = jnp.where(known, decay * old[who] + (1 - decay) * unit, unit)
+        bases[n] = old.at[places].set(smooth, mode="drop")
+    met = state["met"].at[places].set(True, mode="drop")
+    changed = {"model": model, "clusters": clusters, "bases": bases, "met": met}
+    return {**state, **changed, "truncation": truncation}
+
+
+def _uploaded(state: PyTree, changes: Params, who: jax.Array) -> Params:
+    """Returns the factors after the local work, ``[slots, ...]``, by the names of the root's.
+
+    Args:
+      state: the server's.
+      changes: of the factors, ``[slots, ...]``, by the names of the root's.
+      who: the clients of the slots.
+    """
+    own, found = state["assignment"][who], {}
+    for n, x in changes.items():
+        theirs = state["clusters"][_of_cluster(n)][own]
+        found[n] = jnp.where(state["stage"] == _ROOT, state["model"][n][None], theirs) + x
+    return found
+
+
+def _shares(state: PyTree, weights: jax.Array, who: jax.Array) -> jax.Array:
+    """Returns the weights of uploads in the average of each group, ``[groups, slots]``.
+
+    In the first stage all are in the first group; in the second the groups are the clusters; in the
+    third there are none. The weights of a group sum to 1, or are all 0.
+    """
+    stage, group = state["stage"], jnp.arange(_groups(state))[:, None]
+    own = state["assignment"][who][None]
+    member = jnp.where(stage == _ROOT, group == 0, (own == group) & (stage == _CLUSTER))
+    shares = jnp.where(member, weights[None], 0.0)
+    total = jnp.sum(shares, axis=1, keepdims=True)
+    return shares / jnp.where(total > 0, total, 1.0)
+
+
+def _groups(state: PyTree) -> int:
+    return next((len(x) for x in state["clusters"].values()), 1)
+
+
+def _cut(
+    state: PyTree, uploads: Params, shares: jax.Array, fixed: Params
+) -> tuple[Params, dict[str, Params]]:
+    """Returns the factors of every group's average, and the sizes of what the rank cuts off.
+
+    Args:
+      state: the server's; a group without uploads keeps its factors.
+      uploads: factors ``[slots, ...]``, by the names of the root's.
+      shares: ``[groups, slots]``.
+      fixed: the fixed leaves.
+
+    Returns:
+      Factors ``[groups, ...]`` by the names of the root's, and the arguments of
+      :func:`fedjax_peft.measures.aggregation_error.truncation_metrics`.
+    """
+    groups: Params = {}
+    sizes: dict[str, Params] = {"frobenius": {}, "largest": {}, "norms": {}}
+    root = {n: state["model"][n] for n in uploads}
+    for paths in pairs_by_shape(root).values():
+        names = [pairs(root)[p] for p in paths]
+        s = jnp.stack([scale(fixed, p) for p in paths])
+        a, b = (jnp.stack([uploads[n] for n in factor]) for factor in zip(*names, strict=True))
+        old = [
+            jnp.stack([state["clusters"][_of_cluster(n)] for n in factor], axis=1)
+            for factor in zip(*names, strict=True)
+        ]
+
+        def one(
+            arguments: tuple[jax.Array, ...],
+            a: jax.Array = a,
+            b: jax.Array = b,
+            s: jax.Array = s,
+        ) -> tuple[jax.Array, ...]:
+            share, *kept = arguments
+            zero = jnp.zeros(len(s))
+            return jax.lax.cond(
+                jnp.any(share > 0),
+                lambda: truncated_average(a, b, share, s, split="A"),
+                lambda: (*kept, zero, zero, zero),
+            )
+
+        new_a, new_b, *lost = jax.lax.map(one, (shares, *old))
+        for i, path in enumerate(paths):
+            groups[names[i][0]], groups[names[i][1]] = new_a[:, i], new_b[:, i]
+            frobenius, largest, norms = (x[:, i] for x in lost)
+            sizes["frobenius"][_module(path)] = jnp.sqrt(jnp.sum(frobenius**2))
+            sizes["largest"][_module(path)] = jnp.max(largest)
+            sizes["norms"][_module(path)] = jnp.sqrt(jnp.sum(norms**2))
+    return groups, sizes
+
+
+def _grouped(state: PyTree, fewest: int, most: int) -> PyTree:
+    """Returns the clusters of all clients, the cluster of newcomers, and how many there are."""
+    met = state["met"]
+    layers = jnp.stack([subspace_distances(rows) for rows in state["bases"].values()])
+    labels, found = spectral_clusters(jnp.mean(layers, axis=0), met, fewest, most)
+    sizes = jnp.sum((labels[:, None] == jnp.arange(most)[None]) & met[:, None], axis=0)
+    newcomers = jnp.argmax(sizes).astype(jnp.int32)
+    assignment = jnp.where(met, labels, newcomers)
+    return {"assignment": assignment, "newcomers": newcomers, "found": found}
+
+
+def _of_cluster(name: str) -> str:
+    return name.replace(_TIERS[_ROOT], _TIERS[_CLUSTER])
+
+
+def _module(path: str) -> str:
+    """Returns the path of the layer that has a root LoRA."""
+    return path.removesuffix(".root")
+
+
+# ------------------------------------------------------------------------------ roles and refusals
+
+
+def _roles(head: HeadPolicy) -> Roles:
+    rules = {
+        "shared": (r"^adapter:.*\.(root|cluster)\.lora_[ab]$",),
+        "private": (r"^adapter:.*\.leaf\.lora_[ab]$",),
+    }
+    policy = "fixed" if head == "frozen" else head
+    return Roles(**{**rules, policy: (*rules.get(policy, ()), "^head:")})
+
+
+def _check(kinds: Mapping[str, str], count: int, clients: int) -> None:
+    if not all(any(re.search(rf"\{tier}lora_b$", n) for n in kinds) for tier in _TIERS):
+        raise InputError(
+            "'hilora' needs a LoRA of all clients, of a cluster and of the client at every site:"
+            " attach fp.peft.lora_sum()."
+        )
+    if count != clients:
+        raise InputError(
+            f"hilora(clients={clients}) keeps something of each client of the federation, which"
+            f" has {count}: set clients = {count}."
+        )

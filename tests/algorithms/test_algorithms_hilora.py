@@ -1,0 +1,392 @@
+"""HiLoRA equals a loop over rounds and clients in NumPy float64, through all three stages."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+import slow_lora
+import toy
+
+import fedjax_peft as fp
+from fedjax_peft.algorithms import hilora
+from fedjax_peft.engine.plan import Cohort
+from fedjax_peft.errors import InputError
+
+MODEL = toy.sum_model()
+RATE, S, RANK = 0.3, slow_lora.S, toy.RANK
+SGD = optax.sgd(RATE)
+SIZES = slow_lora.SIZES
+COHORTS = {1: (0, 2, 3), 2: (0, 1, 2), 3: (0, 1, 2, 3), 4: (0, 1, 4), 5: (1, 2, 3), 6: (0, 3, 4)}
+"""Root in rounds 1 to 3, cluster in 4 and 5, leaf in 6. Client 4 comes after the clustering."""
+OPTIONS = {
+    "clients": 5,
+    "root_rounds": 3,
+    "cluster_rounds": 2,
+    "root_penalty": 0.05,
+    "cluster_penalty": 0.02,
+    "decay": 0.6,
+}
+STAGES = {1: "root", 2: "root", 3: "root", 4: "cluster", 5: "cluster", 6: "leaf"}
+
+
+def factors(tier):
+    return f"layer.{tier}.lora_a", f"layer.{tier}.lora_b"
+
+
+SHARED = (*toy.HEAD, *factors("root"), *factors("cluster"))
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def gradients(kernel, leaves, x, labels):
+    """Returns the gradient of the mean cross entropy by the head and by every factor."""
+    products = [S * leaves[a] @ leaves[b] for a, b in map(factors, toy.TIERS)]
+    hidden = np.tanh(x @ (kernel + sum(products)))
+    chances = softmax(hidden @ leaves["head.kernel"] + leaves["head.bias"])
+    by_logits = (chances - np.eye(chances.shape[1])[labels]) / len(x)
+    by_inner = (by_logits @ leaves["head.kernel"].T) * (1 - hidden**2)
+    by = {"head.bias": by_logits.sum(axis=0), "head.kernel": hidden.T @ by_logits}
+    for a, b in map(factors, toy.TIERS):
+        by[a] = S * x.T @ by_inner @ leaves[b].T
+        by[b] = S * leaves[a].T @ x.T @ by_inner
+    return by
+
+
+def numeric(function, at, step=1e-6):
+    """Returns the gradient of a function of a matrix, by differences."""
+    found = np.zeros_like(at)
+    for place in np.ndindex(at.shape):
+        moved = np.zeros_like(at)
+        moved[place] = step
+        found[place] = (function(at + moved) - function(at - moved)) / (2 * step)
+    return found
+
+
+class SlowHiLoRA:
+    """The formulas of the file's head, with every matrix dense and clusters by brute force."""
+
+    def __init__(self, head):
+        start = reference.leaves64(MODEL.trainable)
+        self.kernel = reference.leaves64(MODEL.frozen)["layer.base.kernel"]
+        self.shared = {n: start[n] for n in (*toy.HEAD, *factors("root"))}
+        leaf = {n: start[n] for n in factors("leaf")}
+        own_head = toy.HEAD if head == "private" else ()
+        self.own = [{**leaf, **{n: start[n] for n in own_head}} for _ in SIZES]
+        self.first = {n: start[n] for n in factors("cluster")}
+        self.clusters, self.assignment = {}, None
+        self.smooth, self.head = {}, head
+
+    def cluster_of(self, c):
+        """Returns the cluster's LoRA of a client."""
+        if self.assignment is None:
+            return self.first
+        return self.clusters.get(self.assignment[c], self.first)
+
+    def leaves(self, c):
+        return {**self.shared, **self.cluster_of(c), **self.own[c]}
+
+    def penalty(self, leaves, tier, b):
+        """Returns the penalty on ``b`` in the place of the tier's B."""
+        root, cluster = leaves[factors("root")[1]], leaves[factors("cluster")[1]]
+        total = OPTIONS["root_penalty"] * np.linalg.norm(b @ root.T) ** 2
+        if tier == "leaf":
+            total += OPTIONS["cluster_penalty"] * np.linalg.norm(b @ cluster.T) ** 2
+        return total
+
+    def train(self, c, number):
+        tier, leaves = STAGES[number], self.leaves(c)
+        trained = [*factors(tier)]
+        if self.head == "private" or tier != "leaf":
+            trained += toy.HEAD
+        options = {"batch_size": slow_lora.BATCH, "epochs": slow_lora.EPOCHS}
+        for x, labels, _ in reference.local_batches(slow_lora.FEDERATION, c, number, **options):
+            by = gradients(self.kernel, leaves, x, labels)
+            if tier != "root":
+                name = factors(tier)[1]
+                by[name] = by[name] + numeric(
+                    lambda b, at=leaves: self.penalty(at, tier, b), leaves[name]
+                )
+            leaves = {**leaves, **{n: leaves[n] - RATE * by[n] for n in trained}}
+        return leaves
+
+    def average(self, tier, uploads, weights):
+        """Returns the best factors of the average product, A with the singular values."""
+        a, b = factors(tier)
+        product = np.average([S * u[a] @ u[b] for u in uploads], axis=0, weights=weights)
+        u, sigma, vt = np.linalg.svd(product)
+        u, sigma, vt = u[:, :RANK], sigma[:RANK], vt[:RANK]
+        sign = np.sign(u[np.abs(u).argmax(axis=0), range(RANK)])
+        return {a: u * sign * sigma / S, b: sign[:, None] * vt}
+
+    def group(self):
+        """Clusters the clients that have been met; others join the largest cluster."""
+        met = sorted(self.smooth)
+        spaces = {c: np.linalg.svd(self.smooth[c])[2][:RANK] for c in met}
+        cosines = [[np.sum((spaces[i] @ spaces[j].T) ** 2) for j in met] for i in met]
+        d = 1 - np.array(cosines) / RANK
+        near = np.exp(-(d**2) / (2 * np.median(d[np.triu_indices(len(met), 1)]) ** 2))
+        np.fill_diagonal(near, 1)
+        root = np.diag(near.sum(axis=1) ** -0.5)
+        values, vectors = np.linalg.eigh(np.eye(len(met)) - root @ near @ root)
+        k = max(range(2, len(met)), key=lambda k: values[k] - values[k - 1])
+        points = vectors[:, :k] / np.linalg.norm(vectors[:, :k], axis=1, keepdims=True)
+
+        def spread(labels):
+            parts = [points[np.array(labels) == j] for j in set(labels)]
+            return sum(((x - x.mean(axis=0)) ** 2).sum() for x in parts)
+
+        labels = min(itertools.product(range(k), repeat=len(met)), key=spread)
+        largest = max(set(labels), key=labels.count)
+        self.assignment = [labels[met.index(c)] if c in met else largest for c in range(len(SIZES))]
+
+    def run(self, cohorts):
+        for number, members in cohorts.items():
+            tier, uploads = STAGES[number], {c: self.train(c, number) for c in members}
+            weights = {c: SIZES[c] for c in members}
+            for c, u in uploads.items():
+                self.own[c] = {n: u[n] for n in self.own[c]}
+            if tier != "leaf" and self.head == "shared":
+                for n in toy.HEAD:
+                    every = [u[n] for u in uploads.values()]
+                    self.shared[n] = np.average(every, axis=0, weights=[*weights.values()])
+            if tier == "root":
+                self.shared |= self.average(tier, [*uploads.values()], [*weights.values()])
+                for c, u in uploads.items():
+                    unit = u[factors("root")[1]] / np.linalg.norm(u[factors("root")[1]])
+                    decay = OPTIONS["decay"] if c in self.smooth else 0
+                    self.smooth[c] = decay * self.smooth.get(c, 0) + (1 - decay) * unit
+            if tier == "cluster":
+                for j in {self.assignment[c] for c in members}:
+                    part = [c for c in members if self.assignment[c] == j]
+                    self.clusters[j] = self.average(
+                        tier, [uploads[c] for c in part], [weights[c] for c in part]
+                    )
+            if number == OPTIONS["root_rounds"]:
+                self.group()
+        return self
+
+
+def groups(labels):
+    return {frozenset(np.flatnonzero(np.asarray(labels) == j).tolist()) for j in set(labels)}
+
+
+@pytest.mark.parametrize("head", ["shared", "private"])
+def test_rounds_equal_the_slow_reference_in_every_stage(head):
+    rig = slow_lora.engine(hilora(SGD, head=head, **OPTIONS), bound=MODEL)
+    results = slow_lora.rounds(rig, COHORTS)
+    for last in (3, 5, 6):
+        result, slow = results[last - 1], SlowHiLoRA(head).run(dict(list(COHORTS.items())[:last]))
+        broadcast = rig.algorithm.server.broadcast(result.server)
+        labels = result.server["assignment"].tolist()
+        assert groups(labels) == groups(slow.assignment)
+        for c in range(len(SIZES)):
+            kept = jax.tree.map(lambda x, c=c: x[c], result.client_state)
+            model, expected = rig.algorithm.model(broadcast, kept), slow.leaves(c)
+            assert model.keys() == expected.keys()
+            for n, x in expected.items():
+                np.testing.assert_allclose(model[n], x, rtol=0, atol=1e-5, err_msg=f"{c} {n}")
+    assert 1 < len(groups(labels)) < 4, "clusters of several clients, and several clusters"
+
+
+def test_the_average_of_a_stage_is_measured():
+    rig = slow_lora.engine(hilora(SGD, **OPTIONS), bound=MODEL)
+    results = slow_lora.rounds(rig, COHORTS)
+    slow = SlowHiLoRA("shared").run({1: COHORTS[1]})
+    uploads = [SlowHiLoRA("shared").train(c, 1) for c in COHORTS[1]]
+    a, b = factors("root")
+    sizes = [SIZES[c] for c in COHORTS[1]]
+    exact = np.average([S * u[a] @ u[b] for u in uploads], axis=0, weights=sizes)
+    lost = np.linalg.norm(S * slow.shared[a] @ slow.shared[b] - exact)
+    first, cluster, leaf = (results[i].aggregation for i in (0, 3, 5))
+    assert first["aggregation_error"] == pytest.approx(lost, rel=1e-3)
+    assert first["aggregation_error/layer"] == first["aggregation_error"]
+    kept = 1 - (lost / np.linalg.norm(exact)) ** 2
+    assert first["spectrum_kept"] == pytest.approx(kept, rel=1e-4)
+    assert cluster["aggregation_error"] > 0
+    assert leaf["aggregation_error"] == leaf["spectrum_kept"] == 0
+    found = len(set(results[2].server["assignment"][:4].tolist()))
+    assert [r.aggregation["client_clusters"] for r in results] == [0, 0, *[found] * 4]
+
+
+def test_a_stage_sends_and_trains_its_own_lora_and_waits_for_an_upload():
+    algorithm = hilora(SGD, clients=5, root_rounds=1, cluster_rounds=1)
+    rig = slow_lora.engine(algorithm, bound=MODEL)
+    state, start = rig.start(), MODEL.trainable
+    nobody = Cohort([], [], [])
+    for stage, number in enumerate((1, 4, 7)):
+        waited = rig.run(nobody, number, jax.tree.map(jnp.array, state))
+        assert waited.server["stage"] == stage
+        result = rig.run(rig.schedule.cohort(number), number, state)
+        for tier, name in enumerate(toy.TIERS[:2]):
+            assert [bool(result.sent_leaves[n]) for n in factors(name)] == [stage == tier] * 2
+        assert [bool(result.sent_leaves[n]) for n in toy.HEAD] == [stage < 2] * 2
+        assert result.server["stage"] == min(stage + 1, 2)
+        kept = result.client_state["model"]
+        moved = [np.any(kept[n] != np.asarray(start[n])) for n in factors("leaf")]
+        assert moved == [stage == 2] * 2
+        state = (result.server, result.client_state)
+    before = jax.tree.map(np.copy, result.server)
+    after = rig.run(rig.schedule.cohort(8), 8, state)
+    jax.tree.map(np.testing.assert_array_equal, before, after.server)  # nothing is sent any more
+    np.testing.assert_array_equal(after.norms, 0)
+    assert np.any(after.client_state["model"][factors("leaf")[1]] != kept[factors("leaf")[1]])
+
+
+def after_root(members=(0, 1, 2, 3, 4)):
+    """Returns the engine and its result after the first stage, of one round."""
+    options = {"clients": 5, "root_rounds": 1, "cluster_rounds": 1}
+    rig = slow_lora.engine(hilora(SGD, **options), bound=MODEL)
+    return rig, slow_lora.rounds(rig, {1: members})[0]
+
+
+def test_a_client_never_reads_the_lora_of_another_cluster():
+    rig, first = after_root()
+    own = int(first.server["assignment"][2])
+    hidden = jax.tree.map(jnp.array, first.server)
+    for n, x in hidden["clusters"].items():
+        hidden["clusters"][n] = jnp.full_like(x, jnp.nan).at[own].set(x[own])
+    clients, weights, work = rig.schedule.cohort(2)
+    cohort = Cohort(clients[2:3], weights[2:3], work[2:3])
+    plain = rig.run(cohort, 2, jax.tree.map(jnp.array, first[:2]))
+    got = rig.run(cohort, 2, (hidden, jax.tree.map(jnp.array, first.client_state)))
+    assert got.finite[0]
+    for n, x in plain.server["clusters"].items():
+        np.testing.assert_array_equal(got.server["clusters"][n][own], x[own])
+        assert np.any(x[own] != first.server["clusters"][n][own])
+    np.testing.assert_array_equal(got.norms, plain.norms)
+
+
+def test_the_clusters_of_clients_that_rest_stay_as_they_are():
+    rig, first = after_root()
+    labels = first.server["assignment"]
+    here = next(c for c in range(5) if labels[c] != labels[2])
+    clients, weights, work = rig.schedule.cohort(2)
+    cohort = Cohort(clients[here : here + 1], weights[here : here + 1], work[here : here + 1])
+    second = rig.run(cohort, 2, jax.tree.map(jnp.array, first[:2]))
+    for n, x in first.server["clusters"].items():
+        np.testing.assert_array_equal(second.server["clusters"][n][labels[2]], x[labels[2]])
+        assert np.any(second.server["clusters"][n][labels[here]] != x[labels[here]])
+
+
+def test_a_newcomer_belongs_to_the_largest_cluster():
+    rig, first = after_root((0, 2, 3))
+    labels = first.server["assignment"].tolist()
+    met = [labels[c] for c in (0, 2, 3)]
+    assert sorted(map(met.count, set(met))) == [1, 2]
+    largest = max(set(met), key=met.count)
+    assert labels[1] == labels[4] == first.server["newcomers"] == largest
+    assert first.client_state["client"].tolist() == [0, -1, 2, 3, -1]
+    tagged = jax.tree.map(jnp.array, first.server)
+    for n, x in tagged["clusters"].items():
+        tagged["clusters"][n] = x + jnp.arange(len(x), dtype=jnp.float32).reshape(-1, 1, 1)
+    broadcast = rig.algorithm.server.broadcast(tagged)
+    for c, label in enumerate(labels):
+        kept = jax.tree.map(lambda x, c=c: x[c], first.client_state)
+        model = rig.algorithm.model(broadcast, kept)
+        for n in factors("cluster"):
+            np.testing.assert_array_equal(model[n], tagged["clusters"][n][label])
+
+
+def test_penalties_turn_the_later_loras_away_from_the_earlier_ones():
+    overlaps = []
+    for size in (0.0, 1.0):
+        more = {**OPTIONS, "root_penalty": size, "cluster_penalty": size}
+        rig = slow_lora.engine(hilora(optax.sgd(0.05), **more), bound=MODEL)
+        last = slow_lora.rounds(rig, COHORTS)[-1]
+        model = rig.algorithm.model(
+            rig.algorithm.server.broadcast(last.server),
+            jax.tree.map(lambda x: x[0], last.client_state),
+        )
+        root, cluster, leaf = (np.asarray(model[factors(t)[1]]) for t in toy.TIERS)
+        overlaps.append([np.linalg.norm(x @ y.T) for x, y in ((leaf, root), (leaf, cluster))])
+    assert (np.array(overlaps[1]) < 0.7 * np.array(overlaps[0])).all()
+
+
+def test_planted_subspaces_become_clusters():
+    """The server is given uploads whose B span two subspaces; each client mixes its rows."""
+    rng, server = np.random.default_rng(0), hilora(SGD, **{**OPTIONS, "root_rounds": 1}).server
+    a, b = factors("root")
+    state = server.init({n: MODEL.trainable[n] for n in SHARED})
+    spaces, groups_of = rng.normal(size=(2, RANK, toy.WIDTH)), [0, 1, 1, 0, 1]
+    mixed = [rng.normal(size=(RANK, RANK)) @ spaces[g] for g in groups_of]
+    noise = 1e-3 * rng.normal(size=(5, RANK, toy.WIDTH))
+    changes = jnp.float32(np.array(mixed) + noise) - state["model"][b][None]
+    new = {
+        "rest": {n: MODEL.trainable[n] for n in toy.HEAD},
+        "changes": {a: jnp.zeros((5, *state["model"][a].shape)), b: changes},
+        "weights": jnp.full(5, 0.2),
+    }
+    fixed = {n: x for n, x in MODEL.trainable.items() if MODEL.kinds[n] == "fixed"}
+    context = toy.context()._replace(fixed=fixed)
+    after = jax.jit(server.update)(state, new, context)
+    assert groups(after["assignment"].tolist()) == groups(groups_of)
+    assert after["found"] == 2
+
+
+def test_traffic_is_that_of_the_stage_and_of_one_cluster():
+    model = fp.attach(fp.testing.tiny_model(classes=4), fp.peft.lora_sum(rank=2))
+    clients = fp.partition.iid(fp.testing.tiny_dataset(48), clients=4)
+    algorithm = hilora(optax.adam(1e-2), clients=4, root_rounds=2, cluster_rounds=2)
+    run = fp.simulate(model, algorithm, clients, rounds=6, batch_size=8)
+
+    def size(part):
+        return sum(
+            x.nbytes for n, x in model.trainable.items() if part in n and "lora_scale" not in n
+        )
+
+    head = sum(x.nbytes for n, x in model.trainable.items() if model.kinds[n] == "head")
+    root, cluster = size(".root."), size(".cluster.")
+    rows = run.metrics[1:]
+    up = [root + head, root + head, cluster + head, cluster + head, 0, 0]
+    assert [row["bytes_up"] // 4 for row in rows] == up
+    first = root + cluster + head + 4  # 4: the stage
+    down = [row["bytes_down"] // 4 for row in rows]
+    assert down == [first, root + head, root + head, cluster + head, cluster + head, 0]
+    assert rows[0]["client_clusters"] == 0 < rows[1]["client_clusters"] < 4
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+    assert run.client_params(0).keys() == model.trainable.keys()
+
+
+def test_an_interrupted_run_goes_on_to_the_same_numbers(tmp_path):
+    def run(name, **options):
+        algorithm = hilora(optax.adam(1e-2), clients=5, root_rounds=2, cluster_rounds=1)
+        options |= {"clients_per_round": 3, "batch_size": 4, "checkpoint_every": 1}
+        return fp.simulate(MODEL, algorithm, slow_lora.FEDERATION, out=tmp_path / name, **options)
+
+    straight = run("straight", rounds=5)
+    run("parts", rounds=2)
+    again = run("parts", rounds=5, resume=True)
+    states = [jax.tree.leaves((r.server, r.client_state)) for r in (straight, again)]
+    for a, b in zip(*states, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_does_not_fit_is_refused():
+    options = {"clients": 5, "root_rounds": 1, "cluster_rounds": 1}
+    algorithm = hilora(SGD, **options)
+    with pytest.raises(InputError, match=r"fp\.peft\.lora_sum\(\)"):
+        algorithm.check(toy.KINDS, 5)
+    with pytest.raises(InputError, match=r"which has 6: set clients = 6"):
+        algorithm.check(MODEL.kinds, 6)
+    for more, message in (
+        ({"clients": 0}, "clients = 0"),
+        ({"root_rounds": 0}, "root_rounds = 0"),
+        ({"cluster_rounds": 0}, "cluster_rounds = 0"),
+        ({"root_penalty": -1.0}, r"root_penalty = -1\.0"),
+        ({"cluster_penalty": -1.0}, r"cluster_penalty = -1\.0"),
+        ({"decay": 1.0}, r"decay = 1\.0"),
+        ({"fewest_clusters": 0}, "fewest_clusters = 0"),
+        ({"fewest_clusters": 3, "most_clusters": 2}, "at most most_clusters = 2"),
+        ({"fewest_clusters": 6}, "at most the number of clients, 5"),
+    ):
+        with pytest.raises(InputError, match=message):
+            hilora(SGD, **{**options, **more})
+    with pytest.raises(InputError, match="clients of different LoRA ranks"):
+        fp.simulate(MODEL, algorithm, slow_lora.FEDERATION, rounds=1, client_ranks=[1, 2])

@@ -1,0 +1,90 @@
+"""A sum of named LoRAs: formula, start, dropout, merging, names; the roles' names of its leaves."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tiny import BATCH, logits, tiny, trained
+
+from fedjax_peft.errors import InputError
+from fedjax_peft.peft import lora, lora_sum
+from fedjax_peft.peft.base import attach, attach_module, merge
+from fedjax_peft.peft.lora_sum import LoRASumLinear
+
+
+def normal(rng, *shape):
+    return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+
+def layer(names, dropout=0.0):
+    """Returns a layer whose LoRAs all differ, and the sum of their products."""
+    rng, base = np.random.default_rng(0), nnx.Linear(8, 6, rngs=nnx.Rngs(0))
+    made = LoRASumLinear(base, normal(rng, 8, 2), normal(rng, 2, 6), 1.5, dropout, names=names)
+    product = np.zeros((8, 6))
+    for name in names:
+        one = getattr(made, name)
+        one.lora_a.set_value(normal(rng, 8, 2))
+        one.lora_b.set_value(normal(rng, 2, 6))
+        product += 1.5 * np.asarray(one.lora_a[...], float) @ np.asarray(one.lora_b[...], float)
+    return made, product
+
+
+@pytest.mark.parametrize("names", [("one",), ("root", "cluster", "leaf")])
+def test_output_is_the_formula_and_merged_is_factored(names):
+    made, product = layer(names)
+    x = np.random.default_rng(1).normal(size=(3, 5, 8)).astype(np.float32)
+    expected = x @ (np.asarray(made.base.kernel[...]) + product)
+    np.testing.assert_allclose(made(x), expected, rtol=0, atol=1e-5)
+    left, right = made.factors()
+    assert left.shape == (8, 2 * len(names))
+    np.testing.assert_allclose(left @ right, product, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(made.merged()(x), expected, rtol=0, atol=1e-5)
+
+
+def test_all_loras_read_the_same_dropped_input():
+    made, _ = layer(("one", "other"), dropout=0.5)
+    made.other.lora_a.set_value(made.one.lora_a[...])
+    made.other.lora_b.set_value(-made.one.lora_b[...])
+    x = np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)
+    np.testing.assert_allclose(made(x), made.base(x), rtol=0, atol=1e-5)
+    made.other.lora_b.set_value(0 * made.one.lora_b[...])
+    change = np.asarray(made(x) - made.base(x))
+    whole = 1.5 * x @ np.asarray(made.one.lora_a[...]) @ np.asarray(made.one.lora_b[...])
+    assert np.abs(change - whole).max() > 0.1
+
+
+def test_the_start_changes_no_logit_and_each_alone_is_a_lora():
+    model, plain = attach(tiny(), lora_sum(2)), attach(tiny(), lora(2))
+    np.testing.assert_array_equal(logits(model), logits(tiny()))
+    assert model.counts()["adapter"] == 3 * plain.counts()["adapter"]
+    params = trained(plain)
+    for name in ("root", "cluster", "leaf"):
+        leaves = dict(model.trainable)
+        for n, x in params.items():
+            leaves[n.replace(".lora_", f".{name}.lora_") if ".lora_" in n else n] = x
+        np.testing.assert_allclose(logits(model, leaves), logits(plain, params), rtol=0, atol=1e-5)
+
+
+def test_a_merged_model_has_the_same_outputs():
+    model = attach(tiny(), lora_sum(2, names=("a", "b"), alpha=3.0, rank_pattern={"value": 1}))
+    params = trained(model)
+    merged = merge(model, params)
+    assert np.abs(logits(model, params) - logits(model)).max() > 0.05
+    got = merged.apply(merged.frozen, merged.trainable, BATCH, None, False).logits
+    np.testing.assert_allclose(got, logits(model, params), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "names", [(), ("a", "a"), ("base",), ("dropout",), ("merged",), ("not a name",), ("names",)]
+)
+def test_names_that_cannot_be_are_refused(names):
+    with pytest.raises(InputError, match="must be different names such as 'root'"):
+        lora_sum(names=names)
+
+
+def test_attaching_twice_and_options_out_of_range_are_refused():
+    with pytest.raises(InputError, match="rank = 0"):
+        lora_sum(0)
+    module = attach_module(tiny().module(), lora_sum(2, targets=["query"]))
+    with pytest.raises(InputError, match=r"query.* already has LoRA"):
+        attach_module(module, lora_sum(2, targets=["query"]))
