@@ -125,7 +125,6 @@ def tiny_assets(tmp_path_factory):
     rows = ["review,stars,customer", *(f"w{i} w{i % 7} w9,{i % 2},{i % 6}" for i in range(60))]
     return {"minilm-l6": encoder, "20newsgroups": texts}, {
         "my-checkpoint": encoder,
-        "my-decoder": testing.write_tiny_language_model(folder / "my-decoder"),
         "reviews.csv": "\n".join(rows),
     }
 
@@ -144,7 +143,10 @@ class Wandb(types.ModuleType):
 
 @pytest.fixture
 def run_page(tiny_assets, tmp_path, monkeypatch):
-    """Returns a function that runs a page's Python, from top to bottom, in an empty folder."""
+    """Returns a function that runs a page's Python, from top to bottom, in an empty folder.
+
+    Nothing is imported for it: a reader copies the page as it stands.
+    """
     named, own = tiny_assets
     monkeypatch.setitem(testing.TINY_BERT, "num_hidden_layers", 1)
     for module in (assets, sources):
@@ -158,9 +160,9 @@ def run_page(tiny_assets, tmp_path, monkeypatch):
     wandb = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
 
-    def run(page, leave_out=()):
+    def run(page, leave_out=(), first=""):
         blocks = [b for b in BLOCK.findall(page.read_text()) if not any(x in b for x in leave_out)]
-        code = "\n".join(["import optax, fedjax_peft as fp", *blocks])
+        code = "\n".join([first, *blocks])
         for long, short in SHORTER.items():
             code = code.replace(long, short)
         exec(compile(code, str(page), "exec"), {})
@@ -181,7 +183,8 @@ def test_python_of_a_page_runs(page, run_page):
 @pytest.mark.timeout(900)
 def test_python_of_the_readme_runs(run_page):
     """The parts on one's own data, models and studies; ``test_readme.py`` has the others."""
-    run_page(ROOT / "README.md", leave_out=("for row in run.metrics", "run.export"))
+    left_out = ("for row in run.metrics", "run.export")
+    run_page(ROOT / "README.md", left_out, first="import optax, fedjax_peft as fp")
 
 
 def test_first_page_shows_the_examples_of_the_readme():
