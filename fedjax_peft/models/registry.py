@@ -87,6 +87,25 @@ FAMILIES: dict[str, Family] = {
 }
 """The families by ``model_type`` of ``config.json``."""
 
+_EXPERTS, _IMAGES = "it is a mixture of experts", "it reads images too"
+_RELATIVES = {
+    "gemma": ("it is the first version of Gemma", "gemma2"),
+    "gemma3": (f"{_IMAGES}, unlike gemma-3-1b", "gemma3_text"),
+    "gemma3n": (_IMAGES, "gemma3_text"),
+    "llama4": (f"{_EXPERTS}, unlike Llama 2 and 3", "llama"),
+    "llama4_text": (f"{_EXPERTS}, unlike Llama 2 and 3", "llama"),
+    "mistral3": (_IMAGES, "mistral"),
+    "mixtral": (_EXPERTS, "mistral"),
+    "phi3": ("its projections are fused", "llama"),
+    "qwen2_5_vl": (_IMAGES, "qwen2"),
+    "qwen2_moe": (_EXPERTS, "qwen2"),
+    "qwen2_vl": (_IMAGES, "qwen2"),
+    "qwen3_moe": (_EXPERTS, "qwen3"),
+    "qwen3_vl": (_IMAGES, "qwen3"),
+    "smollm3": ("some of its layers have no positions, unlike those of SmolLM2", "llama"),
+}
+"""Model type that is not supported -> (the difference, the nearest supported type)."""
+
 _METADATA = {
     *("model_type", "architectures", "id2label", "label2id", "num_labels", "dtype", "torch_dtype"),
     *("transformers_version", "_name_or_path"),
@@ -219,6 +238,12 @@ def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[
     """
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
+        if str(kind) in _RELATIVES:
+            difference, relative = _RELATIVES[str(kind)]
+            raise InputError(
+                f"The model type {kind!r} is not supported: {difference}. The nearest supported"
+                f" type is {relative!r}; choose a checkpoint of that type."
+            )
         known = nearest(str(kind), FAMILIES, shown=len(FAMILIES))
         raise InputError(f"The model type {show(kind)} is not supported. {known}")
     family = FAMILIES[kind]

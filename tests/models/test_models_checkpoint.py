@@ -10,6 +10,7 @@ from torch_reference import padded_batch, saved, tiny_model, torch_outputs
 from transformers import AutoModelForSequenceClassification
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.models import registry
 from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model
@@ -47,6 +48,12 @@ def refusal(*arguments, **options) -> str:
     ("changes", "named"),
     [
         ({"model_type": "brt"}, ["'brt'", "Did you mean 'bert'"]),
+        ({"model_type": "smollm3"}, ["'smollm3' is not supported", "no positions", "is 'llama'"]),
+        ({"model_type": "phi3"}, ["'phi3' is not supported", "fused", "is 'llama'"]),
+        ({"model_type": "gemma3"}, ["'gemma3' is not", "images", "gemma-3-1b", "is 'gemma3_text'"]),
+        ({"model_type": "mixtral"}, ["'mixtral' is not", "mixture of experts", "is 'mistral'"]),
+        ({"model_type": "qwen3_moe"}, ["'qwen3_moe' is not", "experts", "is 'qwen3'"]),
+        ({"model_type": "llama4"}, ["'llama4' is not", "experts", "is 'llama'"]),
         ({"model_type": None}, ["None", "Known: bert, ", "roberta"]),
         ({"position_embedding_type": "relative_key"}, ["position_embedding_type", "relative_key"]),
         ({"is_decoder": True}, ["is_decoder = True"]),
@@ -62,6 +69,11 @@ def test_config_that_is_not_implemented(checkpoint, changes, named):
     edit_config(checkpoint, **changes)
     message = refusal(checkpoint)
     assert all(part in message for part in named), message
+
+
+def test_relatives_of_foreign_types_are_supported():
+    assert {near for _, near in registry._RELATIVES.values()} <= registry.FAMILIES.keys()
+    assert not registry._RELATIVES.keys() & registry.FAMILIES.keys()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '"bert"'])

@@ -1,6 +1,7 @@
 """Llama and its descendants equal ``transformers``' torch models, for all forms of configs."""
 
 import functools
+import json
 import re
 
 import jax
@@ -185,6 +186,29 @@ def test_fields_of_older_configs(family, tmp_path):
     config = {"model_type": family, **shape, **OLD[family]}
     model = random_model(config, head=heads.causal_lm()).replace(frozen=values)
     assert_equal(model, reference, padded_batch(reference.config))
+
+
+def test_config_of_smollm2(tmp_path):
+    """All fields of its file on the hub; only the sizes are smaller."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "silu", "hidden_size": 36,
+        "initializer_range": 0.041666666666666664, "intermediate_size": 96,
+        "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
+        "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 2,
+        "num_key_value_heads": 3, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+        "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+        "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}},
+        "transformers_version": "4.42.3", "use_cache": True, "vocab_size": 100,
+    }  # fmt: skip
+    reference = tiny_model("llama", kind="causal_lm", **config)
+    saved(reference, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load_model(tmp_path)
+    assert not model.kinds  # a tied head is not trained
+    assert not any("lm_head" in name for name in model.frozen)
+    assert_equal(model, reference, padded_batch(reference.config, (9, 9)))  # no padding token
 
 
 REAL = {
