@@ -247,13 +247,14 @@ def encode_instructions(
     data = encode(task, given.table, (), tokenizer, max_length=max_length, name=name)
     for _ in range(_PASSES):  # tokens may join differently around a cut
         lost = data.meta["cut_tokens"]
-        long = np.flatnonzero(lost)
-        if not len(long):
+        rows = map(int, np.flatnonzero(lost))
+        long = [row for row in rows if any(given.texts[row].values())]
+        if not long:
             break
-        given = given.shortened({int(row): int(lost[row]) for row in long}, tokenizer)
+        given = given.shortened({row: int(lost[row]) for row in long}, tokenizer)
         table = given.table.take(long)
         again = encode(task, table, (), tokenizer, max_length=max_length, name=name)
-        data = with_rows(data, long, again, padding_token(tokenizer))
+        data = with_rows(data, np.array(long), again, padding_token(tokenizer))
     return given.table, data
 
 

@@ -206,6 +206,10 @@ def test_only_kept_rows_are_rendered_and_those_that_fit_once(own, monkeypatch):
     again = [where for where, times in Counter(rendered).items() if times > 1]
     assert len(set(rendered)) == 36
     assert 5 < len(again) < 30
+    rendered.clear()
+    short = load_dataset(own, **options, max_length=20)  # the requests alone are longer
+    assert all(data.meta["cut_tokens"].all() for data in short.values())
+    assert len(rendered) == 2 * 36  # nothing is left to cut after the first time
 
 
 def test_a_row_is_the_same_whatever_other_rows_are_kept(own):
