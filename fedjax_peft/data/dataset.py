@@ -158,7 +158,8 @@ class Clients(Generic[DataT]):
         sizes = self.sizes
         spread = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes[0]}"
         name = f" of {self.data.name!r}" if isinstance(self.data, Dataset) else ""
-        return f"Clients({len(self)} with {spread} examples each, {sizes.sum()} in all{name})"
+        each = f"{spread} example{'s' if sizes.max() != 1 else ''} each"
+        return f"Clients({len(self)} with {each}, {sizes.sum()} in all{name})"
 
     @property
     def sizes(self) -> np.ndarray:

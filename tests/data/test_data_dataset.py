@@ -118,3 +118,5 @@ def test_reprs_are_one_short_line(data):
         assert len(shown) < 120
         assert str(len(data)) in shown
     assert "3 with" in repr(clients)
+    one = Clients(np.zeros(2, np.int32), (np.array([0]), np.array([1])))
+    assert repr(one) == "Clients(2 with 1 example each, 2 in all)"
