@@ -73,3 +73,15 @@ def test_size_and_bytes_of_arrays_and_of_shapes():
 
 def test_select_sorts_names():
     assert list(tree.select({"b": 1, "c": 2, "a": 3}, {"c", "a"})) == ["a", "c"]
+
+
+def test_the_check_of_many_leaves_is_compiled_once():
+    """Not once for each of the operations that use it."""
+
+    def accepted(leaves):
+        good = tree.all_finite(leaves, axis=0)
+        return tree.where(good, leaves, jax.tree.map(jnp.zeros_like, leaves))
+
+    leaves = {str(i): jnp.ones((2, 3)) for i in range(40)}
+    text = jax.jit(accepted).lower(leaves).compile().as_text()
+    assert text.count(" and(") < 3 * len(leaves)
