@@ -75,6 +75,7 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "algorithms/fra_ffa": ([LORA, ALL], "fra_ffa or switch or trigger or range"),
     "algorithms/hetlora": ([LORA, ALL], "hetlora or rank or prun or range"),
     "algorithms/hilora": (["tests/algorithms/test_algorithms_hilora.py", ALL], "hilora or slow"),
+    "algorithms/keeping": ([ALL], "keep or kept"),
     "algorithms/local": ([PERSONAL, ALL], "local or baseline or alone or kept"),
     "algorithms/lora_a2": (["tests/algorithms/test_algorithms_lora_a2.py", ALL], ""),
     "algorithms/moon": ([PERSONAL, PRODUCT, ALL], "moon or range or contrast"),

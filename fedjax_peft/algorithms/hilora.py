@@ -83,9 +83,11 @@ from fedjax_peft.typing import (
 
 __all__ = ["hilora"]
 
-_TIERS = (".root.", ".cluster.", ".leaf.")
-"""The LoRA of each stage, by a part of its leaves' names."""
+_TIERS = ("root", "cluster", "leaf")
+"""The names of the LoRAs, in the order of their stages."""
 _ROOT, _CLUSTER, _LEAF = range(3)
+_FACTOR = re.compile(r"^(.*\.)(root|cluster|leaf)(\.lora_[ab])$")
+"""The name of a leaf of these LoRAs."""
 
 
 class State(NamedTuple):
@@ -191,7 +193,13 @@ def _local_model(broadcast: PyTree, upload: Params, client_state: PyTree) -> Par
 
 def _tier(name: str) -> int | None:
     """Returns the stage that trains a leaf; None for a leaf of the head."""
-    return next((i for i, part in enumerate(_TIERS) if part in name), None)
+    found = _FACTOR.match(name)
+    return None if found is None else _TIERS.index(found[2])
+
+
+def _of(tier: int, name: str) -> str:
+    """Returns the name of a LoRA's leaf with the LoRA of another tier."""
+    return _FACTOR.sub(rf"\g<1>{_TIERS[tier]}\g<3>", name)
 
 
 def _moves(name: str, stage: jax.Array, head: HeadPolicy) -> jax.Array | bool:
@@ -257,7 +265,7 @@ def _penalty_gradient(leaves: Params, of_root: float, of_cluster: float) -> Para
 
     gradient = {}
     for name in [n for n in leaves if n.endswith(".root.lora_b")]:
-        root, cluster, leaf = (name.replace(_TIERS[_ROOT], tier) for tier in _TIERS)
+        root, cluster, leaf = (_of(tier, name) for tier in range(3))
         gradient[cluster] = 2 * of_root * overlap(leaves[cluster], leaves[root])
         gradient[leaf] = 2 * of_root * overlap(leaves[leaf], leaves[root])
         gradient[leaf] += 2 * of_cluster * overlap(leaves[leaf], leaves[cluster])
@@ -278,11 +286,7 @@ def _aggregator() -> Aggregator:
     def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
         del fixed
         rest = {n: x - template[n] for n, x in upload.items() if _tier(n) is None}
-        changes = {
-            n: x + upload[n.replace(_TIERS[_ROOT], _TIERS[_CLUSTER])]
-            for n, x in upload.items()
-            if _TIERS[_ROOT] in n
-        }
+        changes = {n: x + upload[_of(_CLUSTER, n)] for n, x in upload.items() if _tier(n) == _ROOT}
         return {"rest": rest, "changes": Stacked(changes)}
 
     def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
@@ -320,7 +324,7 @@ def _server(
     """
 
     def start(shared: Params) -> PyTree:
-        own = {n: x for n, x in shared.items() if _TIERS[_CLUSTER] in n}
+        own = {n: x for n, x in shared.items() if _tier(n) == _CLUSTER}
         root = [n for n in shared if n.endswith(".root.lora_b")]
         zeros = {_module(n.removesuffix(".lora_b")): jnp.zeros(()) for n in root}
         return {
@@ -374,7 +378,7 @@ def _averaged(state: PyTree, new: PyTree, context: RoundContext, decay: float) -
     groups, truncation = _cut(state, uploads, _shares(state, new["weights"], who), context.fixed)
     model, clusters = {**state["model"], **new["rest"]}, {}
     for n, x in groups.items():
-        own = _of_cluster(n)
+        own = _of(_CLUSTER, n)
         model[n] = jnp.where(stage == _ROOT, x[0], model[n])
         clusters[own] = jnp.where(stage == _CLUSTER, x, state["clusters"][own])
     places = jnp.where(counted & (stage == _ROOT), who, everyone)
@@ -400,7 +404,7 @@ def _uploaded(state: PyTree, changes: Params, who: jax.Array) -> Params:
     """
     own, found = state["assignment"][who], {}
     for n, x in changes.items():
-        theirs = state["clusters"][_of_cluster(n)][own]
+        theirs = state["clusters"][_of(_CLUSTER, n)][own]
         found[n] = jnp.where(state["stage"] == _ROOT, state["model"][n][None], theirs) + x
     return found
 
@@ -446,7 +450,7 @@ def _cut(
         s = jnp.stack([scale(fixed, p) for p in paths])
         a, b = (jnp.stack([uploads[n] for n in factor]) for factor in zip(*names, strict=True))
         old = [
-            jnp.stack([state["clusters"][_of_cluster(n)] for n in factor], axis=1)
+            jnp.stack([state["clusters"][_of(_CLUSTER, n)] for n in factor], axis=1)
             for factor in zip(*names, strict=True)
         ]
 
@@ -485,10 +489,6 @@ def _grouped(state: PyTree, fewest: int, most: int) -> PyTree:
     return {"assignment": assignment, "newcomers": newcomers, "found": found}
 
 
-def _of_cluster(name: str) -> str:
-    return name.replace(_TIERS[_ROOT], _TIERS[_CLUSTER])
-
-
 def _module(path: str) -> str:
     """Returns the path of the layer that has a root LoRA."""
     return path.removesuffix(".root")
@@ -507,7 +507,7 @@ def _roles(head: HeadPolicy) -> Roles:
 
 
 def _check(kinds: Mapping[str, str], count: int, clients: int) -> None:
-    if not all(any(re.search(rf"\{tier}lora_b$", n) for n in kinds) for tier in _TIERS):
+    if not {_ROOT, _CLUSTER, _LEAF} <= {_tier(n) for n in kinds}:
         raise InputError(
             "'hilora' needs a LoRA of all clients, of a cluster and of the client at every site:"
             " attach fp.peft.lora_sum()."

@@ -368,6 +368,17 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+def test_paths_of_modules_may_have_the_names_of_the_loras():
+    algorithm = hilora(SGD, **OPTIONS)
+    shared = {n.replace("layer.", "tree.root.leaf."): MODEL.trainable[n] for n in SHARED}
+    state = algorithm.server.init(shared)
+    assert {*state["clusters"]} == {f"tree.root.leaf.cluster.lora_{n}" for n in "ab"}
+    assert {*algorithm.server.model(state)} == {*shared}
+    sent = algorithm.sent_leaves(algorithm.server.broadcast(state), jnp.int32(1))
+    assert sent["tree.root.leaf.root.lora_a"]
+    assert not sent["tree.root.leaf.cluster.lora_a"]
+
+
 def test_what_does_not_fit_is_refused():
     options = {"clients": 5, "root_rounds": 1, "cluster_rounds": 1}
     algorithm = hilora(SGD, **options)
