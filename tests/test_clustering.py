@@ -99,6 +99,14 @@ def test_groups_are_the_best_ones_by_hand(seed):
     assert clusters_of(distances, most=3) == by_hand(distances.astype(float), 2, 3)
 
 
+@pytest.mark.parametrize("seed", [4, 6, 8, 19])
+def test_the_width_of_the_kernel_is_the_median_distance(seed):
+    """With the mean distance, the number of clusters would be another one for these seeds."""
+    distances = np.triu(np.random.default_rng(seed).uniform(0, 1, (6, 6)) ** 3, 1)
+    distances += distances.T
+    assert clusters_of(distances)[1] == by_hand(distances, 2, 4)[1]
+
+
 def test_absent_clients_change_nothing():
     rng = np.random.default_rng(3)
     rows, groups = planted(rng, (3, 4))
@@ -107,6 +115,7 @@ def test_absent_clients_change_nothing():
     present = np.array([True] * 7 + [False] * 2)
     found, k = clusters_of(distances_of(np.concatenate([rows, strangers])), present)
     assert (found, k) == (groups, 2) == clusters_of(distances_of(rows))
+    assert clusters_of(distances_of(np.concatenate([rows, strangers])), present, most=9)[1] == 2
 
 
 def test_the_number_of_clusters_stays_in_its_range():

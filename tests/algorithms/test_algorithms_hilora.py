@@ -292,6 +292,10 @@ def test_a_newcomer_belongs_to_the_largest_cluster():
         model = rig.algorithm.model(broadcast, kept)
         for n in factors("cluster"):
             np.testing.assert_array_equal(model[n], tagged["clusters"][n][label])
+    other = (labels[0] + 1) % 5  # not the cluster of client 0
+    model = rig.algorithm.model({**broadcast, "newcomers": jnp.int32(other)}, kept)
+    for n in factors("cluster"):
+        np.testing.assert_array_equal(model[n], tagged["clusters"][n][other])
 
 
 def test_penalties_turn_the_later_loras_away_from_the_earlier_ones():
