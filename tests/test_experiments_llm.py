@@ -3,18 +3,29 @@
 import csv
 import json
 import runpy
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
 from fedjax_peft.config.sweeps import plan
+from fedjax_peft.data.table import Table
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "llm"
 PRETRAIN, INSTRUCTIONS, FIGURES = (
     runpy.run_path(str(FOLDER / f"{name}.py")) for name in ("pretrain", "instructions", "figures")
 )
+
+GROUPS = """
+alt.atheism comp.graphics comp.os.ms-windows.misc comp.sys.ibm.pc.hardware comp.sys.mac.hardware
+comp.windows.x misc.forsale rec.autos rec.motorcycles rec.sport.baseball rec.sport.hockey sci.crypt
+sci.electronics sci.med sci.space soc.religion.christian talk.politics.guns talk.politics.mideast
+talk.politics.misc talk.religion.misc
+"""
+"""All groups of 20 Newsgroups."""
 
 
 def test_the_sweep_has_its_methods_and_seeds():
@@ -23,11 +34,26 @@ def test_the_sweep_has_its_methods_and_seeds():
     assert found == [(method, seed) for method in FIGURES["METHODS"] for seed in (0, 1, 2)]
     for point in sweep.points:
         assert config.task_of(point.config).generate is not None
+        assert point.config["task"]["max_new_tokens"] == FIGURES["TOKENS"]
 
 
 def test_documents_join_short_texts():
     documents = PRETRAIN["documents"]
     assert list(documents(["a b", "c\nd", "e" * 20, "f"], 6)) == ["a b\nc d", "e" * 20, "f"]
+
+
+def test_answers_are_parts_of_labels():
+    subjects = [INSTRUCTIONS["subject"](group) for group in GROUPS.split()]
+    counts = {"computers": 5, "recreation": 4, "science": 4, "politics": 3, "religion": 3}
+    assert Counter(subjects) == counts | {"for sale": 1}
+    assert INSTRUCTIONS["relation"]("Cause-Effect(e1,e2)") == "Cause-Effect"
+    assert INSTRUCTIONS["relation"]("Other") == "Other"
+
+
+def test_texts_are_cut_and_labels_replaced():
+    table = Table("here", {"text": ["a  b\nc " * 20, "d"], "label": ["Other", "A-B(e2,e1)"]})
+    made = INSTRUCTIONS["prepared"](table, INSTRUCTIONS["relation"])
+    assert made.columns == {"text": ["a b c " * 9 + "a b c", "d"], "label": ["Other", "A-B"]}
 
 
 def test_scores_by_task():
@@ -38,6 +64,16 @@ def test_scores_by_task():
     assert FIGURES["matches"](["Yes.", "yes", "one two"], rows) == {"all": 2 / 3, "a": 0.5, "b": 1}
     train = [rows[0], rows[0], rows[1], rows[2]]
     assert FIGURES["most_frequent"](train, rows) == {"all": 2 / 3, "a": 0.5, "b": 1}
+
+
+def test_the_table_compares_with_the_most_frequent_answer():
+    record = SimpleNamespace(config={"optimizer": {"learning_rate": 0.1}})
+    cells = {"fedavg": SimpleNamespace(runs={0: record, 1: record})}
+    scores = {"fedavg": {0: {"all": 0.5}, 1: {"all": 0.7}}}
+    fixed = {"the base": {"all": 0.0}, FIGURES["FREQUENT"]: {"all": 0.35}}
+    made = FIGURES["table"](cells, scores, fixed)
+    assert made.rows[-1][2] == "60.0 ± 14.1"
+    assert made.rows[-1][3].startswith("+25.0 [")
 
 
 @pytest.mark.slow
@@ -52,16 +88,16 @@ def test_from_texts_to_the_table(tmp_path, capsys):
     assert rows[-1]["test_perplexity"] < rows[0]["test_perplexity"]
 
     checkpoint, data = base / "checkpoint", tmp_path / "instructions"
-    sizes = ["--length", "256", "--train", "20", "--held-out", "5"]
+    sizes = ["--length", "512", "--train", "20", "--validation", "5", "--test", "5"]
     words = ["--out", str(data), "--base", str(checkpoint), *sizes]
     INSTRUCTIONS["main"]([*words, "--data", "sst2=tiny", "20newsgroups=tiny"])
     train = [json.loads(x) for x in (data / "train.jsonl").read_text().splitlines()]
     assert {row["task"] for row in train} == {"sst2", "20newsgroups"}
 
     sweep, out = tmp_path / "sweep", tmp_path / "out"
-    overrides = [f"model.name={checkpoint}", f"data.name={data}", "data.max_length=256"]
-    overrides += ["data.packing=256", "rounds=2", "local_steps=2", "eval_every=2"]
-    overrides += ["partition.clients=4", "clients_per_round=2", "task.max_new_tokens=4"]
+    overrides = [f"model.name={checkpoint}", f"data.name={data}", "data.max_length=512"]
+    overrides += ["data.packing=512", "rounds=2", "local_steps=2", "eval_every=2"]
+    overrides += ["partition.clients=4", "clients_per_round=2"]
     overrides += ["seed=0,1", "partition.min_size=1"]
     config_path = str(FOLDER / "instructions.toml")
     assert cli.main(["sweep", config_path, *overrides, "--out", str(sweep)]) == 0

@@ -25,18 +25,25 @@ from fedjax_peft.tasks.text_scores import exact_match
 
 METHODS = {"fedavg": "FedAvg over LoRA"}
 """Another method of the sweep has its line here."""
+SUBJECTS = "religion, computers, for sale, recreation, science, politics"
 PROMPTS = {
     "Someone wrote about a film: two hours of pure joy\n"
     "The opinion is positive or negative. Which?": "positive",
     "Someone wrote about a film: dull, loud and far too long\n"
     "The opinion is positive or negative. Which?": "negative",
-    "To which newsgroup was this post sent?\n\n"
-    "The shuttle reached its orbit after an hour.": "sci.space",
+    f"Choose one of {SUBJECTS} for this text:\n\n"
+    "the shuttle reached its orbit an hour after the launch": "science",
+    "my new graphics card does not work with this driver under windows\n\n"
+    f"Which of these fits best: {SUBJECTS}?": "computers",
     "How are the two marked nouns related?\n\n"
-    "The <e1>storm</e1> caused a <e2>flood</e2>.": "Cause-Effect(e1,e2)",
+    "The <e1>storm</e1> caused a <e2>flood</e2>.": "Cause-Effect",
+    "Find the relation of e1 to e2 in this sentence: He put the <e1>book</e1> into a"
+    " <e2>box</e2>.": "Entity-Destination",
 }
 """The prompts of ``answers.md``, and the right answers."""
-TOKENS = 18
+FREQUENT = "always the most frequent answer"
+"""The name of the baseline without a model."""
+TOKENS = 9
 """The longest answer, as in the config."""
 
 Scores = Mapping[str, float]
@@ -73,8 +80,14 @@ def most_frequent(train: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str
     return matches([counts[row["task"]].most_common(1)[0][0] for row in rows], rows)
 
 
-def draw(cells: Mapping[str, Cell], stem: Path) -> None:
-    """Writes the curves: means over seeds and their 95 % t intervals."""
+def draw(cells: Mapping[str, Cell], frequent: float, stem: Path) -> None:
+    """Writes the curves: means over seeds and their 95 % t intervals.
+
+    Args:
+      cells: method -> its chosen cell.
+      frequent: the score of always giving a task's most frequent answer.
+      stem: path of the files, without a suffix.
+    """
     data: list[dict[str, Any]] = []
     with style():
         fig, ax = subplots(1, 1, size=(4.6, 3.0))
@@ -93,6 +106,8 @@ def draw(cells: Mapping[str, Cell], stem: Path) -> None:
                 for seed, (xs, ys) in series.items()
                 for t, y in zip(xs, ys, strict=True)
             ]
+        line = {"color": "0.4", "linestyle": "--", "linewidth": 1}
+        ax.axhline(100 * frequent, label="Always the most frequent answer", **line)
         ax.set(xlabel="Round", ylabel="Exact match (%)", ylim=(0, None))
         ax.legend(loc="lower right")
     save(fig, stem, data)
@@ -109,9 +124,10 @@ def table(
       fixed: name of a row without seeds -> its scores.
     """
     tasks = list(next(iter(fixed.values())))
-    header = ["method", "learning rate", *(f"{task} %" for task in tasks), "minus FedAvg, points"]
+    header = ["method", "learning rate", *(f"{task} %" for task in tasks)]
+    header += ["minus most frequent, points", "minus FedAvg, points"]
     rows = [
-        [name, "-", *(f"{100 * found[task]:.1f}" for task in tasks), "-"]
+        [name, "-", *(f"{100 * found[task]:.1f}" for task in tasks), "-", "-"]
         for name, found in fixed.items()
     ]
     for name, cell in cells.items():
@@ -122,7 +138,8 @@ def table(
             base = {seed: x["all"] for seed, x in scores["fedavg"].items()}
             difference = paired(by_seed["all"], base).text(100)
         parts = [summarise(by_seed[task]).text(100) for task in tasks]
-        rows.append([METHODS[name], f"{rate:g}", *parts, difference])
+        above = paired(by_seed["all"], dict.fromkeys(by_seed["all"], fixed[FREQUENT]["all"]))
+        rows.append([METHODS[name], f"{rate:g}", *parts, above.text(100), difference])
     seeds = sorted({len(cell.runs) for cell in cells.values()})
     note = (
         "Exact matches of the final model's answers on the test prompts (greedy), mean ± standard"
@@ -153,7 +170,7 @@ def main(words: Sequence[str] | None = None) -> None:
     cells = {name: found[name] for name in METHODS if name in found}
     train, rows = read_rows(a.data / "train.jsonl"), read_rows(a.data / "test.jsonl")
     scores: dict[str, dict[Any, Scores]] = {name: {} for name in cells}
-    fixed: dict[str, Scores] = {"always the most frequent answer": most_frequent(train, rows)}
+    fixed: dict[str, Scores] = {FREQUENT: most_frequent(train, rows)}
     own = [{"messages": [{"role": "user", "content": x}, {}]} for x in PROMPTS]
     shown: dict[str, list[str]] = {}
     for name, cell in cells.items():
@@ -167,7 +184,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 shown[METHODS[name]] = answers(run.trained, run.params, own)
             scores[name][seed] = matches(answers(run.trained, run.params, rows), rows)
     a.out.mkdir(parents=True, exist_ok=True)
-    draw(cells, a.out / "exact_match")
+    draw(cells, fixed[FREQUENT]["all"], a.out / "exact_match")
     made = table(cells, scores, fixed)
     made.write(a.out / "by_task")
     (a.out / "answers.md").write_text(examples(shown))

@@ -32,7 +32,6 @@ TEXTS = {
     "qqp": ("text", "text_pair"),
     "mnli": ("text", "text_pair"),
     "qnli": ("text", "text_pair"),
-    "shakespeare": ("text",),
 }
 """The columns of texts of each data set."""
 
@@ -106,7 +105,8 @@ def main(words: Sequence[str] | None = None) -> None:
         texts = {name: texts_of(name, source, args.most) for name, source in sources.items()}
         for name, some in texts.items():
             print(f"{name}: {len(some):,} texts, {sum(map(len, some)):,} characters", flush=True)
-        rows = [d for some in texts.values() for d in documents(some, 4 * args.length)]
+        # Long documents, so that few blocks are partly empty: a document's last one.
+        rows = [d for some in texts.values() for d in documents(some, 64 * args.length)]
         random.Random(0).shuffle(rows)
         held_out = max(len(rows) // 100, 1)
         corpus.mkdir(exist_ok=True)
@@ -175,15 +175,15 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--texts", nargs="+", default=list(TEXTS), metavar="NAME[=DIR]", help="data sets"
     )
-    parser.add_argument("--most", type=int, default=3_000_000, help="characters of a data set")
-    parser.add_argument("--vocabulary", type=int, default=2048)
+    parser.add_argument("--most", type=int, default=10_000_000, help="characters of a data set")
+    parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--width", type=int, default=128, help="multiple of 32")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--length", type=int, default=128, help="tokens of a block")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--tokens", type=int, default=4_000_000, help="tokens to train on")
-    parser.add_argument("--steps-per-round", type=int, default=100)
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--tokens", type=int, default=8_000_000, help="tokens to train on")
+    parser.add_argument("--steps-per-round", type=int, default=300)
     return parser.parse_args(words)
 
 
