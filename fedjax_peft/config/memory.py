@@ -50,7 +50,7 @@ def planned(config: Mapping[str, Any]) -> Planned:
     task = _task(resolved)
     kind = configs.head_kind(options["head"]) or task.head
     labels = () if kind in heads.WITHOUT_CLASSES else _CLASSES
-    known = ("dtype", "dropout", "quantize", "remat", "scan_layers")
+    known = ("dtype", "dropout", "quantize", "remat", "scan_layers", "attention")
     model = abstract_model(
         shape,
         configs.build_method(resolved),

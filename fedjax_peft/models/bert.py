@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from fedjax_peft.models.attention import Attending, attention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
@@ -20,7 +21,6 @@ from fedjax_peft.models.layers import (
     Residual,
     TokenEmbed,
     activation,
-    attention,
     check_length,
     layer_norm,
     linear,
@@ -91,7 +91,7 @@ class Embeddings(nnx.Module):
         )
 
 
-class SelfAttention(nnx.Module):
+class SelfAttention(Attending):
     def __init__(self, c: BertConfig, dtype: Any):
         self.heads = c.num_attention_heads
         self.query = linear(c.hidden_size, c.hidden_size, dtype)
@@ -107,7 +107,7 @@ class SelfAttention(nnx.Module):
         asking = x[:, :queries]
         k, v, mask = self.prefix(split(self.key(x)), split(self.value(x)), mask)
         q = split(self.query(asking))
-        return attention(q, k, v, mask, self.dropout).reshape(asking.shape)
+        return attention(q, k, v, mask, self.dropout, form=self.form).reshape(asking.shape)
 
 
 class Output(nnx.Module):

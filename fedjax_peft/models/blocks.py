@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models.attention import FORMS, Attending, AttentionForm
 
 __all__ = ["Blocks", "Remat", "set_options", "unset_scan"]
 
@@ -104,27 +105,44 @@ class Blocks(nnx.List):
         return kept
 
 
-def set_options(module: nnx.Module, remat: Remat = "none", scan_layers: bool = False) -> None:
-    """Sets how a module's blocks are applied.
+def set_options(
+    module: nnx.Module,
+    remat: Remat = "none",
+    scan_layers: bool = False,
+    attention: AttentionForm = "whole",
+) -> None:
+    """Sets how a module's blocks and their attention are computed.
 
     Args:
       module: a transformer.
       remat: what a training step keeps for its backward pass, see :data:`Remat`.
       scan_layers: whether to stack the blocks when the module becomes a model
         (:mod:`fedjax_peft.models.stacks`).
+      attention: the form of attention (:mod:`fedjax_peft.models.attention`).
 
     Raises:
-      InputError: an unknown ``remat``, or a model without blocks.
+      InputError: an unknown ``remat`` or ``attention``, a model without blocks, or one whose
+        attention has one form only.
     """
     names = ("none", *_POLICIES)
     if remat not in names:
         raise InputError(f"remat = {remat!r} is unknown. {nearest(str(remat), names)}")
+    if attention not in FORMS:
+        raise InputError(f"attention = {attention!r} is unknown. {nearest(str(attention), FORMS)}")
     found = [x for _, x in nnx.iter_modules(module) if isinstance(x, Blocks)]
     if not found and (remat != "none" or scan_layers):
         option = f"remat = {remat!r}" if remat != "none" else "scan_layers = True"
         raise InputError(f"{option} needs a transformer; {type(module).__name__} has no blocks.")
     for blocks in found:
         blocks.remat, blocks.scan = remat, scan_layers
+    attending = [x for _, x in nnx.iter_modules(module) if isinstance(x, Attending)]
+    if not attending and attention != "whole":
+        raise InputError(
+            f"attention = {attention!r} is not implemented for {type(module).__name__}, whose"
+            ' attention has one form only; leave it at "whole".'
+        )
+    for layer in attending:
+        layer.form = attention
 
 
 def unset_scan(module: nnx.Module) -> None:

@@ -19,6 +19,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models.attention import Attending, attention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.cache import Exchange, continues, keep, view, window
 from fedjax_peft.models.family import Family, Kind, check_heads
@@ -31,7 +32,6 @@ from fedjax_peft.models.layers import (
     RMSNorm,
     TokenEmbed,
     activation,
-    attention,
     linear,
 )
 from fedjax_peft.models.readout import capped, readout, tied_readout
@@ -178,7 +178,7 @@ class Sight(NamedTuple):
     """Cosines and sines, see :meth:`fedjax_peft.models.rotary.Rope.tables`."""
 
 
-class Attention(nnx.Module):
+class Attention(Attending):
     def __init__(self, c: DecoderConfig, form: Form, kind: str, dtype: Any):
         self.kind = kind
         self.head_width = c.width
@@ -207,7 +207,8 @@ class Attention(nnx.Module):
         q, k = rotate(q, sight.tables), rotate(k, sight.tables)
         k, v = store(k, v)
         k, v, mask = self.prefix(k, v, sight.mask)
-        h = attention(q, k, v, mask, self.dropout, scale=self.scale, softcap=self.softcap)
+        scores = {"scale": self.scale, "softcap": self.softcap}
+        h = attention(q, k, v, mask, self.dropout, form=self.form, **scores)
         return self.o_proj(h.reshape(*h.shape[:2], -1))
 
 

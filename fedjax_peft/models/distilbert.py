@@ -12,6 +12,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.models import bert
+from fedjax_peft.models.attention import Attending, attention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
@@ -22,7 +23,6 @@ from fedjax_peft.models.layers import (
     Residual,
     TokenEmbed,
     activation,
-    attention,
     check_length,
     layer_norm,
     linear,
@@ -73,7 +73,7 @@ class Embeddings(nnx.Module):
         return self.dropout(self.LayerNorm(x + self.position_embeddings(jnp.arange(length))[None]))
 
 
-class Attention(nnx.Module):
+class Attention(Attending):
     def __init__(self, c: DistilBertConfig, dtype: Any):
         self.heads = c.n_heads
         self.q_lin = linear(c.dim, c.dim, dtype)
@@ -89,7 +89,8 @@ class Attention(nnx.Module):
 
         asking = x[:, :queries]
         k, v, mask = self.prefix(split(self.k_lin(x)), split(self.v_lin(x)), mask)
-        h = attention(split(self.q_lin(asking)), k, v, mask, self.dropout)
+        q = split(self.q_lin(asking))
+        h = attention(q, k, v, mask, self.dropout, form=self.form)
         return self.out_lin(h.reshape(asking.shape))
 
 

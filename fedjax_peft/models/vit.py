@@ -13,6 +13,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.models.attention import Attending, attention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier
@@ -22,7 +23,6 @@ from fedjax_peft.models.layers import (
     PrefixSlot,
     Residual,
     activation,
-    attention,
     layer_norm,
     linear,
 )
@@ -182,7 +182,7 @@ class Embeddings(nnx.Module):
         return self.dropout(x + self.positions((rows, columns)).astype(x.dtype))
 
 
-class Attention(nnx.Module):
+class Attention(Attending):
     def __init__(self, c: ViTConfig, dtype: Any):
         self.heads = c.num_attention_heads
         self.q_proj = linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
@@ -197,9 +197,9 @@ class Attention(nnx.Module):
             return y.reshape(*y.shape[:-1], self.heads, -1)
 
         asking = x[:, :queries]
-        everything = jnp.ones((1, 1, 1, x.shape[1]), bool)
-        k, v, mask = self.prefix(split(self.k_proj(x)), split(self.v_proj(x)), everything)
-        y = attention(split(self.q_proj(asking)), k, v, mask, self.dropout)
+        k, v, mask = self.prefix(split(self.k_proj(x)), split(self.v_proj(x)), None)
+        q = split(self.q_proj(asking))
+        y = attention(q, k, v, mask, self.dropout, form=self.form)
         return self.o_proj(y.reshape(asking.shape))
 
 

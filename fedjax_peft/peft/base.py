@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.models.attention import AttentionForm
 from fedjax_peft.models.base import AdapterParam, Model, bind
 from fedjax_peft.models.blocks import Remat, set_options, unset_scan
 from fedjax_peft.models.heads import Head
@@ -183,6 +184,7 @@ def abstract_model(
     quantize: Quantization | None = None,
     remat: Remat = "none",
     scan_layers: bool = False,
+    attention: AttentionForm = "whole",
 ) -> Model:
     """Returns the model of a ``config.json`` with shapes instead of arrays.
 
@@ -195,6 +197,7 @@ def abstract_model(
       quantize: likewise.
       remat: likewise.
       scan_layers: likewise.
+      attention: likewise.
 
     Raises:
       InputError: as loading and attaching would.
@@ -205,7 +208,7 @@ def abstract_model(
 
     def make() -> tuple[Params, Params]:
         module = quantized(build(), quantize, paths)
-        set_options(module, remat, scan_layers)
+        set_options(module, remat, scan_layers, attention)
         model = bind(
             module,
             head=paths,

@@ -8,7 +8,7 @@ from flax import nnx
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import AdapterParam
-from fedjax_peft.models.layers import PrefixSlot
+from fedjax_peft.models.layers import Mask, PrefixSlot
 from fedjax_peft.peft.base import Adapted, Defaults, Method, replace_module
 from fedjax_peft.peft.prompt import places
 from fedjax_peft.random import stream
@@ -30,17 +30,19 @@ class Prefix(Adapted):
         return self.prefix_key[...], self.prefix_value[...]
 
     def __call__(
-        self, key: jax.Array, value: jax.Array, mask: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        self, key: jax.Array, value: jax.Array, mask: Mask
+    ) -> tuple[jax.Array, jax.Array, Mask]:
         """Returns keys, values and mask with the prefix in front; every query attends to it.
 
         Args:
           key: ``[batch, length, heads, width]``, and ``value`` alike.
           value: see ``key``.
-          mask: bool ``[batch or 1, heads or 1, queries or 1, length]``.
+          mask: bool ``[batch or 1, heads or 1, queries or 1, length]``, or None: everything.
         """
         first_key, first_value = self.learned()
         key, value = _before(first_key, key), _before(first_value, value)
+        if mask is None:
+            return key, value, mask
         ahead = jnp.ones((*mask.shape[:-1], first_key.shape[0]), bool)
         return key, value, jnp.concatenate([ahead, mask], axis=-1)
 

@@ -320,6 +320,7 @@ _ADDED = {
     "engine": "compiled",
     "failure_exponent": 0.0,
     "late": "drop",
+    "model.attention": "whole",
     "model.remat": "none",
     "model.scan_layers": False,
     "stragglers": 1.0,

@@ -1,5 +1,7 @@
 """Dropout: uniform random bytes that depend only on the coordinates of an element."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -159,3 +161,25 @@ def test_the_first_token_computed_alone_has_the_same_dropout_masks(family):
 
     other = apply(model.frozen, model.trainable, batch, jax.random.key(8), True)
     assert jnp.max(jnp.abs(other.logits - trained.logits)) > 0.1
+
+
+# -------------------------------------------------------------------------------------------- gelu
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2e-2)])
+def test_gelu_is_that_of_its_definition(dtype, tolerance):
+    """By ``math.erfc`` in double precision; the derivative by differences."""
+    points = np.concatenate([np.linspace(-12, 12, 481), [-60.0, 60.0]])
+    points = np.asarray(jnp.asarray(points, dtype), float)  # what the narrower type holds
+
+    def exact(x):
+        return np.array([y * 0.5 * math.erfc(-y / math.sqrt(2)) for y in x])
+
+    gelu = layers.activation("gelu")
+    found, slope = jax.vmap(jax.value_and_grad(gelu))(jnp.asarray(points, dtype))
+    assert found.dtype == slope.dtype == dtype
+    np.testing.assert_allclose(
+        np.asarray(found, float), exact(points), atol=tolerance, rtol=tolerance
+    )
+    difference = (exact(points + 1e-5) - exact(points - 1e-5)) / 2e-5
+    np.testing.assert_allclose(np.asarray(slope, float), difference, atol=10 * tolerance)

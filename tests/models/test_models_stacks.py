@@ -82,7 +82,7 @@ def assert_close(found, expected, tolerance=1e-5):
     [
         ("gpt2", {}, 1e-5),
         ("gemma3", {"remat": "blocks"}, 1e-5),
-        ("gpt2", {"dtype": "bfloat16", "quantize": "nf4"}, 2e-2),
+        ("gpt2", {"dtype": "bfloat16", "quantize": "nf4"}, 4e-2),
     ],
     ids=["plain", "pattern, remat", "nf4"],
 )

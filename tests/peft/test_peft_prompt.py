@@ -9,9 +9,10 @@ import pytest
 from flax import nnx
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.models.attention import attention
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import token_classification
-from fedjax_peft.models.layers import PrefixSlot, TokenEmbed, attention
+from fedjax_peft.models.layers import Dropout, PrefixSlot, TokenEmbed
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft import prefix_tuning, prompt_tuning
 from fedjax_peft.peft.base import attach, attach_module, merge
@@ -130,7 +131,7 @@ def test_attention_over_prefix_and_text(kind):
     q, k, v = np.random.default_rng(1).normal(size=(3, 2, 4, 3, 5)).astype(np.float32)
     pk, pv = np.random.default_rng(2).normal(size=(2, 6, 15)).astype(np.float32)
     slot = Prefix(PrefixSlot(15), jnp.asarray(pk), jnp.asarray(pv))
-    got = attention(q, *slot(k, v, jnp.asarray(MASKS[kind])), lambda x: x)
+    got = attention(q, *slot(k, v, jnp.asarray(MASKS[kind])), Dropout(0.0))
 
     mask = np.broadcast_to(MASKS[kind], (2, 3, 4, 4))
     expected = np.zeros_like(q)

@@ -1,0 +1,201 @@
+"""Multi-head attention, in one of three forms of the same function; the softmax is in float32.
+
+* ``whole``: the scores of all examples are one array ``[batch, heads, length, length]``.
+* ``blocks``: the scores of a few examples at a time, in a loop, and computed a second time for the
+  gradient (as Dao et al. 2022, arXiv:2205.14135, by examples instead of tiles). No array of all
+  scores exists. On a CPU it takes about as long as ``whole``.
+* ``cudnn``: the fused kernel of cuDNN through ``jax.nn.dot_product_attention``, where it can serve.
+  It was never run by this library's tests, which have no GPU. It is not differentiable twice, and
+  its gradients may differ in the last bits from run to run.
+
+:func:`choose` decides. Every form can be vmapped and differentiated.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from fedjax_peft.models.layers import Dropout
+
+__all__ = ["FORMS", "Attending", "AttentionForm", "attention", "choose"]
+
+AttentionForm: TypeAlias = Literal["whole", "blocks", "cudnn"]
+"""How attention is computed, see :mod:`fedjax_peft.models.attention`."""
+FORMS: tuple[str, ...] = get_args(AttentionForm)
+
+_AT_ONCE = 1 << 20
+"""Scores of a block: 4 MB in float32, which fit into a processor's cache with their gradient. For
+fewer scores in all, a loop would save little memory."""
+_FEWEST = 2
+"""Examples of a block at least: XLA compiles the products of a single example to slower ones."""
+_WIDEST = 128
+"""The widest head that cuDNN's kernel serves on all GPUs."""
+
+
+class Attending(nnx.Module):
+    """A module that calls :func:`attention`; the base class of all of them."""
+
+    form: AttentionForm = "whole"
+    """Set by :func:`fedjax_peft.models.blocks.set_options`."""
+
+
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    drop: Dropout,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    form: AttentionForm = "whole",
+) -> Array:
+    """Returns multi-head attention ``[batch, length, heads, width]``.
+
+    Args:
+      query: ``[batch, length, heads, width]``; ``key`` and ``value`` have the same form. They may
+        have fewer heads, of which each serves several consecutive heads of the query (grouped-query
+        attention, Ainslie et al. 2023).
+      key: see ``query``.
+      value: see ``query``.
+      mask: bool, broadcastable to ``[batch, heads, query length, key length]``; None: everything
+        is seen. A token that sees nothing gets the mean of all values.
+      drop: applied to the attention probabilities. Its mask is the same in all forms.
+      scale: of the scores; None: ``1 / sqrt(width)``.
+      softcap: the scores become ``softcap * tanh(scores / softcap)`` (Gemma 2); None: they do not.
+      form: see :func:`choose`.
+    """
+    batch, length, heads, width = query.shape
+    keys = key.shape[1]
+    scale = 1 / math.sqrt(width) if scale is None else scale
+    chosen = choose(
+        form,
+        platform=jax.default_backend(),
+        dtype=query.dtype,
+        shape=(batch, heads, length, keys),
+        width=width,
+        plain=softcap is None and not drop.drops,
+    )
+    if chosen == "cudnn":
+        return _fused(query, key, value, mask, scale)
+    attend = partial(_attend, drop=drop, scale=scale, softcap=softcap)
+    if chosen == "whole":
+        return attend(query, key, value, mask, 0)
+    return _in_blocks(attend, query, key, value, mask, _rows(heads, length, keys))
+
+
+def choose(
+    form: AttentionForm,
+    *,
+    platform: str,
+    dtype: Any,
+    shape: tuple[int, int, int, int],
+    width: int,
+    plain: bool,
+) -> AttentionForm:
+    """Returns the form in which one attention is computed: ``form``, or ``whole`` in its place.
+
+    Args:
+      form: what is asked for.
+      platform: such as ``cpu`` or ``gpu``.
+      dtype: of the queries.
+      shape: of the scores, ``(batch, heads, query length, key length)``.
+      width: of a head.
+      plain: whether there is neither dropout (now) nor a soft cap.
+    """
+    batch, heads, queries, keys = shape
+    if form == "blocks":
+        return "blocks" if batch > _rows(heads, queries, keys) else "whole"
+    if form == "cudnn":
+        served = (
+            platform == "gpu"
+            and dtype in (jnp.bfloat16, jnp.float16)
+            and plain
+            and width % 8 == 0
+            and width <= _WIDEST
+            # JAX 0.10 refuses odd lengths in training, with a mask and without one.
+            and queries % 2 == 0
+            and keys % 2 == 0
+        )
+        return "cudnn" if served else "whole"
+    return "whole"
+
+
+def _rows(heads: int, queries: int, keys: int) -> int:
+    """Returns the number of examples of a block."""
+    return max(_AT_ONCE // (heads * queries * keys), _FEWEST)
+
+
+def _attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    row: Array | int,
+    *,
+    drop: Dropout,
+    scale: float,
+    softcap: float | None,
+) -> Array:
+    """Returns the attention of consecutive examples, the first of them number ``row`` of the batch.
+
+    Heads come before lengths: in this order XLA's products on a CPU are up to twice as fast.
+    """
+    groups = query.shape[2] // key.shape[2]
+    if groups > 1:
+        key, value = (jnp.repeat(x, groups, axis=2) for x in (key, value))
+    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (query * scale, key, value))
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    probabilities = drop(jax.nn.softmax(scores, axis=-1).astype(v.dtype), row)
+    return jnp.swapaxes(jnp.einsum("bhqk,bhkd->bhqd", probabilities, v), 1, 2)
+
+
+def _in_blocks(
+    attend: Callable[..., Array],
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    rows: int,
+) -> Array:
+    """Returns the attention of all examples, of at most ``rows`` at a time."""
+    batch = query.shape[0]
+    blocks = -(-batch // rows)
+    rows = -(-batch // blocks)  # blocks of about the same size; the last one is filled up
+    shared = mask is not None and mask.shape[0] == 1
+
+    def split(x: Array) -> Array:
+        x = jnp.pad(x, [(0, blocks * rows - batch)] + [(0, 0)] * (x.ndim - 1))
+        return x.reshape(blocks, rows, *x.shape[1:])
+
+    def one(block: tuple[Array, Array, Array, Array | None, Array]) -> Array:
+        q, k, v, own, row = block
+        return attend(q, k, v, mask if shared else own, row)
+
+    own = None if mask is None or shared else split(mask)
+    parts = (split(query), split(key), split(value), own, rows * jnp.arange(blocks))
+    # The loop keeps the two computations apart by itself, so there is no need to prevent CSE.
+    done = jax.lax.map(jax.checkpoint(one, prevent_cse=False), parts)
+    return done.reshape(blocks * rows, *done.shape[2:])[:batch]
+
+
+def _fused(query: Array, key: Array, value: Array, mask: Array | None, scale: float) -> Array:
+    """Returns the attention by cuDNN's kernel."""
+    if mask is not None:
+        # Vmapped over lanes, the kernel asks for the mask in full.
+        batch, queries, heads, _ = query.shape
+        mask = jnp.broadcast_to(mask, (batch, heads, queries, key.shape[1]))
+    result: Array = jax.nn.dot_product_attention(
+        query, key, value, mask=mask, scale=scale, implementation="cudnn"
+    )
+    return result

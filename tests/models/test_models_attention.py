@@ -1,0 +1,263 @@
+"""Attention: its forms are one function, with derivatives, masks, dropout and lanes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+import fedjax_peft as fp
+from fedjax_peft.errors import InputError
+from fedjax_peft.models import attention as forms
+from fedjax_peft.models.attention import attention, choose
+from fedjax_peft.models.blocks import set_options
+from fedjax_peft.models.layers import Dropout, random_bytes
+from fedjax_peft.models.registry import random_model
+from fedjax_peft.testing import TINY_BERT, TINY_LLAMA
+
+BATCH, HEADS, LENGTH, WIDTH = 5, 4, 6, 8
+REAL = np.arange(LENGTH)[None] < np.array([6, 4, 1, 5, 2])[:, None]
+LEFT = REAL[:, ::-1]
+"""Padding on the left: with a causal mask, the first tokens see nothing."""
+CAUSAL = np.tril(np.ones((LENGTH, LENGTH), bool))
+WINDOW = CAUSAL & ~np.tril(np.ones((LENGTH, LENGTH), bool), -3)
+MASKS = {
+    "none": None,
+    "shared": CAUSAL[None, None],
+    "padding": REAL[:, None, None],
+    "causal and padding": (CAUSAL & REAL[:, None])[:, None],
+    "rows that see nothing": (CAUSAL & LEFT[:, None])[:, None],
+    "window": (WINDOW & REAL[:, None])[:, None],
+}
+
+
+def dropout(rate=0.0):
+    made = Dropout(rate)
+    made.key[...] = jax.random.key(3)
+    return made
+
+
+def values(key_heads=HEADS, dtype=jnp.float32, seed=0):
+    """Returns queries, keys and values."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    heads = (HEADS, key_heads, key_heads)
+    return tuple(
+        jax.random.normal(key, (BATCH, LENGTH, n, WIDTH), dtype)
+        for key, n in zip(keys, heads, strict=True)
+    )
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """Blocks of two examples: the batch of five is then cut unevenly."""
+    monkeypatch.setattr(forms, "_AT_ONCE", 2 * HEADS * LENGTH * LENGTH)
+
+
+def both(key_heads, mask, rate, **options):
+    """Returns the two forms as functions of queries, keys and values."""
+    mask = None if mask is None else jnp.asarray(mask)
+
+    def run(q, k, v, *, form):
+        return attention(q, k, v, mask, dropout(rate), form=form, **options)
+
+    return (
+        values(key_heads),
+        functools.partial(run, form="whole"),
+        functools.partial(run, form="blocks"),
+    )
+
+
+CASES = [
+    *((kind, 4, 0.0, {}) for kind in MASKS),
+    ("causal and padding", 2, 0.0, {}),
+    ("window", 1, 0.0, {"softcap": 2.0, "scale": 0.3}),
+    ("none", 4, 0.25, {}),
+    ("rows that see nothing", 2, 0.25, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "key_heads", "rate", "options"), CASES)
+def test_blocks_are_the_whole(kind, key_heads, rate, options):
+    """With the same dropout mask, and with first and second derivatives."""
+    given, whole, blocks = both(key_heads, MASKS[kind], rate, **options)
+    np.testing.assert_allclose(jax.jit(blocks)(*given), jax.jit(whole)(*given), atol=1e-6)
+
+    def gradient(run):
+        return jax.grad(lambda q, k, v: jnp.sum(jnp.sin(run(q, k, v))), argnums=(0, 1, 2))
+
+    def second(run):
+        def length(q, k, v):
+            return sum(jnp.sum(x**2) for x in gradient(run)(q, k, v))
+
+        return jax.grad(length, argnums=(0, 1, 2))
+
+    for order, tolerance in ((gradient, 1e-5), (second, 1e-4)):
+        found, expected = (jax.jit(order(run))(*given) for run in (blocks, whole))
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x, y, atol=tolerance)
+
+
+def test_blocks_of_lanes_have_the_bits_of_one_lane():
+    _, _, blocks = both(2, MASKS["causal and padding"], 0.25)
+    lanes = [values(2, seed=seed) for seed in range(3)]
+
+    def gradient(q, k, v):
+        return jax.value_and_grad(lambda *x: jnp.sum(blocks(*x) ** 2), argnums=(0, 1, 2))(q, k, v)
+
+    together = jax.jit(jax.vmap(gradient))(*map(jnp.stack, zip(*lanes, strict=True)))
+    alone = jax.tree.map(lambda *x: jnp.stack(x), *(jax.jit(gradient)(*x) for x in lanes))
+    jax.tree.map(np.testing.assert_array_equal, together, alone)
+
+
+def test_blocks_keep_no_scores(monkeypatch):
+    """Neither for the backward pass, nor at any time those of all examples."""
+    length = 64
+    scores = BATCH * HEADS * length * length
+    monkeypatch.setattr(forms, "_AT_ONCE", scores // 2)
+    x = jnp.ones((BATCH, length, HEADS, WIDTH))
+
+    def arrays(jaxpr):
+        for equation in jaxpr.eqns:
+            yield from (v.aval.size for v in equation.outvars)
+            for inner in jaxprs_in_params(equation.params):
+                yield from arrays(inner)
+
+    def largest(form):
+        def gradient(x):
+            y, pull = jax.vjp(lambda x: attention(x, x, x, None, dropout(0.25), form=form), x)
+            return pull(y)
+
+        return max(arrays(jax.make_jaxpr(gradient)(x).jaxpr))
+
+    assert largest("whole") >= scores
+    assert largest("blocks") < scores
+
+
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+@pytest.mark.parametrize("kind", MASKS)
+def test_attention_is_that_of_jax(kind, key_heads):
+    """In the form that cuDNN gets: the mask in full. cuDNN itself needs a GPU, and is not run."""
+    mask = MASKS[kind]
+    full = (BATCH, HEADS, LENGTH, LENGTH)
+    q, k, v = values(key_heads)
+    found = attention(q, k, v, None if mask is None else jnp.asarray(mask), dropout(), scale=0.3)
+    given = None if mask is None else jnp.broadcast_to(mask, full)
+    expected = jax.nn.dot_product_attention(q, k, v, mask=given, scale=0.3, implementation="xla")
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_token_that_sees_nothing_gets_the_mean():
+    q, k, v = values()
+    found = attention(q, k, v, jnp.zeros((1, 1, 1, LENGTH), bool), dropout())
+    np.testing.assert_allclose(
+        found, jnp.broadcast_to(v.mean(1, keepdims=True), found.shape), atol=1e-6
+    )
+
+
+FACTS = {
+    "platform": "cpu",
+    "dtype": jnp.dtype("float32"),
+    "shape": (16, 12, 197, 197),
+    "width": 64,
+    "plain": True,
+}
+GPU = {"platform": "gpu", "dtype": jnp.dtype("bfloat16"), "shape": (16, 12, 128, 256)}
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "chosen"),
+    [
+        ("whole", {}, "whole"),
+        ("whole", GPU, "whole"),
+        ("blocks", {}, "blocks"),
+        ("blocks", {**GPU, "plain": False}, "blocks"),
+        ("blocks", {"shape": (16, 12, 64, 64)}, "whole"),
+        ("blocks", {"shape": (64, 12, 1, 197)}, "whole"),
+        ("blocks", {"shape": (2, 12, 4096, 4096)}, "whole"),
+        ("blocks", {"shape": (3, 12, 4096, 4096)}, "blocks"),
+        ("cudnn", {}, "whole"),
+        ("cudnn", GPU, "cudnn"),
+        ("cudnn", {**GPU, "dtype": jnp.dtype("float16")}, "cudnn"),
+        ("cudnn", {**GPU, "dtype": jnp.dtype("float32")}, "whole"),
+        ("cudnn", {**GPU, "platform": "tpu"}, "whole"),
+        ("cudnn", {**GPU, "plain": False}, "whole"),
+        ("cudnn", {**GPU, "width": 60}, "whole"),
+        ("cudnn", {**GPU, "width": 256}, "whole"),
+        ("cudnn", {**GPU, "shape": (16, 12, 1, 128)}, "whole"),
+        ("cudnn", {**GPU, "shape": (16, 12, 128, 255)}, "whole"),
+    ],
+)
+def test_the_form_follows_from_facts(form, changes, chosen, monkeypatch):
+    monkeypatch.undo()  # the blocks of this file
+    assert choose(form, **{**FACTS, **changes}) == chosen
+
+
+def test_masks_of_parts_of_a_batch_are_those_of_the_batch():
+    key = jax.random.key(1)
+    for shape in ((6, 24), (6, 3, 24), (6, 2, 3, 24), (6, 2, 2, 2, 24)):
+        whole = random_bytes(key, shape)
+        part = jax.jit(lambda row, n=shape[1:]: random_bytes(key, (2, *n), row))(3)
+        np.testing.assert_array_equal(part, whole[3:5])
+
+
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": 8,
+    "patch_size": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "scan"),
+    [(TINY_BERT, False), (TINY_LLAMA, True), (VIT, False)],
+    ids=["bert", "llama in a scan", "vit"],
+)
+def test_a_model_may_choose_the_form(config, scan, monkeypatch):
+    monkeypatch.setattr(forms, "_AT_ONCE", 1)
+    if config is VIT:
+        batch = {"pixel_values": jax.random.normal(jax.random.key(3), (3, 3, 8, 8))}
+    else:
+        ids = jax.random.randint(jax.random.key(3), (3, 9), 3, 40)
+        real = jnp.arange(9)[None] < jnp.array([[9], [5], [7]])
+        batch = {"input_ids": ids, "attention_mask": real}
+
+    def gradient(form):
+        model = random_model(
+            {**config, "num_hidden_layers": 3},
+            head=fp.heads.classification(3),
+            scan_layers=scan,
+            attention=form,
+        )
+        model = fp.attach(model, fp.lora(2))
+        assert model.recipe["attention"] == form
+
+        def loss(trainable):
+            key = jax.random.key(7)
+            return jnp.sum(model.apply(model.frozen, trainable, batch, key, True).logits ** 2)
+
+        program = jax.jit(jax.grad(loss))
+        return program(model.trainable), program.lower(model.trainable).as_text().count("while")
+
+    expected, loops = gradient("whole")
+    found, more = gradient("blocks")
+    fused, same = gradient("cudnn")  # without a GPU: the whole
+    assert more > loops == same
+    for name, x in expected.items():
+        np.testing.assert_allclose(found[name], x, atol=1e-5 * max(np.abs(x).max(), 1))
+        np.testing.assert_array_equal(fused[name], x)
+
+
+def test_unknown_forms_are_refused():
+    head = fp.heads.classification(2)
+    with pytest.raises(InputError, match="'blocks'"):
+        random_model(TINY_BERT, head=head, attention="block")
+    deberta = {**TINY_BERT, "model_type": "deberta-v2"}
+    with pytest.raises(InputError, match="one form only"):
+        random_model(deberta, head=head, attention="cudnn")
+    set_options(random_model(deberta, head=head).module(), attention="whole")
