@@ -71,10 +71,11 @@ def _with_gathered(
 
     @jax.checkpoint
     def run(*inputs: Any) -> list[Any]:
+        # Only the weights are taken from the barrier. Its results all count as differentiated, and
+        # constants of a function with its own derivative must not.
         ready = jax.lax.optimization_barrier(inputs)
-        return _evaluated(
-            equation, [gather(x) if is_late else x for x, is_late in zip(ready, late, strict=True)]
-        )
+        chosen = zip(inputs, ready, late, strict=True)
+        return _evaluated(equation, [gather(r) if is_late else x for x, r, is_late in chosen])
 
     return run(*inputs)
 

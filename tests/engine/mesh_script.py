@@ -14,10 +14,13 @@ import optax
 import toy
 
 import fedjax_peft as fp
+from fedjax_peft import tasks
+from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.partition import iid
 from fedjax_peft.engine.session import Session
+from fedjax_peft.models.heads import causal_lm
 from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.testing import tiny_dataset, tiny_model
+from fedjax_peft.testing import TINY_LLAMA, tiny_dataset, tiny_model
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # 17 clients are 24 rows on 8 devices, 6 clients a round are 8; no other axis has 24 entries.
@@ -160,8 +163,31 @@ def transformer(report):
         }  # fmt: skip
 
 
+def decoder(report):
+    """A quantised decoder whose layers are stacked, with the loss and the layers' own gradients."""
+    config = {**TINY_LLAMA, "num_hidden_layers": 3}
+    model = fp.random_model(config, head=causal_lm(), scan_layers=True, quantize="nf4")
+    model = fp.attach(model, fp.peft.lora(2))
+    ids = np.random.default_rng(0).integers(3, 60, (64, 12)).astype(np.int32)
+    columns = {"input_ids": ids, "attention_mask": np.ones(ids.shape, bool)}
+    federation = iid(Dataset(columns, (), "random", task=tasks.next_token()), clients=8, seed=0)
+    algorithm = fp.algorithms.fedavg(optax.sgd(0.5))
+    options = {"clients_per_round": 8, "batch_size": 4, "lanes": 8, "length_buckets": 0}
+    alone = fp.session(model, algorithm, federation, **ONE, **options)
+    before, expected = alone.init(3).server, jax.device_get(trained(alone, 1).server)
+    for chosen in (mesh(4), mesh(4, "gather")):
+        session = fp.session(model, algorithm, federation, **chosen, **options)
+        frozen = session.setup.frozen.values()
+        report[f"decoder-{chosen['model_sharding']}"] = {
+            "far": farthest(expected, trained(session, 1).server),
+            "moved": farthest(before, expected),
+            "frozen": sum(x.addressable_shards[0].data.nbytes for x in frozen),
+            "all_frozen": sum(x.nbytes for x in frozen),
+        }
+
+
 if __name__ == "__main__":
     found: dict = {"available": len(jax.devices())}
-    for part in (toy_runs, memory, resumed, split_columns, transformer):
+    for part in (toy_runs, memory, resumed, split_columns, transformer, decoder):
         part(found)
     print(json.dumps(found))

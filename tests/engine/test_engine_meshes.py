@@ -87,8 +87,9 @@ def test_large_data_are_split_by_example(report):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["tensor", "gather"])
-def test_a_transformer_gives_the_results_of_one_device(report, form):
-    found = report[f"bert-{form}"]
+@pytest.mark.parametrize("model", ["bert", "decoder"])
+def test_a_transformer_gives_the_results_of_one_device(report, form, model):
+    found = report[f"{model}-{form}"]
     assert found["moved"] > 0.01
     assert found["far"] < 1e-5
     assert found["frozen"] < 0.35 * found["all_frozen"]  # a quarter, and the vectors
