@@ -46,7 +46,8 @@ from fedjax_peft.peft.base import attach, count
 from fedjax_peft.peft.io.export import export
 from fedjax_peft.testing import write_tiny_checkpoint
 
-EXACT = {"rtol": 0, "atol": 1e-5}
+EXACT = {"rtol": 1e-6, "atol": 1e-5}
+"""The hidden states reach 12, where the rounding of six layers adds up to 1e-5 by itself."""
 DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 TINY = {"model_type": "llama", **DECODER, "initializer_range": 0.2}
 
