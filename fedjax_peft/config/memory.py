@@ -10,6 +10,7 @@ from fedjax_peft.data.sources import DATASETS
 from fedjax_peft.errors import InputError
 from fedjax_peft.models import heads
 from fedjax_peft.models.hub import read_config
+from fedjax_peft.models.registry import parse_config
 from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.simulation.memory_plan import (
     MemoryPlan,
@@ -57,15 +58,19 @@ def planned(config: Mapping[str, Any]) -> Planned:
         head=heads.make(kind, labels),
         **{name: options[name] for name in known if name in options},
     )
-    size, length = config["batch_size"], _length(resolved, model.longest_text)
-    if "image_size" in model.config:
-        raise InputError("The memory of models of images is not computed.")
-    batch = example_batch(kind, batch_size=size, length=length)
+    size, image = config["batch_size"], _image(resolved, shape)
+    if image is None:
+        length = _length(resolved, model.longest_text)
+        batch = example_batch(kind, batch_size=size, length=length)
+        words = f"{size} x {length} tokens"
+    else:
+        batch = example_batch(kind, batch_size=size, image=image)
+        words = f"{size} images of {image[1]} x {image[2]} pixels"
     algorithm = configs.build_algorithm(resolved)
     clients = config["partition"].get("clients") or config["clients_per_round"] or 1
     plan = plan_memory(model, algorithm, task, batch, clients=clients)
     parts = (model, algorithm, task, batch)
-    return Planned(plan, f"{size} x {length} tokens", lambda n: compiled_bytes(*parts, n))
+    return Planned(plan, words, lambda n: compiled_bytes(*parts, n))
 
 
 def _task(config: dict[str, Any]) -> Task:
@@ -81,6 +86,23 @@ def _length(config: Mapping[str, Any], longest: int) -> int:
     entry = DATASETS.get(data["name"])
     usual = _LENGTH if entry is None else entry.settings.max_length
     return min(data["packing"] or data["max_length"] or usual, longest)
+
+
+def _image(config: Mapping[str, Any], shape: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    """Returns channels, height and width of the stored images; None if the model reads texts.
+
+    Where the data set's images are not known, they have the size that the model takes.
+    """
+    _, parsed = parse_config(shape)
+    if not hasattr(parsed, "image_size"):
+        return None
+    entry = DATASETS.get(config["data"]["name"])
+    if entry is not None and entry.shape:
+        height, width, *channels = entry.shape
+        return channels[0] if channels else 1, height, width
+    sides = parsed.image_size
+    height, width = (sides, sides) if isinstance(sides, int) else sides
+    return parsed.num_channels, height, width
 
 
 def platform() -> str:

@@ -89,8 +89,11 @@ class Blocks(nnx.List):
                 results.append(x)
             return x, results
 
-        _, results = jax.lax.scan(group, x, stacked)
-        return [result[i] for i in range(self.groups) for result in results]
+        last, results = jax.lax.scan(group, x, stacked)
+        states = [result[i] for i in range(self.groups) for result in results]
+        # The carry, and not a slice: most heads read this state alone, and a slice would keep all
+        # states and their gradients.
+        return [*states[:-1], last]
 
     def _apply(self, block: Any, x: jax.Array, arguments: Sequence[Any]) -> jax.Array:
         def run(x: jax.Array) -> jax.Array:

@@ -137,19 +137,24 @@ def plan_memory(
     )
 
 
-def example_batch(head: str, *, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+def example_batch(
+    head: str, *, batch_size: int, length: int = 0, image: Sequence[int] | None = None
+) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a batch for a head; the columns are those that its task reads.
 
     Args:
       head: the kind of the head, such as ``causal_lm``.
       batch_size: examples in a batch.
       length: tokens in an example.
+      image: channels, height and width of an image; None: examples are texts.
     """
     whole, truth = jnp.int32, jnp.bool_
     columns: dict[str, tuple[tuple[int, ...], Any]] = {
         "input_ids": ((length,), whole),
         "attention_mask": ((length,), truth),
     }
+    if image is not None:
+        columns = {"pixel_values": (tuple(image), jnp.uint8)}
     match head:
         case "causal_lm":
             columns |= {"loss_mask": ((length,), truth)}

@@ -154,16 +154,19 @@ def _vocabulary(readout: Callable[[jax.Array], jax.Array], hidden: jax.Array) ->
 def _score(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns (log-likelihoods, whether the prediction is right) of logits ``[..., vocabulary]``.
 
-    Sums and minima over a comparison with the word's number fuse into one pass over the logits, and
-    so do their derivatives; a gather and an argmax do not (on the CPU).
+    Sums over a comparison with the word's number fuse into one pass over the logits, and so do
+    their derivatives; a gather and an argmax do not (on the CPU). A prediction is right if no other
+    word has a larger logit, and no earlier one an equal logit, as with an argmax. This needs one
+    byte for each logit, where the number of the most likely word needs four.
     """
     logits = logits.astype(jnp.float32)
     word = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    chosen = jnp.sum(jnp.where(word == targets[..., None], logits, 0.0), axis=-1)
-    top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    likely = jnp.min(jnp.where(logits == top, word, logits.shape[-1]), axis=-1)  # as argmax
-    scores = chosen - jax.nn.logsumexp(logits, axis=-1)
-    return scores, likely == targets
+    label = targets[..., None]
+    chosen = jnp.sum(jnp.where(word == label, logits, 0.0), axis=-1)
+    own = jax.lax.stop_gradient(chosen)[..., None]
+    less = (logits < own) | ((logits == own) & (word > label))  # False for NaN
+    less |= (word == label) & (own == own)
+    return chosen - jax.nn.logsumexp(logits, axis=-1), jnp.all(less, axis=-1)
 
 
 # ------------------------------------------------------------------- loops over chunks of positions

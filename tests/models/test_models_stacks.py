@@ -131,6 +131,22 @@ def test_frozen_leaves_are_held_stacked_and_not_copied():
     assert pair(dtype="bfloat16")[1].compute_frozen()["transformer.h.0-2.ln_1.bias"].dtype == "f4"
 
 
+def test_the_backward_pass_reads_the_inputs_of_the_blocks_alone():
+    """And no stack of gradients of all hidden states, of which the head reads the last one."""
+    model = random_model(GPT2, head=fp.heads.causal_lm(), scan_layers=True, remat="blocks")
+    model = fp.attach(model, fp.lora(rank=2))
+
+    def loss(trainable):
+        hidden = model.apply(model.frozen, trainable, BATCH, jax.random.key(7), True).hidden
+        return jnp.sum(jnp.square(hidden))
+
+    traced = jax.make_jaxpr(jax.grad(loss))(model.trainable)
+    backward = [x for x in traced.eqns if x.primitive.name == "scan" and x.params["reverse"]]
+    assert len(backward) == 1
+    shapes = [x.aval.shape for x in backward[0].invars]
+    assert shapes.count((3, *IDS.shape, 16)) == 1
+
+
 def test_the_program_does_not_grow_with_the_layers():
     def size(layers):
         config = {**GPT2, "n_layer": layers}

@@ -74,6 +74,13 @@ def test_the_first_of_equal_logits_is_the_prediction():
     assert correct.tolist() == [[True, False]]
 
 
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_nan_logits_predict_nothing(place):
+    logits = jnp.arange(4.0).reshape(1, 1, 4).at[0, 0, place].set(jnp.nan)
+    correct = token_scores(Outputs(logits), jnp.array([[3]]), jnp.ones((1, 1), bool)).correct
+    assert not correct.item()
+
+
 @pytest.mark.parametrize("inner", [(0,), (0, 1)], ids=["hidden", "both"])
 def test_second_derivatives(inner):
     """A gradient of a gradient, as through a local step."""
