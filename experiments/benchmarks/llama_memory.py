@@ -3,16 +3,18 @@
     python experiments/benchmarks/llama_memory.py
 
 No weights are needed: the shapes below are those of Llama 3.2 1B and 3B and Llama 3.1 8B. LoRA of
-rank 8 on query and value, AdamW, batches of 4 x 512 tokens, activations in bfloat16. The figures
-are ``fedjax_peft.simulation.memory_plan``'s arithmetic; a device's compiler may need less or more.
-The table is in ``docs/howto/memory.md``. Five minutes on an idle CPU core.
+rank 8 on query and value, AdamW, batches of 4 x 512 tokens, activations in bfloat16. The
+aggregation error is not measured (``mean(error=False)``): it needs a dense float32 matrix for each
+adapted layer, which the script prints at the end. The figures are
+``fedjax_peft.simulation.memory_plan``'s arithmetic; a device's compiler may need less or more. The
+table is in ``docs/howto/memory.md``. Five minutes on an idle CPU core.
 """
 
 import sys
 
 import optax
 
-from fedjax_peft import algorithms, heads, lora, tasks
+from fedjax_peft import aggregators, algorithms, heads, lora, tasks
 from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.simulation.memory_plan import MemoryPlan, example_batch, plan_memory
 
@@ -46,8 +48,15 @@ SHAPES = {
 }
 
 
-def plan_of(size: str, quantize: str | None, remat: str) -> MemoryPlan:
-    """Returns the plan of a model with these options."""
+def plan_of(size: str, quantize: str | None, remat: str, error: bool = False) -> MemoryPlan:
+    """Returns the plan of a model with these options.
+
+    Args:
+      size: a key of ``SHAPES``.
+      quantize: how the frozen kernels are stored.
+      remat: ``none`` or ``blocks``.
+      error: whether the aggregation error is measured.
+    """
     model = abstract_model(
         SHAPES[size],
         lora(8),
@@ -57,7 +66,7 @@ def plan_of(size: str, quantize: str | None, remat: str) -> MemoryPlan:
         remat=remat,
     )
     batch = example_batch("causal_lm", batch_size=BATCH, length=LENGTH)
-    algorithm = algorithms.fedavg(optax.adamw(1e-4))
+    algorithm = algorithms.fedavg(optax.adamw(1e-4), aggregator=aggregators.mean(error=error))
     return plan_memory(model, algorithm, tasks.next_token(), batch)
 
 
@@ -82,6 +91,9 @@ def main() -> None:
             for quantize in (None, "int8", "nf4"):
                 print(row(size, quantize, remat), flush=True)
                 print(size, remat, quantize, file=sys.stderr)
+    for size in SHAPES:
+        dense = plan_of(size, "nf4", "blocks", error=True).uploads / 1e9
+        print(f"{size}: measuring the aggregation error sums {dense:.2f} GB of dense matrices.")
 
 
 if __name__ == "__main__":

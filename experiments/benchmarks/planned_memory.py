@@ -168,9 +168,7 @@ def main() -> None:
     print("| " + " | ".join(names) + " |")
     print("|" + "---|" * len(names))
     results = []
-    cases = [
-        (m, w, r, n) for m in a.models for w in a.weights for r in a.remat for n in a.lanes
-    ]
+    cases = [(m, w, r, n) for m in a.models for w in a.weights for r in a.remat for n in a.lanes]
     for case in cases:
         command = [sys.executable, __file__, "--case", *map(str, case)]
         done = subprocess.run(

@@ -41,43 +41,75 @@ def plan(options: argparse.Namespace) -> None:
         lanes = options.lanes or (config["lanes"] if isinstance(config["lanes"], int) else 1)
         if name:
             print(f"{name}:")
-        print(*table(planned.plan, planned.shape, lanes, limit), sep="\n")
+        print(*table(planned, lanes, limit), sep="\n")
         if options.compile:
-            size = _size(planned.compiled(lanes)).strip()
+            size = _size(planned.compiled(lanes))
             print(f"  The compiler for {memory.platform()} plans {size} with {_lanes(lanes)}.")
 
 
-def table(plan: Any, shape: str, lanes: int, limit: float | None) -> list[str]:
+def table(planned: Any, lanes: int, limit: float | None) -> list[str]:
     """Returns the lines of a plan's table.
 
     Args:
-      plan: the plan (:class:`fedjax_peft.simulation.memory_plan.MemoryPlan`).
-      shape: of a batch, in words.
+      planned: the plan (:class:`fedjax_peft.config.memory.Planned`).
       lanes: the number of lanes.
       limit: bytes of the device; None: not known.
     """
-    a = plan.activations
-    largest = " x ".join(map(str, a.largest))
-    rows = [
-        ("frozen weights, shared by all clients", plan.frozen),
+    plan, a = planned.plan, planned.plan.activations
+    once = [
+        ("frozen weights", plan.frozen),
+        ("dequantized kernels of the layer at work", a.kernels),
         ("server's state", plan.server),
+        ("sum of the uploads", plan.uploads),
         ("state that the clients keep between rounds", plan.clients),
         ("training data", plan.columns),
-        ("each lane: adapter, gradient and optimizer state", plan.lane),
-        (f"each lane: activations of {shape}", a.residuals),
-        (f"each lane: layer at work, largest array {largest}", a.working),
-        (f"together, with {_lanes(lanes)}", plan.total(lanes)),
     ]
-    width = max(len(text) for text, _ in rows)
-    lines = [f"  {text:{width}}  {_size(value)}" for text, value in rows if value]
-    lines.insert(-1, "  " + "-" * (len(lines[-1]) - 2))
-    if limit is not None:
-        usable = _SHARE * limit
-        fits = "fits" if plan.total(lanes) <= usable else "does not fit"
-        room = f"{_SHARE:.0%} of {_size(limit).strip()} (the rest is for the driver)"
-        most = plan.most_lanes(usable)
-        lines.append(f"  This {fits} into {room}. Most lanes that fit: {most:,}.")
+    each = [
+        ("trained weights, gradient and optimizer state", plan.lane),
+        (f"activations of {planned.shape}", a.residuals),
+        ("activations of a block that is computed again", a.recomputed),
+        (f"layer at work, largest array: {planned.largest}", a.working),
+    ]
+    total = f"together: {_size(plan.fixed)} + {lanes:,} x {_size(plan.per_lane)}"
+    width = max(len(total), *(len(text) + 2 for text, _ in once + each))
+
+    def rows(group: list[tuple[str, int]]) -> list[str]:
+        return [f"    {text:{width - 2}}  {_size(n):>10}" for text, n in group if n]
+
+    lines = ["  once, for all lanes", *rows(once), "  for each lane", *rows(each)]
+    lines.append("  " + "-" * (width + 12))
+    lines.append(f"  {total:{width}}  {_size(plan.total(lanes)):>10}")
+    return lines if limit is None else lines + _verdict(planned, lanes, limit)
+
+
+def _verdict(planned: Any, lanes: int, limit: float) -> list[str]:
+    """Returns the lines that say whether a plan fits, and what makes it smaller."""
+    plan, usable = planned.plan, _SHARE * limit
+    most = plan.most_lanes(usable)
+    does = "fits" if plan.total(lanes) <= usable else "does not fit"
+    lines = [
+        f"  {_lanes(lanes).capitalize()}: {does} into {_size(limit)}, of which {1 - _SHARE:.0%} are"
+        f" left to the driver. Most lanes that fit: {most:,}."
+    ]
+    if planned.cohort is not None and most > planned.cohort:
+        lines.append(f"  A round has {planned.cohort:,} clients; more lanes are of no use.")
+    if plan.total(lanes) > usable:
+        lines.append(f"  {_remedy(plan, lanes)}")
     return lines
+
+
+def _remedy(plan: Any, lanes: int) -> str:
+    """Returns what makes the largest part of a plan smaller."""
+    a = plan.activations
+    remat = "" if a.recomputed else 'model.remat="blocks", '
+    parts = {
+        'model.quantize="nf4", or model.dtype="bfloat16"': plan.frozen,
+        'client_state="host"': plan.clients,
+        'aggregator={name="mean", error=false}, if the aggregator is "mean"': plan.uploads,
+        "fewer lanes, or a PEFT method with fewer weights": lanes * plan.lane,
+        f"{remat}fewer lanes, a smaller batch_size, or shorter texts": lanes * a.total,
+    }
+    return f"What makes the largest part smaller: {max(parts, key=lambda text: parts[text])}."
 
 
 def _lanes(count: int) -> str:
@@ -86,4 +118,4 @@ def _lanes(count: int) -> str:
 
 def _size(size: float) -> str:
     unit, power = ("GB", 1e9) if size >= 1e9 else ("MB", 1e6)
-    return f"{size / power:8,.2f} {unit}"
+    return f"{size / power:,.2f} {unit}"

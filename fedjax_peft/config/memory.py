@@ -7,7 +7,6 @@ import jax
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.data.sources import DATASETS
-from fedjax_peft.errors import InputError
 from fedjax_peft.models import heads
 from fedjax_peft.models.hub import read_config
 from fedjax_peft.models.registry import parse_config
@@ -34,6 +33,10 @@ class Planned(NamedTuple):
     plan: MemoryPlan
     shape: str
     """The shape of a batch, in words."""
+    largest: str
+    """The largest array of the layer at work, in words."""
+    cohort: int | None
+    """The clients of a round; None: only the data know."""
     compiled: Callable[[int], int]
     """lanes -> bytes that the compiler of the present device plans."""
 
@@ -67,10 +70,14 @@ def planned(config: Mapping[str, Any]) -> Planned:
         batch = example_batch(kind, batch_size=size, image=image)
         words = f"{size} images of {image[1]} x {image[2]} pixels"
     algorithm = configs.build_algorithm(resolved)
-    clients = config["partition"].get("clients") or config["clients_per_round"] or 1
-    plan = plan_memory(model, algorithm, task, batch, clients=clients)
+    clients = config["partition"].get("clients") or config["clients_per_round"]
+    cohort = config["clients_per_round"] or clients
     parts = (model, algorithm, task, batch)
-    return Planned(plan, words, lambda n: compiled_bytes(*parts, n))
+    # Outside the device, clients' state comes to it for the clients of a round alone.
+    kept = clients if config["client_state"] == "device" else cohort
+    plan = plan_memory(*parts, clients=kept or 1, cohort=cohort or 1)
+    largest = _name(plan.activations.largest, model.config.get("vocab_size"))
+    return Planned(plan, words, largest, cohort, lambda n: compiled_bytes(*parts, n))
 
 
 def _task(config: dict[str, Any]) -> Task:
@@ -103,6 +110,16 @@ def _image(config: Mapping[str, Any], shape: Mapping[str, Any]) -> tuple[int, in
     sides = parsed.image_size
     height, width = (sides, sides) if isinstance(sides, int) else sides
     return parsed.num_channels, height, width
+
+
+def _name(shape: tuple[int, ...], vocabulary: int | None) -> str:
+    """Returns the shape of an array, with its name if it has a usual one."""
+    text = " x ".join(map(str, shape))
+    if shape and shape[-1] == vocabulary:
+        return f"logits {text}"
+    if len(shape) == 4 and shape[-2] == shape[-1]:
+        return f"attention's scores {text}"
+    return text
 
 
 def platform() -> str:

@@ -2,14 +2,17 @@
 
 What a compiled round holds::
 
-    frozen weights + server's state + clients' state + training data
+    frozen weights + dequantised kernels at work
+    + server's state and the sum of the uploads + clients' state + training data
     + lanes · (adapters, gradient and optimizer state + activations)
 
-All terms but the last follow from shapes. For the activations, the loss of one batch and its
-gradient are traced with shapes in the place of arrays. The forward pass hands *residuals* to the
-backward pass: the arrays that depend on the examples or on trained leaves, each counted once. To
-them comes room for the arrays of the layer that is at work. So everything that decides the size
-(family, head, length, dtype, ``remat``, the chunks of the loss) is counted as the program has it.
+All terms but the kernels and the activations follow from shapes. For these two, the loss of one
+batch and its gradient are traced with shapes in the place of arrays. The forward pass hands
+*residuals* to the backward pass: the arrays that depend on the examples or on trained leaves, each
+counted once. To them comes room for the arrays of the layer that is at work. So everything that
+decides the size (family, head, length, dtype, ``remat``, the chunks of the loss) is counted as the
+program has it. An array that ``jax.vmap`` over lanes leaves without an axis of lanes, such as a
+dequantised kernel, is counted once for all lanes.
 
 The compiler may fuse more or less than is counted here. :func:`compiled_bytes` compiles a round
 for the present device, again without the frozen weights, and asks it.
@@ -24,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from fedjax_peft import tree
+from fedjax_peft import summation, tree
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.models.base import Model
 from fedjax_peft.roles import assign_roles
@@ -46,16 +49,20 @@ class Activations(NamedTuple):
 
     residuals: int
     """What the forward pass keeps for the backward pass."""
+    recomputed: int
+    """With ``remat``: what one block that is computed again keeps meanwhile."""
     working: int
-    """Room for the layer at work: its largest array with this array's gradient; with ``remat`` also
-    the residuals of the one block that is computed again."""
+    """Room for the layer at work: its largest array with this array's gradient."""
     largest: tuple[int, ...]
-    """The shape of this array, such as ``[batch, length, vocabulary]`` for logits."""
+    """The shape of this array, such as ``[positions, vocabulary]`` for logits."""
+    kernels: int = 0
+    """Dequantised kernels that exist at once, those of all layers that read one array, such as
+    query, key and value. All lanes share them, so :attr:`total` is without them."""
 
     @property
     def total(self) -> int:
-        """Both together."""
-        return self.residuals + self.working
+        """The bytes of one lane."""
+        return self.residuals + self.recomputed + self.working
 
 
 class MemoryPlan(NamedTuple):
@@ -64,7 +71,10 @@ class MemoryPlan(NamedTuple):
     frozen: int
     """The frozen weights, as a run holds them."""
     server: int
-    """The server's state, a new one, and the sum of the uploads."""
+    """The server's state, and a new one."""
+    uploads: int
+    """The sum of the uploads. Aggregators that measure the aggregation error of LoRA sum a dense
+    float32 matrix for each adapted layer, too."""
     clients: int
     """The state that all clients keep between rounds."""
     columns: int
@@ -77,7 +87,8 @@ class MemoryPlan(NamedTuple):
     @property
     def fixed(self) -> int:
         """The part that does not depend on the number of lanes."""
-        return self.frozen + self.server + self.clients + self.columns
+        parts = (self.frozen, self.server, self.uploads, self.clients, self.columns)
+        return sum(parts) + self.activations.kernels
 
     @property
     def per_lane(self) -> int:
@@ -100,6 +111,7 @@ def plan_memory(
     batch: Mapping[str, Any],
     *,
     clients: int = 1,
+    cohort: int = 1,
     examples: int = 0,
 ) -> MemoryPlan:
     """Returns the memory of a run, from shapes alone.
@@ -110,6 +122,7 @@ def plan_memory(
       task: has the loss.
       batch: columns of one client's batch, arrays or shapes.
       clients: in the federation.
+      cohort: clients in a round; some aggregators need all uploads at once.
       examples: in the training data.
     """
     names = assign_roles(model.kinds, algorithm.roles)
@@ -120,16 +133,19 @@ def plan_memory(
         context = ClientContext(partial(model.apply, frozen), task, fixed, jnp.int32(1))
         server, own = algorithm.server.init(shared), algorithm.init_client_state(shared, private)
         local = algorithm.client(context).init(algorithm.server.broadcast(server), own, key)
-        return server, own, local
+        template = algorithm.server.unchanged(server)
+        total = summation.empty(algorithm.aggregator, template, fixed, cohort)
+        return server, total, own, local
 
     key = jax.eval_shape(lambda: jax.random.key(0))
-    server, own, local = jax.eval_shape(
+    server, total, own, local = jax.eval_shape(
         states, *_shapes((model.frozen, shared, private, fixed, key))
     )
     rows = {name: x for name, x in batch.items() if name != "mask"}
     return MemoryPlan(
         frozen=tree.nbytes(model.frozen),
-        server=3 * tree.nbytes(server),
+        server=2 * tree.nbytes(server),
+        uploads=tree.nbytes(total),
         clients=clients * tree.nbytes(own),
         columns=examples * sum(tree.nbytes(x) // x.shape[0] for x in rows.values()),
         lane=tree.nbytes(local) + 2 * tree.nbytes((shared, private)),
@@ -157,7 +173,7 @@ def example_batch(
         columns = {"pixel_values": (tuple(image), jnp.uint8)}
     match head:
         case "causal_lm":
-            columns |= {"loss_mask": ((length,), truth)}
+            columns |= {"loss_mask": ((length,), truth), "is_answer": ((), truth)}
         case "token_classification":
             columns |= {"labels": ((length,), whole)}
         case "span_classification":
@@ -229,29 +245,34 @@ def activations(
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     shapes = _shapes((model.frozen, model.trainable, dict(batch), key))
-    made: list[_Array] = []
-    blocks: list[tuple[Any, tuple[bool, ...]]] = []
 
-    def run(function: Any, made: list[_Array]) -> list[_Array]:
+    def run(function: Any) -> tuple[list[_Array], _Trace]:
         traced = jax.make_jaxpr(function)(*shapes).jaxpr
         inputs = [_Array(v.aval) for v in traced.invars]
         for x in inputs[len(model.frozen) :]:
             x.depends = True
-        return _run(traced, inputs, made, blocks)
+        trace = _Trace([], [], {})
+        return _run(traced, inputs, trace), trace
 
-    run(loss, [])  # rematerialised blocks are visible in the forward pass alone
-    results = run(residuals, made)
-    made = _used(results, made)
+    _, forward = run(loss)  # rematerialised blocks are visible in the forward pass alone
+    results, trace = run(residuals)
+    made = _used(results, trace.made)
     nothing = _Array(jax.core.ShapedArray((), jnp.int8))
     largest = max(_with_loops(made), key=lambda x: x.nbytes, default=nothing)
     kept = sum(x.nbytes for x in _kept(results, made))
-    again = max(map(_residuals_of_block, blocks), default=0)
-    return Activations(kept, 2 * largest.nbytes + again, tuple(largest.aval.shape))
+    again = [_residuals_of_block(*block) for block in forward.blocks]
+    kernels = [trace.kernels, forward.kernels, *(x.kernels for _, x in again)]
+    return Activations(
+        kept,
+        max((size for size, _ in again), default=0),
+        2 * largest.nbytes,
+        tuple(largest.aval.shape),
+        max((sum(sizes) for waiting in kernels for sizes in waiting.values()), default=0),
+    )
 
 
-def _residuals_of_block(equation: tuple[Any, tuple[bool, ...]]) -> int:
+def _residuals_of_block(body: Any, depends: tuple[bool, ...]) -> tuple[int, "_Trace"]:
     """Returns the bytes that the backward pass of one rematerialised block keeps meanwhile."""
-    body, depends = equation
     inputs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in body.invars]
     moves = [
         i
@@ -272,8 +293,9 @@ def _residuals_of_block(equation: tuple[Any, tuple[bool, ...]]) -> int:
     arrays = [_Array(v.aval) for v in traced.invars]
     for x, moved in zip(arrays, depends, strict=True):
         x.depends = moved
-    made: list[_Array] = []
-    return sum(x.nbytes for x in _kept(_run(traced, arrays, made, []), made))
+    trace = _Trace([], [], {})
+    results = _run(traced, arrays, trace)
+    return sum(x.nbytes for x in _kept(results, trace.made)), trace
 
 
 def _shapes(values: PyTree) -> PyTree:
@@ -310,7 +332,10 @@ class _Array:
         self.aval, self.name = aval, name
         self.inputs: list[_Array] = [x for x in inputs if x.depends]
         self.depends: bool = bool(self.inputs)
-        """Whether it depends on the examples or on trained leaves."""
+        """Whether it depends on the examples or on trained leaves, so that every lane has one."""
+
+        self.waits: _Array | None = next((x.waits for x in inputs if x.waits is not None), None)
+        """The array of a lane that must be there before this one, which all lanes share."""
 
         self.stored = False
         """Whether an operation needs it in memory."""
@@ -333,16 +358,21 @@ class _Array:
         return int(self.aval.size * dtype.itemsize)
 
 
-def _run(
-    jaxpr: Any,
-    inputs: Sequence[_Array],
-    made: list[_Array],
-    blocks: list[tuple[Any, tuple[bool, ...]]],
-) -> list[_Array]:
-    """Returns the results of a traced program, and adds all arrays that depend to ``made``.
+class _Trace(NamedTuple):
+    """What was found in a program."""
 
-    Inner functions count as if they were written out, and loops as their results. Rematerialised
-    functions are added to ``blocks``, with their inputs that depend.
+    made: list[_Array]
+    """The arrays that depend, in order."""
+    blocks: list[tuple[Any, tuple[bool, ...]]]
+    """Rematerialised functions, and which of their inputs depend."""
+    kernels: dict[_Array, list[int]]
+    """The array that kernels wait for -> their bytes."""
+
+
+def _run(jaxpr: Any, inputs: Sequence[_Array], trace: _Trace) -> list[_Array]:
+    """Returns the results of a traced program, and notes in ``trace`` what it makes.
+
+    Inner functions count as if they were written out, and loops as their results.
     """
     known: dict[Any, _Array] = dict(zip(jaxpr.invars, inputs, strict=True))
 
@@ -355,27 +385,56 @@ def _run(
         inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
         given = [read(v) for v in equation.invars]
         if equation.primitive.name in _CALLS and inner is not None:
-            outputs = _run(getattr(inner, "jaxpr", inner), given, made, blocks)
+            outputs = _run(getattr(inner, "jaxpr", inner), given, trace)
         else:
-            name = equation.primitive.name
-            outputs = [_Array(v.aval, name, given) for v in equation.outvars]
-            if name in _LOOPS:
-                _run_once(equation, given, outputs, blocks)
-            if name in _REMAT:
-                blocks.append((inner, tuple(x.depends for x in given)))
-            if name == "dot_general":
-                for x in given:
-                    x.store()
-            made += [x for x in outputs if x.depends]
+            outputs = _apply(equation, inner, given, trace)
+            trace.made.extend(x for x in outputs if x.depends)
         known |= dict(zip(equation.outvars, outputs, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 
+def _apply(equation: Any, inner: Any, given: Sequence[_Array], trace: _Trace) -> list[_Array]:
+    """Returns the results of one operation."""
+    name = equation.primitive.name
+    outputs = [_Array(v.aval, name, given) for v in equation.outvars]
+    if name in _LOOPS:
+        _run_once(equation, given, outputs, trace)
+    elif name in _REMAT:
+        trace.blocks.append((inner, tuple(x.depends for x in given)))
+    elif name == "custom_vmap_call" and _is_shared(equation, given):
+        for x in outputs:
+            x.waits, x.depends, x.inputs = next(y for y in given if y.depends), False, []
+    elif name == "dot_general":
+        for x in given:
+            x.store()
+            if x.waits is not None and not x.depends:
+                trace.kernels.setdefault(x.waits, []).append(x.nbytes)
+    return outputs
+
+
+def _is_shared(equation: Any, given: Sequence[_Array]) -> bool:
+    """Returns whether the results have no axis of lanes, although an argument has one."""
+    depends = [x.depends for x in given]
+    if not any(depends):
+        return False
+
+    def call(*values: jax.Array) -> Any:
+        return equation.primitive.bind(*values, **equation.params)
+
+    axes = tuple(0 if x else None for x in depends)
+    values = [
+        jax.ShapeDtypeStruct((2, *x.aval.shape) if moved else x.aval.shape, x.aval.dtype)
+        for x, moved in zip(given, depends, strict=True)
+    ]
+    try:
+        jax.eval_shape(jax.vmap(call, axes, None), *values)
+    except ValueError:  # `out_axes` None is refused for results with the axis
+        return False
+    return True
+
+
 def _run_once(
-    equation: Any,
-    inputs: Sequence[_Array],
-    outputs: Sequence[_Array],
-    blocks: list[tuple[Any, tuple[bool, ...]]],
+    equation: Any, inputs: Sequence[_Array], outputs: Sequence[_Array], trace: _Trace
 ) -> None:
     """Adds the arrays of one turn of a loop to the loop's outputs."""
     body = equation.params[_LOOPS[equation.primitive.name]].jaxpr
@@ -383,10 +442,10 @@ def _run_once(
     # The first inputs of a while loop belong to its condition; the body has the others.
     for x, outer in zip(given, inputs[len(inputs) - len(given) :], strict=True):
         x.depends = outer.depends
-    inside: list[_Array] = []
-    _run(body, given, inside, blocks)
+    turn = trace._replace(made=[])
+    _run(body, given, turn)
     for x in outputs:
-        x.inside = inside
+        x.inside = turn.made
 
 
 def _with_loops(arrays: Sequence[_Array]) -> Iterator[_Array]:

@@ -4,7 +4,7 @@ import jax
 import optax
 import pytest
 
-from fedjax_peft import algorithms, testing
+from fedjax_peft import aggregators, algorithms, testing
 from fedjax_peft.models import heads
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft import lora
@@ -58,9 +58,40 @@ def test_the_terms_of_a_llama_by_hand():
     trained = 4 * _lora_numbers(rank, width, key_value, layers)
     # The values, both moments and AdamW's count; then the gradient and the new values.
     assert plan.lane == pytest.approx(5 * trained, abs=16)
-    assert plan.server == pytest.approx(3 * trained, abs=16)
+    assert plan.server == pytest.approx(2 * trained, abs=16)
+    # The mean sums the leaves, and the products of LoRA's factors for the aggregation error.
+    products = 4 * layers * (width * width + width * key_value)
+    assert plan.uploads == pytest.approx(trained + products, abs=16)
     assert plan.clients == 0
-    assert plan.columns == 100 * 64 * (4 + 1 + 1)  # int32 ids and two masks
+    # int32 ids, two masks, and whether the row is the right answer
+    assert plan.columns == 100 * (64 * (4 + 1 + 1) + 1)
+
+
+def test_uploads_without_the_aggregation_error_or_all_at_once():
+    model, _, task, batch = parts(BERT)
+
+    def uploads(aggregator, cohort=5):
+        algorithm = algorithms.fedavg(optax.sgd(0.1), aggregator=aggregator)
+        return plan_memory(model, algorithm, task, batch, cohort=cohort).uploads
+
+    own = sum(4 * x.size for name, x in model.trainable.items() if model.kinds[name] != "fixed")
+    assert uploads(aggregators.mean(error=False)) == pytest.approx(own, abs=64)
+    assert uploads(aggregators.median(), 7) == pytest.approx(7 * own, rel=0.01)
+
+
+def test_dequantised_kernels_are_counted_once_for_all_lanes():
+    """Those of the gate and of the up projection, which read one array."""
+    model, algorithm, task, _ = parts(LLAMA, quantize="nf4")
+    few = example_batch("causal_lm", batch_size=1, length=4)
+    plan = plan_memory(model, algorithm, task, few)
+    kernels = 2 * 4 * LLAMA["hidden_size"] * LLAMA["intermediate_size"]
+    assert plan.activations.kernels == kernels > plan.activations.working
+    plain, *_ = parts(LLAMA)
+    whole = plan_memory(plain, algorithm, task, few)
+    assert plan.per_lane == whole.per_lane, "a lane holds no kernel"
+    assert plan.fixed - plan.frozen - kernels == whole.fixed - whole.frozen
+    again, *_ = parts(LLAMA, quantize="nf4", remat="blocks", scan_layers=True)
+    assert plan_memory(again, algorithm, task, few).activations.kernels == kernels
 
 
 def test_a_client_that_keeps_a_model_counts_once_for_each_client():
@@ -80,7 +111,8 @@ def test_recomputed_blocks_leave_their_inputs_alone():
     hidden = 8 * 64 * BERT["hidden_size"] * 4
     # A block's input is what is kept; the arrays around the blocks come to it.
     assert again.residuals < 8 * hidden < whole.residuals
-    assert again.working > whole.working, "one block's residuals exist while it is computed again"
+    # One block's residuals exist while it is computed again.
+    assert whole.recomputed == 0 < whole.residuals / 4 < again.recomputed < whole.residuals
 
 
 def test_the_logits_of_all_positions_are_not_counted():
@@ -91,7 +123,7 @@ def test_the_logits_of_all_positions_are_not_counted():
 
 
 def test_lanes_share_what_does_not_depend_on_them():
-    plan = MemoryPlan(100, 20, 30, 50, 5, Activations(4, 1, (1,)))
+    plan = MemoryPlan(100, 10, 3, 30, 50, 5, Activations(2, 2, 1, (1,), kernels=7))
     assert (plan.fixed, plan.per_lane) == (200, 10)
     assert plan.total(3) == 230
     assert [plan.most_lanes(memory) for memory in (150, 209, 210, 299)] == [0, 0, 1, 9]
