@@ -46,8 +46,7 @@ from fedjax_peft.peft.base import attach, count
 from fedjax_peft.peft.io.export import export
 from fedjax_peft.testing import write_tiny_checkpoint
 
-EXACT = {"rtol": 1e-6, "atol": 1e-5}
-"""The hidden states reach 12, where the rounding of six layers adds up to 1e-5 by itself."""
+EXACT = {"rtol": 0, "atol": 1e-5}
 DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 TINY = {"model_type": "llama", **DECODER, "initializer_range": 0.2}
 
@@ -75,7 +74,9 @@ def assert_equal(model, reference, batch):
     assert np.abs(logits).max() > 0.5
     for got, expected in zip((outputs.logits, *outputs.states), (logits, *states), strict=True):
         rows = real if expected.ndim == 3 else slice(None)
-        np.testing.assert_allclose(np.asarray(got)[rows], expected[rows], **EXACT)
+        # Rounding grows with the largest values, which reach 12 after six layers.
+        atol = 2e-6 * max(np.abs(expected[rows]).max(), 5)
+        np.testing.assert_allclose(np.asarray(got)[rows], expected[rows], rtol=0, atol=atol)
 
 
 def flipped(batch):
