@@ -343,10 +343,13 @@ def test_errors_of_the_algorithm_come_before_any_file_is_written(tmp_path):
 
 
 def test_fra_on_an_svd_start_warns():
-    """FRA would remove the part outside the principal components; the run continues."""
+    """FRA would remove the part outside the directions of the start; the run continues."""
     started = attach(tiny_model(), lora(2, init="svd"))
     algorithm = fedavg(optax.adam(1e-3), aggregator=fra())
     federation = partition.iid(tiny_dataset(20), 4)
     rest = {"rounds": 1, "clients_per_round": 2, "devices": 99}
-    with pytest.warns(UserWarning, match="principal part"), pytest.raises(InputError, match="99"):
+    with (
+        pytest.warns(UserWarning, match="part of the pretrained weight"),
+        pytest.raises(InputError, match="99"),
+    ):
         simulate(started, algorithm, federation, **rest)
