@@ -11,6 +11,10 @@ def test_a_cpu_runs_one_lane_but_for_tiny_models():
     assert cpu_lanes(1000, 2) == 2
 
 
+def test_a_cpu_has_no_more_lanes_than_shorten_a_round():
+    assert [cpu_lanes(1000, n) for n in range(1, 11)] == [1, 2, 3, 4, 3, 3, 4, 4, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("speeds", "needed", "devices", "chosen", "measured"),
     [
