@@ -21,7 +21,7 @@ def fedasync(
     grace: int = 4,
     max_staleness: int | None = None,
 ) -> Asynchronous:
-    """Returns the asynchronous server FedAsync.
+    """FedAsync: the server mixes every upload into its model as soon as it arrives.
 
     Clients train all the time. The server takes every upload at once::
 

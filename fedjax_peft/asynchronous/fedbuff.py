@@ -25,7 +25,7 @@ def fedbuff(
     weights: Literal["size", "uniform"] = "uniform",
     max_staleness: int | None = None,
 ) -> Asynchronous:
-    """Returns the asynchronous server FedBuff.
+    """FedBuff: the server takes a step whenever a given number of uploads have arrived.
 
     Clients train all the time. Whenever ``buffer_size`` uploads have arrived, the server takes the
     mean of their changes, each multiplied by the weight of its staleness::

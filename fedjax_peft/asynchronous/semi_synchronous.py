@@ -25,7 +25,7 @@ def semi_synchronous(
     weights: Literal["size", "uniform"] = "size",
     max_staleness: int | None = None,
 ) -> Asynchronous:
-    """Returns the semi-synchronous server: it aggregates every ``period`` simulated seconds.
+    """Semi-synchronous: the server takes a step every ``period`` simulated seconds.
 
     It takes the uploads that have arrived by then. Late clients go on, and their changes count in
     the aggregation after they arrive, with the weight of their staleness::

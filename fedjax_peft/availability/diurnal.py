@@ -12,7 +12,7 @@ __all__ = ["diurnal"]
 
 
 def diurnal(period: float = 86_400.0, share: float = 0.5, spread: float = 1.0) -> Availability:
-    """Returns clients that are available for a part of every day.
+    """Clients are available for a part of every day.
 
     A client is available from the beginning of its day for ``share * period`` seconds, such as the
     night, in which phones are charged. The beginnings of the clients' days are uniformly

@@ -17,7 +17,7 @@ _MOST = 32
 
 
 def markov(mean_on: float = 3_600.0, mean_off: float = 3_600.0) -> Availability:
-    """Returns clients that are available for random times, independently of each other.
+    """Clients are available for random times, independently of each other.
 
     The times for which a client is available, and those for which it is not, are exponentially
     distributed. At the start of the run, each client is available with the probability

@@ -18,7 +18,7 @@ _MOST_BYTES = 1 << 30
 
 
 def trace(path: str, period: float | None = None) -> Availability:
-    """Returns clients that are available in the intervals that a file lists.
+    """Clients are available in the intervals that a file lists.
 
     The file is CSV with the header ``client,start,end``: the number of a client from 0, and the
     simulated seconds from which on and up to which it is available. The lines can have any order;

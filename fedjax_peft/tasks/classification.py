@@ -17,11 +17,12 @@ __all__ = ["classification"]
 
 
 def classification() -> Task:
-    """Returns the task: batches have int ``labels`` ``[batch]`` and bool ``mask`` ``[batch]``.
+    """Classification of texts: one label for each example.
 
-    Batches may have an int column ``classes`` ``[batch]``. An example's label is then one of the
-    head's first ``classes`` classes, and the logits of the others are masked. Data sets with
-    different numbers of classes can thus share a head (:func:`fedjax_peft.data.combine`).
+    Batches have int ``labels`` ``[batch]`` and bool ``mask`` ``[batch]``. They may have an int
+    column ``classes`` ``[batch]``. An example's label is then one of the head's first ``classes``
+    classes, and the logits of the others are masked. Data sets with different numbers of classes
+    can thus share a head (:func:`fedjax_peft.data.combine`).
 
     The score is ``macro_f1``: the mean F1 of the classes that occur as a label or as a prediction.
     """

@@ -8,9 +8,10 @@ __all__ = ["image_classification"]
 
 
 def image_classification() -> Task:
-    """Returns :func:`fedjax_peft.tasks.classification` of images.
+    """Classification of images: one label for each.
 
-    Batches have uint8 ``pixel_values`` ``[batch, channels, height, width]``.
+    It is :func:`fedjax_peft.tasks.classification`, whose batches have uint8 ``pixel_values``
+    ``[batch, channels, height, width]``.
     """
     return classification()._replace(
         name="image_classification", encoder=PIXELS, inputs=None, check=_CHECK

@@ -28,12 +28,13 @@ def instruction_tuning(
     top_p: float = 1.0,
     top_k: int = 0,
 ) -> Task:
-    """Returns the task: batches have ``input_ids``, ``attention_mask`` and ``loss_mask``.
+    """Instruction tuning: the model learns the answers of conversations, and can write its own.
 
-    All three are ``[batch, length]``. The model predicts each token whose ``loss_mask`` is True
-    from the true tokens before it: the tokens of all answers, and the tokens that end them. The
-    tokens of prompts are read only. Loss and ``accuracy`` are means over the predicted tokens, so a
-    long answer counts more than a short one; the score is ``perplexity``.
+    Batches have ``input_ids``, ``attention_mask`` and ``loss_mask``, ``[batch, length]``. The model
+    predicts each token whose ``loss_mask`` is True from the true tokens before it: the tokens of
+    all answers, and the tokens that end them. The tokens of prompts are read only. Loss and
+    ``accuracy`` are means over the predicted tokens, so a long answer counts more than a short one;
+    the score is ``perplexity``.
 
     With a ``metric``, an evaluation also generates an answer to each prompt (the conversation
     before its last answer) and compares it with the answer of the data. It then scores

@@ -23,10 +23,11 @@ __all__ = ["multiple_choice"]
 
 
 def multiple_choice(style: Style = "text") -> Task:
-    """Returns the task: an example is one choice, with its tokens in ``loss_mask``.
+    """Multiple choice: the most likely of a question's choices is the answer.
 
-    The loss is the mean cross entropy of the tokens of right choices. The other choices of a
-    question are examples too, whose loss counts nothing: an evaluation needs their likelihood.
+    An example is one choice, with its tokens in ``loss_mask``. The loss is the mean cross entropy
+    of the tokens of right choices. The other choices of a question are examples too, whose loss
+    counts nothing: an evaluation needs their likelihood.
 
     The score counts questions: ``accuracy`` is the share of questions whose most likely choice is
     right; ``accuracy_norm`` divides the log-likelihoods by the choices' numbers of characters.

@@ -13,11 +13,11 @@ __all__ = ["next_token"]
 
 
 def next_token() -> Task:
-    """Returns the task: batches have ``input_ids`` and ``attention_mask`` ``[batch, length]``.
+    """Next token: the model predicts every token of a text from those before it.
 
-    The model predicts each real token of a block, except the first, from the true tokens before it.
-    The end-of-text token is predicted too. Loss and accuracy are means over these tokens; the score
-    is ``perplexity``.
+    Batches have ``input_ids`` and ``attention_mask`` ``[batch, length]``. The model predicts each
+    real token of a block, except the first, from the true tokens before it. The end-of-text token
+    is predicted too. Loss and accuracy are means over these tokens; the score is ``perplexity``.
     """
     scored = objective("attention_mask")
     return Task(

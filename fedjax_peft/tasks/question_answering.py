@@ -26,10 +26,11 @@ def question_answering(
     max_answer_length: int = 30,
     metric: Literal["squad", "fednlp_raw"] = "squad",
 ) -> Task:
-    """Returns the task: batches have ``start_positions`` and ``end_positions`` ``[batch]``.
+    """Question answering: where in a context does the answer start and end?
 
-    Logits are ``[batch, length, 2]``. The loss is the mean of the cross entropies of start and end
-    over the real tokens; accuracy is the share of windows whose start and end are both correct.
+    Batches have ``start_positions`` and ``end_positions`` ``[batch]``. Logits are
+    ``[batch, length, 2]``. The loss is the mean of the cross entropies of start and end over the
+    real tokens; accuracy is the share of windows whose start and end are both correct.
 
     The score counts questions, not windows: the answer to a question is the span with the largest
     sum of start and end logit in any of its windows. ``exact_match`` and ``f1`` are SQuAD's (the

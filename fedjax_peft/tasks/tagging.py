@@ -18,13 +18,13 @@ __all__ = ["tagging"]
 
 
 def tagging() -> Task:
-    """Returns the task: batches have int ``labels`` ``[batch, length]``.
+    """Tagging: one label for each word, such as the kind of entity that it belongs to.
 
-    The label of a token that is not the first of a word is ``IGNORE``. Loss and accuracy are means
-    over the other tokens. The score is ``f1``, ``precision`` and ``recall`` of whole entities, by
-    ``seqeval`` as in CoNLL's evaluation: an I- tag of another type than the tag before it begins an
-    entity. Words that ``max_length`` cuts off do not count; ``lost_entities`` is the share of the
-    gold entities that are cut off.
+    Batches have int ``labels`` ``[batch, length]``. The label of a token that is not the first of a
+    word is ``IGNORE``. Loss and accuracy are means over the other tokens. The score is ``f1``,
+    ``precision`` and ``recall`` of whole entities, by ``seqeval`` as in CoNLL's evaluation: an
+    I- tag of another type than the tag before it begins an entity. Words that ``max_length`` cuts
+    off do not count; ``lost_entities`` is the share of the gold entities that are cut off.
     """
     return Task(
         _loss,
