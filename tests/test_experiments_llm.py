@@ -1,6 +1,7 @@
 """``experiments/llm``: from texts to a base, instructions, a sweep, a figure and a table."""
 
 import csv
+import itertools
 import json
 import runpy
 from collections import Counter
@@ -28,10 +29,20 @@ talk.politics.misc talk.religion.misc
 """All groups of 20 Newsgroups."""
 
 
-def test_the_sweep_has_its_methods_and_seeds():
-    sweep = plan(config.load(FOLDER / "instructions.toml"))
-    found = [(point.method, point.config["seed"]) for point in sweep.points]
-    assert found == [(method, seed) for method in FIGURES["METHODS"] for seed in (0, 1, 2)]
+@pytest.mark.parametrize(
+    ("name", "methods", "rates"),
+    [
+        ("instructions", ["fedavg"], [6e-3]),
+        ("methods", list(FIGURES["METHODS"]), [3e-3, 6e-3, 0.012]),
+    ],
+)
+def test_the_sweeps_have_their_methods_and_seeds(name, methods, rates):
+    sweep = plan(config.load(FOLDER / f"{name}.toml"))
+    found = [
+        (point.method, point.config["optimizer"]["learning_rate"], point.config["seed"])
+        for point in sweep.points
+    ]
+    assert sorted(found) == sorted(itertools.product(methods, rates, (0, 1, 2)))
     for point in sweep.points:
         assert config.task_of(point.config).generate is not None
         assert point.config["task"]["max_new_tokens"] == FIGURES["TOKENS"]
@@ -98,18 +109,26 @@ def test_from_texts_to_the_table(tmp_path, capsys):
     overrides = [f"model.name={checkpoint}", f"data.name={data}", "data.max_length=512"]
     overrides += ["data.packing=512", "rounds=2", "local_steps=2", "eval_every=2"]
     overrides += ["partition.clients=4", "clients_per_round=2"]
-    overrides += ["seed=0,1", "partition.min_size=1"]
-    config_path = str(FOLDER / "instructions.toml")
+    overrides += ["seed=0,1", "partition.min_size=1", "optimizer.learning_rate=6e-3"]
+    overrides += ["--only", "fedavg", "--only", "ffa"]
+    config_path = str(FOLDER / "methods.toml")
     assert cli.main(["sweep", config_path, *overrides, "--out", str(sweep)]) == 0
     capsys.readouterr()
     FIGURES["main"]([str(sweep), "--data", str(data), "--out", str(out)])
     assert {path.name for path in out.iterdir()} == {
         *(f"exact_match.{form}" for form in ("png", "svg", "pdf", "csv")),
+        *(f"differences.{form}" for form in ("png", "svg", "pdf", "csv")),
         *(f"by_task.{form}" for form in ("md", "csv", "tex")),
         "answers.md",
     }
     with (out / "by_task.csv").open() as file:
         table = list(csv.reader(file))
     names = [row[0] for row in table[1:]]
-    assert names[:3] == ["the base", "always the most frequent answer", "FedAvg over LoRA"]
+    expected = ["the base", "always the most frequent answer", "FedAvg over LoRA", "FFA-LoRA"]
+    assert names == expected
+    with (out / "differences.csv").open() as file:
+        (difference,) = csv.DictReader(file)
+    low, mean, high = (float(difference[name]) for name in ("low", "points", "high"))
+    assert (difference["method"], difference["seeds"]) == ("FFA-LoRA", "2")
+    assert low <= mean <= high
     assert "```text" in (out / "answers.md").read_text()

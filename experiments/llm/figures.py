@@ -1,10 +1,12 @@
 """How instruction tuning in a federation changes the answers of a small language model.
 
     python experiments/llm/figures.py runs/llm/sweep --data runs/llm/instructions --out DIR
+    python experiments/llm/figures.py runs/llm/methods --data runs/llm/instructions --out DIR
 
 Writes ``exact_match`` (PNG, SVG, PDF, and its data as CSV), ``by_task`` (Markdown, CSV, LaTeX) and
 ``answers.md``, the answers to some prompts before and after. For the table, the final models answer
-all test prompts again.
+all test prompts again. With several methods, each has the learning rate that the sweep chose on
+validation, and ``differences`` shows them beside FedAvg.
 """
 
 import argparse
@@ -23,8 +25,15 @@ from fedjax_peft.report.study import Cell, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.tasks.text_scores import exact_match
 
-METHODS = {"fedavg": "FedAvg over LoRA"}
-"""Another method of the sweep has its line here."""
+METHODS = {
+    "fedavg": "FedAvg over LoRA",
+    "ffa": "FFA-LoRA",
+    "fra": "FRA-LoRA",
+    "lora_fair": "LoRA-FAIR",
+    "fedsvd": "FedSVD",
+    "fedex": "FedEx-LoRA",
+}
+"""Another method of a sweep has its line here."""
 SUBJECTS = "religion, computers, for sale, recreation, science, politics"
 PROMPTS = {
     "Someone wrote about a film: two hours of pure joy\n"
@@ -97,7 +106,7 @@ def draw(cells: Mapping[str, Cell], frequent: float, stem: Path) -> None:
             values = 100 * np.array([ys for _, ys in series.values()])
             mean = values.mean(axis=0)
             ax.plot(rounds, mean, color=color, label=METHODS[name])
-            if len(values) > 1:
+            if len(values) > 1 and len(cells) == 1:  # several bands would cover each other
                 half = student(LEVEL, len(values) - 1) * values.std(axis=0, ddof=1)
                 half /= np.sqrt(len(values))
                 ax.fill_between(rounds, mean - half, mean + half, color=color, alpha=0.2, lw=0)
@@ -110,6 +119,35 @@ def draw(cells: Mapping[str, Cell], frequent: float, stem: Path) -> None:
         ax.axhline(100 * frequent, label="Always the most frequent answer", **line)
         ax.set(xlabel="Round", ylabel="Exact match (%)", ylim=(0, None))
         ax.legend(loc="lower right")
+    save(fig, stem, data)
+
+
+def draw_differences(scores: Mapping[str, Mapping[Any, Scores]], stem: Path) -> None:
+    """Writes the differences from FedAvg, paired by seed, and their 95 % t intervals.
+
+    Args:
+      scores: method -> seed -> scores; with ``fedavg``.
+      stem: path of the files, without a suffix.
+    """
+    data: list[dict[str, Any]] = []
+    base = {seed: found["all"] for seed, found in scores["fedavg"].items()}
+    for name in scores:
+        if name != "fedavg":
+            found = paired({seed: x["all"] for seed, x in scores[name].items()}, base)
+            if found.mean is not None and found.low is not None and found.high is not None:
+                interval = {"low": 100 * found.low, "high": 100 * found.high, "seeds": found.n}
+                data += [{"method": METHODS[name], "points": 100 * found.mean, **interval}]
+    if not data:
+        return  # an interval needs two seeds
+    with style():
+        fig, ax = subplots(1, 1, size=(4.6, 0.6 + 0.35 * len(data)))
+        for i, row in enumerate(data):
+            ax.plot([row["low"], row["high"]], [i, i], color=PALETTE[0])
+            ax.plot(row["points"], i, "o", color=PALETTE[0])
+        ax.axvline(0.0, color="0.4", linestyle="--", linewidth=1)
+        ax.set_yticks(range(len(data)), [row["method"] for row in data])
+        ax.invert_yaxis()
+        ax.set(xlabel="Exact match minus FedAvg's (points, 95 % t interval)")
     save(fig, stem, data)
 
 
@@ -185,6 +223,8 @@ def main(words: Sequence[str] | None = None) -> None:
             scores[name][seed] = matches(answers(run.trained, run.params, rows), rows)
     a.out.mkdir(parents=True, exist_ok=True)
     draw(cells, fixed[FREQUENT]["all"], a.out / "exact_match")
+    if len(scores) > 1 and "fedavg" in scores:
+        draw_differences(scores, a.out / "differences")
     made = table(cells, scores, fixed)
     made.write(a.out / "by_task")
     (a.out / "answers.md").write_text(examples(shown))
