@@ -2,7 +2,9 @@
 
 An aggregator lifts every upload into a vector space (``Aggregator.lift``). This module computes the
 weighted sum of the lifted uploads. The sum starts at :func:`empty`; :func:`add` adds the uploads of
-some lanes, in any order. So the sum can be streamed over clients and summed over devices.
+some lanes, in any order. So the sum can be streamed over clients and summed over devices. The sum
+of products is held in the smaller of two forms, a matrix or the factors of all uploads;
+:func:`summed` makes it a matrix.
 """
 
 from typing import Any
@@ -28,7 +30,7 @@ from fedjax_peft.typing import (
     Weighted,
 )
 
-__all__ = ["add", "dense", "empty", "finish", "lifted_shapes"]
+__all__ = ["add", "dense", "empty", "finish", "lifted_shapes", "summed"]
 
 _FAINT = 1e-20
 """The share of a client's plain weight that is added to its weight of :class:`Weighted`. It matters
@@ -131,20 +133,30 @@ def finish(
       state: the aggregator's state.
     """
     own = context._replace(key=stream(context.key, "aggregation"))
-    result = aggregator.finish(total, template, own, state)
+    result = aggregator.finish(summed(total), template, own, state)
     return result._replace(state=tree.where(context.participants > 0, result.state, state))
 
 
+def summed(total: Total) -> Total:
+    """Returns the sum with a matrix for every :class:`Product`."""
+
+    def one(x: Any) -> Any:
+        return jnp.einsum("kir,kro->io", *x, precision="highest") if isinstance(x, Product) else x
+
+    value = jax.tree.map(one, total.value, is_leaf=lambda x: isinstance(x, Product))
+    return total._replace(value=value)
+
+
 def dense(total: Total) -> Total:
-    """Returns the same sum with :class:`Factors` summed to dense matrices.
+    """Returns the sum with a matrix for every :class:`Factors`.
 
     Operations on the entries of the sum, such as adding noise, need this form.
     """
 
-    def summed(x: Any) -> Any:
+    def one(x: Any) -> Any:
         return weighted_product(x.a, x.b, total.weights) if isinstance(x, Factors) else x
 
-    value = jax.tree.map(summed, total.value, is_leaf=lambda x: isinstance(x, Factors))
+    value = jax.tree.map(one, total.value, is_leaf=lambda x: isinstance(x, Factors))
     return total._replace(value=value)
 
 
@@ -161,7 +173,10 @@ def _zeros(lifted: PyTree, slots: int) -> PyTree:
     def one(x: Any) -> Any:
         match x:
             case Product(a, b):
-                return jnp.zeros((a.shape[0], b.shape[1]), jnp.float32)
+                # The factors of small cohorts are smaller than the matrix, and one product at the
+                # end is faster than one for each client.
+                small = slots * (a.size + b.size) < a.shape[0] * b.shape[1]
+                return rows(x) if small else jnp.zeros((a.shape[0], b.shape[1]), jnp.float32)
             case Factors() | Stacked():
                 return rows(x)
             case Weighted(_, value):
@@ -178,6 +193,9 @@ def _added(total: PyTree, lifted: PyTree, weights: jax.Array, slots: jax.Array) 
 
     def one(x: Any, so_far: Any) -> Any:
         match x:
+            case Product(a, b) if isinstance(so_far, Product):
+                # The weights are those of this part of the upload (:class:`Weighted`).
+                return tree.put(so_far, slots, Product(a * weights[:, None, None], b))
             case Product(a, b):
                 return so_far + weighted_product(a, b, weights)
             case Factors() | Stacked():

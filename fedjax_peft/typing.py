@@ -216,7 +216,9 @@ class Tuning(NamedTuple):
 class Product(NamedTuple):
     """An entry of a lifted upload: the matrix ``a @ b``. The weighted sum is a dense matrix.
 
-    No client's own product is formed, so the memory does not grow with the lanes.
+    No client's own product is formed, so the memory does not grow with the lanes. Until the end of
+    the round the sum is held as the factors of all uploads, where these are smaller than the matrix
+    (:mod:`fedjax_peft.summation`); so it never needs more memory than the matrix.
     """
 
     a: jax.Array

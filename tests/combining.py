@@ -34,7 +34,7 @@ def combine(aggregator, uploads, weights, slots, ids, template, fixed, state, pa
         start += lanes
     places = jnp.zeros(len(weights), jnp.int32).at[slots].set(ids)
     context = toy.context()._replace(fixed=fixed, clients=places)
-    return aggregator.finish(total, template, context, state)
+    return aggregator.finish(summation.summed(total), template, context, state)
 
 
 @functools.cache

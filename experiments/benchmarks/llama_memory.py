@@ -4,8 +4,8 @@
 
 No weights are needed: the shapes below are those of Llama 3.2 1B and 3B and Llama 3.1 8B. LoRA of
 rank 8 on query and value, AdamW, batches of 4 x 512 tokens, activations in bfloat16. The
-aggregation error is not measured (``mean(error=False)``): it needs a dense float32 matrix for each
-adapted layer, which the script prints at the end. The figures are
+aggregation error is not measured (``mean(error=False)``): what it needs for 20 clients a round is
+printed at the end. The figures are
 ``fedjax_peft.simulation.memory_plan``'s arithmetic; a device's compiler may need less or more. The
 table is in ``docs/howto/memory.md``. Five minutes on an idle CPU core.
 """
@@ -22,6 +22,7 @@ BATCH, LENGTH = 4, 512
 MEMORY = (16, 24, 80, 141)
 """GB of a device; nine tenths of it are planned."""
 LANES = (1, 4, 16, 64)
+COHORT = 20
 COMMON = {
     "model_type": "llama",
     "vocab_size": 128256,
@@ -67,7 +68,7 @@ def plan_of(size: str, quantize: str | None, remat: str, error: bool = False) ->
     )
     batch = example_batch("causal_lm", batch_size=BATCH, length=LENGTH)
     algorithm = algorithms.fedavg(optax.adamw(1e-4), aggregator=aggregators.mean(error=error))
-    return plan_memory(model, algorithm, tasks.next_token(), batch)
+    return plan_memory(model, algorithm, tasks.next_token(), batch, cohort=COHORT)
 
 
 def row(size: str, quantize: str | None, remat: str) -> str:
@@ -92,8 +93,9 @@ def main() -> None:
                 print(row(size, quantize, remat), flush=True)
                 print(size, remat, quantize, file=sys.stderr)
     for size in SHAPES:
-        dense = plan_of(size, "nf4", "blocks", error=True).uploads / 1e9
-        print(f"{size}: measuring the aggregation error sums {dense:.2f} GB of dense matrices.")
+        uploads = (plan_of(size, "nf4", "blocks", error=x).uploads for x in (True, False))
+        more = (next(uploads) - next(uploads)) / 1e9
+        print(f"{size}: the aggregation error of {COHORT} clients needs {more:.2f} GB more.")
 
 
 if __name__ == "__main__":

@@ -52,8 +52,7 @@ def lora_fair(
     """LoRA-FAIR: averaged LoRA factors, with B corrected towards the exact average product.
 
     Leaves outside of LoRA pairs (a head) are averaged. The exact average is one dense matrix for
-    each adapted layer; nothing grows with the number of clients. ``aggregation_error`` is what is
-    left after the correction.
+    each adapted layer, made at the end. ``aggregation_error`` is what is left after the correction.
 
     Args:
       lam: λ, the weight of the correction's norm.

@@ -26,9 +26,10 @@ def mean(*, error: bool = True) -> Aggregator:
     """Weighted mean of everything that is shared: ``Σ w_k θ_k / Σ w_k``.
 
     The product of the mean LoRA factors is not the mean of the products.
-    With ``error`` the exact difference ``ĀB̄ - Σ w_k A_k B_k`` is measured (FRA-LoRA, Eq 1), at the
-    cost of one dense matrix for each adapted layer; nothing grows with the number of clients. Where
-    one factor is fixed, and so the same for all clients, the average is exact and the error 0.
+    With ``error`` the exact difference ``ĀB̄ - Σ w_k A_k B_k`` is measured (FRA-LoRA, Eq 1). It
+    costs the factors of all clients of the round, or one dense matrix for each adapted layer where
+    that is smaller; the matrices are made at the end in any case. Where one factor is fixed, and so
+    the same for all clients, the average is exact and the error 0.
 
     Args:
       error: measure the aggregation error of LoRA factors.

@@ -5,8 +5,9 @@
 
 The weights sum to 1; A, B and θ are the received leaves. The right-hand side is exactly 0 where no
 client has changed anything. So a server optimizer that divides by small numbers (Adam) does not
-amplify rounding errors. The uploads are streamed: only sums are held, one dense matrix for each
-product. A robust aggregator of products gives its own change instead.
+amplify rounding errors. The uploads are streamed: one dense matrix is held for each product, or the
+factors of all clients where these are smaller. A robust aggregator of products gives its own change
+instead.
 """
 
 import jax.numpy as jnp

@@ -240,7 +240,8 @@ def on_cohorts(
         places = jnp.where(weights > 0, jnp.arange(slots), slots)
         none = summation.empty(base, template, context.fixed, slots)
         inputs = (uploads, weights, places, template, context.fixed)
-        return base.finish(summation.add(base, none, *inputs), template, context, state)
+        total = summation.summed(summation.add(base, none, *inputs))
+        return base.finish(total, template, context, state)
 
     aggregator = base._replace(
         name=f"{base.name} under {attack}",

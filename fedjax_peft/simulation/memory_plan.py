@@ -73,8 +73,9 @@ class MemoryPlan(NamedTuple):
     server: int
     """The server's state, and a new one."""
     uploads: int
-    """The sum of the uploads. Aggregators that measure the aggregation error of LoRA sum a dense
-    float32 matrix for each adapted layer, too."""
+    """The sum of the uploads. Aggregators that measure the aggregation error of LoRA also hold the
+    factors of all uploads, or a dense float32 matrix for each adapted layer where that is
+    smaller."""
     clients: int
     """The state that all clients keep between rounds."""
     columns: int

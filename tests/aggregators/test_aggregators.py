@@ -342,7 +342,7 @@ def run(aggregator, uploads):
         total = summation.add(aggregator, total, uploads, weights, slots, template, {})
         facts = (jnp.int32(1), jnp.float32(10), 10, {}, {}, jax.random.key(0), 1.0, slots)
         context = RoundContext(*facts)
-        return aggregator.finish(total, template, context, ())
+        return aggregator.finish(summation.summed(total), template, context, ())
 
     update, metrics, _ = step(uploads, jax.tree.map(lambda x: x[0], uploads))
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(update))

@@ -576,7 +576,9 @@ def test_the_given_aggregator_is_the_one_that_is_used(name):
     template = algorithm.server.unchanged(state)
     context, aggregator = toy.context()._replace(fixed=fixed), algorithm.aggregator
     nothing = summation.empty(aggregator, template, fixed, 1)
-    update = aggregator.finish(nothing, template, context, aggregator.init(template)).update
+    update = aggregator.finish(
+        summation.summed(nothing), template, context, aggregator.init(template)
+    ).update
     new = algorithm.server.model(algorithm.server.update(state, update, context))
     for n, x in algorithm.server.model(state).items():
         assert n in CONSTANT or np.abs(new[n] - x).min() > 1e-3

@@ -170,7 +170,9 @@ def test_the_noise_has_the_standard_deviation_that_is_claimed(name):
     def average(key):
         context = toy.context()._replace(key=key, fixed=FIXED)
         nothing = summation.empty(aggregator, template, FIXED, CLIENTS)
-        done = aggregator.finish(nothing, template, context, aggregator.init(template))
+        done = aggregator.finish(
+            summation.summed(nothing), template, context, aggregator.init(template)
+        )
         return done.update, done.metrics["privacy_noise_std"]
 
     keys = jax.random.split(jax.random.key(0), 1000)
@@ -230,7 +232,8 @@ def summed(name):
         nothing = summation.empty(aggregator, template, FIXED, 2)
         inputs = (jnp.ones(1), jnp.zeros(1, jnp.int32), template, FIXED)
         stacked = jax.tree.map(lambda x: x[None], upload)
-        return summation.add(aggregator, nothing, stacked, *inputs).value["sum"]
+        total = summation.add(aggregator, nothing, stacked, *inputs)
+        return summation.summed(total).value["sum"]
 
     return one
 

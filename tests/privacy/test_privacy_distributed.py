@@ -78,7 +78,7 @@ def combined(aggregator, sent, template, fixed, weights=(1,) * CLIENTS, seed=0):
     places = (weights, jnp.arange(CLIENTS), template, fixed, keys, jnp.int32(3))
     total = summation.add(aggregator, none, sent, *places)
     context = toy.context()._replace(fixed=fixed, round_index=jnp.int32(3))
-    return aggregator.finish(total, template, context, ())
+    return aggregator.finish(summation.summed(total), template, context, ())
 
 
 def flat(tree):

@@ -123,7 +123,9 @@ def test_the_noise_is_split_between_uploads_and_share():
     def noise(key):
         nothing = summation.empty(aggregator, template, FIXED, CLIENTS)
         context = toy.context()._replace(key=key, fixed=FIXED)
-        done = aggregator.finish(nothing, template, context, aggregator.init(template))
+        done = aggregator.finish(
+            summation.summed(nothing), template, context, aggregator.init(template)
+        )
         return done.update, done.metrics["privacy_unclipped"], done.metrics["privacy_noise_std"]
 
     keys = jax.random.split(jax.random.key(0), 20_000)
@@ -209,7 +211,9 @@ def test_laplace_noise_has_its_scale_and_its_shape():
     def noise(key):
         nothing = summation.empty(aggregator, template, FIXED, CLIENTS)
         context = toy.context()._replace(key=key, fixed=FIXED)
-        done = aggregator.finish(nothing, template, context, aggregator.init(template))
+        done = aggregator.finish(
+            summation.summed(nothing), template, context, aggregator.init(template)
+        )
         return done.update, done.metrics["privacy_noise_std"]
 
     keys = jax.random.split(jax.random.key(0), 1000)

@@ -275,7 +275,7 @@ def test_auto_lanes_on_a_cpu_and_no_more_lanes_than_clients():
     def choose(lanes):
         return choose_lanes(lanes, schedule, 4, None, None, Layout(), toy.model().frozen)
 
-    assert (choose("auto"), choose(64), choose(5)) == (4, 6, 5)
+    assert (choose("auto"), choose(64), choose(5)) == (3, 6, 5)
 
 
 LABELS = ("class 0", "class 1", "class 2", "class 3")
