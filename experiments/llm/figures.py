@@ -118,6 +118,7 @@ def draw(cells: Mapping[str, Cell], frequent: float, stem: Path) -> None:
         line = {"color": "0.4", "linestyle": "--", "linewidth": 1}
         ax.axhline(100 * frequent, label="Always the most frequent answer", **line)
         ax.set(xlabel="Round", ylabel="Exact match (%)", ylim=(0, None))
+        ax.xaxis.get_major_locator().set_params(integer=True)
         ax.legend(loc="lower right")
     save(fig, stem, data)
 
@@ -142,7 +143,7 @@ def draw_differences(scores: Mapping[str, Mapping[Any, Scores]], stem: Path) -> 
     with style():
         fig, ax = subplots(1, 1, size=(4.6, 0.6 + 0.35 * len(data)))
         for i, row in enumerate(data):
-            ax.plot([row["low"], row["high"]], [i, i], color=PALETTE[0])
+            ax.plot([row["low"], row["high"]], [i, i], "-", marker="|", color=PALETTE[0])
             ax.plot(row["points"], i, "o", color=PALETTE[0])
         ax.axvline(0.0, color="0.4", linestyle="--", linewidth=1)
         ax.set_yticks(range(len(data)), [row["method"] for row in data])
