@@ -59,9 +59,13 @@ def test_the_terms_of_a_llama_by_hand():
     # The values, both moments and AdamW's count; then the gradient and the new values.
     assert plan.lane == pytest.approx(5 * trained, abs=16)
     assert plan.server == pytest.approx(2 * trained, abs=16)
-    # The mean sums the leaves, and the products of LoRA's factors for the aggregation error.
+    # The mean sums the leaves, and the products of LoRA's factors for the aggregation error. The
+    # factors of one client are smaller than the matrices, those of five are not.
     products = 4 * layers * (width * width + width * key_value)
-    assert plan.uploads == pytest.approx(trained + products, abs=16)
+    assert trained < products < 5 * trained
+    assert plan.uploads == pytest.approx(trained + trained, abs=16)
+    five = plan_memory(model, algorithm, task, batch, cohort=5)
+    assert five.uploads == pytest.approx(trained + products, abs=32)
     assert plan.clients == 0
     # int32 ids, two masks, and whether the row is the right answer
     assert plan.columns == 100 * (64 * (4 + 1 + 1) + 1)
