@@ -139,12 +139,7 @@ def finish(
 
 def summed(total: Total) -> Total:
     """Returns the sum with a matrix for every :class:`Product`."""
-
-    def one(x: Any) -> Any:
-        return jnp.einsum("kir,kro->io", *x, precision="highest") if isinstance(x, Product) else x
-
-    value = jax.tree.map(one, total.value, is_leaf=lambda x: isinstance(x, Product))
-    return total._replace(value=value)
+    return _as_matrices(total, Product, jnp.ones_like(total.weights))  # weighted already
 
 
 def dense(total: Total) -> Total:
@@ -152,11 +147,16 @@ def dense(total: Total) -> Total:
 
     Operations on the entries of the sum, such as adding noise, need this form.
     """
+    return _as_matrices(total, Factors, total.weights)
+
+
+def _as_matrices(total: Total, kind: type[Product | Factors], weights: jax.Array) -> Total:
+    """Returns the sum with a matrix for every entry of a kind that holds factors."""
 
     def one(x: Any) -> Any:
-        return weighted_product(x.a, x.b, total.weights) if isinstance(x, Factors) else x
+        return weighted_product(x.a, x.b, weights) if isinstance(x, kind) else x
 
-    value = jax.tree.map(one, total.value, is_leaf=lambda x: isinstance(x, Factors))
+    value = jax.tree.map(one, total.value, is_leaf=lambda x: isinstance(x, kind))
     return total._replace(value=value)
 
 

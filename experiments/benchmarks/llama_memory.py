@@ -4,8 +4,8 @@
 
 No weights are needed: the shapes below are those of Llama 3.2 1B and 3B and Llama 3.1 8B. LoRA of
 rank 8 on query and value, AdamW, batches of 4 x 512 tokens, activations in bfloat16. The
-aggregation error is not measured (``mean(error=False)``): what it needs for 20 clients a round is
-printed at the end. The figures are
+aggregation error is not measured (``mean(error=False)``). What the sum of the uploads needs with it
+is printed at the end, for few clients (held as factors) and for many (as matrices). The figures are
 ``fedjax_peft.simulation.memory_plan``'s arithmetic; a device's compiler may need less or more. The
 table is in ``docs/howto/memory.md``. Five minutes on an idle CPU core.
 """
@@ -22,7 +22,8 @@ BATCH, LENGTH = 4, 512
 MEMORY = (16, 24, 80, 141)
 """GB of a device; nine tenths of it are planned."""
 LANES = (1, 4, 16, 64)
-COHORT = 20
+COHORTS = (20, 10_000)
+"""Clients in a round, for the sum of the uploads."""
 COMMON = {
     "model_type": "llama",
     "vocab_size": 128256,
@@ -49,7 +50,9 @@ SHAPES = {
 }
 
 
-def plan_of(size: str, quantize: str | None, remat: str, error: bool = False) -> MemoryPlan:
+def plan_of(
+    size: str, quantize: str | None, remat: str, error: bool = False, cohort: int = 1
+) -> MemoryPlan:
     """Returns the plan of a model with these options.
 
     Args:
@@ -57,6 +60,7 @@ def plan_of(size: str, quantize: str | None, remat: str, error: bool = False) ->
       quantize: how the frozen kernels are stored.
       remat: ``none`` or ``blocks``.
       error: whether the aggregation error is measured.
+      cohort: clients in a round.
     """
     model = abstract_model(
         SHAPES[size],
@@ -68,7 +72,7 @@ def plan_of(size: str, quantize: str | None, remat: str, error: bool = False) ->
     )
     batch = example_batch("causal_lm", batch_size=BATCH, length=LENGTH)
     algorithm = algorithms.fedavg(optax.adamw(1e-4), aggregator=aggregators.mean(error=error))
-    return plan_memory(model, algorithm, tasks.next_token(), batch, cohort=COHORT)
+    return plan_memory(model, algorithm, tasks.next_token(), batch, cohort=cohort)
 
 
 def row(size: str, quantize: str | None, remat: str) -> str:
@@ -93,9 +97,9 @@ def main() -> None:
                 print(row(size, quantize, remat), flush=True)
                 print(size, remat, quantize, file=sys.stderr)
     for size in SHAPES:
-        uploads = (plan_of(size, "nf4", "blocks", error=x).uploads for x in (True, False))
-        more = (next(uploads) - next(uploads)) / 1e9
-        print(f"{size}: the aggregation error of {COHORT} clients needs {more:.2f} GB more.")
+        for cohort in COHORTS:
+            uploads = plan_of(size, "nf4", "blocks", error=True, cohort=cohort).uploads / 1e9
+            print(f"{size}: the sum of the uploads of {cohort:,} clients: {uploads:.2f} GB")
 
 
 if __name__ == "__main__":
