@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import reference
 import toy
+from closeness import assert_close
 
 from fedjax_peft.engine.plan import Cohort
 
@@ -112,8 +113,8 @@ def check(rig, slow, *, atol=1e-5):
     model = server.model(results[-1].server)
     assert set(model) == set(slow.shared)
     for name, x in model.items():
-        np.testing.assert_allclose(x, slow.leaves[name], rtol=0, atol=atol)
+        assert_close(x, slow.leaves[name], rtol=0, atol=atol)
     for name in slow.private:
         kept = [leaves[name] for leaves in slow.own]
-        np.testing.assert_allclose(own[name], kept, rtol=0, atol=atol)
+        assert_close(own[name], kept, rtol=0, atol=atol)
     return results

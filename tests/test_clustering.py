@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from scipy.linalg import subspace_angles
 
 from fedjax_peft.clustering import spectral_clusters, subspace_distances
@@ -64,21 +65,21 @@ def test_distances_are_means_of_squared_sines_of_principal_angles():
     got = distances_of(rows)
     for i, j in itertools.product(range(4), repeat=2):
         angles = subspace_angles(rows[i].T, rows[j].T)
-        np.testing.assert_allclose(got[i, j], np.mean(np.sin(angles) ** 2), rtol=0, atol=1e-5)
+        assert_close(got[i, j], np.mean(np.sin(angles) ** 2), rtol=0, atol=1e-5)
 
 
 def test_distances_depend_on_the_subspace_alone():
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(3, 2, 7))
     mixed = rng.normal(size=(3, 2, 2)) @ rows
-    np.testing.assert_allclose(distances_of(mixed), distances_of(rows), rtol=0, atol=1e-5)
+    assert_close(distances_of(mixed), distances_of(rows), rtol=0, atol=1e-5)
 
 
 def test_a_direction_that_is_zero_belongs_to_no_subspace():
     rows = np.random.default_rng(2).normal(size=(2, 2, 7))
     rows[0, 1] = 0
     shared = np.sum(np.cos(subspace_angles(rows[0, :1].T, rows[1].T)) ** 2)
-    np.testing.assert_allclose(distances_of(rows)[0, 1], 1 - shared / 2, rtol=0, atol=1e-5)
+    assert_close(distances_of(rows)[0, 1], 1 - shared / 2, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx, assert_close
 from compiled import compilations
 
 import fedjax_peft as fp
@@ -79,8 +80,8 @@ def test_rounds_are_those_of_the_session_and_gradients_are_the_slopes(name):
         jax.tree.leaves(expected.on_device()), jax.tree.leaves(state.on_device()), strict=True
     ):
         # Bit-equal when this was written; compilers may round two programs differently.
-        np.testing.assert_allclose(x, y, rtol=2e-6, atol=1e-7)
-    assert float(value) == pytest.approx(made.evaluate(expected, TEST)["loss"], abs=2e-6)
+        assert_close(x, y, rtol=2e-6, atol=1e-7)
+    assert float(value) == approx(made.evaluate(expected, TEST)["loss"], abs=2e-6)
     # Steps at which Richardson's error and float32's rounding are both about 1e-4 of a slope of 1.
     for i, step in enumerate((0.01, 0.01, 0.1)):
         direction = draw(arguments[i])
@@ -88,7 +89,7 @@ def test_rounds_are_those_of_the_session_and_gradients_are_the_slopes(name):
             lambda x, i=i: function(*arguments[:i], x, *arguments[i + 1 :]),
             *(arguments[i], direction, step),
         )
-        assert dot(found[i], direction) == pytest.approx(slope, rel=5e-3, abs=3e-4), i
+        assert dot(found[i], direction) == approx(slope, rel=5e-3, abs=3e-4), i
     for part in found:  # a slope of 0 would agree with a function that ignores its argument
         assert any(np.abs(x).max() > 1e-5 for x in jax.tree.leaves(part))
 
@@ -157,9 +158,9 @@ def test_gradients_equal_a_complex_step_through_rounds_by_hand(optimizer):
         moved[i] = jax.tree.map(lambda x, d: x + 1e-30j * np.asarray(d), plain[i], direction)
         leaves, values, weights = moved
         _, reached = by_hand(made, optimizer, leaves, values["rate"], weights)
-        assert float(value) == pytest.approx(reached.real, rel=1e-5)
+        assert float(value) == approx(reached.real, rel=1e-5)
         slope = reached.imag / 1e-30
-        assert dot(found[i], direction) == pytest.approx(slope, rel=1e-3, abs=2e-6), i
+        assert dot(found[i], direction) == approx(slope, rel=1e-3, abs=2e-6), i
 
 
 def test_plans_of_later_rounds_and_a_given_state():
@@ -175,11 +176,11 @@ def test_plans_of_later_rounds_and_a_given_state():
     state, found = jitted(middle.server, run.plans(after=N))
     assert int(state.round_index) == 2 * N
     for name, x in expected.server.items():
-        np.testing.assert_allclose(state.server[name], x, rtol=2e-6, atol=1e-7)
+        assert_close(state.server[name], x, rtol=2e-6, atol=1e-7)
     np.testing.assert_array_equal(found.plan.client[-1], info.plan.client)
     for name, pair in info.sums.items():
-        np.testing.assert_allclose(found.sums[name][0][-1], pair[0], rtol=1e-5)
-    np.testing.assert_allclose(found.norms[-1], info.norms, rtol=1e-5)
+        assert_close(found.sums[name][0][-1], pair[0], rtol=1e-5)
+    assert_close(found.norms[-1], info.norms, rtol=1e-5)
     before = len(compilations)
     jitted(middle.server, run.plans(after=0))
     assert len(compilations) == before, "plans are arguments"
@@ -189,9 +190,9 @@ def test_a_weight_of_zero_leaves_a_client_out_and_only_ratios_count():
     run = differentiable.rounds(session(), N)
     after = jax.jit(lambda weights: run(weights=weights).server["head.kernel"])
     plain = after(run.weights)
-    np.testing.assert_allclose(after(3 * run.weights), plain, rtol=1e-5)
+    assert_close(after(3 * run.weights), plain, rtol=1e-5)
     first = run.weights.at[:, 1:].set(0.0)
-    np.testing.assert_allclose(after(first), after(7 * first), rtol=1e-5)
+    assert_close(after(first), after(7 * first), rtol=1e-5)
     assert np.abs(after(first) - plain).max() > 1e-3
 
 
@@ -205,7 +206,7 @@ def test_fixed_and_frozen_leaves_can_be_replaced():
     function = jax.jit(lambda leaves: loss(run(leaves), leaves))
     found, direction = jax.jit(jax.grad(function))(leaves), draw(leaves)
     slope = differentiable.directional(function, leaves, direction)
-    assert dot(found, direction) == pytest.approx(slope, rel=3e-3)
+    assert dot(found, direction) == approx(slope, rel=3e-3)
 
 
 def test_rounds_in_which_nothing_is_learned_have_the_gradient_of_the_start():
@@ -215,7 +216,7 @@ def test_rounds_in_which_nothing_is_learned_have_the_gradient_of_the_start():
     still = jax.jit(jax.grad(lambda leaves: loss(run(leaves, values={"rate": 0.0}))))(run.leaves)
     start = jax.jit(jax.grad(lambda leaves: loss(run.start(leaves))))(run.leaves)
     for name, x in start.items():
-        np.testing.assert_allclose(still[name], x, rtol=1e-5, atol=1e-7)
+        assert_close(still[name], x, rtol=1e-5, atol=1e-7)
 
     def norms(leaves):
         return jnp.sum(run.with_info(leaves, values={"rate": 0.0})[1].norms)
@@ -234,7 +235,7 @@ def test_checkpoints_save_memory_and_change_nothing():
         found.append(compiled(run.leaves))
     assert bytes_[0] < 0.5 * bytes_[1], bytes_
     for name, x in found[0].items():
-        np.testing.assert_allclose(x, found[1][name], rtol=1e-4, atol=1e-6)
+        assert_close(x, found[1][name], rtol=1e-4, atol=1e-6)
 
 
 CURVATURE = jnp.array([0.5, 2.0])
@@ -277,9 +278,9 @@ def test_the_gradient_of_per_fedavg_has_its_second_order_term():
     found = jax.grad(lambda leaves: loss(run(leaves)))(run.leaves)["adapter.theta"]
     h = np.asarray(CURVATURE)
     adapted = theta - 0.3 * h * (theta - x[::2])
-    np.testing.assert_allclose(found, ((1 - 0.3 * h) * h * (adapted - x[1::2])).mean(0), rtol=1e-5)
+    assert_close(found, ((1 - 0.3 * h) * h * (adapted - x[1::2])).mean(0), rtol=1e-5)
     own = run(run.leaves).client_state["adapter.theta"]
-    np.testing.assert_allclose(own, adapted, rtol=1e-6)
+    assert_close(own, adapted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import shutil
 import socket
 import sys
 
-import numpy as np
 import pytest
+from closeness import assert_close
 from processes import TESTS, free_port, run_together
 
 from fedjax_peft import distributed
@@ -41,19 +41,19 @@ def rows_of(out):
     return [{k: v for k, v in row.items() if k not in ("time", "stopped")} for row in rows]
 
 
-def assert_close(found, expected):
+def assert_same_rows(found, expected):
     """Compares rows: numbers to float32 rounding, everything else exactly."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for key in expected:
-            assert_close(found[key], expected[key])
+            assert_same_rows(found[key], expected[key])
     elif isinstance(expected, list):
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
-            assert_close(one, other)
+            assert_same_rows(one, other)
     elif isinstance(expected, float):
         # The errors of an aggregation are differences of nearly equal numbers.
-        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+        assert_close(found, expected, rtol=2e-5, atol=1e-6)
     else:
         assert found == expected
 
@@ -97,7 +97,7 @@ def test_a_run_goes_on_with_four_processes_and_then_with_one(alone, shared, tmp_
     run(1, out=out, resume=True)
     rows = rows_of(out)
     assert rows[:2] == alone[:2]
-    assert_close(rows, alone)
+    assert_same_rows(rows, alone)
 
 
 def test_a_killed_process_ends_the_others_and_resume_goes_on(alone, tmp_path):

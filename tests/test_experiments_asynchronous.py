@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
+from closeness import assert_close
 
 from fedjax_peft import asynchronous
 from fedjax_peft.config import config
@@ -33,7 +34,7 @@ def test_the_config_has_every_server_with_the_same_choices():
 def test_the_interval_is_that_of_student():
     """Three values with deviation 1: 4.303 / sqrt(3), from a table of t (2 degrees of freedom)."""
     margin = SCRIPT["margin"](np.array([[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]]))
-    np.testing.assert_allclose(margin, [4.303 / np.sqrt(3), 0], atol=1e-3)
+    assert_close(margin, [4.303 / np.sqrt(3), 0], atol=1e-3)
 
 
 @pytest.fixture

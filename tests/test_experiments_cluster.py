@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from closeness import approx
 from processes import free_port, run_together
 
 from fedjax_peft import testing
@@ -80,7 +81,7 @@ def test_processes_of_this_machine_and_of_slurm_run_a_config(project, path, monk
     assert local.out.count("2 processes") == 1  # the banner, of one process
     assert "Gloo" not in local.out + slurm.out
     assert len(scores(project / "local")) == 3
-    assert scores(project / "slurm") == pytest.approx(scores(project / "local")[:2], rel=1e-6)
+    assert scores(project / "slurm") == approx(scores(project / "local")[:2], rel=1e-6)
 
 
 def test_the_script_of_the_guide_runs(project, path, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
+from closeness import approx, assert_close
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.toml import read_toml
@@ -180,7 +181,7 @@ def test_tables_and_figures_of_a_sweep(sweep, tmp_path):
             data = list(csv.DictReader(file))
         assert {row["name"] for row in data} == {"LSTM", "Full fine-tuning", "LoRA"}
     low = [row for row in data if row["name"] == "LoRA" and float(row["x"]) == 1e-3]
-    np.testing.assert_allclose([float(row["value"]) for row in low], [10, 11, 12])
+    assert_close([float(row["value"]) for row in low], [10, 11, 12])
 
 
 @pytest.mark.slow
@@ -189,7 +190,7 @@ def test_tables_without_runs(tmp_path):
     with (tmp_path / "table_12.csv").open() as file:
         sizes = {row["Model"]: row for row in csv.DictReader(file)}
     for row in sizes.values():
-        assert float(row["Ours MiB"]) == pytest.approx(float(row["Paper MiB"]), abs=0.01)
+        assert float(row["Ours MiB"]) == approx(float(row["Paper MiB"]), abs=0.01)
     assert sizes["GPT-2 base"]["Parameters MiB"] == "474.700"
     with (tmp_path / "equations_1_2.csv").open() as file:
         traffic = {row["Method"]: row for row in csv.DictReader(file)}
@@ -197,5 +198,5 @@ def test_tables_without_runs(tmp_path):
     for row in traffic.values():
         if row["Paper MiB"] != "-":
             printed, ours = (float(row[x].replace(",", "")) for x in ("Paper MiB", "Ours MiB"))
-            assert ours == pytest.approx(printed, rel=4e-3)
+            assert ours == approx(printed, rel=4e-3)
     assert "| Epsilon | .0005 | .0005 | 0.0005 | 0.0005 |" in shown

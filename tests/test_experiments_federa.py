@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tomli_w
+from closeness import approx
 
 from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
@@ -178,7 +179,7 @@ def test_distances_are_those_of_the_partition(scripts):
     corpus = scripts.federations.Corpus(40, 0, np.repeat([0, 1], 20), ("a", "b"), ("a", "b"))
     far = scripts.federations.distances(corpus, 4, 1e-3)
     near = scripts.federations.distances(corpus, 4, 1e6)
-    assert far.max() == pytest.approx(1.0), "one class each"
+    assert far.max() == approx(1.0), "one class each"
     assert near.max() < 0.01, "the same shares"
     mixed = corpus._replace(classes=np.repeat([0, 1, 2], [30, 8, 2]), names=("a", "b", "c"))
     totals = scripts.federations.distances(mixed, 8, 1.0).sum(axis=1)
@@ -301,7 +302,7 @@ def test_table_5_by_hand(scripts, sweeps):
     # Finals of FeDeRA: .741, .761, .781 in round 8 after 900 + 1800 s and 3 MB.
     row = cells(table, "20News", "90", "FeDeRA")
     assert row[3:7] == ["3 of 3", "8 ± 0", "3.0 ± 0.0", "0.750 ± 0.000"]
-    assert float(row[7]) == pytest.approx((8 * 4.95 + 8.62) / 3600, abs=0.006)
+    assert float(row[7]) == approx((8 * 4.95 + 8.62) / 3600, abs=0.006)
     assert row[8] == "0.17"
     assert cells(table, "20News", "99", "FeDeRA")[3] == "0 of 3"
     assert any("no sweep 'squad'" in note for note in table.notes)
@@ -312,7 +313,7 @@ def test_a_target_out_of_reach_is_replaced(scripts, sweeps):
     cells_of = {"FedLR": study.cells[0]}
     target = scripts.printed.TARGETS[0]
     value, note = scripts.tables.target_value(target, cells_of)
-    assert value == pytest.approx(0.55)
+    assert value == approx(0.55)
     assert "no method came near the paper's target of 80 %" in note
 
 
@@ -346,8 +347,8 @@ def test_scores_against_alpha(scripts, sweeps, tmp_path, capsys):
         for row in fifth
         if row["name"] == "FeDeRA"
     }
-    assert found["8", "0.1", "1"] == pytest.approx(60)
-    assert found["4", "10", "0"] == pytest.approx(30)
+    assert found["8", "0.1", "1"] == approx(60)
+    assert found["4", "10", "0"] == approx(30)
     assert (tmp_path / "figure_5.pdf").exists()
 
 
@@ -368,12 +369,12 @@ def test_budgets_and_the_time_to_targets(scripts, tmp_path):
         for row in rows
         if row["quantity"] == "accuracy"
     }
-    assert scores["FedLR", "8192"] == pytest.approx(58)
-    assert scores["FeDeRA", "2048"] == pytest.approx(52)
+    assert scores["FedLR", "8192"] == approx(58)
+    assert scores["FeDeRA", "2048"] == approx(52)
     # The best final is .82: the targets are the paper's .76 and .80, which only FedFT reaches.
     hours = [row for row in rows if row["quantity"] == "hours to 0.760"]
     assert {row["name"] for row in hours} == {"FedFT"}
-    assert float(hours[0]["value"]) == pytest.approx(0.75)
+    assert float(hours[0]["value"]) == approx(0.75)
 
 
 @pytest.mark.slow
@@ -403,7 +404,7 @@ def test_variation_by_layer(scripts, tmp_path, capsys):
     assert {row["module"].split(",")[0] for row in between} == {"layer 1"}
     assert len({row["module"] for row in ends}) == 8, "panels a to h"
     value = {(row["module"], row["round"]): float(row["value"]) for row in between}
-    assert value["layer 1, v, lora_B", "2"] == pytest.approx(10 * 8 + 3 + 0.5 + 0.25)
+    assert value["layer 1, v, lora_B", "2"] == approx(10 * 8 + 3 + 0.5 + 0.25)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
+from closeness import approx
 
 from fedjax_peft import testing
 from fedjax_peft.config import config
@@ -181,9 +182,7 @@ def test_table_1_has_nine_methods_and_the_second_classifier(made):
     assert rows["MOON"]["paper: average"] == "not at hand"
     assert (mcp["trained %"], mcp["sent %"]) == ("2.000", "1.000")
     second = rows["FedMCP, second classifier"]
-    assert float(mcp["average"].split()[0]) - float(second["average"].split()[0]) == pytest.approx(
-        10.0
-    )
+    assert float(mcp["average"].split()[0]) - float(second["average"].split()[0]) == approx(10.0)
     for form in ("md", "tex"):
         assert "83.62" in (made / f"table1.{form}").read_text()
     notes = (made / "table1.md").read_text()
@@ -207,11 +206,11 @@ def test_figures_have_their_data_beside_them(made):
     assert {row["task"] for row in curves} == {"RTE", "MRPC", "SST-2", "QNLI", "QQP", "MNLI"}
     assert {float(row["x"]) for row in curves} == set(range(5)), "the sweep with most rounds"
     one = [r for r in curves if (r["task"], r["seed"], r["name"]) == ("MRPC", "2", "FedMCP")]
-    assert [float(row["value"]) for row in one] == pytest.approx([63.0] * 5)
+    assert [float(row["value"]) for row in one] == approx([63.0] * 5)
     similarity = read(made / "figure4.csv")
     assert len(similarity) == 3 * 6 * 3
     cka = [float(r["value"]) for r in similarity if r["variant"] == "CKA" and r["client"] == "MNLI"]
-    assert cka == pytest.approx([36.0, 37.0, 38.0]), "of Table 1, not of Figure 3"
+    assert cka == approx([36.0, 37.0, 38.0]), "of Table 1, not of Figure 3"
     assert {row["variant"] for row in read(made / "figure5.csv")} == {"mean", "CLS"}
 
 
@@ -240,7 +239,7 @@ def test_the_script_reads_real_runs_of_the_small_config(tmp_path):
     rows = {row["method"]: row for row in read(tmp_path / "out" / "table1.csv")}
     assert list(rows) == ["FedAvg (PEFT)", "FedMCP", "FedMCP, second classifier"]
     one, two = rows["FedMCP"], rows["FedAvg (PEFT)"]
-    assert float(two["sent %"]) == pytest.approx(2 * float(one["sent %"]), abs=2e-3)
+    assert float(two["sent %"]) == approx(2 * float(one["sent %"]), abs=2e-3)
     assert two["trained %"] == two["sent %"] == one["trained %"]
     tests = json.loads((sweep / "fedmcp" / "seed=0" / "metrics.jsonl").read_text().split("\n")[1])
     values = tests["client_tests"]["accuracy"]

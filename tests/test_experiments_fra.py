@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from closeness import approx
 
 from fedjax_peft import testing
 from fedjax_peft.config import config
@@ -180,10 +181,10 @@ def test_figures_have_their_data_beside_them(made):
     local = read(made / "figure6.csv")
     fra = [r for r in local if (r["name"], r["client"], r["seed"]) == ("FRA-LoRA", "1", "0")]
     expected = [10, 15, 20, 25, 30, 35, 40, 50]  # rolling mean of at most 7 of 10, 20, ..., 80
-    assert [float(row["value"]) for row in fra] == pytest.approx(expected)
+    assert [float(row["value"]) for row in fra] == approx(expected)
     errors = read(made / "figure7.csv")
     assert {row["name"] for row in errors} == {"FedAvg-LoRA", "FRA-LoRA"}
-    assert [float(r["value"]) for r in errors[:8]] == pytest.approx([0.1 * i for i in range(1, 9)])
+    assert [float(r["value"]) for r in errors[:8]] == approx([0.1 * i for i in range(1, 9)])
     assert not (made / "figure3.csv").exists()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from closeness import approx
 
 ROOT = Path(__file__).parents[1] / "experiments"
 
@@ -25,7 +25,7 @@ def test_committed_gradients_equal_finite_differences_and_are_in_the_readme():
     found = json.loads((ROOT / "gradients" / "results" / "mixing.json").read_text())
     text = (ROOT / "gradients" / "README.md").read_text().replace("−", "-")
     for gradient, slope in found["checks"].values():
-        assert gradient == pytest.approx(slope, rel=0.02)
+        assert gradient == approx(slope, rel=0.02)
         assert f"{gradient:.6f}" in text
     for validation, test in found["fixed"].values():
         assert f"{validation:.4f}" in text
@@ -44,7 +44,7 @@ def test_a_client_predicts_with_the_mixture_of_each_layer():
 def test_slopes_of_power_laws():
     scaling = load(ROOT / "benchmarks" / "scaling.py")
     sizes = np.array([10, 100, 1_000, 10_000])
-    assert scaling.fit(sizes, 3 * sizes**0.5) == pytest.approx((0.5, 0.0), abs=1e-6)
+    assert scaling.fit(sizes, 3 * sizes**0.5) == approx((0.5, 0.0), abs=1e-6)
     noisy = sizes * np.array([1.1, 0.9, 1.1, 0.9])
     slope, half = scaling.fit(sizes, noisy)
     assert abs(slope - 1) < half < 0.3

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from closeness import approx, assert_small
 
 import fedjax_peft as fp
 
@@ -30,9 +31,9 @@ def test_simulate_equals_the_flat_loop():
     flat = list(page["fedavg"](model, clients, test, optimizer))
     # Float32 rounding: the two sum in another order, and Adam divides by small numbers.
     for (_, loss, accuracy), row in zip(flat, run.metrics[1:], strict=True):
-        assert loss == pytest.approx(row["test_loss"], abs=2e-5)
-        assert accuracy == pytest.approx(row["test_accuracy"], abs=1e-6)
+        assert loss == approx(row["test_loss"], abs=2e-5)
+        assert accuracy == approx(row["test_accuracy"], abs=1e-6)
     params = flat[-1][0]
-    assert max(np.abs(params[name] - run.params[name]).max() for name in params) < 2e-5
+    assert_small(max(np.abs(params[name] - run.params[name]).max() for name in params), 2e-5)
     moved = max(np.abs(params[name] - model.trainable[name]).max() for name in params)
     assert moved > 0.01  # the comparison is of trained leaves

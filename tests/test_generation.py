@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from closeness import approx
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedjax_peft as fp
@@ -103,7 +104,7 @@ def test_likelihoods_are_those_of_transformers(model, reference):
         with torch.no_grad():
             log = torch.log_softmax(torch_model(ids).logits[0], -1).numpy()
         places = np.arange(len(first) - 1, len(first) + len(then) - 1)
-        assert found.total == pytest.approx(log[places, then].sum(), abs=2e-5 * len(then))
+        assert found.total == approx(log[places, then].sum(), abs=2e-5 * len(then))
         assert found.greedy == (log[places].argmax(-1) == then).all()
         assert found.tokens == len(then)
     assert got[-1].greedy

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from closeness import approx
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedjax_peft as fp
@@ -83,7 +84,7 @@ def test_log_likelihoods_of_continuations(lm, reference):
     ]
     for (total, greedy), (context, then) in zip(got, expected, strict=True):
         wanted = log_likelihood(reference, context, then)
-        assert total == pytest.approx(wanted[0], abs=2e-4)
+        assert total == approx(wanted[0], abs=2e-4)
         assert greedy == wanted[1]
 
 
@@ -94,10 +95,8 @@ def test_log_likelihoods_of_whole_texts(lm, reference):
     assert len(tokens) == 51
     windows = [([end], tokens[:24]), (tokens[23:24], tokens[24:48]), (tokens[26:48], tokens[48:])]
     expected = sum(log_likelihood(reference, *window)[0] for window in windows)
-    assert got[0] == pytest.approx(expected, abs=5e-4)
-    assert got[1] == pytest.approx(
-        log_likelihood(reference, [end], ids(reference, "red"))[0], abs=2e-4
-    )
+    assert got[0] == approx(expected, abs=5e-4)
+    assert got[1] == approx(log_likelihood(reference, [end], ids(reference, "red"))[0], abs=2e-4)
     assert got[2] == 0
 
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from closeness import approx
 
 from fedjax_peft import assets, testing
 from fedjax_peft.cli import main as cli
@@ -33,7 +34,7 @@ def test_first_example_prints_what_it_shows(capsys):
     (shown,) = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     for line, expected in zip(printed, map(str.split, shown.splitlines()), strict=True):
-        assert float(line.pop(2)) == pytest.approx(float(expected.pop(2)), abs=0.05)
+        assert float(line.pop(2)) == approx(float(expected.pop(2)), abs=0.05)
         assert line == expected
 
 

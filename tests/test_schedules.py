@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from closeness import assert_close
 
 from fedjax_peft import schedules
 from fedjax_peft.errors import InputError
@@ -46,16 +47,16 @@ def ours_from_optax(schedule, warmup):
 def test_schedules_are_those_of_optax(make, theirs, warmup):
     """The run has 12 rounds, of which the warm-up takes the first."""
     expected = ours_from_optax(theirs(12 - warmup), warmup)
-    np.testing.assert_allclose(factors(make(warmup=warmup)), expected, rtol=1e-6)
+    assert_close(factors(make(warmup=warmup)), expected, rtol=1e-6)
 
 
 def test_factors_by_hand():
     """Four rounds of warm-up are fifths; the fall then takes the other four rounds."""
     linear = schedules.linear(8, warmup=4)
     expected = [0.2, 0.4, 0.6, 0.8, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
-    np.testing.assert_allclose(factors(linear)[:10], expected, rtol=1e-6)
+    assert_close(factors(linear)[:10], expected, rtol=1e-6)
     half = (1 + np.cos(np.pi / 3)) / 2  # a third of the way
-    np.testing.assert_allclose(factors(schedules.cosine(3))[:2], [1.0, half], rtol=1e-6)
+    assert_close(factors(schedules.cosine(3))[:2], [1.0, half], rtol=1e-6)
 
 
 def test_numbers_can_be_run_time_values():
@@ -70,7 +71,7 @@ def test_numbers_can_be_run_time_values():
 
     for final, decay in ((0.0, 0.5), (0.4, 0.9)):
         expected = (final + (1 - final) / 2, decay**2)
-        np.testing.assert_allclose(compiled(final, decay), expected, rtol=1e-6)
+        assert_close(compiled(final, decay), expected, rtol=1e-6)
     assert len(traced) == 1
 
 
@@ -101,7 +102,7 @@ def test_a_factor_is_a_factor_of_the_learning_rate(make):
         ]
         states = [state for _, state in results]
         for one, other in zip(*map(jax.tree.leaves, results), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-6)
+            assert_close(one, other, rtol=1e-6)
 
 
 def test_a_factor_of_one_changes_no_bit():

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from closeness import assert_close, assert_small
 from combining import aggregate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,7 +78,7 @@ def test_fra_is_the_best_approximation_of_its_rank_and_knows_its_error(shape, se
     assert norm(off) <= norm(tail) + tolerance
     assert abs(metrics["aggregation_error"] - norm(off)) < tolerance
     assert abs(metrics["aggregation_error/x"] - norm(off)) < tolerance
-    assert abs(metrics["aggregation_error_relative"] - norm(off) / norm(exact)) < 1e-5
+    assert_small(abs(metrics["aggregation_error_relative"] - norm(off) / norm(exact)), 1e-5)
     assert abs(metrics["aggregation_error_max"] - np.abs(off).max()) < tolerance
 
     averaged, measured, _ = aggregate(MEAN, uploads, weights, template, fixed)
@@ -93,13 +94,13 @@ def test_mean_knows_its_error(shape, seed, chunk):
     share = weights.astype(float) / weights.astype(float).sum()
     for name, x in uploads.items():
         expected = np.tensordot(share, x.astype(float), axes=1)
-        np.testing.assert_allclose(update[name], expected, rtol=0, atol=1e-5)
+        assert_close(update[name], expected, rtol=0, atol=1e-5)
     exact = exact_average(uploads, weights, fixed)
     off = product(update, fixed) - exact
     tolerance = 1e-5 * norm(exact)
     assert abs(metrics["aggregation_error"] - norm(off)) < tolerance
     assert abs(metrics["aggregation_error_max"] - np.abs(off).max()) < tolerance
-    assert abs(metrics["aggregation_error_relative"] - norm(off) / norm(exact)) < 1e-5
+    assert_small(abs(metrics["aggregation_error_relative"] - norm(off) / norm(exact)), 1e-5)
 
 
 def test_mean_measures_small_errors_without_cancellation():
@@ -113,8 +114,8 @@ def test_mean_measures_small_errors_without_cancellation():
     a, b = moved[A].astype(float), moved[B].astype(float)
     used = np.tensordot(share, a, 1) @ np.tensordot(share, b, 1)
     off = float(fixed[SCALE][0]) * (used - np.einsum("k,kir,kro->io", share, a, b))
-    assert norm(off) < 1e-4 * norm(product(update, fixed))
-    np.testing.assert_allclose(metrics["aggregation_error"], norm(off), rtol=1e-2)
+    assert_small(norm(off), 1e-4 * norm(product(update, fixed)))
+    assert_close(metrics["aggregation_error"], norm(off), rtol=1e-2)
 
 
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
@@ -126,8 +127,8 @@ def test_order_and_grouping_of_clients_have_no_effect(aggregator, shape):
     shuffled = {name: x[order] for name, x in uploads.items()}
     for chunk, slots in [(None, None), (2, None), (1, order.astype(np.int32))]:
         other, *_ = aggregate(aggregator, shuffled, weights[order], template, fixed, slots, chunk)
-        np.testing.assert_allclose(product(other, fixed), product(whole, fixed), rtol=0, atol=1e-4)
-        np.testing.assert_allclose(other[HEAD], whole[HEAD], rtol=0, atol=1e-5)
+        assert_close(product(other, fixed), product(whole, fixed), rtol=0, atol=1e-4)
+        assert_close(other[HEAD], whole[HEAD], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
@@ -137,8 +138,8 @@ def test_identical_clients_agree_with_themselves(aggregator, shape):
     same = {name: np.repeat(x[:1], len(weights), axis=0) for name, x in uploads.items()}
     update, metrics, _ = aggregate(aggregator, same, weights, template, fixed)
     expected = product({name: x[0] for name, x in uploads.items()}, fixed)
-    np.testing.assert_allclose(product(update, fixed), expected, rtol=0, atol=1e-4)
-    assert metrics["aggregation_error_relative"] < 1e-5
+    assert_close(product(update, fixed), expected, rtol=0, atol=1e-4)
+    assert_small(metrics["aggregation_error_relative"], 1e-5)
 
 
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
@@ -150,10 +151,10 @@ def test_lanes_without_weight_have_no_effect(aggregator):
     padded = np.concatenate([weights, np.zeros(2, np.float32)])
     slots = np.array([0, 1, 2, 99, 3], np.int32)
     update, metrics, _ = aggregate(aggregator, idle, padded, template, fixed, slots)
-    np.testing.assert_allclose(product(update, fixed), product(expected, fixed), rtol=0, atol=1e-4)
-    np.testing.assert_allclose(update[HEAD], expected[HEAD], rtol=0, atol=1e-6)
+    assert_close(product(update, fixed), product(expected, fixed), rtol=0, atol=1e-4)
+    assert_close(update[HEAD], expected[HEAD], rtol=0, atol=1e-6)
     for name, value in measured.items():
-        np.testing.assert_allclose(metrics[name], value, rtol=1e-4)
+        assert_close(metrics[name], value, rtol=1e-4)
 
 
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
@@ -170,7 +171,7 @@ def test_head_is_averaged(aggregator):
     uploads, weights, template, fixed = context(SHAPES[2], 5)
     update, *_ = aggregate(aggregator, uploads, weights, template, fixed)
     expected = np.average(uploads[HEAD], axis=0, weights=weights)
-    np.testing.assert_allclose(update[HEAD], expected, rtol=0, atol=1e-5)
+    assert_close(update[HEAD], expected, rtol=0, atol=1e-5)
 
 
 # -------------------------------------------------------------------------------- FRA in detail
@@ -189,10 +190,10 @@ def test_both_decompositions_agree_and_signs_are_canonical(options):
     kept = slice(rank)  # the other directions have B = 0 and any A
     # A singular vector is as exact as eps * (largest singular value) / (distance to the next one),
     # here up to 2.3e-5, and B holds it times a singular value of up to 11.
-    np.testing.assert_allclose(qr[0][:, :, kept], dense[0][:, :, kept], rtol=0, atol=1e-4)
-    np.testing.assert_allclose(qr[1], dense[1], rtol=0, atol=3e-4)
+    assert_close(qr[0][:, :, kept], dense[0][:, :, kept], rtol=0, atol=1e-4)
+    assert_close(qr[1], dense[1], rtol=0, atol=3e-4)
     for measured in (2, 3, 4):  # Frobenius and largest error, norm
-        np.testing.assert_allclose(qr[measured], dense[measured], rtol=1e-4)
+        assert_close(qr[measured], dense[measured], rtol=1e-4)
     largest = np.take_along_axis(qr[0], np.abs(qr[0]).argmax(axis=1)[:, None], axis=1)
     assert (largest > 0).all()
 
@@ -204,11 +205,11 @@ def test_fewer_directions_than_the_adapter_has(rank):
     update, metrics, _ = aggregate(fra(rank), uploads, weights, template, fixed)
     u, sigma, vt = np.linalg.svd(exact_average(uploads, weights, fixed))
     best = u[:, :rank] * sigma[:rank] @ vt[:rank]
-    np.testing.assert_allclose(product(update, fixed), best, rtol=0, atol=1e-4)
-    np.testing.assert_allclose(metrics["aggregation_error"], norm(sigma[rank:]), rtol=1e-4)
+    assert_close(product(update, fixed), best, rtol=0, atol=1e-4)
+    assert_close(metrics["aggregation_error"], norm(sigma[rank:]), rtol=1e-4)
     # The directions that are not kept can be learned again.
     assert not np.asarray(update[B])[rank:].any()
-    np.testing.assert_allclose(np.linalg.norm(update[A], axis=0)[rank:], 1 / np.sqrt(3), rtol=1e-5)
+    assert_close(np.linalg.norm(update[A], axis=0)[rank:], 1 / np.sqrt(3), rtol=1e-5)
 
 
 def test_split_of_the_singular_values():
@@ -218,15 +219,15 @@ def test_split_of_the_singular_values():
         for split in ("balanced", "A", "B")
     }
     products = [product(update, fixed) for update in updates.values()]
-    np.testing.assert_allclose(products[1], products[0], rtol=0, atol=1e-4)
-    np.testing.assert_allclose(products[2], products[0], rtol=0, atol=1e-4)
+    assert_close(products[1], products[0], rtol=0, atol=1e-4)
+    assert_close(products[2], products[0], rtol=0, atol=1e-4)
     lengths = {
         split: (np.linalg.norm(update[A], axis=0), np.linalg.norm(update[B], axis=1))
         for split, update in updates.items()
     }
-    np.testing.assert_allclose(*lengths["balanced"], rtol=1e-5)
-    np.testing.assert_allclose(lengths["A"][1], 1, rtol=1e-5)
-    np.testing.assert_allclose(lengths["B"][0], 1, rtol=1e-5)
+    assert_close(*lengths["balanced"], rtol=1e-5)
+    assert_close(lengths["A"][1], 1, rtol=1e-5)
+    assert_close(lengths["B"][0], 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 12, 9), (3, 4, 8, 10)], ids=["qr", "dense"])
@@ -235,9 +236,9 @@ def test_dead_directions_are_revived_without_changing_the_product(shape):
     uploads[B][:] = uploads[B][:1, :1]  # every client's B has the same single direction
     update, *_ = aggregate(FRA, uploads, weights, template, fixed)
     expected = exact_average(uploads, weights, fixed)
-    np.testing.assert_allclose(product(update, fixed), expected, rtol=0, atol=1e-4)
+    assert_close(product(update, fixed), expected, rtol=0, atol=1e-4)
     assert not np.asarray(update[B])[1:].any()
-    np.testing.assert_allclose(np.linalg.norm(update[A], axis=0)[1:], 1 / np.sqrt(3), rtol=1e-5)
+    assert_close(np.linalg.norm(update[A], axis=0)[1:], 1 / np.sqrt(3), rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 12, 9), (3, 4, 8, 10)], ids=["qr", "dense"])
@@ -246,7 +247,7 @@ def test_a_first_round_with_unchanged_uploads(shape):
     uploads[B][:] = 0
     update, metrics, _ = aggregate(FRA, uploads, weights, template, fixed)
     assert not np.asarray(update[B]).any()
-    np.testing.assert_allclose(np.linalg.norm(update[A], axis=0), 1 / np.sqrt(3), rtol=1e-5)
+    assert_close(np.linalg.norm(update[A], axis=0), 1 / np.sqrt(3), rtol=1e-5)
     assert all(x == 0 for x in metrics.values())
 
 
@@ -269,12 +270,12 @@ def test_several_matrices_of_several_shapes():
             alone, measured, _ = aggregate(aggregator, uploads, weights, template, fixed)
             for leaf in (A, B):
                 own = leaf.replace("x.", f"{name}.")
-                np.testing.assert_allclose(update[own], alone[leaf], rtol=0, atol=1e-5)
+                assert_close(update[own], alone[leaf], rtol=0, atol=1e-5)
             squares.append(measured["aggregation_error"] ** 2)
-            np.testing.assert_allclose(
+            assert_close(
                 metrics[f"aggregation_error/{name}"], measured["aggregation_error"], rtol=1e-4
             )
-        np.testing.assert_allclose(metrics["aggregation_error"], np.sqrt(sum(squares)), rtol=1e-4)
+        assert_close(metrics["aggregation_error"], np.sqrt(sum(squares)), rtol=1e-4)
 
 
 def test_error_can_be_left_out():
@@ -284,7 +285,7 @@ def test_error_can_be_left_out():
         assert metrics == {}
         expected, *_ = aggregate(measuring, uploads, weights, template, fixed)
         for name in template:
-            np.testing.assert_allclose(update[name], expected[name], rtol=0, atol=1e-6)
+            assert_close(update[name], expected[name], rtol=0, atol=1e-6)
 
 
 def test_mean_needs_no_lora():

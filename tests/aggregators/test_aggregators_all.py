@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from closeness import assert_close
 from combining import aggregate, program
 
 from fedjax_peft import aggregators, algorithms
@@ -135,7 +136,7 @@ def same(got, expected, tolerance=1e-5):
     assert got.keys() == expected.keys()
     for n, x in expected.items():
         limit = tolerance * np.linalg.norm(x)
-        np.testing.assert_allclose(got[n], x, rtol=0, atol=limit, err_msg=n)
+        assert_close(got[n], x, rtol=0, atol=limit, err_msg=n)
 
 
 def reduced(name, leaves):
@@ -192,7 +193,7 @@ def test_a_client_of_weight_zero_is_absent(name):
     got = run(name, other, weights, template)
     same(meaning(got.update, template), meaning(expected.update, template))
     for metric, value in expected.metrics.items():
-        np.testing.assert_allclose(got.metrics[metric], value, rtol=1e-4, atol=1e-5)
+        assert_close(got.metrics[metric], value, rtol=1e-4, atol=1e-5)
 
 
 def test_a_single_client_gets_its_model_back(name):
@@ -240,7 +241,7 @@ def test_lanes_and_slots_do_not_matter(name):
     got = aggregate_in_parts(name, uploads, weights, template, slots)
     same(meaning(got.update, template), meaning(expected.update, template))
     for metric, value in expected.metrics.items():
-        np.testing.assert_allclose(got.metrics[metric], value, rtol=1e-4, atol=1e-5)
+        assert_close(got.metrics[metric], value, rtol=1e-4, atol=1e-5)
 
 
 def aggregate_in_parts(name, uploads, weights, template, slots):
@@ -296,7 +297,7 @@ def test_a_linear_aggregator_returns_the_mean_change(name):
     share = weights / weights.sum()
     for n, x in template.items():
         expected = x + np.tensordot(share, uploads[n] - x, axes=1)
-        np.testing.assert_allclose(got[n], expected, rtol=0, atol=1e-5)
+        assert_close(got[n], expected, rtol=0, atol=1e-5)
 
 
 def test_who_truncates_declares_it(name):

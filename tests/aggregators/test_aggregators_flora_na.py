@@ -6,6 +6,7 @@ import optax
 import pytest
 import slow_lora
 import toy
+from closeness import approx, assert_close
 from combining import aggregate
 from slow_lora import A, B, S, Slow
 
@@ -62,7 +63,7 @@ def test_the_error_is_smaller_than_that_of_the_mean_and_is_measured():
     trained = [slow.train(c, 1) for c in range(5)]
     exact = np.average([S * u[A] @ u[B] for u in trained], axis=0, weights=slow_lora.SIZES)
     measured = np.linalg.norm(S * np.asarray(new[A]) @ np.asarray(new[B]) - exact)
-    assert many == pytest.approx(measured, rel=1e-3)
+    assert many == approx(measured, rel=1e-3)
 
 
 def uploads_of(a, b):
@@ -75,11 +76,11 @@ def test_coefficients_of_an_example_by_hand():
     template = uploads_of([[1.0]], [[1.0]])
     made = aggregate(flora_na(), uploads_of(a, b), np.ones(2, np.float32), template, {})
     new = made.update
-    np.testing.assert_allclose(new["x.lora_a"] * new["x.lora_b"], 3.5, rtol=1e-5)
+    assert_close(new["x.lora_a"] * new["x.lora_b"], 3.5, rtol=1e-5)
     plain = aggregate(flora_na(steps=0), uploads_of(a, b), np.ones(2, np.float32), template, {})
-    np.testing.assert_allclose(plain.update["x.lora_a"], 1.5, rtol=1e-6)
-    np.testing.assert_allclose(plain.update["x.lora_b"], 2.0, rtol=1e-6)
-    assert plain.metrics["aggregation_error"] == pytest.approx(0.5, rel=1e-5)
+    assert_close(plain.update["x.lora_a"], 1.5, rtol=1e-6)
+    assert_close(plain.update["x.lora_b"], 2.0, rtol=1e-6)
+    assert plain.metrics["aggregation_error"] == approx(0.5, rel=1e-5)
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e-1, 10.0])

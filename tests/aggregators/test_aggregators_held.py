@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 
 from fedjax_peft import summation, tree
 from fedjax_peft.typing import Aggregator, Product, Weighted
@@ -54,12 +55,12 @@ def test_the_sum_is_the_matrix(form, parts):
     total = summation.summed(total_of(sent, weights, parts))
     products = np.einsum("kir,kro->kio", sent["a"], sent["b"], dtype=float)
     expected = np.tensordot(weights, products, axes=1)
-    np.testing.assert_allclose(total.value["plain"], expected, rtol=0, atol=2e-5)
+    assert_close(total.value["plain"], expected, rtol=0, atol=2e-5)
     own = np.where(weights > 0, sent["weight"], 0)
     weighted = total.value["own"]
-    np.testing.assert_allclose(weighted.weight, own.sum(), rtol=1e-6)
+    assert_close(weighted.weight, own.sum(), rtol=1e-6)
     expected = np.tensordot(own, products, axes=1)
-    np.testing.assert_allclose(weighted.value["product"], expected, rtol=0, atol=2e-5)
+    assert_close(weighted.value["product"], expected, rtol=0, atol=2e-5)
 
 
 def test_the_sum_takes_the_smaller_form(form):

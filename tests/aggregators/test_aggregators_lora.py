@@ -3,6 +3,7 @@
 import numpy as np
 import optax
 import pytest
+from closeness import approx, assert_close, assert_small
 from combining import aggregate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,7 +62,7 @@ def used(update):
 
 
 def close(got, expected, tolerance=1e-5):
-    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * np.linalg.norm(expected))
+    assert_close(got, expected, rtol=0, atol=tolerance * np.linalg.norm(expected))
 
 
 # ------------------------------------------------------------------------------------ properties
@@ -86,9 +87,11 @@ def test_clients_that_agree_get_their_product_back(shape, seed, name):
     update, metrics, _ = aggregate(BY_NAME[name], same, weights, template, fixed)
     expected = product({n: x[0] for n, x in uploads.items()})
     close(used(update), expected)
-    assert metrics.get("aggregation_error_relative", 0) < 1e-5, "some servers measure it instead"
+    assert_small(
+        metrics.get("aggregation_error_relative", 0), 1e-5, "some servers measure it instead"
+    )
     kept = metrics.get("spectrum_kept", 1)
-    assert kept == pytest.approx(1, abs=1e-5)
+    assert kept == approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
@@ -96,7 +99,9 @@ def test_a_single_client_gets_its_product_back(name):
     uploads, weights, template, fixed = context((1, 2, 6, 5), 0)
     update, metrics, _ = aggregate(BY_NAME[name], uploads, weights, template, fixed)
     close(used(update), average(uploads, weights))
-    assert metrics.get("aggregation_error_relative", 0) < 1e-5, "some servers measure it instead"
+    assert_small(
+        metrics.get("aggregation_error_relative", 0), 1e-5, "some servers measure it instead"
+    )
 
 
 @examples
@@ -113,7 +118,7 @@ def test_the_mean_is_off_by_how_clients_differ(shape, seed):
     in_pairs = -S / 2 * np.einsum("k,l,klir,klro->io", w, w, between_a, between_b)
     close(from_mean, off, 1e-4)
     close(in_pairs, from_mean, 1e-10)
-    assert metrics["aggregation_error"] == pytest.approx(np.linalg.norm(in_pairs), rel=1e-4)
+    assert metrics["aggregation_error"] == approx(np.linalg.norm(in_pairs), rel=1e-4)
 
 
 @examples
@@ -144,9 +149,9 @@ def test_folding_makes_the_average_exact(shape, seed):
     for aggregator in (STACKING, RESIDUAL):
         update, metrics, _ = aggregate(aggregator, uploads, weights, template, fixed)
         close(used(update), expected)
-        np.testing.assert_allclose(update["model"][HEAD], averaged[HEAD], rtol=0, atol=1e-5)
+        assert_close(update["model"][HEAD], averaged[HEAD], rtol=0, atol=1e-5)
     close(product(update["model"]), product(averaged))
-    assert metrics["residual"] == pytest.approx(measured["aggregation_error"], rel=1e-4)
+    assert metrics["residual"] == approx(measured["aggregation_error"], rel=1e-4)
     stacked = aggregate(STACKING, uploads, weights, template, fixed).update
     assert not np.asarray(stacked["model"][B]).any()
     np.testing.assert_array_equal(stacked["model"][A], template[A])
@@ -161,9 +166,9 @@ def test_truncation_reports_the_kept_share_of_the_spectrum(shape, seed, rank):
     share_kept = np.sum(sigma[:keep] ** 2) / np.sum(sigma**2)
     for aggregator in (fra(rank), flexlora(rank)) if rank else (FRA, FLEX):
         update, metrics, _ = aggregate(aggregator, uploads, weights, template, fixed)
-        assert metrics["spectrum_kept"] == pytest.approx(share_kept, abs=1e-5)
+        assert metrics["spectrum_kept"] == approx(share_kept, abs=1e-5)
         error = np.linalg.norm(used(update) - average(uploads, weights))
-        assert metrics["aggregation_error"] == pytest.approx(error, rel=1e-4)
+        assert metrics["aggregation_error"] == approx(error, rel=1e-4)
 
 
 # -------------------------------------------------------------------------- FlexLoRA and HetLoRA
@@ -181,8 +186,8 @@ def test_flexlora_gives_every_rank_the_best_of_its_size(shape, seed):
     sigma = np.linalg.svd(average(uploads, weights), compute_uv=False)
     for rank in range(1, shape[1] + 1):
         off = np.linalg.norm(S * a[:, :rank] @ b[:rank] - average(uploads, weights))
-        assert off == pytest.approx(np.linalg.norm(sigma[rank:]), abs=1e-4 * np.linalg.norm(sigma))
-    np.testing.assert_allclose(a.T @ a, np.eye(shape[1]), rtol=0, atol=1e-5)
+        assert off == approx(np.linalg.norm(sigma[rank:]), abs=1e-4 * np.linalg.norm(sigma))
+    assert_close(a.T @ a, np.eye(shape[1]), rtol=0, atol=1e-5)
 
 
 @examples
@@ -197,8 +202,8 @@ def test_hetlora_weighs_factors_by_the_norms_of_their_products(shape, seed):
     close(update[B], np.average(b, axis=0, weights=norms))
     close(update[HEAD], np.average(uploads[HEAD], axis=0, weights=weights))
     off = used(update) - average(uploads, norms)
-    assert metrics["aggregation_error"] == pytest.approx(np.linalg.norm(off), rel=1e-4)
-    assert metrics["aggregation_error_max"] == pytest.approx(np.abs(off).max(), rel=1e-4)
+    assert metrics["aggregation_error"] == approx(np.linalg.norm(off), rel=1e-4)
+    assert metrics["aggregation_error_max"] == approx(np.abs(off).max(), rel=1e-4)
 
 
 def test_hetlora_weighs_every_matrix_by_itself():
@@ -216,9 +221,9 @@ def test_hetlora_weighs_every_matrix_by_itself():
         alone, measured, _ = aggregate(HET, uploads, parts[0][1], template, fixed)
         for name in (A, B):
             own = update[name.replace("x.", f"{letter}.")]
-            np.testing.assert_allclose(own, alone[name], rtol=0, atol=1e-6)
+            assert_close(own, alone[name], rtol=0, atol=1e-6)
         each = metrics[f"aggregation_error/{letter}"]
-        assert each == pytest.approx(measured["aggregation_error"], rel=1e-5)
+        assert each == approx(measured["aggregation_error"], rel=1e-5)
 
 
 def test_hetlora_averages_zero_products_by_size():
@@ -291,7 +296,7 @@ def test_without_error_there_are_no_metrics_and_the_update_is_the_same(make):
     assert measured.metrics
     assert plain.metrics == {}
     for name, x in plain.update.items():
-        np.testing.assert_allclose(x, measured.update[name], rtol=0, atol=1e-6)
+        assert_close(x, measured.update[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("aggregator", [FRA, FLEX, ILORA], ids=lambda x: x.name)
@@ -317,12 +322,12 @@ def test_ilora_is_the_beginning_of_a_dense_qr_decomposition(shape, seed):
     close(S * update[A], upper[:r].T, 1e-4)
     close(update[HEAD], np.average(uploads[HEAD], axis=0, weights=weights))
     lost = np.linalg.norm(upper[r:])
-    assert metrics["aggregation_error"] == pytest.approx(lost, rel=1e-4)
-    assert metrics["aggregation_error_max"] == pytest.approx(
+    assert metrics["aggregation_error"] == approx(lost, rel=1e-4)
+    assert metrics["aggregation_error_max"] == approx(
         np.abs(exact - product(update)).max(), rel=1e-3
     )
     kept = 1 - (lost / np.linalg.norm(exact)) ** 2
-    assert metrics["spectrum_kept"] == pytest.approx(kept, abs=1e-5)
+    assert metrics["spectrum_kept"] == approx(kept, abs=1e-5)
 
 
 def test_ilora_keeps_the_first_input_features_and_not_the_largest_changes():
@@ -332,11 +337,9 @@ def test_ilora_keeps_the_first_input_features_and_not_the_largest_changes():
     template = {A: np.ones((3, 1), np.float32), B: np.ones((1, 2), np.float32)}
     sets = {A: a, B: b}, np.ones(2, np.float32), template, {SCALE: np.ones(1, np.float32)}
     first, largest = (aggregate(x, *sets) for x in (ILORA, FRA))
-    np.testing.assert_allclose(first.update[A] @ first.update[B], [[0.5, 0], [0, 0], [0, 0]])
-    assert first.metrics["aggregation_error"] == pytest.approx(5)
-    np.testing.assert_allclose(
-        largest.update[A] @ largest.update[B], [[0, 0], [0, 5], [0, 0]], atol=1e-6
-    )
+    assert_close(first.update[A] @ first.update[B], [[0.5, 0], [0, 0], [0, 0]])
+    assert first.metrics["aggregation_error"] == approx(5)
+    assert_close(largest.update[A] @ largest.update[B], [[0, 0], [0, 5], [0, 0]], atol=1e-6)
 
 
 @examples
@@ -363,5 +366,5 @@ def test_the_dense_form_of_a_sum_gives_the_same_factors(shape, aggregator):
     factored = aggregate(aggregator, uploads, weights, template, fixed).update
     summed = aggregate(of_dense, uploads, weights, template, fixed).update
     # Float32: the two forms sum in different orders before the SVD.
-    np.testing.assert_allclose(summed[A] @ summed[B], factored[A] @ factored[B], atol=2e-5)
-    np.testing.assert_allclose(summed[HEAD], factored[HEAD], atol=1e-6)
+    assert_close(summed[A] @ summed[B], factored[A] @ factored[B], atol=2e-5)
+    assert_close(summed[HEAD], factored[HEAD], atol=1e-6)

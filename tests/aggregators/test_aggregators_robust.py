@@ -7,6 +7,7 @@ import functools
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from combining import aggregate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -169,7 +170,7 @@ def test_equals_the_paper(name, space, here, seed):
     expected = truncated(vector(template, space) + REFERENCES[name](x), space)
     tolerance = 1e-3 if name == "geometric_median" else 2e-5
     found = vector(got.update, space)
-    np.testing.assert_allclose(found, expected, atol=tolerance * np.linalg.norm(expected))
+    assert_close(found, expected, atol=tolerance * np.linalg.norm(expected))
 
 
 @each
@@ -179,7 +180,7 @@ def test_even_numbers_of_clients(name):
     got = run(make(name), uploads, here, template).update
     x = changes(uploads, here, template, "factors")
     expected = vector(template, "factors") + REFERENCES[name](x)
-    np.testing.assert_allclose(vector(got, "factors"), expected, atol=1e-2)
+    assert_close(vector(got, "factors"), expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 8, 17])
@@ -331,12 +332,12 @@ def test_moves_and_grows_with_the_uploads(name):
         TWO_ABSENT,
         {n: x + shift[n] for n, x in template.items()},
     )
-    np.testing.assert_allclose(vector(moved.update, "factors"), base + 0.5, atol=1e-3)
+    assert_close(vector(moved.update, "factors"), base + 0.5, atol=1e-3)
     if name in ("norm_bounding", "centred_clipping"):
         return  # the norm has a unit
     twice = {n: template[n] + 2 * (x - template[n]) for n, x in uploads.items()}
     got = vector(run(make(name), twice, TWO_ABSENT, template).update, "factors")
-    np.testing.assert_allclose(got - start, 2 * (base - start), atol=2e-3)
+    assert_close(got - start, 2 * (base - start), atol=2e-3)
 
 
 def test_scales_of_the_factors_matter_only_in_factor_space():
@@ -361,9 +362,9 @@ def test_norm_bounding_takes_the_median_norm_by_default():
     got = run(aggregators.norm_bounding(), uploads, EVERYONE, template)
     x = changes(uploads, EVERYONE, template, "factors")
     middle = np.median(np.linalg.norm(x, axis=1))
-    np.testing.assert_allclose(got.metrics["norm_bound"], middle, rtol=1e-5)
+    assert_close(got.metrics["norm_bound"], middle, rtol=1e-5)
     expected = vector(template, "factors") + bounded(x, middle)
-    np.testing.assert_allclose(vector(got.update, "factors"), expected, atol=1e-5)
+    assert_close(vector(got.update, "factors"), expected, atol=1e-5)
 
 
 @in_each_space
@@ -378,10 +379,10 @@ def test_centred_clipping_remembers_its_centre(space):
     expected = clipped(changes(later, TWO_ABSENT, template, space), centre, 1.0, 3)
     got = vector(second.update, space)
     wanted = truncated(vector(template, space) + expected, space)
-    np.testing.assert_allclose(got, wanted, atol=1e-4 * np.linalg.norm(wanted))
+    assert_close(got, wanted, atol=1e-4 * np.linalg.norm(wanted))
     one = run(aggregators.centred_clipping(), uploads, EVERYONE, template)
     lengths = np.linalg.norm(changes(uploads, EVERYONE, template, "factors"), axis=1)
-    np.testing.assert_allclose(one.metrics["clipping_radius"], np.median(lengths), rtol=1e-5)
+    assert_close(one.metrics["clipping_radius"], np.median(lengths), rtol=1e-5)
 
 
 def test_nothing_changes_without_the_trusted_upload_or_anyone_who_agrees():
@@ -401,7 +402,7 @@ def test_nothing_changes_without_the_trusted_upload_or_anyone_who_agrees():
     one = run(make("fltrust"), uploads, EVERYONE, template)
     x = changes(uploads, EVERYONE, template, "factors")
     cosines = x[:-1] @ x[-1] / np.linalg.norm(x[:-1], axis=1) / np.linalg.norm(x[-1])
-    np.testing.assert_allclose(one.metrics["trust_score"], np.maximum(cosines, 0).mean(), rtol=1e-4)
+    assert_close(one.metrics["trust_score"], np.maximum(cosines, 0).mean(), rtol=1e-4)
 
 
 def test_too_few_clients_are_refused_or_counted():

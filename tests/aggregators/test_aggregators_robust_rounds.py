@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import assert_close
 from combining import combine
 
 import fedjax_peft as fp
@@ -40,7 +41,7 @@ def two_rounds(engine):
 
 def same(one, other, tolerance=1e-5):
     for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
+        assert_close(x, y, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_numbers_can_be_run_time_values(make, values):
     results = [traced(np.float32(value)) for value in values]
     assert len(traces) == 1
     for got, value in zip(results, values, strict=True):
-        np.testing.assert_allclose(got, run(value), atol=1e-6)
+        assert_close(got, run(value), atol=1e-6)
     assert np.abs(results[0] - results[1]).max() > 1e-3
 
 

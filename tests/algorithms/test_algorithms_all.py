@@ -11,6 +11,7 @@ import pytest
 import reference
 import toy
 import toy_cores
+from closeness import assert_close
 from toy_transforms import clip_by_state, record
 
 from fedjax_peft import aggregators, algorithms, attacks, schedules, summation, tree
@@ -198,7 +199,7 @@ def test_the_global_and_the_clients_own_models_can_be_measured(name):
 def test_the_number_of_lanes_does_not_matter(name):
     one, three = rounds(name, 1)[-1], rounds(name, 3)[-1]
     for a, b in zip(jax.tree.leaves(one[:2]), jax.tree.leaves(three[:2]), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+        assert_close(a, b, rtol=0, atol=1e-5)
 
 
 def test_the_round_program_computes_what_a_plain_loop_over_clients_does(name):
@@ -221,7 +222,7 @@ def test_the_round_program_computes_what_a_plain_loop_over_clients_does(name):
     got, wanted = jax.tree.flatten(result), jax.tree.flatten(expected)
     assert got[1] == wanted[1]
     for x, y in zip(got[0], wanted[0], strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+        assert_close(x, y, rtol=1e-5, atol=1e-5)
 
 
 def test_private_leaves_are_never_sent_and_fixed_ones_are_not_in_any_state(name):
@@ -321,7 +322,7 @@ def test_a_schedule_over_rounds_multiplies_every_learning_rate_of_the_clients(na
         expected = at_once.run(engine.schedule.cohort(number), number, state)
         state = expected[:2]
         for a, b in zip(*map(jax.tree.leaves, (results[number - 1][:2], state)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+            assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 KEEPING_REFUSED = {
@@ -366,7 +367,7 @@ def test_clients_can_keep_the_state_of_their_optimizer_or_the_algorithm_says_why
     plain = toy.Engine(algorithm, federation, engine="reference", **arguments)
     expected = plain.run(engine.schedule.cohort(2), 2, first[:2])
     for a, b in zip(*map(jax.tree.leaves, (second, expected)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        assert_close(a, b, rtol=1e-5, atol=1e-5)
     # Without it the first round is the same and the second is another.
     fresh = factory(optax.adam(0.02), **{**options, "keep_optimizer": False})
     plain = toy.Engine(fresh, federation, engine="reference", **arguments)
@@ -415,9 +416,9 @@ def test_changes_are_clipped_and_those_that_are_short_keep_every_bit(name):
     if name != "fednova":  # it sends a direction for each unit of work
         sent = name != "centralised"  # where nothing travels
         longest = np.max(plain.norms) * sent
-        np.testing.assert_allclose(whole.aggregation["largest_norm"], longest, rtol=1e-5)
+        assert_close(whole.aggregation["largest_norm"], longest, rtol=1e-5)
     longest = 0.0 if name in ALONE else 1e-3
-    np.testing.assert_allclose(short.aggregation["largest_norm"], longest, rtol=1e-5)
+    assert_close(short.aggregation["largest_norm"], longest, rtol=1e-5)
     assert short.finite.all()
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(short[:2]))
 
@@ -467,7 +468,7 @@ def test_central_privacy_runs_over_the_algorithm_or_says_why_not(name):
         assert all(np.isfinite(x).all() for x in jax.tree.leaves((result.server, result.norms)))
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.client_state))
         clients = len(engine.schedule.indices)
-        np.testing.assert_allclose(result.aggregation["privacy_noise_std"], 0.25 / clients)
+        assert_close(result.aggregation["privacy_noise_std"], 0.25 / clients)
         state = (result.server, result.client_state)
     if name not in ALONE:  # every leaf is released, with noise
         last = engine.algorithm.server.model(result.server)
@@ -525,7 +526,7 @@ def test_the_update_norm_is_the_length_of_the_change_of_the_model(name):
         if name == "flora":  # its factors only count as products
             changes = [leaves[n] - start[n] for n in toy.HEAD] + [product(leaves) - product(start)]
         expected.append(np.sqrt(sum((x**2).sum() for x in changes)))
-    np.testing.assert_allclose(rounds(name)[0].norms, expected, rtol=1e-5)
+    assert_close(rounds(name)[0].norms, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["hetlora_prunes"], indirect=True)

@@ -10,6 +10,7 @@ import pytest
 import reference
 import slow_lora
 import toy
+from closeness import assert_close
 from flax import nnx
 
 import fedjax_peft as fp
@@ -104,9 +105,9 @@ def test_rounds_equal_the_slow_reference(head):
         kept = {n: x[c] for n, x in last.client_state.items()}
         model = rig.algorithm.model(broadcast, kept)
         for n in PRIVATE:
-            np.testing.assert_allclose(model[n], expected[n], rtol=0, atol=1e-5)
+            assert_close(model[n], expected[n], rtol=0, atol=1e-5)
         for n, x in zip(REST, slow.rest(slow.own, c), strict=True):
-            np.testing.assert_allclose(model[n], x, rtol=0, atol=1e-5)
+            assert_close(model[n], x, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -122,7 +123,7 @@ def test_the_model_before_the_aggregation_has_the_rest_of_the_world_of_the_local
     model = rig.algorithm.before_aggregation(received, upload, new)
     trained_with = rig.algorithm.model(received, old)
     for n in REST:
-        np.testing.assert_allclose(model[n], trained_with[n], rtol=0, atol=1e-6)
+        assert_close(model[n], trained_with[n], rtol=0, atol=1e-6)
     for n in PRIVATE:
         np.testing.assert_array_equal(model[n], new[n])
 
@@ -183,7 +184,7 @@ def test_the_layer_is_the_authors_formula():
     site.mixer.set_value(jnp.asarray(mixer, jnp.float32))
     expected = layer(x, np.asarray(site.base.kernel[...]), pairs, mixer, 1.5)
     got = module(jnp.asarray(x, jnp.float32))
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+    assert_close(got, expected, rtol=0, atol=1e-5)
 
 
 def test_the_start_changes_no_output_and_both_loras_start_alike():
@@ -213,7 +214,7 @@ def test_both_loras_read_the_same_dropped_input_and_the_mixer_the_whole_one():
     ]
     shares = softmax(np.asarray(x) @ np.asarray(site.mixer[...]))
     moved = sum(shares[:, i : i + 1] * (dropped @ a @ b) for i, (a, b) in enumerate(pairs))
-    np.testing.assert_allclose(module(x) - site.base(x), moved, rtol=0, atol=1e-5)
+    assert_close(module(x) - site.base(x), moved, rtol=0, atol=1e-5)
 
 
 def test_it_cannot_be_merged_or_exported(tmp_path):

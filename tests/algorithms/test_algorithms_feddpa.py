@@ -8,6 +8,7 @@ import pytest
 import reference
 import toy
 import toy_cores
+from closeness import assert_close
 from test_algorithms_cores import COHORTS, FEDERATION, RATE, SGD, SIZES, by_kernel, rounds_of
 
 from fedjax_peft.algorithms import feddpa_f, feddpa_t
@@ -91,11 +92,11 @@ def test_rounds_equal_the_slow_reference(method):
     model = rig.algorithm.server.model(results[-1].server)
     assert set(model) == {f"{G}.lora_a", f"{G}.lora_b", *toy.HEAD}
     for name, x in model.items():
-        np.testing.assert_allclose(x, expected.leaves[name], rtol=0, atol=1e-5)
+        assert_close(x, expected.leaves[name], rtol=0, atol=1e-5)
     own = results[-1].client_state
     for name in (f"{L}.lora_a", f"{L}.lora_b"):
-        np.testing.assert_allclose(own[name], [v[name] for v in expected.own], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(own[REFERENCE], expected.references, rtol=0, atol=1e-5)
+        assert_close(own[name], [v[name] for v in expected.own], rtol=0, atol=1e-5)
+    assert_close(own[REFERENCE], expected.references, rtol=0, atol=1e-5)
 
 
 def logits_of(algorithm, server, own, client, x):
@@ -124,7 +125,7 @@ def test_predictions_weight_the_local_adapter_by_the_similarity_of_each_example(
         p = {**slow.leaves, **slow.own[client]}
         got = logits_of(rig.algorithm, server, own, client, x)
         expected = by_hand(slow, p, slow.references[client], x)
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+        assert_close(got, expected, rtol=0, atol=1e-4)
     weights = slow.hidden(p, x) @ slow.references[3]
     assert weights.min() < 0 < weights.max()  # examples of both kinds
 
@@ -135,7 +136,7 @@ def test_a_client_without_a_local_adapter_predicts_with_the_global_one():
     slow, x = Slow(), FEDERATION.data.columns["x"][:4]
     got = logits_of(rig.algorithm, server, own, 0, x)
     expected = by_hand(slow, slow.leaves, np.zeros(toy.WIDTH), x)
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+    assert_close(got, expected, rtol=0, atol=1e-5)
 
 
 def test_the_fine_tuning_of_feddpa_f_starts_from_the_global_adapter():
@@ -169,10 +170,10 @@ def test_the_fine_tuning_of_feddpa_f_starts_from_the_global_adapter():
     one = (x.astype(float), labels, kept[real])
     by = slow.adapter_step(p, L, 1.0, slow.kernel + product(p, L), one)
     for n, x in start.items():
-        np.testing.assert_allclose(after[n], x - RATE * by[n], rtol=0, atol=1e-5)
+        assert_close(after[n], x - RATE * by[n], rtol=0, atol=1e-5)
     p |= {n: np.asarray(after[n], float) for n in start}
     states = slow.hidden(p, np.asarray(columns["x"])[[0, 2, 3, 4]])  # of the first five, the real
-    np.testing.assert_allclose(after[REFERENCE], W * states.mean(axis=0), rtol=0, atol=1e-5)
+    assert_close(after[REFERENCE], W * states.mean(axis=0), rtol=0, atol=1e-5)
 
 
 def test_options_out_of_range_and_other_models_are_refused():

@@ -9,6 +9,7 @@ import optax
 import pytest
 import reference
 import toy
+from closeness import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -300,11 +301,11 @@ def test_fedmcp_is_the_paper_s_loop(case, lanes, per_round, weights):
     assert set(result.server) == set(GLOBAL)
     assert set(result.client_state) == {*PRIVATE, *HEADS}
     for name in GLOBAL:
-        np.testing.assert_allclose(result.server[name], server[name], rtol=0, atol=1e-5)
+        assert_close(result.server[name], server[name], rtol=0, atol=1e-5)
         assert np.abs(server[name] - start[name]).max() > 1e-2
     for name in (*PRIVATE, *HEADS):
         expected = np.array([kept[name] for kept in own])
-        np.testing.assert_allclose(result.client_state[name], expected, rtol=0, atol=1e-5)
+        assert_close(result.client_state[name], expected, rtol=0, atol=1e-5)
     assert np.isfinite([total.sum() for total, _ in result.sums.values()]).all()
 
 
@@ -326,15 +327,15 @@ def test_kept_moments_continue_in_the_paper_s_loop():
         optimizers=adams,
     )
     for name in GLOBAL:
-        np.testing.assert_allclose(result.server[name], server[name], rtol=0, atol=1e-5)
+        assert_close(result.server[name], server[name], rtol=0, atol=1e-5)
     kept, adam = result.client_state["model"], result.client_state["optimizer"][0]
     for name in (*PRIVATE, *HEADS):
         expected = np.array([leaves[name] for leaves in own])
-        np.testing.assert_allclose(kept[name], expected, rtol=0, atol=1e-5)
+        assert_close(kept[name], expected, rtol=0, atol=1e-5)
     assert adam.count.tolist() == [one.count for one in adams]
     for client, one in enumerate(adams):
         for name, moment in one.m.items():
-            np.testing.assert_allclose(adam.mu[name][client], moment, rtol=0, atol=1e-5)
+            assert_close(adam.mu[name][client], moment, rtol=0, atol=1e-5)
 
 
 def test_a_clients_state_does_not_depend_on_other_clients():
@@ -349,7 +350,7 @@ def test_a_clients_state_does_not_depend_on_other_clients():
     everyone, alone = run(0, 1, 2), run(1)
     for name in (*PRIVATE, *HEADS):
         kept = everyone.client_state[name]
-        np.testing.assert_allclose(kept[1], alone.client_state[name][1], rtol=0, atol=1e-6)
+        assert_close(kept[1], alone.client_state[name][1], rtol=0, atol=1e-6)
         np.testing.assert_array_equal(alone.client_state[name][0], model().trainable[name])
         assert np.abs(kept[0] - kept[1]).max() > 1e-3, "each has its own"
 
@@ -395,15 +396,13 @@ def test_the_leaves_that_each_loss_changes():
     for names, weight in ((first, lambda g: 1 - g), (HEADS[2:], lambda g: g)):
         some, other = (moved(steps[g], bound, names) for g in (0.2, 0.6))
         for name in names:
-            np.testing.assert_allclose(
-                some[name] / weight(0.2), other[name] / weight(0.6), rtol=1e-4, atol=1e-6
-            )
+            assert_close(some[name] / weight(0.2), other[name] / weight(0.6), rtol=1e-4, atol=1e-6)
             assert np.abs(some[name]).max() > 1e-3
     # The contrast moves both adapters, and no classifier.
     without, with_ = steps[0.2], one_step(fedmcp(optax.sgd(1.0), mu=1, gamma=0.2), bound)[0]
     for name in KINDS:
         if name in HEADS:
-            np.testing.assert_allclose(with_[name], without[name], rtol=0, atol=1e-6)
+            assert_close(with_[name], without[name], rtol=0, atol=1e-6)
         else:
             assert np.abs(with_[name] - without[name]).max() > 1e-5, name
 
@@ -416,11 +415,11 @@ def test_the_first_step_without_dropout_is_finite():
         options = {"mu": 0.5, "similarity": similarity, "stop_grad_global_in_private_term": True}
         leaves, metrics = one_step(fedmcp(optax.sgd(1.0), **options), bound)
         total, count = metrics[f"{similarity}_global_average"]
-        np.testing.assert_allclose(total / count, 1, atol=1e-5)
+        assert_close(total / count, 1, atol=1e-5)
         assert metrics[f"{similarity}_global_private"][0] / count < 0.999
         for name in GLOBAL:  # the pushed term is stopped and the other has no slope
             assert np.isfinite(leaves[name]).all()
-            np.testing.assert_allclose(leaves[name], plain[name], rtol=0, atol=1e-5)
+            assert_close(leaves[name], plain[name], rtol=0, atol=1e-5)
 
 
 def test_with_the_private_adapter_off_it_is_fedavg_over_the_global_one():
@@ -436,11 +435,9 @@ def test_with_the_private_adapter_off_it_is_fedavg_over_the_global_one():
     plain = fedavg(optax.adam(0.02), head="private", weights="uniform")
     expected = two_rounds(plain, lanes=3, bound=bound.replace(kinds=kinds))
     for name in GLOBAL:
-        np.testing.assert_allclose(result.server[name], expected.server[name], rtol=0, atol=1e-6)
+        assert_close(result.server[name], expected.server[name], rtol=0, atol=1e-6)
     for name in HEADS:
-        np.testing.assert_allclose(
-            result.client_state[name], expected.client_state[name], atol=1e-6
-        )
+        assert_close(result.client_state[name], expected.client_state[name], atol=1e-6)
     for name in PRIVATE:
         np.testing.assert_array_equal(result.client_state[name][0], bound.trainable[name])
 
@@ -513,10 +510,10 @@ def test_fedmatch_is_plain_training_and_a_uniform_mean_of_the_global_adapter():
         options={"gamma": 0.0, "mu": 0.0},
     )
     for name in GLOBAL:
-        np.testing.assert_allclose(result.server[name], server[name], rtol=0, atol=1e-5)
+        assert_close(result.server[name], server[name], rtol=0, atol=1e-5)
     for name in (*PRIVATE, *HEADS):
         expected = np.array([kept[name] for kept in own])
-        np.testing.assert_allclose(result.client_state[name], expected, rtol=0, atol=1e-5)
+        assert_close(result.client_state[name], expected, rtol=0, atol=1e-5)
 
 
 # --------------------------------------------------------------------------------- end to end
@@ -562,10 +559,10 @@ def test_pooling_leaves_padding_out():
     expected = [
         h[:n].mean(axis=0) if n else np.zeros(6) for h, n in zip(hidden, lengths, strict=True)
     ]
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+    assert_close(got, expected, rtol=0, atol=1e-6)
     assert got.dtype == jnp.float32
     np.testing.assert_array_equal(pool(outputs, {}, "cls"), hidden[:, 0])
-    np.testing.assert_allclose(pool(outputs, {}, "mean"), hidden.mean(axis=1), atol=1e-6)
+    assert_close(pool(outputs, {}, "mean"), hidden.mean(axis=1), atol=1e-6)
 
 
 PADDED = 8  # all arrays have as many rows: each function is compiled once
@@ -596,7 +593,7 @@ def test_similarities_are_their_definitions(seed, n, name):
     with jax.enable_x64(True):
         expected = float(DEFINED[name](jnp.asarray(x), jnp.asarray(y)))
     value, gradients = similarity(name, x, y, fill=1e6)
-    np.testing.assert_allclose(value, expected, rtol=0, atol=3e-5)
+    assert_close(value, expected, rtol=0, atol=3e-5)
     for g in gradients:
         assert np.isfinite(g).all()
         np.testing.assert_array_equal(g[n:], 0)
@@ -614,11 +611,9 @@ def test_cka_is_invariant_to_rotation_shift_and_scale(seed, n, factor, name):
     rng = np.random.default_rng(seed + 1)
     rotation, _ = np.linalg.qr(rng.normal(size=(5, 5)))
     turned = factor * (x @ rotation + rng.normal(size=(1, 5)))
-    np.testing.assert_allclose(similarity(name, x, x)[0], 1, atol=1e-5)
-    np.testing.assert_allclose(similarity(name, x, turned)[0], 1, atol=1e-4)
-    np.testing.assert_allclose(
-        similarity(name, turned, y)[0], similarity(name, x, y)[0], rtol=0, atol=1e-4
-    )
+    assert_close(similarity(name, x, x)[0], 1, atol=1e-5)
+    assert_close(similarity(name, x, turned)[0], 1, atol=1e-4)
+    assert_close(similarity(name, turned, y)[0], similarity(name, x, y)[0], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", SIMILARITIES)
@@ -650,9 +645,7 @@ def test_known_values_of_independent_gaussians():
             everybody = jnp.ones(n, bool)
             found.append([float(f(x, y, everybody)) for f in (cka, cka_debiased, cosine)])
     biased = {n: np.mean([v[0] for v in found]) for n, found in values.items()}
-    np.testing.assert_allclose(
-        [biased[4], biased[16], biased[64]], [0.997, 0.980, 0.922], atol=2e-3
-    )
+    assert_close([biased[4], biased[16], biased[64]], [0.997, 0.980, 0.922], atol=2e-3)
     assert np.abs([v[1:] for v in values[64]]).max() < 0.03
 
 
@@ -670,9 +663,9 @@ def test_classes_of_other_tasks_have_no_effect():
         return task.loss(Outputs(x, x), batch)[0]
 
     few = logits[:, :2]
-    np.testing.assert_allclose(loss(logits, masked), loss(few, batch), rtol=1e-6)
+    assert_close(loss(logits, masked), loss(few, batch), rtol=1e-6)
     gradient = jax.grad(loss)(logits, masked)
-    np.testing.assert_allclose(gradient[:, :2], jax.grad(loss)(few, batch), rtol=1e-6)
+    assert_close(gradient[:, :2], jax.grad(loss)(few, batch), rtol=1e-6)
     np.testing.assert_array_equal(gradient[:, 2:], 0)
     here, there = (
         task.metrics(Outputs(x, x), b)["accuracy"] for x, b in ((logits, masked), (few, batch))
@@ -769,7 +762,7 @@ def test_passes_of_a_real_encoder_are_those_of_models_with_one_adapter(
     for _ in range(2):
         leaves = jax.tree.map(lambda x, g: x - 0.5 * g, leaves, derive(leaves))
     for n, x in {**uploaded, **kept}.items():
-        np.testing.assert_allclose(x, leaves[n], rtol=0, atol=2e-5)
+        assert_close(x, leaves[n], rtol=0, atol=2e-5)
         assert np.abs(leaves[n] - received[n]).max() > 1e-4, n
 
 

@@ -6,6 +6,7 @@ import optax
 import pytest
 import slow_lora
 import toy
+from closeness import approx, assert_close, assert_small
 from slow_lora import ADAM, MODEL, A, B, Slow
 
 from fedjax_peft.algorithms import fedavg, fedrot
@@ -74,7 +75,7 @@ def test_the_same_update_in_another_basis_comes_back_as_it_was(on_a, reflect):
     upload, received, _ = turned(reflect=reflect)
     new = _aligned(upload, received, {}, jnp.array(on_a), 1.0)
     for n, x in new.items():
-        np.testing.assert_allclose(x, received[n], rtol=0, atol=1e-5)
+        assert_close(x, received[n], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.3, 1.0])
@@ -82,7 +83,7 @@ def test_the_product_stays(strength):
     upload, received, _ = turned(reflect=True)
     upload[A] = upload[A] + 0.3
     new = _aligned(upload, received, {}, jnp.array(True), strength)
-    np.testing.assert_allclose(new[A] @ new[B], upload[A] @ upload[B], rtol=0, atol=2e-5)
+    assert_close(new[A] @ new[B], upload[A] @ upload[B], rtol=0, atol=2e-5)
     rest = np.abs(new[A] - upload[A]).max()
     assert rest > 0.1 if strength else rest < 1e-5
 
@@ -96,7 +97,7 @@ def test_half_of_a_turn_in_a_plane_is_a_turn_by_half_the_angle():
     half = np.array(
         [[np.cos(angle / 2), -np.sin(angle / 2)], [np.sin(angle / 2), np.cos(angle / 2)]]
     )
-    np.testing.assert_allclose(new[A], received[A] @ half, rtol=0, atol=1e-5)
+    assert_close(new[A], received[A] @ half, rtol=0, atol=1e-5)
 
 
 def test_below_a_strength_of_one_a_reflection_becomes_the_best_rotation():
@@ -104,10 +105,10 @@ def test_below_a_strength_of_one_a_reflection_becomes_the_best_rotation():
     upload[A] = upload[A] * jnp.array([[3.0, 1.0, 0.5]])  # so that singular values differ
     u, _, vt = np.linalg.svd(np.asarray(upload[A].T @ received[A], np.float64))
     r = u @ np.diag([1, 1, -1]) @ vt
-    assert np.linalg.det(r) == pytest.approx(1)
+    assert np.linalg.det(r) == approx(1)
     r = polar(0.3 * np.eye(3) + 0.7 * r)
     new = _aligned(upload, received, {}, jnp.array(True), 0.7)
-    np.testing.assert_allclose(new[A], upload[A] @ r, rtol=0, atol=1e-5)
+    assert_close(new[A], upload[A] @ r, rtol=0, atol=1e-5)
 
 
 def test_a_client_of_a_smaller_rank_turns_only_among_its_own_directions():
@@ -119,9 +120,9 @@ def test_a_client_of_a_smaller_rank_turns_only_among_its_own_directions():
     }
     new = _aligned(small, received, fixed, jnp.array(True), 1.0)
     for n, rows in ((A, np.s_[:, 2:]), (B, np.s_[2:])):
-        np.testing.assert_allclose(new[n][rows], received[n][rows], rtol=0, atol=1e-6)
+        assert_close(new[n][rows], received[n][rows], rtol=0, atol=1e-6)
     r = polar(np.asarray(small[A][:, :2].T @ received[A][:, :2]))
-    np.testing.assert_allclose(new[A][:, :2], small[A][:, :2] @ r, rtol=0, atol=1e-5)
+    assert_close(new[A][:, :2], small[A][:, :2] @ r, rtol=0, atol=1e-5)
 
 
 def test_layers_of_different_ranks_are_aligned_together_as_alone():
@@ -134,7 +135,7 @@ def test_layers_of_different_ranks_are_aligned_together_as_alone():
     received = named(one[1], "p") | named(two[1], "q")
     new = _aligned(upload, received, {}, jnp.array(False), 1.0)
     for n, x in new.items():
-        np.testing.assert_allclose(x, received[n], rtol=0, atol=1e-5)
+        assert_close(x, received[n], rtol=0, atol=1e-5)
 
 
 def test_the_error_of_the_average_is_smaller_than_without_the_rotation():
@@ -151,7 +152,7 @@ def test_the_error_of_the_average_is_smaller_than_without_the_rotation():
 
     turned_back = [_aligned(u, received, {}, jnp.array(True), 1.0) for u in uploads]
     assert error(uploads) > 0.5
-    assert error(turned_back) < 1e-4
+    assert_small(error(turned_back), 1e-4)
 
 
 def test_a_strength_of_zero_is_federated_averaging():
@@ -159,7 +160,7 @@ def test_a_strength_of_zero_is_federated_averaging():
         slow_lora.rounds(slow_lora.engine(f)) for f in (fedrot(ADAM, strength=0), fedavg(ADAM))
     ]
     for n in toy.SHARED:
-        np.testing.assert_allclose(results[0][-1].server[n], results[1][-1].server[n], atol=1e-6)
+        assert_close(results[0][-1].server[n], results[1][-1].server[n], atol=1e-6)
 
 
 @pytest.mark.parametrize(

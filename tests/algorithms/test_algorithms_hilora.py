@@ -10,6 +10,7 @@ import pytest
 import reference
 import slow_lora
 import toy
+from closeness import approx, assert_close
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import hilora
@@ -191,7 +192,7 @@ def test_rounds_equal_the_slow_reference_in_every_stage(head):
             model, expected = rig.algorithm.model(broadcast, kept), slow.leaves(c)
             assert model.keys() == expected.keys()
             for n, x in expected.items():
-                np.testing.assert_allclose(model[n], x, rtol=0, atol=1e-5, err_msg=f"{c} {n}")
+                assert_close(model[n], x, rtol=0, atol=1e-5, err_msg=f"{c} {n}")
     assert 1 < len(groups(labels)) < 4, "clusters of several clients, and several clusters"
 
 
@@ -205,10 +206,10 @@ def test_the_average_of_a_stage_is_measured():
     exact = np.average([S * u[a] @ u[b] for u in uploads], axis=0, weights=sizes)
     lost = np.linalg.norm(S * slow.shared[a] @ slow.shared[b] - exact)
     first, cluster, leaf = (results[i].aggregation for i in (0, 3, 5))
-    assert first["aggregation_error"] == pytest.approx(lost, rel=1e-3)
+    assert first["aggregation_error"] == approx(lost, rel=1e-3)
     assert first["aggregation_error/layer"] == first["aggregation_error"]
     kept = 1 - (lost / np.linalg.norm(exact)) ** 2
-    assert first["spectrum_kept"] == pytest.approx(kept, rel=1e-4)
+    assert first["spectrum_kept"] == approx(kept, rel=1e-4)
     assert cluster["aggregation_error"] > 0
     assert leaf["aggregation_error"] == leaf["spectrum_kept"] == 0
     found = len(set(results[2].server["assignment"][:4].tolist()))

@@ -12,6 +12,7 @@ import optax
 import pytest
 import reference
 import toy
+from closeness import approx, assert_close, assert_small
 
 from fedjax_peft.aggregators import flexlora
 from fedjax_peft.algorithms import fedavg, fedex, fedsa, ffa, flora, fra_ffa, hetlora, local, rolora
@@ -232,13 +233,13 @@ def test_rounds_equal_the_slow_reference(method, lanes):
     model = server.model(state)
     assert set(model) == set(expected.shared)
     for name, x in model.items():
-        np.testing.assert_allclose(x, expected.leaves[name], rtol=0, atol=1e-5)
+        assert_close(x, expected.leaves[name], rtol=0, atol=1e-5)
     assert set(private) == set(expected.private)
     for name in expected.private:
         own = [v[name] for v in expected.own]
-        np.testing.assert_allclose(private[name], own, rtol=0, atol=1e-5)
+        assert_close(private[name], own, rtol=0, atol=1e-5)
     kernel = server.merge_into_frozen(state, MODEL.frozen)[KERNEL]
-    np.testing.assert_allclose(kernel, expected.kernel, rtol=0, atol=1e-5)
+    assert_close(kernel, expected.kernel, rtol=0, atol=1e-5)
     assert np.array_equal(kernel, MODEL.frozen[KERNEL]) != (method in ("flora", "fedex"))
 
 
@@ -262,13 +263,13 @@ def test_exact_methods_report_no_error(method):
     for result in fast(method)[0]:
         for name in ("", "_relative", "_max", "/layer"):
             # FLoRA and FedEx measure it on sums with the kernel, in float32.
-            assert result.aggregation[f"aggregation_error{name}"] < 1e-6
+            assert_small(result.aggregation[f"aggregation_error{name}"], 1e-6)
 
 
 def test_fedex_reports_the_merged_residual():
     results, rig = fast("fedex")
     fold = rig.algorithm.server.frozen_delta(results[0].server)[KERNEL]
-    assert results[0].aggregation["residual"] == pytest.approx(np.linalg.norm(fold), rel=1e-5)
+    assert results[0].aggregation["residual"] == approx(np.linalg.norm(fold), rel=1e-5)
     assert results[0].aggregation["residual_relative"] > 1e-4
 
 
@@ -303,7 +304,7 @@ def test_after_the_switch_a_rests_and_is_not_sent():
     assert [bool(r.sent_leaves[A]) for r in (first, second)] == [True, False]
     assert [float(r.server["switched"]) for r in (first, second)] == [1, 1]
     a, b = (first.server["model"][n] for n in (A, B))
-    np.testing.assert_allclose(a.T @ a, np.eye(toy.RANK), rtol=0, atol=1e-6)
+    assert_close(a.T @ a, np.eye(toy.RANK), rtol=0, atol=1e-6)
     np.testing.assert_array_equal(second.server["model"][A], a)
     assert np.abs(second.server["model"][B] - b).min() > 0
     assert 0 < first.aggregation["spectrum_kept"] < 1
@@ -344,8 +345,8 @@ def test_a_number_of_rounds_brings_the_switch_and_no_product_changes():
     states = watched(fra_ffa(ADAM, at=2), models, [1.0] * 4)
     assert switched(states) == [0, 1, 1, 1]
     a, b = states[1]["model"][A], states[1]["model"][B]
-    np.testing.assert_allclose(a @ b, models[1][A] @ models[1][B], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(a.T @ a, np.eye(2), rtol=0, atol=1e-6)
+    assert_close(a @ b, models[1][A] @ models[1][B], rtol=0, atol=1e-6)
+    assert_close(a.T @ a, np.eye(2), rtol=0, atol=1e-6)
     for i in (0, 2, 3):  # before it and after it the aggregate is taken as it is
         np.testing.assert_array_equal(states[i]["model"][A], models[i][A])
 
@@ -361,7 +362,7 @@ def test_a_round_without_a_finite_loss_neither_brings_the_switch_nor_is_the_best
     algorithm = fra_ffa(ADAM, trigger="plateau", patience=1)
     states = watched(algorithm, orthogonal(*[0.1] * 5), [1.0, np.nan, np.inf, 0.5, 0.5])
     assert switched(states) == [0, 0, 0, 0, 1]
-    np.testing.assert_allclose([state["best"] for state in states], [1, 1, 1, 0.5, 0.5])
+    assert_close([state["best"] for state in states], [1, 1, 1, 0.5, 0.5])
 
 
 def test_the_loss_is_the_cohorts():
@@ -369,7 +370,7 @@ def test_the_loss_is_the_cohorts():
     (result,) = rounds_of(rig, {1: (0, 2)})
     total, count = (part.sum() for part in result.sums["loss"])
     assert count == SIZES[0] + SIZES[2]
-    assert float(result.server["best"]) == pytest.approx(total / count, rel=1e-5)
+    assert float(result.server["best"]) == approx(total / count, rel=1e-5)
 
 
 def test_a_subspace_that_hardly_turns_brings_the_switch():
@@ -420,7 +421,7 @@ def test_clients_prune_tails_that_have_shrunk():
     for name in toy.SHARED:
         weights = SIZES if name in toy.HEAD else norms
         expected = mean(uploads, weights, name)
-        np.testing.assert_allclose(first.server[name], expected, rtol=0, atol=1e-5)
+        assert_close(first.server[name], expected, rtol=0, atol=1e-5)
     after = second.client_state["ranks"]["layer"].tolist()
     assert all(x <= y for x, y in zip(after, ranks, strict=True)), "what was pruned stays away"
     # A client's own model has its own rank.
@@ -480,10 +481,10 @@ def test_the_global_bert_is_the_exact_average(trained_alone, make):
 
     result = run(model, make(RATE_OF_BERT))
     got = logits(result.trained, result.params)
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+    assert_close(got, expected, rtol=0, atol=1e-5)
     assert np.abs(got - logits(model, start)).max() > 1e-2
     merged = merge(result.trained, result.params)
-    np.testing.assert_allclose(logits(merged, merged.trainable), expected, rtol=0, atol=1e-5)
+    assert_close(logits(merged, merged.trainable), expected, rtol=0, atol=1e-5)
 
 
 def test_a_fused_projection_in_parts_cannot_be_folded():
@@ -570,7 +571,7 @@ def test_flora_sums_products_of_any_ranks():
         after = trained(frozen, own, toy.SHARED, c, 1)
         expected += SIZES[c] / sum(SIZES) * S * after[A][:, :rank] @ after[B][:rank]
     got = result.trained.frozen[KERNEL]
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+    assert_close(got, expected, rtol=0, atol=1e-5)
 
 
 def test_fedex_refuses_clients_of_different_ranks():

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx, assert_close
 from test_algorithms_lora import (
     ADAM,
     COHORTS,
@@ -125,7 +126,7 @@ def test_rounds_equal_the_slow_reference(method):
     expected = slow().run()
     model = rig.algorithm.server.model(results[-1].server)
     for name in toy.SHARED:
-        np.testing.assert_allclose(model[name], expected.leaves[name], rtol=0, atol=1e-5)
+        assert_close(model[name], expected.leaves[name], rtol=0, atol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------- FedSVD
@@ -145,10 +146,10 @@ def test_the_svd_changes_no_product_and_makes_a_orthonormal():
     for path in ("one", "two", "wide"):
         a, b = turned[f"{path}.lora_a"], turned[f"{path}.lora_b"]
         before = np.asarray(leaves[f"{path}.lora_a"] @ leaves[f"{path}.lora_b"])
-        np.testing.assert_allclose(a @ b, before, rtol=0, atol=3e-6)
-        np.testing.assert_allclose(a.T @ a, np.eye(2), rtol=0, atol=1e-6)
+        assert_close(a @ b, before, rtol=0, atol=3e-6)
+        assert_close(a.T @ a, np.eye(2), rtol=0, atol=1e-6)
         gram = np.asarray(b @ b.T)  # the rows of B are orthogonal, the longest first
-        np.testing.assert_allclose(gram, np.diag(np.diag(gram)), rtol=0, atol=1e-5)
+        assert_close(gram, np.diag(np.diag(gram)), rtol=0, atol=1e-5)
         assert gram[0, 0] >= gram[1, 1]
 
 
@@ -201,7 +202,7 @@ def test_the_correction_lowers_the_aggregation_error_and_reports_what_is_left():
     for aggregator in (lora_fair(lam=0.0), lora_fair(solver="least_squares", lam=0.0)):
         (plain, made), (_, metrics) = aggregated(aggregator)
         errors = [np.linalg.norm(x - wanted) for x in (plain, made)]
-        assert metrics["aggregation_error"] == pytest.approx(errors[1], rel=1e-3)
+        assert metrics["aggregation_error"] == approx(errors[1], rel=1e-3)
         cosines = [
             (x * wanted).sum() / np.linalg.norm(x) / np.linalg.norm(wanted) for x in (plain, made)
         ]
@@ -211,7 +212,7 @@ def test_the_correction_lowers_the_aggregation_error_and_reports_what_is_left():
 
 def test_a_large_weight_of_the_norm_keeps_the_average():
     (plain, made), _ = aggregated(lora_fair(solver="least_squares", lam=1e9))
-    np.testing.assert_allclose(made, plain, rtol=0, atol=1e-6)
+    assert_close(made, plain, rtol=0, atol=1e-6)
     (plain, made), _ = aggregated(lora_fair(lam=1.0))
     np.testing.assert_array_equal(made, plain)
 

@@ -11,6 +11,7 @@ import optax
 import pytest
 import reference
 import toy
+from closeness import approx, assert_close
 
 import fedjax_peft as fp
 from fedjax_peft import tree
@@ -328,20 +329,20 @@ def check_two_rounds(rig, name, head, per_round):
     assert set(model) == set(shared)
     assert set(kept) == set(own)
     for n in shared:
-        np.testing.assert_allclose(model[n], world.theta[n], rtol=0, atol=1e-5)
+        assert_close(model[n], world.theta[n], rtol=0, atol=1e-5)
         assert np.abs(world.theta[n] - rig.shared[n]).max() > 1e-3, "every leaf has moved"
     for n in own:
-        np.testing.assert_allclose(kept[n], [leaves[n] for leaves in world.own], rtol=0, atol=1e-5)
+        assert_close(kept[n], [leaves[n] for leaves in world.own], rtol=0, atol=1e-5)
     if "control" in extra:
         for n in shared:
             control, each = result.server["control"][n], private["control"][n]
-            np.testing.assert_allclose(control, extra["control"][n], rtol=0, atol=1e-5)
-            np.testing.assert_allclose(each, [c[n] for c in extra["controls"]], rtol=0, atol=1e-5)
+            assert_close(control, extra["control"][n], rtol=0, atol=1e-5)
+            assert_close(each, [c[n] for c in extra["controls"]], rtol=0, atol=1e-5)
     if "moved" in extra:
         for n in shared:
             moved, each = result.server.moved[n], private["gradient"][n]
-            np.testing.assert_allclose(moved, extra["moved"][n], rtol=0, atol=1e-5)
-            np.testing.assert_allclose(each, [g[n] for g in extra["gradients"]], rtol=0, atol=1e-5)
+            assert_close(moved, extra["moved"][n], rtol=0, atol=1e-5)
+            assert_close(each, [g[n] for g in extra["gradients"]], rtol=0, atol=1e-5)
 
 
 # ------------------------------------------------------------------------- against hand calculation
@@ -478,7 +479,7 @@ MAKE = {
 def test_hand_calculated_rounds(name):
     make, expected = MAKE[name]
     rig = Quadratics(make())
-    assert [rig.round() for _ in expected] == pytest.approx(expected, rel=1e-6)
+    assert [rig.round() for _ in expected] == approx(expected, rel=1e-6)
     # Nobody is there, as where all uploads are dropped: then nothing moves, momentum neither.
     before = jax.device_get(rig.state)
     rig.round([])
@@ -489,7 +490,7 @@ def test_fedyogi_keeps_the_second_moment_between_its_neighbours():
     rig = Quadratics(fedyogi(HALF, b2=0.75, tau=1.0, weights="uniform"))
     rig.round()
     # From 0 v grows by (1 - β₂) Δ², as Adam's does.
-    assert float(rig.state[0].optimizer.second["x"]) == pytest.approx(0.25 * 1.75**2)
+    assert float(rig.state[0].optimizer.second["x"]) == approx(0.25 * 1.75**2)
 
 
 @pytest.mark.parametrize(
@@ -503,14 +504,14 @@ def test_fedyogi_keeps_the_second_moment_between_its_neighbours():
     ids=["fedprox", "fedopt", "fedavgm", "scaffold's first round"],
 )
 def test_special_cases_are_fedavg(same):
-    assert Quadratics(same()).round() == pytest.approx(Quadratics(fedavg(HALF)).round(), rel=1e-6)
+    assert Quadratics(same()).round() == approx(Quadratics(fedavg(HALF)).round(), rel=1e-6)
 
 
 def test_fednova_is_fedavg_for_equal_work_with_any_momentum():
     heavy = optax.sgd(0.5, momentum=0.3)
     one, other = Quadratics(fednova(heavy)), Quadratics(fedavg(heavy))
     equal = [(0, 1.0, [[0], [0]]), (1, 2.0, [[1], [2]])]
-    assert one.round(equal) == pytest.approx(other.round(equal), rel=1e-6)
+    assert one.round(equal) == approx(other.round(equal), rel=1e-6)
 
 
 def test_optimum_of_unequal_clients():
@@ -524,8 +525,8 @@ def test_optimum_of_unequal_clients():
     }.items():
         rig = Quadratics(make())
         ends[name] = [rig.round() for _ in range(60)][-1]
-    assert ends["scaffold"] == pytest.approx(2.5, abs=1e-3)
-    assert ends["feddyn"] == pytest.approx(2.5, abs=1e-3)
+    assert ends["scaffold"] == approx(2.5, abs=1e-3)
+    assert ends["feddyn"] == approx(2.5, abs=1e-3)
     assert abs(ends["fednova"] - 2.5) < abs(ends["fedavg"] - 2.5)
 
 
@@ -611,7 +612,7 @@ def test_fednova_measures_the_weight_of_gradients(optimizer):
     effective = (lengths[0] + 2 * lengths[1]) / 3
     directions = [m / n if n else 0.0 for m, n in zip(moves, lengths, strict=True)]
     expected = effective * (directions[0] + 2 * directions[1]) / 3
-    assert Quadratics(fednova(optimizer)).round() == pytest.approx(expected, rel=1e-5)
+    assert Quadratics(fednova(optimizer)).round() == approx(expected, rel=1e-5)
 
 
 def test_fednova_counts_the_steps_of_adam_and_does_not_change_masked_leaves():
@@ -621,7 +622,7 @@ def test_fednova_counts_the_steps_of_adam_and_does_not_change_masked_leaves():
         for rows in ([(0, 1.0, [[0]])], [(1, 2.0, [[1], [2]])])
     ]
     expected = 5 / 3 * (ends[0] + 2 * ends[1] / 2) / 3
-    assert rig.round() == pytest.approx(expected, rel=1e-5)
+    assert rig.round() == approx(expected, rel=1e-5)
 
     still = optax.masked(optax.set_to_zero(), {n: n in toy.HEAD for n in toy.SHARED})
     algorithm = fednova(optax.chain(optax.sgd(RATE), still))
@@ -651,14 +652,14 @@ def test_fednova_measures_each_leaf_by_itself():
         length = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
         directions = [(end[n] - start) / a for end, a in zip(ends, length, strict=True)]
         expected = start + weights @ length * np.tensordot(weights, np.stack(directions), 1)
-        np.testing.assert_allclose(result[n], expected, rtol=0, atol=1e-5)
+        assert_close(result[n], expected, rtol=0, atol=1e-5)
 
 
 def test_fednova_divides_by_each_client_s_own_weight_of_gradients():
     """With the default option, which ignores momentum, the error was 39 % of a step."""
     rig = Quadratics(fednova(optax.sgd(0.5, momentum=0.9)))
     # Client 1: gradient -4, to 2; buffer -3.6 - 2 = -5.6, to 4.8; its a are 1.9 and 1.
-    assert rig.round() == pytest.approx((1 + 2 * 2.9) / 3 * (0.5 + 2 * 4.8 / 2.9) / 3, rel=1e-6)
+    assert rig.round() == approx((1 + 2 * 2.9) / 3 * (0.5 + 2 * 4.8 / 2.9) / 3, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import optax
 import pytest
 import reference
 import toy
+from closeness import approx, assert_close, assert_small
 
 from fedjax_peft import tree
 from fedjax_peft.algorithms import (
@@ -349,8 +350,8 @@ def test_rounds_equal_the_slow_reference(name, lanes, cohort):
     result = played(algorithm, lanes=lanes, per_round=PER_ROUND[cohort], dropout=dropout)
     server, client_state = slowly(PER_ROUND[cohort])
     stacked = jax.tree.map(lambda *x: np.stack(x), *client_state)
-    assert distance(result.server, server) < 1e-5
-    assert distance(result.client_state, stacked) < 1e-5
+    assert_small(distance(result.server, server), 1e-5)
+    assert_small(distance(result.client_state, stacked), 1e-5)
     start = {n: START[n] for n in server}
     assert distance(start, server) > 0.01, "the server has moved"
     if "alpha" in stacked:
@@ -366,9 +367,9 @@ def test_a_stored_optimizer_state_continues(head, lanes, cohort):
     algorithm = fedavg(optax.adam(0.02), head=head, keep_optimizer=True)
     result = played(algorithm, lanes=lanes, per_round=PER_ROUND[cohort])
     server, client_state = kept_optimizer_slowly(PER_ROUND[cohort], ADAM, head)
-    assert distance(result.server, server) < 1e-5
+    assert_small(distance(result.server, server), 1e-5)
     own = jax.tree.map(lambda *x: np.stack(x), *(kept["model"] for kept in client_state))
-    assert distance(result.client_state["model"], own) < 1e-5
+    assert_small(distance(result.client_state["model"], own), 1e-5)
     times = [
         sum(c in reference.cohort_of(FEDERATION, n, PER_ROUND[cohort])[0] for n in (1, 2))
         for c in range(len(SIZES))
@@ -406,16 +407,16 @@ def test_apfl_by_hand():
     kept = algorithm.init_client_state({"x": jnp.float32(1)}, {})
     one, two = two_steps(algorithm, kept)
     # w = 0, v = 1, mixture 0.5, gradient there -1.5; v += 0.1 * 0.5 * 1.5; alpha += 0.1 * 1.5
-    assert one[0]["x"] == pytest.approx(0.2)
-    assert one[1]["personal"]["x"] == pytest.approx(1.075)
-    assert one[1]["alpha"] == pytest.approx(0.65)
+    assert one[0]["x"] == approx(0.2)
+    assert one[1]["personal"]["x"] == approx(1.075)
+    assert one[1]["alpha"] == approx(0.65)
     # mixture 0.65 * 1.075 + 0.35 * 0.2 = 0.76875, gradient -1.23125; alpha rests until next round
-    assert two[0]["x"] == pytest.approx(0.38)
-    assert two[1]["personal"]["x"] == pytest.approx(1.15503125)
-    assert two[1]["alpha"] == pytest.approx(0.65)
+    assert two[0]["x"] == approx(0.38)
+    assert two[1]["personal"]["x"] == approx(1.15503125)
+    assert two[1]["alpha"] == approx(0.65)
     # 0.65 * 1.15503125 + 0.35 * 10
     predicting = algorithm.model({"x": jnp.float32(10)}, two[1])
-    assert predicting["x"] == pytest.approx(4.2507703125)
+    assert predicting["x"] == approx(4.2507703125)
 
 
 def test_pfedme_by_hand():
@@ -423,11 +424,11 @@ def test_pfedme_by_hand():
     kept = algorithm.init_client_state({"x": jnp.float32(7)}, {})
     one, two = two_steps(algorithm, kept)
     # x: 0 -> 0.2 -> 0.2 + 0.1 (1.8 - 2 * 0.2) = 0.34; w goes half of the way
-    assert one[1]["personal"]["x"] == pytest.approx(0.34)
-    assert one[0]["x"] == pytest.approx(0.17)
+    assert one[1]["personal"]["x"] == approx(0.34)
+    assert one[0]["x"] == approx(0.17)
     # x: 0.34 + 0.1 (1.66 - 0.34) = 0.472 -> 0.472 + 0.1 (1.528 - 0.604) = 0.5644
-    assert two[1]["personal"]["x"] == pytest.approx(0.5644)
-    assert two[0]["x"] == pytest.approx(0.3672)
+    assert two[1]["personal"]["x"] == approx(0.5644)
+    assert two[0]["x"] == approx(0.3672)
     assert algorithm.server.update({"x": 1.0}, {"x": 3.0}, None)["x"] == 1.5
     assert algorithm.weights == "uniform"
 
@@ -437,17 +438,17 @@ def test_ditto_by_hand():
     one, two = two_steps(algorithm, algorithm.init_client_state({"x": jnp.float32(1)}, {}))
     # v: 1 - 0.1 (-1 + 0.5 * 1) = 1.05 -> 1.05 - 0.1 (-0.95 + 0.5 * 1.05) = 1.0925: pulled to the
     # received 0, not to the client's 0.2
-    assert one[1]["personal"]["x"] == pytest.approx(1.05)
-    assert (two[0]["x"], two[1]["personal"]["x"]) == pytest.approx((0.38, 1.0925))
+    assert one[1]["personal"]["x"] == approx(1.05)
+    assert (two[0]["x"], two[1]["personal"]["x"]) == approx((0.38, 1.0925))
 
 
 def test_moons_loss_by_hand():
     z, near, far = (jnp.float32(v)[None] for v in ([2, 0], [3, 0], [0, 5]))
     # Cosines 1 and 0: -log(e^2 / (e^2 + 1))
-    assert contrastive(z, near, far, 0.5)[0] == pytest.approx(0.1269280)
-    assert contrastive(z, far, near, 0.5)[0] == pytest.approx(2.1269280)
+    assert contrastive(z, near, far, 0.5)[0] == approx(0.1269280)
+    assert contrastive(z, far, near, 0.5)[0] == approx(2.1269280)
     slope = jax.grad(lambda z: contrastive(z, far, far, 0.5)[0])(z)
-    np.testing.assert_allclose(slope, 0, atol=1e-7)
+    assert_close(slope, 0, atol=1e-7)
     assert np.isfinite(jax.grad(lambda z: contrastive(z, near, far, 0.5)[0])(0 * z)).all()
 
 
@@ -548,7 +549,7 @@ def test_moon_compares_the_pooled_representations(pooling):
     expected = -np.log(near / (near + far))[:4]
     total, count = metrics["contrastive"]
     assert count == 4
-    np.testing.assert_allclose(total, expected.sum(), rtol=1e-5)
+    assert_close(total, expected.sum(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -574,11 +575,11 @@ def test_a_single_step_of_fedrep_trains_both_parts(lanes):
         picked = logits[np.arange(len(x)), labels]
         losses.append(np.sum(np.log(np.exp(logits).sum(axis=1)) - picked))
     body = {n: np.average([b[n] for b in bodies], axis=0, weights=sizes) for n in toy.ADAPTER}
-    assert distance(result.server, body) < 1e-5
+    assert_small(distance(result.server, body), 1e-5)
     assert distance(result.server, of(START, toy.ADAPTER)) > 1e-3, "shared leaves have moved"
-    assert distance(result.client_state, jax.tree.map(lambda *x: np.stack(x), *heads)) < 1e-5
+    assert_small(distance(result.client_state, jax.tree.map(lambda *x: np.stack(x), *heads)), 1e-5)
     # The training loss is that of the received model, counted once.
-    np.testing.assert_allclose(result.sums["loss"][0], losses, rtol=1e-5)
+    assert_close(result.sums["loss"][0], losses, rtol=1e-5)
     np.testing.assert_array_equal(result.sums["loss"][1], sizes)
 
 
@@ -589,7 +590,7 @@ def test_a_single_step_of_fedrep_draws_two_dropout_masks():
     ((x, labels, kept),) = reference.local_batches(few, 0, 1, batch_size=4, epochs=1)
     by = reference.gradients(FROZEN, leaves, x, labels, kept)
     leaves |= {n: leaves[n] - 0.3 * by[n] for n in toy.HEAD}
-    np.testing.assert_allclose(result.client_state["head.bias"][0], leaves["head.bias"], atol=1e-6)
+    assert_close(result.client_state["head.bias"][0], leaves["head.bias"], atol=1e-6)
     by = reference.gradients(FROZEN, leaves, x, labels, kept)
     same = leaves["layer.lora_b"] - 0.3 * by["layer.lora_b"]
     assert np.abs(result.server["layer.lora_b"] - same).max() > 1e-3
@@ -611,7 +612,7 @@ def test_fedrep_gives_the_body_at_least_one_step():
             part = toy.ADAPTER if i == steps - 1 else toy.HEAD
             by = reference.gradients(FROZEN, leaves, x, labels, np.full(kept.shape, 0.8))
             leaves |= {n: leaves[n] - 0.3 * by[n] for n in part}
-        assert distance(result.server, of(leaves, toy.ADAPTER)) < 1e-5
+        assert_small(distance(result.server, of(leaves, toy.ADAPTER)), 1e-5)
 
 
 def test_fedrep_tunes_heads_for_the_last_evaluation_only(tmp_path):
@@ -646,8 +647,8 @@ def test_fedrep_tunes_heads_for_the_last_evaluation_only(tmp_path):
         logits = hidden_of(leaves, x) @ leaves["head.kernel"] + leaves["head.bias"]
         picked = logits[np.arange(len(x)), labels]
         losses.append(np.mean(np.log(np.exp(logits).sum(axis=1)) - picked))
-    assert scores["tuned_test_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
-    assert tuned.metrics[-1]["test_loss"] != pytest.approx(np.mean(losses), rel=1e-3)
+    assert scores["tuned_test_loss"] == approx(np.mean(losses), rel=1e-5)
+    assert tuned.metrics[-1]["test_loss"] != approx(np.mean(losses), rel=1e-3)
 
     # A run that goes on is not changed by having been tuned on the way.
     run(make(tune_epochs=3), rounds=1, out=tmp_path / "run")
@@ -678,7 +679,7 @@ def test_centralised_training_continues_over_rounds():
         options = {"batch_size": BATCH, "epochs": EPOCHS}
         for batch in reference.local_batches(everything, 0, number, **options):
             params = moved(adam, params, gradient_at(params, batch))
-    assert distance(result.server, params) < 1e-5
+    assert_small(distance(result.server, params), 1e-5)
 
 
 # --------------------------------------------------------------------------- whole runs, on disk
@@ -731,8 +732,8 @@ def test_lanes_do_not_change_the_metrics(straight):
     other = run(DITTO, test=TEST, lanes=1)
     for a, b in zip(straight.metrics, other.metrics, strict=True):
         for key in ("train_loss", "test_loss", "test_accuracy", "global_test_loss"):
-            assert a.get(key) == pytest.approx(b.get(key), abs=1e-5), key
-    assert distance(straight.client_state, jax.device_get(other.client_state)) < 1e-5
+            assert a.get(key) == approx(b.get(key), abs=1e-5), key
+    assert_small(distance(straight.client_state, jax.device_get(other.client_state)), 1e-5)
 
 
 def test_clients_predict_with_their_own_models(straight):
@@ -746,7 +747,7 @@ def test_clients_predict_with_their_own_models(straight):
         outputs = toy.apply_with(0)(straight.model.frozen, params, TEST.columns, None, False)
         total, count = classification().loss(outputs, {**TEST.columns, "mask": np.ones(20, bool)})
         losses.append(total / count)
-    assert last["test_loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+    assert last["test_loss"] == approx(np.mean(losses), abs=1e-5)
     assert abs(last["global_test_loss"] - last["test_loss"]) > 1e-3
 
 
@@ -758,7 +759,7 @@ def test_fedbabu_is_tuned_after_the_run():
     )
     start = toy.model().trainable
     for name in toy.ADAPTER:
-        np.testing.assert_allclose(body.params[name], server[name], atol=1e-5)
+        assert_close(body.params[name], server[name], atol=1e-5)
     for name in toy.HEAD:
         np.testing.assert_array_equal(body.params[name], start[name])
     tuned = run(
@@ -778,7 +779,7 @@ def test_fedbabu_is_tuned_after_the_run():
         for name in toy.ADAPTER:
             np.testing.assert_array_equal(params[name], body.params[name])
         for name in toy.HEAD:
-            np.testing.assert_allclose(params[name], leaves[name], atol=1e-5)
+            assert_close(params[name], leaves[name], atol=1e-5)
             assert np.abs(np.asarray(params[name]) - body.params[name]).max() > 1e-3
 
 

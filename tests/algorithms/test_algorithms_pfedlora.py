@@ -7,6 +7,7 @@ import pytest
 import reference
 import slow_lora
 import toy
+from closeness import assert_close
 from flax import nnx
 from slow_lora import KERNEL, A, B, S
 
@@ -68,10 +69,10 @@ def test_rounds_equal_the_slow_reference(model_epochs, adapter_epochs):
             server[n] = np.average([u[n] for u in uploads], axis=0, weights=sizes)
     assert set(results[-1].server) == {A, B}
     for n in (A, B):
-        np.testing.assert_allclose(results[-1].server[n], server[n], rtol=0, atol=1e-5)
+        assert_close(results[-1].server[n], server[n], rtol=0, atol=1e-5)
     for n in PRIVATE:
         kept = [leaves[n] for leaves in own]
-        np.testing.assert_allclose(results[-1].client_state[n], kept, rtol=0, atol=1e-5)
+        assert_close(results[-1].client_state[n], kept, rtol=0, atol=1e-5)
 
 
 def test_what_does_not_fit_is_refused():
@@ -125,7 +126,7 @@ def test_merged_weights_predict_the_same(tmp_path):
     batch["mask"] = jnp.ones(4, bool)
     one = model.apply(model.frozen, params, batch, None, False).logits
     other = merged.apply(merged.frozen, merged.trainable, batch, None, False).logits
-    np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+    assert_close(one, other, rtol=0, atol=1e-5)
     export(model, params, tmp_path / "merged", format="merged")
     with pytest.raises(InputError, match="lora_with_base"):
         export(model, params, tmp_path / "peft", format="peft")

@@ -12,6 +12,7 @@ import optax
 import pytest
 import reference
 import toy
+from closeness import assert_close
 
 import fedjax_peft as fp
 from fedjax_peft.aggregators import flexlora, fra, hetlora, ilora, mean
@@ -214,7 +215,7 @@ def test_product_rounds_equal_the_slow_reference(name):
     model, result = run(algorithm)
     expected = slow(serve(), 3)
     for n in toy.SHARED:
-        np.testing.assert_allclose(model[n], expected[n], rtol=0, atol=2e-5)
+        assert_close(model[n], expected[n], rtol=0, atol=2e-5)
     start = toy.model().trainable
     assert np.abs(model[A] @ model[B] - start[A] @ start[B]).max() > 1e-2
     # The error that is reported is that of the last truncation, in units of s·AB.
@@ -227,12 +228,12 @@ def test_split_and_rank_are_those_of_the_aggregator():
     model, _ = run(algorithm, 2)
     expected = slow(momentum(1.0, 0.7), 2, split="B")
     for n in toy.SHARED:
-        np.testing.assert_allclose(model[n], expected[n], rtol=0, atol=2e-5)
+        assert_close(model[n], expected[n], rtol=0, atol=2e-5)
     one = fedavgm(SGD, momentum=0.7, aggregator=fra(1), space="product")
     model, _ = run(one, 1)
     expected = slow(momentum(1.0, 0.7), 1, rank=1)
-    np.testing.assert_allclose(model[A][:, 0], expected[A][:, 0], rtol=0, atol=2e-5)
-    np.testing.assert_allclose(model[B], expected[B], rtol=0, atol=2e-5)
+    assert_close(model[A][:, 0], expected[A][:, 0], rtol=0, atol=2e-5)
+    assert_close(model[B], expected[B], rtol=0, atol=2e-5)
     assert np.abs(model[A][:, 1]).max() > 0.1, "the other direction can learn"
 
 
@@ -242,10 +243,10 @@ def test_sgd_with_step_1_on_products_is_fra():
         run(fedavg(SGD, aggregator=fra())),
     )
     for n in toy.SHARED:
-        np.testing.assert_allclose(ours[0][n], theirs[0][n], rtol=0, atol=1e-5)
+        assert_close(ours[0][n], theirs[0][n], rtol=0, atol=1e-5)
     assert set(ours[1].aggregation) == set(theirs[1].aggregation)
     for n, x in theirs[1].aggregation.items():
-        np.testing.assert_allclose(ours[1].aggregation[n], x, rtol=0, atol=1e-5)
+        assert_close(ours[1].aggregation[n], x, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +263,7 @@ def test_unchanged_uploads_do_not_change_the_server(algorithm):
     model, _ = run(algorithm, 8)
     start = jax.device_get(toy.model().trainable)
     product = start[A] @ start[B]
-    np.testing.assert_allclose(model[A] @ model[B], product, rtol=0, atol=5e-6)
+    assert_close(model[A] @ model[B], product, rtol=0, atol=5e-6)
     for n in toy.HEAD:
         np.testing.assert_array_equal(model[n], start[n])
 
@@ -296,7 +297,7 @@ def test_it_can_be_configured_and_resumed(tmp_path):
     assert jax.tree.all(jax.tree.map(np.array_equal, whole.server, again.server))
     assert whole.metrics[-1]["aggregation_error"] == again.metrics[-1]["aggregation_error"] > 0
     expected = slow(momentum(1.0, 0.7), 2, split="B")
-    np.testing.assert_allclose(whole.params[A], expected[A], rtol=0, atol=2e-5)
+    assert_close(whole.params[A], expected[A], rtol=0, atol=2e-5)
 
 
 def test_the_baseline_that_keeps_its_optimizer_is_not_concerned():

@@ -12,6 +12,7 @@ import optax
 import pytest
 import reference
 import toy
+from closeness import assert_close
 from toy import context
 
 import fedjax_peft as fp
@@ -74,7 +75,7 @@ def test_sgd_with_a_cosine_over_rounds_is_the_numpy_loop():
         server = {n: np.average([u[n] for u in uploads], axis=0, weights=SIZES) for n in server}
     results = played(engine(fedavg(schedules.scheduled(optax.sgd(0.3), schedules.cosine(4)))), 3)
     for n in toy.SHARED:
-        np.testing.assert_allclose(results[-1].server[n], server[n], rtol=0, atol=1e-5)
+        assert_close(results[-1].server[n], server[n], rtol=0, atol=1e-5)
 
 
 def test_a_schedule_compiles_once_for_all_rounds_and_run_time_values():
@@ -93,7 +94,7 @@ def test_a_schedule_compiles_once_for_all_rounds_and_run_time_values():
         for factor in expected:
             state, info = session.step(state)
             compiled.add(session.compile_seconds)
-            np.testing.assert_allclose(info.aggregation["learning_rate_factor"], factor, rtol=1e-6)
+            assert_close(info.aggregation["learning_rate_factor"], factor, rtol=1e-6)
         by_hand = fedprox(
             schedules.scheduled(
                 optax.adam(values.get("rate", 0.1)),
@@ -103,7 +104,7 @@ def test_a_schedule_compiles_once_for_all_rounds_and_run_time_values():
         )
         expected = played(engine(by_hand, engine="reference"), 3)[-1]
         for a, b in zip(*map(jax.tree.leaves, (state.server, expected.server)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+            assert_close(a, b, rtol=0, atol=1e-5)
     assert len(compiled) == 1
 
 
@@ -113,7 +114,7 @@ def test_a_round_at_rate_zero_moves_no_model_and_no_control_variate():
     for kind in ("compiled", "reference"):
         first, second = played(engine(scaffold(off, learning_rate=0.1), engine=kind))
         for a, b in zip(*(jax.tree.leaves(x[:2]) for x in (first, second)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=0, atol=1e-7)
+            assert_close(a, b, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +152,7 @@ def test_a_server_schedule_multiplies_the_server_s_step(make):
     )
     for n in start:
         assert np.abs(plain[n] - before[n]).min() > 1e-3
-        np.testing.assert_allclose(
-            scaled[n] - before[n], (plain[n] - before[n]) / 3, rtol=1e-4, atol=1e-6
-        )
+        assert_close(scaled[n] - before[n], (plain[n] - before[n]) / 3, rtol=1e-4, atol=1e-6)
     metrics = make(optax.sgd(0.1), server_schedule=lambda t: 1.0 / t).round_metrics(jnp.int32(4))
     assert metrics == {"server_learning_rate_factor": 0.25}
 
@@ -166,7 +165,7 @@ def test_a_server_schedule_over_products():
         rig = engine(fedopt(optax.sgd(0.1), server=server, space="product"), bound=toy.lora_model())
         results.append(played(rig, 1)[0])
     for a, b in zip(*(jax.tree.leaves(x.server.model) for x in results), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+        assert_close(a, b, rtol=0, atol=1e-5)
     assert results[1].aggregation["server_learning_rate_factor"] == 0.5
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import assert_close
 from compiled import compilations
 from test_algorithms_all import OPTIONS, OTHERS, model_of
 
@@ -82,7 +83,7 @@ def test_every_number_of_an_algorithm_can_be_a_run_time_value(name):
         np.testing.assert_array_equal(mine, its)
     constants = rounds(session(make(others)))
     for mine, its in zip(leaves(second), leaves(constants), strict=True):
-        np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-6)
+        assert_close(mine, its, rtol=1e-5, atol=1e-6)
     assert any(not np.array_equal(a, b) for a, b in zip(leaves(first), leaves(second), strict=True))
 
 
@@ -103,7 +104,7 @@ def test_transforms_can_be_functions_of_the_values():
     given["transforms"] = fp.transforms.clip_norm(0.01)
     constants = rounds(fp.session(model, make({"rate": 0.1}), FEDERATION, **given))
     for mine, its in zip(leaves(narrow), leaves(constants), strict=True):
-        np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-6)
+        assert_close(mine, its, rtol=1e-5, atol=1e-6)
     assert any(not np.array_equal(a, b) for a, b in zip(leaves(narrow), leaves(wide), strict=True))
 
 
@@ -117,7 +118,7 @@ def test_the_reference_engine_takes_the_values_of_the_state():
         for engine in ("compiled", "reference")
     ]
     for mine, its in zip(*map(leaves, states), strict=True):
-        np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-6)
+        assert_close(mine, its, rtol=1e-5, atol=1e-6)
 
 
 def test_wrong_values_are_refused_before_anything_is_compiled():

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx, assert_close
 
 import fedjax_peft as fp
 from fedjax_peft.engine.plan import batches
@@ -183,12 +184,12 @@ def test_runs_equal_a_reference_of_single_events(name, ditto, engine):
     assert np.allclose(staleness, [np.mean(taus) for _, _, taus in expected.rows])
     assert max(staleness) > 0.3, "the settings test stale uploads"
     for leaf, value in run.params.items():
-        np.testing.assert_allclose(value, expected.x[leaf], atol=1e-5)
+        assert_close(value, expected.x[leaf], atol=1e-5)
     if ditto:
         for client in range(len(SIZES)):
             own = run.client_params(client)
             for leaf, value in own.items():
-                np.testing.assert_allclose(value, expected.personal[client][leaf], atol=1e-5)
+                assert_close(value, expected.personal[client][leaf], atol=1e-5)
 
 
 def test_lanes_and_packing_do_not_change_results():
@@ -202,7 +203,7 @@ def test_lanes_and_packing_do_not_change_results():
         for lanes in (1, 3)
     ]
     for leaf, value in runs[0].params.items():
-        np.testing.assert_allclose(value, runs[1].params[leaf], atol=1e-6)
+        assert_close(value, runs[1].params[leaf], atol=1e-6)
 
 
 def test_all_clients_at_equal_speed_are_synchronous_fedavg():
@@ -219,10 +220,10 @@ def test_all_clients_at_equal_speed_are_synchronous_fedavg():
     fedbuff = fp.simulate(toy.model(), algorithm, clients, asynchronous=asynchronous, **common)
     fedavg = fp.simulate(toy.model(), algorithm, clients, **common)
     for leaf, value in fedbuff.params.items():
-        np.testing.assert_allclose(value, fedavg.params[leaf], atol=1e-6)
+        assert_close(value, fedavg.params[leaf], atol=1e-6)
     for one, other in zip(fedbuff.metrics, fedavg.metrics, strict=True):
         assert one.get("clients") == other.get("clients")
-        assert one["simulated_seconds"] == pytest.approx(other["simulated_seconds"])
+        assert one["simulated_seconds"] == approx(other["simulated_seconds"])
         # Bytes of the next jobs belong to the next interval.
         assert one["bytes_up"] == other["bytes_up"]
         assert one["bytes_down"] == other["bytes_down"]

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx, assert_close
 
 import fedjax_peft as fp
 
@@ -32,7 +33,7 @@ def simulated(algorithm=None, asynchronous=FEDBUFF, rounds=5, model=None, **opti
 
 def same(one, other, **tolerance):
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, **tolerance)
+        assert_close(a, b, **tolerance)
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
@@ -108,9 +109,9 @@ def test_rows_tell_costs_and_staleness():
 def test_slow_clients_fail_more_often():
     from fedjax_peft.simulation.asynchrony import failure_probability
 
-    assert failure_probability(0.2, 1.0, 1.0) == pytest.approx(0.2)
-    assert failure_probability(0.2, 1.0, 4.0) == pytest.approx(0.5)  # odds 1/4 -> 1
-    assert failure_probability(0.2, 0.0, 4.0) == pytest.approx(0.2)
+    assert failure_probability(0.2, 1.0, 1.0) == approx(0.2)
+    assert failure_probability(0.2, 1.0, 4.0) == approx(0.5)  # odds 1/4 -> 1
+    assert failure_probability(0.2, 0.0, 4.0) == approx(0.2)
     assert failure_probability(0.0, 2.0, 9.0) == 0.0
 
 

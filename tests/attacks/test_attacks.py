@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx, assert_close
 from scipy.stats import norm
 
 import fedjax_peft as fp
@@ -147,7 +148,7 @@ def test_an_attack_equals_its_transcription(name):
     expected = mean_of(replaced(craft(changes()[list(HOSTILE)], changes()[HONEST])))
     assert np.abs(expected - mean_of(changes())).max() > 1e-3, "the attack changes something"
     got, metrics = update(attack)
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-6)
+    assert_close(got, expected, rtol=1e-4, atol=2e-6)
     assert metrics["hostile"] == len(HOSTILE)
 
 
@@ -156,7 +157,7 @@ def test_min_max_stays_within_the_largest_honest_distance(way):
     rows = changes()[HONEST]
     largest = max(np.linalg.norm(a - b) for a in rows for b in rows)
     crafted = min_max_in_numpy(rows, way)
-    assert max(np.linalg.norm(crafted - r) for r in rows) == pytest.approx(largest, rel=1e-6)
+    assert max(np.linalg.norm(crafted - r) for r in rows) == approx(largest, rel=1e-6)
 
 
 def test_gaussian_noise_replaces_the_change_of_hostile_clients():
@@ -168,7 +169,7 @@ def test_gaussian_noise_replaces_the_change_of_hostile_clients():
     expected = std * np.sqrt(sum(SIZES[c] ** 2 for c in HOSTILE))
     assert abs(noise.std() / expected - 1) < 0.25  # of 43 entries
     again, _ = update(attacks.gaussian(SHARE, std), lanes=1)
-    np.testing.assert_allclose(got, again, atol=1e-5)
+    assert_close(got, again, atol=1e-5)
 
 
 def test_the_largest_z_of_alie_is_that_of_the_paper():
@@ -177,7 +178,7 @@ def test_the_largest_z_of_alie_is_that_of_the_paper():
 
     hostile = jnp.arange(60) < 24
     honest = (jnp.arange(60) < 50) & ~hostile
-    assert float(_largest_z(honest, hostile)) == pytest.approx(norm.ppf(24 / 26), rel=1e-5)
+    assert float(_largest_z(honest, hostile)) == approx(norm.ppf(24 / 26), rel=1e-5)
     assert np.isfinite(_largest_z(~hostile & honest, hostile | (jnp.arange(60) > 40)))
     assert float(_largest_z(hostile, honest)) >= 0
 
@@ -198,7 +199,7 @@ def test_a_label_flip_is_training_on_flipped_labels(attack, flipped):
     expected = plain.run(plain.schedule.cohort(1), 1, columns=columns)
     result = run(rig)
     for name, x in result.server.items():
-        np.testing.assert_allclose(x, expected.server[name], atol=1e-6)
+        assert_close(x, expected.server[name], atol=1e-6)
         assert np.abs(x - run(plain).server[name]).max() > 1e-4
 
 
@@ -233,7 +234,7 @@ def test_lanes_and_the_plain_loop_attack_the_same_clients(name):
     results.append(run(engine(ALL[name](SHARE), kind="reference")))
     for other in results[1:]:
         for x, y in zip(*map(jax.tree.leaves, (results[0][:2], other[:2])), strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+            assert_close(x, y, rtol=1e-5, atol=1e-5)
         assert other.aggregation["hostile"] == len(HOSTILE)
 
 
@@ -245,7 +246,7 @@ def test_a_round_of_honest_clients_is_not_attacked(name):
     got, expected = run(rig, honest), run(plain, honest)
     assert got.aggregation["hostile"] == 0
     for leaf, x in got.server.items():
-        np.testing.assert_allclose(x, expected.server[leaf], atol=1e-6)
+        assert_close(x, expected.server[leaf], atol=1e-6)
 
 
 def test_hostile_clients_alone_send_what_they_learned_where_there_is_nobody_to_study():
@@ -253,7 +254,7 @@ def test_hostile_clients_alone_send_what_they_learned_where_there_is_nobody_to_s
     alone = Cohort(*([part[c] for c in HOSTILE] for part in cohort))
     got, expected = run(engine(ALL["ipm"](SHARE)), alone), run(engine(), alone)
     for leaf, x in got.server.items():
-        np.testing.assert_allclose(x, expected.server[leaf], atol=1e-6)
+        assert_close(x, expected.server[leaf], atol=1e-6)
 
 
 def test_other_fields_of_an_upload_are_sent_as_they_are():
@@ -292,7 +293,7 @@ def test_an_attack_on_fra_replaces_rows_before_the_products_are_summed():
     new = flat(start) + got
     leaves = dict(zip(sorted(toy.SHARED), np.split(new, splits), strict=True))
     a = leaves["layer.lora_a"].reshape(-1, toy.RANK)
-    np.testing.assert_allclose(a @ leaves["layer.lora_b"].reshape(toy.RANK, -1), best, atol=1e-5)
+    assert_close(a @ leaves["layer.lora_b"].reshape(toy.RANK, -1), best, atol=1e-5)
 
 
 # --------------------------------------------------------------------------------- in simulate
@@ -365,7 +366,7 @@ def test_the_share_is_a_run_time_value_and_compiles_once():
     )
     expected, _ = fixed.step(fixed.init(0))
     for name, x in state.server.items():
-        np.testing.assert_allclose(x, expected.server[name], atol=1e-6)
+        assert_close(x, expected.server[name], atol=1e-6)
     assert program._compiled is not None
 
 

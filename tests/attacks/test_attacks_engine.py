@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import assert_close
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms import fedavg
@@ -59,7 +60,7 @@ def test_the_engine_names_the_clients(lanes, engine):
     assert 0 < sent < 1, "every client has its own key"
     if lanes > 1:
         alone = toy.Engine(spying(), FEDERATION, per_round=4, lanes=1).run(cohort)
-        np.testing.assert_allclose(alone.server["head.bias"], result.server["head.bias"], atol=1e-5)
+        assert_close(alone.server["head.bias"], result.server["head.bias"], atol=1e-5)
 
 
 def test_a_slot_without_a_client_has_the_number_after_the_last():

@@ -4,6 +4,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,7 +47,7 @@ def test_the_next_change_is_the_next_change(models, name, time, seed):
         for client in range(0, 200, 37):
             again, then = at(seed, CLIENTS[[client]], float(middle[client]))
             assert again[0] == there[client]
-            assert then[0] == pytest.approx(until[client])
+            assert then[0] == approx(until[client])
     for client in np.flatnonzero(np.isfinite(until))[::37]:
         after = float(until[client]) + 1e-6
         changed, _ = at(seed, CLIENTS[[client]], after)
@@ -92,15 +93,15 @@ def test_markov_is_the_chain_with_these_means():
     ids = np.arange(40_000)
     now, until = at(0, ids, 500.0)
     share = on / (on + off)
-    assert now.mean() == pytest.approx(share, abs=0.01)
-    assert (until - 500)[now].mean() == pytest.approx(on, rel=0.03)
-    assert (until - 500)[~now].mean() == pytest.approx(off, rel=0.03)
-    assert np.median((until - 500)[now]) == pytest.approx(on * np.log(2), rel=0.04)
+    assert now.mean() == approx(share, abs=0.01)
+    assert (until - 500)[now].mean() == approx(on, rel=0.03)
+    assert (until - 500)[~now].mean() == approx(off, rel=0.03)
+    assert np.median((until - 500)[now]) == approx(on * np.log(2), rel=0.04)
     later = at(0, ids, 510.0)[0]
     stays = share + (1 - share) * np.exp(-10 * (1 / on + 1 / off))
-    assert later[now].mean() == pytest.approx(stays, abs=0.012)
+    assert later[now].mean() == approx(stays, abs=0.012)
     start = at(0, ids, 0.0)[0]
-    assert start.mean() == pytest.approx(share, abs=0.01), "stationary from the beginning"
+    assert start.mean() == approx(share, abs=0.01), "stationary from the beginning"
 
 
 def test_trace_by_hand(lines):
@@ -157,7 +158,7 @@ def test_wrong_arguments_are_refused(tmp_path, lines):
 def test_uniforms_are_uniform_and_depend_on_every_index():
     ids = np.arange(50_000)
     first = uniforms(0, "a", ids)
-    assert np.histogram(first, 10, (0, 1))[0] == pytest.approx(5000, abs=300)
+    assert np.histogram(first, 10, (0, 1))[0] == approx(5000, abs=300)
     others = [uniforms(1, "a", ids), uniforms(0, "b", ids), uniforms(0, "a", ids, np.int64(1))]
     for other in [*others, np.roll(first, 1)]:
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.02

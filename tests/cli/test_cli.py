@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from closeness import approx
 from safetensors.numpy import load_file
 
 from fedjax_peft import algorithms, assets, testing
@@ -175,7 +176,7 @@ def test_bench_prints_one_json_object(capsys):
         *("peak_memory_mb", "device"),
     }
     assert result["lanes"] == 2
-    assert result["slot_utilisation"] == pytest.approx(3 / 4)
+    assert result["slot_utilisation"] == approx(3 / 4)
 
 
 def test_list_and_assets(capsys):

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from closeness import approx, assert_close
 from peft import PeftModel
 from safetensors.numpy import load_file
 from test_cli import CONFIG, fails
@@ -106,10 +107,10 @@ def test_peft(project, finished, tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.err == ""
     assert printed.out.startswith(f"{out}\nLoRA of rank 2.\nLoad it in Python:\n")
-    np.testing.assert_allclose(loaded_by(printed.out), peft_logits(project, out), **EXACT)
+    assert_close(loaded_by(printed.out), peft_logits(project, out), **EXACT)
     model, params, _ = load_trained(finished)
     expected = logits(model, params)
-    np.testing.assert_allclose(peft_logits(project, out), expected, **EXACT)
+    assert_close(peft_logits(project, out), expected, **EXACT)
 
 
 def test_merged(finished, tmp_path, capsys):
@@ -119,7 +120,7 @@ def test_merged(finished, tmp_path, capsys):
     assert printed.startswith(f"{out}\nLoad it in Python:\n")
     model, params, _ = load_trained(finished)
     reference = AutoModelForSequenceClassification.from_pretrained(out)
-    np.testing.assert_allclose(torch_logits(reference, out), logits(model, params), **EXACT)
+    assert_close(torch_logits(reference, out), logits(model, params), **EXACT)
     np.testing.assert_array_equal(loaded_by(printed), torch_logits(reference, out))
     assert reference.config.id2label == {i: f"class {i}" for i in range(CLASSES)}
 
@@ -137,7 +138,7 @@ def test_every_client(project, alone, tmp_path):
     for client in range(6):
         expected = logits(run.model, run.client_params(client))
         got = peft_logits(project, out / f"client_{client:04d}")
-        np.testing.assert_allclose(got, expected, **EXACT)
+        assert_close(got, expected, **EXACT)
     weights = {
         client: load_file(out / f"client_{client:04d}" / "adapter_model.safetensors")
         for client in sorted(trained)
@@ -152,7 +153,7 @@ def test_some_clients_merged(alone, tmp_path):
     assert [p.name for p in sorted((tmp_path / "a").iterdir())] == ["client_0000", "client_0003"]
     run = load_clients(alone)
     reference = AutoModelForSequenceClassification.from_pretrained(tmp_path / "a" / "client_0003")
-    np.testing.assert_allclose(
+    assert_close(
         torch_logits(reference, tmp_path / "a" / "client_0003"),
         logits(run.model, run.client_params(3)),
         **EXACT,
@@ -236,7 +237,7 @@ def test_predictions_of_clients(alone, texts, tmp_path, capsys):
     for client in range(6):
         path = tmp_path / "all" / f"client_{client:04d}.jsonl"
         got = [json.loads(line)["logits"] for line in path.read_text().splitlines()]
-        np.testing.assert_allclose(got, logits(run.model, run.client_params(client)), **EXACT)
+        assert_close(got, logits(run.model, run.client_params(client)), **EXACT)
     trained = min(run.seen)
     capsys.readouterr()
     assert cli.main([*arguments, str(tmp_path / "one"), "--client", str(trained)]) == 0
@@ -257,7 +258,7 @@ def test_one_client_in_its_own_directory(project, alone, tmp_path):
     assert cli.main(arguments) == 0
     run = load_clients(alone)
     expected = logits(run.model, run.client_params(client))
-    np.testing.assert_allclose(peft_logits(project, tmp_path / "a"), expected, **EXACT)
+    assert_close(peft_logits(project, tmp_path / "a"), expected, **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +344,7 @@ def test_predictions_in_python_are_of_the_run_s_own_length_and_client(tmp_path):
     long = [*TEXTS, " ".join(["w9"] * 200)]
     got = run.predict(long, client=seen)
     expected = predict(run.trained, run.client_params(seen), long, max_length=8)
-    np.testing.assert_allclose(got, expected, **EXACT)
+    assert_close(got, expected, **EXACT)
     assert run.max_length == 8
     with pytest.raises(InputError, match="are private to the clients"):
         run.predict(long)
@@ -365,8 +366,8 @@ def test_run_that_starts_from_an_export(project, finished, tmp_path):
     assert cli.main(["run", str(project / "again.toml"), *given, "--out", str(out)]) == 0
     last, first = rows(finished)[-1], rows(out)[0]
     for metric in ("test_accuracy", "test_loss"):
-        assert first[metric] == pytest.approx(last[metric], rel=1e-6)
-    assert rows(finished)[0]["test_loss"] != pytest.approx(last["test_loss"], rel=1e-3)
+        assert first[metric] == approx(last[metric], rel=1e-6)
+    assert rows(finished)[0]["test_loss"] != approx(last["test_loss"], rel=1e-3)
     assert cli.main(["export", str(out), "--out", str(tmp_path / "b")]) == 0
     assert files(tmp_path / "a") == files(tmp_path / "b")
 

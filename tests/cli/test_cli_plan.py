@@ -4,6 +4,7 @@ import re
 
 import pytest
 import tomli_w
+from closeness import approx
 
 from fedjax_peft import testing
 from fedjax_peft.cli.main import main
@@ -79,8 +80,8 @@ def test_a_large_vocabulary_is_named(plan):
     assert "largest array: logits 32 x 50000" in text
     total = sum(float(x) for x in re.findall(r"([\d.]+) MB", text.split(" together: ")[0]))
     once, lane, both = map(float, re.search(LINE, text).groups())
-    assert total == pytest.approx(once + lane, abs=0.05)
-    assert both == pytest.approx(once + 2 * lane, abs=0.05)
+    assert total == approx(once + lane, abs=0.05)
+    assert both == approx(once + 2 * lane, abs=0.05)
 
 
 def test_clients_states_outside_the_device(plan):
@@ -88,7 +89,7 @@ def test_clients_states_outside_the_device(plan):
     tables |= {"partition": {"name": "iid", "clients": 50}, "peft": {"name": "lora", "rank": 16}}
     row = "state that the clients keep between rounds"
     inside, outside = (plan({**tables, "client_state": x}) for x in ("device", "disk"))
-    assert megabytes(inside, row) == pytest.approx(5 / 2 * megabytes(outside, row), abs=0.02)
+    assert megabytes(inside, row) == approx(5 / 2 * megabytes(outside, row), abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import contextlib
 import re
 
 import pytest
+from closeness import approx
 
 from fedjax_peft.cli.main import main
 from fedjax_peft.privacy import accounting
@@ -44,7 +45,7 @@ def test_example_level_counts_local_steps_and_names_examples(capsys):
     words = ["--examples", 200, "--batch-size", 8, "--steps", 3, "--unit", "example"]
     text = said(capsys, "--noise-multiplier", 1, "--delta", 1e-3, "--rounds", 2, *words)
     event = accounting.gaussian_event(1.0, 6, 0.04)
-    assert numbers(text)["RDP"] == pytest.approx(accounting.epsilon(event, 1e-3), abs=1e-4)
+    assert numbers(text)["RDP"] == approx(accounting.epsilon(event, 1e-3), abs=1e-4)
     assert "one example counts as zero instead (zero-out)" in " ".join(text.split())
     assert "client sends" not in text
 

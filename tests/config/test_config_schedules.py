@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 import toy
+from closeness import assert_close
 
 from fedjax_peft import testing
 from fedjax_peft.config import config as configs
@@ -31,9 +31,9 @@ def factors(algorithm, name="learning_rate_factor"):
 
 def test_a_schedule_lasts_as_long_as_the_run():
     expected = [float(optax.cosine_decay_schedule(1.0, 8)(t - 1)) for t in (1, 2, 3, 8)]
-    np.testing.assert_allclose(factors(made(schedule="cosine")), expected, rtol=1e-6)
+    assert_close(factors(made(schedule="cosine")), expected, rtol=1e-6)
     linear = made(schedule={"name": "linear", "rounds": 4, "final_factor": 0.2})
-    np.testing.assert_allclose(factors(linear), [1.0, 0.8, 0.6, 0.2], rtol=1e-6)
+    assert_close(factors(linear), [1.0, 0.8, 0.6, 0.2], rtol=1e-6)
     assert made().round_metrics(jnp.int32(1)) == {}
 
 
@@ -67,7 +67,7 @@ def test_a_method_has_its_own_schedule():
         configs.build_algorithm(configs.resolve(configs.methods(raw)[name])) for name in methods
     )
     assert factors(flat) == [1.0] * 4
-    np.testing.assert_allclose(factors(falling), [1.0, 15 / 16, 14 / 16, 9 / 16], rtol=1e-6)
+    assert_close(factors(falling), [1.0, 15 / 16, 14 / 16, 9 / 16], rtol=1e-6)
 
 
 def test_an_override_names_a_schedule():
@@ -89,7 +89,7 @@ def test_the_numbers_of_a_schedule_are_run_time_values_of_a_sweep():
         return one["algorithm"](values).round_metrics(jnp.int32(5))["learning_rate_factor"]
 
     expected = [0.2 + 0.8 / 2, 0.4 + 0.6 / 2]
-    np.testing.assert_allclose([factor(x["values"]) for x in (one, other)], expected, rtol=1e-6)
+    assert_close([factor(x["values"]) for x in (one, other)], expected, rtol=1e-6)
 
 
 OWN = """
@@ -128,7 +128,7 @@ def test_own_functions_follow_a_schedule_without_a_word(tmp_path):
         engine = toy.Engine(one, toy.clients([5, 6]), per_round=2, lanes=1, engine="reference")
         results.append(engine.run(engine.schedule.cohort(2), 2).server)
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+        assert_close(a, b, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from closeness import approx, assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
@@ -33,7 +34,7 @@ tables = st.integers(1, 6).flatmap(
     ],
 )
 def test_two_clients_by_hand(distances, expected):
-    np.testing.assert_allclose(distances, [[0, expected], [expected, 0]], atol=5e-5)
+    assert_close(distances, [[0, expected], [expected, 0]], atol=5e-5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -41,10 +42,8 @@ def test_two_clients_by_hand(distances, expected):
 def test_js_is_scipys(table, base):
     expected = np.array([[jensenshannon(p, q, base) for q in table] for p in table])
     # SciPy takes the root of rounding errors, also of those below 0.
-    np.testing.assert_allclose(js_divergence(table, base), np.nan_to_num(expected) ** 2, atol=1e-12)
-    np.testing.assert_allclose(
-        js_divergence(table, base, sqrt=True), np.nan_to_num(expected), atol=1e-6
-    )
+    assert_close(js_divergence(table, base), np.nan_to_num(expected) ** 2, atol=1e-12)
+    assert_close(js_divergence(table, base, sqrt=True), np.nan_to_num(expected), atol=1e-6)
 
 
 @settings(max_examples=60, deadline=None)
@@ -55,7 +54,7 @@ def test_divergences_are_symmetric_and_zero_for_equals(table):
         np.testing.assert_array_equal(distances, distances.T)
         assert np.all(np.diag(distances) == 0)
         assert np.all(distances >= 0)
-        np.testing.assert_allclose(distances[0, -1], 0, atol=1e-12)
+        assert_close(distances[0, -1], 0, atol=1e-12)
     assert js_divergence(table).max() <= 1 + 1e-12
 
 
@@ -66,13 +65,13 @@ def test_jeffreys_of_strangers_is_infinite_or_as_large_as_eps_allows():
         p, q = (np.array(row) / sum(row) + eps for row in table)
         p, q = p / p.sum(), q / q.sum()
         expected = 0.5 * np.sum(p * np.log(p / q)) + 0.5 * np.sum(q * np.log(q / p))
-        assert jeffreys(table, eps)[0, 1] == pytest.approx(expected)
+        assert jeffreys(table, eps)[0, 1] == approx(expected)
 
 
 def test_the_most_distant_come_first():
     distances = np.array([[0, 1, 1, 2], [1, 0, 1, 2], [1, 1, 0, 0], [2, 2, 0, 0.0]])
     assert sorted_order(distances).tolist() == [0, 1, 3, 2]
-    assert mean_pairwise(distances) == pytest.approx(14 / 12)
+    assert mean_pairwise(distances) == approx(14 / 12)
     assert mean_pairwise(np.zeros((1, 1))) == 0
 
 

@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
+from closeness import approx, assert_close
 from PIL import Image
 
 from fedjax_peft.data.dataset import Clients, Dataset
@@ -303,7 +304,7 @@ def test_images_of_every_form_are_decoded(tmp_path, shape):
         {"bytes": None, "path": str(path)},
     ):
         np.testing.assert_array_equal(decode(value), x)
-    np.testing.assert_allclose(decode(encoded(x // 16 + 100, "JPEG")), x // 16 + 100.0, atol=16)
+    assert_close(decode(encoded(x // 16 + 100, "JPEG")), x // 16 + 100.0, atol=16)
 
 
 def test_unusual_modes_become_grey_or_rgb():
@@ -460,7 +461,7 @@ def test_noise_grows_from_client_to_client():
     changes = [after - before for before, after in shifted(clients, "noise", 0.2)]
     assert not changes[0].any()
     for k, change in enumerate(changes):
-        assert change.std() == pytest.approx(255 * 0.2 * k / 4, rel=0.03, abs=1e-9)
+        assert change.std() == approx(255 * 0.2 * k / 4, rel=0.03, abs=1e-9)
         assert abs(change.mean()) < 1.5
     first, again, other = (
         shift_features(clients, "noise", 0.2, seed).data.columns["pixel_values"]
@@ -473,18 +474,18 @@ def test_noise_grows_from_client_to_client():
 def test_noise_stays_within_the_range():
     clients = federation(np.zeros((9, 1, 8, 8), np.uint8), 2)
     _, after = shifted(clients, "noise", 3.0)[1]
-    assert (after == 0).mean() == pytest.approx(0.5, abs=0.1)
+    assert (after == 0).mean() == approx(0.5, abs=0.1)
     assert (after == 255).any()
 
 
 def test_brightness_and_contrast_fade():
     clients = federation(images(9, 3, 8, 8), 4)
     for k, (before, after) in enumerate(shifted(clients, "brightness", 0.8)):
-        np.testing.assert_allclose(after, (1 - 0.2 * k) * before, rtol=0, atol=0.51)
+        assert_close(after, (1 - 0.2 * k) * before, rtol=0, atol=0.51)
     for k, (before, after) in enumerate(shifted(clients, "contrast", 1)):
         mean = before.mean((1, 2, 3), keepdims=True)
         expected = mean + (1 - k / 4) * (before - mean)
-        np.testing.assert_allclose(after, expected, rtol=0, atol=0.51)
+        assert_close(after, expected, rtol=0, atol=0.51)
 
 
 def test_shifts_that_are_impossible():

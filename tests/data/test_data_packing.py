@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from closeness import assert_close
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
@@ -112,10 +113,10 @@ def test_losses_and_gradients_equal_those_of_unpacked_examples():
         results.append(function(model().trainable, batch))
     ((loss, count), gradient), ((packed_loss, packed_count), packed_gradient) = results
     assert count == packed_count == data().columns["loss_mask"].sum()
-    np.testing.assert_allclose(packed_loss, loss, rtol=1e-6)
+    assert_close(packed_loss, loss, rtol=1e-6)
     for name, x in gradient.items():
         assert np.abs(x).max() > 1e-3, name
-        np.testing.assert_allclose(packed_gradient[name], x, atol=1e-5, err_msg=name)
+        assert_close(packed_gradient[name], x, atol=1e-5, err_msg=name)
 
 
 def test_an_example_of_a_row_does_not_see_the_others():
@@ -141,7 +142,7 @@ def test_a_round_of_packed_clients_equals_one_without_packing():
     runs = [fp.simulate(model(), method, federation, **how) for federation in federations]
     before = model().trainable
     for name, x in runs[0].params.items():
-        np.testing.assert_allclose(runs[1].params[name], x, atol=1e-6, err_msg=name)
+        assert_close(runs[1].params[name], x, atol=1e-6, err_msg=name)
     assert any(np.abs(runs[0].params[n] - before[n]).max() > 1e-3 for n in before)
 
 

@@ -5,6 +5,7 @@ import typing
 
 import numpy as np
 import pytest
+from closeness import approx, assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,10 +150,10 @@ def test_late_clients_share_the_rest_in_proportion():
 def test_dirichlet_draws_have_the_right_moments():
     a = np.array([0.02, 0.3, 1.68])
     draws = draw(np.tile(a, (40_000, 1)), np.random.default_rng(0))
-    np.testing.assert_allclose(draws.sum(axis=1), 1)
+    assert_close(draws.sum(axis=1), 1)
     mean = a / a.sum()
-    np.testing.assert_allclose(draws.mean(axis=0), mean, atol=0.005)
-    np.testing.assert_allclose(draws.var(axis=0), mean * (1 - mean) / (a.sum() + 1), atol=0.005)
+    assert_close(draws.mean(axis=0), mean, atol=0.005)
+    assert_close(draws.var(axis=0), mean * (1 - mean) / (a.sum() + 1), atol=0.005)
 
 
 @quick
@@ -422,7 +423,7 @@ def test_quantity_has_the_sizes_of_its_distribution():
     assert partition.quantity(labels, 10, 1e-3).sizes.max() > 50_000
     sizes = np.concatenate([partition.quantity(labels, 5, 2.0, seed=i).sizes for i in range(300)])
     # Each share is Beta(2, 8).
-    assert np.var(sizes / 100_000) == pytest.approx(0.2 * 0.8 / 11, rel=0.1)
+    assert np.var(sizes / 100_000) == approx(0.2 * 0.8 / 11, rel=0.1)
     counts = table(partition.quantity(labels, 10, 1.0))
     assert np.abs(counts / counts.sum(axis=1, keepdims=True) - 0.25).max() < 0.1
 

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from closeness import approx
 from transformers import AutoTokenizer
 
 from fedjax_peft.data.silo import divide
@@ -47,7 +48,7 @@ def test_sizes_and_shares(rule, train, test, sizes):
     rows = [text for part in parts.values() for text in part.columns["text"]]
     assert len(rows) == len(set(rows))
     for part in parts.values():
-        assert share(part) == pytest.approx(0.3, abs=1 / len(part) + 0.001)
+        assert share(part) == approx(0.3, abs=1 / len(part) + 0.001)
     if rule == "fedpetuning":
         assert all(int(text) < train for text in parts["train"].columns["text"])
         assert all(int(text) >= train for text in parts["test"].columns["text"])

@@ -1,7 +1,7 @@
 """Drift of the global factors and spectrum of their product equal NumPy and numbers by hand."""
 
 import numpy as np
-import pytest
+from closeness import approx
 
 from fedjax_peft.measures.diagnosis import diagnosis, spectrum, variation
 
@@ -29,8 +29,8 @@ def test_variation_is_the_papers():
     found = variation(before, after)
     for kind, name in (("a", A), ("b", B)):
         magnitude, direction = paper(before[name], after[name])
-        assert found[f"variation_magnitude_{kind}/x"] == pytest.approx(magnitude, rel=1e-5)
-        assert found[f"variation_direction_{kind}/x"] == pytest.approx(direction, rel=1e-5)
+        assert found[f"variation_magnitude_{kind}/x"] == approx(magnitude, rel=1e-5)
+        assert found[f"variation_direction_{kind}/x"] == approx(direction, rel=1e-5)
         assert found[f"variation_direction_{kind}"] == found[f"variation_direction_{kind}/x"]
 
 
@@ -41,10 +41,10 @@ def test_variation_of_scaled_turned_and_zero_columns_by_hand():
     after[A] = -3 * before[A]
     found = variation(before, after)
     lengths = np.linalg.norm(before[A], axis=1)
-    assert found["variation_magnitude_a"] == pytest.approx(2 * lengths.mean(), rel=1e-5)
-    assert found["variation_direction_a"] == pytest.approx(2)
-    assert found["variation_magnitude_b"] == pytest.approx(1.5)  # 3 and 0
-    assert found["variation_direction_b"] == pytest.approx(0.5)  # 1 by convention, and 0
+    assert found["variation_magnitude_a"] == approx(2 * lengths.mean(), rel=1e-5)
+    assert found["variation_direction_a"] == approx(2)
+    assert found["variation_magnitude_b"] == approx(1.5)  # 3 and 0
+    assert found["variation_direction_b"] == approx(0.5)  # 1 by convention, and 0
 
 
 def test_spectrum_is_the_dense_products():
@@ -54,9 +54,9 @@ def test_spectrum_is_the_dense_products():
         dense = s * params[f"{path}.lora_a"].astype(float) @ params[f"{path}.lora_b"]
         sigma = np.linalg.svd(dense, compute_uv=False)[:3]
         p = sigma / sigma.sum()
-        assert found[f"singular_value/{path}"] == pytest.approx(sigma[0], rel=1e-5)
+        assert found[f"singular_value/{path}"] == approx(sigma[0], rel=1e-5)
         expected = np.exp(-(p * np.log(p)).sum())
-        assert found[f"effective_rank/{path}"] == pytest.approx(expected, rel=1e-5)
+        assert found[f"effective_rank/{path}"] == approx(expected, rel=1e-5)
 
 
 def test_the_effective_rank_counts_directions():
@@ -64,7 +64,7 @@ def test_the_effective_rank_counts_directions():
     for used, expected in ((3, 3), (1, 1), (0, 0)):
         b = np.eye(3, 8, dtype=np.float32) * (np.arange(3) < used)[:, None]
         rank = spectrum({A: a, B: b.astype(np.float32)}, {})["effective_rank"]
-        assert rank == pytest.approx(expected, abs=1e-5)
+        assert rank == approx(expected, abs=1e-5)
 
 
 def test_without_lora_there_are_no_measures():

@@ -4,6 +4,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import assert_close
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.data import Clients, Dataset
@@ -38,7 +39,7 @@ def assert_same(a, b):
     assert a.clients == b.clients
     for name, pair in a.sums.items():
         for x, y in zip(pair, b.sums[name], strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-6)
+            assert_close(x, y, rtol=1e-6)
     for x, y in zip(a.examples, b.examples, strict=True):
         np.testing.assert_array_equal(x, y)
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from closeness import approx, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,7 +90,7 @@ def test_the_chosen_lengths_are_the_best(lengths, group, most):
     top = max(8, -(-max(lengths) // 8) * 8)
     choices = itertools.combinations(range(8, top, 8), len(chosen) - 1)
     assert chosen[-1] == top
-    assert cost(chosen) == pytest.approx(min(cost((*c, top)) for c in choices))
+    assert cost(chosen) == approx(min(cost((*c, top)) for c in choices))
 
 
 @given(lengths=st.lists(st.integers(0, 64), min_size=1, max_size=40), data=st.data())
@@ -104,7 +105,7 @@ def test_a_step_is_as_long_as_its_longest_example_needs(lengths, data):
     assert bucket == 0 or tokens.padded[bucket - 1] < longest
     real = sum(0 if i < 0 else lengths[i] for i in rows.ravel())
     share = tokens.padding_share(rows, np.array([bucket]))
-    assert share == pytest.approx(1 - real / (6 * tokens.padded[bucket]))
+    assert share == approx(1 - real / (6 * tokens.padded[bucket]))
 
 
 SIZES = (7, 3, 12, 1, 9)
@@ -147,11 +148,11 @@ def run(length_buckets, *, lanes=1, task=None, **options):
 def test_results_are_those_of_full_padding_dropout_included(lanes):
     full, short = run(0), run(4, lanes=lanes)
     for name, value in full.params.items():
-        np.testing.assert_allclose(short.params[name], value, atol=1e-5)
+        assert_close(short.params[name], value, atol=1e-5)
     for a, b in zip(full.metrics, short.metrics, strict=True):
         for key in ("train_loss", "test_loss", "test_accuracy", "client_loss_std"):
             if key in a:
-                assert b[key] == pytest.approx(a[key], abs=1e-5)
+                assert b[key] == approx(a[key], abs=1e-5)
     shares = [(a["padding_share"], b["padding_share"])
               for a, b in zip(full.metrics[1:], short.metrics[1:], strict=True)]  # fmt: skip
     assert all(b < a - 0.1 for a, b in shares if lanes == 1), shares
@@ -185,5 +186,5 @@ def test_predictions_are_scored_in_the_order_of_the_data():
     own = [clients.data.take(rows).columns["attention_mask"].sum() for rows in clients.indices]
     last = result.metrics[-1]
     assert last["test_tokens"] == sum(own)
-    assert last["client_tokens_mean"] == pytest.approx(np.mean(own))
+    assert last["client_tokens_mean"] == approx(np.mean(own))
     assert last["client_tokens_worst"] == min(own)

@@ -5,6 +5,7 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
+from closeness import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -168,7 +169,7 @@ def test_the_plan_reports_its_utilisation():
     plan = make_plan(Cohort(range(4), [1] * 4, work), 2, time_steps=9, slots=4, batch_size=2)
     assert (plan.useful, int(plan.steps)) == (10, 5)
     assert plan.slot_utilisation == 1.0
-    assert plan.padded_utilisation == pytest.approx(10 / 15)
+    assert plan.padded_utilisation == approx(10 / 15)
 
 
 def test_too_small_a_capacity_is_an_error():

@@ -9,6 +9,7 @@ import optax
 import pytest
 import reference
 import toy
+from closeness import assert_close, assert_small
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms import fedavg, local
@@ -73,7 +74,7 @@ def test_rounds_equal_the_slow_reference(policy, lanes):
         state = (result.server, result.client_state)
     server, own, steps = expected(policy)
     assert len(set(steps.values())) > 3, "unequal clients"
-    assert differences(result, policy, server, own) < 1e-5
+    assert_small(differences(result, policy, server, own), 1e-5)
     moved = [np.abs(server[n] - toy.model().trainable[n]).max() for n in result.server]
     moved += [
         np.abs(x - toy.model().trainable[n][None]).max() for n, x in result.client_state.items()
@@ -88,9 +89,9 @@ def test_the_order_of_the_cohort_does_not_matter():
     shuffled = Cohort(*([part[i] for i in order] for part in (clients, weights, work)))
     one, other = rig.run(Cohort(clients, weights, work)), rig.run(shuffled)
     for a, b in zip(jax.tree.leaves(one[:2]), jax.tree.leaves(other[:2]), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+        assert_close(a, b, rtol=0, atol=1e-6)
     for name, (total, count) in one.sums.items():
-        np.testing.assert_allclose(total[order], other.sums[name][0], rtol=1e-5, atol=1e-6)
+        assert_close(total[order], other.sums[name][0], rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(count[order], other.sums[name][1])
 
 
@@ -160,7 +161,7 @@ def test_idle_lanes_change_no_state_and_no_counter_and_empty_batches_are_steps()
     trimmed = run([2, 5], [work[2], work[5][:1]])
     assert int(trimmed.client_state["count"][5]) == 1
     # Metrics count examples, of which an empty batch has none.
-    np.testing.assert_allclose(trimmed.sums["loss"], both.sums["loss"], rtol=1e-6)
+    assert_close(trimmed.sums["loss"], both.sums["loss"], rtol=1e-6)
 
 
 # One program with plain SGD, private heads and infinite examples of the clients 0 and 5.
@@ -193,10 +194,10 @@ def test_a_half_padded_batch_gives_the_gradient_of_its_real_examples():
     frozen = {n: np.asarray(v, np.float64) for n, v in model.frozen.items()}
     by = reference.gradients(frozen, leaves, x[rows], FEDERATION.data.labels[rows], kept)
     for name in toy.ADAPTER:
-        np.testing.assert_allclose(result.server[name], leaves[name] - 0.5 * by[name], atol=1e-6)
+        assert_close(result.server[name], leaves[name] - 0.5 * by[name], atol=1e-6)
     for name in toy.HEAD:
         expected = leaves[name] - 0.5 * by[name]
-        np.testing.assert_allclose(result.client_state[name][6], expected, atol=1e-6)
+        assert_close(result.client_state[name][6], expected, atol=1e-6)
 
 
 def test_an_upload_that_is_not_finite_is_left_out():
@@ -206,12 +207,12 @@ def test_an_upload_that_is_not_finite_is_left_out():
     assert result.finite.tolist() == [False, True, True, False, True, True, True, True]
     for name in toy.ADAPTER:
         assert np.isfinite(result.server[name]).all()
-        np.testing.assert_allclose(result.server[name], without.server[name], rtol=0, atol=1e-6)
+        assert_close(result.server[name], without.server[name], rtol=0, atol=1e-6)
         assert np.abs(result.server[name] - np.asarray(rig.shared[name])).max() > 1e-3
     for name in toy.HEAD:
         for client in BAD:
             np.testing.assert_array_equal(result.client_state[name][client], rig.client_state[name])
-        np.testing.assert_allclose(
+        assert_close(
             result.client_state[name][[1, 2, 8]],
             without.client_state[name][[1, 2, 8]],
             rtol=0,

@@ -6,6 +6,7 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
+from closeness import approx, assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ def test_uniform_samples_equal_those_of_earlier_versions():
     ]
     assert rounds(schedule(), 20) == expected
     assert expected[:3] == [[1, 4, 5], [1, 3, 5], [3, 4, 5]]
-    np.testing.assert_allclose(shares(rounds(schedule())), 3 / 8, atol=0.08)
+    assert_close(shares(rounds(schedule())), 3 / 8, atol=0.08)
 
 
 def test_by_size():
@@ -59,18 +60,18 @@ def test_by_size():
     # The chance of a client in two successive draws without replacement.
     p = np.array(SIZES) / sum(SIZES)
     chance = [p[c] + sum(p[d] * p[c] / (1 - p[d]) for d in range(8) if d != c) for c in range(8)]
-    np.testing.assert_allclose(shares(drawn), chance, atol=0.04)
+    assert_close(shares(drawn), chance, atol=0.04)
     assert shares(drawn)[2] == 0, "a client without examples"
 
 
 def test_poisson():
     drawn = rounds(schedule("poisson"), 2000)
-    np.testing.assert_allclose(shares(drawn), 3 / 8, atol=0.04)
+    assert_close(shares(drawn), 3 / 8, atol=0.04)
     sizes = np.array([len(members) for members in drawn])
     assert sizes.min() == 0
-    assert sizes.mean() == pytest.approx(3, abs=0.1)
+    assert sizes.mean() == approx(3, abs=0.1)
     # Clients are drawn independently of each other, so their number is binomial.
-    assert sizes.var() == pytest.approx(8 * 3 / 8 * 5 / 8, rel=0.1)
+    assert sizes.var() == approx(8 * 3 / 8 * 5 / 8, rel=0.1)
 
 
 @pytest.mark.parametrize("per_round", [2, 3, 8])
@@ -98,7 +99,7 @@ def test_failures_are_independent_of_who_else_is_drawn():
         assert one.cohort(number).client == one.present(number)
         assert len(one.lengths(number)) == len(one.present(number))
         assert 2 not in failed, "it has no examples, so it has nothing to drop out of"
-    assert count / (400 * 3 * 7 / 8) == pytest.approx(0.3, abs=0.05)
+    assert count / (400 * 3 * 7 / 8) == approx(0.3, abs=0.05)
     assert schedule().failed(1) == []
 
 
@@ -188,7 +189,7 @@ def test_all_numbers_of_a_range_are_equally_likely():
     one = unequal(local_steps=(2, 5))
     drawn = [one.steps(c, number) for number in range(1, 401) for c in (0, 4, 7)]
     counts = Counter(drawn)
-    np.testing.assert_allclose([counts[n] / 1200 for n in (2, 3, 4, 5)], 1 / 4, atol=0.04)
+    assert_close([counts[n] / 1200 for n in (2, 3, 4, 5)], 1 / 4, atol=0.04)
     assert drawn[:6] == [
         int(host_rng(0, "work", number, c).integers(2, 6)) for number in (1, 2) for c in (0, 4, 7)
     ]
@@ -201,7 +202,7 @@ def test_stragglers_are_a_share_of_the_clients_and_the_others_do_all():
     pairs = [(some.steps(7, n), every.steps(7, n)) for n in range(1, 1001)]
     assert {a for a, b in pairs if a != b} == {20}, "a straggler's work is the same in both"
     # Half of the clients draw, and one draw in twenty is the whole work.
-    assert np.mean([a < 20 for a, _ in pairs]) == pytest.approx(0.5 * 0.95, abs=0.04)
+    assert np.mean([a < 20 for a, _ in pairs]) == approx(0.5 * 0.95, abs=0.04)
 
 
 def test_a_number_is_a_range_of_itself():

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx, assert_close
 
 import fedjax_peft as fp
 from fedjax_peft.errors import InputError
@@ -47,15 +48,15 @@ def test_a_loop_over_a_session_gives_the_numbers_of_simulate(algorithm):
         assert made == {name: row[name] for name in made}
     scores = session.evaluate(state, TEST)
     last = run.metrics[-1]
-    assert scores["accuracy"] == pytest.approx(last["test_accuracy"], abs=1e-6)
-    assert scores["loss"] == pytest.approx(last["test_loss"], abs=1e-6)
+    assert scores["accuracy"] == approx(last["test_accuracy"], abs=1e-6)
+    assert scores["loss"] == approx(last["test_loss"], abs=1e-6)
 
 
 def test_personal_models_can_be_evaluated_one_by_one():
     session, state, _ = loop(PRIVATE, 1)
     each = [session.evaluate(state, TEST, clients=[client])["loss"] for client in range(5)]
     assert np.std(each) > 0
-    assert session.evaluate(state, TEST)["loss"] == pytest.approx(np.mean(each), abs=1e-6)
+    assert session.evaluate(state, TEST)["loss"] == approx(np.mean(each), abs=1e-6)
 
 
 def test_a_step_consumes_its_state_and_a_copy_survives():
@@ -139,6 +140,6 @@ def test_the_reference_engine_gives_the_run_of_the_compiled_one():
             (xs, structure), (ys, same) = jax.tree.flatten(a[name]), jax.tree.flatten(b[name])
             assert structure == same, name
             for x, y in zip(xs, ys, strict=True):
-                assert x == (pytest.approx(y, abs=1e-5) if isinstance(y, float) else y), name
+                assert x == (approx(y, abs=1e-5) if isinstance(y, float) else y), name
     for x, y in zip(jax.tree.leaves(one.server), jax.tree.leaves(other.server), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)
+        assert_close(x, y, rtol=0, atol=1e-5)

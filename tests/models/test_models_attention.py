@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from jax.extend.core import jaxprs_in_params
 
 import fedjax_peft as fp
@@ -82,7 +83,7 @@ CASES = [
 def test_blocks_are_the_whole(kind, key_heads, rate, options):
     """With the same dropout mask, and with first and second derivatives."""
     given, whole, blocks = both(key_heads, MASKS[kind], rate, **options)
-    np.testing.assert_allclose(jax.jit(blocks)(*given), jax.jit(whole)(*given), atol=1e-6)
+    assert_close(jax.jit(blocks)(*given), jax.jit(whole)(*given), atol=1e-6)
 
     def gradient(run):
         return jax.grad(lambda q, k, v: jnp.sum(jnp.sin(run(q, k, v))), argnums=(0, 1, 2))
@@ -96,7 +97,7 @@ def test_blocks_are_the_whole(kind, key_heads, rate, options):
     for order, tolerance in ((gradient, 1e-5), (second, 1e-4)):
         found, expected = (jax.jit(order(run))(*given) for run in (blocks, whole))
         for x, y in zip(found, expected, strict=True):
-            np.testing.assert_allclose(x, y, atol=tolerance)
+            assert_close(x, y, atol=tolerance)
 
 
 def test_blocks_of_lanes_have_the_bits_of_one_lane():
@@ -145,15 +146,13 @@ def test_attention_is_that_of_jax(kind, key_heads):
     found = attention(q, k, v, None if mask is None else jnp.asarray(mask), dropout(), scale=0.3)
     given = None if mask is None else jnp.broadcast_to(mask, full)
     expected = jax.nn.dot_product_attention(q, k, v, mask=given, scale=0.3, implementation="xla")
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert_close(found, expected, atol=1e-6)
 
 
 def test_a_token_that_sees_nothing_gets_the_mean():
     q, k, v = values()
     found = attention(q, k, v, jnp.zeros((1, 1, 1, LENGTH), bool), dropout())
-    np.testing.assert_allclose(
-        found, jnp.broadcast_to(v.mean(1, keepdims=True), found.shape), atol=1e-6
-    )
+    assert_close(found, jnp.broadcast_to(v.mean(1, keepdims=True), found.shape), atol=1e-6)
 
 
 FACTS = {
@@ -249,7 +248,7 @@ def test_a_model_may_choose_the_form(config, scan, monkeypatch):
     fused, same = gradient("cudnn")  # without a GPU: the whole
     assert more > loops == same
     for name, x in expected.items():
-        np.testing.assert_allclose(found[name], x, atol=1e-5 * max(np.abs(x).max(), 1))
+        assert_close(found[name], x, atol=1e-5 * max(np.abs(x).max(), 1))
         np.testing.assert_array_equal(fused[name], x)
 
 

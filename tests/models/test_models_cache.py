@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.models import heads
@@ -86,7 +87,7 @@ def test_tokens_one_at_a_time_give_the_logits_of_the_whole_text(method):
             "attention_mask": np.ones((1, length), bool),
         }
         expected = apply(model, own).logits[0]
-        np.testing.assert_allclose(got[row, -length:], expected, rtol=0, atol=1e-5)
+        assert_close(got[row, -length:], expected, rtol=0, atol=1e-5)
 
 
 def test_a_batch_without_a_cache_returns_none():
@@ -117,7 +118,7 @@ def test_a_packed_row_equals_its_texts_apart(method):
     for n in lengths:
         own = {"input_ids": ids[:, start : start + n], "attention_mask": np.ones((1, n), bool)}
         expected = apply(model, own).logits[0]
-        np.testing.assert_allclose(got[start : start + n], expected, rtol=0, atol=1e-5)
+        assert_close(got[start : start + n], expected, rtol=0, atol=1e-5)
         start += n
 
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 from safetensors.torch import load_file, save_file
 from torch_reference import padded_batch, saved, tiny_model, torch_outputs
 from transformers import AutoModelForSequenceClassification
@@ -250,7 +251,7 @@ def test_saved_checkpoint_is_read_by_transformers(family, tmp_path):
     batch = padded_batch(reference.config)
     outputs = model.apply(model.frozen, model.trainable, batch, None, False)
     expected, _ = torch_outputs(reference, batch)
-    np.testing.assert_allclose(outputs.logits, expected, rtol=0, atol=1e-5)
+    assert_close(outputs.logits, expected, rtol=0, atol=1e-5)
     assert load_model(tmp_path / "out").labels == labels
 
 

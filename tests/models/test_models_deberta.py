@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close, assert_small
 from flax import nnx
 from safetensors.torch import load_file, save_file
 from torch_reference import (
@@ -88,7 +89,7 @@ def assert_equal(model, reference, batch):
     logits, states = torch_states(reference, batch)
     assert np.abs(logits).max() > 0.5
     for got, expected in zip((outputs.logits, *outputs.states), (logits, *states), strict=True):
-        np.testing.assert_allclose(got, expected, **EXACT)
+        assert_close(got, expected, **EXACT)
 
 
 # ------------------------------------------------------------------------------------- positions
@@ -166,7 +167,7 @@ def test_gradients_of_all_weights_are_those_of_torch(tmp_path):
         x = x.T if transposed else x
         # A key's bias moves all scores of a query alike: its gradient is zero but for rounding.
         error = np.linalg.norm(x - expected[name])
-        assert error < 1e-4 * np.linalg.norm(expected[name]) + 1e-5, name
+        assert_small(error, 1e-4 * np.linalg.norm(expected[name]) + 1e-5, name)
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
@@ -186,7 +187,7 @@ def test_bfloat16_compute_is_close_to_float32(tmp_path):
     assert outputs.logits.dtype == jnp.float32
     expected, _ = torch_outputs(reference, batch)
     assert np.abs(expected).max() > 0.5
-    np.testing.assert_allclose(outputs.logits, expected, rtol=0, atol=0.05)
+    assert_close(outputs.logits, expected, rtol=0, atol=0.05)
 
 
 def test_prompt_tokens_come_first(tmp_path):
@@ -216,9 +217,9 @@ def test_prompt_tokens_come_first(tmp_path):
             **{k: torch.nn.functional.pad(x, (3, 0), value=before[k]) for k, x in given.items()},
         )
     outputs = nnx.jit(lambda m: m(batch))(module)
-    np.testing.assert_allclose(outputs.logits, expected.logits, **EXACT)
+    assert_close(outputs.logits, expected.logits, **EXACT)
     for got, x in zip(outputs.states, expected.hidden_states, strict=True):
-        np.testing.assert_allclose(got, x[:, 3:], **EXACT)
+        assert_close(got, x[:, 3:], **EXACT)
 
 
 def test_the_separately_computed_first_token_is_equal_in_training(tmp_path):
@@ -230,7 +231,7 @@ def test_the_separately_computed_first_token_is_equal_in_training(tmp_path):
     module.train()
     batch = padded_batch(DebertaV2Config(vocab_size=100), LENGTHS)
     encoded = nnx.jit(lambda m: m.deberta(batch))(module)
-    np.testing.assert_allclose(encoded.first, encoded.hidden[:, 0], **EXACT)
+    assert_close(encoded.first, encoded.hidden[:, 0], **EXACT)
     without_dropout = torch_outputs(reference, batch)[1][:, 0]
     assert np.abs(encoded.first - without_dropout).max() > 0.1
 
@@ -275,7 +276,7 @@ def test_pretraining_checkpoint(tmp_path):
     batch = padded_batch(reference.config)
     outputs = outputs_of(model, batch)
     assert outputs.logits.shape == outputs.second.shape == (4, 3)
-    np.testing.assert_allclose(outputs.hidden, torch_outputs(reference, batch)[1], **EXACT)
+    assert_close(outputs.hidden, torch_outputs(reference, batch)[1], **EXACT)
 
 
 def test_tensors_that_are_no_plain_numbers(tmp_path):
@@ -294,7 +295,7 @@ def test_bare_encoder_gets_a_fresh_head(tmp_path):
     batch = padded_batch(encoder.config)
     with torch.no_grad():
         expected = encoder(**tensors(batch)).last_hidden_state
-    np.testing.assert_allclose(outputs_of(model, batch).hidden, expected, **EXACT)
+    assert_close(outputs_of(model, batch).hidden, expected, **EXACT)
     modules = ("pooler.dense", "classifier")
     assert model.kinds == {f"{m}.{leaf}": "head" for m in modules for leaf in ("bias", "kernel")}
 

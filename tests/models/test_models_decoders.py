@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from closeness import assert_close
 from peft import LoraConfig, get_peft_model
 from peft.utils import constants
 from safetensors.torch import load_file, save_file
@@ -76,7 +77,7 @@ def assert_equal(model, reference, batch):
         rows = real if expected.ndim == 3 else slice(None)
         # Rounding grows with the largest values, which reach 12 after six layers.
         atol = 2e-6 * max(np.abs(expected[rows]).max(), 5)
-        np.testing.assert_allclose(np.asarray(got)[rows], expected[rows], rtol=0, atol=atol)
+        assert_close(np.asarray(got)[rows], expected[rows], rtol=0, atol=atol)
 
 
 def flipped(batch):
@@ -243,9 +244,9 @@ def test_frequencies_of_real_configs(name):
     frequencies, scale = kind(config)
     ours = rope(parameters, theta=None, width=width, limit=limit)
     cos, sin = ours.tables(jnp.array([[0, 1]]))
-    np.testing.assert_allclose(cos[0, 0], scale, rtol=1e-6)
+    assert_close(cos[0, 0], scale, rtol=1e-6)
     # Position 1: the angle is the frequency; at most 1, so its tangent is unique.
-    np.testing.assert_allclose(np.arctan2(sin, cos)[0, 1, 0], frequencies, rtol=2e-6)
+    assert_close(np.arctan2(sin, cos)[0, 1, 0], frequencies, rtol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +377,7 @@ def test_names_of_the_bare_model_and_of_old_files(tmp_path):
         hidden = torch_states(reference, batch)[1][-1]
         real = batch["attention_mask"].astype(bool)
         got = np.asarray(forward(model, batch).hidden)
-        np.testing.assert_allclose(got[real], hidden[real], **EXACT)
+        assert_close(got[real], hidden[real], **EXACT)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -389,11 +390,11 @@ def test_embeddings_are_those_of_the_bare_model(side, tmp_path):
         expected = AutoModel.from_pretrained(tmp_path)(**tensors(batch)).last_hidden_state.numpy()
     outputs, real = forward(model, batch), batch["attention_mask"].astype(bool)
     assert np.abs(expected[real]).max() > 0.5
-    np.testing.assert_allclose(np.asarray(outputs.hidden)[real], expected[real], **EXACT)
+    assert_close(np.asarray(outputs.hidden)[real], expected[real], **EXACT)
     rows = [states[mask] for states, mask in zip(expected, real, strict=True)]
     means, last = np.stack([x.mean(0) for x in rows]), np.stack([x[-1] for x in rows])
-    np.testing.assert_allclose(pool(outputs, batch, "mean"), means, **EXACT)
-    np.testing.assert_allclose(pool(outputs, batch, "cls"), last, **EXACT)
+    assert_close(pool(outputs, batch, "mean"), means, **EXACT)
+    assert_close(pool(outputs, batch, "cls"), last, **EXACT)
 
 
 def test_sharded_checkpoint_and_a_stored_copy_of_the_tied_head(tmp_path):
@@ -476,7 +477,7 @@ def test_without_a_pad_token_the_attention_mask_gives_the_length(tmp_path):
     logits = forward(model, batch).logits
     for row, length in enumerate(lengths):  # Hugging Face then takes single texts only
         one = {name: x[row : row + 1, :length] for name, x in batch.items()}
-        np.testing.assert_allclose(logits[row], torch_states(reference, one)[0][0], **EXACT)
+        assert_close(logits[row], torch_states(reference, one)[0][0], **EXACT)
 
 
 def test_two_classifiers_read_the_last_token():
@@ -485,8 +486,8 @@ def test_two_classifiers_read_the_last_token():
     outputs, module = forward(model, batch), model.module()
     last = outputs.hidden[jnp.arange(2), jnp.array([4, 1])]
     np.testing.assert_array_equal(outputs.last, [4, 1])
-    np.testing.assert_allclose(outputs.logits, module.score(last), **EXACT)
-    np.testing.assert_allclose(outputs.second, module.second_classifier(last), **EXACT)
+    assert_close(outputs.logits, module.score(last), **EXACT)
+    assert_close(outputs.second, module.second_classifier(last), **EXACT)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -496,7 +497,7 @@ def test_readout_gives_the_capped_logits(tied):
     model = random_model(config, head=heads.causal_lm())
     outputs = forward(model, padded_batch(parse_config(TINY)[1]))
     assert 0.4 < np.abs(outputs.logits).max() <= 0.5
-    np.testing.assert_allclose(outputs.readout(outputs.hidden), outputs.logits, **EXACT)
+    assert_close(outputs.readout(outputs.hidden), outputs.logits, **EXACT)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
@@ -549,7 +550,7 @@ def test_packed_rows_are_those_of_torch(family, tmp_path):
         expected = reference(**given, use_cache=False).logits.numpy()
         alone = reference(input_ids=given["input_ids"]).logits.numpy()
     assert np.abs(expected - alone).max() > 0.01
-    np.testing.assert_allclose(forward(model, packed).logits, expected, **EXACT)
+    assert_close(forward(model, packed).logits, expected, **EXACT)
 
 
 def random(*shape):
@@ -578,7 +579,7 @@ def test_every_token_sees_a_prefix_of_grouped_heads(tmp_path):
         ).logits.numpy()
     real = batch["attention_mask"].astype(bool)
     got = np.asarray(forward(model.replace(trainable=values), batch).logits)
-    np.testing.assert_allclose(got[real], expected[real], **EXACT)
+    assert_close(got[real], expected[real], **EXACT)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
@@ -596,7 +597,7 @@ def test_tokens_after_a_prompt(family, tmp_path):
         expected = reference(inputs_embeds=x, attention_mask=mask).logits[:, 3:].numpy()
     real = batch["attention_mask"].astype(bool)
     got = np.asarray(forward(model, batch).logits)
-    np.testing.assert_allclose(got[real], expected[real], **EXACT)
+    assert_close(got[real], expected[real], **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -633,7 +634,7 @@ def test_tokens_one_at_a_time_give_the_logits_of_the_whole_text(family, method):
             "input_ids": ids[row : row + 1, -length:],
             "attention_mask": np.ones((1, length), bool),
         }
-        np.testing.assert_allclose(got[row, -length:], forward(model, own).logits[0], **EXACT)
+        assert_close(got[row, -length:], forward(model, own).logits[0], **EXACT)
 
 
 def test_a_prompt_from_the_vocabulary_is_scaled_as_tokens_are():
@@ -643,7 +644,7 @@ def test_a_prompt_from_the_vocabulary_is_scaled_as_tokens_are():
     ]
     table = model.frozen["model.embed_tokens.embedding"] * jnp.sqrt(32.0)
     distances = jnp.abs(table[None] - prompt[:, None]).max(axis=2).min(axis=1)
-    np.testing.assert_allclose(distances, 0, atol=1e-6)
+    assert_close(distances, 0, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", DECODERS)

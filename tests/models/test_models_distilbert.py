@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 from flax import nnx
 from safetensors.torch import load_file, save_file
 from torch_reference import padded_batch, saved, tensors, tiny_model, torch_states
@@ -46,8 +47,8 @@ def assert_equal(model, reference, batch, trainable=None):
     outputs = forward(model, batch, trainable)
     logits, states = torch_states(reference, batch)
     real = batch["attention_mask"].astype(bool)
-    np.testing.assert_allclose(outputs.logits, logits, **EXACT)
-    np.testing.assert_allclose(np.asarray(outputs.hidden)[real], states[-1][real], **EXACT)
+    assert_close(outputs.logits, logits, **EXACT)
+    assert_close(np.asarray(outputs.hidden)[real], states[-1][real], **EXACT)
 
 
 # ---------------------------------------------------------------------------------------- config
@@ -131,7 +132,7 @@ def test_the_first_token_computed_alone_has_the_same_dropout_masks():
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     trained = forward(model, batch, key=jax.random.key(0))
     logits = model.module().logits(trained.hidden[:, 0])
-    np.testing.assert_allclose(trained.logits, logits, **EXACT)
+    assert_close(trained.logits, logits, **EXACT)
     other = forward(model, batch, key=jax.random.key(1))
     assert np.abs(other.logits - trained.logits).max() > 0.1
 
@@ -160,7 +161,7 @@ def test_names_of_the_hub(tmp_path):
             f"{module}.{leaf}": "head" for module in model.head for leaf in ("bias", "kernel")
         }
         hidden = torch_states(reference, batch)[1][-1]
-        np.testing.assert_allclose(forward(model, batch).hidden, hidden, **EXACT)
+        assert_close(forward(model, batch).hidden, hidden, **EXACT)
 
 
 def test_half_precision_checkpoint_is_read_as_float32(tmp_path):
@@ -199,8 +200,8 @@ def test_two_classifiers_read_the_first_token():
     ids = np.arange(10, dtype=np.int32).reshape(2, 5)
     outputs = forward(model, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
     module, first = model.module(), outputs.hidden[:, 0]
-    np.testing.assert_allclose(outputs.logits, module.logits(first), **EXACT)
-    np.testing.assert_allclose(outputs.second, module.second_classifier(first), **EXACT)
+    assert_close(outputs.logits, module.logits(first), **EXACT)
+    assert_close(outputs.second, module.second_classifier(first), **EXACT)
     assert {name.split(".")[0] for name in model.kinds} == set(model.head)
 
 
@@ -230,6 +231,6 @@ def test_tokens_after_a_prompt(tmp_path):
         x = torch.cat([torch.tensor(rows).expand(2, 3, 32), words], dim=1)
         mask = torch.tensor(np.pad(batch["attention_mask"], ((0, 0), (3, 0)), constant_values=1))
         expected = reference(inputs_embeds=x, attention_mask=mask, output_hidden_states=True)
-    np.testing.assert_allclose(outputs.logits, expected.logits.numpy(), **EXACT)
+    assert_close(outputs.logits, expected.logits.numpy(), **EXACT)
     hidden = expected.hidden_states[-1][:, 3:].numpy()
-    np.testing.assert_allclose(outputs.hidden, hidden, **EXACT)
+    assert_close(outputs.hidden, hidden, **EXACT)

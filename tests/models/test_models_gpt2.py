@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 from flax import nnx
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
@@ -53,7 +54,7 @@ def assert_equal(model, reference, batch, trainable=None):
     real = batch["attention_mask"].astype(bool)
     for got, expected in [(outputs.logits, logits), (outputs.hidden, states[-1])]:
         rows = real if expected.ndim == 3 else slice(None)
-        np.testing.assert_allclose(np.asarray(got)[rows], expected[rows], **EXACT)
+        assert_close(np.asarray(got)[rows], expected[rows], **EXACT)
 
 
 def flipped(batch):
@@ -153,7 +154,7 @@ def test_without_a_pad_token_the_attention_mask_gives_the_length(tmp_path):
     logits = forward(model, batch).logits
     for row, length in enumerate(lengths):  # Hugging Face then takes single texts only
         one = {name: x[row : row + 1, :length] for name, x in batch.items()}
-        np.testing.assert_allclose(logits[row], torch_states(reference, one)[0][0], **EXACT)
+        assert_close(logits[row], torch_states(reference, one)[0][0], **EXACT)
 
 
 def test_neither_later_tokens_nor_padding_are_seen():
@@ -203,7 +204,7 @@ def test_names_of_the_hub(tmp_path):
     classifier = load_model(tmp_path, head=heads.classification(3))
     assert classifier.kinds == {"score.kernel": "head"}
     hidden = torch_states(reference, batch)[1][-1]
-    np.testing.assert_allclose(forward(classifier, batch).hidden, hidden, **EXACT)
+    assert_close(forward(classifier, batch).hidden, hidden, **EXACT)
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
@@ -268,8 +269,8 @@ def test_two_classifiers_read_the_last_token():
     outputs = forward(model, batch)
     module = model.module()
     last = outputs.hidden[jnp.arange(2), jnp.array([4, 1])]
-    np.testing.assert_allclose(outputs.logits, module.score(last), **EXACT)
-    np.testing.assert_allclose(outputs.second, module.second_classifier(last), **EXACT)
+    assert_close(outputs.logits, module.score(last), **EXACT)
+    assert_close(outputs.second, module.second_classifier(last), **EXACT)
     assert {name.split(".")[0] for name in model.kinds} == {"score", "second_classifier"}
 
 
@@ -311,11 +312,11 @@ def test_tokens_after_a_prompt(kind, tmp_path):
         logits = head(expected)[:, 3:].numpy()
     real = batch["attention_mask"].astype(bool)
     hidden = expected[:, 3:].numpy()
-    np.testing.assert_allclose(np.asarray(outputs.hidden)[real], hidden[real], **EXACT)
+    assert_close(np.asarray(outputs.hidden)[real], hidden[real], **EXACT)
     if kind == "classification":
-        np.testing.assert_allclose(outputs.logits, logits[[0, 1], [8, 3]], **EXACT)
+        assert_close(outputs.logits, logits[[0, 1], [8, 3]], **EXACT)
     else:
-        np.testing.assert_allclose(np.asarray(outputs.logits)[real], logits[real], **EXACT)
+        assert_close(np.asarray(outputs.logits)[real], logits[real], **EXACT)
 
 
 def test_every_token_sees_a_prefix(tmp_path):
@@ -336,7 +337,7 @@ def test_every_token_sees_a_prefix(tmp_path):
             position_ids=torch.arange(9)[None],
             past_key_values=cache,
         ).logits.numpy()
-    np.testing.assert_allclose(module(batch).logits, expected, **EXACT)
+    assert_close(module(batch).logits, expected, **EXACT)
 
 
 # ------------------------------------------------------------------------------------------ LoRA
@@ -406,5 +407,5 @@ def test_lora_on_parts_is_a_dense_merge(tmp_path):
         merged[f"{path}.kernel"] += jnp.concatenate([q, jnp.zeros_like(q), v], axis=1)
     batch = padded_batch(parse_config(plain.config)[1])
     expected = forward(plain.replace(frozen=merged), batch).logits
-    np.testing.assert_allclose(forward(model, batch, trained).logits, expected, **EXACT)
+    assert_close(forward(model, batch, trained).logits, expected, **EXACT)
     assert np.abs(expected - forward(plain, batch).logits).max() > 0.1

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 from PIL import Image
 from transformers import ViTImageProcessorPil
 
@@ -48,7 +49,7 @@ def test_interpolation_is_that_of_torch(size):
     )
     assert got.shape == (3, 3, *size)
     assert got.dtype == jnp.float32
-    np.testing.assert_allclose(got, 2 * expected.numpy() - 1, rtol=0, atol=1e-5)
+    assert_close(got, 2 * expected.numpy() - 1, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -59,7 +60,7 @@ def test_it_is_hugging_faces_processor(size):
     images = [Image.fromarray(x.transpose(1, 2, 0)) for x in pixels]
     expected = processor(images, return_tensors="np")["pixel_values"]
     got = prepare(jnp.asarray(pixels), channels=3, size=size)
-    np.testing.assert_allclose(got, expected, rtol=0, atol=2 / 255)
+    assert_close(got, expected, rtol=0, atol=2 / 255)
 
 
 def test_grey_images_are_the_same_in_all_channels():
@@ -73,9 +74,9 @@ def test_grey_images_are_the_same_in_all_channels():
 def test_scaling():
     pixels = jnp.asarray([[[[0, 51, 255]]]], jnp.uint8)
     got = prepare(pixels, channels=1, size=(1, 3))
-    np.testing.assert_allclose(got.ravel(), [-1, -0.6, 1], rtol=0, atol=1e-6)
+    assert_close(got.ravel(), [-1, -0.6, 1], rtol=0, atol=1e-6)
     got = prepare(pixels, channels=1, size=(1, 3), mean=0.2, std=0.4)
-    np.testing.assert_allclose(got.ravel(), [-0.5, 0, 2], rtol=0, atol=1e-6)
+    assert_close(got.ravel(), [-0.5, 0, 2], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("config", [VIT, CNN], ids=["vit", "cnn"])
@@ -87,7 +88,7 @@ def test_models_take_stored_images_of_any_size(config, channels):
     prepared = prepare(jnp.asarray(pixels), channels=3, size=size)
     got = logits(model, pixels)
     assert got.shape == (3, 3)
-    np.testing.assert_allclose(got, logits(model, prepared), rtol=0, atol=1e-6)
+    assert_close(got, logits(model, prepared), rtol=0, atol=1e-6)
     assert np.abs(got - logits(model, stored(channels, seed=1))).max() > 1e-3
 
 

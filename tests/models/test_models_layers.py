@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from flax import nnx
 from torch_reference import SHAPE, padded_batch
 
@@ -83,7 +84,7 @@ def test_dropout_has_its_rate_and_keeps_the_mean(rate):
     assert abs((y == 0).mean() - rounded) < 5 * deviation
     assert abs(y.mean() - 1) < 5 * deviation / (1 - rounded)
     # The scale is that of the rounded rate, so the expectation is exact.
-    np.testing.assert_allclose(y[y > 0], 1 / (1 - rounded), rtol=1e-6)
+    assert_close(y[y > 0], 1 / (1 - rounded), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -157,7 +158,7 @@ def test_the_first_token_computed_alone_has_the_same_dropout_masks(family):
         logits = module.classifier(pooled)
     else:
         logits = module.classifier(trained.hidden[:, 0])
-    np.testing.assert_allclose(trained.logits, logits, rtol=0, atol=1e-5)
+    assert_close(trained.logits, logits, rtol=0, atol=1e-5)
 
     other = apply(model.frozen, model.trainable, batch, jax.random.key(8), True)
     assert jnp.max(jnp.abs(other.logits - trained.logits)) > 0.1
@@ -178,8 +179,6 @@ def test_gelu_is_that_of_its_definition(dtype, tolerance):
     gelu = layers.activation("gelu")
     found, slope = jax.vmap(jax.value_and_grad(gelu))(jnp.asarray(points, dtype))
     assert found.dtype == slope.dtype == dtype
-    np.testing.assert_allclose(
-        np.asarray(found, float), exact(points), atol=tolerance, rtol=tolerance
-    )
+    assert_close(np.asarray(found, float), exact(points), atol=tolerance, rtol=tolerance)
     difference = (exact(points + 1e-5) - exact(points - 1e-5)) / 2e-5
-    np.testing.assert_allclose(np.asarray(slope, float), difference, atol=10 * tolerance)
+    assert_close(np.asarray(slope, float), difference, atol=10 * tolerance)

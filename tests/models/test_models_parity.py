@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close, assert_small
 from safetensors.torch import load_file, save_file
 from torch_reference import (
     FAMILIES,
@@ -38,7 +39,7 @@ def ours(model, batch):
 
 def assert_equal(model, reference, batch, tolerance=EXACT):
     for got, expected in zip(ours(model, batch), torch_outputs(reference, batch), strict=True):
-        np.testing.assert_allclose(got, expected, **tolerance)
+        assert_close(got, expected, **tolerance)
 
 
 def real_tokens(batch, x):
@@ -62,7 +63,7 @@ def test_every_head_and_every_hidden_state(family, kind, tmp_path):
     )
     for got, expected in pairs:
         got = np.asarray(got)
-        np.testing.assert_allclose(real_tokens(batch, got), real_tokens(batch, expected), **EXACT)
+        assert_close(real_tokens(batch, got), real_tokens(batch, expected), **EXACT)
 
 
 @pytest.mark.parametrize(("family", "kind"), HEADS)
@@ -90,7 +91,7 @@ def test_gradient_with_respect_to_the_embeddings(family, kind, tmp_path):
 
     got = jax.grad(loss)(model.frozen[leaf] if leaf else batch["pixel_values"])
     error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
-    assert error < 1e-4
+    assert_small(error, 1e-4)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
@@ -121,7 +122,7 @@ def test_token_types_default_to_zero_and_padding_is_not_seen(family, tmp_path):
     real = batch["attention_mask"].astype(bool)
     for a, b in zip(ours(model, batch), ours(model, other), strict=True):
         rows = real if a.ndim == 3 else slice(None)
-        np.testing.assert_allclose(a[rows], b[rows], **EXACT)
+        assert_close(a[rows], b[rows], **EXACT)
 
 
 @pytest.mark.parametrize("given", [None, 0.3])
@@ -187,7 +188,7 @@ def test_bare_encoder_gets_a_fresh_head(family, tmp_path):
     tensors = {name: torch.tensor(x, dtype=torch.long) for name, x in batch.items()}
     with torch.no_grad():
         expected = encoder(**tensors).last_hidden_state.numpy()
-    np.testing.assert_allclose(ours(model, batch)[1], expected, **EXACT)
+    assert_close(ours(model, batch)[1], expected, **EXACT)
     # BERT's pooler is part of its head, as the dense layer inside RoBERTa's classifier is.
     assert model.head == (("bert.pooler",) if family == "bert" else ()) + ("classifier",)
     modules = ["bert.pooler.dense", "classifier"]
@@ -214,7 +215,7 @@ def test_bfloat16_compute_is_close_to_float32(family, tmp_path):
     # bfloat16 keeps 8 bits, 0.4 % a rounding; a wrong formula would be off by the values' size, 1.
     expected, _ = torch_outputs(reference, batch)
     assert np.abs(expected).max() > 0.5
-    np.testing.assert_allclose(outputs.logits, expected, rtol=0, atol=0.05)
+    assert_close(outputs.logits, expected, rtol=0, atol=0.05)
 
 
 @pytest.mark.assets
@@ -231,11 +232,11 @@ def test_minilm_on_real_text(tmp_path):
         tensors = {name: torch.tensor(x) for name, x in batch.items()}
         expected = encoder(**tensors).last_hidden_state.numpy()
     real = batch["attention_mask"].astype(bool)
-    np.testing.assert_allclose(ours(model, batch)[1][real], expected[real], **EXACT)
+    assert_close(ours(model, batch)[1][real], expected[real], **EXACT)
 
     save_checkpoint({**model.frozen, **model.trainable}, model.config, tmp_path, model.labels)
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
-    np.testing.assert_allclose(ours(model, batch)[0], torch_outputs(classifier, batch)[0], **EXACT)
+    assert_close(ours(model, batch)[0], torch_outputs(classifier, batch)[0], **EXACT)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
@@ -251,5 +252,5 @@ def test_the_second_classifier_is_another_of_robertas_form(family, tmp_path):
     first = np.asarray(outputs.hidden[:, 0])
     x = np.tanh(first @ leaf[f"{dense}.kernel"] + leaf[f"{dense}.bias"][None])
     expected = x @ leaf[f"{out}.kernel"] + leaf[f"{out}.bias"][None]
-    np.testing.assert_allclose(outputs.second, expected, **EXACT)
+    assert_close(outputs.second, expected, **EXACT)
     assert {model.kinds[name] for name in leaf if name.startswith("second")} == {"head"}

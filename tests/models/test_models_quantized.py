@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from closeness import approx, assert_close
 from flax import nnx
 from safetensors.numpy import load_file
 from scipy.stats import norm
@@ -38,7 +39,7 @@ def test_nf4_values_are_quantiles_of_the_normal_distribution():
     upper = norm.ppf(np.linspace(offset, 0.5, 9)[:-1])
     lower = -norm.ppf(np.linspace(offset, 0.5, 8)[:-1])
     values = np.sort([*upper, 0.0, *lower]) / upper.max()
-    np.testing.assert_allclose(values, NF4, atol=3e-7)
+    assert_close(values, NF4, atol=3e-7)
 
 
 def nf4_loop(matrix):
@@ -76,7 +77,7 @@ def test_nf4_follows_the_formulas_one_weight_after_the_other(shape):
     kernel = NF4Kernel(jnp.asarray(matrix.T))
     codes, values = nf4_loop(matrix)
     np.testing.assert_array_equal(unpacked(kernel)[: shape[1]].T, codes)
-    np.testing.assert_allclose(np.asarray(kernel[...]).T, values, atol=1e-6)
+    assert_close(np.asarray(kernel[...]).T, values, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["normal", "tails"])
@@ -84,25 +85,23 @@ def test_kernels_are_those_of_bitsandbytes(name):
     golden = load_file(GOLDEN)
     matrix = golden[f"{name}.matrix"]
     kernel = jnp.asarray(matrix.T)
-    np.testing.assert_allclose(quantized.dynamic_map(), golden["dynamic_map"], atol=1e-7)
+    assert_close(quantized.dynamic_map(), golden["dynamic_map"], atol=1e-7)
     theirs = {n.removeprefix(f"{name}.nf4."): x for n, x in golden.items() if ".nf4." in n}
     mine = NF4Kernel(kernel)
     np.testing.assert_array_equal(np.asarray(mine.codes[...]).T.reshape(-1), theirs["codes"])
-    np.testing.assert_allclose(mine.scale_mean[...], theirs["scale_mean"][0], rtol=1e-6)
-    np.testing.assert_allclose(mine.scale_sizes[...], theirs["scale_sizes"], rtol=1e-6)
+    assert_close(mine.scale_mean[...], theirs["scale_mean"][0], rtol=1e-6)
+    assert_close(mine.scale_sizes[...], theirs["scale_sizes"], rtol=1e-6)
     # Theirs searches a table of the scales' code in steps, which sometimes misses the nearest one.
     scales = np.asarray(mine.scale_codes[...]).T.reshape(-1)
     same = scales == theirs["scale_codes"]
     assert same.mean() > 0.97
     ours, values = np.asarray(mine[...]).T, theirs["values"]
     blocks = np.repeat(same, 64).reshape(ours.shape)
-    np.testing.assert_allclose(ours[blocks], values[blocks], rtol=1e-6, atol=1e-6)
+    assert_close(ours[blocks], values[blocks], rtol=1e-6, atol=1e-6)
 
     mine = Int8Kernel(kernel)
     np.testing.assert_array_equal(np.asarray(mine.codes[...]).T, golden[f"{name}.int8.codes"])
-    np.testing.assert_allclose(
-        np.asarray(mine[...]).T, golden[f"{name}.int8.values"], rtol=1e-6, atol=1e-6
-    )
+    assert_close(np.asarray(mine[...]).T, golden[f"{name}.int8.values"], rtol=1e-6, atol=1e-6)
 
 
 # -------------------------------------------------------------------------------------- the layers
@@ -127,14 +126,14 @@ def test_a_product_and_its_gradients_are_those_of_the_dequantised_kernel_in_torc
     leaves = [torch.tensor(v, requires_grad=True) for v in (x, a, b)]
     total = torch.sin(leaves[0] @ torch.tensor(dense) + leaves[0] @ leaves[1] @ leaves[2]).mean()
     total.backward()
-    assert value == pytest.approx(total.item(), abs=1e-6)
+    assert value == approx(total.item(), abs=1e-6)
     for mine, leaf in zip(gradients, leaves, strict=True):
-        np.testing.assert_allclose(mine, leaf.grad.numpy(), atol=1e-5)
+        assert_close(mine, leaf.grad.numpy(), atol=1e-5)
 
     # The same over lanes: the codes are shared.
     lanes = jax.vmap(jax.grad(loss, (0, 1, 2)))(*(jnp.stack([v, 2 * v]) for v in (x, a, b)))
     for mine, one in zip(lanes, gradients, strict=True):
-        np.testing.assert_allclose(mine[0], one, atol=1e-5)
+        assert_close(mine[0], one, atol=1e-5)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -167,7 +166,7 @@ def test_a_merged_model_computes_what_the_adapted_one_does(how):
     assert all(x.dtype == jnp.float32 for x in plain.frozen.values())
     assert plain.frozen.keys() == model_of().frozen.keys()
     got = plain.apply(plain.frozen, plain.trainable, batch, None, False).logits
-    np.testing.assert_allclose(got, expected, atol=2e-5)
+    assert_close(got, expected, atol=2e-5)
 
 
 METHODS = {
@@ -197,7 +196,7 @@ def test_every_method_computes_with_the_dequantised_weights(name):
             for n, x in sorted(adapted.trainable.items())
         }
         logits.append(adapted.apply(adapted.frozen, params, batch, None, False).logits)
-    np.testing.assert_allclose(*logits, atol=2e-5)
+    assert_close(*logits, atol=2e-5)
 
 
 # ------------------------------------------------------------------------------------------ starts
@@ -248,8 +247,8 @@ def test_starts_follow_their_algorithms_and_are_nearer_to_the_weights(init, iter
         product = {"svd": truncated, "qr": first_features}[init](weights, rank)
         frozen = coded(weights - product)
     layer = fp.peft.base.submodule(model.module(), path)
-    np.testing.assert_allclose(layer.product(), product, atol=1e-5)
-    np.testing.assert_allclose(layer.base.kernel[...], frozen, atol=1e-5)
+    assert_close(layer.product(), product, atol=1e-5)
+    assert_close(layer.base.kernel[...], frozen, atol=1e-5)
     error = np.linalg.norm(weights - frozen - product)
     assert error < 0.9 * np.linalg.norm(weights - coded(weights))
     # Attaching leaves no trace of the reader in the model.
@@ -324,5 +323,5 @@ def test_four_bits_stay_four_bits_in_the_compiled_round():
     (held, temporary), (plain, without) = memory_of("nf4"), memory_of(None)
     codes = weights * (4 + 8 / 64 + 32 / (64 * 256)) / 8
     rest = plain - 4 * weights  # embeddings, norms and biases
-    assert held == pytest.approx(codes + rest, abs=3 * 6 * 2 * 32)
+    assert held == approx(codes + rest, abs=3 * 6 * 2 * 32)
     assert temporary < without + 4 * 256 * 1024

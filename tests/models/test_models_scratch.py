@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from closeness import approx, assert_close, assert_small
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
@@ -119,7 +120,7 @@ def test_outputs_and_gradients_are_those_of_torch(kind, layers):
     outputs = jax.jit(lambda p: model.apply({}, p, batch, None, False))(params)
     for got, x in zip((outputs.logits, outputs.hidden), expected, strict=True):
         assert 0.2 < np.abs(x).max() < 10
-        np.testing.assert_allclose(got, x, **EXACT)
+        assert_close(got, x, **EXACT)
 
     weights = np.random.default_rng(1).normal(size=logits.shape).astype(np.float32)
     (logits * torch.tensor(weights)).sum().backward()
@@ -132,7 +133,7 @@ def test_outputs_and_gradients_are_those_of_torch(kind, layers):
     got = gradient(params)
     for name, p in reference.leaves().items():
         expected = flax_order(name, p.grad.numpy())
-        assert np.linalg.norm(got[name] - expected) < 1e-4 * np.linalg.norm(expected), name
+        assert_small(np.linalg.norm(got[name] - expected), 1e-4 * np.linalg.norm(expected), name)
 
 
 @pytest.mark.parametrize("config", [LSTM, CNN], ids=["lstm", "cnn"])
@@ -146,7 +147,7 @@ def test_bfloat16_compute_is_close_to_float32(config):
     assert (got.hidden.dtype, got.logits.dtype) == (jnp.bfloat16, jnp.float32)
     expected = single.apply({}, single.trainable, batch, None, False)
     assert 0.1 < np.abs(expected.logits).max() < 10
-    np.testing.assert_allclose(got.logits, expected.logits, rtol=0, atol=0.05)
+    assert_close(got.logits, expected.logits, rtol=0, atol=0.05)
 
 
 def test_padding_on_the_right_is_not_seen():
@@ -156,7 +157,7 @@ def test_padding_on_the_right_is_not_seen():
     short, long = (
         model.apply({}, model.trainable, {"input_ids": x}, None, False) for x in (ids, padded)
     )
-    np.testing.assert_allclose(long.logits[:, : ids.shape[1]], short.logits, rtol=0, atol=1e-6)
+    assert_close(long.logits[:, : ids.shape[1]], short.logits, rtol=0, atol=1e-6)
 
 
 def test_dropout_is_between_the_layers():
@@ -217,12 +218,12 @@ def test_random_values_have_the_scale_of_their_layer():
     inputs = {"convolutions.1": 25 * 32, "convolutions.2": 25 * 64, "dense": 4 * 128}
     for name, n in inputs.items():
         kernel = model.trainable[f"{name}.kernel"]
-        assert kernel.std() == pytest.approx(1 / math.sqrt(n), rel=0.05)
+        assert kernel.std() == approx(1 / math.sqrt(n), rel=0.05)
         assert not model.trainable[f"{name}.bias"].any()
     words = random_model(LSTM, head=causal_lm()).trainable
-    assert words["embedding.embedding"].std() == pytest.approx(1, rel=0.1)
+    assert words["embedding.embedding"].std() == approx(1, rel=0.1)
     given = random_model(LSTM | {"initializer_range": 0.02}, head=causal_lm()).trainable
-    assert given["embedding.embedding"].std() == pytest.approx(0.02, rel=0.1)
+    assert given["embedding.embedding"].std() == approx(0.02, rel=0.1)
 
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "cnn"])

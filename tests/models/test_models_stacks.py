@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from closeness import assert_close
 
 import fedjax_peft as fp
 from fedjax_peft.errors import InputError
@@ -71,10 +72,10 @@ def gradients(model):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(model.trainable, model.compute_frozen())
 
 
-def assert_close(found, expected, tolerance=1e-5):
+def assert_trees_close(found, expected, tolerance=1e-5):
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         y = np.asarray(y, np.float32)
-        np.testing.assert_allclose(x, y, atol=tolerance * (np.abs(y).max() + 0.1), rtol=0)
+        assert_close(x, y, atol=tolerance * (np.abs(y).max() + 0.1), rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_outputs_and_gradients_are_the_same(family, options, tolerance):
         moved(fp.attach(m, fp.lora(rank=2, dropout=0.1))) for m in pair(family, **options)
     )
     assert list(scanned.trainable) == list(plain.trainable)
-    assert_close(gradients(scanned), gradients(plain), tolerance)
+    assert_trees_close(gradients(scanned), gradients(plain), tolerance)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_methods(method):
         jax.jit(lambda b, m=m: m.apply(m.frozen, m.trainable, b, None, False).hidden)
         for m in (plain, scanned)
     ]
-    assert_close(apply[1](BATCH), apply[0](BATCH))
+    assert_trees_close(apply[1](BATCH), apply[0](BATCH))
 
 
 def test_frozen_leaves_are_held_stacked_and_not_copied():
@@ -164,7 +165,7 @@ def test_the_program_does_not_grow_with_the_layers():
 
 def test_generation_with_a_cache():
     plain, scanned = map(next_logits, pair())
-    assert_close(scanned, plain)
+    assert_trees_close(scanned, plain)
 
 
 def next_logits(model):
@@ -204,13 +205,13 @@ def test_runs_checkpoints_and_exports(tmp_path):
         run = fp.simulate(model, algorithm, clients, rounds=2, **options)
         results.append(run)
     plain, scanned = results
-    assert_close(scanned.params, plain.params)
+    assert_trees_close(scanned.params, plain.params)
     loaded = fp.load_run(tmp_path / "True")
     assert loaded.model.recipe["scan_layers"]
-    assert_close(loaded.params, scanned.params, 0)
+    assert_trees_close(loaded.params, scanned.params, 0)
     merged = fp.merge(scanned.model, scanned.params)
     assert list(merged.frozen) == list(fp.merge(plain.model, plain.params).frozen)
-    assert_close(merged.frozen, fp.merge(plain.model, plain.params).frozen)
+    assert_trees_close(merged.frozen, fp.merge(plain.model, plain.params).frozen)
 
 
 def test_blocks_of_different_forms_are_refused():

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 from flax import nnx
 from safetensors.torch import load_file, save_file
 from torch_reference import padded_batch, randomised, saved, tensors, tiny_model, torch_outputs
@@ -57,8 +58,8 @@ def assert_equal(model, reference, batch, **options):
         expected = reference(**tensors(batch), **options).logits.numpy()
         hidden = reference.vit(**tensors(batch), **options).last_hidden_state.numpy()
     assert np.abs(expected).max() > 0.5
-    np.testing.assert_allclose(outputs.logits, expected, **EXACT)
-    np.testing.assert_allclose(outputs.hidden, hidden, **EXACT)
+    assert_close(outputs.logits, expected, **EXACT)
+    assert_close(outputs.hidden, hidden, **EXACT)
 
 
 # ----------------------------------------------------------------------------------------- parity
@@ -103,7 +104,7 @@ def test_cubic_resize_is_that_of_torch(n_in, n_out):
         eye, size=(n_out, 2), mode="bicubic", align_corners=False
     )
     # Torch has the coordinates, up to n_in, in float32.
-    np.testing.assert_allclose(matrix.T, expected[0, :, :, 0].numpy(), rtol=0, atol=5e-6)
+    assert_close(matrix.T, expected[0, :, :, 0].numpy(), rtol=0, atol=5e-6)
 
 
 def test_bfloat16_compute_is_close_to_float32(tmp_path):
@@ -114,7 +115,7 @@ def test_bfloat16_compute_is_close_to_float32(tmp_path):
     assert outputs.hidden.dtype == jnp.bfloat16
     assert outputs.logits.dtype == jnp.float32
     expected, _ = torch_outputs(reference, batch)
-    np.testing.assert_allclose(outputs.logits, expected, rtol=0, atol=0.05)
+    assert_close(outputs.logits, expected, rtol=0, atol=0.05)
 
 
 def test_half_precision_checkpoint_is_read_as_float32(tmp_path):
@@ -128,7 +129,7 @@ def test_the_separately_computed_class_token_equals_the_hidden_state(model):
     """With dropout too: its masks are the first rows of the others'."""
     outputs = ours(model, images(16, 16), key=jax.random.key(1), train=True)
     dense = model.module().classifier
-    np.testing.assert_allclose(outputs.logits, dense(outputs.hidden[:, 0]), rtol=0, atol=1e-6)
+    assert_close(outputs.logits, dense(outputs.hidden[:, 0]), rtol=0, atol=1e-6)
     assert not np.allclose(outputs.logits, ours(model, images(16, 16)).logits, atol=1e-4)
 
 
@@ -162,7 +163,7 @@ def test_bare_encoder_gets_a_fresh_head(form, tmp_path):
     batch = padded_batch(encoder.config)
     with torch.no_grad():
         expected = encoder(**tensors(batch)).last_hidden_state.numpy()
-    np.testing.assert_allclose(ours(model, batch).hidden, expected, **EXACT)
+    assert_close(ours(model, batch).hidden, expected, **EXACT)
     assert model.kinds == {"classifier.bias": "head", "classifier.kernel": "head"}
     assert model.tokenizer is None
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from closeness import assert_close
 from flax import nnx
 
 from fedjax_peft.errors import InputError
@@ -93,7 +94,7 @@ def test_output_is_the_formula(name, post_norm, scaling):
         read = norm(x + h) if post_norm else x + h
     expected = x + h + f(read)
     expected = norm(expected) if post_norm else expected
-    np.testing.assert_allclose(module(jnp.asarray(x, jnp.float32)), expected, rtol=0, atol=2e-5)
+    assert_close(module(jnp.asarray(x, jnp.float32)), expected, rtol=0, atol=2e-5)
 
 
 def test_output_is_computed_in_the_dtype_of_the_activations():
@@ -106,7 +107,7 @@ def test_output_is_computed_in_the_dtype_of_the_activations():
     assert adapter.up.kernel.dtype == jnp.float32
     rough, exact = adapter(x.astype(jnp.bfloat16)), adapter(x)
     # bfloat16 keeps 8 bits: 0.4 % a rounding.
-    np.testing.assert_allclose(rough.astype("f4"), exact, rtol=0, atol=0.02 * abs(exact).max())
+    assert_close(rough.astype("f4"), exact, rtol=0, atol=0.02 * abs(exact).max())
 
 
 # ---------------------------------------------------------------------------------------- starts

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import approx, assert_close
 from flax import nnx
 from tiny import logits, tiny, trained
 
@@ -50,8 +51,8 @@ def test_output_is_the_formula_and_merged_is_the_same():
     for layer, change in layers():
         kernel, bias = (np.asarray(v[...]) for v in (layer.base.kernel, layer.base.bias))
         expected = x @ (kernel + change) + bias
-        np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(layer.merged()(x), expected, rtol=1e-5, atol=1e-5)
+        assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
+        assert_close(layer.merged()(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_slora_adds_values_at_random_places_of_each_kernel():
@@ -75,9 +76,9 @@ def test_slora_adds_values_at_random_places_of_each_kernel():
         a, b = (np.asarray(params[f"{path}.lora_{n}"]) for n in "ab")
         change = np.array(merged.frozen[f"{path}.kernel"] - start[f"{path}.kernel"]) - a @ b
         values = change.reshape(-1)[np.asarray(params[name])]
-        np.testing.assert_allclose(values, params[f"{path}.sparse_values"], rtol=0, atol=1e-6)
+        assert_close(values, params[f"{path}.sparse_values"], rtol=0, atol=1e-6)
         change.reshape(-1)[np.asarray(params[name])] = 0
-        np.testing.assert_allclose(change, 0, rtol=0, atol=1e-6)
+        assert_close(change, 0, rtol=0, atol=1e-6)
 
 
 def test_compute_dtype_is_kept():
@@ -94,7 +95,7 @@ def test_the_start_has_no_effect_and_merging_keeps_learned_values(name):
     merged = merge(model, params)
     assert merged.frozen.keys() == tiny().frozen.keys()
     assert jnp.max(jnp.abs(logits(model, params) - logits(model))) > 0.1
-    np.testing.assert_allclose(logits(merged), logits(model, params), rtol=0, atol=1e-5)
+    assert_close(logits(merged), logits(model, params), rtol=0, atol=1e-5)
 
 
 def test_bases_are_orthonormal_and_fixed_and_cores_are_counted():
@@ -103,17 +104,17 @@ def test_bases_are_orthonormal_and_fixed_and_cores_are_counted():
     assert model.counts()["adapter"] == len(sites) * 4 * 4
     for path in sites:
         a, b = (np.asarray(model.trainable[f"{path}.sb_{n}"]) for n in "ab")
-        np.testing.assert_allclose(a.T @ a, np.eye(4), rtol=0, atol=1e-6)
-        np.testing.assert_allclose(b @ b.T, np.eye(4), rtol=0, atol=1e-6)
+        assert_close(a.T @ a, np.eye(4), rtol=0, atol=1e-6)
+        assert_close(b @ b.T, np.eye(4), rtol=0, atol=1e-6)
         assert [model.kinds[f"{path}.sb_{n}"] for n in "arb"] == ["fixed", "adapter", "fixed"]
     model = attach(tiny(), METHODS["ravan"])
     assert model.counts()["adapter"] == len(sites) * 3 * (4 * 4 + 1)
     for path in sites:
         a, b = (np.asarray(model.trainable[f"{path}.ravan_{n}"]) for n in "ab")
         across = np.concatenate(list(a), axis=1)  # all heads together
-        np.testing.assert_allclose(across.T @ across, np.eye(12), rtol=0, atol=1e-6)
+        assert_close(across.T @ across, np.eye(12), rtol=0, atol=1e-6)
         across = np.concatenate(list(b), axis=0)
-        np.testing.assert_allclose(across @ across.T, np.eye(12), rtol=0, atol=1e-6)
+        assert_close(across @ across.T, np.eye(12), rtol=0, atol=1e-6)
         assert model.kinds[f"{path}.ravan_a"] == model.kinds[f"{path}.ravan_b"] == "fixed"
 
 
@@ -122,7 +123,7 @@ def test_normal_bases_have_columns_of_length_one_on_average():
     module = nnx.List([layer])
     attached = attach_module(module, ravan(5, heads=4, init="normal", targets=["0"]))[0]
     for base, axis in ((attached.ravan_a[...], 1), (attached.ravan_b[...], 2)):
-        assert np.mean(np.sum(base**2, axis=axis)) == pytest.approx(1, rel=0.05)
+        assert np.mean(np.sum(base**2, axis=axis)) == approx(1, rel=0.05)
 
 
 # --------------------------------------------------------------------------- the start of LoRA-SB
@@ -155,8 +156,8 @@ def test_the_gradient_start_is_the_best_form_of_the_first_step_of_full_training(
         u, sigma, vt = np.linalg.svd(-step * np.sign(np.asarray(gradient[f"{path}.kernel"])))
         best = u[:, :4] * sigma[:4] @ vt[:4]
         a, r, b = (np.asarray(started.trainable[f"{path}.sb_{n}"]) for n in "arb")
-        np.testing.assert_allclose(a @ r @ b, best, rtol=0, atol=1e-5)
-        np.testing.assert_allclose(r, np.diag(sigma[:4]), rtol=0, atol=1e-6)
+        assert_close(a @ r @ b, best, rtol=0, atol=1e-5)
+        assert_close(r, np.diag(sigma[:4]), rtol=0, atol=1e-6)
     assert started.frozen is model.frozen
     before, after = (
         sum(

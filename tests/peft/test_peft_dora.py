@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from flax import nnx
 from tiny import logits, tiny
 
@@ -49,8 +50,8 @@ def test_output_is_the_formula_and_merged_is_the_same(bias):
     v = w + S * a @ b
     x = np.asarray(jax.random.normal(KEY, (2, 5, 8)))
     expected = x @ (m * v / np.linalg.norm(v, axis=0)) + offset
-    np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(module.merged()(x), expected, rtol=1e-5, atol=1e-5)
+    assert_close(module(x), expected, rtol=1e-5, atol=1e-5)
+    assert_close(module.merged()(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def forward(module, batch):
@@ -74,7 +75,7 @@ def test_no_gradient_passes_through_the_norm():
 
     expected, got = jax.grad(constant_norm)(model.trainable), jax.grad(ours)(model.trainable)
     for name in ("lora_a", "lora_b", "lora_magnitude"):
-        np.testing.assert_allclose(got[name], expected[name], rtol=1e-4, atol=1e-5)
+        assert_close(got[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_acts_on_all_that_is_added_to_the_frozen_layer():
@@ -85,10 +86,10 @@ def test_dropout_acts_on_all_that_is_added_to_the_frozen_layer():
     dropped = np.asarray(module.dropout(x))
     assert 0.3 < np.mean(dropped == 0) < 0.7
     added = (gain - 1) * (dropped @ w) + gain * (S * dropped @ a @ b)
-    np.testing.assert_allclose(module(x), np.asarray(x) @ w + offset + added, rtol=1e-4, atol=1e-4)
+    assert_close(module(x), np.asarray(x) @ w + offset + added, rtol=1e-4, atol=1e-4)
     module.eval()
     v = w + S * a @ b
-    np.testing.assert_allclose(module(x), np.asarray(x) @ (gain * v) + offset, rtol=1e-4, atol=1e-4)
+    assert_close(module(x), np.asarray(x) @ (gain * v) + offset, rtol=1e-4, atol=1e-4)
 
 
 def test_directions_with_scale_zero_count_in_neither_product_nor_norm():
@@ -98,7 +99,7 @@ def test_directions_with_scale_zero_count_in_neither_product_nor_norm():
     v = w + S * a[:, :2] @ b[:2]
     x = np.asarray(jax.random.normal(KEY, (5, 8)))
     expected = x @ (m * v / np.linalg.norm(v, axis=0)) + offset
-    np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-5)
+    assert_close(module(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_column_of_zeros_stays_finite():
@@ -111,7 +112,7 @@ def test_column_of_zeros_stays_finite():
         return jnp.sum(model.apply(model.frozen, p, {"x": x}, None, False).logits)
 
     value, slopes = jax.value_and_grad(total)(model.trainable)
-    np.testing.assert_allclose(value, jnp.sum(base(x)), rtol=1e-5)
+    assert_close(value, jnp.sum(base(x)), rtol=1e-5)
     assert all(bool(jnp.all(jnp.isfinite(g))) for g in slopes.values())
 
 
@@ -119,7 +120,7 @@ def test_compute_dtype_is_kept_and_close():
     x = jax.random.normal(KEY, (20, 8))
     rough = layer(dtype=jnp.bfloat16)(x.astype(jnp.bfloat16))
     assert rough.dtype == jnp.bfloat16
-    np.testing.assert_allclose(rough.astype(jnp.float32), layer()(x), rtol=0.05, atol=0.1)
+    assert_close(rough.astype(jnp.float32), layer()(x), rtol=0.05, atol=0.1)
 
 
 # --------------------------------------------------------------------------------------- a model
@@ -128,10 +129,10 @@ def test_compute_dtype_is_kept_and_close():
 @pytest.mark.parametrize("init", ["kaiming", "gaussian"])
 def test_initial_values_have_no_effect(init):
     model = attach(tiny(), dora(4, alpha=6.0, init=init))
-    np.testing.assert_allclose(logits(model), logits(tiny()), rtol=0, atol=1e-5)
+    assert_close(logits(model), logits(tiny()), rtol=0, atol=1e-5)
     site = "bert.encoder.layer.1.attention.self.value"
     norms = np.linalg.norm(tiny().frozen[f"{site}.kernel"], axis=0)
-    np.testing.assert_allclose(model.trainable[f"{site}.lora_magnitude"], norms, rtol=1e-6)
+    assert_close(model.trainable[f"{site}.lora_magnitude"], norms, rtol=1e-6)
     assert model.trainable[f"{site}.lora_a"].std() > 0
     assert not model.trainable[f"{site}.lora_b"].any()
 
@@ -158,7 +159,7 @@ def test_merged_model_gives_the_same_logits():
     merged = merge(model, trained)
     assert merged.frozen.keys() == tiny().frozen.keys()
     assert jnp.max(jnp.abs(logits(model, trained) - logits(model))) > 0.1
-    np.testing.assert_allclose(logits(merged), logits(model, trained), rtol=0, atol=1e-5)
+    assert_close(logits(merged), logits(model, trained), rtol=0, atol=1e-5)
 
 
 def test_fused_projection_has_one_update():
@@ -167,7 +168,7 @@ def test_fused_projection_has_one_update():
     before = module.c_attn(x)
     attach_module(module, dora(2, targets=["c_attn"]))
     assert module.c_attn.lora_magnitude.shape == (12,)
-    np.testing.assert_allclose(module.c_attn(x), before, rtol=1e-5, atol=1e-5)
+    assert_close(module.c_attn(x), before, rtol=1e-5, atol=1e-5)
 
 
 # -------------------------------------------------------------------------------------- refusals

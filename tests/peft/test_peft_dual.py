@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from flax import nnx
 from safetensors.numpy import load_file
 
@@ -125,7 +126,7 @@ def test_a_mode_with_one_adapter_is_a_model_with_one_adapter(name, placement):
         values = alone(params, which)
         assert values.keys() == other.trainable.keys()
         for got, wanted in zip(forward(mode(params, which)), expected(values), strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+            assert_close(got, wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -133,7 +134,7 @@ def test_dual_mode_is_the_mean_of_both(placement):
     # Of the same two adapters the mean is either of them; of two different ones it is neither.
     _, params, forward = tiny("post", placement)
     same = {n: params[n.replace(".private_adapter.", ".global_adapter.")] for n in params}
-    np.testing.assert_allclose(
+    assert_close(
         forward(mode(same, "dual"))[0], forward(mode(same, "global"))[0], rtol=0, atol=1e-5
     )
     np.testing.assert_array_equal(forward(mode(params, "dual"))[0], forward(params)[0])
@@ -158,7 +159,7 @@ def test_output_is_the_formula():
         adapter.up.kernel.set_value(100 * adapter.up.kernel[...])
         adapter.down.kernel.set_value(100 * adapter.down.kernel[...])
     expected = y + f(pair.global_adapter) / 2 + f(pair.private_adapter) / 2
-    np.testing.assert_allclose(module.dense(h), expected, rtol=0, atol=1e-5)
+    assert_close(module.dense(h), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("which", "silent"), [("global", "private"), ("private", "global")])

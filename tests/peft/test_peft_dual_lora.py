@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import approx, assert_close
 from flax import nnx
 from tiny import BATCH, logits, tiny
 
@@ -47,7 +48,7 @@ def test_output_is_the_formula_for_one_weight_and_for_one_of_each_example(weight
     shared, own = (np.asarray(p.product()) for p in (layer.global_adapter, layer.private_adapter))
     for i, w in enumerate(np.broadcast_to(weight, 3)):
         kernel = np.asarray(base.kernel[...]) + (1 - w) * shared + w * own
-        np.testing.assert_allclose(layer(x)[i], x[i] @ kernel, rtol=1e-5, atol=1e-5)
+        assert_close(layer(x)[i], x[i] @ kernel, rtol=1e-5, atol=1e-5)
 
 
 def test_the_start_has_no_effect_and_either_adapter_alone_is_a_lora():
@@ -60,7 +61,7 @@ def test_the_start_has_no_effect_and_either_adapter_alone_is_a_lora():
         alone = {n: params[n.replace(".lora_", f"{part}.lora_")] for n in plain.trainable}
         expected = logits(plain, alone)
         got = logits(model, with_weight(params, weight))
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+        assert_close(got, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
@@ -75,14 +76,14 @@ def test_a_reference_gives_every_example_a_weight_of_its_own(family):
         return model.apply(model.frozen, leaves, batch, None, False)
 
     alone = embedding(run(with_weight({**params, REFERENCE: jnp.zeros(0)}, 1.0), batch))
-    assert np.linalg.norm(alone, axis=1) == pytest.approx(1, rel=1e-5)
+    assert np.linalg.norm(alone, axis=1) == approx(1, rel=1e-5)
     target = 0.6 * (alone[0] - 0.5 * alone[1])
     weights = np.clip(np.asarray(alone) @ np.asarray(target), 0, 1)
     assert weights.std() > 0.01
     got = run({**params, REFERENCE: target}, batch).logits
     for i, weight in enumerate(weights):
         fixed = with_weight({**params, REFERENCE: jnp.zeros(0)}, float(weight))
-        np.testing.assert_allclose(got[i], run(fixed, batch).logits[i], rtol=0, atol=1e-5)
+        assert_close(got[i], run(fixed, batch).logits[i], rtol=0, atol=1e-5)
     # In training, and with a key-value cache, the constant weight is used.
     train = model.apply(model.frozen, {**params, REFERENCE: target}, batch, jax.random.key(0), True)
     plain = model.apply(model.frozen, params, batch, jax.random.key(0), True)

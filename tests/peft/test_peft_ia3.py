@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from flax import nnx
 from tiny import logits, tiny
 
@@ -37,8 +38,8 @@ def test_output_is_the_formula_and_merged_is_the_same(feed_forward):
         np.asarray(v[...]) for v in (module.ia3_l, module.base.kernel, module.base.bias)
     )
     expected = (x * scale) @ kernel + bias if feed_forward else (x @ kernel + bias) * scale
-    np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(module.merged()(x), expected, rtol=1e-5, atol=1e-5)
+    assert_close(module(x), expected, rtol=1e-5, atol=1e-5)
+    assert_close(module.merged()(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_fused_projection_is_scaled_whole():
@@ -46,7 +47,7 @@ def test_fused_projection_is_scaled_whole():
     module = layer(False, base)
     assert module.ia3_l.shape == (12,)
     x = jax.random.normal(KEY, (3, 4))
-    np.testing.assert_allclose(module(x), base(x) * module.ia3_l[...][None], rtol=1e-5, atol=1e-5)
+    assert_close(module(x), base(x) * module.ia3_l[...][None], rtol=1e-5, atol=1e-5)
 
 
 def test_compute_dtype_is_kept():
@@ -65,7 +66,7 @@ def test_initial_values_have_no_effect_and_merging_keeps_learned_values():
     merged = merge(model, trained)
     assert merged.frozen.keys() == tiny().frozen.keys()
     assert jnp.max(jnp.abs(logits(model, trained) - logits(model))) > 0.1
-    np.testing.assert_allclose(logits(merged), logits(model, trained), rtol=0, atol=1e-5)
+    assert_close(logits(merged), logits(model, trained), rtol=0, atol=1e-5)
 
 
 # --------------------------------------------------------------------------------------- targets
@@ -124,7 +125,7 @@ def test_own_module():
     trained = {"hidden.ia3_l": jnp.full(12, 2.0), "out.ia3_l": jnp.full(12, 3.0)}
     got = model.apply(model.frozen, trained, batch, None, False).logits
     same = plain.apply(plain.frozen, plain.trainable, batch, None, False).logits
-    np.testing.assert_allclose(got, 6 * same, rtol=1e-5, atol=1e-5)
+    assert_close(got, 6 * same, rtol=1e-5, atol=1e-5)
     with pytest.raises(InputError, match="targets="):
         attach(plain, ia3())
 

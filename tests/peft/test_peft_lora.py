@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import approx, assert_close
 from flax import nnx
 
 from fedjax_peft.errors import InputError
@@ -67,7 +68,7 @@ def test_output_is_the_formula():
     module, a, b = layer(scale=1.5)
     x = jax.random.normal(KEY, (2, 5, 8))
     expected = np.asarray(module.base(x)) + 1.5 * np.asarray(x) @ np.asarray(a) @ np.asarray(b)
-    np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-5)
+    assert_close(module(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_merged_is_factored():
@@ -83,7 +84,7 @@ def test_merged_is_factored():
         merged[f"{path}.kernel"] = x + 6 / 4 * product
     plain = tiny()
     expected = plain.apply(merged, plain.trainable, BATCH, None, False).logits
-    np.testing.assert_allclose(logits(model, trained), expected, rtol=0, atol=1e-5)
+    assert_close(logits(model, trained), expected, rtol=0, atol=1e-5)
     assert jnp.max(jnp.abs(logits(model, trained) - logits(model))) > 0.1
 
 
@@ -92,9 +93,7 @@ def test_directions_with_scale_zero_have_no_effect():
     module, a, b = layer(scale=2.0)
     module.lora_scale.set_value(jnp.array([2.0, 2.0, 0.0]))
     x = jax.random.normal(KEY, (5, 8))
-    np.testing.assert_allclose(
-        module(x), module.base(x) + 2 * (x @ a[:, :2]) @ b[:2], rtol=1e-5, atol=1e-5
-    )
+    assert_close(module(x), module.base(x) + 2 * (x @ a[:, :2]) @ b[:2], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("alpha", "rslora", "s"), [(None, False, 1), (8, False, 2), (8, True, 4)])
@@ -113,10 +112,10 @@ def test_dropout_acts_on_the_low_rank_branch_only():
     assert np.std(branch, axis=0).min() > 0.1
     # The branch sees x with elements dropped: solving for them gives 0 or 1 / keep rate.
     dropped = np.asarray(module.dropout(x))
-    np.testing.assert_allclose(branch, dropped @ np.asarray(a @ b), rtol=0, atol=1e-5)
+    assert_close(branch, dropped @ np.asarray(a @ b), rtol=0, atol=1e-5)
     assert set(np.unique(dropped)) == {0.0, 2.0}
     module.eval()
-    np.testing.assert_allclose(module(x) - module.base(x), whole, rtol=0, atol=1e-5)
+    assert_close(module(x) - module.base(x), whole, rtol=0, atol=1e-5)
 
 
 # ---------------------------------------------------------------------------------------- starts
@@ -165,13 +164,13 @@ def test_start_follows_from_the_seed_and_the_path():
 def test_a_start_from_the_weights_changes_no_logit(init, family, options):
     plain = tiny(family)
     model = attach(plain, lora(4, init=init, **options))
-    np.testing.assert_allclose(logits(model), logits(plain), rtol=0, atol=1e-5)
+    assert_close(logits(model), logits(plain), rtol=0, atol=1e-5)
     for name, kernel in plain.frozen.items():
         if name.endswith(("query.kernel", "value.kernel")):
             path = name.removesuffix(".kernel")
             a, b, s = (model.trainable[f"{path}.lora_{n}"] for n in ("a", "b", "scale"))
             residual = model.frozen[f"{path}.base.kernel"]
-            np.testing.assert_allclose(residual + s[0] * a @ b, kernel, rtol=0, atol=1e-5)
+            assert_close(residual + s[0] * a @ b, kernel, rtol=0, atol=1e-5)
             assert np.linalg.norm(residual) < 0.95 * np.linalg.norm(kernel)
 
 
@@ -182,11 +181,11 @@ def test_svd_start_holds_the_largest_directions_with_canonical_signs(shape):
     a, b = map(np.asarray, factors["k"])
     u, s, vt = np.linalg.svd(kernel.astype(np.float64), full_matrices=False)
     best = u[:, :3] * s[:3] @ vt[:3]
-    np.testing.assert_allclose(2.0 * a @ b, best, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(residuals["k"], kernel - best, rtol=0, atol=1e-5)
+    assert_close(2.0 * a @ b, best, rtol=0, atol=1e-5)
+    assert_close(residuals["k"], kernel - best, rtol=0, atol=1e-5)
     # The singular values are split evenly, and the largest entry of each column of A is positive.
-    np.testing.assert_allclose(np.linalg.norm(a, axis=0), np.sqrt(s[:3] / 2), rtol=1e-5)
-    np.testing.assert_allclose(np.linalg.norm(b, axis=1), np.sqrt(s[:3] / 2), rtol=1e-5)
+    assert_close(np.linalg.norm(a, axis=0), np.sqrt(s[:3] / 2), rtol=1e-5)
+    assert_close(np.linalg.norm(b, axis=1), np.sqrt(s[:3] / 2), rtol=1e-5)
     assert (np.take_along_axis(a, np.abs(a).argmax(axis=0)[None], axis=0) > 0).all()
 
 
@@ -197,11 +196,11 @@ def test_qr_start_is_the_beginning_of_a_decomposition_of_the_transpose(shape):
     a, b = map(np.asarray, factors["k"])
     q, r = np.linalg.qr(kernel.astype(np.float64).T)
     sign = np.sign(np.diagonal(r)[:3])
-    np.testing.assert_allclose(b, sign[:, None] * q.T[:3], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(2.0 * a, (sign[:, None] * r[:3]).T, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(residuals["k"], kernel - (q[:, :3] @ r[:3]).T, rtol=0, atol=1e-5)
+    assert_close(b, sign[:, None] * q.T[:3], rtol=0, atol=1e-5)
+    assert_close(2.0 * a, (sign[:, None] * r[:3]).T, rtol=0, atol=1e-5)
+    assert_close(residuals["k"], kernel - (q[:, :3] @ r[:3]).T, rtol=0, atol=1e-5)
     # The factors hold the first three input features; R has no entries below its diagonal.
-    np.testing.assert_allclose(residuals["k"][:3], 0, rtol=0, atol=1e-6)
+    assert_close(residuals["k"][:3], 0, rtol=0, atol=1e-6)
     np.testing.assert_array_equal(np.triu(a, 1), 0)
 
 
@@ -215,10 +214,10 @@ def test_qr_start_is_olora_of_peft():
     layer = theirs.get_peft_model(base, theirs.LoraConfig(**options)).base_model.model[0]
     a, b = (layer.lora_A.default.weight, layer.lora_B.default.weight)
     sign = np.sign(np.diagonal(a.detach().numpy()))  # peft takes the signs that it gets
-    np.testing.assert_allclose(factors["k"][0], a.detach().numpy().T * sign, atol=1e-5)
-    np.testing.assert_allclose(factors["k"][1].T, b.detach().numpy() * sign, atol=1e-5)
+    assert_close(factors["k"][0], a.detach().numpy().T * sign, atol=1e-5)
+    assert_close(factors["k"][1].T, b.detach().numpy() * sign, atol=1e-5)
     rest = layer.base_layer.weight.detach().numpy().T
-    np.testing.assert_allclose(residuals["k"], rest, rtol=0, atol=1e-5)
+    assert_close(residuals["k"], rest, rtol=0, atol=1e-5)
 
 
 def test_qr_start_of_a_matrix_of_lower_rank_has_orthonormal_rows():
@@ -226,8 +225,8 @@ def test_qr_start_of_a_matrix_of_lower_rank_has_orthonormal_rows():
     kernel = jnp.asarray(rng.normal(size=(12, 2)) @ rng.normal(size=(2, 7)), jnp.float32)
     factors, residuals = orthonormal_factors({"k": kernel}, {"k": 4}, {"k": 2.0})
     a, b = factors["k"]
-    np.testing.assert_allclose(residuals["k"] + 2.0 * a @ b, kernel, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(b @ b.T, np.eye(4), rtol=0, atol=1e-5)
+    assert_close(residuals["k"] + 2.0 * a @ b, kernel, rtol=0, atol=1e-5)
+    assert_close(b @ b.T, np.eye(4), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -236,9 +235,9 @@ def test_svd_start_of_a_matrix_of_lower_rank_can_train_in_all_directions(rank):
     kernel = jnp.asarray(rng.normal(size=(12, rank)) @ rng.normal(size=(rank, 7)), jnp.float32)
     factors, residuals = principal_factors({"k": kernel}, {"k": 4}, {"k": 2.0})
     a, b = factors["k"]
-    np.testing.assert_allclose(residuals["k"] + 2.0 * a @ b, kernel, rtol=0, atol=1e-5)
+    assert_close(residuals["k"] + 2.0 * a @ b, kernel, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(b[rank:], 0)
-    np.testing.assert_allclose(np.linalg.norm(a[:, rank:], axis=0), 1 / np.sqrt(3), rtol=1e-5)
+    assert_close(np.linalg.norm(a[:, rank:], axis=0), 1 / np.sqrt(3), rtol=1e-5)
     x, y = (jnp.asarray(rng.normal(size=(5, n)), jnp.float32) for n in (12, 7))
 
     def loss(a, b):
@@ -435,16 +434,16 @@ def test_patterns_give_layers_ranks_and_scales_of_their_own():
     }
     assert got == {
         (0, "query"): (2, 4.0),
-        (0, "value"): (3, pytest.approx(8 / 3)),
+        (0, "value"): (3, approx(8 / 3)),
         (1, "query"): (4, 0.5),
-        (1, "value"): (3, pytest.approx(8 / 3)),
+        (1, "value"): (3, approx(8 / 3)),
     }
 
 
 @pytest.mark.parametrize("init", ["svd", "qr"])
 def test_a_start_from_the_weights_with_patterns_changes_no_logit(init):
     model = attach(tiny(), lora(4, init=init, alpha=6.0, rank_pattern={"value": 2}))
-    np.testing.assert_allclose(logits(model), logits(tiny()), rtol=0, atol=1e-5)
+    assert_close(logits(model), logits(tiny()), rtol=0, atol=1e-5)
 
 
 def test_rank_patterns_without_a_match_are_errors():
@@ -462,7 +461,7 @@ def test_parts_of_a_fused_projection(init):
     method = lora(2, alpha=3.0, targets=["c_attn"], parts=["q", "v"], init=init)
     site = attach_module(fused(), method).c_attn
     x = jax.random.normal(KEY, (3, 5, 6))
-    np.testing.assert_allclose(site(x), plain.c_attn(x), rtol=0, atol=1e-5)
+    assert_close(site(x), plain.c_attn(x), rtol=0, atol=1e-5)
     names = {".".join(map(str, p)) for p, _ in nnx.to_flat_state(nnx.state(site, AdapterParam))}
     assert names == {"q.lora_a", "q.lora_b", "v.lora_a", "v.lora_b"}
     before = site(x)
@@ -473,7 +472,7 @@ def test_parts_of_a_fused_projection(init):
     moved = jnp.abs(after - before).max(axis=(0, 1)).reshape(3, 4)
     assert (moved[jnp.array([0, 2])] > 0.01).all()
     assert (moved[1] == 0).all(), "the key has no update"
-    np.testing.assert_allclose(site.merged()(x), after, rtol=0, atol=1e-5)
+    assert_close(site.merged()(x), after, rtol=0, atol=1e-5)
 
 
 def test_unknown_parts_are_errors():

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from flax import nnx
 from tiny import BATCH, logits, tiny, trained
 
@@ -34,11 +35,11 @@ def test_output_is_the_formula_and_merged_is_factored(names):
     made, product = layer(names)
     x = np.random.default_rng(1).normal(size=(3, 5, 8)).astype(np.float32)
     expected = x @ (np.asarray(made.base.kernel[...]) + product)
-    np.testing.assert_allclose(made(x), expected, rtol=0, atol=1e-5)
+    assert_close(made(x), expected, rtol=0, atol=1e-5)
     left, right = made.factors()
     assert left.shape == (8, 2 * len(names))
-    np.testing.assert_allclose(left @ right, product, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(made.merged()(x), expected, rtol=0, atol=1e-5)
+    assert_close(left @ right, product, rtol=0, atol=1e-5)
+    assert_close(made.merged()(x), expected, rtol=0, atol=1e-5)
 
 
 def test_all_loras_read_the_same_dropped_input():
@@ -46,7 +47,7 @@ def test_all_loras_read_the_same_dropped_input():
     made.other.lora_a.set_value(made.one.lora_a[...])
     made.other.lora_b.set_value(-made.one.lora_b[...])
     x = np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)
-    np.testing.assert_allclose(made(x), made.base(x), rtol=0, atol=1e-5)
+    assert_close(made(x), made.base(x), rtol=0, atol=1e-5)
     made.other.lora_b.set_value(0 * made.one.lora_b[...])
     change = np.asarray(made(x) - made.base(x))
     whole = 1.5 * x @ np.asarray(made.one.lora_a[...]) @ np.asarray(made.one.lora_b[...])
@@ -62,7 +63,7 @@ def test_the_start_changes_no_logit_and_each_alone_is_a_lora():
         leaves = dict(model.trainable)
         for n, x in params.items():
             leaves[n.replace(".lora_", f".{name}.lora_") if ".lora_" in n else n] = x
-        np.testing.assert_allclose(logits(model, leaves), logits(plain, params), rtol=0, atol=1e-5)
+        assert_close(logits(model, leaves), logits(plain, params), rtol=0, atol=1e-5)
 
 
 def test_a_merged_model_has_the_same_outputs():
@@ -71,7 +72,7 @@ def test_a_merged_model_has_the_same_outputs():
     merged = merge(model, params)
     assert np.abs(logits(model, params) - logits(model)).max() > 0.05
     got = merged.apply(merged.frozen, merged.trainable, BATCH, None, False).logits
-    np.testing.assert_allclose(got, logits(model, params), rtol=0, atol=1e-5)
+    assert_close(got, logits(model, params), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

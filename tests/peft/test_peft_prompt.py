@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from flax import nnx
 
 from fedjax_peft.errors import InputError
@@ -144,7 +145,7 @@ def test_attention_over_prefix_and_text(kind):
                 seen = np.concatenate([np.ones(6, bool), mask[b, h, i]])
                 weight = np.exp(keys[seen] @ q[b, i, h] / np.sqrt(5))
                 expected[b, i, h] = weight @ values[seen] / weight.sum()
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_prefix_of_every_layer_is_trained():
@@ -167,9 +168,7 @@ def test_prefix_of_every_layer_is_trained():
 def test_padding_is_not_seen_and_no_position_is_taken():
     model, batch = attach(tiny(), prefix_tuning(5)), batch_of(6)
     other = batch | {"input_ids": np.where(batch["attention_mask"], batch["input_ids"], 9)}
-    np.testing.assert_allclose(
-        outputs(model, batch).logits, outputs(model, other).logits, rtol=0, atol=1e-5
-    )
+    assert_close(outputs(model, batch).logits, outputs(model, other).logits, rtol=0, atol=1e-5)
     assert jax.eval_shape(lambda: outputs(model, batch_of(32)).hidden).shape == (2, 32, 32)
 
 
@@ -187,7 +186,7 @@ def test_projected_prefixes_share_one_encoder():
         prefix = np.tanh(e @ w + b) @ values[f"{SLOT.format(i)}.kernel"]
         prefix += values[f"{SLOT.format(i)}.bias"]
         slot = model.module().bert.encoder.layer[i].attention.self.prefix
-        np.testing.assert_allclose(np.concatenate(slot.learned(), 1), prefix, atol=1e-5)
+        assert_close(np.concatenate(slot.learned(), 1), prefix, atol=1e-5)
 
 
 # -------------------------------------------------------------------------------------- refusals

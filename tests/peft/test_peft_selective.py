@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from flax import nnx
 from tiny import logits, tiny
 
@@ -163,7 +164,7 @@ def test_tied_table_is_trained_once_and_stays_tied():
     trained = {name: jax.random.normal(KEY, (7, 4))}
     x = trained[name][:3]
     y = model.apply({}, trained, batch, None, False).logits[0]
-    np.testing.assert_allclose(y, 2 * x @ trained[name].T, rtol=1e-5, atol=1e-5)
+    assert_close(y, 2 * x @ trained[name].T, rtol=1e-5, atol=1e-5)
 
 
 # -------------------------------------------------------------------------------------- refusals

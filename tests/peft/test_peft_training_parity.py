@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from closeness import assert_close, assert_small
 from peft import (
     IA3Config,
     LoraConfig,
@@ -253,12 +254,12 @@ def test_five_steps(method, family, tmp_path):
     ]
     losses, trained = train_ours(model, start, batches)
     expected = train_torch(reference, [case.given(batch, base.config) for batch in batches])
-    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    assert_close(losses, expected, rtol=1e-4)
     for name, x in theirs.items():
         size, moved, off = map(
             np.linalg.norm, (x, x.numpy() - start[name], trained[name] - x.numpy())
         )
-        assert off < 1e-4 * size, name
+        assert_small(off, 1e-4 * size, name)
         if not name.endswith("key.bias"):  # it adds a constant to a query's scores: no gradient
             assert moved > 1e-2 * size, name
-            assert off < 1e-3 * moved, name
+            assert_small(off, 1e-3 * moved, name)

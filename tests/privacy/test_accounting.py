@@ -5,6 +5,7 @@ import sys
 
 import dp_accounting as dp
 import pytest
+from closeness import approx
 from scipy import optimize, stats
 
 import fedjax_peft as fp
@@ -46,7 +47,7 @@ def test_epsilon_is_that_of_dp_accounting(z, rounds, q, delta):
     event = accounting.gaussian_event(z, rounds, q)
     ours = accounting.epsilon(event, delta)
     theirs = dp.rdp.RdpAccountant().compose(poisson(z, q), rounds).get_epsilon(delta)
-    assert ours == pytest.approx(theirs, rel=1e-12)
+    assert ours == approx(theirs, rel=1e-12)
 
 
 @pytest.mark.parametrize(("z", "rounds", "q", "delta"), [SETTINGS[0], SETTINGS[4]])
@@ -54,7 +55,7 @@ def test_pld_is_that_of_dp_accounting_and_tighter(z, rounds, q, delta):
     event = accounting.gaussian_event(z, rounds, q)
     ours = accounting.epsilon(event, delta, "pld")
     theirs = dp.pld.PLDAccountant().compose(poisson(z, q), rounds).get_epsilon(delta)
-    assert ours == pytest.approx(theirs, rel=1e-12)
+    assert ours == approx(theirs, rel=1e-12)
     assert ours < accounting.epsilon(event, delta, "rdp")
 
 
@@ -73,7 +74,7 @@ def analytic_epsilon(z: float, delta: float) -> float:
 def test_unsampled_rounds_equal_the_analytic_gaussian_mechanism(z, rounds, neighbours):
     exact = analytic_epsilon(z / math.sqrt(rounds), 1e-5)
     event = accounting.gaussian_event(z, rounds)
-    assert accounting.epsilon(event, 1e-5, "pld", neighbours) == pytest.approx(exact, rel=1e-4)
+    assert accounting.epsilon(event, 1e-5, "pld", neighbours) == approx(exact, rel=1e-4)
     assert exact <= accounting.epsilon(event, 1e-5, "rdp", neighbours) < 1.2 * exact
 
 
@@ -86,7 +87,7 @@ def test_epsilon_of_the_mnist_tutorial(z, epochs, published):
     rounds, q = epochs * 60_000 // 256, 256 / 60_000
     orders, losses = accounting._rdp(poisson(z, q), "add_or_remove_one")
     classic = min(rounds * losses + math.log(1e5) / (orders - 1))
-    assert classic == pytest.approx(published, abs=0.005)
+    assert classic == approx(published, abs=0.005)
     now = accounting.epsilon(accounting.gaussian_event(z, rounds, q), 1e-5)
     assert 0.75 * published < now < published
 
@@ -129,7 +130,7 @@ def test_noise_multiplier_is_that_of_dp_accounting():
         dp.ExplicitBracketInterval(0.5, 8),
         tol=1e-7,
     )
-    assert fp.privacy.noise_multiplier(2.0, 1e-5, 20, 0.3) == pytest.approx(theirs, rel=1e-6)
+    assert fp.privacy.noise_multiplier(2.0, 1e-5, 20, 0.3) == approx(theirs, rel=1e-6)
 
 
 def test_nothing_is_released_in_no_rounds():
@@ -177,14 +178,14 @@ def test_sampling_without_replacement_is_accounted_at_twice_the_sensitivity():
     ours = accounting.client_epsilon(4.0, 1e-5, federation("uniform"), 20, neighbours="replace_one")
     theirs = dp.rdp.RdpAccountant(neighboring_relation=Relation.REPLACE_ONE)
     theirs.compose(dp.SampledWithoutReplacementDpEvent(100, 10, dp.GaussianDpEvent(2.0)), 20)
-    assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-12)
+    assert ours == approx(theirs.get_epsilon(1e-5), rel=1e-12)
 
 
 def test_client_noise_multiplier_and_guarantee_agree():
     facts = federation("round_robin")
     z = accounting.client_noise_multiplier(2.0, 1e-5, facts, 20)
     found = accounting.client_guarantee(z, 1e-5, facts, 20)
-    assert found == Guarantee(pytest.approx(2.0, rel=1e-4), 1e-5)
+    assert found == Guarantee(approx(2.0, rel=1e-4), 1e-5)
     assert found.epsilon <= 2.0
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import assert_close
 
 import fedjax_peft as fp
 from fedjax_peft.data import Clients
@@ -75,7 +76,7 @@ def test_a_broken_mechanism_is_caught(model, federation, canaries, broken):
 def test_scores_are_the_clipped_canaries_in_the_mean(model, federation, canaries):
     found = run(model, federation, canaries, fp.privacy.central(CLIP, 0.0))
     expected = np.where(canaries.included, CLIP / CLIENTS, 0.0)
-    np.testing.assert_allclose(canaries.scores(found.params), expected, atol=2e-7)
+    assert_close(canaries.scores(found.params), expected, atol=2e-7)
 
 
 def test_the_bound_holds_for_the_gaussian_mechanism_itself():

@@ -7,6 +7,7 @@ import optax
 import pytest
 import toy
 import toy_transforms
+from closeness import approx
 
 import fedjax_peft as fp
 from fedjax_peft.errors import InputError
@@ -54,7 +55,7 @@ def test_each_row_has_the_guarantee_so_far(run):
         return accounting.epsilon(accounting.gaussian_event(2.0, rounds, 0.4), DELTA)
 
     rows = read_metrics(run.out / "metrics.jsonl")
-    assert [row["epsilon"] for row in rows] == pytest.approx([0, epsilon(1), epsilon(2)])
+    assert [row["epsilon"] for row in rows] == approx([0, epsilon(1), epsilon(2)])
     assert [row["delta"] for row in rows] == [DELTA] * 3
 
 
@@ -83,7 +84,7 @@ def test_the_report_has_a_column_and_the_statement(run, tmp_path):
     assert "differential privacy of each client. fake: It compares federations" in page
     header, cells = (tmp_path / "table.csv").read_text().splitlines()[:2]
     values = dict(zip(header.split(","), cells.split(","), strict=False))
-    assert float(values["epsilon"]) == pytest.approx(run.metrics[-1]["epsilon"])
+    assert float(values["epsilon"]) == approx(run.metrics[-1]["epsilon"])
 
 
 def test_the_banner_promises_the_guarantee_of_all_rounds():
@@ -104,7 +105,7 @@ def test_no_guarantee_is_null_and_said(tmp_path):
 def test_run_time_values_are_accounted_for_by_their_numbers():
     found = simulate(lambda p: fake(p["z"]), values={"z": 3.0}, rounds=1)
     expected = accounting.epsilon(accounting.gaussian_event(3.0, 1, 0.4), DELTA)
-    assert found.metrics[1]["epsilon"] == pytest.approx(expected)
+    assert found.metrics[1]["epsilon"] == approx(expected)
     assert math.isfinite(expected)
 
 

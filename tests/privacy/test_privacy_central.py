@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import assert_close
 from combining import aggregate
 from compiled import compilations
 from hypothesis import given, settings
@@ -112,18 +113,18 @@ def test_the_aggregate_equals_that_of_a_loop_with_dense_products(name, clip):
     expected, norms = loop(name, uploads, template, clip)
     got = run(private(BASES[name](), clip), uploads, template)
     new = got.update
-    np.testing.assert_allclose(new["head.kernel"], expected["head.kernel"], atol=2e-5)
+    assert_close(new["head.kernel"], expected["head.kernel"], atol=2e-5)
     if name == "mean":
-        np.testing.assert_allclose(new["x.lora_a"], expected["x.lora_a"], atol=2e-5)
-        np.testing.assert_allclose(new["x.lora_b"], expected["x.lora_b"], atol=2e-5)
+        assert_close(new["x.lora_a"], expected["x.lora_a"], atol=2e-5)
+        assert_close(new["x.lora_b"], expected["x.lora_b"], atol=2e-5)
     else:
         u, sigma, vt = np.linalg.svd(expected["product"])
         kept = (u[:, :RANK] * sigma[:RANK]) @ vt[:RANK]
-        np.testing.assert_allclose(new["x.lora_a"] @ new["x.lora_b"], kept, atol=2e-4)
+        assert_close(new["x.lora_a"] @ new["x.lora_b"], kept, atol=2e-4)
     share = np.mean(np.array(norms) > clip)
     assert share in (0, 0.75)
-    np.testing.assert_allclose(got.metrics["privacy_clip_share"], share)
-    np.testing.assert_allclose(got.metrics["privacy_median_norm"], np.median(norms), rtol=1e-4)
+    assert_close(got.metrics["privacy_clip_share"], share)
+    assert_close(got.metrics["privacy_median_norm"], np.median(norms), rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -134,7 +135,7 @@ def test_the_split_of_clients_over_lanes_does_not_matter(name):
     aggregator = private(BASES[name](), 5.0, 0.5)
     one, three = (run(aggregator, uploads, template, lanes) for lanes in (1, 3))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(three), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
+        assert_close(a, b, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -151,7 +152,7 @@ def test_without_clipping_or_noise_it_is_the_mean_of_all_that_are_expected(name)
     if name == "fra":
         got, plain = ({"x": x["x.lora_a"] @ x["x.lora_b"]} for x in (got, plain))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+        assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------ noise
@@ -177,13 +178,13 @@ def test_the_noise_has_the_standard_deviation_that_is_claimed(name):
 
     keys = jax.random.split(jax.random.key(0), 1000)
     averages, claimed = jax.device_get(jax.jit(jax.vmap(average))(keys))
-    np.testing.assert_allclose(claimed, clip * noise_multiplier / QN, rtol=1e-6)
+    assert_close(claimed, clip * noise_multiplier / QN, rtol=1e-6)
     leaves = jax.tree.leaves(averages)
     assert len(leaves) == {"mean": 3, "fra": 2, "product changes": 2, "two fields": 6}[name]
     for x in leaves:
         centred = x - x.mean(axis=0)
         measured = np.sqrt((centred**2).sum() / (x.size - x[0].size))
-        np.testing.assert_allclose(measured, claimed[0], rtol=0.01)
+        assert_close(measured, claimed[0], rtol=0.01)
     flat = [x.reshape(1000, -1)[:, 0] for x in leaves]
     for a, b in itertools.combinations(flat, 2):  # leaves have different noise
         assert abs(np.corrcoef(a, b)[0, 1]) < 0.2
@@ -267,7 +268,7 @@ def test_small_changes_keep_their_digits(size):
         inside, start = in_space("fra", upload), in_space("fra", template)
         exact = np.sqrt(sum(((inside[n] - start[n]) ** 2).sum() for n in start))
         moved = summed("fra")(upload, template, np.float32(exact / 2))
-        np.testing.assert_allclose(length(moved), exact / 2, rtol=3e-5)
+        assert_close(length(moved), exact / 2, rtol=3e-5)
 
 
 @settings(max_examples=100, deadline=None)
@@ -319,10 +320,10 @@ def test_lanes_and_engines_give_the_same_round(factory):
     first, *others = [engine.run(cohort) for engine in engines]
     for other in others:
         for n, x in meaning(first.server).items():
-            np.testing.assert_allclose(meaning(other.server)[n], x, rtol=0, atol=1e-5)
+            assert_close(meaning(other.server)[n], x, rtol=0, atol=1e-5)
         assert other.aggregation.keys() == first.aggregation.keys()
         for n, x in first.aggregation.items():
-            np.testing.assert_allclose(other.aggregation[n], x, rtol=1e-4)
+            assert_close(other.aggregation[n], x, rtol=1e-4)
     assert ("snr" in first.aggregation) == (factory is fra)
     assert "aggregation_error" not in first.aggregation or factory is fra
 
@@ -337,7 +338,7 @@ def test_a_client_that_is_not_finite_is_one_that_learned_nothing():
     without = type(cohort)(*([x[k] for k in (0, 1, 3, 4)] for x in cohort))
     absent = engine.run(without)
     for a, b in zip(jax.tree.leaves(poisoned.server), jax.tree.leaves(absent.server), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+        assert_close(a, b, rtol=0, atol=1e-6)
 
 
 def test_leaves_that_rest_and_directions_that_nobody_owns_keep_every_bit():
@@ -364,7 +365,7 @@ def test_a_round_without_clients_releases_noise_and_is_a_round_like_any_other():
     empty = [row["round"] for row in run.metrics[1:] if not row["clients"]]
     assert empty, "the seed draws no empty round"
     for row in run.metrics[1:]:
-        np.testing.assert_allclose(row["privacy_noise_std"], 0.5)
+        assert_close(row["privacy_noise_std"], 0.5)
         assert (row["privacy_clip_share"] is None) == (row["round"] in empty)
     session = fp.session(model, momentum(), clients, **make)
     state = session.init(0)
@@ -389,7 +390,7 @@ def test_one_program_serves_every_clip_norm_and_noise_multiplier():
     for clip, noise in ((0.5, 0.8), (2.0, 0.8), (2.0, 0.1)):
         _, info = session.step(session.init(0, {"clip": clip, "noise": noise}))
         stds.append(float(info.aggregation["privacy_noise_std"]))
-    np.testing.assert_allclose(stds, np.array([0.4, 1.6, 0.2]) / 3, rtol=1e-6)
+    assert_close(stds, np.array([0.4, 1.6, 0.2]) / 3, rtol=1e-6)
     assert not compilations
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from closeness import approx
 from compiled import compilations
 
 import fedjax_peft as fp
@@ -98,10 +99,10 @@ def needed(epsilon):
 def test_epsilon_is_solved_for_the_noise_of_these_clients_and_rounds(run):
     recorded = read_toml(run.out / "config.toml")["privacy"]
     assert recorded["epsilon"] == 2.0
-    assert recorded["noise_multiplier"] == pytest.approx(needed(2.0), rel=1e-5)
+    assert recorded["noise_multiplier"] == approx(needed(2.0), rel=1e-5)
     row = read_metrics(run.out / "metrics.jsonl")[-1]
-    assert row["noise"] == pytest.approx(needed(2.0), rel=1e-5)
-    assert row["epsilon"] == pytest.approx(2.0, rel=1e-4)
+    assert row["noise"] == approx(needed(2.0), rel=1e-5)
+    assert row["epsilon"] == approx(2.0, rel=1e-4)
     assert row["epsilon"] <= 2.0
     assert row["share"] == 0.5
 
@@ -115,7 +116,7 @@ def test_a_run_is_loaded_and_continued_with_its_recorded_noise(run):
     assert fp.load_run(run.out).algorithm.round_metrics(1).keys() >= {"noise", "share"}
     recorded = configs.resolve_recorded(read_toml(run.out / "config.toml"))
     row = configs.run(recorded | {"rounds": 3}, out=run.out, resume=True).metrics[-1]
-    assert row["noise"] == pytest.approx(needed(2.0), rel=1e-5)
+    assert row["noise"] == approx(needed(2.0), rel=1e-5)
     assert row["epsilon"] > 2.0
 
 
@@ -157,9 +158,9 @@ def test_a_sweep_over_epsilon_clip_and_share_compiles_once(raw):
         counted.append(len(compilations) - before)
     assert counted[0] > 0
     assert counted[1] == 0
-    assert [row["noise"] for row in rows] == pytest.approx([needed(1.0), needed(4.0)], rel=1e-5)
+    assert [row["noise"] for row in rows] == approx([needed(1.0), needed(4.0)], rel=1e-5)
     assert [(row["clip"], row["share"]) for row in rows] == [(0.5, 0.25), (2.0, 0.5)]
-    assert [row["epsilon"] for row in rows] == pytest.approx([1.0, 4.0], rel=1e-4)
+    assert [row["epsilon"] for row in rows] == approx([1.0, 4.0], rel=1e-4)
 
 
 def test_a_sweep_over_the_noise_multiplier_is_at_run_time(raw):
@@ -198,14 +199,14 @@ def test_correlated_noise_is_recorded_for_the_rounds_it_was_made_for(raw):
     assert config["privacy"]["rounds"] == 2
     # 2 of 4 clients take turns: each takes part once, in one Gaussian mechanism.
     expected = fp.privacy.noise_multiplier(2.0, 1e-5, 1)
-    assert config["privacy"]["noise_multiplier"] == pytest.approx(expected, rel=1e-5)
+    assert config["privacy"]["noise_multiplier"] == approx(expected, rel=1e-5)
 
 
 def test_the_mechanism_of_a_config_is_accounted_without_amplification_if_clients_are_listed(raw):
     resolved = configs.resolve(configs.override(raw, 'sampling="uniform"'))
     _, clients = configs.federation(resolved)
     found = configs.with_noise(resolved, clients)["privacy"]["noise_multiplier"]
-    assert found == pytest.approx(fp.privacy.noise_multiplier(2.0, 1e-5, 2), rel=1e-5)
+    assert found == approx(fp.privacy.noise_multiplier(2.0, 1e-5, 2), rel=1e-5)
     assert accounting.epsilon(accounting.gaussian_event(found, 2), 1e-5) <= 2.0
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import assert_close
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms
@@ -51,9 +52,9 @@ def test_the_noises_of_all_rounds_have_the_covariance_of_the_inverse_matrix():
     rows = np.asarray(jax.jit(jax.vmap(one))(keys), np.float64)
     inverse = scale * np.linalg.inv(matrix(made.bands))
     expected = inverse @ inverse.T
-    np.testing.assert_allclose(np.cov(rows.T), expected, atol=0.03 * expected.max())
+    assert_close(np.cov(rows.T), expected, atol=0.03 * expected.max())
     claimed = [float(noise.std(jnp.int32(i + 1))) for i in range(ROUNDS)]
-    np.testing.assert_allclose(claimed, np.sqrt(np.diag(expected)), rtol=1e-5)
+    assert_close(claimed, np.sqrt(np.diag(expected)), rtol=1e-5)
     # The sum over rounds, which the model holds, has less noise than with independent noise of the
     # same guarantee: that is what it is for.
     single = strategy(ROUNDS, 1, 3)
@@ -70,7 +71,7 @@ def test_the_sensitivity_is_the_largest_over_all_ways_to_take_part(bands, separa
         turns = np.flatnonzero(chosen)
         if len(turns) < 2 or np.diff(turns).min() >= separation:
             largest = max(largest, np.linalg.norm(matrix(made.bands) @ np.array(chosen)))
-    np.testing.assert_allclose(made.sensitivity, largest, rtol=1e-5)
+    assert_close(made.sensitivity, largest, rtol=1e-5)
 
 
 def test_the_whole_run_is_one_gaussian_mechanism():
@@ -106,10 +107,10 @@ def test_the_noise_of_a_run_is_correlated_and_resumes_exactly(tmp_path):
         after = jax.device_get(state.server)
         moved.append(np.concatenate([(after[n] - before[n]).ravel() for n in sorted(after)]))
     std = np.array(made.noises) * made.sensitivity / 2
-    np.testing.assert_allclose(info.aggregation["privacy_noise_std"], std[3], rtol=1e-5)
+    assert_close(info.aggregation["privacy_noise_std"], std[3], rtol=1e-5)
     # T x is independent noise again: the sums of its neighbours have no correlation.
     whitened = matrix(made.bands, 4) @ np.array(moved) * 2 / made.sensitivity
-    np.testing.assert_allclose(whitened.std(axis=1), 1, atol=0.3)
+    assert_close(whitened.std(axis=1), 1, atol=0.3)
     assert np.abs(np.corrcoef(whitened) - np.eye(4)).max() < 0.45
     assert np.corrcoef(moved[0], moved[1])[0, 1] < -0.2
     whole = fp.simulate(*arguments, rounds=4, **options)
@@ -135,7 +136,7 @@ def test_what_does_not_bound_the_turns_of_a_client_is_refused(facts, bands, reas
 
 def test_clients_that_always_take_part_pay_for_it_in_the_sensitivity():
     independent, banded = strategy(ROUNDS, 1, 1), strategy(ROUNDS, 2, 1)
-    np.testing.assert_allclose(independent.sensitivity, np.sqrt(ROUNDS), rtol=1e-6)
+    assert_close(independent.sensitivity, np.sqrt(ROUNDS), rtol=1e-6)
     assert banded.sensitivity > independent.sensitivity
     facts = federation(4, 4, "all")
     correlated(1.0, 1.0, rounds=ROUNDS, bands=2).protect(algorithms.fedavg(optax.sgd(0.1)), facts)

@@ -13,6 +13,7 @@ import pytest
 import scipy.linalg
 import scipy.stats
 import toy
+from closeness import approx, assert_close
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, summation
@@ -100,11 +101,11 @@ def test_local_noise_on_the_mean_is_what_is_claimed(base):
     noise = jax.tree.map(lambda x, y: np.asarray(x) - np.asarray(y), draw(keys), expected.update)
     wanted = clip * z / math.sqrt(CLIENTS)
     every = flat(noise)
-    np.testing.assert_allclose(np.std(every), wanted, rtol=0.01)
+    assert_close(np.std(every), wanted, rtol=0.01)
     for x in jax.tree.leaves(noise):
-        np.testing.assert_allclose(np.std(x), wanted, rtol=0.03 if x.size < 10000 else 0.01)
+        assert_close(np.std(x), wanted, rtol=0.03 if x.size < 10000 else 0.01)
     metrics = combined(private, sent, template, fixed).metrics
-    np.testing.assert_allclose(metrics["privacy_noise_std"], wanted, rtol=1e-5)
+    assert_close(metrics["privacy_noise_std"], wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -131,9 +132,9 @@ def test_the_guarantee_of_local_noise():
     event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(5.0 / 2), 7)
     accountant = dp_accounting.rdp.RdpAccountant().compose(event)
     expected = accountant.get_epsilon(DELTA)
-    assert local(1.0, 5.0).guarantee(FACTS, 7).epsilon == pytest.approx(expected)
+    assert local(1.0, 5.0).guarantee(FACTS, 7).epsilon == approx(expected)
     turns = FACTS._replace(sampling="round_robin")  # 5 of 20 clients in turn
-    assert local(1.0, 5.0).guarantee(turns, 28).epsilon == pytest.approx(expected)
+    assert local(1.0, 5.0).guarantee(turns, 28).epsilon == approx(expected)
 
 
 # ------------------------------------------------------------------------- the discrete Gaussian
@@ -160,15 +161,15 @@ def test_discrete_gaussians_have_the_right_probabilities(deviation):
 def test_the_rotation_is_the_orthonormal_hadamard_matrix():
     x = np.random.default_rng(0).normal(size=32).astype(np.float32)
     expected = scipy.linalg.hadamard(32) @ x / math.sqrt(32)
-    np.testing.assert_allclose(hadamard(jnp.asarray(x)), expected, atol=1e-5)
-    np.testing.assert_allclose(hadamard(hadamard(jnp.asarray(x))), x, atol=1e-5)
+    assert_close(hadamard(jnp.asarray(x)), expected, atol=1e-5)
+    assert_close(hadamard(hadamard(jnp.asarray(x))), x, atol=1e-5)
 
 
 def test_rounding_is_unbiased_and_never_too_long():
     x = jnp.asarray(np.random.default_rng(0).normal(0, 2.0, 64), jnp.float32)
     keys = jax.random.split(jax.random.key(0), 4000)
     free = jax.vmap(lambda k: rounded(x, 1e6, k))(keys)
-    np.testing.assert_allclose(np.mean(free, axis=0), x, atol=5 * 0.5 / math.sqrt(4000))
+    assert_close(np.mean(free, axis=0), x, atol=5 * 0.5 / math.sqrt(4000))
     tight = float(jnp.linalg.norm(x)) * 1.01
     held = jax.vmap(lambda k: rounded(x, tight, k))(keys)
     lengths = np.linalg.norm(np.asarray(held, np.float64), axis=1)
@@ -194,8 +195,8 @@ def paper_grid(clip, z, bits, n, least, d, k=4):
 def test_the_grid_is_that_of_the_paper(bits, n, d, z):
     gamma, delta = paper_grid(0.3, z, bits, n, n, d)
     own = grid(0.3, z, bits, n, n, d)
-    np.testing.assert_allclose(1 / own.scale, gamma, rtol=1e-5)
-    np.testing.assert_allclose(own.longest * gamma, delta, rtol=1e-5)
+    assert_close(1 / own.scale, gamma, rtol=1e-5)
+    assert_close(own.longest * gamma, delta, rtol=1e-5)
     assert own.deviation >= z * own.longest / math.sqrt(n) * (1 - 1e-6)
     shares = np.arange(1, n)
     tau = 10 * np.sum(np.exp(-2 * np.pi**2 * float(own.deviation) ** 2 * shares / (shares + 1)))
@@ -208,7 +209,7 @@ def test_few_bits_cost_noise():
         own.deviation / own.scale for own in (grid(1.0, 1.0, b, 5, 5, 4096) for b in (8, 12, 20))
     ]
     assert stds[0] > stds[1] > stds[2]
-    np.testing.assert_allclose(stds[2], 1 / math.sqrt(5), rtol=1e-3)
+    assert_close(stds[2], 1 / math.sqrt(5), rtol=1e-3)
 
 
 # ----------------------------------------------------------------------------- a round of shares
@@ -225,7 +226,7 @@ def test_the_sum_of_shares_is_the_clipped_mean_and_noise_of_the_claimed_size(bas
     noise = jax.tree.map(lambda x, y: np.asarray(x) - np.asarray(y), draw(keys), expected)
     claimed = float(combined(private, sent, template, fixed).metrics["privacy_noise_std"])
     assert 2.0 * 0.5 / CLIENTS <= claimed < 1.02 * 2.0 * 0.5 / CLIENTS  # rounding at 16 bits
-    np.testing.assert_allclose(np.std(flat(noise)), claimed, rtol=0.01)
+    assert_close(np.std(flat(noise)), claimed, rtol=0.01)
     errors = np.concatenate([np.ravel(x.mean(0)) for x in jax.tree.leaves(noise)])
     assert np.abs(errors).max() < 5 * claimed / math.sqrt(1000)
 
@@ -257,7 +258,7 @@ def test_a_sum_of_too_few_shares_is_not_released():
     released = combined(private, sent, template, fixed, weights=three).update
     withheld = combined(private, sent, template, fixed, weights=two).update
     start = flat(shown(aggregators.mean()).lift(template, template, fixed))
-    np.testing.assert_allclose(flat(withheld), start, rtol=1e-6)
+    assert_close(flat(withheld), start, rtol=1e-6)
     assert not np.allclose(flat(released), start)
     # The shares of three clients are as large as all the noise that is needed.
     claimed = [
@@ -266,7 +267,7 @@ def test_a_sum_of_too_few_shares_is_not_released():
         ).metrics["privacy_noise_std"]
         for d in (0.0, 0.4)
     ]
-    np.testing.assert_allclose(claimed[1] / claimed[0], math.sqrt(5 / 3), rtol=1e-2)
+    assert_close(claimed[1] / claimed[0], math.sqrt(5 / 3), rtol=1e-2)
 
 
 def test_the_guarantee_of_the_distributed_discrete_gaussian():
@@ -275,11 +276,11 @@ def test_the_guarantee_of_the_distributed_discrete_gaussian():
     found = distributed(1.0, z).guarantee(FACTS, rounds).epsilon
     event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(z), rounds)
     gaussian = dp_accounting.rdp.RdpAccountant().compose(event)
-    assert found == pytest.approx(gaussian.get_epsilon(DELTA), rel=1e-6)
+    assert found == approx(gaussian.get_epsilon(DELTA), rel=1e-6)
     orders = gaussian.orders
     rdp = [rounds * (order / (2 * z**2) + 1e-10) for order in orders]
     expected, _ = dp_accounting.rdp.compute_epsilon(orders, rdp, DELTA)
-    assert found == pytest.approx(expected, rel=1e-9)
+    assert found == approx(expected, rel=1e-9)
 
 
 # ---------------------------------------------------------------------------------------- in runs
@@ -302,7 +303,7 @@ def test_lanes_and_the_reference_engine_give_the_same_rounds(make):
         ends.append(jax.device_get(state.server))
     for end in ends[1:]:
         for name, x in ends[0].items():
-            np.testing.assert_allclose(end[name], x, rtol=0, atol=2e-5)
+            assert_close(end[name], x, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("base", BASES)

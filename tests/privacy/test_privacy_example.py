@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx, assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny, trained
@@ -89,10 +90,10 @@ def test_the_sum_is_that_of_a_python_loop_over_examples(method):
     total, measured = jax.jit(lambda *a: clipped_sum(loss, *a))(params, batch, key, clip)
     assert set(total) == set(params)
     for name, x in total.items():
-        np.testing.assert_allclose(x, expected[name], rtol=0, atol=1e-6 * max(clip, 1))
+        assert_close(x, expected[name], rtol=0, atol=1e-6 * max(clip, 1))
     assert measured["loss"][1] == 5
     wanted = sum(float(m["loss"][0]) for m in metrics)
-    np.testing.assert_allclose(measured["loss"][0], wanted, rtol=1e-5)
+    assert_close(measured["loss"][0], wanted, rtol=1e-5)
 
 
 @functools.cache
@@ -108,7 +109,7 @@ def test_microbatches_give_the_same_sum(microbatch, real):
     inputs = (params, batch, jax.random.key(0), 0.3)
     whole, parts = toy_sum()(*inputs), toy_sum(microbatch)(*inputs)
     for a, b in zip(*map(jax.tree.leaves, (whole, parts)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        assert_close(a, b, rtol=1e-5, atol=1e-6)
     if not real:
         assert norm(whole[0]) == 0
 
@@ -164,7 +165,7 @@ def test_the_noise_has_the_standard_deviation_that_is_claimed():
 
     drawn = draw(jax.random.split(jax.random.key(5), 1000))
     for x in drawn.values():
-        np.testing.assert_allclose(np.std(x), 0.5 * 3.0 / 4, rtol=0.01)
+        assert_close(np.std(x), 0.5 * 3.0 / 4, rtol=0.01)
     flat = np.concatenate([np.reshape(x, (1000, -1)) for x in drawn.values()], axis=1)
     correlations = np.corrcoef(flat[:, :60].T) - np.eye(60)
     assert np.abs(correlations).max() < 5 / math.sqrt(1000)
@@ -207,7 +208,7 @@ def test_lanes_and_the_reference_engine_give_the_same_rounds(name):
         after_two_rounds(algorithm, engine="reference"),
     ):
         for a, b in zip(*map(jax.tree.leaves, (three[:2], other[:2])), strict=True):
-            np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+            assert_close(a, b, rtol=0, atol=1e-5)
 
 
 def test_two_gradients_with_the_same_key_have_independent_noise():
@@ -241,7 +242,7 @@ def test_a_large_clip_without_noise_is_plain_training():
     )
     first, second = (e.run(e.schedule.cohort(1), 1) for e in (plain, private))
     for a, b in zip(*map(jax.tree.leaves, (first[:3], second[:3])), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+        assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_the_pull_towards_a_model_is_not_clipped():
@@ -258,7 +259,7 @@ def test_the_pull_towards_a_model_is_not_clipped():
     state = state._replace(local=state.local._replace(shared=params))
     state, _ = update.step(state, batch, jax.random.key(1))
     for name, x in state.local.shared.items():
-        np.testing.assert_allclose(x, params[name] + 0.1 * 2.0, atol=1e-6)
+        assert_close(x, params[name] + 0.1 * 2.0, atol=1e-6)
 
 
 def test_clip_norm_and_noise_are_run_time_values(monkeypatch):
@@ -308,7 +309,7 @@ def test_a_run_states_its_guarantee(sampling):
         relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
         accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=relation)
         expected.append(accountant.compose(one, count).get_epsilon(DELTA))
-    assert run.metrics[-1]["epsilon"] == pytest.approx(max(expected), rel=1e-6)
+    assert run.metrics[-1]["epsilon"] == approx(max(expected), rel=1e-6)
     statement = run.metrics[0]["privacy"]["statement"]
     assert "zero-out" in statement
     assert sampling in statement.lower()
@@ -320,7 +321,7 @@ def test_a_run_states_its_guarantee(sampling):
 def test_gradients_of_the_same_batch_are_composed():
     """Several sums with the noise multiplier z are one with z / sqrt(their number)."""
     several = FACTS._replace(gradients_per_step=3)
-    assert accounting.example_epsilon(2.0, DELTA, several, 5) == pytest.approx(
+    assert accounting.example_epsilon(2.0, DELTA, several, 5) == approx(
         accounting.epsilon(accounting.gaussian_event(2.0, 15), DELTA, neighbours="replace_special")
     )
 
@@ -335,7 +336,7 @@ def test_the_account_is_that_of_the_worst_client():
         accounting.example_epsilon(2.0, DELTA, facts._replace(workloads=(own,)), 5)
         for own in facts.workloads
     ]
-    assert accounting.example_epsilon(2.0, DELTA, facts, 5) == pytest.approx(max(each))
+    assert accounting.example_epsilon(2.0, DELTA, facts, 5) == approx(max(each))
     unknown = facts._replace(workloads=(), fewest_examples=4, most_steps=10)
     assert accounting.example_epsilon(2.0, DELTA, unknown, 5) >= max(each)
 
@@ -345,7 +346,7 @@ def test_a_batch_that_may_be_cut_costs_delta():
         batch_sampling="poisson", workloads=((40, 2),), overflow_probability=1e-7
     )
     event = accounting.gaussian_event(1.0, 10, 0.1)
-    assert accounting.example_epsilon(1.0, DELTA, facts, 5) == pytest.approx(
+    assert accounting.example_epsilon(1.0, DELTA, facts, 5) == approx(
         accounting.epsilon(event, DELTA - 1e-6, neighbours="replace_special")
     )
     assert accounting.example_epsilon(1.0, DELTA, facts, 1000) == math.inf
@@ -362,7 +363,7 @@ def test_the_noise_multiplier_is_solved_for(sampling):
         gradients_per_step=2,
     )
     z = accounting.example_noise_multiplier(2.0, DELTA, facts, 10)
-    assert accounting.example_epsilon(z, DELTA, facts, 10) == pytest.approx(2.0, rel=1e-4)
+    assert accounting.example_epsilon(z, DELTA, facts, 10) == approx(2.0, rel=1e-4)
 
 
 # -------------------------------------------------------------------------------------- refusals

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx, assert_close
 from combining import aggregate
 
 import fedjax_peft as fp
@@ -93,11 +94,11 @@ def test_the_clip_norm_follows_the_quantile_as_in_the_paper():
         bound = aggregator if state is None else aggregator.bound(state)
         got = run(bound, uploads, template, state)
         share = np.sum((norms <= clip) - 0.5) / QN + 0.5
-        np.testing.assert_allclose(got.metrics["privacy_clip"], clip, rtol=1e-5)
-        np.testing.assert_allclose(got.metrics["privacy_unclipped"], share, rtol=1e-5)
-        np.testing.assert_allclose(got.metrics["privacy_clip_share"], np.mean(norms > clip))
+        assert_close(got.metrics["privacy_clip"], clip, rtol=1e-5)
+        assert_close(got.metrics["privacy_unclipped"], share, rtol=1e-5)
+        assert_close(got.metrics["privacy_clip_share"], np.mean(norms > clip))
         clip *= np.exp(-rate * (share - quantile))
-        np.testing.assert_allclose(got.state["clip"], clip, rtol=1e-5)
+        assert_close(got.state["clip"], clip, rtol=1e-5)
         state = got.state
 
 
@@ -110,7 +111,7 @@ def test_the_uploads_are_clipped_to_the_norm_of_the_state():
     short = flat * np.minimum(1, 2.5 / np.linalg.norm(flat, axis=1))[:, None]
     update = run(bound, uploads, template, state).update["changes"]
     got = np.concatenate([update[n].ravel() for n in sorted(update)])
-    np.testing.assert_allclose(got, short.sum(axis=0) / QN, atol=1e-5)
+    assert_close(got, short.sum(axis=0) / QN, atol=1e-5)
 
 
 def test_the_noise_is_split_between_uploads_and_share():
@@ -134,10 +135,10 @@ def test_the_noise_is_split_between_uploads_and_share():
     shares = jax.device_get(jax.jit(jax.vmap(lambda key: noise(key)[1]))(keys))
     z_uploads = (z**-2 - (2 * count_noise) ** -2) ** -0.5
     flat = np.concatenate([x.ravel() for x in jax.tree.leaves(updates)])
-    np.testing.assert_allclose(claimed, z_uploads * clip / QN, rtol=1e-5)
-    np.testing.assert_allclose(flat.std(), z_uploads * clip / QN, rtol=0.01)
-    np.testing.assert_allclose(shares.std(), count_noise / QN, rtol=0.02)
-    np.testing.assert_allclose(shares.mean(), 0.5, atol=0.01)
+    assert_close(claimed, z_uploads * clip / QN, rtol=1e-5)
+    assert_close(flat.std(), z_uploads * clip / QN, rtol=0.01)
+    assert_close(shares.std(), count_noise / QN, rtol=0.02)
+    assert_close(shares.mean(), 0.5, atol=0.01)
 
 
 def test_adaptive_clipping_runs_in_both_engines_and_resumes_exactly(tmp_path):
@@ -147,10 +148,10 @@ def test_adaptive_clipping_runs_in_both_engines_and_resumes_exactly(tmp_path):
     arguments = (model, algorithms.fedavg(SGD), clients)
     whole = fp.simulate(*arguments, rounds=4, **options)
     norms = [row["privacy_clip"] for row in whole.metrics[1:]]
-    assert norms[0] == pytest.approx(0.01)
+    assert norms[0] == approx(0.01)
     assert len({round(x, 7) for x in norms}) == 4
     plain = fp.simulate(*arguments, rounds=4, engine="reference", **options)
-    np.testing.assert_allclose(norms, [r["privacy_clip"] for r in plain.metrics[1:]], rtol=1e-5)
+    assert_close(norms, [r["privacy_clip"] for r in plain.metrics[1:]], rtol=1e-5)
     fp.simulate(*arguments, rounds=2, out=tmp_path, **options)
     again = fp.simulate(*arguments, rounds=4, out=tmp_path, resume=True, **options)
     assert [row["privacy_clip"] for row in again.metrics[1:]] == norms
@@ -195,8 +196,8 @@ def test_laplace_clips_the_l1_norm_of_what_is_summed(name):
         start = {n: 0 * x for n, x in start.items()}
     space = {n.split("'")[-2]: x for n, x in flattened(got.update).items()}
     result = np.concatenate([(space[n] - start[n]).ravel() for n in sorted(start)])
-    np.testing.assert_allclose(result, short, atol=1e-4)
-    np.testing.assert_allclose(got.metrics["privacy_median_norm"], np.median(norms), rtol=1e-5)
+    assert_close(result, short, atol=1e-4)
+    assert_close(got.metrics["privacy_median_norm"], np.median(norms), rtol=1e-5)
 
 
 def flattened(update):
@@ -219,9 +220,9 @@ def test_laplace_noise_has_its_scale_and_its_shape():
     keys = jax.random.split(jax.random.key(0), 1000)
     updates, claimed = jax.device_get(jax.jit(jax.vmap(noise))(keys))
     flat = np.concatenate([x.ravel() for x in jax.tree.leaves(updates)])
-    np.testing.assert_allclose(claimed, math.sqrt(2) * z * clip / QN, rtol=1e-6)
-    np.testing.assert_allclose(np.abs(flat).mean(), z * clip / QN, rtol=0.01)
-    np.testing.assert_allclose(np.mean(flat**4) / np.mean(flat**2) ** 2, 6, rtol=0.1)
+    assert_close(claimed, math.sqrt(2) * z * clip / QN, rtol=1e-6)
+    assert_close(np.abs(flat).mean(), z * clip / QN, rtol=0.01)
+    assert_close(np.mean(flat**4) / np.mean(flat**2) ** 2, 6, rtol=0.1)
 
 
 def test_the_epsilon_of_laplace_rounds_adds_up():
@@ -229,10 +230,10 @@ def test_the_epsilon_of_laplace_rounds_adds_up():
     assert privacy.guarantee(federation(sampling="uniform"), 20) == (5.0, 0.0)
     assert privacy.guarantee(federation(sampling="round_robin"), 20) == (2.5, 0.0)
     amplified = 20 * math.log(1 + 0.5 * (math.exp(0.25) - 1))
-    assert privacy.guarantee(federation(), 20) == pytest.approx((amplified, 0.0))
+    assert privacy.guarantee(federation(), 20) == approx((amplified, 0.0))
     assert privacy.guarantee(federation(), 0).epsilon == 0
     assert laplace(1.0, 0.0).guarantee(federation(), 3).epsilon == math.inf
-    assert laplace(1.0, 1e-9).guarantee(federation(), 3).epsilon == pytest.approx(3e9)
+    assert laplace(1.0, 1e-9).guarantee(federation(), 3).epsilon == approx(3e9)
 
 
 # ------------------------------------------------------------------------------- the paper's noise
@@ -256,9 +257,9 @@ def test_the_noise_of_the_paper_is_on_the_average_product_alone():
     )
     np.testing.assert_array_equal(noisy["rest"]["head.kernel"], plain["rest"]["head.kernel"])
     noise = noisy["products"]["x"] - plain["products"]["x"]
-    np.testing.assert_allclose(noise.std(), 0.3, rtol=0.15)
+    assert_close(noise.std(), 0.3, rtol=0.15)
     mean = np.einsum("kir,kro->io", uploads["x.lora_a"], uploads["x.lora_b"]) / CLIENTS
-    np.testing.assert_allclose(plain["products"]["x"], mean, atol=1e-4)
+    assert_close(plain["products"]["x"], mean, atol=1e-4)
 
 
 def jax_plain(base):
@@ -277,8 +278,8 @@ def test_snr_compares_the_kept_directions_with_the_noise(kind):
     (path,) = pairs(template)
     sigma = np.linalg.svd(new[f"{path}.lora_a"] @ new[f"{path}.lora_b"], compute_uv=False)
     expected = sigma[RANK - 1] / (0.05 * (math.sqrt(N_IN) + math.sqrt(N_OUT)))
-    np.testing.assert_allclose(got.metrics["snr"], expected, rtol=1e-4)
-    np.testing.assert_allclose(got.metrics[f"snr/{path}"], expected, rtol=1e-4)
+    assert_close(got.metrics["snr"], expected, rtol=1e-4)
+    assert_close(got.metrics[f"snr/{path}"], expected, rtol=1e-4)
     alone = {n: np.repeat(x[None], CLIENTS, axis=0) * 0 for n, x in template.items()}
     nothing = {n: 0 * x for n, x in template.items()}
     only_noise = run(aggregator_of(paper_noise(0.05, kind), aggregators.fra()), alone, nothing)
@@ -291,7 +292,7 @@ def test_the_noise_of_the_paper_is_on_everything_where_nothing_is_a_product():
     got = run(aggregator_of(paper_noise(0.3), aggregators.mean()), uploads, template).update
     for n, x in template.items():
         noise = got[n] - (x + (uploads[n] - x).mean(axis=0))
-        np.testing.assert_allclose(noise.std(), 0.3, rtol=0.3)
+        assert_close(noise.std(), 0.3, rtol=0.3)
 
 
 def test_an_unknown_kind_of_noise_is_refused():

@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+from closeness import approx, assert_close
 
 from fedjax_peft.report import page
 from fedjax_peft.report.details import (
@@ -59,8 +60,8 @@ def test_the_distribution_over_clients_is_that_of_the_last_evaluation(runs):
     (ax,) = found.draw(False).axes
     line = next(line for line in ax.lines if line.get_label() == "fedlr")
     xs, ys = line.get_xdata()[1:-1], line.get_ydata()[1:-1]
-    np.testing.assert_allclose(xs, 100 * pooled)
-    np.testing.assert_allclose(ys, 2.5 * np.arange(1, 41))
+    assert_close(xs, 100 * pooled)
+    assert_close(ys, 2.5 * np.arange(1, 41))
     assert line.get_drawstyle() == "steps-post"
     # By hand: the worst tenth of forty clients is four of them.
     assert f"fedlr {100 * pooled[:4].mean():.3g} %" in found.caption
@@ -86,7 +87,7 @@ def test_heat_maps_show_each_layer_in_each_round(runs):
     names = [text.get_text() for text in maps[0].get_yticklabels()]
     assert names == [f"{i}.attention.{part}" for i in (0, 2, 10) for part in "qv"]
     values = maps[0].images[0].get_array()
-    np.testing.assert_allclose(values, np.outer(range(6, 0, -1), range(1, 5)))
+    assert_close(values, np.outer(range(6, 0, -1), range(1, 5)))
     assert len({id(ax.images[0].norm) for ax in maps}) == 1, "one scale of colours"
     assert "means over seeds" in found.caption
     assert found.data[0] == {"name": "fedlr", "layer": LAYERS[0], "round": 1} | {
@@ -111,9 +112,9 @@ def test_few_clients_have_a_line_each_with_a_rolling_mean():
     first, second, model = fig.axes[0].lines
     names = [text.get_text() for text in fig.legends[0].get_texts()]
     assert names == ["Client 0", "Client 1", "Global model"]
-    assert first.get_ydata() == pytest.approx([10, 15, 25, 35])
-    assert second.get_ydata() == pytest.approx([11, 16, 26, 36])
-    assert model.get_ydata() == pytest.approx([0, 10, 30, 50, 70])
+    assert first.get_ydata() == approx([10, 15, 25, 35])
+    assert second.get_ydata() == approx([11, 16, 26, 36])
+    assert model.get_ydata() == approx([0, 10, 30, 50, 70])
     assert "rolling means over 2 evaluated rounds" in found.caption
     assert len(found.data) == 8
     assert "rolling" not in local_models(few).caption
@@ -123,7 +124,7 @@ def test_many_clients_have_their_mean_and_deviation(runs):
     found = local_models(runs)
     fig = found.draw(True)
     line, _ = fig.axes[0].lines
-    assert line.get_ydata() == pytest.approx([10 * r + 9.5 for r in range(1, 5)])
+    assert line.get_ydata() == approx([10 * r + 9.5 for r in range(1, 5)])
     assert len(fig.axes[0].collections) == 1
     assert "first seed" in found.caption
 
@@ -138,8 +139,8 @@ def test_a_client_without_a_finite_upload_has_no_point():
 def test_spectra_have_one_panel_for_each_recorded_measure(runs):
     fig = spectra(runs).draw(False)
     left, right = fig.axes
-    assert left.lines[0].get_ydata() == pytest.approx([2, 3, 4, 5])
-    assert right.lines[0].get_ydata() == pytest.approx([90] * 4)
+    assert left.lines[0].get_ydata() == approx([2, 3, 4, 5])
+    assert right.lines[0].get_ydata() == approx([90] * 4)
     assert [text.get_text() for text in fig.legends[0].get_texts()] == [
         "fedlr (n = 2)",
         "$fra$ (n = 2)",

@@ -8,6 +8,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from closeness import approx
 from matplotlib.colors import to_rgb
 
 from fedjax_peft.report.figure_files import (
@@ -53,7 +54,7 @@ def test_a_band_is_one_standard_deviation_around_the_mean():
     (band,) = ax.collections  # a single seed has none
     low, high = band.get_paths()[0].get_extents().get_points()
     deviation = np.std([3.0, 7.0], ddof=1)
-    assert [low[1], high[1]] == pytest.approx([2 - np.std([1.0, 3.0], ddof=1), 5 + deviation])
+    assert [low[1], high[1]] == approx([2 - np.std([1.0, 3.0], ddof=1), 5 + deviation])
     assert [line.get_label() for line in ax.lines] == ["fedavg (n = 2)", "$fra$ (n = 1)"]
     assert first.get_color() != second.get_color()
     assert first.get_marker() != second.get_marker()
@@ -85,8 +86,8 @@ def test_rolling_is_the_mean_of_the_last_values():
     values = [1.0, 5.0, 3.0, 7.0, 2.0]
     assert rolling(values, 1) == values
     # By hand: the first two are means of one and of two values.
-    assert rolling(values, 3) == pytest.approx([1, 3, 3, 5, 4])
-    assert rolling(values, 9)[-1] == pytest.approx(18 / 5)
+    assert rolling(values, 3) == approx([1, 3, 3, 5, 4])
+    assert rolling(values, 9)[-1] == approx(18 / 5)
     with pytest.raises(ValueError, match="1 or more"):
         rolling(values, 0)
 

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from closeness import approx
 from rich.console import Console
 
 from fedjax_peft import testing
@@ -61,7 +62,7 @@ def test_the_numbers_equal_those_of_the_partition():
     assert content["size"]["quantiles"]["0.5"] == np.median(clients.sizes)
     assert np.sum(content["histogram"], axis=0).tolist() == [40, 40, 40]
     distances = js_divergence(content["histogram"])
-    assert content["mean_divergence"] == pytest.approx(distances[~np.eye(4, dtype=bool)].mean())
+    assert content["mean_divergence"] == approx(distances[~np.eye(4, dtype=bool)].mean())
 
 
 @pytest.mark.parametrize(
@@ -75,11 +76,11 @@ def test_the_numbers_equal_those_of_the_partition():
 def test_measures(measure, base, words, limit):
     report = partition_report.inspect(federation(clients=12), measure=measure, base=base)
     assert report.measure == words
-    assert report.limit == pytest.approx(limit)
+    assert report.limit == approx(limit)
     image = partition_report.heat_map(report).axes[0].images[0]
     totals = np.asarray(image.get_array()).sum(axis=1)
     assert np.all(np.diff(totals) <= 0), "the most distant come first"
-    assert image.get_clim()[1] == pytest.approx(limit or report.divergence.max())
+    assert image.get_clim()[1] == approx(limit or report.divergence.max())
 
 
 def test_tables_fit_80_columns():

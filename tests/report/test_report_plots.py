@@ -7,6 +7,7 @@ import sys
 from itertools import combinations
 
 import pytest
+from closeness import approx
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.report.figure_files import PALETTE, render, styles, svg
@@ -58,7 +59,7 @@ def test_curves_are_in_the_units_of_their_axes():
     assert fig.axes[0].get_xlabel() == "Communication, up and down (MB)"
     assert fig.axes[0].get_ylabel() == "Test accuracy (%)"
     (points,) = drawn(fig)
-    assert points[-1] == pytest.approx([6, 80])
+    assert points[-1] == approx([6, 80])
     assert texts(fig) == ["fra"]
 
 
@@ -71,18 +72,16 @@ def test_other_axes_and_metrics_are_labelled():
 
 def test_smooth_curves_are_rolling_means_and_their_data_have_both():
     (points,) = drawn(curves({"a": rows(4)}, "round", smooth=2))
-    assert [y for _, y in points] == pytest.approx([0, 10, 30, 50, 70])
+    assert [y for _, y in points] == approx([0, 10, 30, 50, 70])
     last = curve_data({"a": rows(4)}, "round", smooth=2)[-1]
-    assert last == pytest.approx(
-        {"name": "a", "round": 4, "test_accuracy": 0.8, "rolling_mean_2": 0.7}
-    )
+    assert last == approx({"name": "a", "round": 4, "test_accuracy": 0.8, "rolling_mean_2": 0.7})
     seeds = {"a": {0: rows(4), 1: rows(4, top=0.4)}}
     fig = mean_curves(seeds, "round", "test_accuracy", smooth=2)
     (points,) = drawn(fig)
     assert texts(fig) == ["a (n = 2)"]
-    assert [y for _, y in points] == pytest.approx([0, 7.5, 22.5, 37.5, 52.5])
+    assert [y for _, y in points] == approx([0, 7.5, 22.5, 37.5, 52.5])
     data = mean_curve_data(seeds, "round", "test_accuracy", smooth=2)
-    assert data[-1]["rolling_mean_2"] == pytest.approx(0.35)
+    assert data[-1]["rolling_mean_2"] == approx(0.35)
 
 
 def test_an_unknown_axis_is_an_input_error():
@@ -160,7 +159,7 @@ def test_coincident_curves_are_all_visible():
     ax = fig.axes[0]
     lines = [li for li in ax.lines if li.get_transform() == ax.transData]
     lines = [line for line in lines if line.get_linestyle() != "None"]
-    same = [line for line in lines if line.get_ydata()[-1] == pytest.approx(80)]
+    same = [line for line in lines if line.get_ydata()[-1] == approx(80)]
     widths = [line.get_linewidth() for line in same]  # in the order of drawing
     assert len(set(widths)) == 3
     assert widths == sorted(widths, reverse=True)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from closeness import approx
 
 from fedjax_peft.report.separation import Group, Measurement, binomial, rank
 
@@ -34,7 +35,7 @@ def test_the_margin_of_two_accuracies():
     (found,) = rank([other, one], lower_is_better=False).comparisons
     expected = 1.959964 * math.sqrt((0.5 * 0.5 + 0.4 * 0.6) / 400)
     assert (found.reference, found.name) == ("a", "b")
-    assert found.margin == pytest.approx(expected, rel=1e-2)
+    assert found.margin == approx(expected, rel=1e-2)
     assert found.separated
     assert rank([one, other], lower_is_better=True).groups[0] == other
 
@@ -44,8 +45,8 @@ def test_seeds_are_paired():
     one, other = group("a", seeds + np.array([0.03, 0.031, 0.029])), group("b", seeds)
     (found,) = rank([one, other], lower_is_better=False).comparisons
     # Student's t of 2 degrees of freedom is 4.3027.
-    assert found.margin == pytest.approx(4.3027 * 0.001 / math.sqrt(3), rel=1e-3)
-    assert found.difference.mean == pytest.approx(-0.03)
+    assert found.margin == approx(4.3027 * 0.001 / math.sqrt(3), rel=1e-3)
+    assert found.difference.mean == approx(-0.03)
     assert found.separated
 
 
@@ -54,8 +55,8 @@ def test_the_level_is_divided_by_the_number_of_pairs():
         rank([group(str(i), [0.1 * i], 1e-4) for i in range(k)], lower_is_better=False)
         for k in (2, 3)
     )
-    assert two.comparisons[0].margin == pytest.approx(1.96 * math.sqrt(2e-4), rel=1e-3)
-    assert three.comparisons[0].margin == pytest.approx(2.394 * math.sqrt(2e-4), rel=1e-3)
+    assert two.comparisons[0].margin == approx(1.96 * math.sqrt(2e-4), rel=1e-3)
+    assert three.comparisons[0].margin == approx(2.394 * math.sqrt(2e-4), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -74,4 +75,4 @@ def test_without_a_margin_groups_are_not_separated(one, other, obstacle, basis):
 
 def test_a_share_of_all_examples_has_a_variance():
     assert 0 < binomial(1.0, 10) < binomial(0.5, 10)
-    assert binomial(0.3, 10_000) == pytest.approx(0.3 * 0.7 / 10_000, rel=1e-3)
+    assert binomial(0.3, 10_000) == approx(0.3 * 0.7 / 10_000, rel=1e-3)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import tomli_w
+from closeness import approx
 from toy_sweeps import accuracy, write_run, write_sweep
 
 from fedjax_peft.errors import InputError
@@ -182,12 +183,12 @@ def test_summarise_equals_scipy():
     found = summarise(dict(enumerate(values)))
     assert found == summarise(values)
     assert (found.mean, found.sd, found.n) == (
-        pytest.approx(np.mean(values)),
-        pytest.approx(np.std(values, ddof=1)),
+        approx(np.mean(values)),
+        approx(np.std(values, ddof=1)),
         4,
     )
     expected = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx(tuple(expected))
+    assert (found.low, found.high) == approx(tuple(expected))
     assert found.text(100) == "81.8 ± 2.2"
 
 
@@ -203,7 +204,7 @@ def test_a_paired_difference_by_hand():
     """The differences are 1, 2 and 3: the mean is 2 and the margin 4.3027 / sqrt(3)."""
     found = paired({0: 11.0, 1: 22.0, 2: 33.0}, {2: 30.0, 1: 20.0, 0: 10.0, 7: 1.0})
     assert (found.mean, found.n, found.unpaired) == (2.0, 3, (7,))
-    assert (found.low, found.high) == pytest.approx((2 - 2.48414, 2 + 2.48414), abs=1e-4)
+    assert (found.low, found.high) == approx((2 - 2.48414, 2 + 2.48414), abs=1e-4)
     # Of the 27 equally likely resamples, one has the mean 1 and one the mean 3: 3.7 % each, so
     # these are the 2.5 % quantiles. Student's t does not exclude 0, so nothing is separated.
     assert (found.boot_low, found.boot_high) == (1.0, 3.0)
@@ -215,13 +216,13 @@ def test_a_paired_difference_equals_scipy():
     a, b = rng.normal(0.5, 0.1, 12), rng.normal(0.4, 0.1, 12)
     found = paired(dict(enumerate(a)), dict(enumerate(b)))
     t = scipy.stats.ttest_rel(a, b).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx(tuple(t))
+    assert (found.low, found.high) == approx(tuple(t))
     boot = scipy.stats.bootstrap(
         (a - b,), np.mean, n_resamples=100_000, method="percentile", rng=np.random.default_rng(1)
     ).confidence_interval
     width = boot.high - boot.low
-    assert found.boot_low == pytest.approx(boot.low, abs=0.03 * width)
-    assert found.boot_high == pytest.approx(boot.high, abs=0.03 * width)
+    assert found.boot_low == approx(boot.low, abs=0.03 * width)
+    assert found.boot_high == approx(boot.high, abs=0.03 * width)
     assert found == paired(dict(enumerate(a)), dict(enumerate(b))), "the resamples are seeded"
 
 
@@ -230,10 +231,10 @@ def test_pairing_is_by_seed_and_not_by_order():
     b = {seed: a[seed] - 0.02 - 0.001 * seed for seed in (2, 0, 1)}
     found = paired(a, b)
     assert found.separated
-    assert found.mean == pytest.approx(0.021)
+    assert found.mean == approx(0.021)
     shifted = paired(a, {(seed + 1) % 3: value for seed, value in b.items()})
     assert not shifted.separated, "the same numbers with other seeds"
-    assert shifted.mean == pytest.approx(found.mean)
+    assert shifted.mean == approx(found.mean)
 
 
 def test_equal_methods_are_separated_in_5_percent():

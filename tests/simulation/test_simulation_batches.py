@@ -4,6 +4,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import assert_close
 from scipy.stats import binom
 
 import fedjax_peft as fp
@@ -23,12 +24,12 @@ def drawn(indices, batch_size, *, width=20, steps=2000):
 def test_examples_are_drawn_independently_with_the_same_probability():
     rows = drawn(range(10, 20), 4)
     member = np.array([[n in row for n in range(10, 20)] for row in rows])
-    np.testing.assert_allclose(member.mean(axis=0), 0.4, atol=4 * np.sqrt(0.24 / 2000))
+    assert_close(member.mean(axis=0), 0.4, atol=4 * np.sqrt(0.24 / 2000))
     sizes = member.sum(axis=1)
     assert (np.sort(rows, axis=1)[:, -4:] < 20).all()
     np.testing.assert_array_equal((rows >= 0).sum(axis=1), sizes)  # nobody twice
     # Independent draws: the variance of the size is n p (1 - p), and not 0.
-    np.testing.assert_allclose(sizes.var(), 2.4, rtol=0.15)
+    assert_close(sizes.var(), 2.4, rtol=0.15)
 
 
 def test_a_client_with_few_examples_uses_them_all():
@@ -46,7 +47,7 @@ def test_batches_have_room_for_all_draws_but_one_in_a_trillion():
 def test_a_draw_that_does_not_fit_is_cut_at_random():
     rows = drawn(range(10), 9, width=2, steps=4000)
     share = (rows[..., None] == np.arange(10)).any(axis=1).mean(axis=0)
-    np.testing.assert_allclose(share, 0.2, atol=0.03)
+    assert_close(share, 0.2, atol=0.03)
 
 
 def run(**options):
@@ -64,9 +65,9 @@ def run(**options):
 def test_both_engines_agree_on_draws_that_may_be_empty():
     compiled, reference = run(), run(engine="reference")
     counts = [row["train_loss"] for row in compiled.metrics[1:]]
-    np.testing.assert_allclose(counts, [r["train_loss"] for r in reference.metrics[1:]], rtol=1e-5)
+    assert_close(counts, [r["train_loss"] for r in reference.metrics[1:]], rtol=1e-5)
     for name, x in compiled.params.items():
-        np.testing.assert_allclose(x, reference.params[name], atol=1e-6)
+        assert_close(x, reference.params[name], atol=1e-6)
     # An empty batch is a step too: Adam counts it.
     counts = {int(x) for x in np.asarray(compiled.client_state["optimizer"][0].count).tolist()}
     assert counts == {12}
@@ -75,7 +76,7 @@ def test_both_engines_agree_on_draws_that_may_be_empty():
 def test_the_draws_depend_on_the_seed_and_not_on_the_lanes():
     one, other = run(lanes=1), run(lanes=3)
     for name, x in one.params.items():
-        np.testing.assert_allclose(x, other.params[name], atol=1e-6)
+        assert_close(x, other.params[name], atol=1e-6)
     assert run(seed=1).metrics[-1]["train_loss"] != one.metrics[-1]["train_loss"]
 
 

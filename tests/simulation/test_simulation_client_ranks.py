@@ -4,6 +4,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx, assert_close
 
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.algorithms import fedavg, local
@@ -46,7 +47,7 @@ def test_full_ranks_equal_a_run_without_ranks(aggregator):
     algorithm = fedavg(ADAMW, aggregator=aggregator())
     one, other = run(None, algorithm), run([2, 2, 2, 2], algorithm)
     for name in one.params:
-        np.testing.assert_allclose(one.params[name], other.params[name], rtol=0, atol=1e-6)
+        assert_close(one.params[name], other.params[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -66,7 +67,7 @@ def test_a_direction_moves_by_its_owners_share():
     # The mean is over all by size, so one owner of 13 among 32 moves it by 13/32 of its own step.
     own = run([1, 1, 2, 1], local(ADAMW), rounds=1).client_state
     own = directions({name: x[2] for name, x in own.items()})[1] - start
-    np.testing.assert_allclose(one, own * 13 / 32, rtol=0, atol=1e-6)
+    assert_close(one, own * 13 / 32, rtol=0, atol=1e-6)
 
 
 def test_a_client_trains_as_if_the_model_had_its_rank():
@@ -77,11 +78,9 @@ def test_a_client_trains_as_if_the_model_had_its_rank():
     }
     wide = run([1, 1, 1, 1], rounds=2)
     narrow = run(None, model=small.replace(trainable=cut), rounds=2)
-    np.testing.assert_allclose(
-        wide.params["layer.lora_b"][:1], narrow.params["layer.lora_b"], rtol=0, atol=1e-6
-    )
+    assert_close(wide.params["layer.lora_b"][:1], narrow.params["layer.lora_b"], rtol=0, atol=1e-6)
     for row, other in zip(wide.metrics[1:], narrow.metrics[1:], strict=True):
-        assert row["train_loss"] == pytest.approx(other["train_loss"], abs=1e-6)
+        assert row["train_loss"] == approx(other["train_loss"], abs=1e-6)
 
 
 def test_a_personal_model_is_evaluated_at_its_own_rank():

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -249,21 +250,21 @@ def test_leaves_that_rest_are_not_sent_and_rows_say_so(tmp_path):
 def test_the_time_model_by_hand():
     model = TimeModel(2.0, bandwidth_up=8e3, bandwidth_down=16e3, latency=0.25)
     # 3 steps of 2 s; 1000 bytes at 1000 a second; 4000 bytes at 2000 a second; 0.25 s each way.
-    assert model.round_seconds(3, 1000, 4000) == pytest.approx(6 + 1 + 2 + 0.5)
-    assert model.round_seconds(3, 1000, 4000, 1.5) == pytest.approx(9 + 1 + 2 + 0.5)
+    assert model.round_seconds(3, 1000, 4000) == approx(6 + 1 + 2 + 0.5)
+    assert model.round_seconds(3, 1000, 4000, 1.5) == approx(9 + 1 + 2 + 0.5)
     assert model.round_seconds(3, 0, 0) == 6
-    assert TimeModel().round_seconds(2, 3_125_000, 0) == pytest.approx(1 + 1 + 0.8)
+    assert TimeModel().round_seconds(2, 3_125_000, 0) == approx(1 + 1 + 0.8)
 
 
 def test_presets():
     assert TimeModel.preset() == TimeModel.preset("default") == TimeModel()
     paper = TimeModel.preset("fedadapters")
-    assert paper.round_seconds(0, 10 * 2**20, 20 * 2**20) == pytest.approx(3.0), "MiB"
+    assert paper.round_seconds(0, 10 * 2**20, 20 * 2**20) == approx(3.0), "MiB"
     assert paper.clients_seconds({}, {0: 2**20, 1: 2**20}, {0: 0, 1: 0}, [1, 1])[1] == 0.2
     assert paper.preload
     assert TimeModel.preset("fedadapters", spread=0.5, latency=0.0) == paper._replace(spread=0.5)
     federa = TimeModel.preset("federa", device="orin_full")
-    assert federa.round_seconds(8, 408_576, 408_576) == pytest.approx(4.59 + 0.96)
+    assert federa.round_seconds(8, 408_576, 408_576) == approx(4.59 + 0.96)
     assert federa.transfer_seconds(1, 1) == 0.96, "no less than the smallest that was measured"
     assert federa.transfer_seconds(0, 0) == 0
     own = TimeModel.preset("federa", bandwidth_up="8 kbit/s", bandwidth_down=16e3, latency=0.25)
@@ -317,7 +318,7 @@ def test_topologies_by_hand():
     assert seconds == {0: 6 + 2 + 4 + 0.5, 1: 4 + 3 + 4 + 0.5, 2: 4 + 0.5}
     wide = shared._replace(server_bandwidth=1e12)
     parallel = own.clients_seconds(STEPS, UP, DOWN, slowness)
-    assert wide.clients_seconds(STEPS, UP, DOWN, slowness) == pytest.approx(parallel)
+    assert wide.clients_seconds(STEPS, UP, DOWN, slowness) == approx(parallel)
     for time in (own, shared, own._replace(topology="serial")):
         assert time.round_seconds(1, 0, 0) == 2, "no bytes, no latency"
         assert time.clients_seconds({}, {}, {}, slowness) == {}
@@ -339,7 +340,7 @@ def test_rows_use_topology_preload_and_the_svd(tmp_path):
             each = (TOY_ADAPTER + TOY_HEAD) * (8 / 8e3 + 8 / 16e3) + 0.5
             steps = max(-(-[9, 4, 0, 1, 13, 5, 6, 2][c] // 4) for c in row["clients"])
             transfers = each * (len(row["clients"]) if model == serial else 1)
-            assert row["simulated_seconds"] == pytest.approx(2 * steps + transfers)
+            assert row["simulated_seconds"] == approx(2 * steps + transfers)
     usual = byte_rows(run(fedavg(SGD), svd=True))
     first = plain._replace(preload=True, svd_seconds=7.0)
     out = tmp_path / "run"
@@ -358,7 +359,7 @@ def test_rows_use_topology_preload_and_the_svd(tmp_path):
     costs = forecast(random.model, fedavg(SGD), **whole)
     each = TOY_ADAPTER + TOY_HEAD
     assert costs[:2] == (2 * 3 * each, 2 * 3 * each)
-    assert costs.seconds == pytest.approx(2 * (4 + 0.5 + each * (8 / 8e3 + 8 / 16e3)))
+    assert costs.seconds == approx(2 * (4 + 0.5 + each * (8 / 8e3 + 8 / 16e3)))
 
 
 def test_a_config_can_replace_settings_of_a_time_preset():
@@ -385,7 +386,7 @@ def test_a_config_can_replace_settings_of_a_time_preset():
 def test_slowness_is_lognormal_and_a_clients_own():
     model = TimeModel(spread=0.5)
     many = np.log(model.slowness(3000, seed=0))
-    assert (many.mean(), many.std()) == (pytest.approx(0, abs=0.03), pytest.approx(0.5, abs=0.03))
+    assert (many.mean(), many.std()) == (approx(0, abs=0.03), approx(0.5, abs=0.03))
     assert model.slowness(10, seed=0) == model.slowness(3000, seed=0)[:10]
     assert model.slowness(10, seed=0) != model.slowness(10, seed=1)
     assert TimeModel().slowness(3, seed=0) == [1, 1, 1]
@@ -400,7 +401,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client():
         for row in result.metrics[1:]:
             factor = model.slowness(8, seed=0)
             steps = max(-(-sizes[c] // 4) * factor[c] for c in row["clients"])
-            assert row["simulated_seconds"] == pytest.approx(2 * steps + transfer)
+            assert row["simulated_seconds"] == approx(2 * steps + transfer)
         assert result.metrics[0]["simulated_seconds"] == 0
 
 
@@ -418,7 +419,7 @@ def test_measured_seconds_are_those_of_the_round():
         moved = (TOY_ADAPTER + TOY_HEAD) * 16 / 25e6
         longest = max(-(-[9, 4, 0, 1, 13, 5, 6, 2][c] // 4) for c in row["clients"])
         share = row["time"]["train_s"] * longest / row["steps"]
-        assert row["simulated_seconds"] == pytest.approx(share + moved)
+        assert row["simulated_seconds"] == approx(share + moved)
 
 
 def test_who_is_late_and_how_long_the_server_waits():
@@ -440,7 +441,7 @@ def test_who_is_late_and_how_long_the_server_waits():
     assert costs.charge(row, {1: 2}, 9.0) == {
         "bytes_up": TOY_ADAPTER,
         "bytes_down": 2 * TOY_ADAPTER,
-        "simulated_seconds": pytest.approx(2 + seconds),
+        "simulated_seconds": approx(2 + seconds),
     }
     row = {"round": 3, "clients": [], "dropped": [], "failed": [0], "late": []}
     assert costs.charge(row, {}, 9.0)["simulated_seconds"] == 1.5, "it had fetched the broadcast"

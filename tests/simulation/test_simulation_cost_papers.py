@@ -20,6 +20,7 @@ import math
 
 import optax
 import pytest
+from closeness import approx
 
 from fedjax_peft import heads, peft
 from fedjax_peft.algorithms import fedavg
@@ -70,11 +71,11 @@ def system(name, config, head):
 def test_federas_seconds_of_communication(name, seconds):
     model, time = federa(name)
     costs = forecast(model, ALONE, clients=100, clients_per_round=10, rounds=1, steps=0)
-    assert costs.seconds != pytest.approx(seconds, rel=0.05), "the default time model"
+    assert costs.seconds != approx(seconds, rel=0.05), "the default time model"
     costs = forecast(
         model, ALONE, clients=100, clients_per_round=10, rounds=1, steps=0, time_model=time
     )
-    assert costs.seconds == pytest.approx(seconds, abs=0.005)
+    assert costs.seconds == approx(seconds, abs=0.005)
 
 
 def hours(model, time, rounds):
@@ -85,12 +86,10 @@ def hours(model, time, rounds):
 
 def test_federas_seconds_of_a_round():
     model, time = federa("federa/fedft")
-    assert hours(model, time, 1) * 3600 == pytest.approx(4.59 + 109.67, abs=0.005)
+    assert hours(model, time, 1) * 3600 == approx(4.59 + 109.67, abs=0.005)
     model, time = federa("federa/fedlr")
-    assert hours(model, time, 1) * 3600 == pytest.approx(4.95, abs=0.005), "of the same shape"
-    assert hours(*federa("federa"), 1) * 3600 == pytest.approx(8.62 + 4.95, abs=0.005), (
-        "with its SVD"
-    )
+    assert hours(model, time, 1) * 3600 == approx(4.95, abs=0.005), "of the same shape"
+    assert hours(*federa("federa"), 1) * 3600 == approx(8.62 + 4.95, abs=0.005), "with its SVD"
     assert DEVICES.keys() == {"orin_full", "orin_lora"}
 
 
@@ -98,9 +97,9 @@ def test_federas_hours_to_the_target():
     """Table 5, 90 % of .8 on 20 Newsgroups: 5.60 h and .17 h, in the rounds that they imply."""
     slow = hours(*federa("federa/fedft"), 176)
     fast = hours(*federa("federa"), 124)
-    assert slow == pytest.approx(5.60, rel=0.005)
+    assert slow == approx(5.60, rel=0.005)
     assert round(fast, 2) == 0.17
-    assert 1 - fast / slow == pytest.approx(0.969, abs=0.001)
+    assert 1 - fast / slow == approx(0.969, abs=0.001)
 
 
 @pytest.mark.parametrize(("rank", "megabits"), [(64, 23.7), (128, 33.8)])
@@ -109,7 +108,7 @@ def test_federas_budgets_are_near_the_time_model(rank, megabits):
     model, time = federa("federa/fedlr")
     model = abstract_model(ROBERTA, peft.lora(rank), head=NEWS)
     costs = forecast(model, ALONE, clients=1, rounds=1, steps=0, time_model=time)
-    assert 8e-6 * costs.bytes_up / costs.seconds == pytest.approx(megabits, rel=0.15)
+    assert 8e-6 * costs.bytes_up / costs.seconds == approx(megabits, rel=0.15)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def test_federas_budgets_are_near_the_time_model(rank, megabits):
 )
 def test_federas_budgets_in_parameters(rank, millions):
     counted = count(ROBERTA, peft.lora(rank), head=NEWS)["adapter"]
-    assert counted / 1e6 == pytest.approx(millions, abs=0.1)
+    assert counted / 1e6 == approx(millions, abs=0.1)
 
 
 # ---------------------------------- FedAdapters (Mathematics 2023, 11, 4479), Eq 1 and 2, Table 12
@@ -215,11 +214,11 @@ def test_traffic_and_its_time(name, whole, megabytes, clock):
         head_sent = SHARED
     options = {"clients": 9, "rounds": rounds, "steps": 0, "time_model": time, "whole": whole}
     costs = forecast(model, head_sent, **options)
-    assert (costs.bytes_up + costs.bytes_down) / MIB == pytest.approx(megabytes, rel=4e-3)
+    assert (costs.bytes_up + costs.bytes_down) / MIB == approx(megabytes, rel=4e-3)
     hours, minutes, seconds = clock
     printed = 3600 * hours + 60 * minutes + seconds
     exact = 60 if hours else 0  # the seconds are not printed
-    assert costs.seconds == pytest.approx(printed, rel=5e-3, abs=exact)
+    assert costs.seconds == approx(printed, rel=5e-3, abs=exact)
 
 
 def test_the_communication_that_lora_saves():
@@ -242,7 +241,7 @@ def test_the_communication_that_lora_saves():
 def test_full_fine_tuning_that_sends_parameters_only():
     model, time = built("text/full")
     costs = forecast(model, SHARED, clients=9, rounds=30, steps=0, time_model=time)
-    assert costs.seconds / 3600 == pytest.approx(7.12 + 9 * 12 / 36_000, abs=0.01)
+    assert costs.seconds / 3600 == approx(7.12 + 9 * 12 / 36_000, abs=0.01)
 
 
 def test_sizes_that_the_paper_does_not_print():

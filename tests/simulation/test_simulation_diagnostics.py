@@ -4,6 +4,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx
 
 from fedjax_peft import heads, peft
 from fedjax_peft.algorithms import fedavg, fedmatch, fedmcp
@@ -43,10 +44,10 @@ def test_every_client_and_the_drift_of_the_global_factors():
         }
         assert row["train_loss_worst"] == max(each["loss"])
         assert row["train_accuracy_worst"] == min(each["accuracy"])
-        assert row["train_loss_std"] == pytest.approx(np.std(each["loss"]), rel=1e-5)
-        assert row["update_norm"] == pytest.approx(np.mean(each["update_norm"]), rel=1e-5)
+        assert row["train_loss_std"] == approx(np.std(each["loss"]), rel=1e-5)
+        assert row["update_norm"] == approx(np.mean(each["update_norm"]), rel=1e-5)
         sizes = [9, 4, 13]
-        assert row["train_loss"] == pytest.approx(np.average(each["loss"], weights=sizes), rel=1e-5)
+        assert row["train_loss"] == approx(np.average(each["loss"], weights=sizes), rel=1e-5)
         for kind in ("a", "b"):
             assert row[f"variation_magnitude_{kind}"] > 0
             assert 0 < row[f"variation_direction_{kind}"] < 2
@@ -86,7 +87,7 @@ def test_the_update_norm_is_the_norm_of_a_clients_change():
         batch_size=4,
     )
     square = sum(float(((alone.params[n] - start[n]) ** 2).sum()) for n in toy.SHARED)
-    assert alone.metrics[1]["update_norm"] == pytest.approx(square**0.5, rel=1e-5)
+    assert alone.metrics[1]["update_norm"] == approx(square**0.5, rel=1e-5)
 
 
 def test_global_and_private_adapters_are_compared_on_the_test_set():
@@ -125,9 +126,9 @@ def test_the_second_classifier_is_tested_on_the_global_adapter_alone():
         batch["mask"] = np.ones(len(rows), bool)
         logits = model.apply(model.frozen, params, batch, None, False).second
         right = np.mean(np.argmax(logits, -1) == batch["labels"])
-        assert tests["accuracy_global"][client] == pytest.approx(right)
+        assert tests["accuracy_global"][client] == approx(right)
         nats = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
-        assert tests["loss_global"][client] == pytest.approx(float(nats), rel=1e-5)
+        assert tests["loss_global"][client] == approx(float(nats), rel=1e-5)
     assert tests["loss_global"] != tests["loss"]
 
 
@@ -160,6 +161,6 @@ def test_scores_of_every_client_on_its_own_test():
         for metric, values in tests.items():
             if metric != "client":
                 assert len(values) == 3
-                assert row[f"client_{metric}_mean"] == pytest.approx(np.mean(values))
+                assert row[f"client_{metric}_mean"] == approx(np.mean(values))
     assert {"accuracy", "loss", "macro_f1"} < tests.keys()
     assert "client_tests" not in run(client_test=held).metrics[-1]

@@ -4,6 +4,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx
 
 from fedjax_peft import tasks
 from fedjax_peft.algorithms import fedavg, fedmcp
@@ -81,7 +82,7 @@ def test_the_worst_client_of_a_metric_of_the_user():
     row = result.metrics[-1]
     assert len(set(row["per_client"]["errors"])) > 1
     for prefix, values in (("train", row["per_client"]), ("client", row["client_tests"])):
-        assert row[f"{prefix}_errors_worst"] == pytest.approx(max(values["errors"]))
+        assert row[f"{prefix}_errors_worst"] == approx(max(values["errors"]))
         assert row[f"{prefix}_accuracy_global_worst"] == min(values["accuracy_global"])
         assert row[f"{prefix}_loss_worst"] == max(values["loss"])
     assert (row["headline"], row["headline_better"]) == ("errors", "lower")
@@ -106,9 +107,9 @@ def test_clients_that_never_trained_have_separate_scores(personal):
             "worst": values[members].min(),
         }
         for kind, value in expected.items():
-            assert last[f"client_accuracy_{kind}{group}"] == pytest.approx(value, abs=1e-6)
+            assert last[f"client_accuracy_{kind}{group}"] == approx(value, abs=1e-6)
         worst_loss = np.array(tests["loss"])[members].max()
-        assert last[f"client_loss_worst{group}"] == pytest.approx(worst_loss, rel=1e-6)
+        assert last[f"client_loss_worst{group}"] == approx(worst_loss, rel=1e-6)
 
 
 def test_personal_models_on_the_test_set_have_separate_scores_too(personal):
@@ -117,7 +118,7 @@ def test_personal_models_on_the_test_set_have_separate_scores_too(personal):
     assert counts[0] == 4 == counts[1] + counts[2]
     assert 0 < counts[1] < 4
     both = counts[1] * last["test_accuracy_seen"] + counts[2] * last["test_accuracy_unseen"]
-    assert last["test_accuracy"] == pytest.approx(both / 4, abs=1e-6)
+    assert last["test_accuracy"] == approx(both / 4, abs=1e-6)
     assert last["test_examples"] == len(TEST)
     assert 0 < last["test_accuracy_std"] < 0.5
 

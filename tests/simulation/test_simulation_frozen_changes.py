@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from closeness import assert_close
 
 from fedjax_peft.algorithms import fedavg, fedex, flora
 from fedjax_peft.data import Clients
@@ -88,7 +89,7 @@ def test_a_merged_export_has_the_kernels_of_the_clients(tmp_path):
     path = "bert.encoder.layer.0.attention.self.query"
     a, b = (result.params[f"{path}.lora_{n}"] for n in "ab")
     expected = result.trained.frozen[f"{path}.base.kernel"] + a @ b
-    np.testing.assert_allclose(loaded.frozen[f"{path}.kernel"], expected, rtol=0, atol=1e-7)
+    assert_close(loaded.frozen[f"{path}.kernel"], expected, rtol=0, atol=1e-7)
 
 
 def test_a_run_on_disk_has_the_same_kernels(tmp_path):

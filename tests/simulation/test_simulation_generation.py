@@ -5,6 +5,7 @@ import json
 import numpy as np
 import optax
 import pytest
+from closeness import approx, assert_small
 from compiled import compilations
 
 import fedjax_peft as fp
@@ -81,8 +82,8 @@ def test_scores_of_a_round_are_those_of_the_completions(model, data, directory, 
     _, golds = asked(data["test"])
     texts = result.generate(prompts, max_new_tokens=NEW)
     assert len({*texts}) > 1
-    assert row["test_rouge_l"] == pytest.approx(mean_score(rouge_l, texts, golds))
-    assert row["test_exact_match"] == pytest.approx(mean_score(exact_match, texts, golds))
+    assert row["test_rouge_l"] == approx(mean_score(rouge_l, texts, golds))
+    assert row["test_exact_match"] == approx(mean_score(exact_match, texts, golds))
     # From disk, where a run in Python keeps its task and its template.
     loaded = fp.load_run(tmp_path / "run")
     assert loaded.generate(prompts, max_new_tokens=NEW) == texts
@@ -117,7 +118,7 @@ def test_the_result_does_not_depend_on_batches_and_lanes(model, data):
     first = run(model, drawn, rounds=1, lanes=1)
     other = run(model, drawn, rounds=1, lanes=2, eval_batch_size=3)
     for row, same in zip(first.metrics, other.metrics, strict=True):
-        assert row["test_rouge_l"] == pytest.approx(same["test_rouge_l"], abs=1e-6)
+        assert row["test_rouge_l"] == approx(same["test_rouge_l"], abs=1e-6)
 
 
 def test_personal_models_generate_too(model, data):
@@ -131,4 +132,4 @@ def test_personal_models_generate_too(model, data):
         texts = result.generate(prompts, client=client, max_new_tokens=NEW)
         scores.append(mean_score(rouge_l, texts, golds))
     triples = [np.mean(np.delete(scores, i)) for i in range(4)]
-    assert np.abs(np.array(triples) - result.metrics[-1]["test_rouge_l"]).min() < 1e-6
+    assert_small(np.abs(np.array(triples) - result.metrics[-1]["test_rouge_l"]).min(), 1e-6)

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx
 
 from fedjax_peft import aggregators, algorithms
 from fedjax_peft.errors import InputError
@@ -57,8 +58,8 @@ def test_evaluated_rounds_have_one_value_for_each_client(measured):
     for metric, pick in (("accuracy", min), ("loss", max)):
         each = row[f"local_{metric}"]
         assert len(each) == 3
-        assert row[f"local_{metric}_mean"] == pytest.approx(np.mean(each))
-        assert row[f"local_{metric}_std"] == pytest.approx(np.std(each))
+        assert row[f"local_{metric}_mean"] == approx(np.mean(each))
+        assert row[f"local_{metric}_std"] == approx(np.std(each))
         assert row[f"local_{metric}_worst"] == pick(each)
     assert len(set(row["local_loss"])) == 3
     assert row["time"]["local_s"] > 0
@@ -86,7 +87,7 @@ def test_a_python_loop_over_local_steps_gives_the_same_loss():
             gradient = jax.grad(loss)(leaves, data["x"][rows], data["labels"][rows])
             leaves = {n: x - 0.5 * gradient[n] for n, x in leaves.items()}
         value = float(loss(leaves, TEST.columns["x"], TEST.columns["labels"]))
-        assert value == pytest.approx(expected, rel=1e-5)
+        assert value == approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_a_local_model_is_that_of_a_round_with_this_client_alone(algorithm, opti
         others = set(range(4)) - {client}
         state, _ = made.step(made.init(0), made.plan(1, 0, without=others))
         alone = made.evaluate(state, TEST, clients=[client])
-        assert alone["loss"] == pytest.approx(expected, rel=1e-5)
+        assert alone["loss"] == approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -128,7 +129,7 @@ def test_the_reference_engine_measures_the_same(name):
         for engine in ("compiled", "reference")
     )
     for row, other in zip(ours[1:], oracle[1:], strict=True):
-        assert row["local_loss"] == pytest.approx(other["local_loss"], rel=1e-5)
+        assert row["local_loss"] == approx(other["local_loss"], rel=1e-5)
         assert row["local_accuracy"] == other["local_accuracy"]
         assert len(row["local_loss"]) == len(row["clients"])
 
@@ -137,7 +138,7 @@ def test_a_client_whose_upload_is_not_finite_has_no_value():
     row = run(clients=toy.poisoned(toy.clients(SIZES), 1), rounds=1).metrics[1]
     assert row["dropped"] == [1]
     assert row["local_loss"][1] is None
-    assert row["local_loss_mean"] == pytest.approx(np.mean(np.delete(row["local_loss"], 1)))
+    assert row["local_loss_mean"] == approx(np.mean(np.delete(row["local_loss"], 1)))
 
 
 def test_a_test_set_is_needed():

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx, assert_close
 from compiled import compilations
 
 from fedjax_peft.algorithms import fedavg
@@ -51,7 +52,7 @@ def leaves(result):
 
 def assert_same(one, other):
     for name, x in leaves(one).items():
-        np.testing.assert_allclose(x, leaves(other)[name], rtol=0, atol=1e-6, err_msg=name)
+        assert_close(x, leaves(other)[name], rtol=0, atol=1e-6, err_msg=name)
 
 
 def rows(result):
@@ -145,7 +146,7 @@ def test_who_is_late_might_as_well_have_no_examples():
     in_time = run(rounds=1, deadline=1e3)
     assert_same(in_time, run(rounds=1))
     assert in_time.metrics[1]["late"] == []
-    assert in_time.metrics[1]["simulated_seconds"] == pytest.approx(4)
+    assert in_time.metrics[1]["simulated_seconds"] == approx(4)
     nobody = rows(run(rounds=2, deadline=0.5))
     assert [row["simulated_seconds"] for row in nobody] == [0, 0.5, 0.5]
     assert len({row["test_loss"] for row in nobody}) == 1
@@ -184,7 +185,7 @@ def test_equal_after_resume(tmp_path):
         run(algorithm=algorithm, rounds=done, out=out, **OPTIONS)
         resumed = run(algorithm=algorithm, rounds=10, out=out, resume=True, **OPTIONS)
         for a, b in zip(rows(whole), rows(resumed), strict=True):
-            assert a == {k: b[k] if not isinstance(v, float) else pytest.approx(b[k], abs=1e-6)
+            assert a == {k: b[k] if not isinstance(v, float) else approx(b[k], abs=1e-6)
                          for k, v in a.items()}  # fmt: skip
         assert_same(whole, resumed)
 

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx
 from compiled import compilations
 
 from fedjax_peft.aggregators import fra
@@ -129,7 +130,7 @@ def test_lanes_do_not_change_the_metrics(lanes):
         for name, value in a.items():
             if name == "layers":
                 value, b[name] = value["aggregation_error"], b[name]["aggregation_error"]
-            assert b[name] == pytest.approx(value, abs=1e-5, rel=1e-5), (a["round"], name)
+            assert b[name] == approx(value, abs=1e-5, rel=1e-5), (a["round"], name)
 
 
 def test_bfloat16_computes_and_float32_learns():
@@ -142,7 +143,7 @@ def test_bfloat16_computes_and_float32_learns():
         if not name.endswith("scale"):
             assert np.any(value != value.astype(jnp.bfloat16).astype(jnp.float32)), name
     for row, exact in zip(rows(result)[1:], rows(tiny_bert(3)[1])[1:], strict=True):
-        assert row["train_loss"] == pytest.approx(exact["train_loss"], rel=0.02)
+        assert row["train_loss"] == approx(exact["train_loss"], rel=0.02)
     assert rows(result)[1]["train_loss"] != rows(tiny_bert(3)[1])[1]["train_loss"]
 
 
@@ -165,24 +166,22 @@ def test_the_fields_of_rows():
 
 def test_test_metrics_are_those_of_the_global_model():
     result, _ = finished("mean")
-    assert result.metrics[0]["test_accuracy"] == pytest.approx(
+    assert result.metrics[0]["test_accuracy"] == approx(
         accuracy(toy.model().trainable, TEST), abs=1e-7
     )
-    assert result.metrics[-1]["test_accuracy"] == pytest.approx(
-        accuracy(result.params, TEST), abs=1e-7
-    )
+    assert result.metrics[-1]["test_accuracy"] == approx(accuracy(result.params, TEST), abs=1e-7)
     values = [
         accuracy(result.params, HELD_OUT.data, rows) for rows in HELD_OUT.indices if len(rows)
     ]
     assert 1 < len(values) < len(SIZES)
     last = result.metrics[-1]
-    assert last["client_accuracy_mean"] == pytest.approx(np.mean(values), abs=1e-6)
-    assert last["client_accuracy_std"] == pytest.approx(np.std(values), abs=1e-6)
-    assert last["client_accuracy_worst"] == pytest.approx(min(values), abs=1e-6)
+    assert last["client_accuracy_mean"] == approx(np.mean(values), abs=1e-6)
+    assert last["client_accuracy_std"] == approx(np.std(values), abs=1e-6)
+    assert last["client_accuracy_worst"] == approx(min(values), abs=1e-6)
     assert last["client_loss_worst"] >= last["client_loss_mean"] > 0
     sizes = HELD_OUT.sizes[HELD_OUT.sizes > 0]
     weighted = np.average(values, weights=sizes)
-    assert last["client_accuracy_weighted"] == pytest.approx(weighted, abs=1e-6)
+    assert last["client_accuracy_weighted"] == approx(weighted, abs=1e-6)
     assert (last["client_count"], last["client_examples"]) == (len(values), sizes.sum())
     assert last["test_examples"] == len(TEST)
 
@@ -193,15 +192,15 @@ def test_personal_models_are_tested_each_with_its_own_leaves(name):
     chosen = host_rng(0, "test clients").permutation(len(SIZES))[:3].tolist()
     personal = [accuracy(result.client_params(c), TEST) for c in chosen]
     last = result.metrics[-1]
-    assert last["test_accuracy"] == pytest.approx(np.mean(personal), abs=1e-6)
+    assert last["test_accuracy"] == approx(np.mean(personal), abs=1e-6)
     values = [
         accuracy(result.client_params(c), HELD_OUT.data, rows)
         for c, rows in enumerate(HELD_OUT.indices)
         if len(rows)
     ]
     assert len(set(values)) > 1
-    assert last["client_accuracy_mean"] == pytest.approx(np.mean(values), abs=1e-6)
-    assert last["client_accuracy_worst"] == pytest.approx(min(values), abs=1e-6)
+    assert last["client_accuracy_mean"] == approx(np.mean(values), abs=1e-6)
+    assert last["client_accuracy_worst"] == approx(min(values), abs=1e-6)
 
 
 def test_evaluation_has_its_rounds_and_the_last_is_always_one():

@@ -5,6 +5,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx, assert_close
 from compiled import compilations
 
 import fedjax_peft as fp
@@ -58,9 +59,9 @@ def test_points_have_the_results_of_single_runs(swept, model):
         name = next(n for n, p in swept.points.items() if p == point)
         single = fp.simulate(model, make(point), FEDERATION, seed=point["seed"], **GIVEN)
         for leaf, value in single.params.items():
-            np.testing.assert_allclose(swept.runs[name].params[leaf], value, rtol=1e-5, atol=1e-6)
+            assert_close(swept.runs[name].params[leaf], value, rtol=1e-5, atol=1e-6)
         mine, its = (run.metrics[-1]["test_loss"] for run in (swept.runs[name], single))
-        assert mine == pytest.approx(its, rel=1e-5)
+        assert mine == approx(its, rel=1e-5)
 
 
 def test_numbers_and_seeds_share_one_program(swept, model):
@@ -188,11 +189,11 @@ def test_points_side_by_side_have_the_results_of_points_one_after_the_other(swep
     assert together.points.keys() == together.runs.keys()
     for name, run in together.runs.items():
         for leaf, value in swept.runs[name].params.items():
-            np.testing.assert_allclose(run.params[leaf], value, rtol=1e-5, atol=1e-6)
+            assert_close(run.params[leaf], value, rtol=1e-5, atol=1e-6)
         for mine, its in zip(run.metrics, swept.runs[name].metrics, strict=True):
             for field in ("train_loss", "test_loss", "validation_accuracy", "update_norm"):
                 assert (field in mine) == (field in its)
-                assert mine.get(field, 0.0) == pytest.approx(its.get(field, 0.0), rel=1e-4)
+                assert mine.get(field, 0.0) == approx(its.get(field, 0.0), rel=1e-4)
             assert mine.get("clients") == its.get("clients")
     assert (out / "sweep.toml").exists()
 

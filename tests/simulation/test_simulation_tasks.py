@@ -7,6 +7,7 @@ import struct
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import approx, assert_close
 
 from fedjax_peft import embed, heads, load_model, load_tokenizer, tasks, testing
 from fedjax_peft.cli import main as cli
@@ -252,7 +253,7 @@ def test_clients_are_tested_on_their_own_part_of_the_test_split(finished, root):
     assert last["client_perplexity_worst"] >= last["client_perplexity_mean"]
     assert last["client_accuracy_worst"] <= last["client_accuracy_mean"]
     # Unequal clients, yet about what the whole test split says.
-    assert last["client_loss_mean"] == pytest.approx(last["test_loss"], rel=0.1)
+    assert last["client_loss_mean"] == approx(last["test_loss"], rel=0.1)
 
 
 def test_client_test_needs_clients_that_are_in_the_test_split_too(finished, root, capsys):
@@ -300,12 +301,10 @@ def test_embeddings_do_not_depend_on_padding(root):
     model = load_model(root / "model", head=heads.classification(2))
     short = embed(model, ["w1 w2", "w3"], max_length=8)
     assert short.shape == (2, 32)
-    np.testing.assert_allclose(embed(model, ["w1 w2", "w3"], max_length=30), short, atol=1e-5)
+    assert_close(embed(model, ["w1 w2", "w3"], max_length=30), short, atol=1e-5)
     assert np.abs(short[0] - short[1]).max() > 0.1
     whole = embed(model, ["w1 w2", "w3"], pooling="cls", max_length=30)
-    np.testing.assert_allclose(
-        embed(model, ["w1 w2"], pooling="cls", max_length=8)[0], whole[0], atol=1e-5
-    )
+    assert_close(embed(model, ["w1 w2"], pooling="cls", max_length=8)[0], whole[0], atol=1e-5)
     assert np.abs(whole - short).max() > 0.1
     with pytest.raises(InputError, match="clss"):
         embed(model, ["w1"], pooling="clss")

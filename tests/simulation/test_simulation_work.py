@@ -9,6 +9,7 @@ import optax
 import pytest
 import reference
 import toy
+from closeness import approx, assert_close
 from compiled import compilations
 
 import fedjax_peft as fp
@@ -62,9 +63,9 @@ def rows(result):
 def assert_same(one, other, but=()):
     for a, b in zip(rows(one), rows(other), strict=True):
         for key in (a.keys() | b.keys()) - set(but):
-            assert b[key] == (pytest.approx(a[key], abs=1e-5) if _is_float(a[key]) else a[key]), key
+            assert b[key] == (approx(a[key], abs=1e-5) if _is_float(a[key]) else a[key]), key
     for name, x in one.params.items():
-        np.testing.assert_allclose(x, other.params[name], rtol=0, atol=1e-5, err_msg=name)
+        assert_close(x, other.params[name], rtol=0, atol=1e-5, err_msg=name)
 
 
 def _is_float(value):
@@ -87,7 +88,7 @@ def test_rounds_of_drawn_work_compile_once_and_are_recorded():
         assert row["clients"] == WORKING
         assert row["client_steps"] == [schedule.steps(c, row["round"]) for c in WORKING]
         assert row["steps"] == sum(row["client_steps"])
-        assert row["simulated_seconds"] == pytest.approx(
+        assert row["simulated_seconds"] == approx(
             0.5 * max(row["client_steps"]) + _transfer_seconds(row), rel=1e-6
         )
         drawn |= {*row["client_steps"]}
@@ -127,7 +128,7 @@ def test_epochs_from_a_range_and_stragglers():
         assert set(epochs) <= {1, 2, 3}
         assert row["client_steps"] == [schedule.steps(c, row["round"]) for c in WORKING]
     full = [schedule.steps(c, n) == schedule.most_steps(c) for n in range(200) for c in WORKING]
-    assert np.mean(full) == pytest.approx(0.5 + 0.5 / 3, abs=0.05)
+    assert np.mean(full) == approx(0.5 + 0.5 / 3, abs=0.05)
 
 
 def counting():
@@ -246,7 +247,7 @@ def test_fedprox_with_late_clients_equals_a_numpy_loop():
             sizes.append(SIZES[client])
         theta = {n: np.average([u[n] for u in uploads], axis=0, weights=sizes) for n in theta}
     for name, x in theta.items():
-        np.testing.assert_allclose(late().params[name], x, rtol=0, atol=1e-5, err_msg=name)
+        assert_close(late().params[name], x, rtol=0, atol=1e-5, err_msg=name)
         assert np.abs(x - start[name]).max() > 1e-3
 
 

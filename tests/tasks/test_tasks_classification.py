@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import approx, assert_close
 from sklearn.metrics import f1_score
 
 from fedjax_peft import tasks
@@ -28,7 +29,7 @@ def test_loss_and_accuracy():
     task = tasks.classification()
     total, count = task.loss(outputs(), BATCH)
     expected = -jax.nn.log_softmax(LOGITS)[jnp.arange(3), BATCH["labels"]]
-    np.testing.assert_allclose(total, expected.sum(), rtol=1e-6)
+    assert_close(total, expected.sum(), rtol=1e-6)
     metrics = task.metrics(outputs(), BATCH)
     assert metrics["loss"] == (total, count)
     assert [float(x) for x in metrics["accuracy"]] == [2, 3]
@@ -39,7 +40,7 @@ def test_masked_rows_have_no_effect_even_with_nan():
     batch = {"labels": BATCH["labels"].at[1].set(-100), "mask": jnp.array([True, False, True])}
     loss = lambda logits, batch: tasks.classification().loss(outputs(logits), batch)[0]  # noqa: E731
     rows = {"labels": BATCH["labels"][jnp.array([0, 2])]}
-    np.testing.assert_allclose(loss(logits, batch), loss(LOGITS[jnp.array([0, 2])], rows))
+    assert_close(loss(logits, batch), loss(LOGITS[jnp.array([0, 2])], rows))
     assert float(tasks.classification().loss(outputs(logits), batch)[1]) == 2
     assert [
         float(x) for x in tasks.classification().metrics(outputs(logits), batch)["accuracy"]
@@ -62,7 +63,7 @@ def test_macro_f1_equals_scikit_learn(seed):
     rng = np.random.default_rng(seed)
     gold, predicted = rng.integers(0, 4, 30), rng.integers(1, 5, 30)
     expected = f1_score(gold, predicted, average="macro", zero_division=0)
-    assert score(gold, predicted)["macro_f1"] == pytest.approx(expected, abs=1e-12)
+    assert score(gold, predicted)["macro_f1"] == approx(expected, abs=1e-12)
 
 
 def test_macro_f1_leaves_out_classes_that_never_come_up():

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import approx, assert_close
 
 from fedjax_peft import load_tokenizer, tasks
 from fedjax_peft.data.dataset import Dataset
@@ -50,17 +51,17 @@ def test_only_tokens_of_answers_count():
     loss, right, count = slow(range(3))
     assert count == 5
     metrics = TASK.metrics(outputs(LOGITS), BATCH)
-    np.testing.assert_allclose(metrics["loss"], (loss, count), rtol=1e-6)
-    np.testing.assert_allclose(metrics["accuracy"], (right, count))
-    np.testing.assert_allclose(TASK.loss(outputs(LOGITS), BATCH), (loss, count), rtol=1e-6)
+    assert_close(metrics["loss"], (loss, count), rtol=1e-6)
+    assert_close(metrics["accuracy"], (right, count))
+    assert_close(TASK.loss(outputs(LOGITS), BATCH), (loss, count), rtol=1e-6)
 
 
 def test_padded_rows_have_no_effect_even_with_nan():
     loss, right, count = slow([1, 2])
     logits = jnp.asarray(LOGITS).at[0].set(jnp.nan)
     batch = BATCH | {"mask": jnp.array([False, True, True])}
-    np.testing.assert_allclose(TASK.loss(outputs(logits), batch), (loss, count), rtol=1e-6)
-    np.testing.assert_allclose(TASK.metrics(outputs(logits), batch)["accuracy"], (right, count))
+    assert_close(TASK.loss(outputs(logits), batch), (loss, count), rtol=1e-6)
+    assert_close(TASK.metrics(outputs(logits), batch)["accuracy"], (right, count))
 
 
 def test_prompts_have_no_gradient():
@@ -69,7 +70,7 @@ def test_prompts_have_no_gradient():
 
 
 def test_perplexity():
-    assert TASK.score({"loss": np.log(7.0)}, {}, None)["perplexity"] == pytest.approx(7)
+    assert TASK.score({"loss": np.log(7.0)}, {}, None)["perplexity"] == approx(7)
     assert TASK.score({"loss": 1e4}, {}, None)["perplexity"] == np.inf
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
@@ -49,7 +50,7 @@ def _chunked(hidden, table, counted, weights=WEIGHTS):
 def _close(found, expected, tolerance=1e-6):
     """Asserts that arrays are equal, with respect to the largest number of each."""
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(x, y, atol=tolerance * np.abs(y).max(initial=1e-30), rtol=0)
+        assert_close(x, y, atol=tolerance * np.abs(y).max(initial=1e-30), rtol=0)
 
 
 @pytest.mark.parametrize("counted", [SOME, ~NONE, NONE], ids=["some", "all", "none"])

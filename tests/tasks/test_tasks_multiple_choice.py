@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from closeness import approx, assert_close
 from transformers import AutoModelForCausalLM
 
 import fedjax_peft as fp
@@ -83,7 +84,7 @@ def test_likelihoods_and_accuracies_are_those_of_torch(model, path):
     batch = {name: np.asarray(x) for name, x in data.columns.items()}
     outputs = model.apply(model.frozen, model.trainable, batch, None, False)
     found = task.predict(outputs, batch)
-    np.testing.assert_allclose(found["log_likelihood"], sums, atol=2e-4)
+    assert_close(found["log_likelihood"], sums, atol=2e-4)
     right, right_norm, start = [], [], 0
     for choices, answer in zip(ROWS["choices"], (1, 2, 1), strict=True):
         own = np.array(sums[start : start + len(choices)])
@@ -91,18 +92,14 @@ def test_likelihoods_and_accuracies_are_those_of_torch(model, path):
         right_norm.append((own / [len(text) for text in choices]).argmax() == answer)
         start += len(choices)
     scores = task.score({}, {"log_likelihood": np.array(sums)}, data)
-    assert scores == pytest.approx(
-        {"accuracy": np.mean(right), "accuracy_norm": np.mean(right_norm)}
-    )
+    assert scores == approx({"accuracy": np.mean(right), "accuracy_norm": np.mean(right_norm)})
     golds = data.columns["is_answer"]
     tokens = data.columns["loss_mask"][golds].sum()
     expected = (-np.array(sums)[golds].sum(), tokens)
-    np.testing.assert_allclose(task.loss(outputs, batch), expected, rtol=1e-5)
+    assert_close(task.loss(outputs, batch), expected, rtol=1e-5)
     rows = [{"question": q, "choices": c} for q, c in zip(*[*ROWS.values()][:2], strict=True)]
     answers = inference.answer(model, model.trainable, rows, task=task, max_length=48)
-    np.testing.assert_allclose(
-        np.concatenate([a["log_likelihoods"] for a in answers]), sums, atol=2e-4
-    )
+    assert_close(np.concatenate([a["log_likelihoods"] for a in answers]), sums, atol=2e-4)
     best = [
         c[int(np.argmax(a["log_likelihoods"]))]
         for a, c in zip(answers, ROWS["choices"], strict=True)
@@ -115,7 +112,7 @@ def test_the_length_of_a_choice_can_decide(model):
     # Choices of 6 and 7 letters; 4, 4 and 14 letters; 1 and 3 letters.
     sums = np.array([-1.0, -2.0, -4.0, -4.1, -5.0, -3.0, -3.1])
     got = data.task.score({}, {"log_likelihood": sums}, data)
-    assert got == {"accuracy": 0.0, "accuracy_norm": pytest.approx(2 / 3)}
+    assert got == {"accuracy": 0.0, "accuracy_norm": approx(2 / 3)}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from closeness import approx, assert_close
 
 from fedjax_peft import tasks
 from fedjax_peft.typing import Outputs
@@ -30,9 +30,9 @@ def test_targets_are_the_real_tokens_after_the_first():
     batch = {"input_ids": IDS, "attention_mask": REAL}
     metrics = tasks.next_token().metrics(outputs(), batch)
     loss, right = expected(TARGETS)
-    np.testing.assert_allclose(metrics["loss"], (loss, 5), rtol=1e-6)
-    np.testing.assert_allclose(metrics["accuracy"], (right, 5))
-    np.testing.assert_allclose(tasks.next_token().loss(outputs(), batch), (loss, 5), rtol=1e-6)
+    assert_close(metrics["loss"], (loss, 5), rtol=1e-6)
+    assert_close(metrics["accuracy"], (right, 5))
+    assert_close(tasks.next_token().loss(outputs(), batch), (loss, 5), rtol=1e-6)
 
 
 def test_the_true_next_token_is_right():
@@ -49,8 +49,8 @@ def test_masked_rows_have_no_effect_even_with_nan():
     batch = {"input_ids": IDS, "attention_mask": REAL, "mask": mask}
     loss, right = expected(TARGETS[:3])
     metrics = tasks.next_token().metrics(outputs(LOGITS.at[2].set(jnp.nan)), batch)
-    np.testing.assert_allclose(metrics["loss"], (loss, 3), rtol=1e-6)
-    np.testing.assert_allclose(metrics["accuracy"], (right, 3))
+    assert_close(metrics["loss"], (loss, 3), rtol=1e-6)
+    assert_close(metrics["accuracy"], (right, 3))
     gradient = jax.grad(lambda x: tasks.next_token().loss(outputs(x), batch)[0])(LOGITS)
     assert np.isfinite(gradient).all()
     assert not np.any(gradient[2])
@@ -67,5 +67,5 @@ def test_texts_of_one_token_have_no_target():
 
 def test_perplexity():
     score = tasks.next_token().score
-    assert score({"loss": np.log(7.0)}, {}, None) == {"perplexity": pytest.approx(7)}
+    assert score({"loss": np.log(7.0)}, {}, None) == {"perplexity": approx(7)}
     assert score({"loss": 1e4}, {}, None) == {"perplexity": np.inf}

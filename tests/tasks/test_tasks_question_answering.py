@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import approx, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,11 +69,11 @@ def test_loss_is_the_mean_of_both_ends_over_real_tokens():
             expected += (np.log(np.exp(own).sum()) - own[label]) / 2
     task = tasks.question_answering()
     total, count = task.loss(Outputs(x, None), batch)
-    np.testing.assert_allclose(total, expected, rtol=1e-6)
+    assert_close(total, expected, rtol=1e-6)
     assert float(count) == 2
     # Padding may hold anything.
     wild = jnp.where(real[..., None], x, jnp.nan)
-    np.testing.assert_allclose(task.loss(Outputs(wild, None), batch)[0], total, rtol=1e-6)
+    assert_close(task.loss(Outputs(wild, None), batch)[0], total, rtol=1e-6)
 
 
 def test_accuracy_wants_both_ends():
@@ -100,7 +101,7 @@ def test_masked_rows_have_no_effect_even_with_nan():
     task = tasks.question_answering()
     metrics = task.metrics(Outputs(x.at[1].set(jnp.nan), None), batch)
     for name, (total, count) in task.metrics(Outputs(x[:1], None), one).items():
-        np.testing.assert_allclose(metrics[name], (total, count), rtol=1e-6)
+        assert_close(metrics[name], (total, count), rtol=1e-6)
     gradient = jax.grad(lambda x: task.loss(Outputs(x, None), batch)[0])(x)
     assert np.isfinite(gradient).all()
     assert not np.any(gradient[1])
@@ -122,7 +123,7 @@ def test_the_best_window_answers():
 def test_an_answer_cut_by_the_stride_is_scored_on_the_rest():
     data = windows(5, golds=("the red boat left Marenholm",))
     scores = scored(data, logits(data, (2, 3, 5.0)))  # "left Marenholm"
-    assert (scores["exact_match"], scores["f1"]) == (0, pytest.approx(2 * 2 / (2 + 4)))
+    assert (scores["exact_match"], scores["f1"]) == (0, approx(2 * 2 / (2 + 4)))
 
 
 @pytest.mark.parametrize("n_best", [1, 3, 20])
@@ -187,8 +188,8 @@ def test_several_golds_several_questions():
     scores = scored(data, logits(data, (4, 6, 5.0), (5, 6, 5.0)))  # "the red boat", "red boat"
     assert scores["exact_match"] == 1 / 2
     assert scores["f1"] == 1 / 2
-    assert scores["raw_exact_match"] == pytest.approx(2 / 4)
-    assert scores["raw_f1"] == pytest.approx((2 / 3 + 1 + 1 + 0) / 4)
+    assert scores["raw_exact_match"] == approx(2 / 4)
+    assert scores["raw_f1"] == approx((2 / 3 + 1 + 1 + 0) / 4)
     # A part of the data has the questions of its windows only.
     part = data.take(np.array([1]))
     assert scored(part, logits(part, (3, 3, 5.0)))["exact_match"] == 1
@@ -248,7 +249,7 @@ WORDS = [
 def test_comparisons_equal_a_plain_reading_of_the_official_ones(answer, gold):
     exact, f1 = official(answer, gold)
     assert exact_match(answer, gold) == float(exact)
-    assert overlap_f1(answer, gold) == pytest.approx(f1, abs=1e-12)
+    assert overlap_f1(answer, gold) == approx(f1, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ def test_comparisons_equal_a_plain_reading_of_the_official_ones(answer, gold):
 )
 def test_comparisons(answer, gold, exact, f1):
     assert exact_match(answer, gold) == exact
-    assert overlap_f1(answer, gold) == pytest.approx(f1)
+    assert overlap_f1(answer, gold) == approx(f1)
 
 
 def test_normalized():

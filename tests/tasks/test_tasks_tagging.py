@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import approx, assert_close
 from seqeval.metrics import f1_score, precision_score, recall_score
 
 from fedjax_peft import tasks
@@ -48,7 +49,7 @@ def test_loss_and_accuracy_are_of_labelled_tokens_of_real_rows():
     own = np.asarray(labels)[counted]
     hostile = logits.at[1].set(jnp.nan)
     total, count = tasks.tagging().loss(outputs(hostile), batch)
-    np.testing.assert_allclose(total, -logs[np.arange(5), own].sum(), rtol=1e-6)
+    assert_close(total, -logs[np.arange(5), own].sum(), rtol=1e-6)
     assert float(count) == 5
     right, tokens = tasks.tagging().metrics(outputs(hostile), batch)["accuracy"]
     assert (float(right), float(tokens)) == (np.sum(logs.argmax(1) == own), 5)
@@ -86,7 +87,7 @@ def test_entities(gold, predicted, right, found, expected):
     scores = score([gold.split(), ["O"]], [predicted.split(), ["O"]])
     assert scores["precision"] == (right / found if found else 0)
     assert scores["recall"] == (right / expected if expected else 0)
-    assert scores["f1"] == pytest.approx(2 * right / (found + expected) if found + expected else 0)
+    assert scores["f1"] == approx(2 * right / (found + expected) if found + expected else 0)
     assert scores["lost_entities"] == 0
 
 
@@ -100,7 +101,7 @@ def test_words_that_were_cut_off_are_not_compared_but_counted():
     predictions = [["B-PER", "O", "B-PER", "B-PER"], ["O", "B-LOC", "B-LOC"]]
     scores = score(gold, predictions, kept=[2, 2])
     assert (scores["f1"], scores["precision"], scores["recall"]) == (1, 1, 1)
-    assert scores["lost_entities"] == pytest.approx(1 / 3)
+    assert scores["lost_entities"] == approx(1 / 3)
     # Of an entity that is cut through, the rest is compared.
     assert score(gold, predictions, kept=[3, 3])["lost_entities"] == 0
 
@@ -112,9 +113,9 @@ def test_scores_equal_seqeval(seed):
         [[NAMES[i] for i in rng.integers(0, 5, n)] for n in range(1, 20)] for _ in range(2)
     )
     scores = score(gold, predictions)
-    assert scores["f1"] == pytest.approx(f1_score(gold, predictions))
-    assert scores["precision"] == pytest.approx(precision_score(gold, predictions))
-    assert scores["recall"] == pytest.approx(recall_score(gold, predictions))
+    assert scores["f1"] == approx(f1_score(gold, predictions))
+    assert scores["precision"] == approx(precision_score(gold, predictions))
+    assert scores["recall"] == approx(recall_score(gold, predictions))
 
 
 def test_ten_thousand_sentences_take_seconds():

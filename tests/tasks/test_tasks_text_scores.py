@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from closeness import approx
 from rouge_score.rouge_scorer import RougeScorer
 
 from fedjax_peft.errors import InputError
@@ -31,10 +32,10 @@ def test_rouge_l_is_that_of_rouge_score():
     for _ in range(200):
         answer, gold = (" ".join(rng.choice(WORDS, rng.integers(0, 14))) for _ in range(2))
         expected = reference.score(gold, answer)["rougeL"].fmeasure
-        assert rouge_l(answer, gold) == pytest.approx(expected, abs=1e-12)
+        assert rouge_l(answer, gold) == approx(expected, abs=1e-12)
     long = [" ".join(rng.choice(WORDS, 300)) for _ in range(2)]
     expected = reference.score(*long)["rougeL"].fmeasure
-    assert rouge_l(*long) == pytest.approx(expected, abs=1e-12)
+    assert rouge_l(*long) == approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_rouge_l_is_that_of_rouge_score():
     ],
 )
 def test_rouge_l_by_hand(answer, gold, score):
-    assert rouge_l(answer, gold) == pytest.approx(score)
+    assert rouge_l(answer, gold) == approx(score)
 
 
 def authors_answer(completion):
@@ -101,7 +102,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(n, c):
     correct = [i < c for i in range(n)]
     for k in range(1, n + 1):
         subsets = [any(subset) for subset in combinations(correct, k)]
-        assert pass_at_k(n, c, k) == pytest.approx(np.mean(subsets), abs=1e-12)
+        assert pass_at_k(n, c, k) == approx(np.mean(subsets), abs=1e-12)
 
 
 def test_pass_rate_asks_the_users_checker():
@@ -112,7 +113,7 @@ def test_pass_rate_asks_the_users_checker():
         asked.append((problem, text))
         return int(text) % 2 == problem
 
-    assert pass_rate(samples, check, 1) == pytest.approx((1 / 3 + 1 / 3) / 2)
+    assert pass_rate(samples, check, 1) == approx((1 / 3 + 1 / 3) / 2)
     assert pass_rate(samples, check, 3) == 1
     assert asked[:6] == [(p, text) for p in (0, 1) for text in samples[p]]
 
@@ -126,5 +127,5 @@ def test_impossible_counts_are_refused(arguments):
 
 
 def test_perplexity():
-    assert perplexity(math.log(7)) == pytest.approx(7)
+    assert perplexity(math.log(7)) == approx(7)
     assert perplexity(1e6) == math.inf

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx, assert_close
 from toy_transforms import feedback, ones, record
 
 from fedjax_peft import tree
@@ -74,13 +75,13 @@ def test_a_change_is_scaled_to_the_largest_norm_over_all_leaves():
     change = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[0.0, 4.0]])}
     for max_norm, expected in ((2.5, 0.5), (5.0, 1.0), (7.0, 1.0), (float("inf"), 1.0)):
         for name, x in clipped(change, max_norm).items():
-            np.testing.assert_allclose(x, expected * change[name], rtol=1e-6)
+            assert_close(x, expected * change[name], rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e30])
 def test_changes_of_any_size_are_clipped_without_overflow(size):
     result = clipped({"a": jnp.full(4, size)}, 1.0)["a"]
-    np.testing.assert_allclose(result, np.full(4, min(size, 0.5)), rtol=1e-6)
+    assert_close(result, np.full(4, min(size, 0.5)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), "1", None, True])
@@ -101,16 +102,16 @@ def test_a_round_with_clipping_equals_a_loop_over_clients():
     rig = engine(chain(clip_norm(max_norm), record()))
     result = rig.run(rig.schedule.cohort(1), 1)
     for name, x in result.server.items():
-        np.testing.assert_allclose(x, start[name] + expected[name], atol=1e-6)
+        assert_close(x, start[name] + expected[name], atol=1e-6)
     share, median = (result.aggregation[f"clip_{n}"] for n in ("share", "median_norm"))
     assert share == np.float32((norms > max_norm).mean())
     assert 0 < share < 1
-    np.testing.assert_allclose(median, np.median(norms), rtol=1e-5)
-    np.testing.assert_allclose(result.aggregation["largest_norm"], max_norm, rtol=1e-6)
-    np.testing.assert_allclose(result.norms, norms, rtol=1e-5)  # of what was learned
+    assert_close(median, np.median(norms), rtol=1e-5)
+    assert_close(result.aggregation["largest_norm"], max_norm, rtol=1e-6)
+    assert_close(result.norms, norms, rtol=1e-5)  # of what was learned
     # Two clients: the median lies between them.
     two = rig.run(Cohort(*(part[:2] for part in rig.schedule.cohort(1))), 1)
-    np.testing.assert_allclose(two.aggregation["clip_median_norm"], norms[:2].mean(), rtol=1e-5)
+    assert_close(two.aggregation["clip_median_norm"], norms[:2].mean(), rtol=1e-5)
     nobody = rig.run(Cohort([], [], []), 1)
     assert np.isnan(nobody.aggregation["clip_share"])
 
@@ -160,13 +161,13 @@ def test_memory_state_and_noise_equal_a_loop_over_clients():
         server = {n: server[n] + np.asarray(x) for n, x in decoded.aggregate.items()}
         state = decoded.state
         for name, x in result.server.items():
-            np.testing.assert_allclose(x, server[name], atol=1e-5)
+            assert_close(x, server[name], atol=1e-5)
         own = result.transform_state.memory[1]
         for client in range(len(SIZES)):
             for name, x in memory[client].items():
-                np.testing.assert_allclose(own[name][client], x, atol=1e-5)
+                assert_close(own[name][client], x, atol=1e-5)
         assert result.transform_state.server[1]["rounds"] == number
-        np.testing.assert_allclose(
+        assert_close(
             result.aggregation["feedback_length"], decoded.metrics["feedback_length"], rtol=1e-5
         )
 
@@ -176,7 +177,7 @@ def test_the_number_of_lanes_does_not_matter():
         assert jax.tree.structure(one) == jax.tree.structure(three)
         states = [(x.server, x.client_state, x.transform_state) for x in (one, three)]
         for a, b in zip(*map(jax.tree.leaves, states), strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-5)
+            assert_close(a, b, atol=1e-5)
 
 
 def test_another_order_of_slots_gives_the_same_noise():
@@ -185,7 +186,7 @@ def test_another_order_of_slots_gives_the_same_noise():
     one = rig.run(cohort, 1)
     other = rig.run(Cohort(*(part[::-1] for part in cohort)), 1)
     for a, b in zip(jax.tree.leaves(one.server), jax.tree.leaves(other.server), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+        assert_close(a, b, atol=1e-5)
 
 
 def test_only_those_whose_uploads_are_accepted_change_their_memory():
@@ -215,7 +216,7 @@ def test_an_upload_that_is_not_finite_is_dropped_before_it_is_transformed():
     assert result.finite.tolist() == [True, False, True, True, True]
     start = rig.model_at_start()
     for name, x in result.server.items():
-        np.testing.assert_allclose(x, np.asarray(start[name]) + 1, rtol=1e-6)
+        assert_close(x, np.asarray(start[name]) + 1, rtol=1e-6)
 
 
 def test_a_transform_that_gives_numbers_that_are_not_finite_drops_its_client():
@@ -247,18 +248,14 @@ def test_directions_that_a_client_does_not_own_stay_as_they_came():
     start, new = rig.model_at_start(), rig.run(rig.schedule.cohort(1), 1).server
     np.testing.assert_array_equal(new["layer.lora_a"][:, 1], start["layer.lora_a"][:, 1])
     np.testing.assert_array_equal(new["layer.lora_b"][1], start["layer.lora_b"][1])
-    np.testing.assert_allclose(
-        new["layer.lora_a"][:, 0], start["layer.lora_a"][:, 0] + 1, rtol=1e-6
-    )
+    assert_close(new["layer.lora_a"][:, 0], start["layer.lora_a"][:, 0] + 1, rtol=1e-6)
 
 
 def test_the_norm_counts_the_unmasked_rows_of_a_client_only():
     rig = engine(chain(clip_norm(0.05), record()), ranks=[1, 2])
     result = rig.run(rig.schedule.cohort(1), 1)
-    np.testing.assert_allclose(result.aggregation["largest_norm"], 0.05, rtol=1e-6)
-    np.testing.assert_allclose(
-        result.aggregation["clip_median_norm"], np.median(result.norms), rtol=1e-6
-    )
+    assert_close(result.aggregation["largest_norm"], 0.05, rtol=1e-6)
+    assert_close(result.aggregation["clip_median_norm"], np.median(result.norms), rtol=1e-6)
 
 
 def test_leaves_that_rest_in_a_round_stay_as_they_are():
@@ -316,8 +313,8 @@ def test_norm_is_the_length_over_all_leaves():
     leaves = {"a": jnp.array([3.0]), "b": jnp.zeros((0, 2)), "c": jnp.array([[4.0]])}
     assert tree.norm(leaves) == 5
     assert tree.norm({}) == 0
-    np.testing.assert_allclose(tree.norm({"a": jnp.full(4, 2e38)}), np.inf)
-    np.testing.assert_allclose(tree.norm({"a": jnp.full(4, 1e38)}), 2e38, rtol=1e-6)
+    assert_close(tree.norm({"a": jnp.full(4, 2e38)}), np.inf)
+    assert_close(tree.norm({"a": jnp.full(4, 1e38)}), 2e38, rtol=1e-6)
 
 
 # --------------------------------------------------------------------------- the reference engine
@@ -333,7 +330,7 @@ def test_the_reference_engine_transforms_uploads_in_the_same_way(poisoned):
         for name in ("compiled", "reference")
     ]
     for name, x in made[0].params.items():
-        np.testing.assert_allclose(made[1].params[name], x, atol=1e-5)
+        assert_close(made[1].params[name], x, atol=1e-5)
     for name in ("clip_share", "clip_median_norm", "bytes_up"):
         a, b = (run.metrics[-1][name] for run in made)
-        assert a == (b if b is None else pytest.approx(b, rel=1e-4))
+        assert a == (b if b is None else approx(b, rel=1e-4))

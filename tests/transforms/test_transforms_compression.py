@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import assert_close
 from toy_transforms import compressors, example
 
 from fedjax_peft import algorithms, transforms
@@ -104,7 +105,7 @@ def test_a_compressor_equals_its_numpy_reference(name):
     transform, reference = REFERENCES[name]
     update = change()
     for leaf, x in read(transform, update).items():
-        np.testing.assert_allclose(x, reference(update[leaf]), rtol=2e-6, atol=1e-8)
+        assert_close(x, reference(update[leaf]), rtol=2e-6, atol=1e-8)
 
 
 def test_the_values_of_nf4_are_quantiles_of_a_normal_distribution():
@@ -114,7 +115,7 @@ def test_the_values_of_nf4_are_quantiles_of_a_normal_distribution():
     above = scipy.norm.ppf(np.linspace(offset, 0.5, 9)[:-1])
     below = -scipy.norm.ppf(np.linspace(offset, 0.5, 8)[:-1])
     values = np.sort(np.concatenate([above, [0], below]))
-    np.testing.assert_allclose(NF4, values / values.max(), atol=1e-6)
+    assert_close(NF4, values / values.max(), atol=1e-6)
 
 
 def test_top_k_across_leaves_takes_the_largest_of_all():
@@ -122,7 +123,7 @@ def test_top_k_across_leaves_takes_the_largest_of_all():
     flat = np.concatenate([np.asarray(update[n]).ravel() for n in sorted(update)])
     made = read(top_k(0.1, across_leaves=True), update)
     sent = np.concatenate([made[n].ravel() for n in sorted(made)])
-    np.testing.assert_allclose(sent, largest(flat, 5))
+    assert_close(sent, largest(flat, 5))
     assert np.count_nonzero(sent) == 5
 
 
@@ -131,7 +132,7 @@ def test_random_k_sends_the_drawn_entries_times_n_over_k():
     for feedback, factor in ((False, 18 / 6), (True, 1.0)):
         x = read(random_k(1 / 3, error_feedback=feedback), update)["head.kernel"]
         assert np.count_nonzero(x) == 6
-        np.testing.assert_allclose(x[x != 0], factor * np.asarray(update["head.kernel"])[x != 0])
+        assert_close(x[x != 0], factor * np.asarray(update["head.kernel"])[x != 0])
 
 
 @pytest.mark.parametrize("by", ["norm", "product", "random"])
@@ -170,11 +171,11 @@ def test_power_sgd_equals_its_numpy_reference_and_finds_the_best_factors():
         encoded = encode(transform, update, memory=memory)
         p = np.linalg.qr(matrix @ q)[0]
         q = matrix.T @ p
-        np.testing.assert_allclose(encoded.update["w"], p @ q.T, atol=2e-5)
+        assert_close(encoded.update["w"], p @ q.T, atol=2e-5)
         memory = encoded.memory
         errors.append(np.linalg.norm(encoded.update["w"] - matrix))
     best = np.sqrt((np.linalg.svd(matrix, compute_uv=False)[2:] ** 2).sum())
-    np.testing.assert_allclose(errors[-1], best, rtol=1e-3)
+    assert_close(errors[-1], best, rtol=1e-3)
     assert errors[0] > 1.05 * best, "the warm start improves Q"
 
 
@@ -223,7 +224,7 @@ def test_what_is_sent_adds_up_to_the_changes_minus_the_memory(name):
         changes = jax.tree.map(jnp.add, changes, change(i))
     lost = memory["lost"]
     for leaf, x in sent.items():
-        np.testing.assert_allclose(x, changes[leaf] - lost[leaf], atol=1e-6)
+        assert_close(x, changes[leaf] - lost[leaf], atol=1e-6)
     assert max(np.abs(x).max() for x in lost.values()) > 1e-4
 
 
@@ -233,8 +234,8 @@ def test_error_feedback_wraps_a_chain_of_compressors():
     first = encode(transform, change())
     expected = read(inner, change())
     for leaf, x in first.update.items():
-        np.testing.assert_allclose(x, expected[leaf], rtol=1e-6)
-        np.testing.assert_allclose(first.memory["lost"][leaf], change()[leaf] - x, atol=1e-7)
+        assert_close(x, expected[leaf], rtol=1e-6)
+        assert_close(first.memory["lost"][leaf], change()[leaf] - x, atol=1e-7)
     size = sum(w.nbytes for w in wires(transform).values())
     assert size == sum(w.nbytes for w in wires(inner).values())
 
@@ -257,7 +258,7 @@ def test_what_was_lost_of_a_leaf_waits_while_the_leaf_rests():
     for name in ("head.bias", "layer.lora_b"):
         total = sent[name] - start[name] + lost[name]
         wanted = learned[name] - start[name] + memory["lost"][name]
-        np.testing.assert_allclose(total, wanted, atol=1e-6)
+        assert_close(total, wanted, atol=1e-6)
 
 
 def test_noise_at_the_server_takes_no_error_feedback():
@@ -363,7 +364,7 @@ def test_a_compressor_after_a_sparsifier_sees_the_chosen_entries_only(across):
     else:
         scales = [np.abs(x[x != 0]).mean() for x in sparse.values()]
     for (leaf, x), scale in zip(sparse.items(), scales, strict=True):
-        np.testing.assert_allclose(made[leaf], np.sign(x) * scale, rtol=1e-6)
+        assert_close(made[leaf], np.sign(x) * scale, rtol=1e-6)
 
 
 def test_entries_are_packed_in_order_and_go_back_to_their_places():
@@ -403,7 +404,7 @@ def test_lanes_do_not_matter_and_a_run_resumes_bit_for_bit(tmp_path, given):
     one, whole = run(given=given, rounds=3, lanes=1), run(given=given, rounds=3)
     for name, x in whole.params.items():
         np.testing.assert_array_equal(resumed.params[name], x)
-        np.testing.assert_allclose(one.params[name], x, atol=1e-5)
+        assert_close(one.params[name], x, atol=1e-5)
     for a, b in zip(whole.metrics, resumed.metrics, strict=True):
         assert a.get("compression_error") == b.get("compression_error")
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from closeness import assert_small
 
 pytestmark = pytest.mark.slow
 
@@ -47,4 +48,4 @@ def test_four_devices_give_what_one_gives():
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["devices"] == [4]
-    assert report["farthest"] < 1e-5
+    assert_small(report["farthest"], 1e-5)

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from closeness import approx, assert_close, assert_small
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, tree
@@ -53,9 +54,9 @@ def test_clients_receive_the_start_plus_the_compressed_change():
     transform = chain(clip_norm(1.0), downlink(top_k(0.25, error_feedback=False)))
     state = transform.init(start)
     received, metrics = transform.receive(leaves, state, jax.random.key(0))
-    np.testing.assert_allclose(received["a"], [1, 1.6, 3, 4])
+    assert_close(received["a"], [1, 1.6, 3, 4])
     expected = math.sqrt(0.01 + 0.04) / math.sqrt(0.01 + 0.16 + 0.04)
-    np.testing.assert_allclose(metrics["downlink_error"], expected, rtol=1e-6)
+    assert_close(metrics["downlink_error"], expected, rtol=1e-6)
     assert jax.tree.leaves(transform.broadcast(state)) == [], "the start is not sent again"
 
 
@@ -73,8 +74,8 @@ def test_a_client_that_learns_nothing_leaves_the_server_as_it_is():
 def test_a_downlink_that_loses_nothing_changes_nothing():
     plain, made = run(None), run(all_entries())
     for name, x in plain.params.items():
-        np.testing.assert_allclose(made.params[name], x, atol=1e-6)
-    assert made.metrics[-1]["downlink_error"] < 1e-6
+        assert_close(made.params[name], x, atol=1e-6)
+    assert_small(made.metrics[-1]["downlink_error"], 1e-6)
 
 
 @pytest.mark.slow
@@ -92,7 +93,7 @@ def test_the_server_adds_what_was_learned_from_what_was_received():
     for name in BITS:
         start_of_clients = downlink(int8(8)).receive(theta, start, jax.random.key(0))[0][name]
         expected = theta[name] + (after[name] - start_of_clients)
-        np.testing.assert_allclose(both.params[name], expected, atol=1e-6)
+        assert_close(both.params[name], expected, atol=1e-6)
         moved += float(jnp.abs(start_of_clients - theta[name]).sum())
     assert moved > 1e-4
 
@@ -109,8 +110,8 @@ def test_both_engines_lanes_and_resume_agree(tmp_path, aggregator):
         run(given, lanes=1, engine="reference", **options),
     ):
         for name, x in made.params.items():
-            np.testing.assert_allclose(other.params[name], x, atol=1e-5)
-        assert other.metrics[-1]["downlink_error"] == pytest.approx(
+            assert_close(other.params[name], x, atol=1e-5)
+        assert other.metrics[-1]["downlink_error"] == approx(
             made.metrics[-1]["downlink_error"], rel=1e-3
         )
     run(given, rounds=2, out=tmp_path / "run", checkpoint_every=1, **options)

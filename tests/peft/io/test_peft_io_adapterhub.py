@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
@@ -64,9 +65,7 @@ def test_files_of_adapters_give_its_logits_and_hidden_states(family, name):
     assert got.keys() == expected.keys()
     for what, x in got.items():
         rows = batch["attention_mask"].astype(bool) if x.ndim == 3 and family != "vit" else ...
-        np.testing.assert_allclose(
-            np.asarray(x)[rows], expected[what][rows], rtol=0, atol=1e-5, err_msg=what
-        )
+        assert_close(np.asarray(x)[rows], expected[what][rows], rtol=0, atol=1e-5, err_msg=what)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -152,7 +151,7 @@ def test_half_precision_is_read_as_float32(stored, tmp_path):
     got = model.trainable[f"{site}.residual.adapter.up.kernel"]
     assert got.dtype == np.float32
     expected = exact[f"{site}.adapters.houlsby.adapter_up.weight"].T
-    np.testing.assert_allclose(got, expected, rtol=2**-8, atol=0)
+    assert_close(got, expected, rtol=2**-8, atol=0)
 
 
 def test_head_of_tokens_is_exported_under_its_own_class(tmp_path):

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from flax import nnx
 from peft import PeftModel
 from safetensors.numpy import load_file
@@ -60,7 +61,7 @@ def assert_same(got, expected, batch):
         expected = expected[:, -got.shape[1] :]
         real = batch["attention_mask"].astype(bool)
         got, expected = got[real], expected[real]
-    np.testing.assert_allclose(got, expected, **EXACT)
+    assert_close(got, expected, **EXACT)
 
 
 AUTO = {
@@ -195,7 +196,7 @@ def test_fresh_head_of_a_bare_encoder_is_exported_with_its_pooler(tmp_path):
     batch = padded_batch(config)
     classifier = AutoModelForSequenceClassification.from_pretrained(base, num_labels=CLASSES)
     expected = theirs(PeftModel.from_pretrained(classifier, adapter), batch)
-    np.testing.assert_allclose(ours(model, params, batch), expected, **EXACT)
+    assert_close(ours(model, params, batch), expected, **EXACT)
 
 
 @pytest.mark.parametrize(("init", "rank"), [("kaiming", 4), ("svd", 8)])
@@ -223,7 +224,7 @@ def test_an_untrained_svd_adapter_has_no_effect(model, tmp_path):
     for name, a in written.items():
         if "lora_A" in name:
             b = written[name.replace("lora_A", "lora_B")]
-            np.testing.assert_allclose(b @ a, 0, atol=1e-6)
+            assert_close(b @ a, 0, atol=1e-6)
 
 
 def test_directions_that_a_client_does_not_own_are_written_as_zero(model, tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from safetensors.numpy import load_file
 from test_peft_io_export import CLASSES, EXACT, assert_same, auto, ours, theirs
 from tiny import trained
@@ -124,6 +125,4 @@ def test_merged_checkpoint_says_float32(tmp_path):
     out = export(model, trained(model), tmp_path / "merged", format="merged")
     reference = AutoModelForSequenceClassification.from_pretrained(out)
     batch = padded_batch(reference.config)
-    np.testing.assert_allclose(
-        theirs(reference, batch), ours(model, trained(model), batch), **EXACT
-    )
+    assert_close(theirs(reference, batch), ours(model, trained(model), batch), **EXACT)

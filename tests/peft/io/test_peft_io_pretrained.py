@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tiny import trained
@@ -98,7 +99,7 @@ def test_round_trip_of_other_models(family, kind, method, tmp_path):
     params = trained(adapted)
     again = attach(model, peft.pretrained(export(adapted, params, tmp_path / "a")))
     batch = padded_batch(tiny_model(family, kind=kind).config)
-    np.testing.assert_allclose(ours(again, batch), ours(adapted, batch, params), **EXACT)
+    assert_close(ours(again, batch), ours(adapted, batch, params), **EXACT)
 
 
 def test_an_imported_adapter_is_like_an_attached_one(model, tmp_path):
@@ -109,7 +110,7 @@ def test_an_imported_adapter_is_like_an_attached_one(model, tmp_path):
     again = attach(model, method)
     assert count(model.config, method, head=heads.classification(3)) == adapted.counts()
     batch = padded_batch(tiny_model("bert").config)
-    np.testing.assert_allclose(ours(merge(again), batch), ours(again, batch), **EXACT)
+    assert_close(ours(merge(again), batch), ours(again, batch), **EXACT)
     with pytest.raises(InputError, match="already has 'lora' attached"):
         attach(again, method)
 
@@ -167,9 +168,7 @@ def assert_reads(base, adapter, reference, **options):
     batch = padded_batch(reference.config)
     with torch.no_grad():
         expected = logits_of(reference(**tensors(batch))).numpy()
-    np.testing.assert_allclose(
-        ours(model, batch), expected[:, -ours(model, batch).shape[1] :], **EXACT
-    )
+    assert_close(ours(model, batch), expected[:, -ours(model, batch).shape[1] :], **EXACT)
     return model
 
 
