@@ -37,8 +37,19 @@ for name, value in {
     os.environ[name.upper()] = str(value)  # for the processes that tests start
 
 
-def pytest_collection_modifyitems(items):
-    """Runs the slowest files first, so that all workers end at about the same time."""
+pytest_plugins = ["timing"]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--exhaustive", action="store_true", help="run the full products too")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves full products out, and runs slow files first, so that all workers end together."""
+    if not config.getoption("exhaustive"):
+        out = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
     load = Counter()
     for item in items:
         # A test of a real model takes as long as dozens of others.
