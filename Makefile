@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test quick docs fuzz lint mutants clean
+.PHONY: demo test quick exhaustive portable docs fuzz lint mutants clean
 
 demo: $(VENV)/.base
 	$(BIN)/fedjax-peft demo
@@ -16,6 +16,14 @@ test: $(VENV)/.test lint
 # The tests to run after every change: neither those marked slow nor those that need a real model.
 quick: $(VENV)/.test
 	$(PYTEST) -m "not slow and not assets"
+
+# The full products of cases too, before a release; what it last printed is tests/exhaustive.txt.
+exhaustive: $(VENV)/.test
+	$(PYTEST) --exhaustive
+
+# The numeric tests as other processors would run them, and what comes near its tolerance.
+portable: $(VENV)/.test
+	$(BIN)/python tests/portable.py
 
 # The documentation site; a warning, such as a broken link, is an error. `make test` builds it too.
 docs: $(VENV)/.docs

@@ -6,10 +6,12 @@ algorithm, shapes and lanes in one file, a cached factory, more rounds rather th
 """
 
 import atexit
+import ctypes
 import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter
 
@@ -20,6 +22,7 @@ os.environ["XLA_FLAGS"] = f"{QUICK_TO_COMPILE} {os.environ.get('XLA_FLAGS', '')}
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+import reordering  # noqa: E402, F401
 
 COMPILED = tempfile.mkdtemp(prefix="fedjax_peft-compiled-")
 """Where compiled programs are kept, for many tests have the same.
@@ -27,8 +30,9 @@ A directory for each worker, for JAX does not write these files atomically."""
 atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_legacy_prng_key", "error")
+UNOPTIMISED = "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]
 for name, value in {
-    "jax_disable_most_optimizations": True,
+    "jax_disable_most_optimizations": UNOPTIMISED,
     "jax_compilation_cache_dir": COMPILED,
     "jax_persistent_cache_min_compile_time_secs": 0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
@@ -74,7 +78,7 @@ def _optimised_programs_for_real_models(monkeypatch, request):
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "false")
     jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", UNOPTIMISED)
 
 
 @pytest.fixture(autouse=True)
@@ -87,14 +91,28 @@ def _private_cache(tmp_path_factory, monkeypatch, request):
 MANY_MAPS = 20_000
 """Memory maps of this process from which on all compiled programs are given up. Each holds up to
 hundreds, Linux allows a process 65,530, and XLA dies of a segmentation fault beyond that."""
+MUCH_MEMORY = 1.5e9
+"""Bytes from which on they are given up too, so that a worker needs less than 2.5 GB."""
 
 
 def _maps() -> int:
-    try:
-        with open("/proc/self/maps", "rb") as maps:
-            return sum(1 for _ in maps)
-    except OSError:  # not Linux
-        return MANY_MAPS
+    with open("/proc/self/maps", "rb") as maps:
+        return sum(1 for _ in maps)
+
+
+def _memory() -> int:
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _release_memory() -> None:
+    """Gives up all compiled programs, and their memory to the system, if there are many."""
+    if not sys.platform.startswith("linux"):
+        jax.clear_caches()
+    elif _memory() >= MUCH_MEMORY or _maps() >= MANY_MAPS:
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -112,9 +130,7 @@ def _release_programs(request):
         if isinstance(value, Model):
             vars(value.apply).pop("_programs", None)
     gc.collect()
-    if _maps() >= MANY_MAPS:
-        jax.clear_caches()
-        gc.collect()
+    _release_memory()
 
 
 @pytest.fixture

@@ -37,6 +37,8 @@ class Timing:
 
     def beyond(self) -> list[str]:
         """Returns a sentence for each test and file that took too long."""
+        if not self.usual:
+            return []
         said = [
             f"{test}: {seconds:.0f} s. A test of more than {TEST_SECONDS} s needs "
             '@pytest.mark.long("why").'
