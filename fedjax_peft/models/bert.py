@@ -15,6 +15,7 @@ from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
 from fedjax_peft.models.layers import (
+    UNSEEDED,
     Dropout,
     Encoded,
     PrefixSlot,
@@ -65,7 +66,7 @@ class BertConfig:
 class Embeddings(nnx.Module):
     def __init__(self, c: BertConfig, dtype: Any):
         def table(n: int) -> nnx.Embed:
-            return nnx.Embed(n, c.hidden_size, dtype=dtype, rngs=nnx.Rngs(0))
+            return nnx.Embed(n, c.hidden_size, dtype=dtype, rngs=UNSEEDED)
 
         self.word_embeddings = TokenEmbed(c.vocab_size, c.hidden_size, dtype)
         self.position_embeddings = table(c.max_position_embeddings)

@@ -26,6 +26,7 @@ from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, Kind
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
 from fedjax_peft.models.layers import (
+    UNSEEDED,
     Dropout,
     Encoded,
     TokenEmbed,
@@ -174,7 +175,7 @@ def skew(x: Array, m: int) -> Array:
 class Embeddings(nnx.Module):
     def __init__(self, c: DebertaConfig, dtype: Any):
         def table(n: int) -> nnx.Embed:
-            return nnx.Embed(n, c.hidden_size, dtype=dtype, rngs=nnx.Rngs(0))
+            return nnx.Embed(n, c.hidden_size, dtype=dtype, rngs=UNSEEDED)
 
         self.word_embeddings = TokenEmbed(c.vocab_size, c.hidden_size, dtype)
         if c.position_biased_input:
@@ -299,7 +300,7 @@ class Encoder(nnx.Module):
     def __init__(self, c: DebertaConfig, dtype: Any):
         self.layer = Blocks([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
         if c.relative_attention:
-            self.rel_embeddings = nnx.Embed(2 * c.span, c.hidden_size, rngs=nnx.Rngs(0))
+            self.rel_embeddings = nnx.Embed(2 * c.span, c.hidden_size, rngs=UNSEEDED)
         if "layer_norm" in c.norms:  # even if relative attention is off, as in the reference
             self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
 

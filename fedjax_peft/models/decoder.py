@@ -25,6 +25,7 @@ from fedjax_peft.models.cache import Exchange, continues, keep, view, window
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier
 from fedjax_peft.models.layers import (
+    UNSEEDED,
     Dropout,
     Encoded,
     PrefixSlot,
@@ -381,7 +382,7 @@ class LanguageModel(nnx.Module):
                 use_bias=False,
                 dtype=dtype,
                 preferred_element_type=jnp.float32,  # sums of narrow products, not rounded
-                rngs=nnx.Rngs(0),
+                rngs=UNSEEDED,
             )
 
     def __call__(self, batch: Batch) -> Outputs:

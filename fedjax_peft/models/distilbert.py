@@ -17,6 +17,7 @@ from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
 from fedjax_peft.models.layers import (
+    UNSEEDED,
     Dropout,
     Encoded,
     PrefixSlot,
@@ -62,7 +63,7 @@ class Embeddings(nnx.Module):
     def __init__(self, c: DistilBertConfig, dtype: Any):
         positions = c.max_position_embeddings
         self.word_embeddings = TokenEmbed(c.vocab_size, c.dim, dtype)
-        self.position_embeddings = nnx.Embed(positions, c.dim, dtype=dtype, rngs=nnx.Rngs(0))
+        self.position_embeddings = nnx.Embed(positions, c.dim, dtype=dtype, rngs=UNSEEDED)
         self.LayerNorm = layer_norm(c.dim, EPSILON, dtype)
         self.dropout = Dropout(c.dropout)
 

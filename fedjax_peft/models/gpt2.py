@@ -18,6 +18,7 @@ from fedjax_peft.models.cache import Exchange, continues, keep, view
 from fedjax_peft.models.family import Family, Kind, check_heads
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
 from fedjax_peft.models.layers import (
+    UNSEEDED,
     Dropout,
     Encoded,
     FusedLinear,
@@ -148,7 +149,7 @@ class GPT2Model(nnx.Module):
     def __init__(self, c: GPT2Config, dtype: Any):
         self.pad = c.pad_token_id
         self.wte = TokenEmbed(c.vocab_size, c.n_embd, dtype)
-        self.wpe = nnx.Embed(c.n_positions, c.n_embd, dtype=dtype, rngs=nnx.Rngs(0))
+        self.wpe = nnx.Embed(c.n_positions, c.n_embd, dtype=dtype, rngs=UNSEEDED)
         self.drop = Dropout(c.embd_pdrop)
         self.h = Blocks([Block(c, i, dtype) for i in range(c.n_layer)])
         self.ln_f = layer_norm(c.n_embd, c.layer_norm_epsilon, dtype)

@@ -20,6 +20,7 @@ from fedjax_peft.typing import Key
 
 __all__ = [
     "ACTIVATIONS",
+    "UNSEEDED",
     "Dropout",
     "Encoded",
     "FusedLinear",
@@ -157,15 +158,30 @@ class Dropout(nnx.Module):
         return dropout(x, self.rate, self.key[...], row) if self.drops else x
 
 
+class Unseeded:
+    """Stands where Flax asks for random keys: modules are built under ``eval_shape`` only.
+
+    Their values come from a checkpoint or from ``registry.initialise``. A counting ``nnx.Rngs``
+    takes half of the time in which a model is built.
+    """
+
+    def params(self) -> jax.Array:
+        """Returns a key."""
+        return jax.random.key(0)
+
+
+UNSEEDED: Any = Unseeded()
+
+
 def linear(n_in: int, n_out: int, dtype: Any, *, bias: bool = True) -> nnx.Linear:
     """Returns a dense layer; its values come from a checkpoint or from ``registry.initialise``."""
-    return nnx.Linear(n_in, n_out, use_bias=bias, dtype=dtype, rngs=nnx.Rngs(0))
+    return nnx.Linear(n_in, n_out, use_bias=bias, dtype=dtype, rngs=UNSEEDED)
 
 
 def layer_norm(width: int, epsilon: float, dtype: Any) -> nnx.LayerNorm:
     """Returns a layer norm; its statistics are in float32 whatever the compute dtype."""
     return nnx.LayerNorm(
-        width, epsilon=epsilon, dtype=dtype, use_fast_variance=False, rngs=nnx.Rngs(0)
+        width, epsilon=epsilon, dtype=dtype, use_fast_variance=False, rngs=UNSEEDED
     )
 
 
@@ -195,7 +211,7 @@ class FusedLinear(nnx.Linear):
     """One layer for several projections of one input, such as GPT-2's query, key and value."""
 
     def __init__(self, n_in: int, n_out: int, parts: Sequence[str], dtype: Any):
-        super().__init__(n_in, n_out, dtype=dtype, rngs=nnx.Rngs(0))
+        super().__init__(n_in, n_out, dtype=dtype, rngs=UNSEEDED)
         self.parts = tuple(parts)
         """Names of the equal slices of the output, in order."""
 
@@ -204,7 +220,7 @@ class TokenEmbed(nnx.Embed):
     """The table of token embeddings. Prompt tuning makes it return a prompt before the tokens."""
 
     def __init__(self, vocabulary: int, width: int, dtype: Any):
-        super().__init__(vocabulary, width, dtype=dtype, rngs=nnx.Rngs(0))
+        super().__init__(vocabulary, width, dtype=dtype, rngs=UNSEEDED)
 
     def tokens(self, ids: jax.Array) -> jax.Array:
         """Returns the embeddings of ids alone, without a prompt: tokens that follow in a cache."""

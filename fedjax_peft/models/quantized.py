@@ -41,7 +41,7 @@ import numpy as np
 from flax import nnx
 
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.models.layers import FusedLinear
+from fedjax_peft.models.layers import UNSEEDED, FusedLinear
 from fedjax_peft.models.modules import replace_module
 from fedjax_peft.transforms.nf4 import NF4
 
@@ -327,7 +327,7 @@ class QuantizedLinear(nnx.Linear):
 
     def dequantized(self) -> nnx.Linear:
         """Returns the plain layer of the dequantised kernel."""
-        layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+        layer = nnx.Linear(1, 1, rngs=UNSEEDED)
         _copy(self, layer)
         layer.kernel = nnx.Param(self.kernel[...])
         return layer

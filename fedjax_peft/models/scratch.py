@@ -17,7 +17,7 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.models.family import Family, Kind
 from fedjax_peft.models.heads import Head
 from fedjax_peft.models.images import prepare
-from fedjax_peft.models.layers import Dropout, linear
+from fedjax_peft.models.layers import UNSEEDED, Dropout, linear
 from fedjax_peft.typing import Batch, Outputs
 
 __all__ = ["CNN", "LSTM", "RNN", "CnnConfig", "RecurrentConfig"]
@@ -111,7 +111,7 @@ class NextWord(nnx.Module):
     cell: type[Cell]
 
     def __init__(self, c: RecurrentConfig, head: Head, dtype: Any):
-        self.embedding = nnx.Embed(c.vocab_size, c.embedding_size, dtype=dtype, rngs=nnx.Rngs(0))
+        self.embedding = nnx.Embed(c.vocab_size, c.embedding_size, dtype=dtype, rngs=UNSEEDED)
         sizes = [c.embedding_size] + [c.hidden_size] * (c.num_layers - 1)
         self.layers = nnx.List([self.cell(n_in, c.hidden_size, dtype) for n_in in sizes])
         self.dropouts = nnx.List([Dropout(c.dropout) for _ in sizes[1:]])
