@@ -11,13 +11,24 @@ from rich.console import Console
 
 from fedjax_peft.cli.main import main
 from fedjax_peft.errors import InputError
+from fedjax_peft.report import figure_files, records, tables
 from fedjax_peft.report import page as report
-from fedjax_peft.report import records, tables
 from fedjax_peft.rows import rounds_to
 
 pytestmark = pytest.mark.slow
 
 VOID = {"meta", "br", "img", "path", "use", "rect"}
+
+
+@pytest.fixture
+def drawn():
+    """For tests that look at figures: without it their files are empty, as most read the text."""
+
+
+@pytest.fixture(autouse=True)
+def _figures(request, monkeypatch):
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(figure_files, "render", lambda *figure: b"<svg></svg>")
 
 
 def make_run(path, *, top=0.8, rounds=4, config="", size=1_000_000, **last):
@@ -159,7 +170,7 @@ def test_the_table_fits_80_columns(tmp_path):
     assert "[bold]" in "".join(line[:20].strip() for line in lines)
 
 
-def test_the_page_is_self_contained(tmp_path):
+def test_the_page_is_self_contained(tmp_path, drawn):
     runs = load(make_run(tmp_path / "fedlr", top=0.5), make_run(tmp_path / "fra"))
     path = report.write_report(runs, tmp_path / "deep" / "out")
     tables = {"table.md", "table.csv", "table.tex"}
@@ -499,7 +510,7 @@ def test_a_clean_comparison_has_no_warnings(tmp_path):
     assert "<section" not in page(runs, tmp_path)
 
 
-def test_hostile_names_and_values_are_escaped(tmp_path):
+def test_hostile_names_and_values_are_escaped(tmp_path, drawn):
     script = "<script>alert('x')</script>"
     path = make_run(tmp_path / "a", config=f'note = "{script}"\n')
     hostile = path.rename(tmp_path / "<script>alert(1)\n<b>&漢\udcff")
@@ -513,14 +524,14 @@ def test_hostile_names_and_values_are_escaped(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 12])
 @pytest.mark.parametrize("rounds", [0, 2])
-def test_any_number_of_runs_and_rounds(tmp_path, count, rounds):
+def test_any_number_of_runs_and_rounds(tmp_path, drawn, count, rounds):
     runs = load(*(make_run(tmp_path / f"run{i}", rounds=rounds) for i in range(count)))
     parsed = Page(page(runs, tmp_path))
     assert parsed.row("run0", str(rounds))
     assert printed(runs).count("run") == count
 
 
-def test_runs_without_rows(tmp_path):
+def test_runs_without_rows(tmp_path, drawn):
     path = make_run(tmp_path / "a")
     (path / "metrics.jsonl").write_text("")
     text = page(load(path), tmp_path)
