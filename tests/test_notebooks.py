@@ -1,4 +1,7 @@
-"""The notebooks run, with fewer rounds."""
+"""The notebooks run, with one round and tiny stand-ins of what they download.
+
+``test_readme.py`` has the first one's steps with the real model and data.
+"""
 
 import json
 import re
@@ -6,30 +9,65 @@ from pathlib import Path
 
 import pytest
 
+from fedjax_peft import testing
+
 pytestmark = pytest.mark.slow
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.assets
-@pytest.mark.timeout(1800)
+PRELUDE = """
+%reset -f
+import os
+from pathlib import Path
+from fedjax_peft import assets, testing
+from fedjax_peft.data import sources
+
+testing.TINY_BERT["num_hidden_layers"] = testing.TINY_LLAMA["num_hidden_layers"] = 1
+assets.fetch = sources.fetch = Path("{assets}").joinpath
+os.chdir("{place}")
+%reset -f
+"""
+"""What one kernel runs before each notebook: the last one's names go, models and data are tiny."""
+
+
+@pytest.fixture(scope="module")
+def client():
+    """A client of a kernel."""
+    nbclient, nbformat = map(pytest.importorskip, ("nbclient", "nbformat"))
+    client = nbclient.NotebookClient(nbformat.v4.new_notebook(), timeout=240)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("FEDJAX_PEFT_NOTEBOOK_ROUNDS", "1")
+        with client.setup_kernel():
+            yield client
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    """A folder with what the notebooks load by name."""
+    folder = tmp_path_factory.mktemp("assets")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(testing.TINY_BERT, "max_position_embeddings", 64)
+        testing.write_tiny_checkpoint(folder / "minilm-l6")
+    testing.write_tiny_texts(folder / "20newsgroups", train=4000, test=400)
+    return folder
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the Jupyter client's own
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook(path, tmp_path, monkeypatch):
+def test_notebook(path, client, assets, tmp_path):
     """Every cell runs, and none prints an error."""
     nbformat = pytest.importorskip("nbformat")
-    from nbclient import NotebookClient
-
-    monkeypatch.setenv("FEDJAX_PEFT_NOTEBOOK_ROUNDS", "1")
-    # As a user compiles: the settings of the tests are for tiny programs, and take minutes here.
-    for name in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS"):
-        monkeypatch.delenv(name, raising=False)
-    notebook = nbformat.read(path, as_version=4)
-    place = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=1500, resources=place).execute()
-    kinds = [o.output_type for c in notebook.cells if c.cell_type == "code" for o in c.outputs]
+    client.nb = nbformat.read(path, as_version=4)
+    prelude = nbformat.v4.new_code_cell(PRELUDE.format(assets=assets, place=tmp_path))
+    client.nb.cells.insert(0, prelude)
+    client.reset_execution_trackers()
+    for place, cell in enumerate(client.nb.cells):
+        client.execute_cell(cell, place)
+    outputs = [o for c in client.nb.cells if c.cell_type == "code" for o in c.outputs]
+    kinds = {output.output_type for output in outputs}
     assert "error" not in kinds
-    assert "display_data" in kinds or "execute_result" in kinds
+    assert {"display_data", "execute_result"} & kinds
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
