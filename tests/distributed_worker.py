@@ -1,4 +1,4 @@
-"""One process of a run; the argument is a JSON object with the fields that `main` reads."""
+"""One process of several runs in succession; the fields of each are those that `simulate` reads."""
 
 import json
 import os
@@ -13,10 +13,16 @@ import fedjax_peft as fp
 from fedjax_peft import distributed
 
 
-def main(scenario, process, processes, port):
+def main(scenarios, process, processes, port):
     distributed.SILENCE = 4.0  # a process that is killed is noticed sooner than by default
     if processes > 1:
         distributed.initialize(f"127.0.0.1:{port}", processes, process, timeout=60)
+    for scenario in scenarios:
+        print(json.dumps(simulate(scenario, process, processes)), flush=True)
+
+
+def simulate(scenario, process, processes):
+    """Returns what this process has seen of a run of four rounds."""
 
     def on_round(row):
         if row["round"] == scenario.get("end_round") and process == scenario["end_process"]:
@@ -30,7 +36,7 @@ def main(scenario, process, processes, port):
         fp.algorithms.fedavg(optax.adam(0.02), head="private"),
         toy.clients([7, 4, 12, 9, 16, 5]),
         test=toy.dataset(26, seed=7),
-        rounds=scenario["rounds"],
+        rounds=4,
         clients_per_round=4,
         batch_size=4,
         lanes=4,
@@ -44,7 +50,7 @@ def main(scenario, process, processes, port):
     )
     rows = [{k: v for k, v in row.items() if k != "time"} for row in run.metrics]
     times = [row["time"] for row in run.metrics]
-    print(json.dumps({"rows": rows, "times": times, "out": str(run.out)}))
+    return {"rows": rows, "times": times, "out": str(run.out)}
 
 
 if __name__ == "__main__":

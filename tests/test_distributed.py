@@ -22,17 +22,18 @@ WORKER = TESTS / "distributed_worker.py"
 pytestmark = pytest.mark.slow
 
 
-def run(processes, *, devices=1, expected=(0,), **scenario):
-    """Returns how the processes of a run of four rounds ended; see ``distributed_worker.py``."""
-    port, text = free_port(), json.dumps({"rounds": 4, **scenario}, default=str)
+def run(processes, *scenarios, devices=1, expected=(0,)):
+    """Returns how processes ended that did some runs together; see ``distributed_worker.py``."""
+    port, text = free_port(), json.dumps(scenarios, default=str)
     commands = [
         (sys.executable, WORKER, text, process, processes, port) for process in range(processes)
     ]
     return run_together(commands, devices=devices, expected=expected)
 
 
-def answer(ended):
-    return json.loads(ended.out.splitlines()[-1])
+def answer(ended, scenario=0):
+    """Returns what a process said of one of its runs."""
+    return json.loads(ended.out.splitlines()[scenario])
 
 
 def rows_of(out):
@@ -59,28 +60,50 @@ def assert_same_rows(found, expected):
 
 
 @pytest.fixture(scope="module")
-def alone():
-    """The rows of one process with two devices."""
-    (ended,) = run(1, devices=2, mesh=2)
-    return answer(ended)["rows"]
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """Two processes with a device each, that process 0's rule stops after round 1."""
-    out = tmp_path_factory.mktemp("runs") / "two"
-    return out, [answer(one) for one in run(2, out=out, stop_after=1)]
+def pair(folder):
+    """Two processes with a device each: a rule of process 0 stops a run, a death the next one."""
+    stopped = {"out": folder / "stopped", "stop_after": 1}
+    killed = {"out": folder / "killed", "end": "SIGKILL", "end_process": 1, "end_round": 2}
+    return run(2, stopped, killed, expected=None)
 
 
-def test_two_processes_give_exactly_the_rows_of_one_with_two_devices(alone, shared):
-    out, (first, second) = shared
-    assert rows_of(out) == alone[:2]
+@pytest.fixture(scope="module")
+def again(pair, folder):
+    """Two more, which continue the run of the dead; the coordinator dies in the last round of all.
+
+    Each row is written before that death.
+    """
+    resumed = {"out": folder / "killed", "resume": True}
+    straight = {"out": folder / "straight", "end": "SIGKILL", "end_process": 0, "end_round": 4}
+    return run(2, resumed, straight, expected=None)
+
+
+@pytest.fixture(scope="module")
+def four(pair, folder):
+    """Four, which are asked to end, as by Slurm before its time limit; and their rows."""
+    out = shutil.copytree(folder / "stopped", folder / "four")
+    asked = {"out": out, "resume": True, "end": "SIGTERM", "end_process": 3, "end_round": 2}
+    return run(4, asked), rows_of(out)
+
+
+@pytest.fixture(scope="module")
+def alone(four, folder):
+    """The rows of one process with two devices, which then continues the run of the four on one."""
+    resumed = {"out": folder / "four", "resume": True, "mesh": 1}
+    (ended,) = run(1, {"mesh": 2}, resumed, devices=2)
+    return answer(ended)["rows"]
+
+
+def test_one_process_writes(pair, folder):
+    out = folder / "stopped"
+    first, second = map(answer, pair)
     assert first == second  # the rows, also their times, and the run directory
     assert "stopped" in first["rows"][1]  # only process 0's rule said so
-
-
-def test_one_process_writes(shared):
-    out, _ = shared
     assert len(list((out / "tensorboard").iterdir())) == 1
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
     device = json.loads((out / "environment.json").read_text())["device"]
@@ -88,21 +111,8 @@ def test_one_process_writes(shared):
     assert not (out / "run.lock").exists()
 
 
-def test_a_run_goes_on_with_four_processes_and_then_with_one(alone, shared, tmp_path):
-    """The four are asked to end, as by Slurm before its time limit: a checkpoint is written."""
-    out = shutil.copytree(shared[0], tmp_path / "run")
-    four = run(4, out=out, resume=True, end="SIGTERM", end_process=3, end_round=2)
-    assert all("SIGTERM" in answer(one)["rows"][-1]["stopped"] for one in four)
-    assert [row["round"] for row in rows_of(out)] == [0, 1, 2, 3]
-    run(1, out=out, resume=True)
-    rows = rows_of(out)
-    assert rows[:2] == alone[:2]
-    assert_same_rows(rows, alone)
-
-
-def test_a_killed_process_ends_the_others_and_resume_goes_on(alone, tmp_path):
-    out = tmp_path / "run"
-    first, second = run(2, out=out, end="SIGKILL", end_process=1, end_round=2, expected=None)
+def test_a_killed_process_ends_the_others_and_resume_goes_on(pair, again, folder):
+    first, second = pair
     assert second.code == -9
     assert first.code == 2
     assert re.fullmatch(
@@ -110,19 +120,31 @@ def test_a_killed_process_ends_the_others_and_resume_goes_on(alone, tmp_path):
         r" --resume continues the run, on the same or another number of processes\.\n",
         first.err,
     )
-    assert not (out / "run.lock").exists()
-    run(2, out=out, resume=True)  # on as many: the same to the bit
-    assert rows_of(out) == alone
+    assert not (folder / "killed" / "run.lock").exists()
+    assert answer(again[0])["rows"][-1]["round"] == 4
+    assert rows_of(folder / "killed") == rows_of(folder / "straight")  # on as many: to the bit
 
 
-def test_the_death_of_the_coordinator_ends_the_others():
-    first, second = run(2, end="SIGKILL", end_process=0, end_round=1, expected=None)
+def test_the_death_of_the_coordinator_ends_the_others(again):
+    first, second = again
     assert (first.code, second.code) == (-9, 2)
     assert "fedjax-peft: Process 0, the coordinator, cannot be reached" in second.err
 
 
+def test_a_run_goes_on_with_four_processes_and_all_end_if_one_is_asked_to(four, folder):
+    ended, rows = four
+    assert all("SIGTERM" in answer(one)["rows"][-1]["stopped"] for one in ended)
+    assert [row["round"] for row in rows] == [0, 1, 2, 3], "a checkpoint is written"
+    assert rows[:2] == rows_of(folder / "stopped")
+
+
+def test_one_process_gives_the_rows_of_two_and_of_a_run_by_two_four_and_one(alone, again, folder):
+    assert_same_rows(rows_of(folder / "straight"), alone)
+    assert_same_rows(rows_of(folder / "four"), alone)
+
+
 def test_processes_with_other_settings_are_refused_by_all():
-    first, second = run(2, seeds=[0, 1], expected=(1,))
+    first, second = run(2, {"seeds": [0, 1]}, expected=(1,))
     text = "Process 1 does not run the same as process 0: seed is 1 here and 0 there."
     assert f"Process 1 of 2 ({socket.gethostname()}, pid" in first.err
     assert text in first.err
