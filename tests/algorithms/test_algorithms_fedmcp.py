@@ -680,7 +680,8 @@ def test_classes_of_other_tasks_have_no_effect():
 def encoder_batch():
     """Returns the model with both adapters, the one with a single adapter, and a batch."""
     config = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    plain = random_model({**TINY_BERT, **config}, head=heads.two_classifiers(3))
+    config = {**TINY_BERT, **config, "num_hidden_layers": 1}
+    plain = random_model(config, head=heads.two_classifiers(3))
     # Adapters of one size: what they add is as large as what they read.
     both, one = (attach(plain, make(size=2)) for make in (peft.dual, peft.opendelta))
     rng = np.random.default_rng(1)
@@ -733,7 +734,7 @@ def real_loss(leaves, received, both, one, batch, o):
 
 @pytest.mark.parametrize(
     ("private_rep", "pooling", "similarity"),
-    [("private_only", "mean", "cka"), ("dual", "cls", "cosine"), ("private_only", "cls", "cosine")],
+    [("private_only", "mean", "cka"), ("dual", "cls", "cosine")],
 )
 def test_passes_of_a_real_encoder_are_those_of_models_with_one_adapter(
     private_rep, pooling, similarity

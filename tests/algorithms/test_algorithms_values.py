@@ -19,8 +19,7 @@ from fedjax_peft.errors import InputError
 FEDERATION = toy.clients((7, 4, 12, 1, 9))
 POOLED = toy.clients([33])
 NAMES = sorted([*algorithms.__all__, *OTHERS])
-SLOW = [name for name in NAMES if name not in ("fedavg", "fedprox", "fedadam", "fedmcp")]
-CASES = [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in NAMES]
+QUICK = ("fedavg", "fedprox", "fedadam", "fedmcp")
 
 
 def numbers(factory):
@@ -31,6 +30,15 @@ def numbers(factory):
         for name, one in parameters.items()
         if isinstance(one.default, float) and one.default
     }
+
+
+def marks(name):
+    """Returns the marks of an algorithm: most have no number but the learning rate, like FedAvg."""
+    if name in QUICK:
+        return ()
+    options = {**numbers(OTHERS.get(name) or getattr(algorithms, name)), **OPTIONS.get(name, {})}
+    own = name not in OTHERS and any(isinstance(x, float) for x in options.values())
+    return (pytest.mark.slow,) if own or name == "hetlora_prunes" else (pytest.mark.exhaustive,)
 
 
 def case(name):
@@ -69,7 +77,7 @@ def leaves(state):
     return [np.asarray(x) for x in jax.tree.leaves((state.server, state.client_state))]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n)) for n in NAMES])
 def test_every_number_of_an_algorithm_can_be_a_run_time_value(name):
     make, values, others, model, clients = case(name)
     session = functools.partial(fp.session, model, clients=clients, batch_size=4, lanes=1)
