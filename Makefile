@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Modules are compiled to bytecode when they are first imported: most of them never are.
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo test quick exhaustive portable docs fuzz lint mutants clean
 
@@ -40,20 +42,27 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@echo "Creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.base: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable .
-	touch $@
+	@echo "Installing fedjax_peft and its libraries (JAX, Flax, Transformers ...)"
+	@$(PIP) --editable .
+	@touch $@
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
-	touch $@
+	@echo "Installing fedjax_peft and the tools of its documentation"
+	@$(PIP) --editable '.[docs]'
+	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	touch $@ $(VENV)/.base $(VENV)/.docs
+	@echo "Installing PyTorch, whose models are the reference (1 of 3)"
+	@$(PIP) torch==2.13.0
+	@echo "Installing fedjax_peft and its libraries (2 of 3)"
+	@$(PIP) --editable .
+	@echo "Installing what the tests compare with, and the tools (3 of 3)"
+	@$(PIP) --editable '.[test]'
+	@touch $@ $(VENV)/.base $(VENV)/.docs
 
 # Small faults in algorithms and aggregators, which the tests must notice; about 20 minutes.
 mutants: $(VENV)/.test
