@@ -1,5 +1,7 @@
 """``fedjax-peft sweep``: a directory of ordinary runs, which survives ``kill -9``."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -66,15 +68,10 @@ def project(tmp_path_factory):
 @pytest.fixture(scope="module")
 def straight(project):
     """The directory of a sweep that was not interrupted, and what it printed."""
-    out = project / "straight"
-    done = subprocess.run(
-        [sys.executable, "-m", "fedjax_peft", "sweep", project / "sweep.toml", "--out", out],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return out, done.stdout
+    out, printed = project / "straight", io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert cli.main(["sweep", str(project / "sweep.toml"), "--out", str(out)]) == 0
+    return out, printed.getvalue()
 
 
 def results(path):
@@ -97,7 +94,7 @@ def test_a_sweep_is_a_directory_of_complete_runs_and_prints_each(straight):
         assert "validation_accuracy" in read_metrics(out / name / "metrics.jsonl")[-1]
 
 
-def test_a_sweep_survives_kill_9_and_repeats_no_finished_point(project, straight):
+def test_a_sweep_survives_kill_9_and_repeats_no_finished_point(project, straight, capsys):
     out = project / "killed"
     command = [sys.executable, "-m", "fedjax_peft", "sweep", project / "sweep.toml", "--out", out]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
@@ -108,10 +105,8 @@ def test_a_sweep_survives_kill_9_and_repeats_no_finished_point(project, straight
             time.sleep(0.01)
         os.kill(child.pid, signal.SIGKILL)
     finished = (out / POINTS[0] / "metrics.jsonl").stat().st_mtime_ns
-    again = [sys.executable, "-m", "fedjax_peft", "resume", out]
-    done = subprocess.run(again, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert f"[1/8] {POINTS[0]}  had finished before" in done.stdout
+    assert cli.main(["resume", str(out)]) == 0
+    assert f"[1/8] {POINTS[0]}  had finished before" in capsys.readouterr().out
     assert (out / POINTS[0] / "metrics.jsonl").stat().st_mtime_ns == finished
     for name in POINTS:
         assert results(out / name) == results(straight[0] / name)
