@@ -125,10 +125,10 @@ def test_own_functions_follow_a_schedule_without_a_word(tmp_path):
     assert factors(algorithm) == [2 / 8, 4 / 8, 8 / 8, 256 / 8]
     results = []
     for one in (algorithm, builtin):
-        engine = toy.Engine(one, toy.clients([5, 6]), per_round=2, lanes=1, engine="reference")
+        engine = toy.Engine(one, toy.clients([5, 6]), per_round=2, lanes=1)
         results.append(engine.run(engine.schedule.cohort(2), 2).server)
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
-        assert_close(a, b, rtol=1e-6)
+        assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
