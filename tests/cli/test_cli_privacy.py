@@ -9,7 +9,7 @@ from closeness import approx
 from fedjax_peft.cli.main import main
 from fedjax_peft.privacy import accounting
 
-FEW = ["--rounds", "5", "--clients", "100", "--per-round", "10"]
+FEW = ["--rounds", "50", "--clients", "100", "--per-round", "10"]
 
 
 def said(capsys, *words):
@@ -22,9 +22,9 @@ def numbers(text):
 
 
 def test_the_noise_of_an_epsilon(capsys):
-    text = said(capsys, "--epsilon", 2, "--delta", 1e-3, *FEW)
+    text = said(capsys, "--epsilon", 0.5, "--delta", 1e-3, *FEW)
     found = numbers(text)
-    expected = accounting.noise_multiplier(2.0, 1e-3, 5, 0.1)
+    expected = accounting.noise_multiplier(0.5, 1e-3, 50, 0.1)
     assert 0 <= found["RDP"] - expected <= 1e-4, "rounded up"
     assert found["PLD"] < found["RDP"]
     assert f"noise_multiplier = {found['RDP']:.4g}" in " ".join(text.split())
@@ -37,7 +37,7 @@ def test_the_noise_of_an_epsilon(capsys):
 def test_the_epsilon_of_a_noise(capsys):
     text = said(capsys, "--noise-multiplier", 1.5, "--delta", 1e-3, *FEW)
     for name, x in numbers(text).items():
-        event = accounting.gaussian_event(1.5, 5, 0.1)
+        event = accounting.gaussian_event(1.5, 50, 0.1)
         assert 0 <= x - accounting.epsilon(event, 1e-3, name.lower()) <= 1e-4
 
 
