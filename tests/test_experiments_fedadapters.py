@@ -2,8 +2,8 @@
 
 import csv
 import json
+import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -152,15 +152,22 @@ def copy(run, to, name, seed, rate):
     (to / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
 
 
-def script(*arguments):
-    command = [sys.executable, FOLDER / "tables.py", *arguments]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def script(capsys, monkeypatch):
+    """Runs the script, and returns what it prints."""
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.delitem(sys.modules, "printed", raising=False)  # of another folder
+    module = runpy.run_path(str(FOLDER / "tables.py"))
+
+    def run(*words):
+        module["main"]([*map(str, words)])
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.mark.slow
-def test_tables_and_figures_of_a_sweep(sweep, tmp_path):
+def test_tables_and_figures_of_a_sweep(sweep, script, tmp_path):
     shown = script(sweep, "--out", tmp_path)
     with (tmp_path / "table_4_tiny_natural.csv").open() as file:
         rows = {row["Method"]: row for row in csv.DictReader(file)}
@@ -185,7 +192,7 @@ def test_tables_and_figures_of_a_sweep(sweep, tmp_path):
 
 
 @pytest.mark.slow
-def test_tables_without_runs(tmp_path):
+def test_tables_without_runs(script, tmp_path):
     shown = script("--costs", "--out", tmp_path)
     with (tmp_path / "table_12.csv").open() as file:
         sizes = {row["Model"]: row for row in csv.DictReader(file)}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tomli_w
 from closeness import approx
+from shallow import shallow_encoder  # noqa: F401
 
 from fedjax_peft import testing
 from fedjax_peft.config import config
