@@ -77,7 +77,15 @@ def plain_gradients(family):
 
 
 @pytest.mark.parametrize(
-    ("family", "remat"), [*((family, "blocks") for family in CONFIGS), ("gpt2", "dots")]
+    ("family", "remat"),
+    [
+        # DeBERTa's blocks are those of BERT with one more input.
+        pytest.param("bert", "blocks", marks=pytest.mark.exhaustive),
+        ("deberta-v2", "blocks"),
+        ("vit", "blocks"),
+        ("gpt2", "blocks"),
+        ("gpt2", "dots"),
+    ],
 )
 def test_recomputation_gives_the_same_gradients(family, remat):
     """The dropout masks of the second computation are those of the first."""
@@ -89,7 +97,7 @@ def test_recomputation_gives_the_same_gradients(family, remat):
 
 def test_what_the_backward_pass_keeps():
     """By the residuals of ``jax.vjp``, which no compiler has changed yet."""
-    config = {"vocab_size": 40, "n_embd": 64, "n_layer": 6, "n_head": 4, "n_positions": 128}
+    config = {"vocab_size": 40, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
     made = random_model({"model_type": "gpt2", **config}, head=fp.heads.causal_lm(), dropout=0.0)
     made = fp.attach(made, fp.lora(rank=2))
     columns = {"input_ids": jnp.zeros((8, 128), int), "attention_mask": jnp.ones((8, 128), bool)}
@@ -106,10 +114,10 @@ def test_what_the_backward_pass_keeps():
 
     # In numbers of hidden states, of which an array of scores has eight (4 heads x 128 keys).
     everything, dots, blocks = held("none"), held("dots"), held("blocks")
-    assert 6 <= blocks < 6 + 6
+    assert 3 <= blocks < 3 + 6
     # Queries, keys and values (3), outputs (1), feed-forward (4 and 1), the block's input and sums.
-    assert 6 * 9 < dots < 6 * 14
-    assert everything > 6 * 28
+    assert 3 * 9 < dots < 3 * 14
+    assert everything > 3 * 28
 
 
 def test_remat_is_refused_where_there_are_no_blocks():

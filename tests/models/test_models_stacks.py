@@ -13,6 +13,7 @@ import fedjax_peft as fp
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.cache import empty
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.testing import tiny_dataset, tiny_model
 
 IDS = jax.random.randint(jax.random.key(3), (3, 9), 3, 40)
@@ -21,36 +22,35 @@ GPT2 = {
     "model_type": "gpt2",
     "vocab_size": 40,
     "n_embd": 16,
-    "n_layer": 4,
+    "n_layer": 3,
     "n_head": 2,
     "n_positions": 16,
     "initializer_range": 0.2,
 }
-# Two local layers, one global one, and so on; the last three are not stacked.
+# A local layer, a global one, and so on; the last two are not stacked.
 GEMMA = {
     "model_type": "gemma3_text",
     "vocab_size": 40,
     "hidden_size": 16,
     "intermediate_size": 24,
-    "num_hidden_layers": 9,
+    "num_hidden_layers": 6,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 8,
     "sliding_window": 3,
-    "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 3,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
     "attention_dropout": 0.1,
     "initializer_range": 0.2,
 }
 
 
 @functools.cache
-def pair(family="gpt2", **options):
-    """Returns a language model with and without a scan."""
+def pair(family="gpt2", remat="none", **options):
+    """Returns a language model without a scan, and one with a scan and recomputation."""
     config = {"gpt2": GPT2, "gemma3": GEMMA}[family]
-    return [
-        random_model(config, head=fp.heads.causal_lm(), scan_layers=scan, **options)
-        for scan in (False, True)
-    ]
+    options["head"] = fp.heads.causal_lm()
+    scanned = random_model(config, scan_layers=True, remat=remat, **options)
+    return random_model(config, **options), scanned
 
 
 def moved(model):
@@ -119,17 +119,26 @@ def test_methods(method):
 
 def test_frozen_leaves_are_held_stacked_and_not_copied():
     plain, scanned = pair()
-    name = "transformer.h.0-2.mlp.c_fc.kernel"
-    expected = [plain.frozen[f"transformer.h.{i}.mlp.c_fc.kernel"] for i in range(3)]
+    name = "transformer.h.0-1.mlp.c_fc.kernel"
+    expected = [plain.frozen[f"transformer.h.{i}.mlp.c_fc.kernel"] for i in range(2)]
     np.testing.assert_array_equal(scanned.frozen[name], jnp.stack(expected))
-    assert not any(f".{i}." in leaf for leaf in scanned.frozen for i in range(3))
+    assert not any(f".{i}." in leaf for leaf in scanned.frozen for i in range(2))
     assert scanned.counts() == plain.counts()
     assert scanned.nbytes() == plain.nbytes()
     assert fp.attach(scanned, fp.lora(rank=2)).frozen[name] is scanned.frozen[name]
     module = scanned.module()
     np.testing.assert_array_equal(module.transformer.h[1].mlp.c_fc.kernel[...], expected[1])
     # Biases are vectors, which stay float32, although the stack of them is a matrix.
-    assert pair(dtype="bfloat16")[1].compute_frozen()["transformer.h.0-2.ln_1.bias"].dtype == "f4"
+    assert pair(dtype="bfloat16")[1].compute_frozen()["transformer.h.0-1.ln_1.bias"].dtype == "f4"
+
+
+def test_a_pattern_is_stacked_by_its_period():
+    """Two local layers, one global one, and so on; the last three are not stacked."""
+    kinds = ["sliding_attention"] * 2 + ["full_attention"]
+    config = GEMMA | {"num_hidden_layers": 9, "layer_types": kinds * 3}
+    model = abstract_model(config, head=fp.heads.causal_lm(), scan_layers=True)
+    found = {name.split(".")[2] for name in model.frozen if name.startswith("model.layers.")}
+    assert found == {"0-3-3", "1-4-3", "2-5-3", "6", "7", "8"}
 
 
 def test_the_backward_pass_reads_the_inputs_of_the_blocks_alone():
@@ -145,7 +154,7 @@ def test_the_backward_pass_reads_the_inputs_of_the_blocks_alone():
     backward = [x for x in traced.eqns if x.primitive.name == "scan" and x.params["reverse"]]
     assert len(backward) == 1
     shapes = [x.aval.shape for x in backward[0].invars]
-    assert shapes.count((3, *IDS.shape, 16)) == 1
+    assert shapes.count((2, *IDS.shape, 16)) == 1
 
 
 def test_the_program_does_not_grow_with_the_layers():
@@ -187,9 +196,10 @@ def test_runs_checkpoints_and_exports(tmp_path):
     results = []
     for scan in (False, True):
         model = random_model(
-            {**tiny_model().config, "num_hidden_layers": 4},
+            {**tiny_model().config, "num_hidden_layers": 3},
             head=fp.heads.classification(4),
             scan_layers=scan,
+            dropout=0.0,
         )
         model = fp.attach(model, fp.lora(rank=2))
         options = {
