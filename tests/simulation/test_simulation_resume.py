@@ -1,15 +1,13 @@
 """Interrupted runs continue to the same numbers, wherever they were interrupted."""
 
 import errno
+import functools
 import json
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -17,51 +15,50 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import toy
+from killing import children
 
 from fedjax_peft import rows as history
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.errors import InputError
 from fedjax_peft.rows import read_metrics
 from fedjax_peft.simulation import checkpoint, record
+from fedjax_peft.simulation.checkpoint import Checkpoints
 from fedjax_peft.simulation.simulate import simulate
 
 pytestmark = pytest.mark.slow
 
-TESTS = Path(__file__).parents[1]
-CHILD = """
-import os, signal, sys, time
-from test_simulation_resume import run
-from fedjax_peft.simulation.checkpoint import Checkpoints
-
-out, how, at = sys.argv[1], sys.argv[2], int(sys.argv[3])
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def on_round(row):
-    if how == "after the row" and row["round"] == at:
-        die()
-    if how == "slowly":
-        time.sleep(0.1)
-
-save = Checkpoints.save
-
-def die_while_saving(self, number, state):
-    if how == "while saving" and number == at:
-        self._manager.wait_until_finished = die  # orbax writes in the background
-    save(self, number, state)
-
-Checkpoints.save = die_while_saving
-run(out, resume=os.path.exists(out), on_round=on_round)
-"""
 ROUNDS = 8
+ALGORITHM = fedavg(optax.sgd(0.1), head="private")
+model = functools.cache(toy.model)
 
 
-def run(out, *, rounds=ROUNDS, model=None, **options):
+def child(out, how, at):
+    """Runs or resumes in a process that kills itself, or that is killed while it runs slowly."""
+    save = Checkpoints.save
+
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_round(row):
+        if how == "after the row" and row["round"] == at:
+            die()
+        if how == "slowly":
+            time.sleep(0.1)
+
+    def die_while_saving(self, number, state):
+        if how == "while saving" and number == at:
+            self._manager.wait_until_finished = die  # orbax writes in the background
+        save(self, number, state)
+
+    Checkpoints.save = die_while_saving
+    run(out, resume=os.path.exists(out), on_round=on_round)
+
+
+def run(out, *, rounds=ROUNDS, **options):
     """Runs the toy problem with private heads, so that server and clients have states."""
     return simulate(
-        model or toy.model(),
-        fedavg(optax.sgd(0.1), head="private"),
+        options.pop("model", None) or model(),
+        ALGORITHM,
         toy.clients([7, 4, 12, 1, 9, 16, 3, 5, 10, 2]),
         test=toy.dataset(20, seed=3),
         rounds=rounds,
@@ -116,33 +113,24 @@ def cut(path, keep=0.5):
     path.write_bytes(data[: int(len(data) * keep)])
 
 
-def killed(out, how, at=0):
-    """Runs in a new process, which is killed."""
-    path = os.pathsep.join([str(TESTS), str(TESTS / "simulation")])
-    env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", CHILD, str(out), how, str(at)]
-    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as child:
-        if how == "slowly":
-            metrics, begun = out / "metrics.jsonl", time.monotonic()
-            while not metrics.exists() or f'"round": {at},' not in metrics.read_text():
-                assert child.poll() is None, child.stderr.read()
-                assert time.monotonic() - begun < 100
-                time.sleep(0.01)
-            time.sleep(random.uniform(0, 0.25))
-            child.kill()
-        _, errors = child.communicate(timeout=100)
-        assert child.returncode == -signal.SIGKILL, errors
-
-
 def test_a_run_survives_kill_9_at_any_moment(straight, tmp_path):
     out = tmp_path / "run"
-    killed(out, "after the row", 3)
-    assert (len(rows(out, 3)), checkpoints(out)) == (4, ["2"])
-    killed(out, "while saving", 4)
-    assert rows(out, 4) == rows(straight.out)[:5]
-    assert "2" in checkpoints(out)
-    assert "4" not in checkpoints(out)
-    killed(out, "slowly", 5)
+
+    def kill(process):
+        metrics, begun = out / "metrics.jsonl", time.monotonic()
+        while '"round": 5,' not in metrics.read_text() and time.monotonic() < begun + 100:
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.25))
+        os.kill(process, signal.SIGKILL)
+
+    with children(__name__) as run_child:
+        assert run_child(out, "after the row", 3) == -signal.SIGKILL
+        assert (len(rows(out, 3)), checkpoints(out)) == (4, ["2"])
+        assert run_child(out, "while saving", 4) == -signal.SIGKILL
+        assert rows(out, 4) == rows(straight.out)[:5]
+        assert "2" in checkpoints(out)
+        assert "4" not in checkpoints(out)
+        assert run_child(out, "slowly", 5, meanwhile=kill) == -signal.SIGKILL
     assert_same(run(out, resume=True), straight)
     assert checkpoints(out) == ["6", "8"]
 
@@ -157,11 +145,10 @@ def test_more_rounds_may_be_asked_for(straight, tmp_path):
 
 
 def test_resuming_a_finished_run_trains_no_round(straight, copy):
-    seen = []
-    began = time.monotonic()
-    assert_same(run(copy, resume=True, on_round=seen.append), straight)
+    seen, fresh = [], toy.model()
+    assert_same(run(copy, resume=True, on_round=seen.append, model=fresh), straight)
     assert seen == []
-    assert time.monotonic() - began < 2, "nothing is compiled"
+    assert not vars(fresh.apply).get("_programs"), "nothing is compiled"
 
 
 def test_a_torn_last_line_is_written_again(straight, copy):
@@ -229,8 +216,8 @@ def start_with(config, out, **options):
     # With this seed round 1 draws the small client, and round 2 would draw the large one: its plan
     # is longer than all plans of this run.
     return simulate(
-        toy.model(dropout=0),
-        fedavg(optax.sgd(0.1)),
+        model(),
+        ALGORITHM,
         toy.clients([4, 90]),
         rounds=1,
         clients_per_round=1,
