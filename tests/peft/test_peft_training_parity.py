@@ -164,20 +164,28 @@ CASES = {
     ),
     "full": Case(peft.full(), lambda base, head: base),
 }
-# What concerns neither embeddings nor head is tried on one family; LoRA on each.
+# Every method, and every family with layers of its own; the other pairs are exhaustive.
+RUNS = {
+    *((method, "bert") for method in ("full", "lora-svd", "lora-patterns", "prefix-projection")),
+    ("prompt", "roberta"), ("prefix", "roberta"), ("dora", "qwen2"), ("ia3", "llama"),
+    *(("lora", family) for family in ("deberta-v2", "distilbert", "gpt2", "gemma3_text", "vit")),
+}  # fmt: skip
 BOTH = ("lora-svd", "dora", "ia3", "prompt", "prefix")
-RUNS = [
+PRODUCT = [
     *((method, "bert") for method in CASES),
     *((method, "roberta") for method in BOTH),
     *(("lora", family) for family in FAMILIES if family != "bert"),
     *((method, family) for method in ("dora", "ia3") for family in ("llama", "qwen2")),
 ]
+DEEP = {"lora-patterns", "prefix", "prefix-projection"}
+"""Methods whose layers differ, which need two of them."""
 
 
-def without_dropout(family):
-    """Returns the config fields of a family that hold dropout rates, all 0."""
+def small(family, layers):
+    """Returns the config fields of a family without dropout, and with a number of layers."""
     fields = vars(FAMILIES[family].config())
-    return {name: 0.0 for name in fields if "dropout" in name or name.endswith("pdrop")}
+    depth = {n: layers for n in ("num_hidden_layers", "n_layer", "n_layers") if n in fields}
+    return depth | {n: 0.0 for n in fields if "dropout" in n or n.endswith("pdrop")}
 
 
 def leaves_in(reference, case, family):
@@ -227,10 +235,13 @@ def train_torch(reference, batches):
     return losses
 
 
-@pytest.mark.parametrize(("method", "family"), RUNS)
+@pytest.mark.parametrize(
+    ("method", "family"),
+    [pytest.param(*x, marks=() if x in RUNS else pytest.mark.exhaustive) for x in PRODUCT],
+)
 def test_five_steps(method, family, tmp_path):
     case = CASES[method]
-    base = tiny_model(family, **without_dropout(family))
+    base = tiny_model(family, **small(family, layers=2 if method in DEEP else 1))
     model = attach(load_model(saved(base, tmp_path)), case.ours)
     reference = case.theirs(base, model.head)
     theirs = leaves_in(reference, case, family)
