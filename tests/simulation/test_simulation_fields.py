@@ -2,6 +2,7 @@
 
 import optax
 import pytest
+import toy
 
 import fedjax_peft as fp
 from fedjax_peft import fields
@@ -10,32 +11,23 @@ pytestmark = pytest.mark.slow
 
 ADAM = optax.adam(1e-3)
 SCHEDULED = fp.schedules.scheduled(ADAM, fp.schedules.constant(warmup=1))
+DATA = toy.clients([16] * 4), toy.dataset(16, seed=1)
+TEXTS = fp.partition.iid(fp.testing.tiny_dataset(64), clients=4), fp.testing.tiny_dataset(16)
 
 
-@pytest.fixture(scope="module")
-def federation():
-    """Training examples, held-out examples and a test set of four clients."""
-    data = fp.testing.tiny_dataset(64)
-    train, held_out = fp.partition.iid(data, clients=4).holdout(0.25)
-    return train, held_out, fp.testing.tiny_dataset(16, seed=1)
-
-
-def rows(federation, method, algorithm, **options):
-    train, held_out, test = federation
-    head = fp.heads.two_classifiers(4) if method.name == "dual" else fp.heads.classification(4)
+def dual():
+    """Returns a transformer with two adapters and two classifiers."""
     config = {**fp.testing.TINY_BERT, "num_hidden_layers": 1}
-    model = fp.attach(fp.random_model(config, head=head), method)
-    common = {"rounds": 1, "local_steps": 1, "batch_size": 4, "lanes": 1} | options
-    data = {"test": test, "client_test": held_out}
-    data |= {"validation": test, "client_validation": held_out}
-    return fp.simulate(model, algorithm, train, **data, **common)
+    model = fp.random_model(config, head=fp.heads.two_classifiers(4))
+    return fp.attach(model, fp.peft.dual(size=4))
 
 
 @pytest.mark.parametrize(
-    ("method", "algorithm", "options", "expected"),
+    ("make", "data", "algorithm", "options", "expected"),
     [
         (
-            fp.lora(rank=2),
+            toy.lora_model,
+            DATA,
             fp.algorithms.fedavg(ADAM, aggregator=fp.aggregators.fra()),
             {
                 "diagnostics": ["clients", "local", "variation", "spectrum"],
@@ -53,21 +45,23 @@ def rows(federation, method, algorithm, **options):
             },
         ),
         (
-            fp.peft.dual(size=4),
+            dual,
+            TEXTS,
             fp.algorithms.fedmcp(ADAM),
-            {"diagnostics": ["cka", "second_classifier"]},
             {
-                "client_cka_mean",
-                "client_loss_global_mean",
-                "train_accuracy_global",
-                "test_accuracy_std",
-                "validation_accuracy_std",
-                "client_validation_loss_weighted",
-                "client_loss_worst",
+                "diagnostics": ["cka", "second_classifier"],
+                "attack": fp.attacks.backdoor(0.5, 1, token=5),
+            },
+            {
+                *("client_cka_mean", "client_loss_global_mean", "train_accuracy_global"),
+                *("test_accuracy_std", "validation_accuracy_std", "client_loss_worst"),
+                *("client_validation_loss_weighted", "hostile"),
+                *("test_backdoor_success", "test_backdoor_success_std"),
             },
         ),
         (
-            fp.lora(rank=2),
+            toy.lora_model,
+            DATA,
             fp.algorithms.fedrep(SCHEDULED, tune_epochs=1),
             {},
             {
@@ -76,17 +70,15 @@ def rows(federation, method, algorithm, **options):
                 "learning_rate_factor",
             },
         ),
-        (
-            fp.lora(rank=2),
-            fp.algorithms.fedavg(ADAM, head="private"),
-            {"attack": fp.attacks.backdoor(0.5, 1, token=5)},
-            {"hostile", "test_backdoor_success", "test_backdoor_success_std"},
-        ),
     ],
-    ids=["fra", "fedmcp", "fedrep", "backdoor"],
+    ids=["fra", "fedmcp", "fedrep"],
 )
-def test_every_field_of_a_run_is_in_the_table(federation, method, algorithm, options, expected):
-    made = rows(federation, method, algorithm, **options).metrics
+def test_every_field_of_a_run_is_in_the_table(make, data, algorithm, options, expected):
+    (train, held_out), test = data[0].holdout(0.25), data[1]
+    options = {"rounds": 1, "local_steps": 1, "batch_size": 4, "lanes": 1} | options
+    tests = {"test": test, "client_test": held_out}
+    tests |= {"validation": test, "client_validation": held_out}
+    made = fp.simulate(make(), algorithm, train, **tests, **options).metrics
     names = set().union(*map(fields.field_names, made))
     assert {name for name in names if fields.find(name) is None} == set()
     assert expected <= names, "the run must have the fields that it is here for"

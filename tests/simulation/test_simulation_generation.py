@@ -38,7 +38,7 @@ def talks(n, seed):
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     root = tmp_path_factory.mktemp("generation")
-    write_tiny_language_model(root / "model", initializer_range=0.3)
+    write_tiny_language_model(root / "model", initializer_range=0.3, num_hidden_layers=1)
     (root / "data").mkdir()
     for split, (n, seed) in {"train": (40, 0), "test": (10, 1)}.items():
         lines = [json.dumps({"messages": talk}) for talk in talks(n, seed)]
@@ -98,9 +98,13 @@ def test_scores_of_a_round_are_those_of_the_completions(model, data, directory, 
 
 
 def test_a_run_warns_of_gold_answers_that_it_cannot_generate(model, data):
+    def stop(phase):
+        raise KeyboardInterrupt
+
     task = tasks.instruction_tuning("exact_match", max_new_tokens=1)
-    with pytest.warns(UserWarning, match="gold answers of .* test examples") as caught:
-        run(model, data, rounds=1, task=task)
+    said = pytest.warns(UserWarning, match="gold answers of .* test examples")
+    with said as caught, pytest.raises(KeyboardInterrupt):
+        run(model, data, task=task, on_phase=stop)
     assert [warning.filename for warning in caught] == [__file__]
 
 
@@ -114,11 +118,13 @@ def test_one_program_generates_in_all_rounds(model, data):
 def test_the_result_does_not_depend_on_batches_and_lanes(model, data):
     """Also drawn completions: their keys come from the prompts."""
     task = tasks.instruction_tuning("rouge_l", NEW, temperature=0.8, top_p=0.9)
-    drawn = {name: fp.Dataset(**{**vars(x), "task": task}) for name, x in data.items()}
-    first = run(model, drawn, rounds=1, lanes=1)
-    other = run(model, drawn, rounds=1, lanes=2, eval_batch_size=3)
-    for row, same in zip(first.metrics, other.metrics, strict=True):
-        assert row["test_rouge_l"] == approx(same["test_rouge_l"], abs=1e-6)
+    clients, scores = fp.partition.iid(data["train"], 4, seed=0), []
+    drawn = fp.Dataset(**{**vars(data["test"]), "task": task})
+    for lanes, batch_size in ((1, 8), (2, 3)):
+        session = fp.session(model, FEDAVG, clients, lanes=lanes, task=task)
+        options = {"clients": [0, 1], "batch_size": batch_size}
+        scores.append(session.evaluate(session.init(0), drawn, **options)["rouge_l"])
+    assert scores[0] == approx(scores[1], abs=1e-6)
 
 
 def test_personal_models_generate_too(model, data):

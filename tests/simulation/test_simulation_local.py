@@ -1,10 +1,10 @@
 """Clients' models before the aggregation are those that the clients trained in this round."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference
 import toy
 from closeness import approx
 
@@ -16,9 +16,11 @@ from fedjax_peft.simulation.simulate import simulate
 SIZES = [9, 4, 0, 13]
 TEST = toy.dataset(21, seed=3)
 SGD = optax.sgd(0.5)
+FEDAVG = algorithms.fedavg(SGD)
+MODEL, WITHOUT_DROPOUT = toy.model(), toy.model(dropout=0)
 
 
-def run(algorithm=None, *, clients=None, dropout=0.2, **options):
+def run(algorithm=FEDAVG, *, clients=None, model=MODEL, **options):
     options = {
         "rounds": 2,
         "clients_per_round": 4,
@@ -28,8 +30,7 @@ def run(algorithm=None, *, clients=None, dropout=0.2, **options):
         **options,
     }
     clients = clients or toy.clients(SIZES)
-    model = toy.model(dropout=dropout)
-    return simulate(model, algorithm or algorithms.fedavg(SGD), clients, test=TEST, **options)
+    return simulate(model, algorithm, clients, test=TEST, **options)
 
 
 @pytest.fixture(scope="module")
@@ -67,37 +68,35 @@ def test_evaluated_rounds_have_one_value_for_each_client(measured):
 
 def test_a_python_loop_over_local_steps_gives_the_same_loss():
     """The loop starts at the initial model and takes SGD steps on the batches of the plan."""
-    row = run(dropout=0, rounds=1).metrics[1]
-    clients, model = toy.clients(SIZES), toy.model(dropout=0)
-    made = session(model, algorithms.fedavg(SGD), clients, clients_per_round=4, batch_size=4)
-    plan, data = made.plan(1), clients.data.columns
-    start = {n: x for n, x in model.trainable.items() if n in toy.SHARED}
-    fixed = {n: x for n, x in model.trainable.items() if n not in start}
+    model, clients = WITHOUT_DROPOUT, toy.clients(SIZES)
+    row = run(model=model, rounds=1).metrics[1]
+    plan = session(model, FEDAVG, clients, clients_per_round=4, batch_size=4).plan(1)
+    frozen, start = (reference.leaves64(x) for x in (model.frozen, model.trainable))
 
-    def loss(leaves, x, labels):
-        logits = model.apply(model.frozen, {**fixed, **leaves}, {"x": x}, None, False).logits
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
-        return -jnp.mean(chosen)
+    @jax.jit
+    def loss(leaves):
+        logits = model.apply(model.frozen, leaves, TEST.columns, None, False).logits
+        chances = optax.softmax_cross_entropy_with_integer_labels
+        return chances(logits, TEST.columns["labels"]).mean()
 
     for client, expected in zip(row["clients"], row["local_loss"], strict=True):
         leaves = start
         slot = plan.client.tolist().index(client)
         for batch in plan.examples[plan.slot == slot]:
-            rows = batch[batch >= 0]
-            gradient = jax.grad(loss)(leaves, data["x"][rows], data["labels"][rows])
-            leaves = {n: x - 0.5 * gradient[n] for n, x in leaves.items()}
-        value = float(loss(leaves, TEST.columns["x"], TEST.columns["labels"]))
-        assert value == approx(expected, rel=1e-5)
+            x, labels = (clients.data.columns[n][batch[batch >= 0]] for n in ("x", "labels"))
+            gradient = reference.gradients(frozen, leaves, x, labels, 0.8)
+            leaves = leaves | {n: leaves[n] - 0.5 * slope for n, slope in gradient.items()}
+        assert loss({n: np.float32(x) for n, x in leaves.items()}) == approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [
-        (algorithms.fedavg(SGD), {}),
+        pytest.param(FEDAVG, {}, marks=pytest.mark.exhaustive),
         (algorithms.fednova(SGD), {}),
         (algorithms.fedper(SGD), {}),
         (algorithms.ditto(SGD), {}),
-        (algorithms.apfl(SGD), {}),
+        pytest.param(algorithms.apfl(SGD), {}, marks=pytest.mark.exhaustive),
         (
             algorithms.fedavg(SGD, aggregator=aggregators.flexlora()),
             {"client_ranks": [1, 2, 2, 1]},
@@ -109,7 +108,7 @@ def test_a_local_model_is_that_of_a_round_with_this_client_alone(algorithm, opti
     """The aggregate of one upload is the upload, for these aggregators up to rounding."""
     options |= {"batch_size": 4, "clients_per_round": 4}
     row = run(algorithm, rounds=1, **options).metrics[1]
-    made = session(toy.model(), algorithm, toy.clients(SIZES), **options)
+    made = session(MODEL, algorithm, toy.clients(SIZES), **options)
     for client, expected in zip(row["clients"], row["local_loss"], strict=True):
         others = set(range(4)) - {client}
         state, _ = made.step(made.init(0), made.plan(1, 0, without=others))
@@ -118,9 +117,16 @@ def test_a_local_model_is_that_of_a_round_with_this_client_alone(algorithm, opti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["flora", "fedrep", "fra_ffa"])
-def test_the_reference_engine_measures_the_same(name):
-    algorithm = getattr(algorithms, name)(SGD, **({"at": 1} if name == "fra_ffa" else {}))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("flora", {"head": "private"}),  # the sum on the frozen kernel, and leaves of the clients
+        pytest.param("fedrep", {}, marks=pytest.mark.exhaustive),
+        pytest.param("fra_ffa", {"at": 1}, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_reference_engine_measures_the_same(name, options):
+    algorithm = getattr(algorithms, name)(SGD, **options)
     model = toy.lora_model()
     common = {"rounds": 2, "clients_per_round": 3, "batch_size": 4, "diagnostics": ["local"]}
     common |= {"test": TEST, "local_steps": 3}
@@ -143,9 +149,7 @@ def test_a_client_whose_upload_is_not_finite_has_no_value():
 
 def test_a_test_set_is_needed():
     with pytest.raises(InputError, match="needs a test set"):
-        simulate(
-            toy.model(), algorithms.fedavg(SGD), toy.clients(SIZES), diagnostics=["local"], rounds=1
-        )
+        simulate(MODEL, FEDAVG, toy.clients(SIZES), diagnostics=["local"], rounds=1)
 
 
 def test_uploads_of_another_form_need_a_local_model():

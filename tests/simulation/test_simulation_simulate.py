@@ -3,6 +3,7 @@
 import functools
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -30,6 +31,7 @@ from fedjax_peft.testing import TINY_BERT, tiny_dataset, tiny_model
 
 pytestmark = pytest.mark.slow
 
+MODEL = toy.model()
 SIZES = (7, 4, 12, 1, 9, 16, 3, 0, 5, 10, 2)
 TRAIN, HELD_OUT = toy.clients(SIZES).holdout(0.4)
 TEST = toy.dataset(30, seed=5)
@@ -53,14 +55,20 @@ def run(name, clients=TRAIN, **changes):
         "lanes": 3,
         "test_clients": 3,
     }
-    return simulate(toy.model(), ALGORITHMS[name], clients, **options | changes)
+    return simulate(MODEL, ALGORITHMS[name], clients, **options | changes)
 
 
-@functools.cache
-def finished(name):
-    """Returns a run, and the number of compilations before each of its rows."""
-    counts = []
-    return run(name, on_round=lambda row: counts.append(len(compilations))), counts
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Returns a function that returns a run, and the number of compilations before each row."""
+
+    @functools.cache
+    def of(name):
+        counts, out = [], tmp_path_factory.mktemp("runs") / name
+        count = {"on_round": lambda row: counts.append(len(compilations))}
+        return run(name, out=out, checkpoint_every=1, **count), counts
+
+    return of
 
 
 def rows(result, *without):
@@ -71,28 +79,26 @@ def leaves(result):
     return {**result.params, **{f"private {n}": x for n, x in result.client_state.items()}}
 
 
-def accuracy(params, data, indices=None):
-    """Returns the accuracy of a model on all examples in one batch."""
-    rows = np.arange(len(data)) if indices is None else indices
-    batch = {n: jnp.asarray(x[rows]) for n, x in data.columns.items()}
-    logits = toy.model().apply(toy.model().frozen, params, batch, None, False).logits
-    return float(np.mean(np.argmax(logits, axis=1) == batch["labels"]))
+@jax.jit
+def logits(params, x):
+    return MODEL.apply(MODEL.frozen, params, {"x": x}, None, False).logits
+
+
+def accuracy(params, data, rows=slice(None)):
+    """Returns the accuracy of a model, with all examples in one batch."""
+    found = np.asarray(logits(params, data.columns["x"]))
+    return float(np.mean((found.argmax(axis=1) == data.labels)[rows]))
 
 
 @pytest.mark.parametrize("name", ["mean", "fra", "local"])
-def test_nothing_compiles_after_the_first_round(name, tmp_path):
-    counts = []
-    run(
-        name,
-        out=tmp_path / "run",
-        checkpoint_every=1,
-        on_round=lambda row: counts.append(len(compilations)),
-    )
+def test_nothing_compiles_after_the_first_round(finished, name):
+    """Checkpoints and evaluations included."""
+    _, counts = finished(name)
     assert counts[1] > counts[0], "the listener hears the round program"
     assert counts[1:] == [counts[1]] * 4
 
 
-def test_the_same_seed_gives_the_same_rows_to_the_bit():
+def test_the_same_seed_gives_the_same_rows_to_the_bit(finished):
     one, again = finished("mean")[0], run("mean")
     assert rows(one) == rows(again)
     for name, x in leaves(one).items():
@@ -117,7 +123,8 @@ def tiny_bert(lanes, dtype="float32"):
     )
 
 
-@pytest.mark.parametrize("lanes", [3, 8])
+# A round has eight clients; test_engine_round.py runs as many lanes as clients too.
+@pytest.mark.parametrize("lanes", [3, pytest.param(8, marks=pytest.mark.exhaustive)])
 def test_lanes_do_not_change_the_metrics(lanes):
     one, many = tiny_bert(1)[1], tiny_bert(lanes)[1]
     assert {r["lanes"] for r in many.metrics[1:]} == {lanes}
@@ -147,7 +154,7 @@ def test_bfloat16_computes_and_float32_learns():
     assert rows(result)[1]["train_loss"] != rows(tiny_bert(3)[1])[1]["train_loss"]
 
 
-def test_the_fields_of_rows():
+def test_the_fields_of_rows(finished):
     result, _ = finished("mean")
     assert [row["round"] for row in result.metrics] == [0, 1, 2, 3, 4]
     for row in rows(result)[1:]:
@@ -164,11 +171,9 @@ def test_the_fields_of_rows():
     assert repr(result).startswith("Run(fedavg: 4 rounds, test accuracy 0.")
 
 
-def test_test_metrics_are_those_of_the_global_model():
+def test_test_metrics_are_those_of_the_global_model(finished):
     result, _ = finished("mean")
-    assert result.metrics[0]["test_accuracy"] == approx(
-        accuracy(toy.model().trainable, TEST), abs=1e-7
-    )
+    assert result.metrics[0]["test_accuracy"] == approx(accuracy(MODEL.trainable, TEST), abs=1e-7)
     assert result.metrics[-1]["test_accuracy"] == approx(accuracy(result.params, TEST), abs=1e-7)
     values = [
         accuracy(result.params, HELD_OUT.data, rows) for rows in HELD_OUT.indices if len(rows)
@@ -187,7 +192,7 @@ def test_test_metrics_are_those_of_the_global_model():
 
 
 @pytest.mark.parametrize("name", ["private", "local"])
-def test_personal_models_are_tested_each_with_its_own_leaves(name):
+def test_personal_models_are_tested_each_with_its_own_leaves(finished, name):
     result, _ = finished(name)
     chosen = host_rng(0, "test clients").permutation(len(SIZES))[:3].tolist()
     personal = [accuracy(result.client_params(c), TEST) for c in chosen]
@@ -212,8 +217,8 @@ def test_evaluation_has_its_rounds_and_the_last_is_always_one():
     assert repr(untested) == "Run(fedavg: 1 rounds)"
 
 
-def test_head_policies():
-    start = toy.model().trainable
+def test_head_policies(finished):
+    start = MODEL.trainable
     for name, result in ((name, finished(name)[0]) for name in ("mean", "private", "local")):
         fixed = result.params["layer.lora_scale"]
         np.testing.assert_array_equal(fixed, start["layer.lora_scale"], err_msg=name)
@@ -236,7 +241,7 @@ def test_head_policies():
     assert len(distinct) == 1 + len({c for row in rows(alone)[1:] for c in row["clients"]})
 
 
-def test_a_client_that_blows_up_is_dropped_and_named():
+def test_a_client_that_blows_up_is_dropped_and_named(finished):
     rounds = [row["clients"] for row in rows(finished("private")[0])[1:]]
     bad = next(c for c in rounds[1] if c in rounds[3] and c not in rounds[0])
     broken = toy.poisoned(TRAIN, bad)
@@ -249,7 +254,7 @@ def test_a_client_that_blows_up_is_dropped_and_named():
         assert row["test_loss"] is not None
     for name in toy.HEAD:
         np.testing.assert_array_equal(
-            result.client_state[name][bad], toy.model().trainable[name], err_msg=name
+            result.client_state[name][bad], MODEL.trainable[name], err_msg=name
         )
     for value in leaves(result).values():
         assert np.isfinite(value).all()
@@ -261,7 +266,7 @@ def test_a_run_without_finite_uploads_does_not_change_the_model():
     broken = toy.poisoned(TRAIN, *np.flatnonzero(TRAIN.sizes).tolist())
     result = run("mean", clients=broken, client_test=None)
     for name, value in result.params.items():
-        np.testing.assert_array_equal(value, toy.model().trainable[name])
+        np.testing.assert_array_equal(value, MODEL.trainable[name])
     for row in rows(result)[1:]:
         assert row["dropped"] == row["clients"]
         assert row["train_loss"] is row["train_accuracy"] is None
@@ -272,7 +277,7 @@ def test_auto_lanes_on_a_cpu_and_no_more_lanes_than_clients():
     schedule = Schedule(TRAIN.indices, 6, 4, 1, None, 0)
 
     def choose(lanes):
-        return choose_lanes(lanes, schedule, 4, None, None, Layout(), toy.model().frozen)
+        return choose_lanes(lanes, schedule, 4, None, None, Layout(), MODEL.frozen)
 
     assert (choose("auto"), choose(64), choose(5)) == (3, 6, 5)
 
@@ -318,12 +323,12 @@ def test_errors_of_settings_come_before_any_file_is_written(options, message, tm
     arguments = {"clients": TRAIN, "rounds": 1, "clients_per_round": 3, **options}
     clients = arguments.pop("clients")
     with pytest.raises(InputError, match=message):
-        simulate(toy.model(), ALGORITHMS["mean"], clients, out=tmp_path / "run", **arguments)
+        simulate(MODEL, ALGORITHMS["mean"], clients, out=tmp_path / "run", **arguments)
     assert not (tmp_path / "run").exists()
 
 
 def test_errors_of_the_algorithm_come_before_any_file_is_written(tmp_path):
-    model = toy.model()
+    model = MODEL
     names = {"layer.lora_a": "layer.down", "layer.lora_b": "layer.up"}
     plain: Model = model.replace(
         trainable={names.get(n, n): x for n, x in model.trainable.items()},
@@ -343,7 +348,7 @@ def test_errors_of_the_algorithm_come_before_any_file_is_written(tmp_path):
 
 def test_fra_on_an_svd_start_warns():
     """FRA would remove the part outside the directions of the start; the run continues."""
-    started = attach(tiny_model(), lora(2, init="svd"))
+    started = attach(tiny_model(num_hidden_layers=1), lora(2, init="svd"))
     algorithm = fedavg(optax.adam(1e-3), aggregator=fra())
     federation = partition.iid(tiny_dataset(20), 4)
     rest = {"rounds": 1, "clients_per_round": 2, "devices": 99}
