@@ -1,16 +1,18 @@
 """Runs on eight virtual devices in a process of its own, and prints a report as JSON.
 
-See test_engine_meshes.py.
+Its arguments are names of runs, such as ``ditto-8-2-tensor``. See test_engine_meshes.py.
 """
 
 import json
 import re
+import sys
 import tempfile
 from pathlib import Path
 
 import jax
 import numpy as np
 import optax
+import test_engine_client_store as stores
 import toy
 
 import fedjax_peft as fp
@@ -18,6 +20,7 @@ from fedjax_peft import tasks
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.partition import iid
 from fedjax_peft.engine.session import Session
+from fedjax_peft.errors import InputError
 from fedjax_peft.models.heads import causal_lm
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import TINY_LLAMA, tiny_dataset, tiny_model
@@ -49,10 +52,10 @@ def trained(session, rounds=2):
     return state
 
 
-def results(session, state, test):
-    """Returns what a user can read: parameters, the clients' state, scores, personal scores."""
+def results(session, state, **options):
+    """Returns what a user can read: parameters, the clients' state, scores."""
     rows = session.trimmed(state)
-    scores = [session.evaluate(state, test), session.evaluate(state, test, clients=[0, 16])]
+    scores = session.evaluate(state, TEST, **options)
     return jax.device_get((rows.server, rows.client_state, rows.transform_state, scores))
 
 
@@ -61,33 +64,56 @@ def compiled(session):
     return program._compiled
 
 
-def toy_runs(report):
-    for name, algorithm, options, meshes in (
-        ("ditto", DITTO, {}, [mesh(1), mesh(2), mesh(4), mesh(8), mesh(2, "gather")]),
-        ("fra", fp.algorithms.fedavg(optax.sgd(0.05), aggregator=fp.aggregators.fra()),
-         {"transforms": fp.transforms.top_k(0.5, error_feedback=True)},
-         [mesh(4), mesh(8, "gather")]),
-    ):  # fmt: skip
+FEEDBACK = fp.transforms.top_k(0.5, error_feedback=True)
+FRA = fp.algorithms.fedavg(optax.sgd(0.05), aggregator=fp.aggregators.fra())
+ALGORITHMS = {  # the algorithm, options of the session, options of the evaluation
+    "ditto": (DITTO, {}, {"clients": [0, 16]}),
+    "fra": (FRA, {"transforms": FEEDBACK}, {}),
+}
+
+
+def toy_runs(report, names):
+    for name, (algorithm, options, tested) in ALGORITHMS.items():
         options = {**OPTIONS, **options}
         alone = fp.session(MODEL, algorithm, FEDERATION, **ONE, **options)
-        expected = results(alone, trained(alone), TEST)
+        expected = results(alone, trained(alone), **tested)
         moved = farthest(expected[0], alone.init(3).server)
-        for chosen in meshes:
+        for run in (run for run in names if run.startswith(name)):
+            _, _, parts, form = run.split("-")
+            chosen = mesh(int(parts), form)
             session = fp.session(MODEL, algorithm, FEDERATION, **chosen, **options)
             state = trained(session)
             text = compiled(session).as_text()
             kept = (state.client_state, state.transform_state and state.transform_state.memory)
-            report["-".join([name, *map(str, chosen.values())])] = {
-                "far": farthest(expected, results(session, state, TEST)),
+            leaves, kernel = jax.tree.leaves(kept), session.setup.frozen["layer.kernel"]
+            report[run] = {
+                "far": farthest(expected, results(session, state, **tested)),
                 "moved": moved,
-                "whole": [
-                    x.shape
-                    for x in jax.tree.leaves(kept)
-                    if f"f32[{','.join(map(str, x.shape))}]" in text
-                ],
-                "rows": [x.addressable_shards[0].data.shape[0] for x in jax.tree.leaves(kept)],
-                "kernel": session.setup.frozen["layer.kernel"].addressable_shards[0].data.shape,
-            }  # fmt: skip
+                "whole": [x.shape for x in leaves if f"f32[{','.join(map(str, x.shape))}]" in text],
+                "rows": [x.addressable_shards[0].data.shape[0] for x in leaves],
+                "kernel": kernel.addressable_shards[0].data.shape,
+                "partitions": int(re.search(r"num_partitions=(\d+)", text)[1]),
+                "spread": len(jax.tree.leaves(state.server)[0].sharding.device_set),
+                "all_reduce": "all-reduce" in text,
+                "lanes": session.lanes(3),
+                # What a device computes in a step: [lanes, examples, features].
+                "batches": sorted({*re.findall(r"f32\[(\d+),4,5\]", text)}),
+            }
+
+
+def refusals(report):
+    for key, bad in {"lanes": {"lanes": 6}, "devices": {"devices": 9}}.items():
+        try:
+            fp.session(MODEL, DITTO, FEDERATION, **{**OPTIONS, **mesh(1), **bad})
+        except InputError as error:
+            report[f"{key} refused"] = str(error)
+
+
+def stored_clients(report):
+    """The cohort's rows and those of an evaluation are split evenly over four devices."""
+    model, options = toy.lora_model(), {"devices": 4, "lanes": 4, "clients_per_round": 3}
+    found = (stores.rounds("fedrep", place, model, **options) for place in ("device", "host"))
+    report["stored"] = {"far": farthest(*found)}
 
 
 def memory(report):
@@ -109,14 +135,14 @@ def resumed(report):
     """Stops a run on one mesh, and goes on with it on another one and on a single device."""
 
     def run(rounds, **options):
-        return simulate(MODEL, DITTO, FEDERATION, test=TEST, rounds=rounds, eval_every=4,
-                        **OPTIONS, **options)  # fmt: skip
+        return simulate(MODEL, DITTO, FEDERATION, test=TEST, test_clients=2, rounds=rounds,
+                        eval_every=4, **OPTIONS, **options)  # fmt: skip
 
     alone = run(3, **ONE)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        run(1, out=out, **mesh(2))
-        run(2, out=out, resume=True, **mesh(8, "gather"))
+        run(1, out=out, **mesh(2, "gather"))
+        run(2, out=out, resume=True, **mesh(8))
         last = run(3, out=out, resume=True, **ONE)
     far = farthest((alone.params, alone.client_state), (last.params, last.client_state))
     report["resumed"] = {"far": far, "rounds": [row["round"] for row in last.metrics]}
@@ -136,7 +162,7 @@ def split_columns(report):
     }
 
 
-def transformer(report):
+def transformer(report, names):
     model = fp.attach(tiny_model(hidden_dropout_prob=0.1), fp.peft.lora(2))
     federation = iid(tiny_dataset(64), clients=8, seed=0)
     algorithm = fp.algorithms.fedavg(optax.sgd(0.5))
@@ -145,12 +171,12 @@ def transformer(report):
     before, test = alone.init(3).server, tiny_dataset(10, seed=1)
     state = trained(alone, 1)
     expected = jax.device_get((state.server, alone.evaluate(state, test)))
-    for chosen in (mesh(4), mesh(4, "gather")):
-        session = fp.session(model, algorithm, federation, **chosen, **options)
+    for run in (run for run in names if run.startswith("bert")):
+        session = fp.session(model, algorithm, federation, **mesh(4, run[5:]), **options)
         state = trained(session, 1)
         text = compiled(session).as_text()
         step = [line for line in text.splitlines() if "while/body" in line]
-        report[f"bert-{chosen['model_sharding']}"] = {
+        report[run] = {
             "far": farthest(expected, (state.server, session.evaluate(state, test))),
             "moved": farthest(before, expected[0]),
             # [lanes on a device, batch, tokens, width]
@@ -163,7 +189,7 @@ def transformer(report):
         }  # fmt: skip
 
 
-def decoder(report):
+def decoder(report, names):
     """A quantised decoder whose layers are stacked, with the loss and the layers' own gradients."""
     config = {**TINY_LLAMA, "num_hidden_layers": 3}
     model = fp.random_model(config, head=causal_lm(), scan_layers=True, quantize="nf4")
@@ -175,10 +201,10 @@ def decoder(report):
     options = {"clients_per_round": 8, "batch_size": 4, "lanes": 8, "length_buckets": 0}
     alone = fp.session(model, algorithm, federation, **ONE, **options)
     before, expected = alone.init(3).server, jax.device_get(trained(alone, 1).server)
-    for chosen in (mesh(4), mesh(4, "gather")):
-        session = fp.session(model, algorithm, federation, **chosen, **options)
+    for run in (run for run in names if run.startswith("decoder")):
+        session = fp.session(model, algorithm, federation, **mesh(4, run[8:]), **options)
         frozen = session.setup.frozen.values()
-        report[f"decoder-{chosen['model_sharding']}"] = {
+        report[run] = {
             "far": farthest(expected, trained(session, 1).server),
             "moved": farthest(before, expected),
             "frozen": sum(x.addressable_shards[0].data.nbytes for x in frozen),
@@ -188,6 +214,8 @@ def decoder(report):
 
 if __name__ == "__main__":
     found: dict = {"available": len(jax.devices())}
-    for part in (toy_runs, memory, resumed, split_columns, transformer, decoder):
+    for part in (toy_runs, transformer, decoder):
+        part(found, sys.argv[1:])
+    for part in (refusals, stored_clients, memory, resumed, split_columns):
         part(found)
     print(json.dumps(found))

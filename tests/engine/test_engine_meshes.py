@@ -15,28 +15,40 @@ from fedjax_peft.errors import InputError
 
 TESTS = Path(__file__).parents[1]
 RULES = ((r".+\.query\.kernel", 1), (r".+\.query\.lora_b", 1), (r".+\.query\.bias", 0))
-RUNS = {
+KERNELS = {
     "ditto-8-1-tensor": [5, 8],
+    "ditto-8-2-gather": [5, 4],
+    "ditto-8-8-tensor": [5, 1],
+    "fra-8-4-tensor": [5, 2],
     "ditto-8-2-tensor": [5, 4],
     "ditto-8-4-tensor": [5, 2],
-    "ditto-8-8-tensor": [5, 1],
-    "ditto-8-2-gather": [5, 4],
-    "fra-8-4-tensor": [5, 2],
     "fra-8-8-gather": [5, 1],
 }
 """Name of the run (algorithm, devices, model_parallel, model_sharding) -> the part of the frozen
 kernel ``[5, 8]`` that a device has."""
+MORE = [*list(KERNELS)[4:], "decoder-gather"]
+"""Runs of the full product of settings."""
+
+
+def runs(names):
+    return [pytest.param(x, marks=[pytest.mark.exhaustive] * (x in MORE)) for x in names]
+
+
+RUNS = pytest.mark.parametrize("run", runs(KERNELS))
+TRANSFORMERS = ["bert-tensor", "bert-gather", "decoder-tensor", "decoder-gather"]
 
 
 @pytest.fixture(scope="module")
-def report():
+def report(request):
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
         "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
     }
-    command = [sys.executable, "-W", "error", str(TESTS / "engine" / "mesh_script.py")]
+    everything = request.config.getoption("exhaustive")
+    names = [name for name in (*KERNELS, *TRANSFORMERS) if everything or name not in MORE]
+    command = [sys.executable, "-W", "error", str(TESTS / "engine" / "mesh_script.py"), *names]
     # The time limit also catches a deadlock of concurrent decompositions.
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
@@ -44,7 +56,7 @@ def report():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS)
+@RUNS
 def test_every_mesh_gives_the_results_of_one_device(report, run):
     assert report["available"] == 8
     assert report[run]["moved"] > 0.01
@@ -52,7 +64,17 @@ def test_every_mesh_gives_the_results_of_one_device(report, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS)
+@RUNS
+def test_lanes_are_divided_among_the_devices(report, run):
+    found = report[run]
+    assert (found["partitions"], found["spread"]) == (8, 8)
+    assert found["all_reduce"]
+    # The devices that share the kernel compute the same lanes.
+    assert found["batches"] == [str(found["lanes"] // KERNELS[run][1])]
+
+
+@pytest.mark.slow
+@RUNS
 def test_no_device_has_the_state_of_all_clients(report, run):
     # 17 clients are padded to 24 rows, of which each device has 3.
     assert set(report[run]["rows"]) == {3}
@@ -61,9 +83,20 @@ def test_no_device_has_the_state_of_all_clients(report, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS)
+@RUNS
 def test_the_frozen_kernel_is_split_over_the_model_axis(report, run):
-    assert report[run]["kernel"] == RUNS[run]
+    assert report[run]["kernel"] == KERNELS[run]
+
+
+@pytest.mark.slow
+def test_clients_in_host_memory_are_divided_too(report):
+    assert_small(report["stored"]["far"], 1e-5)
+
+
+@pytest.mark.slow
+def test_lanes_and_devices_that_do_not_fit_are_refused(report):
+    assert report["lanes refused"] == "lanes = 6 is not a multiple of 8 devices."
+    assert report["devices refused"] == "devices = 9, but there are 8."
 
 
 @pytest.mark.slow
@@ -87,10 +120,9 @@ def test_large_data_are_split_by_example(report):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["tensor", "gather"])
-@pytest.mark.parametrize("model", ["bert", "decoder"])
-def test_a_transformer_gives_the_results_of_one_device(report, form, model):
-    found = report[f"{model}-{form}"]
+@pytest.mark.parametrize("run", runs(TRANSFORMERS))
+def test_a_transformer_gives_the_results_of_one_device(report, run):
+    found = report[run]
     assert found["moved"] > 0.01
     assert_small(found["far"], 1e-5)
     assert found["frozen"] < 0.35 * found["all_frozen"]  # a quarter, and the vectors
