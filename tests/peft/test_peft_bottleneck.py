@@ -188,14 +188,9 @@ def test_only_the_adapters_and_the_head_are_trained(method, places):
 
 
 BASE = {"model_type": "roberta"}
-PUBLISHED = [
-    # RoBERTa-base; 1,789,056 and 894,528 are the published 1.8M and 3.41 MiB.
-    (BASE, houlsby(), 1_789_056),
+PUBLISHED = [  # more are in test_peft_counts.py
     (BASE, pfeiffer(), 894_528),
-    (BASE, houlsby(size=16), 608_640),
     (BASE, opendelta(), 608_640),
-    *((BASE, houlsby(size=b), 36_888 * b + 18_432) for b in (32, 64, 128)),
-    ({"model_type": "gpt2"}, houlsby(), 1_789_056),
     ({"model_type": "gpt2"}, opendelta(), 608_640),
     ({"model_type": "vit"}, opendelta(), 608_640),
     ({"model_type": "deberta-v2"}, opendelta(), 608_640),

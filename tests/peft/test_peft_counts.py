@@ -1,5 +1,6 @@
 """The papers' parameter counts, from configs only, without allocating the models."""
 
+import functools
 import math
 
 import pytest
@@ -43,12 +44,23 @@ DEBERTA = {
 }
 GPT2 = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
 VIT = {"model_type": "vit", **BASE, "image_size": 224, "patch_size": 16}
-TEXT = pytest.mark.parametrize("config", [ROBERTA, DEBERTA], ids=["roberta", "deberta"])
+CONFIGS = {
+    "roberta": ROBERTA, "deberta": DEBERTA, "gpt2": GPT2, "vit": VIT,
+    **{kind: {"model_type": kind, "vocab_size": 54_175} for kind in ("rnn", "lstm")},
+}  # fmt: skip
+TEXT = pytest.mark.parametrize("model", ["roberta", "deberta"])
 
 
-def adapter(config, method, head=None):
+@functools.cache
+def counts(model, method="", /, *, classes=2, **options):
+    """Returns the counts of a method with options on a model, of which several papers speak."""
+    head = heads.causal_lm() if model in ("gpt2", "rnn", "lstm") else classification(classes)
+    return count(CONFIGS[model], getattr(peft, method)(**options) if method else None, head=head)
+
+
+def adapter(model, method, **options):
     """Returns the number of parameters that a method adds or trains, without the head."""
-    return count(config, method, head=head or classification(2))["adapter"]
+    return counts(model, method, **options)["adapter"]
 
 
 def mib(parameters):
@@ -59,61 +71,61 @@ def mib(parameters):
 # ------------------------------------------------------------------------------ FeDeRA, Table 1 ff.
 
 
-def test_full_models():
-    roberta, deberta = (count(c, head=classification(2))["frozen"] for c in (ROBERTA, DEBERTA))
-    assert (roberta, deberta) == (124_055_040, 183_831_552)
-    assert adapter(ROBERTA, peft.full()) == roberta
-    assert adapter(DEBERTA, peft.full()) == deberta
+@pytest.mark.parametrize(("model", "whole"), [("roberta", 124_055_040), ("deberta", 183_831_552)])
+def test_full_models(model, whole):
+    assert counts(model, "houlsby")["frozen"] == whole
+    assert counts(model, "full") == counts(model, "houlsby") | {"adapter": whole, "frozen": 0}
 
 
 def test_biases():
-    assert adapter(ROBERTA, peft.bitfit()) == 102_144
+    assert adapter("roberta", "bitfit") == 102_144
     # One more layer norm on the relative embeddings, and no bias elsewhere that RoBERTa lacks.
-    assert adapter(DEBERTA, peft.bitfit()) == 102_912
+    assert adapter("deberta", "bitfit") == 102_912
 
 
 @TEXT
-def test_houlsby(config):
-    assert adapter(config, peft.houlsby()) == 24 * 74_544 == 1_789_056
+def test_houlsby(model):
+    assert adapter(model, "houlsby") == 24 * 74_544 == 1_789_056
 
 
 @TEXT
-def test_lora(config):
-    assert adapter(config, peft.lora(32)) == 1_179_648
-    assert adapter(config, peft.lora(32, init="svd")) == 1_179_648
+def test_lora(model):
+    assert adapter(model, "lora", rank=32) == 1_179_648
 
 
-@pytest.mark.parametrize(
-    ("rank", "parameters"), [(3, 110_592), (48, 1_769_472), (64, 2_359_296), (128, 4_718_592)]
-)
-def test_lora_budgets(rank, parameters):
-    assert adapter(ROBERTA, peft.lora(rank)) == 36_864 * rank == parameters
+def test_a_start_from_the_weights_has_the_same_size():
+    assert adapter("roberta", "lora", rank=32, init="svd") == 1_179_648
 
 
-@pytest.mark.parametrize(
-    ("size", "parameters"),
-    [(2, 92_208), (3, 129_096), (32, 1_198_848), (64, 2_379_264), (128, 4_740_096)],
-)
-def test_adapter_budgets(size, parameters):
-    assert adapter(ROBERTA, peft.houlsby(size=size)) == 36_888 * size + 18_432 == parameters
+def test_lora_budgets():
+    for rank in (8, 16, 32):
+        assert adapter("roberta", "lora", rank=rank) == 36_864 * rank
+    table = {3: 110_592, 48: 1_769_472, 64: 2_359_296, 128: 4_718_592}
+    assert {rank: 36_864 * rank for rank in table} == table
+
+
+def test_adapter_budgets():
+    table = {2: 92_208, 3: 129_096, 32: 1_198_848, 64: 2_379_264, 128: 4_740_096}
+    assert {size: 36_888 * size + 18_432 for size in table} == table
+    for size in (2, 16):
+        assert adapter("roberta", "houlsby", size=size) == 36_888 * size + 18_432
 
 
 def test_head():
-    counts = count(ROBERTA, peft.lora(8), head=classification(20))
-    assert counts["head"] == 605_972
-    assert count(ROBERTA, peft.head_only(), head=classification(20))["adapter"] == 0
+    found = counts("roberta", "head_only", classes=20)
+    assert found == {"adapter": 0, "head": 605_972, "frozen": 124_055_040}
 
 
 # ------------------------------------------------------------------------------------- FRA-LoRA
 
 
 def test_fra_set_up():
-    counts = count(ROBERTA, peft.lora(16), head=classification(2))
-    assert counts == {"adapter": 589_824, "head": 592_130, "frozen": 124_055_040}
-    assert counts["frozen"] + counts["head"] == 124_647_170  # what the paper calls the total
-    assert counts["adapter"] + counts["head"] == 1_181_954
+    found = counts("roberta", "lora", rank=16)
+    assert found == {"adapter": 589_824, "head": 592_130, "frozen": 124_055_040}
+    assert found["frozen"] + found["head"] == 124_647_170  # what the paper calls the total
+    assert found["adapter"] + found["head"] == 1_181_954
     # The paper prints 1,774,084: PEFT keeps the original head beside the trained copy.
-    assert counts["adapter"] + 2 * counts["head"] == 1_774_084
+    assert found["adapter"] + 2 * found["head"] == 1_774_084
 
 
 # --------------------------------------------------------------------------------------- FedMCP
@@ -121,62 +133,58 @@ def test_fra_set_up():
 
 def test_fedmcp_footprint():
     whole = 124_645_632  # RoBERTa with the pooler that a classifier has no use for
-    one = adapter(ROBERTA, peft.houlsby(size=16))
-    two = adapter(ROBERTA, peft.dual(size=16))
+    one, two = (adapter("roberta", method, size=16) for method in ("houlsby", "dual"))
     assert (one, two) == (608_640, 2 * 608_640)
     assert round(100 * one / whole, 4) == 0.4883
     assert round(100 * two / whole, 3) == 0.977
     shares = {
-        0.244: peft.pfeiffer(size=16),
-        0.718: peft.pfeiffer(size=48),
-        1.435: peft.houlsby(size=48),
-        0.237: peft.lora(8),
-        0.473: peft.lora(16),
+        0.244: adapter("roberta", "pfeiffer", size=16),
+        0.718: adapter("roberta", "pfeiffer"),  # of size 48, as the next
+        1.435: adapter("roberta", "houlsby"),
+        0.237: adapter("roberta", "lora", rank=8),
+        0.473: adapter("roberta", "lora", rank=16),
     }
-    for share, method in shares.items():
-        assert round(100 * adapter(ROBERTA, method) / whole, 3) == share
+    for share, parameters in shares.items():
+        assert round(100 * parameters / whole, 3) == share
 
 
 # --------------------------------------------------------------------------- FedAdapters, Table 12
 
 
-def test_adapters_of_gpt2_and_vit():
-    for config, head in ((GPT2, heads.causal_lm()), (VIT, classification(100))):
-        pfeiffer, houlsby = (
-            adapter(config, peft.pfeiffer(), head),
-            adapter(config, peft.houlsby(), head),
-        )
-        assert (pfeiffer, mib(pfeiffer)) == (894_528, 3.41)
-        assert (houlsby, mib(houlsby)) == (1_789_056, 6.82)
-        lora = adapter(config, peft.lora(8), head)
-        assert (lora, mib(lora)) == (294_912, 1.12)
+@pytest.mark.parametrize(("model", "classes"), [("gpt2", 2), ("vit", 100)])
+def test_adapters_of_gpt2_and_vit(model, classes):
+    rows = {
+        "pfeiffer": (894_528, 3.41), "houlsby": (1_789_056, 6.82), "lora": (294_912, 1.12),
+    }  # fmt: skip
+    for method, row in rows.items():
+        found = adapter(model, method, classes=classes, **({"rank": 8} if method == "lora" else {}))
+        assert (found, mib(found)) == row
 
 
 def test_lora_on_parts_of_c_attn_has_the_size_of_lora_on_the_whole():
-    assert adapter(GPT2, peft.lora(8, parts=["q", "v"]), heads.causal_lm()) == 294_912
+    assert adapter("gpt2", "lora", rank=8, parts=("q", "v")) == 294_912
 
 
 def test_gpt2():
-    counts = count(GPT2, peft.lora(8), head=heads.causal_lm())
-    assert counts == {"adapter": 294_912, "head": 0, "frozen": 124_439_808}
-    assert mib(counts["frozen"]) == 474.70
+    found = counts("gpt2", "lora", rank=8)
+    assert found == {"adapter": 294_912, "head": 0, "frozen": 124_439_808}
+    assert mib(found["frozen"]) == 474.70
     # The paper's figure holds the adapter and twelve masks of 1024 x 1024 bytes too.
     masks = 12 * 1024**2 / 4
-    assert mib(counts["frozen"] + counts["adapter"] + masks) == 487.82
+    assert mib(found["frozen"] + found["adapter"] + masks) == 487.82
 
 
 def test_vit():
-    counts = count(VIT, peft.lora(8), head=classification(100))
-    assert counts == {"adapter": 294_912, "head": 76_900, "frozen": 85_798_656}
+    found = counts("vit", "lora", rank=8, classes=100)
+    assert found == {"adapter": 294_912, "head": 76_900, "frozen": 85_798_656}
     pooler = 768 * 768 + 768  # which a classifier has no use for, and the paper's figure holds
-    full = counts["frozen"] + counts["head"] + pooler
-    assert (mib(full), mib(full + counts["adapter"])) == (329.84, 330.96)
+    full = found["frozen"] + found["head"] + pooler
+    assert (mib(full), mib(full + found["adapter"])) == (329.84, 330.96)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("rnn", 219.34), ("lstm", 241.87)])
 def test_recurrent_models(kind, size):
-    config = {"model_type": kind, "vocab_size": 54_175}
-    total = sum(count(config, head=heads.causal_lm()).values())
+    total = sum(counts(kind).values())
     assert round(total * 4 / 2**20, 2) == size  # rounded here, where the other rows are cut
 
 
