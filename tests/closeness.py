@@ -18,11 +18,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-__all__ = ["approx", "assert_close", "assert_small", "roughly"]
+__all__ = ["ROUNDOFF", "approx", "assert_close", "assert_small", "assert_trees_close", "roughly"]
 
+ROUNDOFF = 2.0**-24
+"""The largest relative error of one float32 operation."""
 FOLDER = os.environ.get("CLOSENESS")
 
 
@@ -31,6 +34,13 @@ def assert_close(got, expected, rtol=1e-7, atol=0.0, err_msg=""):
     if FOLDER:
         _record(_share(got, expected, lambda x: atol + rtol * np.abs(x)))
     np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol, err_msg=err_msg)
+
+
+def assert_trees_close(got, expected, rtol=1e-5, atol=1e-6):
+    """Raises if two pytrees have other structures, or leaves that are not close."""
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert_close(x, y, rtol=rtol, atol=atol)
 
 
 def assert_small(error, bound, err_msg=""):
@@ -68,8 +78,8 @@ class _Recorded:
             _record(_share(got, self.expected, self.tolerance))
         return self.close == got
 
-    def __ne__(self, got):
-        return not self == got
+    def __ne__(self, got):  # how far apart two numbers are says nothing about a tolerance
+        return not self.close == got
 
     def __repr__(self):
         return repr(self.close)

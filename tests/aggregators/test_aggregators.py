@@ -189,9 +189,10 @@ def test_both_decompositions_agree_and_signs_are_canonical(options):
     )
     kept = slice(rank)  # the other directions have B = 0 and any A
     # A singular vector is as exact as eps * (largest singular value) / (distance to the next one),
-    # here up to 2.3e-5, and B holds it times a singular value of up to 11.
-    assert_close(qr[0][:, :, kept], dense[0][:, :, kept], rtol=0, atol=1e-4)
-    assert_close(qr[1], dense[1], rtol=0, atol=3e-4)
+    # here up to 2.3e-5, times the root of the 80 numbers that a rotation touches; and B holds it
+    # times a singular value of up to 11.
+    assert_close(qr[0][:, :, kept], dense[0][:, :, kept], rtol=0, atol=3e-4)
+    assert_close(qr[1], dense[1], rtol=0, atol=2e-3)
     for measured in (2, 3, 4):  # Frobenius and largest error, norm
         assert_close(qr[measured], dense[measured], rtol=1e-4)
     largest = np.take_along_axis(qr[0], np.abs(qr[0]).argmax(axis=1)[:, None], axis=1)
@@ -285,7 +286,8 @@ def test_error_can_be_left_out():
         assert metrics == {}
         expected, *_ = aggregate(measuring, uploads, weights, template, fixed)
         for name in template:
-            assert_close(update[name], expected[name], rtol=0, atol=1e-6)
+            # Two programs: rounding times the largest singular value over the distance to the next.
+            assert_close(update[name], expected[name], rtol=0, atol=2e-5)
 
 
 def test_mean_needs_no_lora():

@@ -296,7 +296,8 @@ def test_without_error_there_are_no_metrics_and_the_update_is_the_same(make):
     assert measured.metrics
     assert plain.metrics == {}
     for name, x in plain.update.items():
-        assert_close(x, measured.update[name], rtol=0, atol=1e-6)
+        # Two programs: rounding times the largest singular value over the distance to the next.
+        assert_close(x, measured.update[name], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("aggregator", [FRA, FLEX, ILORA], ids=lambda x: x.name)

@@ -12,7 +12,7 @@ import optax
 import pytest
 import reference
 import toy
-from closeness import approx, assert_close, assert_small
+from closeness import ROUNDOFF, approx, assert_close, assert_small
 
 from fedjax_peft.aggregators import flexlora
 from fedjax_peft.algorithms import fedavg, fedex, fedsa, ffa, flora, fra_ffa, hetlora, local, rolora
@@ -262,8 +262,9 @@ EXACT = ("ffa", "rolora", "flora", "fedex")
 def test_exact_methods_report_no_error(method):
     for result in fast(method)[0]:
         for name in ("", "_relative", "_max", "/layer"):
-            # FLoRA and FedEx measure it on sums with the kernel, in float32.
-            assert_small(result.aggregation[f"aggregation_error{name}"], 1e-6)
+            # FLoRA and FedEx measure it on sums with the kernel, in float32: the norm of 30 numbers
+            # that each carry the rounding of five clients' products, of size 3.
+            assert_small(result.aggregation[f"aggregation_error{name}"], 30**0.5 * 5 * 3 * ROUNDOFF)
 
 
 def test_fedex_reports_the_merged_residual():

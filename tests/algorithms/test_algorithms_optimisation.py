@@ -479,7 +479,8 @@ MAKE = {
 def test_hand_calculated_rounds(name):
     make, expected = MAKE[name]
     rig = Quadratics(make())
-    assert [rig.round() for _ in expected] == approx(expected, rel=1e-6)
+    # Some ten operations a round, carried on by the momenta of three.
+    assert [rig.round() for _ in expected] == approx(expected, rel=5e-6)
     # Nobody is there, as where all uploads are dropped: then nothing moves, momentum neither.
     before = jax.device_get(rig.state)
     rig.round([])

@@ -679,7 +679,8 @@ def test_centralised_training_continues_over_rounds():
         options = {"batch_size": BATCH, "epochs": EPOCHS}
         for batch in reference.local_batches(everything, 0, number, **options):
             params = moved(adam, params, gradient_at(params, batch))
-    assert_small(distance(result.server, params), 1e-5)
+    # Adam divides by the root of squares: the rounding of a small gradient counts as much.
+    assert_small(distance(result.server, params), 5e-5)
 
 
 # --------------------------------------------------------------------------- whole runs, on disk

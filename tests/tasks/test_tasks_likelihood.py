@@ -47,8 +47,8 @@ def _chunked(hidden, table, counted, weights=WEIGHTS):
     return jnp.sum(scores.log_likelihood * weights)
 
 
-def _close(found, expected, tolerance=1e-6):
-    """Asserts that arrays are equal, with respect to the largest number of each."""
+def _close(found, expected, tolerance=5e-6):
+    """Asserts that arrays are equal, as far as sums in chunks are, for the largest number."""
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert_close(x, y, atol=tolerance * np.abs(y).max(initial=1e-30), rtol=0)
 
@@ -93,7 +93,7 @@ def test_second_derivatives(inner):
 
         return jax.jit(jax.grad(value, (0, 1)))(HIDDEN, TABLE)
 
-    _close(outer(_chunked), outer(_plain), 2e-6)
+    _close(outer(_chunked), outer(_plain), 1e-5)
 
 
 def test_clients_of_different_lengths_share_a_loop():
