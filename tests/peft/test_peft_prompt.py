@@ -43,7 +43,7 @@ def batch_of(length):
 
 def outputs(model, batch, trainable=None):
     trainable = model.trainable if trainable is None else trainable
-    return model.apply(model.frozen, trainable, batch, None, False)
+    return jax.jit(model.apply, static_argnums=4)(model.frozen, trainable, batch, None, False)
 
 
 def adapters(model):

@@ -59,7 +59,7 @@ def test_marked_leaves_are_trained_beside_the_head_and_no_others(method):
         np.testing.assert_array_equal(values[name], x)
 
 
-@pytest.mark.parametrize("method", ["bitfit", "full"])
+@pytest.mark.parametrize("method", [pytest.param("bitfit", marks=pytest.mark.exhaustive), "full"])
 def test_all_trained_leaves_have_a_gradient(method):
     model = attach(tiny(), METHODS[method])
 
