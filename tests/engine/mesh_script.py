@@ -1,8 +1,9 @@
-"""Runs on eight virtual devices in a process of its own, and prints a report as JSON.
+"""Runs on eight virtual devices, in a process of its own; see test_engine_meshes.py.
 
-Its arguments are names of runs, such as ``ditto-8-2-tensor``. See test_engine_meshes.py.
+It reads names of runs, such as ``ditto-8-2-tensor``, and prints what it has found, in a line each.
 """
 
+import functools
 import json
 import re
 import sys
@@ -72,51 +73,58 @@ ALGORITHMS = {  # the algorithm, options of the session, options of the evaluati
 }
 
 
-def toy_runs(report, names):
-    for name, (algorithm, options, tested) in ALGORITHMS.items():
-        options = {**OPTIONS, **options}
-        alone = fp.session(MODEL, algorithm, FEDERATION, **ONE, **options)
-        expected = results(alone, trained(alone), **tested)
-        moved = farthest(expected[0], alone.init(3).server)
-        for run in (run for run in names if run.startswith(name)):
-            _, _, parts, form = run.split("-")
-            chosen = mesh(int(parts), form)
-            session = fp.session(MODEL, algorithm, FEDERATION, **chosen, **options)
-            state = trained(session)
-            text = compiled(session).as_text()
-            kept = (state.client_state, state.transform_state and state.transform_state.memory)
-            leaves, kernel = jax.tree.leaves(kept), session.setup.frozen["layer.kernel"]
-            report[run] = {
-                "far": farthest(expected, results(session, state, **tested)),
-                "moved": moved,
-                "whole": [x.shape for x in leaves if f"f32[{','.join(map(str, x.shape))}]" in text],
-                "rows": [x.addressable_shards[0].data.shape[0] for x in leaves],
-                "kernel": kernel.addressable_shards[0].data.shape,
-                "partitions": int(re.search(r"num_partitions=(\d+)", text)[1]),
-                "spread": len(jax.tree.leaves(state.server)[0].sharding.device_set),
-                "all_reduce": "all-reduce" in text,
-                "lanes": session.lanes(3),
-                # What a device computes in a step: [lanes, examples, features].
-                "batches": sorted({*re.findall(r"f32\[(\d+),4,5\]", text)}),
-            }
+@functools.cache
+def toy_run_alone(name):
+    """Returns the results of one device, and how far the model has moved."""
+    algorithm, options, tested = ALGORITHMS[name]
+    alone = fp.session(MODEL, algorithm, FEDERATION, **ONE, **OPTIONS, **options)
+    expected = results(alone, trained(alone), **tested)
+    return expected, farthest(expected[0], alone.init(3).server)
 
 
-def refusals(report):
+def toy_run(run):
+    name, _, parts, form = run.split("-")
+    expected, moved = toy_run_alone(name)
+    algorithm, options, tested = ALGORITHMS[name]
+    options = {**OPTIONS, **options, **mesh(int(parts), form)}
+    session = fp.session(MODEL, algorithm, FEDERATION, **options)
+    state = trained(session)
+    text = compiled(session).as_text()
+    kept = (state.client_state, state.transform_state and state.transform_state.memory)
+    leaves, kernel = jax.tree.leaves(kept), session.setup.frozen["layer.kernel"]
+    return {
+        "far": farthest(expected, results(session, state, **tested)),
+        "moved": moved,
+        "whole": [x.shape for x in leaves if f"f32[{','.join(map(str, x.shape))}]" in text],
+        "rows": [x.addressable_shards[0].data.shape[0] for x in leaves],
+        "kernel": kernel.addressable_shards[0].data.shape,
+        "partitions": int(re.search(r"num_partitions=(\d+)", text)[1]),
+        "spread": len(jax.tree.leaves(state.server)[0].sharding.device_set),
+        "all_reduce": "all-reduce" in text,
+        "lanes": session.lanes(3),
+        # What a device computes in a step: [lanes, examples, features].
+        "batches": sorted({*re.findall(r"f32\[(\d+),4,5\]", text)}),
+    }
+
+
+def refused(_):
+    found = {}
     for key, bad in {"lanes": {"lanes": 6}, "devices": {"devices": 9}}.items():
         try:
             fp.session(MODEL, DITTO, FEDERATION, **{**OPTIONS, **mesh(1), **bad})
         except InputError as error:
-            report[f"{key} refused"] = str(error)
+            found[key] = str(error)
+    return found
 
 
-def stored_clients(report):
+def stored(_):
     """The cohort's rows and those of an evaluation are split evenly over four devices."""
     model, options = toy.lora_model(), {"devices": 4, "lanes": 4, "clients_per_round": 3}
     found = (stores.rounds("fedrep", place, model, **options) for place in ("device", "host"))
-    report["stored"] = {"far": farthest(*found)}
+    return {"far": farthest(*found)}
 
 
-def memory(report):
+def memory(_):
     """Compares the arguments of the program for many clients on one device and on eight."""
     federation = toy.clients([1] * 256)
     found = {}
@@ -128,10 +136,10 @@ def memory(report):
         arguments = compiled(session).memory_analysis().argument_size_in_bytes
         found[chosen["devices"]] = arguments
     owned = sum(x.nbytes for x in jax.tree.leaves(state.client_state))
-    report["memory"] = {"saved": found[1] - found[8], "clients": owned}
+    return {"saved": found[1] - found[8], "clients": owned}
 
 
-def resumed(report):
+def resumed(_):
     """Stops a run on one mesh, and goes on with it on another one and on a single device."""
 
     def run(rounds, **options):
@@ -145,10 +153,10 @@ def resumed(report):
         run(2, out=out, resume=True, **mesh(8))
         last = run(3, out=out, resume=True, **ONE)
     far = farthest((alone.params, alone.client_state), (last.params, last.client_state))
-    report["resumed"] = {"far": far, "rounds": [row["round"] for row in last.metrics]}
+    return {"far": far, "rounds": [row["round"] for row in last.metrics]}
 
 
-def split_columns(report):
+def columns(_):
     session = fp.session(MODEL, DITTO, FEDERATION, **mesh(2), **OPTIONS)
     everything = FEDERATION.data.columns
     layout = session.setup.layout._replace(whole_columns=0)
@@ -156,66 +164,73 @@ def split_columns(report):
         session.setup._replace(layout=layout), session._leaves, session._schedule, everything,
         lanes=8,
     )  # fmt: skip
-    report["columns"] = {
+    return {
         "far": farthest(*(s.trimmed(trained(s, 1)).server for s in (session, split))),
         "rows": [len(everything["x"]), split.columns["x"].addressable_shards[0].data.shape[0]],
     }
 
 
-def transformer(report, names):
-    model = fp.attach(tiny_model(hidden_dropout_prob=0.1), fp.peft.lora(2))
-    federation = iid(tiny_dataset(64), clients=8, seed=0)
-    algorithm = fp.algorithms.fedavg(optax.sgd(0.5))
-    options = {"clients_per_round": 8, "batch_size": 4, "lanes": 8, "length_buckets": 0}
-    alone = fp.session(model, algorithm, federation, **ONE, **options)
-    before, test = alone.init(3).server, tiny_dataset(10, seed=1)
-    state = trained(alone, 1)
-    expected = jax.device_get((state.server, alone.evaluate(state, test)))
-    for run in (run for run in names if run.startswith("bert")):
-        session = fp.session(model, algorithm, federation, **mesh(4, run[5:]), **options)
-        state = trained(session, 1)
-        text = compiled(session).as_text()
-        step = [line for line in text.splitlines() if "while/body" in line]
-        report[run] = {
-            "far": farthest(expected, (state.server, session.evaluate(state, test))),
-            "moved": farthest(before, expected[0]),
-            # [lanes on a device, batch, tokens, width]
-            "summed": sum(bool(re.search(r"f32\[4,4,12,32\]\S* all-reduce\(", x)) for x in step),
-            "gathered": sum(bool(re.search(r"f32\[(32,64|64,32)\]\S* all-gather\(", x))
-                            for x in step),
-            "frozen": sum(x.addressable_shards[0].data.nbytes
-                          for x in session.setup.frozen.values()),
-            "all_frozen": sum(x.nbytes for x in session.setup.frozen.values()),
-        }  # fmt: skip
+BATCHES = {"clients_per_round": 8, "batch_size": 4, "lanes": 8, "length_buckets": 0}
+STEP = fp.algorithms.fedavg(optax.sgd(0.5))
 
 
-def decoder(report, names):
-    """A quantised decoder whose layers are stacked, with the loss and the layers' own gradients."""
-    config = {**TINY_LLAMA, "num_hidden_layers": 3}
-    model = fp.random_model(config, head=causal_lm(), scan_layers=True, quantize="nf4")
-    model = fp.attach(model, fp.peft.lora(2))
-    ids = np.random.default_rng(0).integers(3, 60, (64, 12)).astype(np.int32)
-    columns = {"input_ids": ids, "attention_mask": np.ones(ids.shape, bool)}
-    federation = iid(Dataset(columns, (), "random", task=tasks.next_token()), clients=8, seed=0)
-    algorithm = fp.algorithms.fedavg(optax.sgd(0.5))
-    options = {"clients_per_round": 8, "batch_size": 4, "lanes": 8, "length_buckets": 0}
-    alone = fp.session(model, algorithm, federation, **ONE, **options)
-    before, expected = alone.init(3).server, jax.device_get(trained(alone, 1).server)
-    for run in (run for run in names if run.startswith("decoder")):
-        session = fp.session(model, algorithm, federation, **mesh(4, run[8:]), **options)
-        frozen = session.setup.frozen.values()
-        report[run] = {
-            "far": farthest(expected, trained(session, 1).server),
-            "moved": farthest(before, expected),
-            "frozen": sum(x.addressable_shards[0].data.nbytes for x in frozen),
-            "all_frozen": sum(x.nbytes for x in frozen),
-        }
+@functools.cache
+def transformer(name):
+    """Returns the arguments of a session; the decoder is quantised, and its layers are stacked.
 
+    So it has the loss and the gradients that these have of their own.
+    """
+    if name == "bert":
+        model, data = tiny_model(hidden_dropout_prob=0.1), tiny_dataset(64)
+    else:
+        config = {**TINY_LLAMA, "num_hidden_layers": 3}
+        model = fp.random_model(config, head=causal_lm(), scan_layers=True, quantize="nf4")
+        ids = np.random.default_rng(0).integers(3, 60, (64, 12)).astype(np.int32)
+        tokens = {"input_ids": ids, "attention_mask": np.ones(ids.shape, bool)}
+        data = Dataset(tokens, (), "random", task=tasks.next_token())
+    return fp.attach(model, fp.peft.lora(2)), STEP, iid(data, clients=8, seed=0)
+
+
+def outcome(session, name):
+    """Returns the server's model after a round, and with BERT its scores."""
+    state = trained(session, 1)
+    scores = session.evaluate(state, tiny_dataset(10, seed=1)) if name == "bert" else ()
+    return jax.device_get((state.server, scores))
+
+
+@functools.cache
+def transformer_alone(name):
+    """Returns the outcome on one device, and how far the model has moved."""
+    alone = fp.session(*transformer(name), **ONE, **BATCHES)
+    expected = outcome(alone, name)
+    return expected, farthest(alone.init(3).server, expected[0])
+
+
+def transformer_run(run):
+    name, form = run.split("-")
+    expected, moved = transformer_alone(name)
+    session = fp.session(*transformer(name), **mesh(4, form), **BATCHES)
+    far = farthest(expected, outcome(session, name))
+    step = [line for line in compiled(session).as_text().splitlines() if "while/body" in line]
+    frozen = session.setup.frozen.values()
+    return {
+        "far": far,
+        "moved": moved,
+        # [lanes on a device, batch, tokens, width]
+        "summed": sum(bool(re.search(r"f32\[4,4,12,32\]\S* all-reduce\(", x)) for x in step),
+        "gathered": sum(bool(re.search(r"f32\[(32,64|64,32)\]\S* all-gather\(", x)) for x in step),
+        "frozen": sum(x.addressable_shards[0].data.nbytes for x in frozen),
+        "all_frozen": sum(x.nbytes for x in frozen),
+    }
+
+
+PARTS = {
+    **dict.fromkeys(ALGORITHMS, toy_run),
+    **dict.fromkeys(("bert", "decoder"), transformer_run),
+    **{part.__name__: part for part in (refused, stored, memory, resumed, columns)},
+}
 
 if __name__ == "__main__":
-    found: dict = {"available": len(jax.devices())}
-    for part in (toy_runs, transformer, decoder):
-        part(found, sys.argv[1:])
-    for part in (refusals, stored_clients, memory, resumed, split_columns):
-        part(found)
-    print(json.dumps(found))
+    for line in sys.stdin:
+        run = line.strip()
+        print(json.dumps(PARTS[run.split("-")[0]](run)), flush=True)
