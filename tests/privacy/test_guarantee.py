@@ -20,6 +20,7 @@ from fedjax_peft.simulation.stopping import early_stop
 from fedjax_peft.typing import Privacy
 
 DELTA = 1e-5
+MODEL, ALGORITHM = toy.model(), fp.algorithms.fedavg(optax.sgd(0.1))
 
 
 def fake(noise_multiplier=2.0) -> Privacy:
@@ -37,8 +38,8 @@ def fake(noise_multiplier=2.0) -> Privacy:
 
 def simulate(privacy, **options):
     return fp.simulate(
-        toy.model(),
-        fp.algorithms.fedavg(optax.sgd(0.1)),
+        MODEL,
+        ALGORITHM,
         toy.clients((7, 4, 12, 1, 9)),
         privacy=privacy,
         **{"rounds": 2, "batch_size": 4, "sampling": "poisson", "clients_per_round": 2, **options},

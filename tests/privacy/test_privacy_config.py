@@ -5,6 +5,7 @@ import json
 import pytest
 from closeness import approx
 from compiled import compilations
+from one_layer import write_checkpoint
 
 import fedjax_peft as fp
 from fedjax_peft import testing
@@ -80,7 +81,7 @@ share = 0.5
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
     root = tmp_path_factory.mktemp("project")
-    testing.write_tiny_checkpoint(root / "model")
+    write_checkpoint(root / "model")
     testing.write_tiny_texts(root / "data", train=24, test=4)
     (root / "own.py").write_text(OWN)
     (root / "config.toml").write_text(CONFIG.format(root=root))

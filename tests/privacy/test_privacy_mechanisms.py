@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import linear
 import numpy as np
 import optax
 import pytest
@@ -142,7 +143,7 @@ def test_the_noise_is_split_between_uploads_and_share():
 
 
 def test_adaptive_clipping_runs_in_both_engines_and_resumes_exactly(tmp_path):
-    clients, model = toy.clients([6, 4, 9]), toy.lora_model()
+    clients, model = toy.clients([6, 4, 9]), linear.model()
     options = {"privacy": adaptive(0.01, 0.5, clip_rate=0.5), "sampling": "poisson"}
     options |= {"clients_per_round": 2, "eval_every": 1, "checkpoint_every": 2}
     arguments = (model, algorithms.fedavg(SGD), clients)
