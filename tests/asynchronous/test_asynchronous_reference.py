@@ -1,5 +1,6 @@
 """Asynchronous runs against a slow reference, written from the papers' algorithm boxes."""
 
+import functools
 import math
 
 import linear
@@ -16,6 +17,9 @@ from fedjax_peft.random import host_rng
 SIZES = [5, 9, 12, 7, 20, 3]
 TIME = fp.TimeModel(seconds_per_step=1.0, spread=1.0)
 RATE, LAM, BATCH, SEED = 0.3, 0.5, 4, 3
+FEDAVG = fp.algorithms.fedavg(optax.sgd(RATE))
+DITTO = fp.algorithms.ditto(optax.sgd(RATE), lam=LAM)
+model = functools.cache(linear.model)
 
 
 class Reference:
@@ -28,7 +32,7 @@ class Reference:
     def __init__(self, server, clients, concurrency, draw, *, ditto=False):
         self.server, self.clients, self.draw, self.ditto = server, clients, draw, ditto
         self.concurrency = concurrency
-        self.x = {n: np.array(v, np.float64) for n, v in linear.model().trainable.items()}
+        self.x = {n: np.array(v, np.float64) for n, v in model().trainable.items()}
         self.personal = [dict(self.x) for _ in clients.indices]
         self.version, self.now = 0, 0.0
         self.at_work, self.buffer, self.waiting = [], [], set()
@@ -102,7 +106,7 @@ def fedasync_server(alpha):
 
 def simulated(asynchronous, algorithm, rounds, **options):
     return fp.simulate(
-        linear.model(),
+        model(),
         algorithm,
         toy.clients(SIZES),
         rounds=rounds,
@@ -119,8 +123,8 @@ def simulated(asynchronous, algorithm, rounds, **options):
 def started(run, rounds, asynchronous):
     """Returns a function that draws the clients that the queue of the run drew."""
     session = fp.session(
-        linear.model(),
-        fp.algorithms.fedavg(optax.sgd(RATE)),
+        model(),
+        FEDAVG,
         toy.clients(SIZES),
         batch_size=BATCH,
         asynchronous=asynchronous,
@@ -167,11 +171,7 @@ SERVERS = {
 def test_runs_equal_a_reference_of_single_events(name, ditto, engine):
     asynchronous, server, concurrency = SERVERS[name]
     rounds = 9 if engine == "compiled" else 4
-    algorithm = (
-        fp.algorithms.ditto(optax.sgd(RATE), lam=LAM)
-        if ditto
-        else fp.algorithms.fedavg(optax.sgd(RATE))
-    )
+    algorithm = DITTO if ditto else FEDAVG
     lanes = 1 if engine == "reference" else 2
     run = simulated(asynchronous, algorithm, rounds, lanes=lanes, engine=engine)
     draw = started(run, rounds, asynchronous)
@@ -193,15 +193,8 @@ def test_runs_equal_a_reference_of_single_events(name, ditto, engine):
 
 
 def test_lanes_and_packing_do_not_change_results():
-    runs = [
-        simulated(
-            fp.asynchronous.fedbuff(3, concurrency=5),
-            fp.algorithms.fedavg(optax.sgd(RATE)),
-            6,
-            lanes=lanes,
-        )
-        for lanes in (1, 3)
-    ]
+    asynchronous = fp.asynchronous.fedbuff(3, concurrency=5)
+    runs = [simulated(asynchronous, FEDAVG, 6, lanes=lanes) for lanes in (1, 3)]
     for leaf, value in runs[0].params.items():
         assert_close(value, runs[1].params[leaf], atol=1e-6)
 
@@ -214,11 +207,10 @@ def test_all_clients_at_equal_speed_are_synchronous_fedavg():
         "progress": False,
         "time_model": fp.TimeModel(seconds_per_step=0.0),
     }
-    algorithm = fp.algorithms.fedavg(optax.sgd(RATE))
-    clients = toy.clients(SIZES)
+    bound, clients = toy.model(), toy.clients(SIZES)  # with dropout
     asynchronous = fp.asynchronous.fedbuff(len(SIZES), staleness="constant", weights="size")
-    fedbuff = fp.simulate(toy.model(), algorithm, clients, asynchronous=asynchronous, **common)
-    fedavg = fp.simulate(toy.model(), algorithm, clients, **common)
+    fedbuff = fp.simulate(bound, FEDAVG, clients, asynchronous=asynchronous, **common)
+    fedavg = fp.simulate(bound, FEDAVG, clients, **common)
     for leaf, value in fedbuff.params.items():
         assert_close(value, fedavg.params[leaf], atol=1e-6)
     for one, other in zip(fedbuff.metrics, fedavg.metrics, strict=True):
