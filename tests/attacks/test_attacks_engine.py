@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import linear
 import numpy as np
 import optax
 import pytest
@@ -47,7 +48,8 @@ def spying() -> Algorithm:
 
 @pytest.mark.parametrize(("lanes", "engine"), [(1, "compiled"), (3, "compiled"), (1, "reference")])
 def test_the_engine_names_the_clients(lanes, engine):
-    rig = toy.Engine(spying(), FEDERATION, per_round=4, lanes=lanes, engine=engine)
+    options = {"per_round": 4, "bound": linear.model()}
+    rig = toy.Engine(spying(), FEDERATION, lanes=lanes, engine=engine, **options)
     cohort = rig.schedule.cohort(1)
     result = rig.run(cohort)
     members = [int(client) for client in rig.schedule.members(1)]
@@ -59,7 +61,7 @@ def test_the_engine_names_the_clients(lanes, engine):
     sent = np.asarray(result.server["head.bias"])[0] - 11 * np.mean(members)
     assert 0 < sent < 1, "every client has its own key"
     if lanes > 1:
-        alone = toy.Engine(spying(), FEDERATION, per_round=4, lanes=1).run(cohort)
+        alone = toy.Engine(spying(), FEDERATION, lanes=1, **options).run(cohort)
         assert_close(alone.server["head.bias"], result.server["head.bias"], atol=1e-5)
 
 
