@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import numpy as np
 
 from fedjax_peft.testing import tiny_model
@@ -19,14 +20,22 @@ def tiny(family="bert"):
     return tiny_model(3, model_type=family)
 
 
-def logits(model, trainable=None):
-    """Returns the logits of the batch, with other trainable leaves if they are given.
+def forward(model, batch, trainable=None):
+    """Returns the outputs for a batch, with other trainable leaves if they are given.
 
-    The operations are compiled one by one, and most models here have the same ones. So adapters
-    that add zeros leave the very bits.
+    The operations of BERT are compiled one by one, for most tests share them; so adapters that add
+    zeros leave the very bits. A model of another family is one program.
     """
     trainable = model.trainable if trainable is None else trainable
-    return model.apply(model.frozen, trainable, BATCH, None, False).logits
+    apply = model.apply
+    if model.config.get("model_type") != "bert":
+        apply = jax.jit(apply, static_argnums=4)
+    return apply(model.frozen, trainable, batch, None, False)
+
+
+def logits(model, trainable=None):
+    """Returns the logits of the batch of these tests."""
+    return forward(model, BATCH, trainable).logits
 
 
 def trained(model, seed=1):

@@ -156,6 +156,12 @@ def tiny_model(
     return randomised(model, seed)
 
 
+def layers(family: str, number: int) -> dict[str, int]:
+    """Returns the config field of a family that holds the number of layers."""
+    (field,) = {"num_hidden_layers", "n_layers", "n_layer"} & FAMILIES[family].shape.keys()
+    return {field: number}
+
+
 def class_of(name: str, kind: str) -> Any:
     """Returns Hugging Face's class."""
     for end in CLASSES[kind]:

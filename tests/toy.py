@@ -13,6 +13,7 @@ from fedjax_peft import tree
 from fedjax_peft.data import Clients, Dataset
 from fedjax_peft.engine.plan import make_plan
 from fedjax_peft.engine.program import Setup
+from fedjax_peft.engine.round import build_round
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
@@ -226,7 +227,7 @@ class Engine:
         names = assign_roles(bound.kinds, algorithm.roles)
         self.shared = tree.select(bound.trainable, names["shared"])
         self.leaves = tree.select(bound.trainable, names["private"])
-        self.algorithm, self.clients = algorithm, len(federation)
+        self.algorithm, self.bound, self.clients = algorithm, bound, len(federation)
         self.client_state = algorithm.init_client_state(self.shared, self.leaves)
         self.schedule = Schedule(federation.indices, per_round, 4, epochs, local_steps, 0)
         fixed = tree.select(bound.trainable, names["fixed"])
@@ -236,17 +237,22 @@ class Engine:
             sampling_probability=per_round / self.clients,
             transform=transform,
         )
-        if ranks is not None:
-            masks = rank_masks(bound, ranks, self.clients)
-            self.setup = self.setup._replace(rank_mask=masks)
-        self.lanes, self.engine = lanes, engine
-        self.session = self.session_on(federation.data.columns)
+        self.lanes, self.engine, self.columns = lanes, engine, federation.data.columns
+        self.setup = self.with_ranks(ranks)
+        self.session = self.session_on()
 
-    def session_on(self, columns):
-        """Returns the session on other examples of the same shapes; it compiles nothing anew."""
+    def with_ranks(self, ranks):
+        """Returns the setup, with clients of these ranks if any are given."""
+        if ranks is None:
+            return self.setup
+        return self.setup._replace(rank_mask=rank_masks(self.bound, ranks, self.clients))
+
+    def session_on(self, columns=None, ranks=None):
+        """Returns the session on other examples or ranks; the same shapes compile nothing anew."""
+        setup, columns = self.with_ranks(ranks), self.columns if columns is None else columns
         leaves = (self.shared, self.leaves)
         options = {"lanes": self.lanes, "rounds": 20, "engine": self.engine}
-        return Session(self.setup, leaves, self.schedule, columns, **options)
+        return Session(setup, leaves, self.schedule, columns, **options)
 
     def model_at_start(self):
         """Returns the initial shared and private leaves."""
@@ -269,13 +275,28 @@ class Engine:
             batch_size=self.schedule.batch_size,
         )
 
-    def run(self, cohort, round_index=1, state=None, columns=None):
+    def traced(self, algorithm=None, **state):
+        """Returns the state before round 1 and the shapes of its results, but compiles nothing.
+
+        Args:
+          algorithm: another one, which takes the same state.
+          state: parts of the state that are replaced.
+        """
+        setup, plan = self.setup, self.plan(self.schedule.cohort(1))
+        round_ = build_round(algorithm or self.algorithm, setup.apply, setup.task, self.clients)
+        before = self.session.init(0).on_device()._replace(**state)
+        constants = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(self.columns))
+        inputs = (*constants, before, plan, stream(0, "clients"), jnp.int32(1))
+        return before, jax.eval_shape(round_, *inputs)
+
+    def run(self, cohort, round_index=1, state=None, columns=None, ranks=None):
         """Returns the result of one round, on the host.
 
-        With ``columns`` the same program runs on other examples of the same shapes.
+        With ``columns`` or ``ranks`` the same program runs on others of the same shapes.
         """
-        session = self.session if columns is None else self.session_on(columns)
-        server, client_state, *transform_state = state or self.start()
+        others = columns is not None or ranks is not None
+        session = self.session_on(columns, ranks) if others else self.session
+        server, client_state, *transform_state = jax.tree.map(jnp.asarray, state or self.start())
         state = State(server, client_state, (), *transform_state, round_index=round_index - 1)
         plan = self.plan(cohort)
         if plan.useful:

@@ -49,15 +49,6 @@ def feedback(share=0.6, strength=0.01) -> Transform:
     )
 
 
-def clip_by_state() -> Transform:
-    """``clip_norm`` whose largest norm is its state, so that one program runs any of them."""
-
-    def client(update, memory, received, key):
-        return Encoded(clipped(update, tree.norm(update), received), memory)
-
-    return Transform("clip_by_state", client, init=lambda template: jnp.float32(jnp.inf))
-
-
 def record() -> Transform:
     """Does not change uploads; reports the largest norm of the changes that it gets."""
 
@@ -69,6 +60,21 @@ def record() -> Transform:
         return Decoded(aggregate, state, {"largest_norm": largest})
 
     return Transform("record", client, server=server)
+
+
+def clip_by_state() -> Transform:
+    """``clip_norm`` whose largest norm is its state, so that one program runs any of them.
+
+    It reports the largest norm that it sends.
+    """
+
+    def client(update, memory, received, key):
+        sent = clipped(update, tree.norm(update), received)
+        return Encoded(sent, memory, tree.norm(sent))
+
+    return record()._replace(
+        name="clip_by_state", client=client, init=lambda template: jnp.float32(jnp.inf)
+    )
 
 
 def ones() -> Transform:

@@ -122,15 +122,21 @@ def federation():
     return Clients(data, tuple(rows))
 
 
+ALGORITHM = fedavg(optax.sgd(0.1))
+
+
+@functools.cache
+def model():
+    """Returns a model with dropout of its own and of LoRA."""
+    return attach(tiny_model(3, num_hidden_layers=1), lora(rank=2, dropout=0.1))
+
+
 @functools.cache
 def run(length_buckets, *, lanes=1, task=None, **options):
-    """Runs two rounds with the dropout of LoRA and of the model."""
-    model = attach(tiny_model(3, num_hidden_layers=1), lora(rank=2, dropout=0.1))
-    algorithm = fedavg(optax.sgd(0.1))
     clients = federation()
     return simulate(
-        model,
-        algorithm,
+        model(),
+        ALGORITHM,
         clients,
         rounds=2,
         batch_size=2,

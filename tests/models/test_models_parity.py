@@ -9,6 +9,7 @@ import pytest
 import torch
 from closeness import assert_close, assert_small
 from safetensors.torch import load_file, save_file
+from tiny import forward
 from torch_reference import (
     FAMILIES,
     HEADS,
@@ -35,7 +36,7 @@ EXACT = {"rtol": 0, "atol": 1e-5}
 
 
 def ours(model, batch):
-    outputs = model.apply(model.frozen, model.trainable, batch, None, False)
+    outputs = forward(model, batch)
     return np.asarray(outputs.logits), np.asarray(outputs.hidden)
 
 
@@ -258,7 +259,7 @@ def test_the_second_classifier_is_another_of_robertas_form(family, tmp_path):
     plain = load_model(saved(reference, tmp_path))
     model = load_model(tmp_path, head=two_classifiers(3), seed=5)
     batch = padded_batch(reference.config)
-    outputs = model.apply(model.frozen, model.trainable, batch, None, False)
+    outputs = forward(model, batch)
     assert_close(outputs.logits, ours(plain, batch)[0], **EXACT)
     dense, out = ("second_classifier.dense", "second_classifier.out_proj")
     leaf = model.trainable

@@ -17,7 +17,7 @@ from peft import (
     PromptTuningConfig,
     get_peft_model,
 )
-from torch_reference import FAMILIES, SHAPE, padded_batch, saved, tensors, tiny_model
+from torch_reference import FAMILIES, SHAPE, layers, padded_batch, saved, tensors, tiny_model
 
 from fedjax_peft import peft, tasks
 from fedjax_peft.algorithms.fedavg import client
@@ -181,11 +181,10 @@ DEEP = {"lora-patterns", "prefix", "prefix-projection"}
 """Methods whose layers differ, which need two of them."""
 
 
-def small(family, layers):
-    """Returns the config fields of a family without dropout, and with a number of layers."""
+def without_dropout(family):
+    """Returns the config fields of a family that hold dropout rates, all 0."""
     fields = vars(FAMILIES[family].config())
-    depth = {n: layers for n in ("num_hidden_layers", "n_layer", "n_layers") if n in fields}
-    return depth | {n: 0.0 for n in fields if "dropout" in n or n.endswith("pdrop")}
+    return {name: 0.0 for name in fields if "dropout" in name or name.endswith("pdrop")}
 
 
 def leaves_in(reference, case, family):
@@ -241,7 +240,8 @@ def train_torch(reference, batches):
 )
 def test_five_steps(method, family, tmp_path):
     case = CASES[method]
-    base = tiny_model(family, **small(family, layers=2 if method in DEEP else 1))
+    depth = layers(family, 2 if method in DEEP else 1)
+    base = tiny_model(family, **without_dropout(family), **depth)
     model = attach(load_model(saved(base, tmp_path)), case.ours)
     reference = case.theirs(base, model.head)
     theirs = leaves_in(reference, case, family)

@@ -8,7 +8,7 @@ from closeness import assert_close
 from safetensors.numpy import load_file
 from test_peft_io_export import CLASSES, EXACT, assert_same, auto, ours, theirs
 from tiny import trained
-from torch_reference import padded_batch, saved, tiny_model
+from torch_reference import layers, padded_batch, saved, tiny_model
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -79,13 +79,13 @@ OTHERS += [("llama", "causal_lm"), ("gemma2", "causal_lm"), ("llama", "span_clas
 
 @pytest.mark.parametrize(("family", "kind"), OTHERS)
 def test_merged_of_other_families(family, kind, tmp_path):
-    base = saved(tiny_model(family, kind=kind), tmp_path / "base")
+    base = saved(tiny_model(family, kind=kind, **layers(family, 1)), tmp_path / "base")
     assert_merges(base, peft.lora(2), tmp_path, family=family, kind=kind)
 
 
 @pytest.mark.parametrize("method", [peft.lora(2, parts=["v"]), peft.full()], ids=["parts", "full"])
 def test_merged_gpt2(method, tmp_path):
-    base = saved(tiny_model("gpt2", kind="causal_lm"), tmp_path / "base")
+    base = saved(tiny_model("gpt2", kind="causal_lm", n_layer=1), tmp_path / "base")
     assert_merges(base, method, tmp_path, family="gpt2", kind="causal_lm")
 
 
