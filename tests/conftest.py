@@ -6,7 +6,6 @@ algorithm, shapes and lanes in one file, a cached factory, more rounds rather th
 """
 
 import atexit
-import ctypes
 import gc
 import os
 import shutil
@@ -21,6 +20,7 @@ as fast. One module for each program, rather than one for each core, costs less 
 os.environ["XLA_FLAGS"] = f"{QUICK_TO_COMPILE} {os.environ.get('XLA_FLAGS', '')}".strip()
 
 import jax  # noqa: E402
+import memory  # noqa: E402
 import pytest  # noqa: E402
 import reordering  # noqa: E402, F401
 
@@ -88,33 +88,6 @@ def _private_cache(tmp_path_factory, monkeypatch, request):
         monkeypatch.setenv("FEDJAX_PEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
-MANY_MAPS = 20_000
-"""Memory maps of this process from which on all compiled programs are given up. Each holds up to
-hundreds, Linux allows a process 65,530, and XLA dies of a segmentation fault beyond that."""
-MUCH_MEMORY = 1.5e9
-"""Bytes from which on they are given up too, so that a worker needs less than 2.5 GB."""
-
-
-def _maps() -> int:
-    with open("/proc/self/maps", "rb") as maps:
-        return sum(1 for _ in maps)
-
-
-def _memory() -> int:
-    with open("/proc/self/statm", "rb") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _release_memory() -> None:
-    """Gives up all compiled programs, and their memory to the system, if there are many."""
-    if not sys.platform.startswith("linux"):
-        jax.clear_caches()
-    elif _memory() >= MUCH_MEMORY or _maps() >= MANY_MAPS:
-        jax.clear_caches()
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _release_programs(request):
     """Frees the programs that a file compiled for its global models, and its ``functools`` caches.
@@ -129,8 +102,7 @@ def _release_programs(request):
             value.cache_clear()
         if isinstance(value, Model):
             vars(value.apply).pop("_programs", None)
-    gc.collect()
-    _release_memory()
+    memory.release()
 
 
 @pytest.fixture

@@ -1,14 +1,17 @@
-"""The grid over all algorithms is slow; a few of its rows are quick tests too."""
+"""The grids over all algorithms are slow; a few of their rows are quick tests too."""
 
 import pytest
 
-QUICK = ("fedavg", "fedavg_fra", "fedrep")
-"""Algorithms of the grid that ``make quick`` runs."""
+QUICK = {
+    "test_algorithms_all.py": ("fedavg", "fedavg_fra", "fedrep"),
+    "test_algorithms_example_privacy.py": ("fedavg", "fedmcp", "fra_ffa_plateau"),
+}
+"""Grid -> the algorithms of it that ``make quick`` runs."""
 
 
 def pytest_collection_modifyitems(items):
-    """Marks the grid's other rows as slow."""
+    """Marks the grids' other rows as slow."""
     for item in items:
-        row = item.callspec.params.get("name", "fedavg") if hasattr(item, "callspec") else "fedavg"
-        if item.path.name == "test_algorithms_all.py" and row not in QUICK:
+        row = item.callspec.params.get("name") if hasattr(item, "callspec") else None
+        if row is not None and row not in QUICK.get(item.path.name, (row,)):
             item.add_marker(pytest.mark.slow)

@@ -8,9 +8,20 @@ import numpy as np
 import optax
 import pytest
 import toy
-from test_algorithms_all import DUAL, FEDERATION, NAMES, dual_model, make
+from test_algorithms_all import (
+    AGGREGATED,
+    DUAL,
+    FEDERATION,
+    NAMES,
+    all_finite,
+    clients_of,
+    engine_of,
+    make,
+    rows,
+)
 
 from fedjax_peft import algorithms
+from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.errors import InputError
 from fedjax_peft.privacy import example
 from fedjax_peft.typing import Federation
@@ -21,34 +32,26 @@ REFUSED = {
     "fedmcp": "couples the examples of a batch",
     "fra_ffa_plateau": "training losses",
 }
-QUICK = ("fedavg", "fedmcp", "moon", "fra_ffa_plateau")
 
 
-def rows(names):
-    slow = pytest.mark.slow
-    return [n if n in QUICK else pytest.param(n, marks=slow) for n in names]
+def run(name, federation, algorithm=None):
+    """Returns the result of a round with private examples, and its engine."""
+    protected = example(0.5, 1.0).protect(algorithm or make(name), FACTS)
+    engine = engine_of(name, protected)
+    return engine.run(engine.schedule.cohort(1), 1, columns=federation.data.columns), engine
 
 
-def run(algorithm, model, federation, noise):
-    protected = example(0.5, noise).protect(algorithm, FACTS)
-    per_round = len(federation)
-    engine = toy.Engine(protected, federation, per_round=per_round, lanes=3, bound=model)
-    return engine.run(engine.schedule.cohort(1), 1), engine
-
-
-@pytest.mark.parametrize("name", rows(NAMES))
+@pytest.mark.parametrize("name", rows(*AGGREGATED))
 def test_an_algorithm_runs_with_private_examples_or_is_refused(name):
-    algorithm, model, federation = make(name)
     if name in REFUSED:
         with pytest.raises(InputError, match=REFUSED[name]):
-            run(algorithm, model, federation, 1.0)
+            run(name, clients_of(name))
         return
-    assert algorithm.no_example_privacy is None
+    assert make(name).no_example_privacy is None
     # One example is infinite. Without privacy, the upload of its client would be dropped.
-    result, engine = run(algorithm, model, toy.poisoned(federation, 0), 1.0)
+    result, engine = run(name, toy.poisoned(clients_of(name), 0))
     assert result.finite.all()
-    leaves = (result.server, result.client_state)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(leaves))
+    assert all_finite(result.server, result.client_state)
     moved = engine.algorithm.server.model(result.server)
     start = engine.algorithm.server.model(engine.start()[0])
     ours = engine.start()[1]
@@ -59,21 +62,20 @@ def test_an_algorithm_runs_with_private_examples_or_is_refused(name):
 
 @pytest.mark.parametrize("options", [{"similarity": "cosine"}, {"mu": 0.0}])
 def test_fedmcp_runs_where_its_loss_is_a_mean_over_examples(options):
-    algorithm = algorithms.fedmcp(optax.sgd(0.1), **options)
-    result, _ = run(algorithm, dual_model(), FEDERATION, 1.0)
+    result, _ = run("fedmcp", FEDERATION, algorithms.fedmcp(optax.sgd(0.1), **options))
     assert result.finite.all()
 
 
 def test_the_tuning_of_fedrep_is_refused():
     algorithm = algorithms.fedrep(optax.sgd(0.1), tune_epochs=1)
     with pytest.raises(InputError, match="Set tune_epochs = 0"):
-        run(algorithm, toy.lora_model(), FEDERATION, 1.0)
+        run("fedrep", FEDERATION, algorithm)
 
 
-@pytest.mark.parametrize("name", rows(n for n in NAMES if n not in DUAL))
+@pytest.mark.parametrize("name", rows(*AGGREGATED, of=[n for n in NAMES if n not in DUAL]))
 def test_gradients_per_step_says_how_many_gradients_a_step_takes(name):
-    """Counted where the step is traced; a step in a loop counts as often as the loop runs."""
-    algorithm, model, federation = make(name)
+    """Counted in the steps of one client; a step in a loop counts as often as the loop runs."""
+    algorithm = make(name)
     counted = {"most": 0}
 
     def counting(context):
@@ -93,15 +95,9 @@ def test_gradients_per_step_says_how_many_gradients_a_step_takes(name):
         return algorithm.client(context)._replace(step=client_step)
 
     counting_algorithm = algorithm._replace(client=counting)
-    engine = toy.Engine(
-        counting_algorithm,
-        federation,
-        per_round=len(federation),
-        lanes=1,
-        bound=model,
-        engine="reference",
-    )
-    engine.run(engine.schedule.cohort(1), 1)
+    engine = engine_of(name, counting_algorithm, engine="reference")
+    cohort = engine.schedule.cohort(1)
+    engine.run(Cohort(*(x[:1] for x in cohort)), 1)
     assert counted["most"] == algorithm.gradients_per_step
 
 

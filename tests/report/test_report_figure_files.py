@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from fedjax_peft.report.figure_files import (
     style,
     subplots,
 )
+
+HERE = Path(__file__).parent
 
 
 def lightness(color):
@@ -119,7 +122,7 @@ def test_files_are_the_same_bytes_in_another_process(tmp_path):
     """Also if Python hashes texts in another way."""
     save(*(lambda fig, data: (fig, tmp_path / "a", data))(*draw()))
     code = (
-        f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+        f"import sys; sys.path[:0] = {[str(HERE), str(HERE.parent)]!r}\n"
         "import test_report_figure_files as t\n"
         f"fig, data = t.draw(); t.save(fig, {str(tmp_path / 'b')!r}, data)"
     )
