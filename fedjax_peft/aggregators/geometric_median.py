@@ -19,11 +19,11 @@ from fedjax_peft.aggregators.robust import (
     Changes,
     Combined,
     Space,
+    around_one,
     distances_from,
     inner_products,
     middle,
     robust,
-    squared_distances,
     weighted_sum,
 )
 from fedjax_peft.errors import InputError
@@ -58,7 +58,9 @@ def geometric_median(
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
         del context
-        here, gram = changes.here, inner_products(changes)
+        here = changes.here
+        differences, one = around_one(changes)
+        gram = inner_products(differences)
 
         def moved(distances: jax.Array, least: jax.Array) -> jax.Array:
             inverse = jnp.where(here, 1 / jnp.maximum(distances, least), 0.0)
@@ -67,9 +69,7 @@ def geometric_median(
         def step(_: int, weights: jax.Array) -> jax.Array:
             return moved(distances_from(gram, weights), jnp.asarray(smoothing))
 
-        between = jnp.sqrt(squared_distances(changes))
-        sums = jnp.sum(jnp.where(here[None], between, 0.0), axis=1)
-        start = between[jnp.argmin(sums)]
+        start = distances_from(gram, one)
         weights = moved(start, jnp.maximum(middle(start, here), smoothing))
         weights = jax.lax.fori_loop(0, steps, step, weights)
         return Combined(weighted_sum(changes, weights), {}, state)

@@ -201,6 +201,40 @@ def test_rows_are_sorted_and_entries_come_back_to_their_places(slots):
         np.testing.assert_array_equal(found["y"], np.median(rows[here], axis=0)[..., 0])
 
 
+def alike(seed, spread):
+    """Returns (uploads, template): all within a share ``spread`` of their length; slot 2 at 20."""
+    uploads, template = draw(seed)
+    rng = np.random.default_rng(seed)
+    for n, x in uploads.items():
+        away = rng.normal(size=x.shape)
+        away[2] *= 20
+        uploads[n] = (x[:1] + spread * away).astype(np.float32)
+    return uploads, template
+
+
+@pytest.mark.parametrize("spread", [1e-5, 3e-5])
+@in_each_space
+@pytest.mark.parametrize(
+    "name", ["krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping"]
+)
+def test_uploads_that_agree_to_few_digits_are_told_apart(name, space, spread):
+    """``‖x‖² + ‖y‖² - 2 <x, y>`` in float32 has no digit of their distances."""
+    for seed in range(5):
+        uploads, template = alike(seed, spread)
+        x = changes(uploads, EVERYONE, template, space)
+        aggregator, state, reference = make(name, space), None, REFERENCES[name]
+        if name == "centred_clipping":
+            aggregator = make(name, space, radius=None)
+            state = run(aggregator, alike(seed, 0)[0], EVERYONE, template).state
+            centre = np.concatenate([state[n].ravel() for n in (A, B, "x", HEAD) if n in state])
+            radius = np.median(np.linalg.norm(x - centre, axis=1))
+            reference = functools.partial(clipped, v=centre, radius=radius, steps=3)
+        got = run(aggregator, uploads, EVERYONE, template, state).update
+        expected = truncated(vector(template, space) + reference(x), space)
+        apart = np.linalg.norm(vector(got, space) - expected)
+        assert apart < 0.3 * np.median(np.linalg.norm(x - x.mean(0), axis=1))
+
+
 # --------------------------------------------------------------------------------- breakdown points
 
 
