@@ -32,7 +32,7 @@ def subspace_distances(rows: jax.Array) -> jax.Array:
 
     def basis(matrix: jax.Array) -> jax.Array:
         _, sigma, vt = svd(matrix, full_matrices=False)
-        return jnp.where(dead_directions(sigma)[:, None], 0.0, vt)
+        return jnp.where(dead_directions(sigma, matrix.shape)[:, None], 0.0, vt)
 
     # One matrix at a time, because concurrent batched LAPACK calls deadlock small CPU thread pools.
     bases = jax.lax.map(basis, rows)

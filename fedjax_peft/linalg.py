@@ -18,6 +18,7 @@ __all__ = [
     "orthonormal_rows",
     "pinv",
     "qr",
+    "revived",
     "solve",
     "svd",
 ]
@@ -82,17 +83,36 @@ def canonical(u: jax.Array, s: jax.Array, vt: jax.Array) -> tuple[jax.Array, jax
 FRESH = 1 / math.sqrt(3)
 """Length of a column of A in a Kaiming start: uniform numbers in ±1/sqrt(in)."""
 
-_ROUNDING = 1e-6
-"""Singular values below this share of the largest are rounding noise in float32."""
 
+def dead_directions(s: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns which singular values count as zero, bool ``[n]``.
 
-def dead_directions(s: jax.Array) -> jax.Array:
-    """Returns which singular values ``[n]``, in descending order, count as zero, bool ``[n]``.
+    They are those at most ``σ₁ max(m, n) ε``, the convention of ``numpy.linalg.matrix_rank``: the
+    rounding of a decomposition of an ``[m, n]`` matrix.
 
     A direction whose A and B are both zero gets no gradient, so it never trains. Its B should be
-    zero, which keeps the product, and its A a unit vector times :data:`FRESH`.
+    zero, which keeps the product, and its A that of :func:`revived`.
+
+    Args:
+      s: ``[n]``, in descending order.
+      shape: of the matrix that was decomposed.
     """
-    return (s <= _ROUNDING * s[0]) | (s == 0)
+    return (s <= max(shape) * jnp.finfo(s.dtype).eps * s[0]) | (s == 0)
+
+
+def revived(u: jax.Array, dead: jax.Array) -> jax.Array:
+    """Returns ``u`` with unit vectors in its dead columns, orthogonal to all others.
+
+    A decomposition's own vectors there are an arbitrary basis, which rounding chooses: another one
+    with other lanes and on other devices. These are fixed vectors minus their part in the span of
+    the live columns.
+
+    Args:
+      u: orthonormal columns, ``[m, n]``, n at most m; the live ones come first.
+      dead: bool ``[n]``.
+    """
+    fixed = jax.random.uniform(jax.random.key(0), u.shape, u.dtype, minval=-1.0)
+    return jnp.where(dead[None], orthonormal_rows(jnp.where(dead[None], fixed, u).T).T, u)
 
 
 def is_finite(array: np.ndarray) -> bool:

@@ -52,7 +52,7 @@ def apply_with(dropout):
     return apply
 
 
-def model(*, dropout=0.2, features=FEATURES, width=WIDTH, **changes) -> Model:
+def model(*, dropout=0.2, features=FEATURES, width=WIDTH, rank=RANK, **changes) -> Model:
     """Returns the model with random leaves, none of them zero (a zero B hides mistakes)."""
     rng = np.random.default_rng(0)
 
@@ -62,9 +62,9 @@ def model(*, dropout=0.2, features=FEATURES, width=WIDTH, **changes) -> Model:
     trainable = {
         "head.bias": draw(CLASSES),
         "head.kernel": draw(width, CLASSES),
-        "layer.lora_a": draw(features, RANK),
-        "layer.lora_b": draw(RANK, width),
-        "layer.lora_scale": jnp.full(RANK, 1.5),
+        "layer.lora_a": draw(features, rank),
+        "layer.lora_b": draw(rank, width),
+        "layer.lora_scale": jnp.full(rank, 1.5),
     }
     frozen = {"layer.kernel": draw(features, width)}
     labels = tuple(f"class {i}" for i in range(CLASSES))

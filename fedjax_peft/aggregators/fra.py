@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.errors import InputError
-from fedjax_peft.linalg import FRESH, canonical, dead_directions, qr, svd
+from fedjax_peft.linalg import FRESH, canonical, dead_directions, qr, revived, svd
 from fedjax_peft.lowrank import matmul, pairs, required_pairs, scale
 from fedjax_peft.measures.aggregation_error import truncation_metrics
 from fedjax_peft.typing import (
@@ -284,13 +284,13 @@ def factored(
     """
     u, sigma, vt = canonical(u, sigma, vt)
     index = jnp.arange(sigma.shape[0])
-    dead = (index >= keep) | dead_directions(sigma)
+    dead = (index >= keep) | dead_directions(sigma, (len(u), vt.shape[1]))
     value = jnp.where(dead, 0.0, sigma / s)
     to_a, to_b = {
         "balanced": (jnp.sqrt(value), jnp.sqrt(value)),
         "A": (value, jnp.ones_like(value)),
         "B": (jnp.ones_like(value), value),
     }[split]
-    a = u * jnp.where(dead, FRESH, to_a)[None]
+    a = revived(u, dead) * jnp.where(dead, FRESH, to_a)[None]
     b = jnp.where(dead, 0.0, to_b)[:, None] * vt
     return a, b

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.linalg import FRESH, canonical, dead_directions, orthonormal_rows, svd
+from fedjax_peft.linalg import FRESH, canonical, dead_directions, orthonormal_rows, revived, svd
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.models.layers import Dropout, FusedLinear
 from fedjax_peft.models.quantized import QuantizedLinear
@@ -454,9 +454,9 @@ def _principal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, 
     def one(kernel: jax.Array) -> tuple[jax.Array, ...]:
         u, s, vt = svd(kernel, full_matrices=False)
         u, s, vt = canonical(u[:, :rank], s[:rank], vt[:rank])
-        dead = dead_directions(s)
+        dead = dead_directions(s, kernel.shape)
         root = jnp.sqrt(s / scale)
-        a = u * jnp.where(dead, FRESH, root)[None]
+        a = revived(u, dead) * jnp.where(dead, FRESH, root)[None]
         b = jnp.where(dead, 0.0, root)[:, None] * vt
         return a, b, kernel - scale * jnp.matmul(a, b, precision="highest")
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.aggregators.fra import truncated_average
 from fedjax_peft.errors import InputError
+from fedjax_peft.linalg import dead_directions
 from fedjax_peft.summation import empty
 
 SHAPES = [  # clients, rank, in, out
@@ -240,6 +241,29 @@ def test_dead_directions_are_revived_without_changing_the_product(shape):
     assert_close(product(update, fixed), expected, rtol=0, atol=1e-4)
     assert not np.asarray(update[B])[1:].any()
     assert_close(np.linalg.norm(update[A], axis=0)[1:], 1 / np.sqrt(3), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 12, 9), (3, 4, 8, 10)], ids=["qr", "dense"])
+def test_dead_directions_do_not_depend_on_rounding(shape):
+    uploads, weights, template, fixed = context(shape, 9)
+    uploads[B][:] = uploads[B][:1, :1]
+    one, *_ = aggregate(FRA, uploads, weights, template, fixed)
+    backwards = [{n: x[::-1] for n, x in uploads.items()}, weights[::-1]]
+    other, *_ = aggregate(FRA, *backwards, template, fixed)
+    for name in (A, B):
+        assert_close(one[name], other[name], atol=1e-5)
+    assert_close(one[A].T @ one[A], np.diag(np.diag(one[A].T @ one[A])), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (40, 200), (1000, 30)])
+def test_a_direction_is_dead_where_numpy_counts_it_not_in_the_rank(shape):
+    rng = np.random.default_rng(0)
+    for left in (1, min(shape) - 1, min(shape)):
+        x = rng.normal(size=(shape[0], left)) @ rng.normal(size=(left, shape[1]))
+        x = x.astype(np.float32)
+        sigma = np.linalg.svd(x, compute_uv=False)
+        alive = ~np.asarray(dead_directions(sigma, x.shape))
+        assert alive.sum() == np.linalg.matrix_rank(x) == left
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 12, 9), (3, 4, 8, 10)], ids=["qr", "dense"])

@@ -124,6 +124,20 @@ def stored(_):
     return {"far": farthest(*found)}
 
 
+def ranks(_):
+    """Two clients of rank 1 fill two of FRA's four directions; FFA keeps the A of all four."""
+    algorithm, model = fp.algorithms.fra_ffa(optax.adam(0.05), at=1), toy.model(rank=4, dropout=0)
+    zero_b = {"layer.lora_b": np.zeros((4, toy.WIDTH), np.float32)}
+    model = model.replace(trainable=model.trainable | zero_b)
+    options = OPTIONS | {"clients_per_round": 2, "client_ranks": [1]}
+    found = []
+    for place in ({**ONE, "lanes": 1}, mesh(1)):
+        session = fp.session(model, algorithm, FEDERATION, **{**options, **place})
+        found.append(jax.device_get(trained(session).server["model"]))
+    lengths = {n: np.linalg.norm(found[0][f"layer.lora_{n}"], axis="ab".index(n)) for n in "ab"}
+    return {"far": farthest(*found), **{n: x.tolist() for n, x in lengths.items()}}
+
+
 def memory(_):
     """Compares the arguments of the program for many clients on one device and on eight."""
     federation = toy.clients([1] * 256)
@@ -227,7 +241,7 @@ def transformer_run(run):
 PARTS = {
     **dict.fromkeys(ALGORITHMS, toy_run),
     **dict.fromkeys(("bert", "decoder"), transformer_run),
-    **{part.__name__: part for part in (refused, stored, memory, resumed, columns)},
+    **{part.__name__: part for part in (refused, stored, ranks, memory, resumed, columns)},
 }
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from closeness import assert_small
+from closeness import approx, assert_small
 
 from fedjax_peft.engine.layout import Layout, layout_over
 from fedjax_peft.engine.sharding import frozen_axis, lane_axis
@@ -124,6 +124,15 @@ def test_large_data_are_split_by_example(report):
     examples, on_a_device = report("columns")["rows"]
     assert on_a_device == -(-examples // 8)
     assert report("columns")["far"] == 0.0  # the same rows, so the same numbers
+
+
+@pytest.mark.slow
+def test_directions_that_no_client_has_are_the_same_for_all_lanes_and_devices(report):
+    """An SVD's own vectors there are chosen by rounding."""
+    found = report("ranks")
+    assert found["a"] == approx([1.0] * 4, abs=1e-5)
+    assert [length > 0 for length in found["b"]] == [True, True, False, False]
+    assert_small(found["far"], 1e-5)
 
 
 @pytest.mark.slow
