@@ -1,12 +1,13 @@
 """SLoRA (Babakniya et al. 2023): a few rounds of sparse fine-tuning, whose SVD starts LoRA.
 
-    stage 1, until round R:   S_k ← S;  S_k ← optimizer steps on F_k(W + S_k);   S ← Σ w_k S_k
-    then once, at the server: U Σ Vᵀ = svd(S),   A ← U_{:r},   B ← Σ_{:r} V_{:r}ᵀ / s,   S ← 0
+    stage 1, to round R:      S_k ← S;  S_k ← optimizer steps on F_k(W + S_k + s A B); S ← Σ w_k S_k
+    then once, at the server: U Σ Vᵀ = svd(S + s A B),  A ← U_{:r},  B ← Σ_{:r} V_{:r}ᵀ / s,  S ← 0
     stage 2:                  (A_k, B_k) ← optimizer steps on F_k(W + s A_k B_k);  A, B ← averages
 
 S has values at the same random places for all clients, about 1 % of each adapted kernel
 (:mod:`fedjax_peft.peft.slora`); the averages of stage 1 are exact. The start of stage 2 is the best
 rank-r form of what stage 1 learned. What the rank cannot hold is lost, because W stays as it is.
+In a new model A B = 0, as in the paper. If a trained LoRA comes with the model, the SVD keeps it.
 
 Decided here, because the text that we have is silent: stage 1 ends with the first round from R on
 that has an upload; the optimizer is the same in both stages; the head is trained in both; the
@@ -26,6 +27,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft.aggregators import mean
+from fedjax_peft.aggregators.fra import truncated_products
 from fedjax_peft.algorithms.checks import checked, lora_model, whole
 from fedjax_peft.algorithms.common import (
     Local,
@@ -36,8 +38,7 @@ from fedjax_peft.algorithms.common import (
     train,
 )
 from fedjax_peft.errors import InputError
-from fedjax_peft.linalg import canonical, svd
-from fedjax_peft.lowrank import pairs, scale
+from fedjax_peft.lowrank import matmul, pairs, pairs_by_shape, scale
 from fedjax_peft.roles import HeadPolicy, head_roles
 from fedjax_peft.typing import (
     Aggregator,
@@ -167,38 +168,26 @@ def _server(sparse_rounds: int) -> ServerUpdate:
 
 
 def _started(model: Params, fixed: Params) -> Params:
-    """Returns the leaves with LoRA's start from the SVD of S, and S = 0."""
+    """Returns the leaves with LoRA's start from the SVD of S + s·AB, and S = 0."""
     new = dict(model)
-    found = [p for p in sorted(pairs(model)) if f"{p}.sparse_values" in model]
-    shapes: dict[tuple, list[str]] = {}
-    for path in found:
-        a, b = pairs(model)[path]
-        shapes.setdefault((model[a].shape, model[b].shape), []).append(path)
-
-    for (shape_a, shape_b), paths in sorted(shapes.items()):
-
-        def one(dense: jax.Array, rank: int = shape_a[1]) -> tuple[jax.Array, jax.Array]:
-            u, sigma, vt = svd(dense, full_matrices=False)
-            u, sigma, vt = canonical(u[:, :rank], sigma[:rank], vt[:rank])
-            return u, sigma[:, None] * vt
-
+    sparse = {n: x for n, x in model.items() if n.rsplit(".", 1)[0] + ".sparse_values" in model}
+    for (shape_a, shape_b), paths in sorted(pairs_by_shape(sparse).items()):
         size = (shape_a[0], shape_b[1])
         dense = jnp.stack([_dense(model, fixed, path, size) for path in paths])
-        # One matrix at a time: concurrent batched LAPACK calls deadlock small CPU thread pools.
-        left, right = jax.lax.map(one, dense)
+        scales = jnp.stack([scale(fixed, path) for path in paths])
+        left, right, *_ = truncated_products(dense, scales, shape_a[1], split="B")
         for i, path in enumerate(paths):
             a, b = pairs(model)[path]
-            new[a] = left[i].astype(model[a].dtype)
-            new[b] = (right[i] / scale(fixed, path)).astype(model[b].dtype)
+            new[a], new[b] = left[i].astype(model[a].dtype), right[i].astype(model[b].dtype)
             new[f"{path}.sparse_values"] = jnp.zeros_like(model[f"{path}.sparse_values"])
     return new
 
 
 def _dense(model: Params, fixed: Params, path: str, size: tuple[int, int]) -> jax.Array:
-    """Returns S, ``[in, out]``."""
-    flat = jnp.zeros(size[0] * size[1])
-    places = fixed[f"{path}.sparse_index"]
-    return flat.at[places].set(model[f"{path}.sparse_values"]).reshape(size)
+    """Returns ``S / s + AB``, ``[in, out]``."""
+    values = model[f"{path}.sparse_values"] / scale(fixed, path)
+    places, product = fixed[f"{path}.sparse_index"], matmul(*(model[n] for n in pairs(model)[path]))
+    return product.reshape(-1).at[places].add(values).reshape(size)
 
 
 def _check(kinds: Mapping[str, str], clients: int) -> None:

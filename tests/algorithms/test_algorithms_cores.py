@@ -144,7 +144,7 @@ class SlowSLoRA(SlowSB):
         for name in (*toy.HEAD, *self.trained):
             self.leaves[name] = np.average([u[name] for u in uploads], axis=0, weights=sizes)
         if self.round == 1:
-            u, sigma, vt = np.linalg.svd(self.sparse(self.leaves))
+            u, sigma, vt = np.linalg.svd(self.change(self.leaves))
             u, sigma, vt = u[:, : toy.RANK], sigma[: toy.RANK], vt[: toy.RANK]
             sign = np.sign(u[np.abs(u).argmax(axis=0), range(toy.RANK)])
             self.leaves["layer.lora_a"] = u * sign
@@ -218,6 +218,18 @@ def test_slora_sends_the_leaves_of_its_stage_and_waits_for_an_upload():
     assert late.server["primed"]
     a = late.server["model"][factors[0]]
     assert_close(a.T @ a, np.eye(toy.RANK), rtol=0, atol=1e-6)
+
+
+def test_slora_keeps_a_lora_that_was_trained_before():
+    """Without learning the start of stage 2 is the product that the model had."""
+    model = toy_cores.slora_model()
+    values = {"layer.sparse_values": 0 * model.trainable["layer.sparse_values"]}
+    model = model.replace(trainable=model.trainable | values)
+    results, _ = rounds_of(two_stages(optax.sgd(0.0)), model, 1)
+    before, after = (
+        p["layer.lora_a"] @ p["layer.lora_b"] for p in (model.trainable, results[0].server["model"])
+    )
+    assert_close(after, before, atol=1e-6)
 
 
 def test_other_models_are_refused_with_the_method_to_attach():
