@@ -75,6 +75,9 @@ def load_run(
     learned, labels = record.read_params(directory)
     model = base_model(directory, config, labels) if model is None else model
     _check_leaves(directory, model, learned)
+    # A start from examples cannot be made again from the config alone.
+    fixed = {name: jnp.asarray(learned[name]) for name, k in model.kinds.items() if k == "fixed"}
+    model = model.replace(trainable={**model.trainable, **fixed})
     has_algorithm = algorithm is not None or "model" in config
     if algorithm is None:
         algorithm = algorithm_of(directory, config, model)

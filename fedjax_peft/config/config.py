@@ -54,6 +54,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pydantic
 
 from fedjax_peft import (
@@ -84,6 +85,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.nested import flatten, merge, unset
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.privacy.accounting import smallest_noise
+from fedjax_peft.random import host_rng
 from fedjax_peft.simulation.cost import TimeModel
 from fedjax_peft.simulation.progress import Phase, PhaseName
 from fedjax_peft.simulation.run import Run
@@ -91,7 +93,7 @@ from fedjax_peft.simulation.session import federation_of, schedule_of
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import Stop, any_of, early_stop
 from fedjax_peft.tasks import Task
-from fedjax_peft.typing import Asynchronous, Attack, Availability, Privacy, Transform
+from fedjax_peft.typing import Asynchronous, Attack, Availability, Batch, Privacy, Transform
 
 __all__ = [
     "CHAINED",
@@ -236,6 +238,17 @@ class _Data(NamedTuple):
     example is a row."""
 
 
+class _Start(NamedTuple):
+    """Keys of ``[peft]`` that are not arguments of its function; for ``lora_sb`` only."""
+
+    gradient_start: float | None = None
+    """The step of ``fp.peft.gradient_start``, which makes the bases of ``lora_sb`` and the start of
+    its cores: the optimizer's learning rate, or a part of it. By default the bases are random."""
+    gradient_examples: int = 50
+    """How many training examples the gradient of ``gradient_start`` is taken of, drawn from all
+    clients."""
+
+
 class _Privacy(NamedTuple):
     """Keys of ``[privacy]`` that are not arguments of its function."""
 
@@ -245,7 +258,7 @@ class _Privacy(NamedTuple):
     continued for more rounds keeps its noise, so that its epsilon grows."""
 
 
-_EXTRA_KEYS: dict[str, type] = {"model": _Model, "data": _Data, "privacy": _Privacy}
+_EXTRA_KEYS: dict[str, type] = {"model": _Model, "data": _Data, "peft": _Start, "privacy": _Privacy}
 
 
 # ------------------------------------------------------------------------------- reading a config
@@ -491,6 +504,8 @@ def _resolved(raw: Config) -> Config:
         fields = _fields(function)
         if table == "privacy" and _NOISE in fields:  # epsilon can stand for it
             fields |= {_NOISE: (fields[_NOISE][0] | None, None), **_fields(_Privacy)}
+        if table == "peft" and function is peft.lora_sb:
+            fields |= _fields(_Start)
         result[table] = {"name": name, **_checked(table, fields, options)}
     if result["stop"]:
         early_stop(**result["stop"])  # raises InputError for values that cannot be used
@@ -619,7 +634,7 @@ def run(
     task = tasks.for_data(train, config["metric"])
     report_phase("loading")
     return simulate(
-        _shared_model(config, train, parts),
+        _started(config, _shared_model(config, train, parts), clients, task),
         clients=clients,
         **evaluated,
         **_made_from_values(config),
@@ -661,6 +676,35 @@ def _shared_model(config: Config, train: Dataset, parts: Parts) -> Model:
         lambda: build_model(config, train.label_names, train.vocabulary),
     )
     return model.replace(apply=parts.get("forward pass", description, lambda: model.apply))
+
+
+def _started(config: Config, model: Model, clients: Clients, task: Task) -> Model:
+    """Returns the model of a run with the start that ``[peft]`` takes from training examples.
+
+    Raises:
+      InputError: a run with differential privacy, or a number that cannot be used.
+    """
+    step, number = (config["peft"].get(name) for name in _Start._fields)
+    if step is None:
+        return model
+    if config["privacy"]:
+        raise InputError(
+            "peft.gradient_start reads the clients' examples without noise, so the run's epsilon"
+            " would not hold. Leave gradient_start out, or the table [privacy]."
+        )
+    if number < 1:
+        raise InputError(f"peft.gradient_examples = {number} must be at least 1.")
+    rows = np.concatenate(clients.indices)
+    rows = host_rng(config["seed"], "gradient start").permutation(rows)[:number]
+    size = min(config["batch_size"], len(rows))
+
+    def batch(start: int) -> Batch:
+        place = np.arange(start, start + size)
+        columns = clients.data.take(rows[np.minimum(place, len(rows) - 1)]).columns
+        return {**columns, "mask": place < len(rows)}
+
+    batches = map(batch, range(0, len(rows), size))
+    return peft.gradient_start(model, batches, task, step=step)
 
 
 @dataclass(frozen=True)
@@ -904,7 +948,8 @@ def _named_task(config: Config) -> Task | None:
 
 def build_method(config: Config) -> Method:
     """Returns the PEFT method of a resolved config."""
-    return _call(config, "peft")
+    options = {key: x for key, x in config["peft"].items() if key not in _Start._fields}
+    return _call({**config, "peft": options}, "peft")
 
 
 def build_algorithm(config: Config) -> Any:

@@ -72,6 +72,9 @@ class Method(NamedTuple):
     complete: Callable[[Model], Model] | None = None
     """model with the adapted module -> model, for a method that is more than its modules; it may
     wrap ``Model.apply`` and add leaves. None: nothing."""
+    start_missing: Callable[[Params], str | None] = lambda trainable: None
+    """trainable leaves -> a sentence for the user if a start of the method was left out, else
+    None."""
 
 
 class Adapted(nnx.Module):

@@ -10,10 +10,11 @@ whose first step is ``-η sign(g)``. A and B have orthonormal columns and rows, 
 R is the projection of the full gradient: the scale s of LoRA is not needed and is 1.
 
 :func:`lora_sb` alone has no examples: A and B are then random and orthonormal, and R is 0.
-:func:`gradient_start` sets the values above. In a federation (Fed-SB,
-:func:`fedjax_peft.algorithms.fedsb`) the gradients of all clients are summed before the sign is
-taken, as the authors' code does over processes. This happens once, before the first round, and is
-not part of a run's traffic.
+:func:`gradient_start` sets the values above; in a config ``peft.gradient_start`` does. In a
+federation (Fed-SB, :func:`fedjax_peft.algorithms.fedsb`) the gradients of all clients are summed
+before the sign is taken, as the authors' code does over processes. This happens once, before the
+first round, and is not part of a run's traffic. It has no noise: a run with differential privacy
+needs public examples.
 
 Checked against the authors' code of LoRA-SB. It takes η as the rate of the first warm-up step, and
 an approximate SVD; here it is exact.
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from fedjax_peft.errors import InputError
@@ -53,7 +55,8 @@ class SBLinear(CoreLinear):
 def lora_sb(rank: int = 64, *, targets: str | Sequence[str] | None = None) -> Method:
     """LoRA-SB (Ponkshe et al. 2024): a trained r x r core between two frozen bases.
 
-    The bases are random and orthonormal until ``fp.peft.gradient_start`` replaces them.
+    The bases are random and orthonormal until ``fp.peft.gradient_start`` replaces them, in a config
+    ``peft.gradient_start``. A run without it warns.
 
     The other arguments are those of :func:`fedjax_peft.lora`.
 
@@ -76,7 +79,19 @@ def lora_sb(rank: int = 64, *, targets: str | Sequence[str] | None = None) -> Me
             replace_module(module, path, SBLinear(site, a, jnp.zeros((rank, rank)), b))
         return module
 
-    return Method("lora_sb", {"rank": rank, "targets": chosen}, attach)
+    options = {"rank": rank, "targets": chosen}
+    return Method("lora_sb", options, attach, start_missing=_start_missing)
+
+
+def _start_missing(trainable: Params) -> str | None:
+    """Returns that the bases are random where all cores are zero, else None."""
+    if any(np.any(x) for name, x in trainable.items() if name.endswith(".sb_r")):
+        return None
+    return (
+        "The bases of lora_sb are random, so this is not LoRA-SB or Fed-SB, whose bases come from a"
+        " gradient: model = fp.peft.gradient_start(model, batches, task, step=0.01), or in a config"
+        " peft.gradient_start = 0.01."
+    )
 
 
 def gradient_start(model: Model, batches: Iterable[Batch], task: Task, *, step: float) -> Model:

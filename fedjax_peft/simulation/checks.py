@@ -270,6 +270,8 @@ def check_method(
             f" {model.counts()['head']:,} parameters, is trained. {advice}",
             stacklevel=users_level(),
         )
+    if model.method is not None and (missing := model.method.start_missing(model.trainable)):
+        warnings.warn(missing, stacklevel=users_level())
     if aggregator.truncates and model.method is not None and model.method.start_shapes_frozen:
         warnings.warn(
             f"The aggregator {aggregator.name!r} truncates the whole product of the factors. After"

@@ -1,0 +1,78 @@
+"""A start that a PEFT method takes from training examples, in a config: LoRA-SB's."""
+
+import numpy as np
+import pytest
+from closeness import assert_close
+
+from fedjax_peft import load_run, testing
+from fedjax_peft.config import config as configs
+from fedjax_peft.errors import InputError
+from fedjax_peft.loading import load_models
+from fedjax_peft.peft import gradient_start
+
+CORE, BASES = ".sb_r", (".sb_a", ".sb_b")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("start")
+    testing.write_tiny_checkpoint(folder / "model")
+    rows = "".join(f"w{i} w{i % 7},{i % 3}\n" for i in range(24))
+    (folder / "own.csv").write_text(f"text,label\n{rows}")
+    return {
+        "rounds": 1,
+        "batch_size": 8,
+        "local_steps": 1,
+        "global_test": False,
+        "model": {"name": str(folder / "model")},
+        "data": {"name": str(folder / "own.csv"), "max_length": 8},
+        "partition": {"name": "iid", "clients": 2},
+        "optimizer": {"name": "sgd", "learning_rate": 0.0},
+        "algorithm": "fedsb",
+        "peft": {"name": "lora_sb", "rank": 2},
+    }
+
+
+def with_start(base, **changes):
+    table = {"gradient_start": 0.01, "gradient_examples": 12}
+    return configs.resolve({**base, "peft": {**base["peft"], **table}, **changes})
+
+
+def test_a_run_begins_with_the_gradient_of_its_clients_and_is_loaded_with_it(base, tmp_path):
+    config = with_start(base)
+    run = configs.run(config, out=tmp_path / "run")
+    bases = [n for n in run.params if n.endswith(BASES)]
+    assert any(np.any(x) for n, x in run.params.items() if n.endswith(CORE))
+    for loaded in (
+        load_run(tmp_path / "run").params,
+        load_models(tmp_path / "run", None).params(None),
+    ):
+        for name, x in run.params.items():
+            np.testing.assert_array_equal(loaded[name], x)
+    # All 20 training examples: the drawn ones are all there are, whatever their order.
+    config["peft"]["gradient_examples"] = 100
+    data, clients = configs.federation(config)
+    task = configs.task_of(config)
+    model = configs.build_model(config, data["train"].label_names)
+    started = configs._started(config, model, clients, task).trainable
+    columns = {**data["train"].columns, "mask": np.ones(len(data["train"]), bool)}
+    expected = gradient_start(model, [columns], task, step=0.01).trainable
+    for name in bases:
+        core = name.rpartition(".")[0]
+        (a, r, b), (x, y, z) = (
+            [leaves[f"{core}.sb_{n}"] for n in "arb"] for leaves in (started, expected)
+        )
+        assert_close(a @ r @ b, x @ y @ z, atol=1e-5)
+
+
+def test_a_run_without_it_warns(base):
+    with pytest.warns(UserWarning, match=r"not LoRA-SB.*peft\.gradient_start = 0\.01"):
+        configs.run(configs.resolve(base))
+
+
+def test_a_start_that_cannot_be_taken_is_refused(base):
+    private = {"name": "central", "clip": 1.0, "noise_multiplier": 1.0}
+    with pytest.raises(InputError, match="without noise"):
+        configs.run(with_start(base, privacy=private))
+    with pytest.raises(InputError, match=r"Unknown config key \[peft\] 'gradient_start'"):
+        configs.resolve({**base, "peft": {"name": "lora", "gradient_start": 0.1}})
