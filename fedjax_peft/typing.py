@@ -678,6 +678,11 @@ def _all_move(broadcast: PyTree, round_index: jax.Array) -> dict[str, jax.Array]
     return {}
 
 
+def _all_sent(upload: PyTree, template: PyTree) -> dict[str, jax.Array]:
+    del upload, template
+    return {}
+
+
 def _no_metrics(round_index: jax.Array) -> dict[str, jax.Array]:
     del round_index
     return {}
@@ -751,6 +756,14 @@ class Algorithm(NamedTuple):
     """A regular expression: the leaves of uploads that the server passes on to every client one by
     one, because they do not combine to a leaf of the same size (stacking). It decides what is
     counted as traffic; None: no such leaves."""
+    redrawn_leaves: str | None = None
+    """A regular expression: the leaves of the broadcast that clients make themselves once the
+    server was updated, such as new random factors. They are fetched before that only; None: no such
+    leaves."""
+    sent_shares: Callable[[PyTree, PyTree], dict[str, jax.Array]] = _all_sent
+    """(upload, template) -> leaf name -> the share of the leaf's bytes that the client sends, if it
+    decides so by what it learned. A leaf without an entry is sent whole. It decides what is counted
+    as traffic after a round; what is expected before it, such as for a deadline, is whole."""
     received_part: Callable[[PyTree], PyTree] | None = None
     """broadcast -> what one client receives of it, if clients receive different parts of the same
     size, such as its own cluster's leaves. It decides what is counted as traffic; the client's

@@ -203,6 +203,7 @@ class Result(NamedTuple):
     norms: np.ndarray
     sent_leaves: dict
     aggregation: dict
+    shares: dict
     transform_state: Any = ()
 
 

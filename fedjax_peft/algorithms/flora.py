@@ -7,14 +7,15 @@ Stacked factors of any ranks multiply to the exact average. Every client receive
 folds it into its frozen weight and starts anew, so the downlink has rank Σ r_k. The simulation sums
 the dense product instead, one matrix for each layer, which gives the same result.
 
+The new values have the distribution of the adapter's start, whatever its ``init`` was: each entry
+of A_k is drawn from those of the same column of the initial A, with replacement.
+
 If B ≠ 0 at the start (FeDeRA, or a trained adapter), clients start from the received A and B: they
 are part of the model until the first fold. Afterwards the global model's B is 0.
 
 This was checked against the authors' formulas. The branch without stacking in their code averages
 one client only, so it was not used for a comparison.
 """
-
-import math
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,7 @@ def flora(
         merge_into_frozen()._replace(update_norm=_update_norm),
         weights=weights,
         relayed_leaves=r"\.lora_[ab]$",
+        redrawn_leaves=r"\.lora_[ab]$",
         check=lora_model("flora", alone=True),
         no_kept_optimizer="In FLoRA every client starts each round from a random A of its own and"
         " B = 0, so gradients of earlier rounds belong to other factors. Use 'fedex' or 'fedavg'.",
@@ -93,14 +95,13 @@ def flora(
 
 
 def _restarted(broadcast: Params, key: Key) -> Params:
-    """Returns the leaves with a random A, as in LoRA's initialisation, wherever B is 0."""
+    """Returns the leaves with a random A, distributed as the initial A, wherever B is 0."""
     new = dict(broadcast)
     for a, b in pairs(broadcast).values():
-        bound = 1 / math.sqrt(broadcast[a].shape[0])
-        fresh = jax.random.uniform(
-            stream(key, a), broadcast[a].shape, broadcast[a].dtype, minval=-bound, maxval=bound
-        )
-        new[a] = jnp.where(jnp.any(broadcast[b] != 0), broadcast[a], fresh)
+        initial = broadcast[a]  # the server never changes it
+        rows = jax.random.randint(stream(key, a), initial.shape, 0, len(initial))
+        fresh = jnp.take_along_axis(initial, rows, axis=0)
+        new[a] = jnp.where(jnp.any(broadcast[b] != 0), initial, fresh)
     return new
 
 

@@ -10,7 +10,7 @@ its own rank in the client's state. A direction whose A and B are both zero has 
 setting both to zero removes it. A direction is no longer sent from the round in which it is pruned.
 Norms are Frobenius norms, and the penalty is the sum over matrices.
 
-Traffic is counted by ``client_ranks``, without the savings of pruning.
+The upload counts the directions that a client still has; the download those of ``client_ranks``.
 
 This follows the paper's description and two public reimplementations. The authors published no
 code.
@@ -97,6 +97,7 @@ def hetlora(
             combine,
             replace_server()._replace(update_norm=_update_norm),
             init_client_state=_full_ranks,
+            sent_shares=_shares,
             model=lambda broadcast, client_state: {
                 **_cut(broadcast, client_state["ranks"]),
                 **client_state["model"],
@@ -158,11 +159,24 @@ def _update_norm(upload: Params, template: Params, fixed: Params) -> jax.Array:
     """
     del fixed
     model = dict(template)
-    for a, b in pairs(template).values():
-        held = jnp.any(upload[a] != 0, axis=0) | jnp.any(upload[b] != 0, axis=1)
+    for (a, b), held in _held(upload):
         model[a] = jnp.where(held[None], template[a], 0)
         model[b] = jnp.where(held[:, None], template[b], 0)
     return tree.distance(upload, model)
+
+
+def _held(upload: Params) -> list[tuple[tuple[str, str], jax.Array]]:
+    """Returns for each pair of factors which directions are not zero, bool ``[r]``."""
+    return [
+        ((a, b), jnp.any(upload[a] != 0, axis=0) | jnp.any(upload[b] != 0, axis=1))
+        for a, b in pairs(upload).values()
+    ]
+
+
+def _shares(upload: Params, template: Params) -> dict[str, jax.Array]:
+    """Returns the shares of the factors that a client still has."""
+    del template
+    return {n: jnp.mean(held, dtype=jnp.float32) for pair, held in _held(upload) for n in pair}
 
 
 def _full_ranks(shared: Params, private: Params) -> PyTree:

@@ -13,13 +13,15 @@ directions for each matrix: a matrix that matters gets more of them than another
 exact, because one factor is the same for all, as in RoLoRA (``rolora``), which is this method with
 a budget of the whole rank.
 
-Decisions where the text at hand is silent: Δ is the change of the round's local work, in which the
-client trains all directions, and the mask is put on the result ("multiplied with the updated"
-factor). Weights are those of FedAvg. ``rate_ratio`` is LoRA+'s ratio of the learning rates of B and
-A, which the paper takes up without a number in this part: here 1. The head is trained and sent in
-every round.
+Decisions where the text at hand is silent or can be read in two ways: the paper selects directions
+"for local training"; here the client trains all directions of the factor, which the scores need,
+and the mask is put on the result ("multiplied with the updated" factor). Δ is the change of the
+round's local work. Weights are those of FedAvg. ``rate_ratio`` is LoRA+'s ratio of the learning
+rates of B and A, which the paper takes up without a number in this part: here 1. The head is
+trained and sent in every round.
 
-Bytes are counted for the whole factor: the saving of the budget is not in ``bytes_up``.
+The upload counts the directions that changed, in the factor that was trained, and a bit for each
+direction that says which they are. The download counts whole factors: directions of all clients.
 
 This was written from sections of the paper's text (arXiv 2410.22815, versions 1 and 2; Eq 2 is read
 from the words around it) and the authors' page. The authors published no code.
@@ -32,6 +34,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model, positive, whole
 from fedjax_peft.algorithms.common import Local, Weights, freeze_where, replace_server
@@ -126,6 +129,7 @@ def lora_a2(
         replace_server(),
         weights=weights,
         sent_leaves=sent_leaves,
+        sent_shares=_shares,
         synchronous_only="LoRA-A²'s clients all train the same factor in a round.",
         check=lora_model("lora_a2"),
         needs_fixed_basis="In LoRA-A² one factor rests while the other is averaged, and is not"
@@ -134,6 +138,17 @@ def lora_a2(
         " optimizer's moments would decay and its count of steps go on without a gradient of this"
         " factor. Use 'ffa' or 'fedavg'.",
     )
+
+
+def _shares(upload: Params, template: Params) -> dict[str, jax.Array]:
+    """Returns the shares of the factors that changed, with a bit for each direction."""
+    shares = {}
+    for pair in pairs(template).values():
+        for name, axis in zip(pair, (0, 1), strict=True):
+            changed = jnp.any(upload[name] != template[name], axis=axis)
+            which = (len(changed) + 7) // 8 / tree.nbytes(template[name])
+            shares[name] = jnp.mean(changed, dtype=jnp.float32) + which
+    return shares
 
 
 def _alternating(

@@ -110,6 +110,8 @@ class _Sent(NamedTuple):
     """The upload transform's measurements of this client."""
     norm: jax.Array
     """Norm of the model change that the upload describes."""
+    shares: dict[str, jax.Array]
+    """``Algorithm.sent_shares`` of the upload."""
 
 
 class _Round:
@@ -181,6 +183,12 @@ class _Round:
         norms = np.zeros(len(finite), np.float32)
         for slot, one in sent.items():
             norms[slot] = one.norm
+        shares = {
+            name: np.ones(len(finite), np.float32) for one in sent.values() for name in one.shares
+        }
+        for slot, one in sent.items():
+            for name, share in one.shares.items():
+                shares[name][slot] = share
         return RoundResult(
             State(new, kept, aggregator_state, transform_state, self.history).on_device(),
             {name: (jnp.asarray(x), jnp.asarray(n)) for name, (x, n) in self.sums.items()},
@@ -189,6 +197,7 @@ class _Round:
             self.sent_leaves,
             measured,
             self.predictions or {},
+            {name: jnp.asarray(x) for name, x in shares.items()},
         )
 
     def _train_client(self, slot: int) -> _Sent | None:
@@ -266,6 +275,7 @@ class _Round:
         """Returns a client's results with a transformed upload; None if anything is not finite."""
         update_norm = self.algorithm.server.update_norm or partial(distance, self.algorithm)
         norm = update_norm(upload, source.template, self.setup.fixed)
+        shares = self.algorithm.sent_shares(self._owned(mask, upload), source.template)
         finite = tree.all_finite((upload, own))
         memory: PyTree = ()
         measured: PyTree = ()
@@ -281,9 +291,14 @@ class _Round:
         rebase = self.algorithm.rebase
         if rebase is not None and source is not self.present:
             upload = rebase(upload, source.template, self.template, source.staleness)
-        if self.aggregator.unmasked_policy == "zero":
-            upload = as_received(mask, upload, jax.tree.map(jnp.zeros_like, self.template))
-        return _Sent(upload, own, memory, measured, norm) if finite else None
+        upload = self._owned(mask, upload)
+        return _Sent(upload, own, memory, measured, norm, shares) if finite else None
+
+    def _owned(self, mask: Params, upload: PyTree) -> PyTree:
+        """Returns an upload with zeros beyond the client's rank, if the aggregator asks for it."""
+        if self.aggregator.unmasked_policy != "zero":
+            return upload
+        return as_received(mask, upload, jax.tree.map(jnp.zeros_like, self.template))
 
     def _update_server(
         self, sent: Mapping[int, _Sent], finite: np.ndarray

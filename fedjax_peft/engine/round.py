@@ -112,6 +112,8 @@ class RoundResult(NamedTuple):
     """Metrics of the aggregator, the server, the diagnosis and ``Algorithm.round_metrics``."""
     predictions: dict[str, jax.Array]
     """Step outputs for each example, ``[time steps, lanes, batch, ...]``; see ``PREDICTIONS``."""
+    shares: dict[str, jax.Array] = {}  # noqa: RUF012
+    """``Algorithm.sent_shares`` of each client, float32 ``[slots]``."""
 
 
 def build_round(
@@ -231,7 +233,10 @@ def build_round(
             partial(fetched_by, history, plan.fetched),
             algorithm.rebase,
             fixed,
-            lambda upload, start: update_norm(upload, start.template, fixed),
+            lambda upload, sent, start: (
+                update_norm(upload, start.template, fixed),
+                algorithm.sent_shares(sent, start.template),
+            ),
             encode,
             memory,
             measurements,
@@ -311,6 +316,7 @@ def build_round(
             sent_leaves,
             measured,
             carry.predictions,
+            carry.shares,
         )
 
     return round_
@@ -340,6 +346,7 @@ class _Ended(NamedTuple):
     measured: PyTree
     finite: jax.Array
     norms: jax.Array
+    shares: dict[str, jax.Array]
 
 
 class _Carry(NamedTuple):
@@ -351,6 +358,7 @@ class _Carry(NamedTuple):
     sums: dict[str, tuple[jax.Array, jax.Array]]
     finite: jax.Array
     norms: jax.Array
+    shares: dict[str, jax.Array]
     predictions: dict[str, jax.Array]
 
 
@@ -362,7 +370,7 @@ def _run_clients(
     fetched: Callable[[jax.Array], Source | tuple[()]],
     rebase: Rebase | None,
     fixed: Params,
-    update_norm: Callable[[PyTree, Source], jax.Array],
+    measured: Callable[[PyTree, PyTree, Source], tuple[jax.Array, dict[str, jax.Array]]],
     encode: Callable[..., tuple[PyTree, Encoded]] | None,
     memory: PyTree,
     measurements: PyTree,
@@ -464,6 +472,13 @@ def _run_clients(
         predictions = jax.tree.map(lambda x, y: x.at[t].set(y), carry.predictions, predictions)
         return _Carry(state=state, sums=sums, predictions=predictions, **ended._asdict())
 
+    def owned(client_mask: Params, uploads: PyTree) -> PyTree:
+        """Returns uploads with zeros beyond a client's rank, if the aggregator asks for zeros."""
+        if aggregator.unmasked_policy != "zero":
+            return uploads
+        zeros = tree.broadcast(jax.tree.map(jnp.zeros_like, template), 1)
+        return as_received(client_mask, uploads, zeros)
+
     def end(state: PyTree, slot: jax.Array, last: jax.Array, carry: _Ended) -> _Ended:
         client, client_mask = tree.take((plan.client, rank_mask), slot)
         source = fetched(slot)
@@ -476,7 +491,8 @@ def _run_clients(
         received = source.template if isinstance(source, Source) else tree.broadcast(template, 1)
         uploads = as_received(client_mask, uploads, received)
         # The slots are passed too: the lane map needs an array, and an upload may be empty.
-        lengths = over_lanes(lambda u, s, _: update_norm(u, s or present))(uploads, source, slot)
+        measure = over_lanes(lambda u, o, s, _: measured(u, o, s or present))
+        lengths, shares = measure(uploads, owned(client_mask, uploads), source, slot)
         remembered, noted = tree.take(carry.memory, slot), ()
         usable: Any = True
         if encode is not None:
@@ -490,10 +506,7 @@ def _run_clients(
             uploads = over_lanes(lambda u, s: rebase(u, s.template, template, s.staleness))(
                 uploads, source
             )
-        if aggregator.unmasked_policy == "zero":
-            uploads = as_received(
-                client_mask, uploads, tree.broadcast(jax.tree.map(jnp.zeros_like, template), 1)
-            )
+        uploads = owned(client_mask, uploads)
         own = as_received(client_mask, own, tree.take(client_state, slot))
         good = tree.all_finite((uploads, own, remembered), axis=0) & usable
         accepted = last & good
@@ -510,8 +523,10 @@ def _run_clients(
             tree.put(carry.measured, where, noted),
             carry.finite.at[jnp.where(last, slot, slots)].set(good, mode="drop"),
             carry.norms.at[where].set(lengths, mode="drop"),
+            tree.put(carry.shares, where, shares),
         )
 
+    share_names = jax.eval_shape(measured, template, template, present)[1]
     shapes = jax.eval_shape(begin, 0)
     # Predictions of shorter steps are padded to these shapes, which have the data's full length.
     _, metric_shapes, prediction_shapes = jax.eval_shape(partial(advance, None), shapes, 0)
@@ -524,6 +539,7 @@ def _run_clients(
         sums=jax.tree.map(lambda _: jnp.zeros(slots, jnp.float32), metric_shapes),
         finite=jnp.ones(slots, bool),
         norms=jnp.zeros(slots, jnp.float32),
+        shares={name: jnp.ones(slots, jnp.float32) for name in share_names},
         predictions=jax.tree.map(
             lambda x: jnp.zeros((len(plan.slot), *x.shape), x.dtype), prediction_shapes
         ),
@@ -666,6 +682,7 @@ def _sending_nothing(
         aggregator=nothing,
         server=still,
         sent_leaves=lambda broadcast, round_index: {},
+        sent_shares=lambda upload, template: {},
         change_field=None,
         round_metrics=lambda round_index: {},
         tamper=None,

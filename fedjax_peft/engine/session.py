@@ -258,6 +258,7 @@ class Session:
             result.norms,
             result.sent_leaves,
             result.aggregation,
+            result.shares,
         )
         return result.state._replace(round_index=round_index, seed=seed), info
 

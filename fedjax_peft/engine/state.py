@@ -74,3 +74,5 @@ class RoundInfo(NamedTuple):
     aggregation: dict[str, jax.Array]
     """Metrics of the aggregator, the server, the diagnosis and ``Algorithm.round_metrics``, float32
     scalars."""
+    shares: dict[str, jax.Array] = {}  # noqa: RUF012
+    """``Algorithm.sent_shares`` of each client, float32 ``[slots]``."""

@@ -354,7 +354,7 @@ class Ledger:
     The ledger records the rounds of each client and of each leaf. Leaves are identified by their
     last dict key. Equal keys, such as a parameter and its control variate, are counted together, so
     they are sent together. A client sends the leaves of an upload that are not skipped in the
-    round. It fetches
+    round, or the shares of them that it chose (``Algorithm.sent_shares``). It fetches
 
     * in its first round, the whole broadcast, or its part (``Algorithm.received_part``). If the
       initial adapters determine the frozen weights (initialisation by an SVD), the client also
@@ -367,7 +367,7 @@ class Ledger:
       computes these leaves of the broadcast from the uploads itself. If it is smaller, the client
       instead fetches these leaves and the sums of all uploads as matrices
       (``ServerUpdate.frozen_delta``). Before any upload is passed on, it fetches the initial
-      leaves.
+      leaves. It never fetches leaves that it draws itself (``Algorithm.redrawn_leaves``).
 
     Of a LoRA leaf, only the share of the client's own rank is counted. An upload transform replaces
     the sizes of uploads (``Transform.wire``), and clients also fetch what the transform
@@ -402,6 +402,7 @@ class Ledger:
         if transform is not None and transform.down_wire is not None:
             leaves = transform.down_wire(leaves, wires_of(leaves))
         broadcast = _sizes(leaves) | received
+        self._whole = upload
         of_rank: dict[int | None, tuple[dict, dict]] = {None: (upload, broadcast)}
         for rank in set(ranks or ()):
             shares = owned_shares(model.trainable, rank)
@@ -414,6 +415,8 @@ class Ledger:
             adapters = [n for n, kind in model.kinds.items() if kind == "adapter"]
             self._start = {n: tree.nbytes(model.trainable[n]) for n in adapters}
         self._forwarded = {n for n in upload if re.search(algorithm.relayed_leaves or r"(?!)", n)}
+        drawn = re.compile(algorithm.redrawn_leaves or r"(?!)")
+        self._redrawn = {n for n in broadcast if drawn.search(n)}
         self._dense: float = math.inf
         if algorithm.server.frozen_delta is not None:
             self._dense = tree.nbytes(jax.eval_shape(algorithm.server.frozen_delta, server))
@@ -421,11 +424,23 @@ class Ledger:
         self._last: dict[int, int] = {}  # client -> the last round that it was in
         self._passed_on: dict[int, int] = {}  # round -> bytes
 
-    def up(self, client: int, skipped_leaves: Collection[str] = ()) -> int:
-        """Returns the bytes of a client's upload without the skipped leaves."""
-        return sum(
-            size for name, size in self._of_client[client][0].items() if name not in skipped_leaves
-        )
+    def up(
+        self,
+        client: int,
+        skipped_leaves: Collection[str] = (),
+        shares: Mapping[str, float] | None = None,
+    ) -> int:
+        """Returns the bytes of a client's upload without the skipped leaves.
+
+        Args:
+          client: the client.
+          skipped_leaves: the leaves that clients do not send in the round.
+          shares: leaf name -> the share of the leaf that the client sends, if it is known already
+            (``Algorithm.sent_shares``); other leaves are sent whole, as far as its rank goes.
+        """
+        sizes = {n: x for n, x in self._of_client[client][0].items() if n not in skipped_leaves}
+        sizes |= {n: round(self._whole[n] * x) for n, x in (shares or {}).items() if n in sizes}
+        return sum(sizes.values())
 
     def down(self, client: int) -> int:
         """Returns the bytes that a client fetches at the start of its next round."""
@@ -436,6 +451,9 @@ class Ledger:
         if not since:
             start = sum(size for name, size in self._start.items() if self._changed.get(name, 1))
         changed = {n: size for n, size in broadcast.items() if self._changed[n] >= since}
+        changed = {
+            n: x for n, x in changed.items() if n not in self._redrawn or not self._changed[n]
+        }
         # Leaves that the client computes from relayed uploads; initial leaves are always fetched.
         made = sum(
             n for name, n in changed.items() if name in self._forwarded and self._changed[name]
@@ -541,7 +559,13 @@ class Costs:
         seconds = self._time.clients_seconds(steps, up, down, self._slowness)
         return {client: min(s, self._deadline) for client, s in seconds.items()}
 
-    def charge(self, row: Row, steps: Mapping[int, int], train_seconds: float) -> Row:
+    def charge(
+        self,
+        row: Row,
+        steps: Mapping[int, int],
+        train_seconds: float,
+        shares: Mapping[int, Mapping[str, float]] | None = None,
+    ) -> Row:
         """Returns bytes and simulated seconds of a round, and records the round in the ledger.
 
         Failed and late clients have fetched the broadcast, but their uploads are not counted. The
@@ -552,12 +576,14 @@ class Costs:
             and ``skipped_leaves``.
           steps: the local steps of the clients of the round.
           train_seconds: wall-clock seconds of these steps on this machine.
+          shares: client -> ``Algorithm.sent_shares`` of its upload.
         """
         time = self._time
         if time.seconds_per_step == "measured":
             time = time._replace(seconds_per_step=train_seconds / max(sum(steps.values()), 1))
         failed, late = row.get("failed", []), row.get("late", [])
-        up = {c: self.up(c, row.get("skipped_leaves", ())) for c in row["clients"]}
+        skipped, shares = row.get("skipped_leaves", ()), shares or {}
+        up = {c: self.up(c, skipped, shares.get(c)) for c in row["clients"]}
         down = {c: self.down(c) for c in (*row["clients"], *failed, *late)}
         seconds = time.clients_seconds(steps, up, down, self._slowness)
         slowest = max(seconds.values(), default=0.0)
@@ -568,9 +594,14 @@ class Costs:
             "simulated_seconds": self._deadline if late else min(slowest, self._deadline),
         }
 
-    def up(self, client: int, skipped_leaves: Collection[str] = ()) -> int:
-        """Returns the bytes of a client's upload without the leaves that it does not send."""
-        return self._ledger.up(client, skipped_leaves) + self._extra
+    def up(
+        self,
+        client: int,
+        skipped_leaves: Collection[str] = (),
+        shares: Mapping[str, float] | None = None,
+    ) -> int:
+        """Returns the bytes of a client's upload; see :meth:`Ledger.up`."""
+        return self._ledger.up(client, skipped_leaves, shares) + self._extra
 
     def down(self, client: int) -> int:
         """Returns the bytes that a client fetches in its next round, including the preload."""

@@ -27,7 +27,7 @@ from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.opening import Opening, leaving, open_round
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.record import Record
-from fedjax_peft.simulation.round_rows import round_row, skipped_leaves, start_row
+from fedjax_peft.simulation.round_rows import round_row, sent_shares, skipped_leaves, start_row
 from fedjax_peft.simulation.run import learned_leaves
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.tuning import tuned_figures
@@ -275,7 +275,8 @@ class Loop:
             before = schedule.aggregation(index - 1).time if index > 1 else 0.0
             row |= aggregation_row(schedule.aggregation(index), before, self.costs)
         else:
-            row |= self.costs.charge(row, plan.client_steps, spent["train_s"])
+            shares = sent_shares(info)
+            row |= self.costs.charge(row, plan.client_steps, spent["train_s"], shares)
         if opening is not None:  # the server waits for a client until it is gone
             worked = max([row["simulated_seconds"], *left.values()])
             row["simulated_seconds"] = opening.waited + worked

@@ -13,7 +13,7 @@ from fedjax_peft.rows import Row, finite_or_none
 from fedjax_peft.simulation.evaluation import worst
 from fedjax_peft.typing import Algorithm
 
-__all__ = ["round_row", "skipped_leaves", "start_row"]
+__all__ = ["round_row", "sent_shares", "skipped_leaves", "start_row"]
 
 
 def start_row(model: Model, algorithm: Algorithm, scores: Row, seconds: float) -> Row:
@@ -101,6 +101,13 @@ def _aggregation_fields(aggregation: Mapping[str, np.ndarray]) -> Row:
         else:
             row[name] = finite_or_none(value)
     return row | ({"layers": layers} if layers else {})
+
+
+def sent_shares(info: RoundInfo) -> dict[int, dict[str, float]]:
+    """Returns client -> ``Algorithm.sent_shares`` of its upload; it waits for the device."""
+    shares = jax.device_get(info.shares)
+    slots = enumerate(info.plan.client.tolist()) if shares else ()
+    return {c: {n: float(x[i]) for n, x in shares.items()} for i, c in slots if c >= 0}
 
 
 def skipped_leaves(sent_leaves: Mapping[str, jax.Array]) -> list[str]:

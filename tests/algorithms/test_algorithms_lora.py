@@ -12,11 +12,12 @@ import optax
 import pytest
 import reference
 import toy
-from closeness import ROUNDOFF, approx, assert_close, assert_small
+from closeness import ROUNDOFF, approx, assert_close, assert_small, roughly
 
 from fedjax_peft.aggregators import flexlora
 from fedjax_peft.algorithms import fedavg, fedex, fedsa, ffa, flora, fra_ffa, hetlora, local, rolora
 from fedjax_peft.algorithms.common import freeze_where
+from fedjax_peft.algorithms.flora import _restarted
 from fedjax_peft.data import Clients
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.errors import InputError
@@ -125,14 +126,15 @@ class SlowRoLoRA(Slow):
 
 
 class SlowFLoRA(Slow):
+    initial = np.asarray(MODEL.trainable[A], float)
+
     def start(self, client, number):
         leaves = super().start(client, number)
         if number > 1:
             key = jax.random.fold_in(client_key(stream(0, "clients"), number, client), 0)
-            limit = 1 / np.sqrt(toy.FEATURES)
-            shape = (toy.FEATURES, toy.RANK)
-            fresh = jax.random.uniform(stream(key, A), shape, minval=-limit, maxval=limit)
-            leaves |= {A: np.asarray(fresh, float), B: 0 * leaves[B]}
+            rows = jax.random.randint(stream(key, A), (toy.FEATURES, toy.RANK), 0, toy.FEATURES)
+            columns = [self.initial[row, i] for i, row in enumerate(np.asarray(rows).T)]
+            leaves |= {A: np.stack(columns, axis=1), B: 0 * leaves[B]}
         return leaves
 
     def aggregate(self, uploads, weights, number):
@@ -425,6 +427,8 @@ def test_clients_prune_tails_that_have_shrunk():
         assert_close(first.server[name], expected, rtol=0, atol=1e-5)
     after = second.client_state["ranks"]["layer"].tolist()
     assert all(x <= y for x, y in zip(after, ranks, strict=True)), "what was pruned stays away"
+    for name in (A, B):  # what is counted as traffic
+        assert first.shares[name].tolist() == [rank / 2 for rank in ranks]
     # A client's own model has its own rank.
     one = jax.tree.map(lambda x: x[ranks.index(1)], first.client_state)
     own = rig.algorithm.model(rig.algorithm.server.broadcast(first.server), one)
@@ -543,6 +547,8 @@ def test_clients_upload_zeros_in_masked_rows(method):
 
     low, mixed = simulated([1]), simulated([1, 2])
     assert low.metrics[1]["bytes_up"] < mixed.metrics[1]["bytes_up"]
+    own = sum(MODEL.trainable[n].nbytes // (1 + (n in (A, B))) for n in toy.SHARED)
+    assert low.metrics[1]["bytes_up"] == len(SIZES) * own
     a, b = (np.asarray(low.params[n], float) for n in (A, B))
     if method == "flexlora":  # the average of five rank-1 products is cut to the adapter's rank
         assert np.linalg.matrix_rank(a @ b, tol=1e-5) == 2
@@ -550,6 +556,21 @@ def test_clients_upload_zeros_in_masked_rows(method):
         assert not a[:, 1:].any()
         assert not b[1:].any()
         assert np.asarray(mixed.params[B])[1:].any()
+
+
+@pytest.mark.parametrize("init", ["kaiming", "gaussian"])
+def test_flora_restarts_as_the_adapter_started(init):
+    model = attach(tiny_model(4), lora(4, init=init), seed=0)
+    name = next(n for n in model.trainable if n.endswith("query.lora_a"))
+    broadcast = {n: x for n, x in model.trainable.items() if n.startswith(name[:-1])}
+    initial, (one, other) = (
+        broadcast[name],
+        (_restarted(broadcast, stream(i, "x"))[name] for i in (0, 1)),
+    )
+    assert np.any(one != other)
+    for new in (one, other):
+        assert float(new.std()) == roughly(float(initial.std()), rel=0.2)
+        assert abs(float(new.mean())) < 0.3 * float(initial.std())
 
 
 def test_flora_sums_products_of_any_ranks():

@@ -10,6 +10,7 @@ import toy
 from closeness import assert_small
 from slow_lora import ADAM, FEDERATION, MODEL, A, B, Slow
 
+from fedjax_peft import simulate
 from fedjax_peft.algorithms import lora_a2, rolora
 from fedjax_peft.algorithms.lora_a2 import _selected
 from fedjax_peft.errors import InputError
@@ -118,3 +119,13 @@ def test_options_out_of_range_are_refused(options, message):
 def test_a_model_without_lora_is_refused():
     with pytest.raises(InputError, match="'lora_a2' is about LoRA's factors"):
         lora_a2(SGD).check({n: k for n, k in MODEL.kinds.items() if "lora" not in n}, 4)
+
+
+@pytest.mark.parametrize("engine", ["compiled", "reference"])
+def test_the_bytes_of_an_upload_are_those_of_its_directions(engine):
+    """The head, one of two directions, and a byte that says which: B has rows of 6, A of 5."""
+    federation = toy.clients([4, 3, 5])
+    options = {"rounds": 2, "batch_size": 4, "lanes": 1, "engine": engine}
+    rows = simulate(MODEL, lora_a2(SGD, budget=1), federation, **options).metrics
+    head = sum(MODEL.trainable[n].nbytes for n in toy.HEAD)
+    assert [row["bytes_up"] for row in rows[1:]] == [3 * (head + 4 * n + 1) for n in (6, 5)]

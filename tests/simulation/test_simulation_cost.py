@@ -17,6 +17,7 @@ from fedjax_peft import algorithms, tree
 from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.config import config
 from fedjax_peft.errors import InputError
+from fedjax_peft.lowrank import pairs
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.roles import assign_roles
@@ -173,6 +174,11 @@ def test_a_newcomer_makes_the_adapter_from_the_stacks(name):
     assert one.down(3) == one.down(0) == 2 * ADAPTER + HEAD
     one.record({"round": 2, "clients": [0, 1], "dropped": []})
     assert (one.down(0), one.down(3)) == (2 * ADAPTER + HEAD, 4 * ADAPTER + HEAD)
+    for number in range(3, 80):
+        one.record({"round": number, "clients": [0, 1], "dropped": []})
+    dense = sum(model.frozen[f"{p}.base.kernel"].nbytes for p in pairs(model.trainable))
+    # FLoRA's clients draw A themselves; the factors of FedEx are averages.
+    assert one.down(3) == dense + HEAD + ADAPTER * (name == "fedex")
 
 
 def run(algorithm, *, svd=False, rounds=6, **options):
