@@ -1,18 +1,21 @@
 """Central privacy with a clip norm that follows a quantile of the norms (Andrew et al. 2021).
 
-    client:  b_k = 1 if ‖D_k‖ ≤ C, else 0
+    client:  b_k = 1 if 0 < ‖D_k‖ ≤ C, 0 if ‖D_k‖ > C, and ½ if D_k = 0
     server:  b = (Σ (b_k - ½) + N(0, σ_b²)) / (q N) + ½              the share that was not clipped
              C ← C exp(-η (b - γ))
 
 C is the clip norm of :mod:`fedjax_peft.privacy.central`, in the aggregator's space. It moves
 towards the quantile γ of the norms: 0.5 is the median. The share is a part of what is released, so
-a part of the noise is spent on it. A client changes the sum of ``b_k - ½`` by at most ½, and the
-sum of the uploads by at most C. Both together are as private as one sum with the noise multiplier z
-if the noise on the uploads has the standard deviation z_Δ C with
+a part of the noise is spent on it. A client that is missing, or sends zeros, adds nothing to the
+sum of ``b_k - ½`` and nothing to the sum of the uploads. Any other client changes the first by ½,
+and the second by at most C. Both together are as private as one sum with the noise multiplier z if
+the noise on the uploads has the standard deviation z_Δ C with
 
     z_Δ = (z⁻² - (2 σ_b)⁻²)^(-½)
 
-This is Algorithm 1 of the paper (arXiv 1905.03871), with a fixed denominator.
+This is Algorithm 1 of the paper (arXiv 1905.03871), with a fixed denominator. The paper compares
+federations with and without one client. Where one client sends zeros instead (zero-out), b_k = 1
+for zeros would change the sum by 1 and need twice the noise, hence ½.
 """
 
 from typing import Any
@@ -132,8 +135,10 @@ def _adapting(
 
         def lift(upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
             lifted = inner.lift(upload, template, fixed)
-            below = jnp.where(lifted["norm"].value <= clip, 0.5, -0.5)
-            return {"lifted": lifted, "below": below}
+            norm = lifted["norm"].value
+            below = jnp.where(norm <= clip, 0.5, -0.5)
+            # A client of zeros counts like a missing one, so that zero-out moves the sum by ½ too.
+            return {"lifted": lifted, "below": jnp.where(norm == 0, 0.0, below)}
 
         def init(template: PyTree) -> PyTree:
             return {"inner": inner.init(template), "clip": jnp.float32(start)}

@@ -17,6 +17,7 @@ from fedjax_peft import aggregators, algorithms, summation
 from fedjax_peft.errors import InputError
 from fedjax_peft.lowrank import pairs
 from fedjax_peft.privacy import adaptive, laplace, paper_noise
+from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.typing import Aggregated, Federation
 
 CLIENTS, RANK, N_IN, N_OUT, QN = 4, 3, 24, 20, 5
@@ -165,6 +166,31 @@ def test_adaptive_clipping_is_accounted_with_its_total_noise():
 
     expected = client_guarantee(1.1, 1e-5, federation(), 30)
     assert adaptive(1.0, 1.1).guarantee(federation(), 30) == expected
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_one_client_moves_upload_and_share_by_no_more_than_the_noise_multiplier_says(base):
+    """Against a client that is missing and one that sends zeros: (Δ/σ)² of both sums, together."""
+    z, clip, count_noise = 1.0, 0.5, 1.0
+    uploads, template = draw(4)  # far above the clip norm
+    aggregator = aggregator_of(adaptive(clip, z, count_noise=count_noise), BASES[base]())
+    zeros = {n: np.stack([x] * CLIENTS) for n, x in template.items()}
+
+    @jax.jit
+    def total(sent, weight):
+        lifted = jax.vmap(lambda one: aggregator.lift(one, template, FIXED))(sent)
+        dense = jax.vmap(lifting.dense)(lifted["lifted"]["sum"])
+        own = jnp.r_[weight, jnp.ones(CLIENTS - 1)]
+        return jax.tree.map(lambda x: jnp.tensordot(own, x, axes=1), (dense, lifted["below"]))
+
+    one_of_zeros = {n: np.concatenate([zeros[n][:1], x[1:]]) for n, x in uploads.items()}
+    z_uploads = (z**-2 - (2 * count_noise) ** -2) ** -0.5
+    data, absent = total(uploads, 1.0), total(uploads, 0.0)
+    for other in (absent, total(one_of_zeros, 1.0)):
+        change, count = jax.tree.map(lambda x, y: np.asarray(x - y, np.float64), data, other)
+        length = np.linalg.norm(np.concatenate([x.ravel() for x in jax.tree.leaves(change)]))
+        loss = (length / (z_uploads * clip)) ** 2 + (count / count_noise) ** 2
+        assert 0.9 < loss <= (1 + 1e-5) / z**2
 
 
 @pytest.mark.parametrize(
