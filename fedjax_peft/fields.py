@@ -58,7 +58,7 @@ FIELDS = (
     Field("clients", "client ids", "Clients that sent an upload in this round."),
     Field("dropped", "client ids", "The ``clients`` whose uploads were not finite."),
     Field("failed", "client ids", "Clients that dropped out (``failure_rate``)."),
-    Field("late", "client ids", "Clients that missed the ``deadline`` and sent no upload."),
+    Field("late", "client ids", "Clients that missed the ``deadline`` and sent no change."),
     Field("discarded", "client ids", "Clients whose uploads were too stale (``max_staleness``)."),
     Field("staleness_mean", "updates", "Updates of the server since the ``clients`` fetched."),
     Field("staleness_max", "updates", "The largest staleness of the ``clients``."),

@@ -61,6 +61,9 @@ class Plan(NamedTuple):
     """int32 ``[T]``: index of the padded length at which a time step is computed."""
     fetched: Fetched | tuple[()] = ()
     """The versions that clients start from; ``()``: all start from the present one."""
+    silent: np.ndarray | tuple[()] = ()
+    """bool ``[S]``: slots whose clients take part without any work of theirs, so that only their
+    noise is summed (``Aggregator.randomise``). Each has one step without examples. ``()``: none."""
 
     @property
     def lanes(self) -> int:
@@ -70,12 +73,22 @@ class Plan(NamedTuple):
     @property
     def useful(self) -> int:
         """The number of lane-steps that do work."""
-        return int(self.length.sum())
+        return int(self._worked.sum())
+
+    @property
+    def silent_slots(self) -> np.ndarray:
+        """:attr:`silent`, bool ``[S]``, also where no slot is."""
+        nobody = isinstance(self.silent, tuple)
+        return np.zeros(len(self.client), bool) if nobody else np.asarray(self.silent)
+
+    @property
+    def _worked(self) -> np.ndarray:
+        return np.where(self.silent_slots, 0, self.length)
 
     @property
     def client_steps(self) -> dict[int, int]:
-        """Client id -> local steps, for the clients that do work."""
-        pairs = zip(self.client.tolist(), self.length.tolist(), strict=True)
+        """Client id -> local steps, for the clients that take part."""
+        pairs = zip(self.client.tolist(), self._worked.tolist(), strict=True)
         return {client: steps for client, steps in pairs if client >= 0}
 
     @property
@@ -97,6 +110,8 @@ class Cohort(NamedTuple):
     weight: Sequence[float]
     batches: Sequence[np.ndarray]
     """For each client int32 ``[steps, B]``; -1 pads. A client without steps does not take part."""
+    silent: np.ndarray | tuple[()] = ()
+    """bool ``[clients]``: which ones are ``Plan.silent``; ``()``: the plan does not tell."""
 
 
 def steps_of(examples: int, batch_size: int, epochs: int, local_steps: int | None) -> int:
@@ -217,7 +232,10 @@ def make_plan(
     client[:n] = np.where(length[:n] > 0, cohort.client, -1)
     weight[:n] = np.where(length[:n] > 0, cohort.weight, 0)
     bucket = np.zeros(time_steps, np.int32) if tokens is None else tokens.bucket(examples)
-    return Plan(np.array(used, np.int32), slot, local, examples, client, weight, length, bucket)
+    plan = Plan(np.array(used, np.int32), slot, local, examples, client, weight, length, bucket)
+    if isinstance(cohort.silent, tuple):
+        return plan
+    return plan._replace(silent=np.pad(cohort.silent, (0, slots - n)))
 
 
 def most_slots(plan: Plan, steps: int) -> int:

@@ -56,7 +56,7 @@ class Setup(NamedTuple):
     probe: Probe | None = None
     """Additional measurements on test examples, next to the task's metrics."""
     total_clients: int | None = None
-    """The number of clients that have examples; by default all clients."""
+    """The number of clients that have something to send; by default all clients."""
     dtype: Any = np.float32
     """The dtype in which ``apply`` computes."""
     sampling_probability: float = 1.0

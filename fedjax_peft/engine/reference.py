@@ -162,7 +162,7 @@ class _Round:
         # The clients train, one after the other. An upload that is not finite is dropped.
         sent: dict[int, _Sent] = {}
         finite = np.ones(len(self.plan.client), bool)
-        for slot in np.flatnonzero(self.plan.length).tolist():
+        for slot in np.flatnonzero(self.plan.length * ~self.plan.silent_slots).tolist():
             one = self._train_client(slot)
             if one is None:
                 finite[slot] = False
@@ -170,7 +170,7 @@ class _Round:
                 sent[slot] = one
 
         # The server aggregates the uploads and updates its state.
-        new, aggregator_state, transform_state, measured = self._update_server(sent, finite)
+        new, aggregator_state, transform_state, measured = self._update_server(sent)
 
         # The new client states are stored.
         kept = state.client_state
@@ -301,12 +301,16 @@ class _Round:
         return as_received(mask, upload, jax.tree.map(jnp.zeros_like, self.template))
 
     def _update_server(
-        self, sent: Mapping[int, _Sent], finite: np.ndarray
+        self, sent: Mapping[int, _Sent]
     ) -> tuple[PyTree, PyTree, PyTree, dict[str, jax.Array]]:
         """Returns the states of server, aggregator and transform after the round, and metrics."""
         algorithm, server, state = self.algorithm, self.algorithm.server, self.state
-        accepted = jnp.asarray(finite & (self.weights > 0))
-        setup, participants = self.setup, jnp.sum(accepted, dtype=jnp.float32)
+        worked = [slot in sent for slot in range(len(self.weights))]
+        accepted = jnp.asarray(worked & (self.weights > 0))
+        noisy = self.aggregator.randomise is not None
+        # A client that adds noise itself sends it even if it has nothing else to send.
+        there = jnp.asarray(self.weights > 0) if noisy else accepted
+        setup, participants = self.setup, jnp.sum(there, dtype=jnp.float32)
         total_clients = setup.clients if setup.total_clients is None else setup.total_clients
         if self.aggregator.every_round:
             participants = jnp.float32(setup.sampling_probability * total_clients)
@@ -357,15 +361,17 @@ class _Round:
         aggregator = self.aggregator
         fixed = self.setup.fixed
         total = summation.empty(aggregator, self.template, fixed, len(self.weights))
-        for slot, one in sent.items():
-            upload = jax.tree.map(lambda x: x[None], one.upload)
+        everyone = np.flatnonzero(self.weights > 0).tolist()
+        for slot in sent if aggregator.randomise is None else everyone:
+            own = sent[slot].upload if slot in sent else self.template
+            upload = jax.tree.map(lambda x: jnp.asarray(x)[None], own)
             weight, place = jnp.asarray(self.weights[[slot]]), jnp.array([slot], jnp.int32)
             inputs: tuple = (upload, weight, place, self.template, fixed)
             if aggregator.randomise is not None:
                 source = fetched_by(self.history, self.plan.fetched, jnp.int32(slot))
                 number = (source or self.present).round_index
-                own = upload_key(self.key, number, int(self.plan.client[slot]))
-                inputs += (own[None], self.round_index)
+                key = upload_key(self.key, number, int(self.plan.client[slot]))
+                inputs += (key[None], self.round_index)
             total = summation.add(aggregator, total, *inputs)
         state = self.state.aggregator_state
         return summation.finish(aggregator, total, self.template, context, state)

@@ -251,9 +251,11 @@ def build_round(
             loop,
         )
         accepted = carry.finite & (plan.weight > 0)
+        if not isinstance(plan.silent, tuple):
+            accepted = accepted & ~plan.silent
         rows = jnp.where(plan.client < 0, clients, plan.client)
         summed = {name: _summed(pair, accepted) for name, pair in carry.sums.items()}
-        participants = jnp.sum(accepted, dtype=jnp.float32)
+        participants = jnp.sum(carry.total.weights > 0, dtype=jnp.float32)
         if aggregator.every_round:
             participants = jnp.float32(sampling_probability * total_clients)
         context = RoundContext(
@@ -509,12 +511,21 @@ def _run_clients(
         uploads = owned(client_mask, uploads)
         own = as_received(client_mask, own, tree.take(client_state, slot))
         good = tree.all_finite((uploads, own, remembered), axis=0) & usable
-        accepted = last & good
-        weights = jnp.where(accepted, jnp.take(plan.weight, slot, mode="clip"), 0.0)
-        uploads = tree.where(accepted, uploads, jax.tree.map(jnp.zeros_like, uploads))
+        silent: Any = jnp.zeros_like(good)
+        if not isinstance(plan.silent, tuple):
+            silent = jnp.take(plan.silent, slot, mode="clip")
+        accepted = last & good & ~silent
         where = jnp.where(accepted, slot, slots)
-        inputs: tuple = (uploads, weights, where, template, fixed)
-        if aggregator.randomise is not None:
+        # With noise of the clients' own, one that has nothing usable sends a change of 0 and its
+        # noise: its data decide whether it has, and a missing share of the noise would tell.
+        noisy = aggregator.randomise is not None
+        there, place = (last, jnp.where(last, slot, slots)) if noisy else (accepted, where)
+        zeros = jax.tree.map(jnp.zeros_like, uploads)
+        uploads = tree.where(accepted, uploads, tree.broadcast(template, lanes) if noisy else zeros)
+        weights = jnp.where(there, jnp.take(plan.weight, slot, mode="clip"), 0.0)
+        inputs: tuple = (uploads, weights, place, template, fixed)
+        good = good | silent if noisy else good & ~silent
+        if noisy:
             inputs += (keys_of(upload_key, client, source), round_index)
         return _Ended(
             summation.add(aggregator, carry.total, *inputs),

@@ -82,6 +82,9 @@ class Schedule(NamedTuple):
     """:attr:`sizes`, if they are known: counting the examples of a million clients takes long."""
     given_weights: np.ndarray | None = None
     """The weights of all clients, float ``[clients]``, if they are not the numbers of examples."""
+    all_send: bool = False
+    """Whether members without work, because they have no examples or are late, take part without it
+    (``Plan.silent``): their noise is then in the sum, and their absence tells nobody why."""
 
     @property
     def room(self) -> int:
@@ -281,7 +284,8 @@ class Schedule(NamedTuple):
 
     def lengths(self, round_index: int) -> list[int]:
         """Returns the local steps of a round's present members."""
-        return [self.steps(c, origin) for c, origin in self.origins(round_index).items()]
+        least = int(self.all_send)
+        return [max(self.steps(c, n), least) for c, n in self.origins(round_index).items()]
 
     def cohort(
         self,
@@ -292,7 +296,8 @@ class Schedule(NamedTuple):
     ) -> Cohort:
         """Returns a round's present members, except ``without``, with their weights and batches.
 
-        Weights are those of :meth:`weight`; the examples are shuffled. A client in ``limits`` makes
+        Weights are those of :meth:`weight`; the examples are shuffled. With ``all_send``, clients
+        of ``without`` and those without examples are silent members. A client in ``limits`` makes
         at most this number of steps, which are the first ones of its work. With ``members``, these
         clients are the cohort instead.
         """
@@ -300,10 +305,17 @@ class Schedule(NamedTuple):
             origins = self.origins(round_index)
         else:
             origins = dict.fromkeys(members, round_index)
-        members = [c for c in origins if c not in without]
+        members = [c for c in origins if self.all_send or c not in without]
         limits = limits or {}
         work = [self._batches(c, origins[c])[: limits.get(c)] for c in members]
-        return Cohort(members, [self.weight(c) for c in members], work)
+        weights = [self.weight(c) for c in members]
+        if not self.all_send:
+            return Cohort(members, weights, work)
+        silent = [c in without or not len(b) for c, b in zip(members, work, strict=True)]
+        nothing = np.full((1, self.room), -1, np.int32)
+        work = [nothing if quiet else b for quiet, b in zip(silent, work, strict=True)]
+        weights = [weight or 1.0 for weight in weights]
+        return Cohort(members, weights, work, np.array(silent, bool))
 
     def _batches(self, client: int, round_index: int) -> np.ndarray:
         """Returns a client's batches in a round, int32 ``[steps, room]``; -1 pads."""
@@ -341,7 +353,7 @@ class Schedule(NamedTuple):
 
         Every job goes to the lane with the least work, so a lane is over the average by one job.
         """
-        most = np.sort(self.all_most_steps)[-self.capacity :]
+        most = np.sort(np.maximum(self.all_most_steps, int(self.all_send)))[-self.capacity :]
         return int(most.sum()) // lanes + int(most[-1])
 
     def _longest(self, round_index: int, lanes: int) -> int:

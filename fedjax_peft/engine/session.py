@@ -373,6 +373,7 @@ class Session:
             sampling="all",
             failure_rate=0.0,
             timelines=None,
+            all_send=False,
         )
         program = self._train_with(self.setup, self.columns, work="tuning", padded=everyone.padded)
         size, tuned = everyone.time_steps_of_part(lanes), state.copy()

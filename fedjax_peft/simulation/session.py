@@ -210,6 +210,8 @@ def session(
         # equal ones share their programs.
         functions = tuple(function or _Constant(made) for made, function in wrappers)
         make = _Wrapped(make_plain or _Constant(plain), functions, federation)
+    # Clients that add noise themselves are not left out for reasons that lie in their data.
+    schedule = schedule._replace(all_send=chosen.aggregator.randomise is not None)
     check_method(model, chosen, len(clients), client_ranks, diagnostics)
     transform = check_transforms(uploads, chosen)
     names = assign_roles(model.kinds, chosen.roles)
@@ -238,7 +240,7 @@ def session(
         rank_mask=masks,
         diagnosis=diagnosis(diagnostics),
         probe=probe(diagnostics),
-        total_clients=int(np.count_nonzero(clients.sizes)),
+        total_clients=len(clients) if schedule.all_send else int(np.count_nonzero(clients.sizes)),
         dtype=model.dtype,
         sampling_probability=federation.sampling_probability,
         transform=transform,

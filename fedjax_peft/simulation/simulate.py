@@ -179,7 +179,8 @@ def simulate(
       late: what clients do whose work does not end before the deadline. ``drop``: they send
         nothing, like failed clients. ``partial``: they send what they have learned in the local
         steps that fit before the deadline; a client sends nothing if not a single step fits. The
-        aggregation weights stay the same.
+        aggregation weights stay the same. With privacy whose clients add the noise (``local``,
+        ``distributed``), sending nothing means to send the noise alone.
       time_model: gives the simulated seconds; by default ``TimeModel()``.
       asynchronous: a server that does not wait for all clients, such as
         ``fp.asynchronous.fedbuff(buffer_size=10)``. ``rounds``, ``eval_every`` and the rows then

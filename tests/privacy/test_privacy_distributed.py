@@ -28,7 +28,7 @@ from fedjax_peft.privacy.distributed import (
 )
 from fedjax_peft.privacy.local import local
 from fedjax_peft.random import stream
-from fedjax_peft.typing import Aggregated, Federation
+from fedjax_peft.typing import Aggregated, Attack, Federation
 
 CLIENTS = 5
 SIZES = (7, 4, 12, 1, 9)
@@ -348,6 +348,79 @@ def test_the_rotation_changes_from_round_to_round():
         for r in (1, 2, 3)
     ]
     assert not any(np.array_equal(a, b) for a, b in itertools.combinations(signs, 2))
+
+
+# ------------------------------------------------------ clients that send nothing but their noise
+
+
+def sending(size, client=2):
+    """Returns an attack by which one client sends what it received plus ``size``."""
+
+    def apply(algorithm, federation):
+        def tamper(who, upload, template, key):
+            other = jax.tree.map(lambda x: x + size, template)
+            return jax.tree.map(lambda x, y: jnp.where(who == client, x, y), other, upload)
+
+        return algorithm._replace(tamper=tamper)
+
+    return Attack("sending", apply, lambda clients: (client,))
+
+
+@functools.cache
+def noisy_session(make, lanes, engine):
+    options, (_, algorithm, _) = arguments(make(0.5, 1.0))
+    own = {"attack": lambda p: sending(p["size"]), "values": {"size": 0.0}, "rounds": 2}
+    inputs = (linear.model(), algorithm, toy.clients(SIZES))
+    return fp.session(*inputs, **options, **own, lanes=lanes, engine=engine)
+
+
+def released(make, lanes, engine, size, without=()):
+    """Returns (model after a round, information about the round); client 2 sends ``size``."""
+    session = noisy_session(make, lanes, engine)
+    state, info = session.step(session.init(0, {"size": size}), session.plan(1, 0, without))
+    return jax.device_get((state.server, info))
+
+
+@pytest.mark.parametrize(
+    ("make", "lanes", "engine"),
+    [
+        (local, 3, "compiled"),
+        (distributed, 1, "compiled"),
+        pytest.param(distributed, 1, "reference", marks=pytest.mark.exhaustive),
+        (local, 1, "reference"),
+    ],
+)
+def test_a_client_without_a_usable_upload_sends_its_noise(make, lanes, engine):
+    """One that is not finite, or late, leaves what the same client leaves by learning nothing."""
+    expected, info = released(make, lanes, engine, 0.0)
+    assert info.finite.all()
+    for size, without in ((math.nan, ()), (math.inf, ()), (0.0, (2,)), (math.nan, (2,))):
+        found, told = released(make, lanes, engine, size, without)
+        for name, x in expected.items():
+            assert_close(found[name], x, rtol=0, atol=2e-5)
+        noise = "privacy_noise_std"
+        assert told.aggregation[noise] == info.aggregation[noise]
+        assert bool(told.finite.all()) == (bool(without) or math.isfinite(size))
+
+
+@pytest.mark.parametrize("make", [local, distributed])
+def test_late_clients_and_those_without_examples_send_noise_in_a_run(make):
+    """With one step in time, client 2 (three steps) is late, and client 1 has no examples."""
+    options, (_, algorithm, _) = arguments(make(0.5, 1.0))
+    time = fp.TimeModel(seconds_per_step=1.0, latency=0.0)
+    run = fp.simulate(
+        *(linear.model(), algorithm, toy.clients((4, 0, 12, 3))),
+        **{**options, "batch_size": 4, "rounds": 1, "time_model": time, "deadline": 2.5},
+    )
+    row = run.metrics[1]
+    assert (row["late"], row["clients"], row["steps"]) == ([2], [0, 1, 2, 3], 2)
+    assert row["simulated_seconds"] == 2.5
+    whole = fp.simulate(
+        *(linear.model(), algorithm, toy.clients((4, 4, 4, 3))),
+        **{**options, "batch_size": 4, "rounds": 1},
+    ).metrics[1]
+    assert row["privacy_noise_std"] == whole["privacy_noise_std"]
+    assert row["bytes_up"] == whole["bytes_up"]
 
 
 # ---------------------------------------------------------------------------------------- refusals
