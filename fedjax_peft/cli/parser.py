@@ -317,9 +317,9 @@ def _add_privacy(command: Callable[..., Any]) -> None:
     noise.add_argument("--per-round", type=int, metavar="S", help="clients in a round")
     noise.add_argument(
         "--sampling",
-        choices=["poisson", "uniform", "round_robin", "all"],
+        choices=["poisson", "uniform", "round_robin", "all", "shuffled"],
         default="poisson",
-        help="how clients, or examples, are drawn; default: poisson",
+        help="how clients are drawn; examples: poisson or shuffled; default: poisson",
     )
     noise.add_argument(
         "--neighbours",

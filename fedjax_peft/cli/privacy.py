@@ -4,7 +4,7 @@ import math
 import textwrap
 from typing import Any, Literal, NamedTuple
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.privacy import accounting
 from fedjax_peft.privacy.accounting import Accountant, Neighbours
 from fedjax_peft.typing import Federation
@@ -26,36 +26,34 @@ class Plan(NamedTuple):
     noise_multiplier: float | None = None
     unit: Literal["client", "example"] = "client"
     sampling: str = "poisson"
+    """How clients are drawn; for examples, ``batch_sampling``."""
     steps: int = 1
     """Local steps of a client in a round, for examples."""
     neighbours: Neighbours | None = None
 
     @property
     def federation(self) -> Federation:
-        """The facts that the accountant needs. Examples are drawn as clients are."""
+        """The facts that the accountant needs."""
+        if self.unit == "client":
+            work = {"batch_size": 1, "most_steps": 1, "most_passes": 1, "fewest_examples": 1}
+            facts = (self.population, self.drawn, self.sampling)
+            return Federation(*facts, batch_sampling="shuffled", **work)
+        # One client, the smallest, which takes part in every round.
         return Federation(
-            clients=self.population,
-            per_round=self.drawn,
-            sampling=self.sampling,
-            batch_size=1,
-            batch_sampling="shuffled",
-            most_steps=1,
-            most_passes=1,
-            fewest_examples=1,
+            *(1, 1, "all"),
+            batch_size=self.drawn,
+            batch_sampling=self.sampling,
+            most_steps=self.steps,
+            most_passes=-(-self.steps // -(-self.population // self.drawn)),
+            fewest_examples=self.population,
         )
 
-    @property
-    def compared(self) -> Neighbours:
-        """The neighbours; the numbers of examples are public, so that one is emptied."""
-        if self.neighbours is not None:
-            return self.neighbours
-        public = self.unit == "example"
-        return "replace_special" if public else accounting.client_neighbours(self.federation)
 
-    @property
-    def sums(self) -> int:
-        """The number of noisy sums that are composed."""
-        return self.rounds * (self.steps if self.unit == "example" else 1)
+_SAMPLINGS = {
+    "client": ("poisson", "uniform", "round_robin", "all"),
+    "example": ("poisson", "shuffled"),
+}
+"""The ways in which runs draw clients, and examples."""
 
 
 def plan_text(plan: Plan) -> str:
@@ -69,6 +67,17 @@ def plan_text(plan: Plan) -> str:
     if not 0 < plan.drawn <= plan.population:
         what = "clients" if plan.unit == "client" else "examples"
         raise InputError(f"{plan.drawn} of {plan.population} {what} cannot be drawn.")
+    known = _SAMPLINGS[plan.unit]
+    if plan.sampling not in known:
+        raise InputError(
+            f"No run draws {plan.unit}s by --sampling {plan.sampling}, so that it has no epsilon."
+            f" {nearest(plan.sampling, known)}"
+        )
+    if plan.unit == "example" and plan.neighbours not in (None, "replace_special"):
+        raise InputError(
+            f"--neighbours {plan.neighbours} is for clients. The guarantee for examples compares"
+            " data sets of which one has an empty example (replace_special)."
+        )
     found = {name: _found(plan, name) for name in ("rdp", "pld")}
     asked = plan.noise_multiplier is not None
     noise = plan.noise_multiplier if asked else found["rdp"]
@@ -85,13 +94,17 @@ def plan_text(plan: Plan) -> str:
 
 def _found(plan: Plan, accountant: Accountant) -> float | None:
     """Returns the answer of an accountant; None if it does not know this sampling."""
-    facts = (plan.delta, plan.federation, plan.sums)
-    options: dict[str, Any] = {"accountant": accountant, "neighbours": plan.compared}
+    facts = (plan.delta, plan.federation, plan.rounds)
+    options: dict[str, Any] = {"accountant": accountant}
+    epsilon_of: Any = accounting.example_epsilon
+    noise_of: Any = accounting.example_noise_multiplier
+    if plan.unit == "client":
+        epsilon_of, noise_of = accounting.client_epsilon, accounting.client_noise_multiplier
+        options["neighbours"] = plan.neighbours
     try:
         if plan.epsilon is None:
-            assert plan.noise_multiplier is not None
-            return accounting.client_epsilon(plan.noise_multiplier, *facts, **options)
-        return accounting.client_noise_multiplier(plan.epsilon, *facts, **options)
+            return float(epsilon_of(plan.noise_multiplier, *facts, **options))
+        return float(noise_of(plan.epsilon, *facts, **options))
     except InputError:
         if accountant == "rdp":
             raise
@@ -100,9 +113,9 @@ def _found(plan: Plan, accountant: Accountant) -> float | None:
 
 def _meaning(plan: Plan, noise: float) -> list[str]:
     """Returns paragraphs on the noise, on the guarantee, and on a δ that is too large."""
-    words = accounting.composition_in_words(plan.federation, plan.compared)
     mean = f"{noise / plan.drawn:.4g} C"
     if plan.unit == "client":
+        words = accounting.composition_in_words(plan.federation, plan.neighbours)
         where = (
             f"The server clips what a client sends to the norm C, and adds Gaussian noise of"
             f" standard deviation {noise:.4g} C to every entry of the sum of a round. On the mean"
@@ -116,11 +129,10 @@ def _meaning(plan: Plan, noise: float) -> list[str]:
             f" of standard deviation {noise:.4g} C to every entry of the sum of a batch. On the"
             f" mean over {plan.drawn:,} examples this is {mean}. In a config:"
             f' privacy = {{name = "example", clip = C, noise_multiplier = {noise:.4g},'
-            f' delta = {plan.delta:g}}}, batch_sampling = "poisson" and batch_size = {plan.drawn}.'
+            f' delta = {plan.delta:g}}}, batch_sampling = "{plan.sampling}" and batch_size ='
+            f" {plan.drawn}."
         )
-        words = words.replace("client", "example").replace("federations", "data sets")
-        words = words.replace("sends zeros instead", "counts as zero instead")
-        words = words.replace("Each round", "Each local step").replace("round", "step")
+        words = accounting.example_in_words(plan.federation)
     texts = [where, f"The guarantee is (epsilon, delta)-differential privacy. {words}"]
     texts.append(
         "RDP composes Rényi divergences: fast, and an upper bound. PLD composes privacy-loss"

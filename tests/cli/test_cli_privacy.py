@@ -3,12 +3,18 @@
 import contextlib
 import re
 
+import optax
 import pytest
+import toy
 from closeness import approx
 
+import fedjax_peft as fp
 from fedjax_peft.cli.main import main
 from fedjax_peft.privacy import accounting
+from fedjax_peft.simulation.session import federation_of, schedule_of
 
+EXAMPLES = ["--epsilon", "2", "--unit", "example", "--rounds", "5"]
+EXAMPLES += ["--examples", "200", "--batch-size", "8"]
 FEW = ["--rounds", "50", "--clients", "100", "--per-round", "10"]
 
 
@@ -46,8 +52,26 @@ def test_example_level_counts_local_steps_and_names_examples(capsys):
     text = said(capsys, "--noise-multiplier", 1, "--delta", 1e-3, "--rounds", 2, *words)
     event = accounting.gaussian_event(1.0, 6, 0.04)
     assert numbers(text)["RDP"] == approx(accounting.epsilon(event, 1e-3), abs=1e-4)
-    assert "one example counts as zero instead (zero-out)" in " ".join(text.split())
+    text = " ".join(text.split())
+    assert 'batch_sampling = "poisson" and batch_size = 8' in text
+    assert "an empty example, which contributes nothing" in text
     assert "client sends" not in text
+
+
+def test_the_epsilon_of_examples_is_that_of_a_run(capsys):
+    """Shuffled: an example of 200 is in one of 25 batches of a pass, 30 steps are two passes."""
+    words = ["--examples", 200, "--batch-size", 8, "--steps", 30, "--unit", "example"]
+    words += ["--noise-multiplier", 1, "--delta", 1e-3, "--rounds", 10, "--sampling", "shuffled"]
+    text = said(capsys, *words)
+    sizes = {"batch_size": 8, "epochs": 1, "local_steps": 30, "stragglers": 1.0}
+    options = {"clients_per_round": None, "sampling": "uniform", "failure_rate": 0.0, **sizes}
+    clients = toy.clients((200,))
+    schedule = schedule_of(clients, batch_sampling="shuffled", **options)
+    facts = federation_of(schedule, clients.data, fp.algorithms.fedavg(optax.sgd(0.1)))
+    run = fp.privacy.example(1.0, 1.0, delta=1e-3).guarantee(facts, 10).epsilon
+    assert run == approx(accounting.epsilon(accounting.gaussian_event(1.0, 20), 1e-3))
+    assert numbers(text)["RDP"] == approx(run, abs=1e-4)
+    assert 'batch_sampling = "shuffled"' in " ".join(text.split())
 
 
 def test_a_sampling_that_is_not_amplified_and_one_that_pld_does_not_know(capsys):
@@ -68,6 +92,10 @@ def test_no_noise_is_no_guarantee_and_a_large_delta_is_noted(capsys):
     [
         (["--epsilon", "2", "--rounds", "5"], "--unit client needs --clients"),
         (["--epsilon", "2", *FEW, "--unit", "example"], "needs --examples"),
+        (["--epsilon", "2", *FEW, "--sampling", "shuffled"], "No run draws clients by --sampling"),
+        ([*EXAMPLES, "--sampling", "uniform"], "No run draws examples by --sampling uniform"),
+        ([*EXAMPLES, "--sampling", "round_robin"], "Known: poisson, shuffled"),
+        ([*EXAMPLES, "--neighbours", "replace_one"], "--neighbours replace_one is for clients"),
         (["--epsilon", "-2", *FEW], "epsilon must be a positive number"),
         (["--epsilon", "2", *FEW, "--per-round", "101"], "101 of 100 clients cannot be drawn"),
     ],
