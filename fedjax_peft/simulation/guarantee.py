@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_peft.errors import InputError, users_level
@@ -12,10 +12,14 @@ from fedjax_peft.typing import Federation, Privacy, Transform
 
 __all__ = ["Accounted", "accounted", "watched"]
 
-_PUBLIC = ("round", "headline", "headline_better", "epsilon", "delta", "simulated_seconds")
+_PUBLIC = ("round", "headline", "headline_better", "epsilon", "delta")
 """Fields of a row that do not depend on the training examples."""
-_PUBLIC_STARTS = ("test_", "global_test_", "validation_", "global_validation_", "bytes_", "time")
-"""Starts of such fields. Scores on other examples depend on the released model only."""
+_RELEASED = ("global_test_", "global_validation_")
+"""Starts of scores on other examples that depend on the released model only."""
+_PERSONAL = ("test_", "validation_")
+"""Starts of such scores if no client has a model of its own, or one that was trained with noise."""
+_COSTS = ("bytes_", "simulated_seconds", "time")
+"""Starts of fields that show who takes part, and how many examples these clients have."""
 
 
 class Accounted(NamedTuple):
@@ -24,6 +28,21 @@ class Accounted(NamedTuple):
     privacy: Privacy
     """Made with the concrete run-time values."""
     federation: Federation
+    personal: bool = False
+    """Whether clients predict with models of their own."""
+
+    def is_public(self, name: str) -> bool:
+        """Returns whether the guarantee covers decisions that depend on a field of a row.
+
+        Examples are protected in all that a client makes of them, and their numbers are public. A
+        mechanism for whole clients protects the released model only.
+        """
+        starts = _RELEASED
+        if self.privacy.unit == "example":
+            starts += _PERSONAL + _COSTS
+        elif not self.personal:
+            starts += _PERSONAL
+        return name in _PUBLIC or name.startswith(starts)
 
     def fields(self, rounds: int) -> Row:
         """Returns the fields ``epsilon`` and ``delta`` of the row after a number of rounds.
@@ -78,6 +97,7 @@ def accounted(
     diagnostics: Collection[str],
     nonfinite: str,
     transform: Transform | None = None,
+    personal: bool = False,
 ) -> Accounted | None:
     """Returns the accountant of a run; None for a run without a mechanism.
 
@@ -89,6 +109,7 @@ def accounted(
       diagnostics: as for ``simulate``.
       nonfinite: likewise.
       transform: the upload transforms, as one.
+      personal: whether clients predict with models of their own.
 
     Raises:
       InputError: a setting would break the guarantee.
@@ -114,11 +135,11 @@ def accounted(
             " secret.",
             stacklevel=users_level(),
         )
-    return Accounted(privacy, federation)
+    return Accounted(privacy, federation, personal)
 
 
 def watched(stop: Stop | None, private: Accounted | None) -> Stop | None:
-    """Returns a stop rule that warns once if it reads statistics of the training examples.
+    """Returns a stop rule that warns once if it reads what the guarantee does not cover.
 
     Args:
       stop: the rule; None if there is none.
@@ -129,15 +150,17 @@ def watched(stop: Stop | None, private: Accounted | None) -> Stop | None:
     told: set[str] = set()
 
     def asked(rows: Sequence[Row]) -> bool | str | None:
-        last = _Read(rows[-1])
-        answer = stop([*rows[:-1], last])
-        found = {name for name in last.read if not _is_public(name)}
+        read: set[str] = set()
+        watched_rows: list[Any] = [_Read(row, read) for row in rows]
+        answer = stop(watched_rows)
+        found = {name for name in read if not private.is_public(name)}
         if found and not told:
             told.update(found)
+            model = "global_test_..., of the shared model" if private.personal else "test_..."
             warnings.warn(
-                f"The stop rule reads {sorted(found)}, which depends on the clients' examples"
-                " without noise, so that the number of rounds is not covered by the privacy"
-                " guarantee. Use a metric on a public test or validation set.",
+                f"The stop rule reads {sorted(found)}, which depends on the clients' examples or"
+                " on who takes part without noise, so that the number of rounds is not covered by"
+                f" the privacy guarantee. Use a metric on a public test set ({model}).",
                 stacklevel=2,
             )
         return answer
@@ -150,25 +173,26 @@ def _close(a: float | None, b: float | None) -> bool:
     return a is b if a is None or b is None else math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-12)
 
 
-def _is_public(name: str) -> bool:
-    """Returns whether a field of a row depends on the released model and public data only."""
-    return name in _PUBLIC or name.startswith(_PUBLIC_STARTS)
+class _Read(Mapping[str, Any]):
+    """A row that notes which of its fields are read, by whatever way: all go by ``[]``."""
 
-
-class _Read(dict[str, Any]):
-    """A row that remembers which of its fields were read."""
-
-    def __init__(self, row: Mapping[str, Any]):
-        super().__init__(row)
-        self.read: set[str] = set()
+    def __init__(self, row: Row, read: set[str]):
+        self._row, self._read = row, read
 
     def __getitem__(self, name: str) -> Any:
         """Returns a field."""
-        self.read.add(name)
-        return super().__getitem__(name)
+        value = self._row[name]
+        self._read.add(name)
+        return value
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Returns a field, or the default."""
-        if name in self:
-            return self[name]
-        return default
+    def __contains__(self, name: object) -> bool:
+        """Returns whether the row has a field, which tells nothing of its value."""
+        return name in self._row
+
+    def __iter__(self) -> Iterator[str]:
+        """Returns the names of the fields."""
+        return iter(self._row)
+
+    def __len__(self) -> int:
+        """Returns the number of fields."""
+        return len(self._row)

@@ -286,6 +286,7 @@ def simulate(
         diagnostics=diagnostics,
         nonfinite=nonfinite,
         transform=session.setup.transform,
+        personal=session.personal,
     )
     made_attack, _ = parametrised(attack, values)
     tested = evaluations(

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import warnings
 
 import optax
 import pytest
@@ -16,6 +17,7 @@ from fedjax_peft.privacy import accounting
 from fedjax_peft.report.page import write_report
 from fedjax_peft.report.records import load_run
 from fedjax_peft.rows import privacy_in_words, read_metrics
+from fedjax_peft.simulation.guarantee import Accounted, watched
 from fedjax_peft.simulation.stopping import early_stop
 from fedjax_peft.typing import Privacy
 
@@ -147,6 +149,53 @@ def test_a_stop_rule_on_training_data_is_warned_of_once():
     with pytest.warns(UserWarning, match=r"stop rule reads \['train_loss'\]") as caught:
         simulate(fake(), stop=early_stop(metric="train_loss", patience=9), rounds=3)
     assert len(caught) == 1
+
+
+ROW = dict.fromkeys(("round", "epsilon", "train_loss", "update_norm", "bytes_up"), 1.0)
+ROW |= {"simulated_seconds": 3.0, "clients": [1], "time": {"train_s": 1.0}, "test_loss": 1.0}
+ROW |= {"validation_loss": 1.0, "global_test_loss": 1.0, "client_loss_mean": 1.0}
+SECRET = {"train_loss", "update_norm", "clients", "client_loss_mean"}
+COSTS = {"bytes_up", "simulated_seconds", "time"}
+
+
+@pytest.mark.parametrize(
+    ("unit", "personal", "secret"),
+    [
+        ("client", False, SECRET | COSTS),
+        ("client", True, SECRET | COSTS | {"test_loss", "validation_loss"}),
+        ("example", True, SECRET),
+    ],
+)
+def test_a_stop_rule_is_warned_of_all_that_the_guarantee_does_not_cover(unit, personal, secret):
+    private = Accounted(fake()._replace(unit=unit), None, personal)
+    ways = [
+        lambda row, name: row[name],
+        lambda row, name: row.get(name),
+        lambda row, name: {**row}[name],
+        lambda row, name: dict(row.items())[name],
+        lambda row, name: dict(zip(row, row.values(), strict=True))[name],
+    ]
+    for name in ROW:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            watched(lambda rows, n=name: ways[0](rows[0], n) and None, private)([ROW, ROW])
+        assert bool(caught) == (name in secret), name
+    for read in ways[1:]:
+        with pytest.warns(UserWarning, match="train_loss"):
+            watched(lambda rows, way=read: bool(way(rows[-1], "train_loss")), private)([ROW])
+
+
+def test_personal_models_under_client_privacy_have_no_public_test_score():
+    examples, private = toy.clients((6,)).data, ALGORITHM._replace(personal=True)
+    options = {"test": examples, "rounds": 2}
+    inputs = (MODEL, private, toy.clients((7, 4, 12, 1, 9)))
+    with pytest.warns(UserWarning, match=r"reads \['test_loss'\].*global_test_"):
+        fp.simulate(
+            *inputs, privacy=fake(), stop=early_stop(metric="test_loss", patience=9), **options
+        )
+    fp.simulate(
+        *inputs, privacy=fake(), stop=early_stop(metric="global_test_loss", patience=9), **options
+    )
 
 
 def test_a_stop_rule_on_a_public_test_set_is_fine():
