@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import toy
-from test_algorithms_all import NAMES, make
+from test_algorithms_all import NAMES, clients_of, make, model_of
 
 from fedjax_peft import privacy, tree
 from fedjax_peft.engine.round import build_round
@@ -35,7 +35,7 @@ QUICK = ("fedavg", "fedavg_fra", "hetlora", "scaffold")
 
 def traced(mechanism, name):
     """Returns the shapes of what a private round returns."""
-    algorithm, model, federation = make(name)
+    algorithm, model, federation = make(name), model_of(name), clients_of(name)
     clients = len(federation)
     facts = Federation(clients, clients, "all", 4, "shuffled", 3, 1, 1)
     algorithm = mechanism(0.5, 1.0).protect(algorithm, facts)
