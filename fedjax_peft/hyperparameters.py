@@ -12,8 +12,9 @@ Then inside the program, where the values are traced: arrays without a known val
 Python's ``if`` skip traced values; the functions below tell them apart.
 """
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ __all__ = [
     "is_traced",
     "maybe_nonzero",
     "parametrised",
+    "remembered",
 ]
 
 Values: TypeAlias = Mapping[str, Any]
@@ -76,6 +78,25 @@ def constants(*names: str) -> Callable[[F], F]:
 def constants_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """Returns the parameters that :func:`constants` marked."""
     return getattr(function, "constants", ())
+
+
+def remembered(function: F, maxsize: int = 64) -> F:
+    """Returns the function with a cache of its last results.
+
+    Equal calls give the same object, by which compiled programs are found again. Calls with
+    arguments that have no hash, such as run-time values and lists, are not kept.
+    """
+    known = functools.lru_cache(maxsize, typed=True)(function)
+
+    @functools.wraps(function)
+    def looked_up(*arguments: Any, **options: Any) -> Any:
+        try:
+            hash((arguments, *options.values()))
+        except TypeError:
+            return function(*arguments, **options)
+        return known(*arguments, **options)
+
+    return cast(F, looked_up)
 
 
 def as_arrays(values: Values) -> dict[str, jax.Array]:

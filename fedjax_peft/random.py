@@ -18,6 +18,7 @@ __all__ = [
     "attack_key",
     "client_key",
     "host_rng",
+    "salted",
     "server_key",
     "stream",
     "transform_key",
@@ -46,6 +47,18 @@ def stream(seed: int | Key, *names: str) -> Key:
     key = jax.random.key(_checked(seed)) if isinstance(seed, int) else seed
     for name in names:
         key = jax.random.fold_in(key, _tag(name))
+    return key
+
+
+def salted(key: Key, salt: jax.Array | tuple[()]) -> Key:
+    """Returns a key for the noise of one run among those of a seed.
+
+    Args:
+      key: a key that runs of the same seed share.
+      salt: uint32 ``[n]``, by which their noise differs (``State.salt``); ``()``: the key itself.
+    """
+    for i in range(len(salt)):
+        key = jax.random.fold_in(key, salt[i])
     return key
 
 

@@ -57,6 +57,7 @@ __all__ = [
     "number",
     "personal_privacy_note",
     "privacy_in_words",
+    "privacy_together",
     "read_metrics",
     "rounds_to",
     "seen_clients",
@@ -337,6 +338,47 @@ def privacy_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
         return f"no guarantee of differential privacy. {statement}"
     unit = described.get("unit")
     return f"({epsilon:.4g}, {delta:g})-differential privacy of each {unit}. {statement}"
+
+
+def privacy_together(runs: Sequence[tuple[Any, Sequence[Mapping[str, Any]]]]) -> list[str]:
+    """Returns sentences on the differential privacy of several runs that are all released.
+
+    It is the sum of their ε and δ (basic composition). That needs independent noise, which runs of
+    one seed have, and independent draws of the clients or examples if these are counted on, which
+    only runs of different seeds have.
+
+    Args:
+      runs: (seed, rows) of each run.
+    """
+    groups: dict[tuple[str, str], list[tuple[Any, Mapping[str, Any], str]]] = {}
+    for seed, rows in runs:
+        described = next((row["privacy"] for row in rows if "privacy" in row), None)
+        if isinstance(described, Mapping):
+            statement = str(described.get("statement"))
+            compared = re.search(r"It compares [^.]*", statement)
+            unit = (str(described.get("unit")), compared[0] if compared else statement)
+            groups.setdefault(unit, []).append((seed, rows[-1], statement))
+    return [_together(unit, group) for (unit, _), group in groups.items() if len(group) > 1]
+
+
+def _together(unit: str, runs: Sequence[tuple[Any, Mapping[str, Any], str]]) -> str:
+    """Returns a sentence on private runs of one unit with the same neighbours."""
+    who = f"The {len(runs)} private runs of each {unit}'s data together"
+    numbers = [[number(row, name) for _, row, _ in runs] for name in ("epsilon", "delta")]
+    epsilons, deltas = ([x for x in values if x is not None] for values in numbers)
+    if len(epsilons) < len(runs) or len(deltas) < len(runs):
+        return f"{who} have no guarantee of differential privacy, because one of them has none."
+    drawn = [seed for seed, _, statement in runs if "amplifies" in statement]
+    if len(set(drawn)) < len(drawn):
+        return (
+            f"{who} have no stated ε: runs of one seed draw the same clients and examples, so that"
+            " the amplification by sampling does not hold for several of them. The ε of a run is"
+            " that of its release alone; give each run that is released a seed of its own."
+        )
+    return (
+        f"{who} are ({sum(epsilons):.4g}, {sum(deltas):g})-differentially private, if all are"
+        " released or a choice looks at all of them (the sum of their ε and δ)."
+    )
 
 
 def personal_privacy_note(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -178,6 +178,9 @@ class ClientContext(NamedTuple):
     gradient: Gradient = mean_gradient
     """(loss, params, batch, key) -> (gradient, metrics). Every gradient that depends on examples is
     taken by it, so that a mechanism of differential privacy can replace it."""
+    salt: jax.Array | tuple[()] = ()
+    """uint32 ``[2]``: by which the noise of this run differs from that of other runs of its seed
+    (:func:`fedjax_peft.random.salted`); ``()`` without a mechanism of differential privacy."""
 
 
 Probe: TypeAlias = Callable[[ClientContext, Params, Batch], Metrics]

@@ -14,7 +14,17 @@ import fedjax_peft
 
 ROOT = Path(fedjax_peft.__file__).parent
 LAYERS = [
-    {"typing", "errors", "checks", "files", "display", "nested", "toml", "libraries"},
+    {
+        "typing",
+        "errors",
+        "checks",
+        "files",
+        "display",
+        "nested",
+        "toml",
+        "libraries",
+        "description",
+    },
     {
         "tree",
         "random",

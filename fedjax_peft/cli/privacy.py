@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     def federation(self) -> Federation:
         """The facts that the accountant needs."""
         if self.unit == "client":
-            work = {"batch_size": 1, "most_steps": 1, "most_passes": 1, "fewest_examples": 1}
+            work: dict[str, Any] = dict.fromkeys(_WORK, 1)
             facts = (self.population, self.drawn, self.sampling)
             return Federation(*facts, batch_sampling="shuffled", **work)
         # One client, the smallest, which takes part in every round.
@@ -49,6 +49,8 @@ class Plan(NamedTuple):
         )
 
 
+_WORK = ("batch_size", "most_steps", "most_passes", "fewest_examples")
+"""Facts about local work, on which a guarantee for clients does not depend."""
 _SAMPLINGS = {
     "client": ("poisson", "uniform", "round_robin", "all"),
     "example": ("poisson", "shuffled"),

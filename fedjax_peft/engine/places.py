@@ -47,4 +47,5 @@ def _mapped(state: State, shared: Callable[[Any], Any], by_client: Callable[[Any
         transform_state=transform,
         history=shared(state.history),
         values=shared(state.values),
+        salt=shared(state.salt),
     )

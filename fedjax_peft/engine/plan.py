@@ -110,8 +110,6 @@ class Cohort(NamedTuple):
     weight: Sequence[float]
     batches: Sequence[np.ndarray]
     """For each client int32 ``[steps, B]``; -1 pads. A client without steps does not take part."""
-    silent: np.ndarray | tuple[()] = ()
-    """bool ``[clients]``: which ones are ``Plan.silent``; ``()``: the plan does not tell."""
 
 
 def steps_of(examples: int, batch_size: int, epochs: int, local_steps: int | None) -> int:
@@ -194,6 +192,7 @@ def make_plan(
     slots: int,
     batch_size: int,
     tokens: Lengths | None = None,
+    all_send: bool = False,
 ) -> Plan:
     """Returns the plan of a round.
 
@@ -204,11 +203,12 @@ def make_plan(
       slots: the plan's capacity S for clients.
       batch_size: examples in a batch, B.
       tokens: the lengths of the examples, if they are texts.
+      all_send: clients without steps take part too (``Plan.silent``).
 
     Raises:
       ValueError: a capacity is too small (a bug of the caller).
     """
-    lengths = [len(b) for b in cohort.batches]
+    lengths = [max(len(b), int(all_send)) for b in cohort.batches]
     queues = pack(lengths, lanes)
     used = max(sum(lengths[j] for j in queue) for queue in queues)
     if used > time_steps or len(lengths) > slots:
@@ -222,7 +222,8 @@ def make_plan(
             rows = slice(t, t + lengths[job])
             slot[rows, lane] = job
             local[rows, lane] = np.arange(lengths[job])
-            examples[rows, lane] = cohort.batches[job]
+            if len(cohort.batches[job]):
+                examples[rows, lane] = cohort.batches[job]
             t += lengths[job]
     client = np.full(slots, -1, np.int32)
     weight = np.zeros(slots, np.float32)
@@ -233,9 +234,10 @@ def make_plan(
     weight[:n] = np.where(length[:n] > 0, cohort.weight, 0)
     bucket = np.zeros(time_steps, np.int32) if tokens is None else tokens.bucket(examples)
     plan = Plan(np.array(used, np.int32), slot, local, examples, client, weight, length, bucket)
-    if isinstance(cohort.silent, tuple):
+    if not all_send:
         return plan
-    return plan._replace(silent=np.pad(cohort.silent, (0, slots - n)))
+    silent = np.array([not len(b) for b in cohort.batches], bool)
+    return plan._replace(silent=np.pad(silent, (0, slots - n)))
 
 
 def most_slots(plan: Plan, steps: int) -> int:

@@ -40,7 +40,15 @@ from fedjax_peft.engine.uploads import (
     sendable,
 )
 from fedjax_peft.precision import effective
-from fedjax_peft.random import attack_key, client_key, server_key, stream, transform_key, upload_key
+from fedjax_peft.random import (
+    attack_key,
+    client_key,
+    salted,
+    server_key,
+    stream,
+    transform_key,
+    upload_key,
+)
 from fedjax_peft.typing import (
     Aggregated,
     Algorithm,
@@ -138,6 +146,7 @@ class _Round:
         uniform = algorithm.weights == "uniform"
         self.weights = (sizes > 0).astype(np.float32) if uniform else sizes
         self.aggregator = algorithm.aggregator.bound(state.aggregator_state)
+        self.noise_key = salted(key, state.salt)
 
     def run(self) -> RoundResult:
         """Returns the state after the round, and what was measured."""
@@ -153,7 +162,7 @@ class _Round:
             self.setup.transform,
             self.broadcast,
             state.transform_state,
-            server_key(self.key, self.index),
+            server_key(self.noise_key, self.index),
         )
         self.sent_leaves = algorithm.sent_leaves(self.broadcast, self.round_index)
         self.present = Source(self.broadcast, self.template, self.round_index)
@@ -190,7 +199,13 @@ class _Round:
             for name, share in one.shares.items():
                 shares[name][slot] = share
         return RoundResult(
-            State(new, kept, aggregator_state, transform_state, self.history).on_device(),
+            state._replace(
+                server=new,
+                client_state=kept,
+                aggregator_state=aggregator_state,
+                transform_state=transform_state,
+                history=self.history,
+            ),
             {name: (jnp.asarray(x), jnp.asarray(n)) for name, (x, n) in self.sums.items()},
             jnp.asarray(finite),
             jnp.asarray(norms),
@@ -215,7 +230,7 @@ class _Round:
         # What the client starts from: the present version, or an older one that it has fetched.
         source = fetched_by(self.history, self.plan.fetched, jnp.int32(slot)) or self.present
         facts = (fixed, source.round_index, jnp.int32(client))
-        context = ClientContext(apply, self.setup.task, *facts)
+        context = ClientContext(apply, self.setup.task, *facts, salt=self.state.salt)
         update = self.algorithm.client(context)
         update = relative_to(source.template, self.setup.transform, source.broadcast, update)
         key = client_key(self.key, source.round_index, client)
@@ -320,7 +335,7 @@ class _Round:
             total_clients=total_clients,
             metrics={name: _summed(pair, accepted) for name, pair in self.sums.items()},
             fixed=self.setup.fixed,
-            key=server_key(self.key, self.index),
+            key=server_key(self.noise_key, self.index),
             clients=jnp.where(self.plan.client < 0, setup.clients, self.plan.client),
             sampling_probability=setup.sampling_probability,
             sendable=sendable(
@@ -370,7 +385,7 @@ class _Round:
             if aggregator.randomise is not None:
                 source = fetched_by(self.history, self.plan.fetched, jnp.int32(slot))
                 number = (source or self.present).round_index
-                key = upload_key(self.key, number, int(self.plan.client[slot]))
+                key = upload_key(self.noise_key, number, int(self.plan.client[slot]))
                 inputs += (key[None], self.round_index)
             total = summation.add(aggregator, total, *inputs)
         state = self.state.aggregator_state

@@ -34,7 +34,14 @@ from fedjax_peft.engine.uploads import (
     sendable,
 )
 from fedjax_peft.precision import effective
-from fedjax_peft.random import attack_key, client_key, server_key, transform_key, upload_key
+from fedjax_peft.random import (
+    attack_key,
+    client_key,
+    salted,
+    server_key,
+    transform_key,
+    upload_key,
+)
 from fedjax_peft.typing import (
     Aggregated,
     Aggregator,
@@ -194,11 +201,12 @@ def build_round(
                 return apply(base, {**own, **params}, batch, key, train)
 
             facts = (own, start.round_index, client)
-            made = algorithm.client(ClientContext(bound, task, *facts))
+            made = algorithm.client(ClientContext(bound, task, *facts, salt=state.salt))
             return relative_to(start.template, transform, start.broadcast, made)
 
         broadcast, template = server_.broadcast(server), server_.unchanged(server)
-        own_key = server_key(key, round_index)
+        noise_key = salted(key, state.salt)
+        own_key = server_key(noise_key, round_index)
         broadcast, received_metrics = receive(transform, broadcast, transform_state, own_key)
         sent_leaves = algorithm.sent_leaves(broadcast, round_index)
         present = Source(broadcast, template, round_index)
@@ -245,6 +253,7 @@ def build_round(
             columns,
             plan,
             key,
+            noise_key,
             constrain,
             padded,
             across,
@@ -381,6 +390,7 @@ def _run_clients(
     columns: Params,
     plan: Plan,
     key: Key,
+    noise_key: Key,
     constrain: Callable[[Any], Any],
     padded: tuple[int, ...],
     across: Callable[[jax.Array], jax.Array],
@@ -411,8 +421,9 @@ def _run_clients(
         make: Callable[[Key, jax.Array, jax.Array], Key],
         client: Any,
         source: Source | tuple[()],
+        root: Key = key,
     ) -> Key:
-        return jax.vmap(lambda c, s: make(key, (s or present).round_index, c))(client, source)
+        return jax.vmap(lambda c, s: make(root, (s or present).round_index, c))(client, source)
 
     sources = fetched(jnp.arange(slots))
     client_keys = keys_of(client_key, plan.client, sources)
@@ -526,7 +537,7 @@ def _run_clients(
         inputs: tuple = (uploads, weights, place, template, fixed)
         good = good | silent if noisy else good & ~silent
         if noisy:
-            inputs += (keys_of(upload_key, client, source), round_index)
+            inputs += (keys_of(upload_key, client, source, noise_key), round_index)
         return _Ended(
             summation.add(aggregator, carry.total, *inputs),
             tree.put(carry.client_state, where, own),

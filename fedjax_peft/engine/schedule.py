@@ -297,7 +297,7 @@ class Schedule(NamedTuple):
         """Returns a round's present members, except ``without``, with their weights and batches.
 
         Weights are those of :meth:`weight`; the examples are shuffled. With ``all_send``, clients
-        of ``without`` and those without examples are silent members. A client in ``limits`` makes
+        in ``without`` are members without work. A client in ``limits`` makes
         at most this number of steps, which are the first ones of its work. With ``members``, these
         clients are the cohort instead.
         """
@@ -305,17 +305,13 @@ class Schedule(NamedTuple):
             origins = self.origins(round_index)
         else:
             origins = dict.fromkeys(members, round_index)
-        members = [c for c in origins if self.all_send or c not in without]
         limits = limits or {}
+        if self.all_send:
+            limits = {**limits, **dict.fromkeys(without, 0)}
+        members = [c for c in origins if self.all_send or c not in without]
         work = [self._batches(c, origins[c])[: limits.get(c)] for c in members]
         weights = [self.weight(c) for c in members]
-        if not self.all_send:
-            return Cohort(members, weights, work)
-        silent = [c in without or not len(b) for c, b in zip(members, work, strict=True)]
-        nothing = np.full((1, self.room), -1, np.int32)
-        work = [nothing if quiet else b for quiet, b in zip(silent, work, strict=True)]
-        weights = [weight or 1.0 for weight in weights]
-        return Cohort(members, weights, work, np.array(silent, bool))
+        return Cohort(members, [w or float(self.all_send) for w in weights], work)
 
     def _batches(self, client: int, round_index: int) -> np.ndarray:
         """Returns a client's batches in a round, int32 ``[steps, room]``; -1 pads."""
@@ -378,6 +374,7 @@ class Schedule(NamedTuple):
             slots=self.capacity,
             batch_size=self.room,
             tokens=self.tokens,
+            all_send=self.all_send,
         )
         if self.timelines is None:
             return plan

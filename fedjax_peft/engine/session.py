@@ -82,6 +82,7 @@ class Session:
         values: Values | None = None,
         client_state: ClientPlace = "device",
         examples: ExamplesPlace = "device",
+        salt: Callable[[Values], np.ndarray] | None = None,
     ):
         """Prepares the rounds; the program is compiled when the first round runs.
 
@@ -98,6 +99,7 @@ class Session:
           values: the run-time values of the states that :meth:`init` returns.
           client_state: where the state of all clients is between rounds.
           examples: where ``columns`` are.
+          salt: run-time values -> ``State.salt``; None: there is no noise to tell apart.
 
         Raises:
           InputError: an unknown engine or place, lanes that do not fit the devices, or leaves that
@@ -120,7 +122,7 @@ class Session:
         self.client_place: ClientPlace = client_state
         self.examples_place: ExamplesPlace = examples
         self._store: ClientStore | None = None
-        self._values = dict(values or {})
+        self._values, self._salt = dict(values or {}), salt
         self._lanes: int | None = None
         self._capacities: dict[int, _Capacity] = {}
         self._programs: dict[Any, Any] = {}
@@ -210,6 +212,8 @@ class Session:
             state, row = self._start(chosen)
             state = state._replace(client_state=self._store.start(row), values=as_arrays(chosen))
         state = state._replace(history=self._history(state, seed))
+        if self._salt is not None:
+            state = state._replace(salt=jnp.asarray(self._salt(chosen)))
         return self.placed(state)._replace(round_index=0, seed=seed)
 
     def _history(self, state: State, seed: int) -> Any:

@@ -35,6 +35,9 @@ class State(NamedTuple):
     values: Mapping[str, jax.Array] = {}
     """The run-time values of the algorithm and the transforms, such as the learning rate; float32
     scalars. See :mod:`fedjax_peft.hyperparameters`."""
+    salt: jax.Array | tuple[()] = ()
+    """uint32 ``[2]``, made from the run's settings: by which its noise differs from that of other
+    runs of its seed; ``()`` without a mechanism of differential privacy."""
     round_index: int = 0
     """Completed rounds. An integer on the host, so reading it does not wait for the device."""
     seed: int = 0

@@ -22,10 +22,12 @@ import logging
 import math
 import numbers
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.hyperparameters import remembered
 from fedjax_peft.libraries import limit_blas_threads, log_level
 from fedjax_peft.typing import Federation, Guarantee
 
@@ -490,22 +492,7 @@ def _split(event: Any) -> tuple[Any, int]:
     return event, 1
 
 
-def _cached(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function with a cache; events that hold a list are not cached."""
-    known = functools.lru_cache(maxsize=1024)(function)
-
-    @functools.wraps(function)
-    def looked_up(*arguments: Any) -> Any:
-        try:
-            hash(arguments)
-        except TypeError:
-            return function(*arguments)
-        return known(*arguments)
-
-    return looked_up
-
-
-@_cached
+@partial(remembered, maxsize=1024)
 def _rdp(event: Any, neighbours: Neighbours) -> tuple[Any, Any]:
     """Returns the orders and the Rényi divergences of an event; they add up over rounds."""
     accountant = _dp_accounting().rdp.RdpAccountant(neighboring_relation=_relation(neighbours))
@@ -513,7 +500,7 @@ def _rdp(event: Any, neighbours: Neighbours) -> tuple[Any, Any]:
     return accountant.orders, accountant.rdp
 
 
-@_cached
+@partial(remembered, maxsize=1024)
 def _pld_epsilon(event: Any, count: int, delta: float, neighbours: Neighbours) -> float:
     """Returns the ε of an event that is composed ``count`` times."""
     accountant = _pld_accountant(neighbours, event)

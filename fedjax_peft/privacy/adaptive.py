@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced, maybe_nonzero
+from fedjax_peft.hyperparameters import is_traced, maybe_nonzero, remembered
 from fedjax_peft.privacy.accounting import (
     Accountant,
     Neighbours,
@@ -51,6 +51,7 @@ from fedjax_peft.typing import (
 __all__ = ["adaptive"]
 
 
+@remembered
 def adaptive(
     clip: float,
     noise_multiplier: float,

@@ -23,7 +23,7 @@ a secret seed and noise that is safe against attacks on floating-point numbers.
 """
 
 from fedjax_peft.algorithms.checks import at_least, positive
-from fedjax_peft.hyperparameters import maybe_nonzero
+from fedjax_peft.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.privacy.accounting import (
     Accountant,
     Neighbours,
@@ -39,6 +39,7 @@ TRUSTED = "The server is trusted: it sees the uploads before the noise."
 """A sentence of the statements of central mechanisms."""
 
 
+@remembered
 def central(
     clip: float,
     noise_multiplier: float,

@@ -29,7 +29,7 @@ import numpy as np
 
 from fedjax_peft.algorithms.checks import at_least, positive, whole
 from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import maybe_nonzero
+from fedjax_peft.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import Accountant, epsilon, gaussian_event
 from fedjax_peft.privacy.central import TRUSTED
@@ -51,6 +51,7 @@ class Strategy(NamedTuple):
     """The standard deviation of x_t / s in each round: the norms of the rows of T⁻¹."""
 
 
+@remembered
 def correlated(
     clip: float,
     noise_multiplier: float,

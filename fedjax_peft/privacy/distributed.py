@@ -47,6 +47,7 @@ from jax.flatten_util import ravel_pytree
 from fedjax_peft.algorithms.checks import fraction, positive
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
+from fedjax_peft.hyperparameters import remembered
 from fedjax_peft.privacy import accounting
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.local import check_sizes_are_not_used, clipped_and_dense
@@ -84,6 +85,7 @@ _TRIES = 64
 """Roundings at random, before a vector is rounded towards zero, which is never longer."""
 
 
+@remembered
 def distributed(
     clip: float,
     noise_multiplier: float,

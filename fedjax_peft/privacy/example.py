@@ -50,10 +50,10 @@ import jax.numpy as jnp
 
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced, maybe_nonzero
+from fedjax_peft.hyperparameters import is_traced, maybe_nonzero, remembered
 from fedjax_peft.privacy import accounting
 from fedjax_peft.privacy.accounting import Accountant
-from fedjax_peft.random import stream
+from fedjax_peft.random import salted, stream
 from fedjax_peft.typing import (
     Algorithm,
     Batch,
@@ -71,6 +71,7 @@ from fedjax_peft.typing import (
 __all__ = ["clipped_sum", "example", "private_gradient", "with_noise"]
 
 
+@remembered
 def example(
     clip: float,
     noise_multiplier: float,
@@ -118,7 +119,8 @@ def example(
                     loss: LossFn, params: PyTree, batch: Batch, key: Key
                 ) -> tuple[PyTree, Metrics]:
                     # Two gradients of a step may have the same key, and must not share their noise.
-                    noise_key = stream(key, "example privacy", str(next(numbers)))
+                    private = salted(key, context.salt)
+                    noise_key = stream(private, "example privacy", str(next(numbers)))
                     return own(loss, params, batch, key, noise_key)
 
                 update = algorithm.client(context._replace(gradient=gradient))

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.algorithms.checks import at_least, positive
-from fedjax_peft.hyperparameters import maybe_nonzero
+from fedjax_peft.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import client_neighbours, composition_in_words, participations
 from fedjax_peft.privacy.central import TRUSTED
@@ -37,6 +37,7 @@ from fedjax_peft.typing import Algorithm, Federation, Guarantee, Privacy, PyTree
 __all__ = ["laplace", "laplace_noise"]
 
 
+@remembered
 def laplace(clip: float, noise_multiplier: float) -> Privacy:
     """Client-level central privacy with Laplace noise; poor for many parameters.
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from fedjax_peft import tree
 from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import maybe_nonzero
+from fedjax_peft.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.privacy import accounting
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import Accountant
@@ -54,6 +54,7 @@ from fedjax_peft.typing import (
 __all__ = ["check_sizes_are_not_used", "clipped_and_dense", "local"]
 
 
+@remembered
 def local(
     clip: float,
     noise_multiplier: float,

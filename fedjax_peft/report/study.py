@@ -22,7 +22,15 @@ from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.nested import flatten
 from fedjax_peft.report.intervals import Difference, Summary, paired, seed_order, summarise
 from fedjax_peft.report.records import SEED, RunRecord, find_runs, load_run, unique, unstarted
-from fedjax_peft.rows import field_is_lower_better, fields, has_field, headline, number, series
+from fedjax_peft.rows import (
+    field_is_lower_better,
+    fields,
+    has_field,
+    headline,
+    number,
+    privacy_together,
+    series,
+)
 from fedjax_peft.toml import read_toml
 
 __all__ = [
@@ -284,7 +292,7 @@ def make_study(
       baseline: see :class:`Study`.
       unfinished: whether unfinished runs are used too.
     """
-    notes = []
+    notes = privacy_together([(_seed(run.config), run.rows) for run in runs])
     used = [run for run in runs if unfinished or run.finished]
     if left_out := [run.path for run in runs if not (unfinished or run.finished)]:
         notes.append(f"{_named(left_out)} {_is(left_out)} unfinished and left out.")
@@ -309,6 +317,12 @@ def make_study(
         cells.append(Cell(name, {key: config[key] for key in shown if key in config}, ordered))
     cells.sort(key=lambda cell: (names.index(cell.name), *map(_by_size, cell.settings.items())))
     return Study(cells, choose_by, baseline, tuple(keys), tuple(notes), tuple(runs))
+
+
+def _seed(config: Mapping[str, Any]) -> Any:
+    """Returns the seed of a run's rounds, from its config or its point of a sweep."""
+    point = config.get("point", {})
+    return config.get("seed", point.get("seed", 0) if isinstance(point, Mapping) else 0)
 
 
 def _by_size(setting: tuple[str, Any]) -> tuple[str, bool, Any, str]:

@@ -37,7 +37,7 @@ class Accounted(NamedTuple):
         Examples are protected in all that a client makes of them, and their numbers are public. A
         mechanism for whole clients protects the released model only.
         """
-        starts = _RELEASED
+        starts: tuple[str, ...] = _RELEASED
         if self.privacy.unit == "example":
             starts += _PERSONAL + _COSTS
         elif not self.personal:

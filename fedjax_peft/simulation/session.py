@@ -1,6 +1,8 @@
 """``session``: an algorithm over a federation, for your own loop over rounds."""
 
 import functools
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -10,6 +12,7 @@ import numpy as np
 
 from fedjax_peft import tasks, tree
 from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.description import describe
 from fedjax_peft.engine.client_store import ClientPlace
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import ModelSharding, layout_over
@@ -246,6 +249,24 @@ def session(
         transform=transform,
         maker=_maker(chosen, make, uploads, make_uploads),
     )
+    salt = None
+    if privacy is not None:
+        given = {"algorithm": algorithm, "privacy": privacy, "attack": attack}
+        facts: dict[str, Any] = {
+            "federation": federation,
+            "work": (schedule.epochs, schedule.local_steps, stragglers),
+            "failures": (failure_rate, failure_exponent),
+            "clients": _digest_of(clients),
+            "client_ranks": client_ranks,
+            "model": _facts_of(model),
+        }
+
+        def salt(chosen: Values) -> np.ndarray:
+            own = None if values is None else chosen
+            made = {name: parametrised(one, own)[0] for name, one in given.items()}
+            made["transforms"] = joined_transform(parametrised(transforms, own)[0])
+            return _salt({**facts, **made})
+
     columns = clients.data.columns
     return Session(
         *(setup, (shared, private), schedule, columns),
@@ -255,7 +276,29 @@ def session(
         values=values,
         client_state=client_state,
         examples=examples,
+        salt=salt,
     )
+
+
+def _salt(settings: Any) -> np.ndarray:
+    """Returns two numbers that differ for different settings, uint32 ``[2]``."""
+    text = json.dumps(describe(settings), sort_keys=True)
+    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], "<u4")
+
+
+def _digest_of(clients: Clients) -> str:
+    """Returns a digest of which examples each client has."""
+    found = hashlib.sha256(clients.data.name.encode())
+    for rows in clients.indices:
+        found.update(np.asarray(rows, np.int64).tobytes() + b";")
+    return found.hexdigest()
+
+
+def _facts_of(model: Model) -> tuple:
+    """Returns how a model was made, and the shapes of its trained leaves."""
+    computing = ("attention", "remat", "scan_layers")  # these change no result
+    recipe = {name: x for name, x in model.recipe.items() if name not in computing}
+    return model.name, recipe, model.method, model.kinds, model.trainable
 
 
 OVERFLOW = 1e-12

@@ -84,7 +84,7 @@ def test_rounds_equal_the_slow_reference(policy, lanes):
 
 def test_the_order_of_the_cohort_does_not_matter():
     rig = engine("private head", 3)
-    clients, weights, work, _ = rig.schedule.cohort(1)
+    clients, weights, work = rig.schedule.cohort(1)
     order = np.random.default_rng(0).permutation(COHORT)
     shuffled = Cohort(*([part[i] for i in order] for part in (clients, weights, work)))
     one, other = rig.run(Cohort(clients, weights, work)), rig.run(shuffled)

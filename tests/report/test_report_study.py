@@ -3,6 +3,7 @@
 import itertools
 import re
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from toy_sweeps import accuracy, write_run, write_sweep
 
 from fedjax_peft.errors import InputError
 from fedjax_peft.report.intervals import paired, summarise
-from fedjax_peft.report.study import read_study
+from fedjax_peft.report.records import RunRecord
+from fedjax_peft.report.study import make_study, read_study
 from fedjax_peft.report.table_files import Bold, TextTable
 
 
@@ -115,6 +117,39 @@ def test_unfinished_runs_are_left_out_and_named(sweep):
         "rate=0.1,seed=1 started no round and is left out.",
         "rate=0.1,seed=0 is unfinished and left out.",
     ]
+
+
+def private_note(*runs):
+    """Returns the notes of a study of private runs: (seed, ε or None, words of the statement)."""
+    records = [
+        RunRecord(
+            f"run {i}",
+            Path(str(i)),
+            {"point": {"seed": seed, "i": i}},
+            {},
+            [
+                {"round": 0, "privacy": {"name": "central", "unit": "client", "statement": words}},
+                {"round": 1, "epsilon": epsilon, "delta": 1e-5},
+            ],
+        )
+        for i, (seed, epsilon, words) in enumerate(runs)
+    ]
+    return make_study(records, keys=["point.i", "point.seed"]).notes
+
+
+def test_a_sweep_states_the_privacy_of_all_its_runs_together():
+    plain = "It compares federations in which one client sends zeros instead (zero-out). Turns."
+    drawn = "It compares federations with and without one client (add or remove one). It amplifies."
+    (note,) = private_note((0, 1.5, plain), (0, 2.0, plain), (1, 0.5, plain))
+    assert note.startswith("The 3 private runs of each client's data together are (4, 3e-05)-diff")
+    (note,) = private_note((0, 1.5, drawn), (1, 2.0, drawn))
+    assert "are (3.5, 2e-05)-differentially private" in note
+    (note,) = private_note((0, 1.5, drawn), (0, 2.0, drawn))
+    assert "no stated ε: runs of one seed draw the same clients" in note
+    (note,) = private_note((0, 1.5, plain), (0, None, plain))
+    assert "no guarantee" in note
+    assert private_note((0, 1.5, plain), (0, 2.0, drawn)) == (), "other neighbours"
+    assert private_note((0, 1.5, plain)) == ()
 
 
 def test_runs_that_stopped_early_are_finished(tmp_path):

@@ -1,0 +1,122 @@
+"""Runs of one seed draw their noise independently, unless all their settings are equal."""
+
+import functools
+import itertools
+
+import jax
+import linear
+import numpy as np
+import optax
+import pytest
+import toy
+from closeness import assert_close, roughly
+from compiled import compilations
+
+import fedjax_peft as fp
+from fedjax_peft.algorithms import fedavg, fedprox
+
+SIZES = (7, 4, 12, 1, 9)
+CLIP, Z = 0.5, 4.0
+MODEL, CLIENTS, PLAIN = linear.model(), toy.clients(SIZES), fedavg(optax.sgd(0.1))
+WORK = {"batch_size": 4, "lanes": 1}
+MECHANISMS = {
+    "central": fp.privacy.central(CLIP, Z),
+    "local": fp.privacy.local(CLIP, Z),
+    "distributed": fp.privacy.distributed(CLIP, Z),
+    "example": fp.privacy.example(CLIP, Z),
+}
+
+
+def learning(values):
+    return fedavg(optax.sgd(values["rate"]))
+
+
+def flat(params):
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(jax.device_get(params))])
+
+
+@functools.cache
+def released(mechanism, rate, number=0):
+    """Returns the model after a round; ``number`` counts repetitions."""
+    options = {"rounds": 1, "values": {"rate": rate}, **WORK}
+    run = fp.simulate(MODEL, learning, CLIENTS, privacy=MECHANISMS[mechanism], **options)
+    return flat(run.params) - flat(MODEL.trainable)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_points_of_one_seed_do_not_share_their_noise(mechanism):
+    """Their released models differ by as much as independent noises do, and repeats do not."""
+    one, again = released(mechanism, 0.1), released(mechanism, 0.1, 1)
+    np.testing.assert_array_equal(one, again)
+    other = released(mechanism, 0.1001)
+    assert np.linalg.norm(one) > 0.1, "there is noise"
+    ratio = np.linalg.norm(one - other) / np.hypot(np.linalg.norm(one), np.linalg.norm(other))
+    assert ratio == roughly(1.0, 0.5)
+
+
+def salt(model=MODEL, algorithm=None, clients=CLIENTS, values=None, **options):
+    made = {"privacy": MECHANISMS["central"], **WORK, **options}
+    made |= {} if values is None else {"values": dict.fromkeys(values, 0.5)}
+    session = fp.session(model, algorithm or PLAIN, clients, **made)
+    return tuple(np.asarray(session.init(options.get("seed", 0), values).salt).tolist())
+
+
+def test_the_noise_depends_on_every_setting_and_on_nothing_else():
+    wider = fp.attach(fp.testing.tiny_model(), fp.lora(rank=4))
+    texts = fp.partition.iid(fp.testing.tiny_dataset(20), clients=5)
+    changes = [
+        {},
+        {"algorithm": fedavg(optax.sgd(0.2))},
+        {"algorithm": fedavg(optax.adam(0.1))},
+        {"algorithm": fedprox(optax.sgd(0.1), mu=0.1)},
+        {"privacy": fp.privacy.central(CLIP, 2.0)},
+        {"privacy": fp.privacy.adaptive(CLIP, Z)},
+        {"transforms": fp.transforms.clip_norm(1.0)},
+        {"attack": fp.attacks.sign_flip(0.4)},
+        {"batch_size": 5},
+        {"epochs": 2},
+        {"local_steps": 3},
+        {"epochs": (1, 2), "stragglers": 0.5},
+        {"clients_per_round": 3},
+        {"clients_per_round": 3, "sampling": "poisson"},
+        {"failure_rate": 0.1},
+        {"clients": toy.clients(SIZES, seed=1)},
+        {"model": wider, "clients": texts},
+        {"model": fp.attach(fp.testing.tiny_model(), fp.lora(rank=2)), "clients": texts},
+        {"model": wider, "clients": texts, "client_ranks": (2, 4)},
+    ]
+    salts = [salt(**change) for change in changes]
+    for (i, a), (j, b) in itertools.combinations(enumerate(salts), 2):
+        assert a != b, (changes[i], changes[j])
+    for same in ({"rounds": 7}, {"lanes": 3}, {"engine": "reference"}, {"client_state": "host"}):
+        assert salt(**same) == salts[0], same
+    assert salt(privacy=None) == ()
+
+
+def test_a_run_time_value_is_described_by_its_number():
+    assert salt(algorithm=learning, values={"rate": 0.1}) == salt()
+    assert salt(algorithm=learning, values={"rate": 0.2}) != salt()
+
+
+def test_a_point_of_a_sweep_has_the_noise_of_the_same_run_alone():
+    private = MECHANISMS["central"]
+    options = {"rounds": 1, **WORK}
+    points = fp.grid(rate=[0.1], clip=[CLIP], seed=[0])
+    private_of = lambda p: fp.privacy.central(p["clip"], Z)  # noqa: E731
+    swept = fp.sweep(learning, MODEL, CLIENTS, points=points, privacy=private_of, **options)
+    alone = fp.simulate(MODEL, PLAIN, CLIENTS, privacy=private, **options)
+    (run,) = swept.runs.values()
+    assert_close(flat(run.params), flat(alone.params), atol=1e-5)
+
+
+def test_another_seed_or_an_equal_mechanism_compiles_no_program():
+    def run(seed):
+        private = fp.privacy.central(CLIP, Z)
+        return fp.simulate(MODEL, PLAIN, CLIENTS, privacy=private, rounds=1, seed=seed, **WORK)
+
+    first = flat(run(0).params)
+    compilations.clear()
+    assert not np.array_equal(flat(run(1).params), first)
+    assert not compilations
+    for name, mechanism in MECHANISMS.items():
+        assert getattr(fp.privacy, name)(CLIP, Z) is mechanism
