@@ -54,7 +54,7 @@ class Canaries(NamedTuple):
           significance: the largest probability of a bound that is wrong.
 
         Raises:
-          InputError: ``jax-privacy`` is not installed.
+          InputError: as :func:`lower_bound`.
         """
         scores = self.scores(params)
         return lower_bound(
@@ -142,13 +142,23 @@ def lower_bound(
       significance: the largest probability of a bound that is wrong.
 
     Raises:
-      InputError: ``jax-privacy`` is not installed.
+      InputError: ``jax-privacy`` is not installed, a score is NaN, or one of the groups is empty.
     """
+    included, excluded = np.asarray(included), np.asarray(excluded)
+    for name, scores in (("took part", included), ("did not take part", excluded)):
+        if not scores.size:
+            raise InputError(f"No canary {name}, so that nothing can be told apart: use more.")
+        if unknown := int(np.isnan(scores).sum()):
+            raise InputError(
+                f"{unknown} of {scores.size} scores of canaries that {name} are NaN, and a bound"
+                " from them would say nothing. The model that was looked up is not finite: audit a"
+                " run that does not diverge."
+            )
     try:
         from jax_privacy.auditing import CanaryScoreAuditor
     except ImportError:
         raise InputError(
             "Audits of differential privacy use jax-privacy: pip install 'fedjax_peft[privacy]'."
         ) from None
-    auditor = CanaryScoreAuditor(np.asarray(included), np.asarray(excluded))
+    auditor = CanaryScoreAuditor(included, excluded)
     return float(auditor.epsilon_one_run(significance, delta))

@@ -91,6 +91,25 @@ def test_the_bound_holds_for_the_gaussian_mechanism_itself():
     assert found > 1.5, "the bound is of use"
 
 
+@pytest.mark.parametrize(
+    ("included", "excluded", "words"),
+    [
+        ([1.0, np.nan], [0.0, 0.1], "1 of 2 scores of canaries that took part are NaN"),
+        ([1.0, 2.0], [np.nan, np.nan], "2 of 2 scores of canaries that did not take part are NaN"),
+        ([], [0.0], "No canary took part"),
+    ],
+)
+def test_scores_that_say_nothing_are_refused(included, excluded, words):
+    with pytest.raises(InputError, match=words):
+        audit.lower_bound(np.array(included), np.array(excluded), DELTA)
+
+
+def test_a_model_that_is_not_finite_has_no_bound(canaries):
+    broken = {name: x * np.nan for name, x in canaries.leaves.items()}
+    with pytest.raises(InputError, match="The model that was looked up is not finite"):
+        canaries.epsilon(broken, DELTA)
+
+
 def test_coins_are_fair_and_entries_differ(canaries):
     assert abs(canaries.included.mean() - 0.5) < 0.1
     assert len(set(canaries.entries.tolist())) == CLIENTS
