@@ -2,15 +2,24 @@
 
 import contextlib
 import errno
+import hashlib
 import os
+import re
 import signal
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["check_output", "defer_interrupts", "naming", "read_text", "replace_file"]
+__all__ = [
+    "check_output",
+    "defer_interrupts",
+    "folder_names",
+    "naming",
+    "read_text",
+    "replace_file",
+]
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -113,3 +122,26 @@ def defer_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
         if received:
             previous(*received[0])
+
+
+def folder_names(texts: Mapping[str, str]) -> dict[str, str]:
+    """Returns key -> a name for one directory, made from the text of this key.
+
+    Separators and other characters that a file system may refuse become ``_``. A name that is too
+    long, or taken by an earlier key, ends in a digest of its key. Names differ in more than case.
+    """
+    found: dict[str, str] = {}
+    for key, text in texts.items():
+        name = re.sub(r"[^\w.+\-\[\](){}=,' ]+", "_", text)
+        if not name.strip(". "):
+            name = f"_{name}"
+        taken = {other.casefold() for other in found.values()}
+        if len(name.encode()) > _LONGEST or name.casefold() in taken:
+            short = name.encode()[:_LONGEST].decode(errors="ignore")
+            name = f"{short}-{hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}"
+        found[key] = name
+    return found
+
+
+_LONGEST = 200
+"""Bytes of a directory's name, which file systems limit to 255."""

@@ -15,6 +15,7 @@ key of the grid, and ``key=value`` fixes it.
 """
 
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from fedjax_peft import toml
 from fedjax_peft.config import config as configs
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.files import folder_names
 from fedjax_peft.nested import flatten
 
 __all__ = ["Point", "Sweep", "axis", "plan"]
@@ -185,19 +187,21 @@ def _points(
     keys = sorted(grid, key=lambda key: not _SEED.search(key))  # seeds change least often
     short = {key: key.rpartition(".")[2] for key in keys}
     names = {k: x if list(short.values()).count(x) == 1 else k for k, x in short.items()}
-    found = {}
+    found, texts = {}, {}
     for values in itertools.product(*(grid[key] for key in keys)):
         chosen = dict(zip(keys, values, strict=True))
         config = raw
         for key, value in chosen.items():
             config = configs.override(config, f"{key}={toml.literal(value)}")
-        name = ",".join(f"{names[key]}={_plain(chosen[key])}" for key in grid)
+        point = json.dumps(values, default=str)
+        texts[point] = ",".join(f"{names[key]}={_plain(chosen[key])}" for key in grid)
         resolved = configs.resolve(config)
         runtime = [key for key in grid if key not in constants and _is_runtime(resolved, key)]
-        found[name] = Point(method, name, {**resolved, "runtime": runtime or None})
+        found[point] = {**resolved, "runtime": runtime or None}
         if len(found) > _MOST:
             raise InputError(f"The sweep has more than {_MOST:,} runs: give its keys fewer values.")
-    return list(found.values())
+    folders = folder_names(texts)
+    return [Point(method, folders[point], config) for point, config in found.items()]
 
 
 def _is_runtime(config: configs.Config, key: str) -> bool:

@@ -156,7 +156,7 @@ class _Graph:
     name: str
     train: Any
     eval: Any
-    rng: Any
+    rng: Any = dataclasses.field(compare=False)  # replaced in training, not read in evaluation
     paths: dict[str, tuple]
     origins: Mapping[tuple, Source] = dataclasses.field(default_factory=dict)
     """With ``scan_layers``: where the leaves of the module with stacked blocks come from."""

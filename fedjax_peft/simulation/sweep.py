@@ -1,24 +1,29 @@
 """``sweep``: a simulation for several seeds and settings, compiled as few times as possible."""
 
+import copy
 import itertools
+import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import tomli_w
 
 from fedjax_peft.data.dataset import Clients
 from fedjax_peft.distributed import processes
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import replace_file
+from fedjax_peft.files import folder_names, replace_file
 from fedjax_peft.hyperparameters import Values
 from fedjax_peft.models.base import Model
+from fedjax_peft.nested import flatten
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.study import Cell, Study, make_study, summarise
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.rows import read_metrics
+from fedjax_peft.simulation.describe import describe, digest
 from fedjax_peft.simulation.points import Job, PointDone, run_points
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.simulate import simulate
@@ -157,24 +162,23 @@ def sweep(
     if processes() > 1:
         raise InputError("A sweep runs in one process: several processes share one run at a time.")
     named = _names(points)
+    recorded = {name: {"point": _recorded(point)} for name, point in named.items()}
     make_model, make_clients = _Shared(model), _Shared(clients)
-    forward: dict[Any, Any] = {}
+    forward: dict[str, Any] = {}
     lock = threading.Lock()
 
     def run_of(name: str, point: Point) -> Job:
         def run(path: Path | None, resume: bool, stop: Stop | None, engine: Any) -> Run:
             engines = {} if engine is None else {"engine": engine}
             numbers = {n: x for n, x in point.items() if _is_runtime(n, x)}
-            constants = tuple((n, x) for n, x in sorted(point.items()) if n not in numbers)
+            fixed = {n: x for n, x in point.items() if n not in numbers and n != "seed"}
             with lock:  # points side by side are threads
-                built, read = make_model(point)
-                key = tuple((n, point[n]) for n in sorted(read) if n != "seed")
+                built, key = make_model(point)
                 built = built.replace(apply=forward.setdefault(key, built.apply))
-                own = make_clients(point)[0]
-            fixed = tuple((n, x) for n, x in constants if n != "seed")
+                own, _ = make_clients(point)
             return simulate(
                 built,
-                _Made(algorithm, fixed),
+                _Made(algorithm, _key(fixed), fixed),
                 own,
                 transforms=_made(transforms, fixed),
                 privacy=_made(privacy, fixed),
@@ -184,14 +188,14 @@ def sweep(
                 out=path,
                 resume=resume,
                 stop=stop,
-                config={"point": dict(point)},
+                config=recorded[name],
                 **{"progress": False, **options, **engines},
             )
 
         return Job(name, options.get("rounds", 0), run)
 
     path = None if out is None else Path(out)
-    keys = [f"point.{name}" for name in points[0]]
+    keys = list(dict.fromkeys(key for table in recorded.values() for key in flatten(table)))
     if path is not None:
         path.mkdir(parents=True, exist_ok=True)
         table = {"keys": keys} | ({"choose_by": choose_by} if choose_by else {})
@@ -206,10 +210,10 @@ def sweep(
         on_point=on_point,
     )
     records = []
-    for name, point in named.items():
+    for name in named:
         folder = Path(name) if path is None else path / name
         rows = runs[name].metrics if name in runs else read_metrics(folder / "metrics.jsonl")
-        records.append(RunRecord("sweep", folder, {"point": dict(point)}, {}, rows))
+        records.append(RunRecord("sweep", folder, recorded[name], {}, rows))
     return Sweep(make_study(records, keys=keys, choose_by=choose_by), runs, named)
 
 
@@ -226,7 +230,7 @@ def _names(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
     """
     if not points:
         raise InputError("The sweep has no points. Make some: fp.grid(seed=range(3)).")
-    named: dict[str, dict[str, Any]] = {}
+    texts: dict[str, str] = {}
     for point in points:
         for name in [*point, *points[0]]:
             if name not in point or name not in points[0]:
@@ -235,10 +239,35 @@ def _names(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
                     f" {nearest(name, points[0])}"
                 )
         text = ",".join(f"{name}={value}" for name, value in point.items())
-        if text in named:
+        if _key(point) in texts:
             raise InputError(f"The point {text} occurs twice.")
-        named[text] = dict(point)
-    return named
+        texts[_key(point)] = text
+    return dict(zip(folder_names(texts).values(), map(dict, points), strict=True))
+
+
+def _key(values: Point) -> str:
+    """Returns a text that is equal for equal values, arrays and lists included."""
+    return json.dumps(describe(dict(values)), sort_keys=True)
+
+
+def _recorded(value: Any) -> Any:
+    """Returns a value of a point as TOML can hold it; large arrays and objects as descriptions."""
+    if hasattr(value, "tolist") and value.size <= _SHOWN:
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _recorded(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return ["None" if item is None else _recorded(item) for item in value]
+    return value if isinstance(value, bool | int | float | str | None) else describe(value)
+
+
+_SHOWN = 64
+"""The largest number of elements of an array that a run's config records."""
+
+
+def _owned(value: Any) -> Any:
+    """Returns a value of a point that a function may change: a copy of what can be changed."""
+    return copy.deepcopy(value) if isinstance(value, list | dict | set | np.ndarray) else value
 
 
 @dataclass(frozen=True)
@@ -246,52 +275,97 @@ class _Made:
     """A function of the run-time values; equal functions with equal constants are equal."""
 
     function: Callable[[Values], Any]
-    constants: tuple[tuple[str, Any], ...]
+    key: str
+    constants: Point = field(compare=False)
 
     def __call__(self, values: Values) -> Any:
-        return self.function({**dict(self.constants), **values})
+        constants = {name: _owned(value) for name, value in self.constants.items()}
+        return self.function({**constants, **values})
 
 
-def _made(given: Any, fixed: tuple[tuple[str, Any], ...]) -> Any:
+def _made(given: Any, fixed: Point) -> Any:
     """Returns an object as it is, and a function of a point as one of the run-time values."""
-    return _Made(given, fixed) if callable(given) else given
+    return _Made(given, _key(fixed), fixed) if callable(given) else given
 
 
 class _Shared:
     """An object, or a function of a point that is called once for all points it cannot tell apart.
 
-    A call returns the object and the names that the function read.
+    A call returns the object, and a key that is equal for models with the same forward pass.
     """
 
     def __init__(self, made: Any):
         self._made = made
-        self._known: list[tuple[dict[str, Any], Any]] = []
+        self._known: list[tuple[dict[str, str], Any, str]] = []
 
-    def __call__(self, point: Point) -> tuple[Any, set[str]]:
-        """Returns the object for a point, and the names of the values that it depends on."""
+    def __call__(self, point: Point) -> tuple[Any, str]:
+        """Returns the object for a point, and the key of its forward pass."""
         if not callable(self._made) or isinstance(self._made, Model | Clients):
-            return self._made, set()
-        for read, made in self._known:
-            if all(point[name] == value for name, value in read.items()):
-                return made, set(read)
+            return self._made, ""
+        for read, made, key in self._known:
+            if all(_key({name: point[name]}) == text for name, text in read.items()):
+                return made, key
         reads = _Reads(point)
         made = self._made(reads)
-        self._known = [*self._known[-3:], (reads.read, made)]  # models and data are large
-        return made, set(reads.read)
+        # A seed that decides initial values only gives models with equal forward passes.
+        key = digest(describe(getattr(made, "apply", None), strict=True))
+        reads.close()
+        read = {name: _key({name: point[name]}) for name in sorted(reads.names)}
+        key += "".join(text for name, text in read.items() if name != "seed")
+        self._known = [*self._known[-3:], (read, made, key)]  # models and data are large
+        return made, key
 
 
-class _Reads(dict[str, Any]):
-    """A point that remembers which of its values were read."""
+class _Reads(Mapping[str, Any]):
+    """A point that notes which of its values are read, in whatever way. It cannot be changed."""
 
     def __init__(self, point: Point):
-        super().__init__(point)
-        self.read: dict[str, Any] = {}
+        self._point, self._closed = point, False
+        self.names: set[str] = set()
+
+    def close(self) -> None:
+        """Ends the notes: values that nobody has read cannot be read any more."""
+        self._closed = True
 
     def __getitem__(self, name: str) -> Any:
-        """Returns a value."""
-        self.read[name] = super().__getitem__(name)
-        return self.read[name]
+        """Returns a value.
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Returns a value, or the default."""
-        return self[name] if name in self else default  # noqa: SIM401  (get would not note it)
+        Raises:
+          InputError: the function that was given the point has returned without reading it.
+        """
+        value = self._point[name]
+        if self._closed and name not in self.names:
+            raise InputError(
+                f"A function of a sweep's point reads {name!r} after it has returned, when its"
+                f" result may already serve other points. Read it before: value = p[{name!r}]."
+            )
+        self.names.add(name)
+        return _owned(value)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterates over the names, which are those of all points."""
+        return iter(self._point)
+
+    def __len__(self) -> int:
+        """Returns the number of values."""
+        return len(self._point)
+
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns all values in a dict, updated with others."""
+        return dict(self) | dict(other)
+
+    def __ror__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns other values updated with those of the point."""
+        return dict(other) | dict(self)
+
+    def copy(self) -> dict[str, Any]:
+        """Returns all values in a dict."""
+        return dict(self)
+
+    def __reduce__(self) -> Any:  # of copy, deepcopy and pickle
+        """Returns how to make a dict of all values."""
+        return dict, (dict(self),)
+
+    def __repr__(self) -> str:
+        """Returns all values as a dict shows them."""
+        return repr(dict(self))

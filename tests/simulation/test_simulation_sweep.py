@@ -1,5 +1,10 @@
 """``fp.sweep``: one program for all numbers and seeds, the results of single runs, and resume."""
 
+import ast
+import copy
+import types
+from pathlib import Path
+
 import jax
 import numpy as np
 import optax
@@ -14,6 +19,8 @@ from fedjax_peft.engine.replicas import Replicas
 from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.points import PointDone
 from fedjax_peft.simulation.stopping import median_rule
+from fedjax_peft.simulation.sweep import _names, _Shared
+from fedjax_peft.toml import read_toml
 
 FEDERATION = toy.clients((7, 4, 12, 1, 9))
 TEST, VALIDATION = toy.dataset(20, seed=5), toy.dataset(20, seed=6)
@@ -233,3 +240,139 @@ def test_conditions_of_replicas_are_not_batched(model):
     found = list(conditions(jax.make_jaxpr(one._round())(*arguments).jaxpr))
     assert len(found) >= 3  # the loop, and the beginning and the end of clients
     assert set(found) == {()}
+
+
+def seeded_model(seed):
+    """Returns a model whose forward pass, not its leaves, depends on a seed."""
+    plain, shift = toy.model(dropout=0), 0.5 * seed
+
+    def apply(frozen, trainable, batch, key, train):
+        return plain.apply(frozen, trainable, {**batch, "x": batch["x"] + shift}, key, train)
+
+    return plain.replace(apply=apply)
+
+
+READS = {
+    "unpacked": lambda p: (lambda width, **_: width)(**p),
+    "copied": lambda p: dict(p)["width"],
+    "copied by its method": lambda p: p.copy()["width"],
+    "deeply copied": lambda p: copy.deepcopy(p)["width"],
+    "items": lambda p: next(value for name, value in p.items() if name == "width"),
+    "values": lambda p: list(p.values())[1],
+    "merged": lambda p: (p | {})["width"],
+    "merged on the right": lambda p: ({} | p)["width"],
+    "merged in place": lambda p: merged({}, p)["width"],
+    "get": lambda p: p.get("width"),
+    "a match": lambda p: matched(p),
+    "a proxy": lambda p: types.MappingProxyType(p)["width"],
+    "a text": lambda p: ast.literal_eval(str(p))["width"],
+    "formatted": lambda p: int("{width}".format(**p)),
+    "compared": lambda p: 6 if p == {"seed": 0, "width": 6} else 8,
+}
+
+
+def merged(table, p):
+    table |= p
+    return table
+
+
+def matched(p):
+    match p:
+        case {"width": width}:
+            return width
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=list(READS))
+def test_every_way_of_reading_a_point_is_noted(read):
+    shared = _Shared(lambda p: toy.lora_model(width=read(p)))
+    made = [shared(point)[0] for point in fp.grid(seed=[0], width=[6, 8])]
+    assert [model.trainable["layer.lora_b"].shape[1] for model in made] == [6, 8]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.__setitem__("width", 9),
+        lambda p: p.pop("width"),
+        lambda p: p.update(width=9),
+        lambda p: p.setdefault("depth", 9),
+        lambda p: p.clear(),
+    ],
+)
+def test_a_point_cannot_be_changed(change):
+    with pytest.raises((AttributeError, TypeError)):
+        _Shared(change)({"seed": 0, "width": 6})
+
+
+def test_a_list_of_a_point_can_be_changed_without_harm():
+    point = {"seed": 0, "layers": [1]}
+    _Shared(lambda p: p["layers"].append(2))(point)
+    assert point == {"seed": 0, "layers": [1]}
+
+
+def test_what_reads_a_point_too_late_is_refused():
+    later, _ = _Shared(lambda p: lambda: p["width"])({"seed": 0, "width": 6})
+    with pytest.raises(InputError, match="reads 'width' after it has returned"):
+        later()
+
+
+def test_a_forward_pass_is_shared_by_seeds_that_decide_initial_values_only():
+    own = _Shared(lambda p: seeded_model(p["seed"]))
+    keys = [own({"seed": seed, "rate": rate})[1] for seed in (0, 1) for rate in (0.1, 0.2)]
+    assert keys[0] == keys[1] != keys[2] == keys[3]
+    plain = fp.testing.tiny_model()
+    attached = _Shared(lambda p: fp.attach(plain, fp.lora(rank=p["rank"]), seed=p["seed"]))
+    keys = [attached({"seed": seed, "rank": rank})[1] for seed in (0, 1) for rank in (2, 4)]
+    assert keys[0] == keys[2] != keys[1] == keys[3]
+
+
+def test_a_forward_pass_that_depends_on_the_seed_is_that_of_its_own_seed():
+    points = fp.grid(seed=[0, 1], rate=[0.1])
+    options = {**GIVEN, "rounds": 1, "validation": None}
+    swept = fp.sweep(
+        lambda p: fp.algorithms.fedavg(optax.sgd(p["rate"])),
+        lambda p: seeded_model(p["seed"]),
+        FEDERATION,
+        points=points,
+        **options,
+    )
+    algorithm = fp.algorithms.fedavg(optax.sgd(0.1))
+    alone = fp.simulate(seeded_model(1), algorithm, FEDERATION, seed=1, **options)
+    assert swept.runs["seed=1,rate=0.1"].metrics[-1]["test_loss"] == approx(
+        alone.metrics[-1]["test_loss"], rel=1e-5
+    )
+
+
+def test_points_stay_in_the_directory_of_the_sweep_and_are_told_apart():
+    values = ["../../escaped", "a/b", "a:b", "A:B", "1", 1, 1.0, True, None, "x" * 300, "\udcff\n"]
+    names = list(_names(fp.grid(kind=values)))
+    assert len({name.casefold() for name in names}) == len(values)
+    for name in names:
+        assert Path(name).name == name
+        assert len(name.encode()) <= 255
+    assert names[:2] == ["kind=.._.._escaped", "kind=a_b"]
+    assert list(_names(fp.grid(seed=[0], rate=[0.1], layers=[(1, 2)]))) == [
+        "seed=0,rate=0.1,layers=(1, 2)"
+    ]
+
+
+def test_values_may_be_lists_dicts_and_arrays(model, tmp_path):
+    points = [
+        {"seed": seed, "table": {"rates": [0.1, rate]}, "x": np.array([0.0, 1.0])}
+        for seed, rate in ((0, 0.2), (1, 0.2))
+    ]
+    swept = fp.sweep(
+        lambda p: fp.algorithms.fedavg(optax.sgd(p["table"]["rates"][int(p["x"][1])])),
+        model,
+        lambda p: toy.clients((7, 4, 12, 1, 9), seed=int(p["x"].sum())),
+        points=points,
+        out=tmp_path,
+        **{**GIVEN, "rounds": 1, "test": None, "validation": None},
+    )
+    assert [len(cell.runs) for cell in swept.study.cells] == [2]
+    folders = sorted(path.parent.name for path in tmp_path.glob("*/config.toml"))
+    assert folders == sorted(swept.points)
+    recorded = read_toml(tmp_path / next(iter(swept.points)) / "config.toml")["point"]
+    assert recorded == {"seed": 0, "table": {"rates": [0.1, 0.2]}, "x": [0.0, 1.0]}
+    with pytest.raises(InputError, match="occurs twice"):
+        _names([points[0], {**points[0], "x": np.array([0.0, 1.0])}])
