@@ -46,11 +46,13 @@ from fedjax_peft.files import naming, replace_file
 from fedjax_peft.nested import flatten
 
 __all__ = [
+    "PREEMPTED",
     "Row",
     "append_metrics",
     "field_is_lower_better",
     "fields",
     "finite_or_none",
+    "has_ended",
     "has_field",
     "headline",
     "headline_is_lower_better",
@@ -63,7 +65,8 @@ __all__ = [
     "seen_clients",
     "series",
     "summary",
-    "truncate_metrics",
+    "without_scores",
+    "write_metrics",
 ]
 
 Row: TypeAlias = dict[str, Any]
@@ -122,12 +125,36 @@ def append_metrics(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None
         os.fsync(file.fileno())
 
 
-def truncate_metrics(path: str | os.PathLike[str], last_round: int) -> None:
-    """Removes the rows after ``last_round``, atomically; does nothing if there is no file."""
-    path = Path(path)
-    if path.exists():
-        rows = [row for row in read_metrics(path) if row["round"] <= last_round]
-        replace_file(path, _lines(rows))
+def write_metrics(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replaces all rows, atomically."""
+    replace_file(path, _lines(rows))
+
+
+PREEMPTED = "a process was asked to end (SIGTERM)"
+"""The field ``stopped`` of a run that a signal has interrupted."""
+
+
+def has_ended(rows: Sequence[Mapping[str, Any]], rounds: int) -> bool:
+    """Returns whether a run of ``rounds`` rounds has ended with its last row.
+
+    It has done all of them, or a rule has stopped it there. A signal is no rule, and a run that
+    went on after it was stopped has not ended.
+    """
+    if not rows:
+        return False
+    stopped = rows[-1].get("stopped")
+    return rows[-1]["round"] >= rounds or (stopped is not None and stopped != PREEMPTED)
+
+
+def without_scores(row: Row) -> Row:
+    """Returns a row without the fields of an evaluation."""
+    return {name: value for name, value in row.items() if not _SCORES.fullmatch(name)}
+
+
+_SCORES = re.compile(
+    r"headline(_better)?|local_.+|(tuned_|global_)*(test|validation)_.+"
+    r"|(tuned_)?client_(?!steps$).+"
+)
 
 
 def number(row: Mapping[str, Any], key: str) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedjax_peft.display import one_line
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import read_text
-from fedjax_peft.rows import Row, read_metrics
+from fedjax_peft.rows import Row, has_ended, read_metrics
 from fedjax_peft.toml import read_toml
 
 __all__ = [
@@ -40,12 +40,9 @@ class RunRecord(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether the run has done all its rounds, or was stopped early by a rule."""
-        if not self.rows:
-            return False
+        """Whether the run has done all its rounds, or was stopped by a rule in its last row."""
         planned = self.config.get("rounds")
-        done = not isinstance(planned, int) or self.rows[-1]["round"] >= planned
-        return done or any("stopped" in row for row in self.rows)
+        return has_ended(self.rows, planned if isinstance(planned, int) else 0)
 
 
 def load_run(path: str | os.PathLike[str]) -> RunRecord:

@@ -15,7 +15,7 @@ from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
-from fedjax_peft.rows import Row, seen_clients
+from fedjax_peft.rows import PREEMPTED, Row, seen_clients, without_scores
 from fedjax_peft.simulation.asynchrony import aggregation_row
 from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
 from fedjax_peft.simulation.checks import Late
@@ -147,12 +147,35 @@ class Loop:
         return stopped
 
     def resume(self) -> str | None:
-        """Charges the recorded rounds; returns why the run has ended, None if it has not."""
+        """Charges the recorded rounds; returns why the run has ended, None if it goes on.
+
+        If it goes on, its rows are then those of a run that was never interrupted.
+        """
         if self.private is not None:
             self.private.check_same(self.record.rows[-1])
         for row in self.record.rows:
             self.costs.record(row)
-        return self._met(self.record.rows)
+        if self.record.rows[-1]["round"] >= self.rounds:
+            return None
+        rows = self._scheduled(self.record.rows)
+        stopped = self._met(rows)
+        if not stopped:
+            self.record.replace(rows)
+        return stopped
+
+    def _scheduled(self, rows: Sequence[Row]) -> list[Row]:
+        """Returns the rows without what they have because the run ended or was stopped there.
+
+        A stop rule would count the scores of an evaluation that the schedule does not have.
+        """
+        found = []
+        for row in rows:
+            if row is rows[-1] or "stopped" in row:
+                row = row if row["round"] % self.eval_every == 0 else without_scores(row)
+                ended = [name for name in row if name == "stopped" or name.startswith("tuned_")]
+                row = {name: row[name] for name in row if name not in ended}
+            found.append(row)
+        return found
 
     def round(self, state: State) -> tuple[State, str | None]:
         """Runs, evaluates and records the next round, and saves a checkpoint if one is due.
@@ -166,7 +189,7 @@ class Loop:
         row |= self._scores(state, row, last=last)
         stopped = None if last else self._met([*self.record.rows, row])
         if preempted(index) and not stopped and not last:
-            stopped = "a process was asked to end (SIGTERM)"
+            stopped = PREEMPTED
         if stopped:
             row |= {**self._scores(state, row, last=True), "stopped": stopped}
         spent = (row["time"].get(part, 0.0) for part in ("train_s", "eval_s", "local_s"))

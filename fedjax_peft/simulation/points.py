@@ -14,7 +14,7 @@ import jax
 
 from fedjax_peft.engine.replicas import Replicas
 from fedjax_peft.errors import InputError
-from fedjax_peft.rows import Row, field_is_lower_better, number, read_metrics
+from fedjax_peft.rows import Row, field_is_lower_better, has_ended, number, read_metrics
 from fedjax_peft.simulation.stopping import Stop, median_rule
 
 __all__ = ["Job", "PointDone", "RunJob", "is_finished", "run_points"]
@@ -205,13 +205,10 @@ class _Results:
 
 def is_finished(path: Path, rounds: int) -> bool:
     """Returns whether a run has ended: after its last round, or because of a stop rule."""
-    if (path / "checkpoints" / str(rounds)).is_dir():
-        return True
     if not (path / "metrics.jsonl").is_file():
         return False
     rows = read_metrics(path / "metrics.jsonl")
-    last = rows[-1] if rows else {}
-    return "stopped" in last and (path / "checkpoints" / str(last["round"])).is_dir()
+    return has_ended(rows, rounds) and (path / "checkpoints" / str(rows[-1]["round"])).is_dir()
 
 
 def _last(rows: Sequence[Row], metric: str | None) -> float | None:

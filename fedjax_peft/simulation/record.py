@@ -22,7 +22,7 @@ from fedjax_peft import distributed
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
 from fedjax_peft.nested import flatten
-from fedjax_peft.rows import Row, append_metrics, read_metrics, truncate_metrics
+from fedjax_peft.rows import Row, append_metrics, read_metrics, write_metrics
 from fedjax_peft.simulation import lock
 from fedjax_peft.simulation.checkpoint import Checkpoints
 from fedjax_peft.simulation.lock import RunLock
@@ -163,9 +163,8 @@ class Record:
         self.rows = [row for row in self.rows if row["round"] <= last]
         if self.out is None:
             return
-        metrics = self.out / "metrics.jsonl"
-        if metrics.exists():
-            truncate_metrics(metrics, last)
+        if (self.out / "metrics.jsonl").exists():
+            write_metrics(self.out / "metrics.jsonl", self.rows)
         self._tensorboard = EventWriter(self.out / "tensorboard", first_step=last + 1)
 
     def add(self, row: Row) -> Any:
@@ -173,12 +172,17 @@ class Record:
         self._write(row)
         return None if self._on_round is None else self._on_round(row)
 
+    def replace(self, rows: list[Row]) -> None:
+        """Replaces all rows; ``on_round`` is not called again."""
+        self.rows = rows
+        if self.out is not None:
+            write_metrics(self.out / "metrics.jsonl", rows)
+
     def amend(self, row: Row) -> None:
         """Replaces the last row, which has new fields; ``on_round`` is not called again."""
         before = self.rows.pop()
         assert before["round"] == row["round"]
-        if self.out is not None:
-            truncate_metrics(self.out / "metrics.jsonl", row["round"] - 1)
+        self.replace(self.rows)
         self._write({**row})
 
     def _write(self, row: Row) -> None:

@@ -195,7 +195,8 @@ def simulate(
         added to the settings that a run made in Python records.
       on_round: called with every row of metrics as it is made (row 0 is before training). If it
         returns True the run ends after this round: its row gains the final evaluation and the
-        field ``stopped``, and a checkpoint is written. A resume goes on from there.
+        field ``stopped``, and a checkpoint is written. A resume goes on from there; the row then
+        loses the field, and the evaluation unless it was due.
       stop: rule that ends the run in the same way, such as ``early_stop(target=0.8, patience=5)``.
         It is a function of all rows so far, and returns True or a sentence with the reason if the
         run should stop. It reads only the rows, so a resumed run stops at the same round as an

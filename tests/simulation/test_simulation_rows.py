@@ -2,18 +2,23 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedjax_peft.errors import InputError
+from fedjax_peft.report.records import RunRecord
 from fedjax_peft.rows import (
+    PREEMPTED,
     append_metrics,
+    has_ended,
     read_metrics,
     rounds_to,
     series,
     summary,
-    truncate_metrics,
+    without_scores,
+    write_metrics,
 )
 
 ROWS = [
@@ -115,14 +120,38 @@ def test_literal_nan_reads_as_none_and_rows_are_sorted_by_round(tmp_path):
     assert read_metrics(path) == [{"round": 0}, {"round": 1, "loss": None}]
 
 
-def test_truncation_keeps_the_rounds_up_to_the_last_and_leaves_no_scratch_file(tmp_path):
+def test_replaced_rows_leave_no_scratch_file(tmp_path):
     path = write(tmp_path / "metrics.jsonl", ROWS)
-    truncate_metrics(path, 2)
+    write_metrics(path, ROWS[:3])
     assert read_metrics(path) == ROWS[:3]
-    truncate_metrics(path, -1)
+    write_metrics(path, [])
     assert read_metrics(path) == []
-    truncate_metrics(tmp_path / "none.jsonl", 2)
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("last", "ended"),
+    [
+        ({"round": 9}, True),
+        ({"round": 4}, False),  # although it was stopped before, and continued
+        ({"round": 4, "stopped": "test_accuracy reached 0.8"}, True),
+        ({"round": 4, "stopped": PREEMPTED}, False),
+    ],
+)
+def test_the_last_row_says_whether_a_run_has_ended(last, ended):
+    rows = [{"round": 0}, {"round": 3, "stopped": "on_round returned True"}, last]
+    assert has_ended(rows, 9) is ended
+    assert RunRecord("", Path(), {"rounds": 9}, {}, rows).finished is ended
+    assert not has_ended([], 9)
+
+
+def test_scores_are_the_fields_of_evaluations():
+    scores = {
+        *("headline", "headline_better", "test_loss", "global_validation_examples", "local_loss"),
+        *("client_tests", "client_accuracy_mean", "tuned_client_loss_mean", "tuned_test_loss"),
+    }
+    others = {"round", "clients", "client_steps", "train_loss", "per_client", "bytes_up", "stopped"}
+    assert without_scores(dict.fromkeys(scores | others)).keys() == others
 
 
 def test_costs_accumulate_over_rounds_that_were_not_evaluated():

@@ -138,6 +138,27 @@ def test_a_rule_ends_a_run_where_a_resumed_one_ends(tmp_path):
     assert len(run(out=out, resume=True, checkpoint_every=2, eval_every=6).metrics) == 7
 
 
+@pytest.mark.parametrize(
+    "interruption",
+    [{"on_round": lambda row: row["round"] == 2}, {"rounds": 2}],
+    ids=["asked", "rounds"],
+)
+def test_the_evaluation_of_an_interruption_does_not_count(interruption, tmp_path):
+    rule = early_stop(patience=2, metric="test_loss", min_delta=100.0)  # nothing improves
+    options = {"stop": rule, "eval_every": 3, "rounds": 8}
+    whole = run(out=tmp_path / "whole", **options)
+    assert whole.metrics[-1]["round"] == 6
+    first = run(out=tmp_path / "run", **{**options, **interruption})
+    assert first.metrics[-1]["round"] == 2
+    assert "test_loss" in first.metrics[-1]
+    run(out=tmp_path / "run", resume=True, **options)
+    found, expected = (
+        [{**row, "time": 0} for row in read_metrics(tmp_path / name / "metrics.jsonl")]
+        for name in ("run", "whole")
+    )
+    assert found == expected
+
+
 def test_the_command_line_prints_the_reason_for_stopping(tmp_path, capsys):
     with console.screen("mine", "", 9, tmp_path / "metrics.jsonl") as screen:
         screen.on_phase(Phase("finished", 4, 9, details={"stopped": "test_f1 reached 0.8"}))
