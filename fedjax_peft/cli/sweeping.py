@@ -77,6 +77,7 @@ def _run(planned: Any, out: Path, title: str, options: argparse.Namespace) -> No
     from fedjax_peft.config.parts import Parts
     from fedjax_peft.report.study import read_study
     from fedjax_peft.simulation.points import Job, run_points
+    from fedjax_peft.simulation.simulate import check_recorded
 
     parts = Parts()
 
@@ -87,7 +88,10 @@ def _run(planned: Any, out: Path, title: str, options: argparse.Namespace) -> No
             given = {"parts": parts, "stop": stop, "engine": engine}
             return configs.run(config, out=path, resume=resume, **given)
 
-        return Job(point.folder, config["rounds"], run, point.method)
+        def check(path: Path) -> None:
+            configs.run(config, out=path, parts=parts, act=check_recorded)
+
+        return Job(point.folder, config["rounds"], run, check, point.method)
 
     with SweepDisplay(len(planned.points), planned.choose_by, quiet=options.quiet) as shown:
         try:

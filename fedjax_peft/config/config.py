@@ -602,6 +602,7 @@ def run(
     parts: Parts | None = None,
     stop: Stop | None = None,
     engine: Callable[..., Any] | None = None,
+    act: Callable[..., Any] = simulate,
 ) -> Run:
     """Runs a resolved config.
 
@@ -615,6 +616,8 @@ def run(
       stop: a rule that can end the run in addition to the one of the config's ``[stop]``.
       engine: makes the programs, as for :class:`fedjax_peft.engine.session.Session`; by default
         the config's ``engine``.
+      act: what is called with the arguments of ``simulate`` and whose result is returned, such as
+        :func:`fedjax_peft.simulation.simulate.check_recorded`.
     """
     parts = Parts() if parts is None else parts
 
@@ -633,7 +636,7 @@ def run(
     options |= {} if engine is None else {"engine": engine}
     task = tasks.for_data(train, config["metric"])
     report_phase("loading")
-    return simulate(
+    return act(
         _started(config, _shared_model(config, train, parts), clients, task),
         clients=clients,
         **evaluated,

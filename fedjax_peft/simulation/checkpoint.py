@@ -133,7 +133,6 @@ class Checkpoints:
                 if round_index > last:
                     raise ValueError(f"the metrics end at round {last}")
                 wanted = self._with_stored_places(round_index, abstract)
-                self._check_shapes(round_index, wanted)
                 state = self._manager.restore(round_index, args=ocp.args.StandardRestore(wanted))
             except InputError:
                 raise
@@ -184,20 +183,6 @@ class Checkpoints:
             return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
 
         return jax.tree.map_with_path(one, template)
-
-    def _check_shapes(self, round_index: int, template: PyTree) -> None:
-        # This check comes before orbax reads the arrays: orbax would fail halfway, and its message
-        # does not name the leaf.
-        stored = self._manager.item_metadata(round_index).tree
-        shapes = {leaf.name: tuple(leaf.shape) for leaf in jax.tree.leaves(stored)}
-        for path, leaf in jax.tree.leaves_with_path(template):
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            if shapes.get(name, leaf.shape) != leaf.shape:
-                raise InputError(
-                    f"The checkpoint of round {round_index} in {self._manager.directory} holds"
-                    f" {name.partition('.')[2]!r} with shape {shapes[name]}, but this run has"
-                    f" {leaf.shape}: it is of another model or other clients."
-                )
 
     @_quiet(logging.WARNING)
     def close(self) -> None:

@@ -1,6 +1,5 @@
 """The privacy guarantee of a run: its fields in the rows, and what would break it."""
 
-import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -67,22 +66,6 @@ class Accounted(NamedTuple):
     def promise(self, rounds: int) -> str:
         """Returns the guarantee after all rounds, in words."""
         return privacy_in_words([{**self.fields(rounds), **self.start()}])
-
-    def check_same(self, row: Row) -> None:
-        """Raises InputError if the rounds of a run so far had another guarantee.
-
-        A run that is resumed with other noise would state a wrong ε.
-
-        Args:
-          row: the last row of the run.
-        """
-        expected = self.fields(row["round"])
-        if not all(_close(row.get(name), value) for name, value in expected.items()):
-            was, now = ({k: r.get(k) for k in expected} for r in (row, expected))
-            raise InputError(
-                f"The run was made with another privacy mechanism: after round {row['round']} it"
-                f" recorded {was}, and this one has {now}. A resumed run keeps its mechanism."
-            )
 
     @property
     def statement(self) -> str:
@@ -166,11 +149,6 @@ def watched(stop: Stop | None, private: Accounted | None) -> Stop | None:
         return answer
 
     return asked
-
-
-def _close(a: float | None, b: float | None) -> bool:
-    """Returns whether two recorded numbers are equal but for versions of the accountant."""
-    return a is b if a is None or b is None else math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-12)
 
 
 class _Read(Mapping[str, Any]):

@@ -37,6 +37,8 @@ class Job(NamedTuple):
     """The run's directory in that of the sweep."""
     rounds: int
     run: RunJob
+    check: Callable[[Path], None] = lambda path: None
+    """Raises InputError if a directory holds another run."""
     group: str = ""
     """Points of one group are compared by ``early_stop``."""
 
@@ -100,7 +102,12 @@ def run_points(
     finished = [j for j in jobs if out is not None and is_finished(out / j.name, j.rounds)]
     for job in finished:
         assert out is not None
-        results.end(job, read_metrics(out / job.name / "metrics.jsonl"))
+        try:
+            job.check(out / job.name)
+        except InputError as problem:
+            results.end(job, [], error=str(problem))
+        else:
+            results.end(job, read_metrics(out / job.name / "metrics.jsonl"))
     missing = [job for job in jobs if job not in finished]
     if count <= 1:
         for job in missing:

@@ -8,12 +8,9 @@ same information.
 
 import inspect
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedjax_peft import peft, tasks
 from fedjax_peft.data.encode import with_options
@@ -22,6 +19,7 @@ from fedjax_peft.files import replace_file
 from fedjax_peft.models import heads, hub, registry
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import Method, attach
+from fedjax_peft.simulation.fingerprint import changed_leaf, sums
 from fedjax_peft.tasks.base import Task
 from fedjax_peft.typing import Params
 
@@ -55,7 +53,7 @@ def save_recipe(directory: Path, model: Model, max_length: int | None, task: Any
         "method": method,
         "max_length": max_length,
         "task": _task_of(task),
-        "frozen": {} if reason else _sums(model.frozen),
+        "frozen": {} if reason else {name: sums(x) for name, x in model.frozen.items()},
     }
     replace_file(directory / NAME, (json.dumps(metadata, indent=1) + "\n").encode())
 
@@ -124,7 +122,7 @@ def make_model(directory: Path) -> Model:
             model = attach(model, method)
     except (KeyError, TypeError, AttributeError, AssertionError) as error:
         raise InputError(f"{directory / NAME} is damaged: {error!r}.") from None
-    changed = _difference(_sums(model.frozen), metadata["frozen"])
+    changed = _difference(model.frozen, metadata["frozen"])
     if changed:
         raise InputError(
             f"The base weights of {model.name!r} are not those that the run in {directory} began"
@@ -156,23 +154,14 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, Sequence | set | frozenset) else str(value)
 
 
-def _sums(leaves: Params) -> dict[str, list[float]]:
-    """Returns leaf name -> (sum, sum of squares), which is enough to detect changed weights."""
-    found = {}
-    for name, value in leaves.items():
-        x = np.asarray(value, np.float32).ravel()
-        found[name] = [float(x.sum(dtype=np.float64)), float(np.dot(x, x))]
-    return found
-
-
-def _difference(now: Mapping[str, Sequence[float]], then: Mapping[str, Any]) -> str | None:
+def _difference(leaves: Params, then: Mapping[str, Any]) -> str | None:
     """Returns the first leaf that differs by more than an SVD differs between machines."""
-    for name in sorted({*now, *then}):
-        if name not in now or name not in then:
+    for name in sorted({*leaves, *then}):
+        if name not in leaves or name not in then:
             return name
-        (total, square), (total_then, square_then) = now[name], then[name]
-        # The sum of n numbers can be near zero, so its tolerance is relative to their L2 norm.
-        scale = 1e-3 * math.sqrt(max(square, square_then)) + 1e-12
-        if abs(total - total_then) > scale * 10 or abs(square - square_then) > 1e-3 * square:
+        now, before = sums(leaves[name]), then[name]
+        if len(before) == 2:  # of an earlier version: the sum, and the sum of squares
+            before = [now[0], *before, now[-1]]
+        if changed_leaf(before, now):
             return name
     return None

@@ -21,9 +21,8 @@ from safetensors import SafetensorError, safe_open
 from fedjax_peft import distributed
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
-from fedjax_peft.nested import flatten
 from fedjax_peft.rows import Row, append_metrics, read_metrics, write_metrics
-from fedjax_peft.simulation import lock
+from fedjax_peft.simulation import fingerprint, lock
 from fedjax_peft.simulation.checkpoint import Checkpoints
 from fedjax_peft.simulation.lock import RunLock
 from fedjax_peft.simulation.tensorboard import EventWriter, tag
@@ -69,14 +68,14 @@ class Record:
         out: str | Path | None,
         resume: bool,
         config: Mapping[str, Any],
+        found: Mapping[str, Any],
         on_round: Callable[[Row], Any] | None = None,
     ) -> "Record":
-        """Opens a run directory; ``config`` is written only to a new one.
+        """Opens a run directory; ``config`` and the fingerprint ``found`` are written to it.
 
         Raises:
-          InputError: the directory holds a run, without ``resume``; the config differs, with
-            ``resume`` (more ``rounds`` and another stop rule are allowed); or another process runs
-            in the directory.
+          InputError: the directory holds a run, without ``resume``; it holds another run, with
+            ``resume``; or another process runs in the directory.
         """
         if out is None:
             if resume:
@@ -105,13 +104,13 @@ class Record:
         record._lock = RunLock.take(out)
         distributed.before_end(record._lock.release)
         try:
-            record._begin(resume, config)
+            record._begin(resume, config, found)
         except BaseException:
             record.close()
             raise
         return record
 
-    def _begin(self, resume: bool, config: Mapping[str, Any]) -> None:
+    def _begin(self, resume: bool, config: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         """Writes the first files of a new run, or reads the rows of a run that is resumed."""
         assert self.out is not None
         out, config_file = self.out, self.out / "config.toml"
@@ -121,10 +120,12 @@ class Record:
                     f"{out} already holds a run: continue it with --resume (in Python resume=True),"
                     " replace it with --overwrite, or choose another directory with --out."
                 )
-            _check_same(config_file, config)
+            fingerprint.check_same(out, read_config(out), _without_none(config), found)
         replace_file(
             out / "environment.json", (json.dumps(environment(), indent=2) + "\n").encode()
         )
+        if not config_file.exists() or (out / fingerprint.NAME).exists():
+            fingerprint.save(out, found)  # nobody knows that of a run of an earlier version
         write_config(config_file, config)
         if (out / "metrics.jsonl").exists():
             self.rows = read_metrics(out / "metrics.jsonl")
@@ -314,40 +315,6 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_none(v) for v in value]
     return value
-
-
-_ADDED = {
-    "batch_sampling": "shuffled",
-    "client_state": "device",
-    "client_validation": False,
-    "data.instructions": False,
-    "engine": "compiled",
-    "failure_exponent": 0.0,
-    "late": "drop",
-    "model.attention": "whole",
-    "model.remat": "none",
-    "model.scan_layers": False,
-    "stragglers": 1.0,
-}
-"""Keys that runs of earlier versions do not have -> the value that they used."""
-
-
-def _check_same(path: Path, config: Mapping[str, Any]) -> None:
-    before = {**_ADDED, **flatten(read_config(path.parent))}
-    now = {**_ADDED, **flatten(_without_none(config))}
-    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
-    if "rounds" in changed and now.get("rounds", 0) > before.get("rounds", 0):
-        changed.remove("rounds")
-    # A stop rule may differ: like `rounds`, it only decides when the run ends. What `validation`
-    # says follows from other keys. Neither the devices nor the examples' place change the results.
-    free = ("stop", "validation", "devices", "model_parallel", "model_sharding", "examples")
-    changed = [key for key in changed if key.partition(".")[0] not in free]
-    if changed:
-        was = "; ".join(f"{k} was {before.get(k)!r}, is {now.get(k)!r}" for k in changed)
-        raise InputError(
-            f"{path.parent} was run with another config: {was}. Only more rounds can be asked of a"
-            " resumed run; start a new one with --out."
-        )
 
 
 def _lock_text(directory: Path) -> str:

@@ -1,12 +1,13 @@
 """``simulate``: rounds of a federated algorithm, with evaluation, records and resume."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.vocabulary import write_vocabulary
-from fedjax_peft.distributed import is_writer, whole
+from fedjax_peft.distributed import is_writer, processes, whole
 from fedjax_peft.engine.client_store import ClientPlace
 from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.lanes import Lanes
@@ -38,19 +39,20 @@ from fedjax_peft.simulation.cost import (
 )
 from fedjax_peft.simulation.estimate import estimate
 from fedjax_peft.simulation.evaluation import evaluations
+from fedjax_peft.simulation.fingerprint import MAY_CHANGE, check_same, fingerprint
 from fedjax_peft.simulation.guarantee import accounted, watched
 from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.loop import Loop
 from fedjax_peft.simulation.progress import Phase, Phases
 from fedjax_peft.simulation.recipe import save_recipe
-from fedjax_peft.simulation.record import Record, device_name
+from fedjax_peft.simulation.record import Record, device_name, read_config
 from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import Transforms, federation_of
 from fedjax_peft.simulation.session import session as make_session
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.typing import Algorithm, Asynchronous, Attack, Availability, Privacy, Task
 
-__all__ = ["simulate"]
+__all__ = ["check_recorded", "simulate"]
 
 
 def simulate(
@@ -190,7 +192,9 @@ def simulate(
         leaves before its upload has arrived loses its work.
       out: a run directory to write records, checkpoints and TensorBoard files to.
       checkpoint_every: rounds between checkpoints; the last round always has one.
-      resume: continue the run in ``out`` from its last checkpoint, if it has one.
+      resume: continue the run in ``out`` from its last checkpoint, if it has one. The run must be
+        the same: a call with another fingerprint (:mod:`fedjax_peft.simulation.fingerprint`) is
+        refused. More ``rounds``, ``stop``, and what ``MAY_CHANGE`` there names may differ.
       config: recorded as the run's ``config.toml``. ``{"point": ...}``, the values of a sweep, is
         added to the settings that a run made in Python records.
       on_round: called with every row of metrics as it is made (row 0 is before training). If it
@@ -224,8 +228,9 @@ def simulate(
 
     Raises:
       InputError: settings contradict each other or the data; ``out`` holds a run, without
-        ``resume``; or an upload is not finite, with ``nonfinite="raise"``.
+        ``resume``, or another run; or an upload is not finite, with ``nonfinite="raise"``.
     """
+    arguments = dict(locals())
     use_compilation_cache()
     data = {"test": test, "validation": validation}
     own_data = {"client_test": client_test, "client_validation": client_validation}
@@ -341,20 +346,12 @@ def simulate(
         metadata = {**metadata, "privacy": private.privacy.name}
     metadata = dict(config or {}) if recorded else {**metadata, **(config or {})}
     text_length = _text_length(clients.data)
-    check_same_run(
-        {
-            **{**metadata, **counts, "lanes": lanes, "devices": devices},
-            **{"model_parallel": model_parallel, "model_sharding": model_sharding},
-        },
-        {
-            "examples": [d.columns for d in (clients.data, test) if d is not None],
-            "partition": clients.indices,
-            "weights": (model.frozen, model.trainable),
-        },
-    )
+    found = fingerprint(arguments) if out is not None or processes() > 1 else {}
+    placement = {name: arguments[name] for name in MAY_CHANGE["placement"]}
+    check_same_run({**metadata, **counts, **placement, **found})
     with (
         Phases(rounds, on_phase, progress if is_writer() else False) as phases,
-        Record.open(out, resume, metadata, phases.apart(on_round)) as record,
+        Record.open(out, resume, metadata, found, phases.apart(on_round)) as record,
     ):
         if record.out is not None and not recorded:
             save_recipe(record.out, model, text_length, session.setup.task)
@@ -419,6 +416,20 @@ def simulate(
         text_length,
         session.setup.task,
     )
+
+
+def check_recorded(*arguments: Any, **options: Any) -> None:
+    """Raises InputError if the run in ``out`` is not that of these arguments of :func:`simulate`.
+
+    Nothing is compiled or written.
+    """
+    given = inspect.signature(simulate).bind(*arguments, **options)
+    given.apply_defaults()
+    directory = Path(given.arguments["out"])
+    recorded, config = read_config(directory), given.arguments["config"] or {}
+    if "point" in config:  # the run has recorded other settings as well
+        recorded = {"point": recorded.get("point")}
+    check_same(directory, recorded, config, fingerprint(given.arguments))
 
 
 def _text_length(data: Dataset) -> int | None:

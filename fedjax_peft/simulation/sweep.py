@@ -26,7 +26,7 @@ from fedjax_peft.rows import read_metrics
 from fedjax_peft.simulation.describe import describe, digest
 from fedjax_peft.simulation.points import Job, PointDone, run_points
 from fedjax_peft.simulation.run import Run
-from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.simulation.simulate import check_recorded, simulate
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.typing import Algorithm
 
@@ -168,15 +168,14 @@ def sweep(
     lock = threading.Lock()
 
     def run_of(name: str, point: Point) -> Job:
-        def run(path: Path | None, resume: bool, stop: Stop | None, engine: Any) -> Run:
-            engines = {} if engine is None else {"engine": engine}
+        def called(act: Callable[..., Any], **others: Any) -> Any:
             numbers = {n: x for n, x in point.items() if _is_runtime(n, x)}
             fixed = {n: x for n, x in point.items() if n not in numbers and n != "seed"}
             with lock:  # points side by side are threads
                 built, key = make_model(point)
                 built = built.replace(apply=forward.setdefault(key, built.apply))
                 own, _ = make_clients(point)
-            return simulate(
+            return act(
                 built,
                 _Made(algorithm, _key(fixed), fixed),
                 own,
@@ -185,14 +184,18 @@ def sweep(
                 attack=_made(attack, fixed),
                 values=numbers,
                 seed=point.get("seed", 0),
-                out=path,
-                resume=resume,
-                stop=stop,
                 config=recorded[name],
-                **{"progress": False, **options, **engines},
+                **{"progress": False, **options, **others},
             )
 
-        return Job(name, options.get("rounds", 0), run)
+        def run(path: Path | None, resume: bool, stop: Stop | None, engine: Any) -> Run:
+            others = {} if engine is None else {"engine": engine}
+            return called(simulate, out=path, resume=resume, stop=stop, **others)
+
+        def check(path: Path) -> None:
+            called(check_recorded, out=path)
+
+        return Job(name, options.get("rounds", 0), run, check)
 
     path = None if out is None else Path(out)
     keys = list(dict.fromkeys(key for table in recorded.values() for key in flatten(table)))

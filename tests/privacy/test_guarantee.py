@@ -121,7 +121,7 @@ def test_a_run_without_a_mechanism_has_no_guarantee():
 def test_a_run_is_not_resumed_with_other_noise(run, tmp_path):
     shutil.copytree(run.out, tmp_path / "run")
     again = {"out": tmp_path / "run", "resume": True, "rounds": 3}
-    with pytest.raises(InputError, match="made with another privacy mechanism: after round 2"):
+    with pytest.raises(InputError, match="was run with another config: privacy"):
         simulate(fake(3.0), **again)
     assert simulate(fake(), **again).metrics[-1]["epsilon"] > run.metrics[-1]["epsilon"]
 

@@ -58,7 +58,7 @@ def run(out, *, rounds=ROUNDS, **options):
     """Runs the toy problem with private heads, so that server and clients have states."""
     return simulate(
         options.pop("model", None) or model(),
-        ALGORITHM,
+        options.pop("algorithm", ALGORITHM),
         toy.clients([7, 4, 12, 1, 9, 16, 3, 5, 10, 2]),
         test=toy.dataset(20, seed=3),
         rounds=rounds,
@@ -179,10 +179,28 @@ def test_without_a_readable_checkpoint_no_file_is_deleted(copy):
     assert (copy / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_checkpoint_of_another_model_is_refused(copy):
-    wrong = r"round 8 .* 'layer\.lora_b' with shape \(2, 6\), but this run has \(2, 7\)"
-    with pytest.raises(InputError, match=wrong):
-        run(copy, resume=True, model=toy.model(width=7))
+def test_another_run_is_not_resumed_and_no_file_is_changed(copy):
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    for changes, wrong in (
+        ({"model": toy.model(width=7)}, r"kernel was float32\[5, 6\] .* is float32\[5, 7\]"),
+        ({"algorithm": fedavg(optax.sgd(1.0), head="private")}, "step_size was -0.1, is -1.0"),
+    ):
+        with pytest.raises(InputError, match=f"was run with another config: .*{wrong}"):
+            run(copy, resume=True, **changes)
+    assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+
+
+def test_a_run_of_an_earlier_version_is_compared_by_its_config(straight, copy):
+    (copy / "fingerprint.json").unlink()
+    with pytest.raises(InputError, match="seed was 0, is 1"):
+        run(copy, resume=True, seed=1)
+    assert_same(run(copy, resume=True), straight)
+
+
+def test_a_damaged_fingerprint_is_refused(copy):
+    (copy / "fingerprint.json").write_text("{")
+    with pytest.raises(InputError, match=r"fingerprint\.json is damaged"):
+        run(copy, resume=True)
 
 
 def test_a_run_that_died_before_its_first_row_starts_anew(straight, copy):
@@ -206,9 +224,9 @@ def test_a_changed_config_is_refused_with_old_and_new_values(copy):
 
 def test_a_key_that_earlier_versions_did_not_have_is_no_change(tmp_path):
     start_with({"seed": 1}, tmp_path)
-    with pytest.raises(InputError, match="engine was 'compiled', is 'reference'"):
-        start_with({"seed": 1, "engine": "reference"}, tmp_path, resume=True)
-    settings = {"seed": 1, "engine": "compiled", "late": "drop", "stragglers": 1.0}
+    with pytest.raises(InputError, match="late was 'drop', is 'partial'"):
+        start_with({"seed": 1, "late": "partial"}, tmp_path, resume=True)
+    settings = {"seed": 1, "engine": "reference", "late": "drop", "stragglers": 1.0}
     assert len(start_with(settings, tmp_path, resume=True).metrics) == 2
 
 
@@ -265,6 +283,7 @@ def test_records_are_those_of_the_whole_run(straight):
         "checkpoints",
         "config.toml",
         "environment.json",
+        "fingerprint.json",
         "metrics.jsonl",
         "model.json",
         "params.safetensors",

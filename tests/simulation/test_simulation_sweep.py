@@ -124,9 +124,9 @@ def test_a_sweep_skips_what_is_finished_and_continues_what_is_not(tmp_path, mode
 
     def run(**options):
         return fp.sweep(
-            make,
+            options.pop("algorithm", make),
             model,
-            FEDERATION,
+            options.pop("clients", FEDERATION),
             points=points,
             out=tmp_path / "s",
             on_point=again,
@@ -146,6 +146,15 @@ def test_a_sweep_skips_what_is_finished_and_continues_what_is_not(tmp_path, mode
             np.testing.assert_array_equal(resumed.runs[name].params[leaf], value)
     assert fp.load_run(tmp_path / "s" / names[0], model=model).metrics[-1]["round"] == 2
     assert len(resumed.study.cells) == 3
+    others = {"batch_size": 2, "clients": toy.clients((7, 4, 12, 9, 1)), "rounds": 1}
+    for name, value in others.items():
+        seen.clear()
+        with pytest.raises(InputError, match=rf"3 of 3 runs.*another config: {name}"):
+            run(**{name: value})
+        assert seen == [(one, True) for one in names]
+        assert len(list((tmp_path / "s").glob("*/metrics.jsonl"))) == 3
+    with pytest.raises(InputError, match=r"another config: .*step_size"):
+        run(algorithm=lambda p: fp.algorithms.fedprox(optax.sgd(10 * p["rate"]), mu=p["mu"]))
 
 
 def test_a_failure_is_named_after_the_other_points_have_run(tmp_path, model):

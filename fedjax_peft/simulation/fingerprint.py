@@ -1,0 +1,251 @@
+"""The fingerprint of a run: what its results depend on, as dotted names with plain values.
+
+A run records it in ``fingerprint.json``, beside its config. A resumed run and a finished point of a
+sweep compare it, and refuse to go on with anything else. It consists of
+
+* the settings of the run's ``config.toml``;
+* the arguments of ``simulate``: numbers and names, and of algorithms, optimizers, mechanisms and
+  models the names of their functions with the values that these hold
+  (:mod:`fedjax_peft.simulation.describe`);
+* digests of the examples and of the clients' rows;
+* for each leaf of the model, its shape and three sums (:func:`sums`).
+
+The traced program of a round is not a part: the functions and their values decide it, and tracing a
+large model takes longer than all of the above.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Collection, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_peft import tasks
+from fedjax_peft.display import show
+from fedjax_peft.errors import InputError
+from fedjax_peft.files import replace_file
+from fedjax_peft.hyperparameters import parametrised
+from fedjax_peft.nested import flatten
+from fedjax_peft.simulation.checks import clients_a_round
+from fedjax_peft.simulation.cost import TimeModel
+from fedjax_peft.simulation.describe import CODE, Plain, describe, flat
+
+__all__ = [
+    "MAY_CHANGE",
+    "NAME",
+    "changed_leaf",
+    "check_same",
+    "differences",
+    "fingerprint",
+    "save",
+    "sums",
+]
+
+Fingerprint = Mapping[str, Plain]
+"""Dotted name -> plain value; of a leaf of the model, its sums."""
+
+MAY_CHANGE = {
+    "the end": ("stop",),  # and more rounds
+    "placement": (
+        *("lanes", "devices", "model_parallel", "model_sharding", "length_buckets"),
+        *("examples", "engine"),
+    ),
+    "evaluation": ("eval_every", "eval_batch_size", "diagnostics"),
+    "records": ("checkpoint_every", "progress", "on_round", "on_phase"),
+}
+"""The arguments of ``simulate``, and keys of a config, that a resumed run may change."""
+
+_FREE = frozenset(name for names in MAY_CHANGE.values() for name in names)
+_APART = ("config", "out", "resume")
+"""Arguments that are not described: a config is compared key by key."""
+NAME = "fingerprint.json"
+_ADDED = {
+    "batch_sampling": "shuffled",
+    "client_state": "device",
+    "client_validation": False,
+    "data.instructions": False,
+    "failure_exponent": 0.0,
+    "late": "drop",
+    "model.attention": "whole",
+    "model.remat": "none",
+    "model.scan_layers": False,
+    "stragglers": 1.0,
+}
+"""Keys that configs of earlier versions do not have -> the value that their runs used."""
+
+
+def fingerprint(arguments: Mapping[str, Any]) -> dict[str, Plain]:
+    """Returns the fingerprint of a run, without the settings of its config.
+
+    Args:
+      arguments: all arguments of ``simulate`` by name.
+    """
+    given = {name: value for name, value in arguments.items() if name not in {*_FREE, *_APART}}
+    for name in ("algorithm", "transforms", "privacy", "attack"):
+        given[name] = parametrised(given[name], given["values"])[0]
+    clients = given["clients"]
+    given["clients_per_round"] = clients_a_round(
+        clients, given["clients_per_round"], given["sampling"]
+    )
+    given["task"] = given["task"] or tasks.for_data(clients.data)
+    given["time_model"] = given["time_model"] or TimeModel()
+    model = given.pop("model")
+    given["model"] = {name: getattr(model, name) for name in ("apply", "kinds", "dtype", "wide")}
+    described = describe(given)
+    found: dict[str, Plain] = {}
+    for name in given:
+        found |= flat(described[name], name)
+    for tree in ("frozen", "trainable"):
+        leaves = getattr(model, tree)
+        found |= {f"model.{tree}.{leaf}": sums(leaves[leaf]) for leaf in sorted(leaves)}
+    return found
+
+
+def sums(leaf: Any) -> list[Any]:
+    """Returns [shape, sum, sum of squares, sum with alternating signs] of an array.
+
+    Values that were computed on another device differ in rounding, which changes a digest but
+    hardly the sums; see :func:`changed_leaf`.
+    """
+    total = square = signed = 0.0
+    flattened = np.asarray(leaf).reshape(-1)
+    for start in range(0, len(flattened), len(_SIGNS)):  # the blocks stay in the cache
+        block = flattened[start : start + len(_SIGNS)].astype(np.float32)
+        total += float(block.sum())
+        square += float(np.dot(block, block))
+        signed += float(np.dot(block, _SIGNS[: len(block)]))
+    return [f"{leaf.dtype}{list(leaf.shape)}", total, square, signed]
+
+
+_SIGNS = np.where((np.arange(1 << 16) * 2654435761 >> 13) & 1, 1.0, -1.0).astype(np.float32)
+
+
+def changed_leaf(before: Any, now: Any) -> bool:
+    """Returns whether the sums of two leaves differ by more than an SVD does between machines."""
+    (shape, *was), (other, *found) = before, now
+    tolerance = 1e-3 * math.sqrt(max(was[1], found[1])) + 1e-12
+    near = (
+        math.isclose(was[1], found[1], rel_tol=1e-3)
+        and abs(was[0] - found[0]) <= tolerance
+        and abs(was[2] - found[2]) <= tolerance
+    )
+    return shape != other or not (near or _text(was) == _text(found))
+
+
+def differences(before: Fingerprint, now: Fingerprint, free: Collection[str] = ()) -> list[str]:
+    """Returns the names whose values differ; a name that is missing has the value None.
+
+    Args:
+      before: of the recorded run, or of another process.
+      now: of this one.
+      free: first parts of names that are not compared.
+    """
+    names = dict.fromkeys([*before, *now])
+    return [
+        name
+        for name in names
+        if name.partition(".")[0] not in free and not _same(before.get(name), now.get(name))
+    ]
+
+
+def _same(a: Plain, b: Plain) -> bool:
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b) == 4:
+        leaves = isinstance(a[0], str) and isinstance(b[0], str)
+        return not changed_leaf(a, b) if leaves else a == b
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-9) or (a != a and b != b)
+    return _text(a) == _text(b)
+
+
+def _text(value: Plain) -> str:
+    """Returns a value as JSON, in which tuples are lists."""
+    return json.dumps(value, default=str)
+
+
+def save(directory: Path, found: Fingerprint) -> None:
+    """Writes the fingerprint of a run, without the settings of its config."""
+    table = {"versions": _versions(), "run": found}
+    replace_file(directory / NAME, (json.dumps(table, indent=1) + "\n").encode())
+
+
+def check_same(
+    directory: Path, recorded: Mapping[str, Any], config: Mapping[str, Any], found: Fingerprint
+) -> None:
+    """Raises InputError, with the first differences, if a directory holds another run.
+
+    A run of an earlier version has no fingerprint: its config alone is compared.
+
+    Args:
+      directory: of the recorded run.
+      recorded: its config.
+      config: the config of this run.
+      found: the fingerprint of this run.
+    """
+    changed = _changed(_settings(recorded), _settings(config))
+    stored, versions, hint = _load(directory), _versions(), ""
+    if stored is not None:
+        described = _changed(stored["run"], found)
+        changed |= {name: pair for name, pair in described.items() if name not in changed}
+        if stored["versions"]["python"] != versions["python"]:
+            changed = {name: pair for name, pair in changed.items() if not name.endswith(CODE)}
+        if stored["versions"] != versions:
+            hint = f" It was recorded with {stored['versions']}, and these are {versions}."
+    if not changed:
+        return
+    was = "; ".join(
+        f"{name} was {_shown(a)}, is {_shown(b)}" for name, (a, b) in list(changed.items())[:_MOST]
+    )
+    more = f"; and {len(changed) - _MOST} more" if len(changed) > _MOST else ""
+    raise InputError(
+        f"{directory} was run with another config: {was}{more}. Only more rounds, another stop"
+        " rule, another placement, and other rounds of evaluations and checkpoints can be asked of"
+        f" a resumed run. Start a new one in another directory, with out= or --out.{hint}"
+    )
+
+
+_MOST = 3
+"""The number of differences that an error names."""
+
+
+def _changed(before: Fingerprint, now: Fingerprint) -> dict[str, tuple[Plain, Plain]]:
+    """Returns name -> (recorded value, value now) of what a resumed run may not change."""
+    names = differences(before, now, _FREE)
+    if "rounds" in names and (now.get("rounds") or 0) > (before.get("rounds") or 0):
+        names.remove("rounds")
+    # Of an object of another type, all fields differ.
+    first = [n for i, n in enumerate(names) if not n.startswith(tuple(f"{x}." for x in names[:i]))]
+    return {name: (before.get(name), now.get(name)) for name in first}
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a config; its ``validation`` only says what others decide."""
+    settings = {**_ADDED, **flatten(config)}
+    return {name: value for name, value in settings.items() if name != "validation"}
+
+
+def _load(directory: Path) -> dict[str, Any] | None:
+    """Returns what :func:`save` has written; None for a run of an earlier version."""
+    path = directory / NAME
+    if not path.exists():
+        return None
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        return {"versions": dict(table["versions"]), "run": dict(table["run"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged: {error!r}.") from None
+
+
+def _versions() -> dict[str, str]:
+    found = {name: metadata.version(name) for name in ("fedjax_peft", "jax", "flax", "optax")}
+    return {"python": ".".join(map(str, sys.version_info[:2])), **found}
+
+
+def _shown(value: Plain) -> str:
+    """Returns a value in words; of a leaf, its shape, norm and sum."""
+    if isinstance(value, list) and len(value) == 4 and isinstance(value[0], str):
+        return f"{value[0]} of norm {math.sqrt(value[2]):.6g} and sum {value[1]:.6g}"
+    return show(value, 100)

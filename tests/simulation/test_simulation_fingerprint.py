@@ -1,0 +1,420 @@
+"""The fingerprint of a run: another run is refused, by a resume and by a finished sweep alike."""
+
+import dataclasses
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+
+from fedjax_peft import (
+    TimeModel,
+    aggregators,
+    algorithms,
+    asynchronous,
+    attacks,
+    availability,
+    privacy,
+    tasks,
+    transforms,
+)
+from fedjax_peft.errors import InputError
+from fedjax_peft.simulation.describe import describe
+from fedjax_peft.simulation.fingerprint import (
+    MAY_CHANGE,
+    changed_leaf,
+    fingerprint,
+    save,
+    sums,
+)
+from fedjax_peft.simulation.simulate import check_recorded, simulate
+
+MODEL, FEDERATION, TEST = toy.model(), toy.clients((7, 4, 12, 1, 9)), toy.dataset(20, seed=3)
+STALE = asynchronous.fedbuff(buffer_size=2)
+
+
+def prox(rate=0.1, mu=0.5, **options):
+    return algorithms.fedprox(optax.sgd(rate), mu=mu, **options)
+
+
+def dp(clip=1.0, noise=1.0):
+    return privacy.central(clip=clip, noise_multiplier=noise)
+
+
+def own(factor):
+    """Returns an algorithm whose server captures a number."""
+    plain = prox()
+    update = plain.server.update
+
+    def scaled(*arguments):
+        return factor * update(*arguments)
+
+    return plain._replace(server=plain.server._replace(update=scaled))
+
+
+def changed(array, by=1):
+    """Returns a copy of an array with another first entry."""
+    copy = np.array(array)
+    copy.flat[0] += by
+    return copy
+
+
+def other_data(**columns):
+    """Returns the federation with some columns replaced."""
+    data = FEDERATION.data
+    return dataclasses.replace(
+        FEDERATION, data=dataclasses.replace(data, columns={**data.columns, **columns})
+    )
+
+
+def leaf(tree, name, value):
+    """Returns the model with another leaf."""
+    return MODEL.replace(**{tree: {**getattr(MODEL, tree), name: value}})
+
+
+def moved(indices):
+    """Returns client rows with the last row of client 0 at client 1."""
+    first, second, *others = indices
+    return (first[:-1], np.append(second, first[-1]), *others)
+
+
+RUN = {
+    "model": MODEL,
+    "algorithm": prox(),
+    "clients": FEDERATION,
+    "test": TEST,
+    "rounds": 2,
+    "clients_per_round": 3,
+    "batch_size": 4,
+    "failure_rate": 0.1,
+    "transforms": transforms.clip_norm(1.0),
+}
+ASYNCHRONOUS = {**RUN, "asynchronous": STALE, "availability": availability.diurnal()}
+PRIVATE = {**RUN, "transforms": None, "privacy": dp()}
+REFUSED = {
+    "learning rate": (RUN, {"algorithm": prox(rate=1.0)}, "step_size was -0.1, is -1.0"),
+    "optimizer": (RUN, {"algorithm": algorithms.fedprox(optax.adam(0.1), mu=0.5)}, "scale_by_adam"),
+    "schedule": (
+        {**RUN, "algorithm": prox(rate=optax.linear_schedule(0.1, 0, 5))},
+        {"algorithm": prox(rate=optax.linear_schedule(0.1, 0, 9))},
+        "transition_steps was 5, is 9",
+    ),
+    "mu of FedProx": (RUN, {"algorithm": prox(mu=0.1)}, "algorithm.client.mu was 0.5, is 0.1"),
+    "algorithm": (
+        RUN,
+        {"algorithm": algorithms.fedavg(optax.sgd(0.1))},
+        "algorithm.name was 'fedprox'",
+    ),
+    "aggregator": (RUN, {"algorithm": prox(aggregator=aggregators.median())}, "was 'mean'"),
+    "run-time value": (
+        {**RUN, "algorithm": lambda p: prox(mu=p["mu"]), "values": {"mu": 0.5}},
+        {"values": {"mu": 0.1}},
+        "values.mu was 0.5, is 0.1",
+    ),
+    "weights": (
+        RUN,
+        {"clients": dataclasses.replace(FEDERATION, weights=np.arange(1.0, 6.0))},
+        "clients.weights was None",
+    ),
+    "partition": (
+        RUN,
+        {"clients": dataclasses.replace(FEDERATION, indices=moved(FEDERATION.indices))},
+        "clients.indices",
+    ),
+    "features": (
+        RUN,
+        {"clients": other_data(x=changed(FEDERATION.data.columns["x"]))},
+        "columns.x",
+    ),
+    "labels": (
+        RUN,
+        {"clients": other_data(labels=np.roll(FEDERATION.data.labels, 1))},
+        "clients.data.columns.labels",
+    ),
+    "test set": (RUN, {"test": toy.dataset(20, seed=4)}, "test.columns"),
+    "no test set": (RUN, {"test": None}, "test was"),
+    "validation set": (
+        {**RUN, "validation": TEST},
+        {"validation": toy.dataset(20, seed=4)},
+        "validation.columns",
+    ),
+    "clients' tests": (
+        {**RUN, "client_test": FEDERATION},
+        {"client_test": toy.clients((7, 4, 12, 9, 1))},
+        "client_test.indices",
+    ),
+    "personal models": (RUN, {"test_clients": 3}, "test_clients was 10, is 3"),
+    "base model": (
+        RUN,
+        {"model": leaf("frozen", "layer.kernel", 1.01 * MODEL.frozen["layer.kernel"])},
+        "model.frozen.layer.kernel was",
+    ),
+    "alpha of LoRA": (
+        RUN,
+        {"model": leaf("trainable", "layer.lora_scale", jnp.full(toy.RANK, 3.0))},
+        "model.trainable.layer.lora_scale was",
+    ),
+    "seed of the adapters": (
+        RUN,
+        {"model": leaf("trainable", "layer.lora_a", MODEL.trainable["layer.lora_a"][::-1])},
+        "model.trainable.layer.lora_a was",
+    ),
+    "forward pass": (RUN, {"model": toy.model(dropout=0.1)}, "apply.dropout was 0.2, is 0.1"),
+    "ranks": ({**RUN, "client_ranks": [1, 2]}, {"client_ranks": [2, 1]}, "client_ranks.0 was 1"),
+    "ranks given": (RUN, {"client_ranks": [1, 2]}, "client_ranks.0 was None, is 1"),
+    "ranks left out": ({**RUN, "client_ranks": [1, 2]}, {"client_ranks": None}, "client_ranks"),
+    "attack given": (RUN, {"attack": attacks.sign_flip(0.2)}, "attack was None"),
+    "attack": (
+        {**RUN, "attack": attacks.sign_flip(0.2)},
+        {"attack": attacks.sign_flip(0.4)},
+        "was 0.2, is 0.4",
+    ),
+    "attack left out": ({**RUN, "attack": attacks.sign_flip(0.2)}, {"attack": None}, "attack was"),
+    "number of a transform": (
+        RUN,
+        {"transforms": transforms.clip_norm(2.0)},
+        "was 1.0, is 2.0",
+    ),
+    "transforms left out": (RUN, {"transforms": None}, "transforms"),
+    "clip": (PRIVATE, {"privacy": dp(clip=2.0)}, "privacy.* was 1.0, is 2.0"),
+    "noise": (PRIVATE, {"privacy": dp(noise=0.5)}, "privacy.* was 1.0, is 0.5"),
+    "privacy left out": (PRIVATE, {"privacy": None}, "privacy"),
+    "staleness rule": (
+        ASYNCHRONOUS,
+        {"asynchronous": asynchronous.fedbuff(buffer_size=2, exponent=1.0)},
+        "exponent was 0.5, is 1.0",
+    ),
+    "max_staleness": (
+        ASYNCHRONOUS,
+        {"asynchronous": asynchronous.fedbuff(buffer_size=2, max_staleness=3)},
+        "max_staleness was None, is 3",
+    ),
+    "buffer": (ASYNCHRONOUS, {"asynchronous": asynchronous.fedbuff(buffer_size=1)}, "was 2, is 1"),
+    "availability": (
+        ASYNCHRONOUS,
+        {"availability": availability.diurnal(share=0.3)},
+        "availability.*share was .*, is 0.3",
+    ),
+    "time model": (RUN, {"time_model": TimeModel(spread=1.0)}, "spread was"),
+    "task": (RUN, {"task": tasks.tagging()}, "task"),
+    "own function": (
+        {**RUN, "algorithm": own(0.1)},
+        {"algorithm": own(0.2)},
+        "server.update.factor was 0.1, is 0.2",
+    ),
+    "nonfinite": (RUN, {"nonfinite": "raise"}, "nonfinite was 'drop', is 'raise'"),
+    "batch size": (RUN, {"batch_size": 2}, "batch_size was 4, is 2"),
+    "batch sampling": (RUN, {"batch_sampling": "poisson"}, "batch_sampling"),
+    "sampling": (RUN, {"sampling": "size"}, "sampling was 'uniform', is 'size'"),
+    "cohort": (RUN, {"clients_per_round": None}, "clients_per_round was 3, is 5"),
+    "epochs": (RUN, {"epochs": (1, 2)}, "epochs"),
+    "steps": (RUN, {"local_steps": 2}, "local_steps was None, is 2"),
+    "stragglers": (RUN, {"stragglers": 0.5}, "stragglers"),
+    "failures": (RUN, {"failure_rate": 0.2}, "failure_rate was 0.1, is 0.2"),
+    "slow failures": (RUN, {"failure_exponent": 1.0}, "failure_exponent was 0.0, is 1.0"),
+    "deadline": (RUN, {"deadline": 9.0}, "deadline was None, is 9.0"),
+    "late": ({**RUN, "deadline": 9.0}, {"late": "partial"}, "late was 'drop', is 'partial'"),
+    "place of the state": (RUN, {"client_state": "host"}, "client_state was 'device', is 'host'"),
+    "seed": (RUN, {"seed": 1}, "seed was 0, is 1"),
+    "fewer rounds": (RUN, {"rounds": 1}, "rounds was 2, is 1"),
+}
+"""What was changed -> the recorded run, the changed arguments, and a part of the refusal."""
+ALLOWED = {
+    "stop": lambda rows: None,
+    "lanes": 1,
+    "devices": 1,
+    "length_buckets": 1,
+    "examples": "host",
+    "engine": "reference",
+    "eval_every": 2,
+    "eval_batch_size": 4,
+    "diagnostics": ("clients",),
+    "checkpoint_every": 1,
+    "progress": True,
+    "on_round": print,
+    "rounds": 3,
+}
+
+
+def recorded(directory, arguments):
+    """Writes the records of a run that are compared, and returns the directory."""
+    given = inspect.signature(simulate).bind(**arguments)
+    given.apply_defaults()
+    directory.mkdir()
+    (directory / "config.toml").touch()
+    save(directory, fingerprint(given.arguments))
+    return directory
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_another_run_is_refused_with_the_first_difference(what, tmp_path):
+    run, changes, text = REFUSED[what]
+    out = recorded(tmp_path / "run", run)
+    check_recorded(out=out, **run)
+    with pytest.raises(InputError, match=rf"was run with another config: .*{text}.*out= or --out"):
+        check_recorded(out=out, **{**run, **changes})
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_what_changes_no_result_may_change(name, tmp_path):
+    out = recorded(tmp_path / "run", RUN)
+    check_recorded(out=out, **{**RUN, name: ALLOWED[name]})
+
+
+def test_the_list_of_what_may_change_is_that_of_simulate_and_of_the_documentation():
+    names = {name for names in MAY_CHANGE.values() for name in names}
+    assert names <= inspect.signature(simulate).parameters.keys()
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "study.md").read_text()
+    assert not {name for name in names if f"`{name}`" not in page}
+
+
+def test_every_argument_is_described_or_may_change():
+    given = inspect.signature(simulate).bind(**RUN)
+    given.apply_defaults()
+    found = {name.partition(".")[0] for name in fingerprint(given.arguments)}
+    free = {name for names in MAY_CHANGE.values() for name in names}
+    apart = {"config", "out", "resume"}  # a config is compared by its keys
+    assert found | free | apart == inspect.signature(simulate).parameters.keys()
+
+
+GIVEN = {
+    **{"optimizer": optax.sgd(0.1), "server": optax.adam(0.1), "learning_rate": 0.1},
+    **{"clip": 1.0, "noise_multiplier": 1.0, "buffer_size": 2, "at": 1, "clients": 5, "rounds": 5},
+    **{"root_rounds": 1, "cluster_rounds": 1, "sparse_rounds": 1, "hostile": 1, "target": 1},
+    **{"patch": 2, "std": 0.5, "factor": 2.0, "period": 5.0, "bits": 8, "share": 0.3, "rank": 2},
+}
+"""Values of the arguments that a function of the library requires."""
+
+
+def made():
+    """Yields (name, function, arguments) of the library's algorithms, transforms and so on."""
+    modules = (algorithms, aggregators, transforms, attacks, privacy, asynchronous, availability)
+    for module in modules:
+        for name in module.__all__:
+            function = getattr(module, name)
+            if not inspect.isfunction(function):
+                continue
+            parameters = inspect.signature(function).parameters.values()
+            needed = [p.name for p in parameters if p.default is p.empty or p.name == "patch"]
+            if set(needed) <= GIVEN.keys():
+                yield f"{module.__name__}.{name}", function, {n: GIVEN[n] for n in needed}
+
+
+def described():
+    return {name: describe(function(**given)) for name, function, given in made()}
+
+
+@pytest.mark.filterwarnings("ignore:The noise of the FRA-LoRA paper")
+def test_every_number_of_every_part_is_described():
+    """A number that a function of the library takes must be a part of the description."""
+    tried, missing = 0, []
+    for name, function, given in made():
+        before = describe(function(**given))
+        for parameter in inspect.signature(function).parameters.values():
+            value = given.get(parameter.name, parameter.default)
+            if value is not None and not isinstance(value, int | float):
+                continue
+            others = [not value] if isinstance(value, bool) else [0.5, 0.3, 1.5, 2, 3, True]
+            for other in (x for x in others if x != value):
+                try:
+                    after = function(**{**given, parameter.name: other})
+                except (InputError, TypeError, ValueError):
+                    continue  # not a valid value
+                tried += 1
+                missing += [] if describe(after) != before else [f"{name}({parameter.name}=...)"]
+                break
+    assert tried > 150
+    assert not missing
+
+
+@pytest.mark.filterwarnings("ignore:The noise of the FRA-LoRA paper")
+def test_descriptions_are_equal_in_another_process():
+    code = "import json, test_simulation_fingerprint as t; print(json.dumps(t.described()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(filter(None, sys.path))},
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == json.loads(json.dumps(described()))
+
+
+SCALE = 1.0
+
+
+def scaled(x):
+    return SCALE * x
+
+
+class Own:
+    """A callable of the user."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return scaled(self.factor * x)
+
+
+def recursive(n):
+    return recursive(n - 1) if n else 0
+
+
+def test_functions_of_the_user_are_described_with_their_code_and_globals(monkeypatch):
+    before = describe([scaled, Own(1.0), jax.jit(scaled), recursive])
+    assert describe([scaled, Own(1.0), jax.jit(scaled), recursive]) == before
+    assert describe(Own(2.0)) != describe(Own(1.0))
+    assert describe(lambda x: x + 1) != describe(lambda x: x + 2)
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    after = describe([scaled, Own(1.0), jax.jit(scaled), recursive])
+    assert [after[str(i)] == before[str(i)] for i in range(4)] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, 1.0),
+        (1, True),
+        (0, None),
+        ("1", 1),
+        ((), None),
+        ([1, 2], [2, 1]),
+        ({"a": 1}, {"a": 2}),
+        ({1, 2}, {1, 3}),
+        (np.arange(3), np.arange(3.0)),
+        (np.arange(99), changed(np.arange(99))),
+        (jnp.arange(99), jnp.arange(99)[::-1]),
+        (list(range(99)), [*range(98), 0]),
+        (np.array(["a", None], object), np.array(["b", None], object)),
+        (jax.random.key(0), jax.random.key(1)),
+        (jnp.float32, jnp.bfloat16),
+        (np.float64(0.1), np.float64(0.2)),
+        (jnp.add, jnp.maximum),
+        (np.add, np.maximum),
+        (b"a", b"b"),
+        ("x" * 999, "x" * 998 + "y"),
+    ],
+)
+def test_different_values_have_different_descriptions(one, other):
+    assert json.dumps(describe(one)) != json.dumps(describe(other))
+
+
+def test_leaves_that_differ_by_rounding_only_are_equal():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 400)).astype(np.float32)
+    noise = rng.normal(size=x.shape).astype(np.float32)
+    before = sums(x)
+    assert not changed_leaf(before, sums(x * (1 + 1e-6 * noise)))
+    assert not changed_leaf(sums(np.zeros(3)), sums(np.zeros(3)))
+    for other in (x + 0.01 * noise, -x, x[::-1], x * 1.01, x.T, x.astype(jnp.bfloat16), x * np.nan):
+        assert changed_leaf(before, sums(other))
+    assert not changed_leaf(sums(x * np.nan), sums(x * np.nan))
