@@ -10,7 +10,6 @@ import gc
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections import Counter
 

@@ -19,8 +19,9 @@ traffic. A client sends C plus the change of its LoRA, so that with partial part
 stays the mean of the last LoRAs of all clients, those that rest included. K counts the clients that
 have examples. Weights are equal, as in the paper. All individual LoRAs start from the same values,
 with one common A (B = 0 leaves the model unchanged). In the authors' code each client draws an A of
-its own, so the mean of the others' is smaller there in the first rounds. A lossy upload transform, clipping or noise changes C: what was
-lost of a client's change then stays in its own R_k, with the factor -1/(K-1).
+its own, so the mean of the others' is smaller there in the first rounds. A lossy upload transform,
+clipping or noise changes C: what was lost of a client's change then stays in its own R_k, with the
+factor -1/(K-1).
 
 The paper's models have no new head. Here it is private by default, as everything personal; with
 ``head="shared"`` it is averaged over the round's clients.
