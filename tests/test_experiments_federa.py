@@ -280,10 +280,10 @@ def test_table_2_by_hand(scripts, sweeps):
     # Scores .701, .721, .741 of FedFT, with a standard deviation of .02.
     assert cells(table, "FedFT") == [
         *("FedFT", "1,024", "125M", "62.1 ± 2.0", "72.1 ± 2.0"),
-        "-3.0 [-3.0, -3.0]",
+        "-3.0",
     ]
     assert cells(table, "FedLR")[-1] == "-"
-    assert cells(table, "FeDeRA")[-1] == "+1.0 [+1.0, +1.0]"
+    assert cells(table, "FeDeRA")[-1] == "+1.0"
     notes = " ".join(table.notes)
     assert "SemEval: no sweep 'semeval' was found." in notes
     assert "FedFT 0.2, FedBF 0.2" in notes
@@ -446,7 +446,7 @@ def test_a_sweep_on_a_stand_in_becomes_a_table(scripts, tmp_path, monkeypatch):
     assert cli.main(["sweep", config, *tiny, "--out", str(tmp_path / "runs" / "semeval")]) == 0
     table = scripts.tables.table2(scripts.tables.Source(tmp_path / "runs"))
     assert table.header[3:6] == ["SemEval, round 1", "SemEval, round 2", "SemEval, round 3"]
-    assert re.fullmatch(r"[+-][\d.]+ \[[+-][\d.]+, [+-][\d.]+\]", cells(table, "FeDeRA")[-1])
+    assert re.match(r"[+-][\d.]+", cells(table, "FeDeRA")[-1])
     assert cells(table, "FedFT")[3:] == ["-"] * 4, "it was not run"
     notes = " ".join(table.notes)
     assert "chosen by the mean of validation_accuracy" in notes

@@ -31,4 +31,6 @@ def write_sweep(root, scores, *, keys=("optimizer.learning_rate", "seed"), **swe
 
 
 def accuracy(validation, test):
-    return {"validation_accuracy": validation, "test_accuracy": test}
+    """Tests have so many examples that the seeds decide about intervals."""
+    scores = {"validation_accuracy": validation, "test_accuracy": test}
+    return scores | {"validation_examples": 10**6, "test_examples": 10**6}

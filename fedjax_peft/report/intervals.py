@@ -2,25 +2,32 @@
 
 With few seeds, an interval rests on assumptions. Student's t assumes that the values are roughly
 normal. The bootstrap assumes nothing about their shape, but with fewer than about ten seeds it is
-too narrow: three equal signs alone put 0 outside of it. A difference therefore counts as separated
-only if both intervals exclude 0.
+too narrow. With two or three seeds it is left out: equal signs alone put 0 outside of it. A
+difference counts as separated only if every interval that it has excludes 0.
+
+Scores are shares of few test examples, so two seeds can have the same difference by chance. The
+seeds then show no variance at all, which is no reason for an interval of width 0. The variance over
+samples of test examples is therefore added to that of the seeds where it is known, and without it
+equal differences have no interval.
 """
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_peft.libraries import limit_blas_threads
 
-__all__ = ["LEVEL", "Difference", "Summary", "paired", "student", "summarise"]
+__all__ = ["FEWEST_RESAMPLED", "LEVEL", "Difference", "Summary", "paired", "student", "summarise"]
 
 LEVEL = 0.05
 """One minus the confidence of an interval."""
 RESAMPLES = 10_000
 """Resamples of the bootstrap."""
+FEWEST_RESAMPLED = 4
+"""Fewer differences than this have no bootstrap interval."""
 
 
 class Summary(NamedTuple):
@@ -56,13 +63,14 @@ class Difference(NamedTuple):
     n: int
     """Number of common seeds."""
     low: float | None
-    """Lower end of the 95 % interval by Student's t; None for fewer than two common seeds."""
+    """Lower end of the 95 % interval by Student's t; None for fewer than two common seeds, and for
+    differences that are all equal without a known variance over test sets."""
     high: float | None
     boot_low: float | None
-    """Lower end of the 95 % percentile interval of the bootstrap."""
+    """Lower end of the 95 % percentile interval of the bootstrap; None for two or three seeds."""
     boot_high: float | None
     separated: bool
-    """Whether both intervals exclude 0."""
+    """Whether there is an interval, and every interval excludes 0."""
     unpaired: tuple[int | str, ...] = ()
     """Seeds of only one of the two, which are not used."""
 
@@ -98,34 +106,57 @@ def summarise(values: Mapping[Any, float] | Iterable[float]) -> Summary:
     return Summary(mean, sd, n, mean - margin, mean + margin)
 
 
-def paired(a: Mapping[Any, float], b: Mapping[Any, float], *, level: float = LEVEL) -> Difference:
-    """Returns the mean difference a - b over the common seeds, with two intervals.
+def paired(
+    a: Mapping[Any, float],
+    b: Mapping[Any, float],
+    *,
+    level: float = LEVEL,
+    variance: float | None = None,
+) -> Difference:
+    """Returns the mean difference a - b over the common seeds, with its intervals.
 
     Runs with equal seeds share what the seed draws (partition, order, initial weights), so that
     their difference varies less from seed to seed than their values. The interval by Student's t is
     that of a paired t test. The bootstrap draws 10,000 times n of the n differences, with a fixed
     seed, and takes the quantiles of their means.
 
+    ``variance`` widens both: the half-width of the normal interval of the test examples is added to
+    that of the seeds as the root of the sum of squares (the recovery of variances of Zou and
+    Donner, 2008). The number of seeds does not divide it, because they share a test set.
+
     Args:
       a: seed -> value.
       b: seed -> value.
       level: one minus the confidence.
+      variance: variance of a difference over samples of test examples; None: unknown, and the
+        intervals are about the seeds only.
     """
     common = sorted(a.keys() & b.keys(), key=seed_order)
     unpaired = tuple(sorted(a.keys() ^ b.keys(), key=seed_order))
     differences = [float(a[seed]) - float(b[seed]) for seed in common]
     n = len(differences)
-    if n < 2:
-        mean = differences[0] if differences else None
+    mean = statistics.fmean(differences) if differences else None
+    constant = _are_equal(differences, [float(x[seed]) for x in (a, b) for seed in common])
+    if mean is None or n < 2 or (constant and not variance):
         return Difference(mean, n, None, None, None, None, False, unpaired)
-    mean = statistics.fmean(differences)
+    tested = student(level, math.inf) * math.sqrt(variance or 0.0)
     margin = student(level, n - 1) * statistics.stdev(differences) / math.sqrt(n)
-    draws = np.random.default_rng(0).integers(0, n, (RESAMPLES, n))
-    means = np.array(differences)[draws].mean(axis=1)
-    boot_low, boot_high = map(float, np.quantile(means, [level / 2, 1 - level / 2]))
-    low, high = mean - margin, mean + margin
-    separated = (low > 0 and boot_low > 0) or (high < 0 and boot_high < 0)
+    ends = [mean - math.hypot(margin, tested), mean + math.hypot(margin, tested)]
+    if n >= FEWEST_RESAMPLED:
+        draws = np.random.default_rng(0).integers(0, n, (RESAMPLES, n))
+        means = np.array(differences)[draws].mean(axis=1)
+        below, above = map(float, np.quantile(means, [level / 2, 1 - level / 2]))
+        ends += [mean - math.hypot(mean - below, tested), mean + math.hypot(above - mean, tested)]
+    separated = min(ends) > 0 or max(ends) < 0
+    low, high, *boot = ends
+    boot_low, boot_high = boot or (None, None)
     return Difference(mean, n, low, high, boot_low, boot_high, separated, unpaired)
+
+
+def _are_equal(differences: Sequence[float], values: Sequence[float]) -> bool:
+    """Returns whether differences of these values are equal up to rounding."""
+    size = max(map(abs, values), default=0.0)
+    return not differences or max(differences) - min(differences) <= 1e-6 * size
 
 
 def student(level: float, freedom: float) -> float:

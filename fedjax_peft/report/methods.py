@@ -13,8 +13,9 @@ from rich.table import Table
 from fedjax_peft.display import one_line
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.report import plots, separation
+from fedjax_peft.report.intervals import FEWEST_RESAMPLED
 from fedjax_peft.report.records import RunRecord, unique
-from fedjax_peft.report.separation import Comparison, Group, Measurement
+from fedjax_peft.report.separation import TESTED, Comparison, Group, Measurement
 from fedjax_peft.report.study import (
     At,
     Cell,
@@ -40,12 +41,13 @@ from fedjax_peft.report.verdict import (
     gap_text,
     listing,
     obstacle,
+    sampling_variance,
     score_text,
     word,
 )
 from fedjax_peft.rows import summary
 
-__all__ = ["PAIRED", "Methods", "Options", "compare_methods", "mean_text", "methods_of"]
+__all__ = ["Methods", "Options", "compare_methods", "mean_text", "methods_of"]
 
 FEW = 3
 """Fewer seeds than this are warned of."""
@@ -97,6 +99,15 @@ class Methods(NamedTuple):
         return [*notes, *_few_seeds(self), *_unpaired(self), *self.study.notes]
 
     @property
+    def paired(self) -> str:
+        """Sentences on the columns of the differences; empty without them."""
+        found = [one.difference for one in self.judged.ranking.comparisons] if self.judged else []
+        if not found:
+            return ""
+        t_only = any(1 < one.n < FEWEST_RESAMPLED for one in found)
+        return " ".join(_about_differences(self, t_only=t_only))
+
+    @property
     def captions(self) -> list[str]:
         """Sentences that explain the columns."""
         found = ["Values are means ± standard deviations (n − 1) over seeds."]
@@ -144,8 +155,7 @@ class Methods(NamedTuple):
         """Returns stem of the files -> table: ``table``, and ``settings`` if there are several."""
         shown = [column for column in self.columns if column.part != "costs"]
         found = text_table(capital(self.what), "Method", self.names, shown)
-        paired = [PAIRED] if any(column.part == "difference" for column in shown) else []
-        notes = [self.lead, *self.captions, *paired, *self.warnings]
+        notes = [self.lead, *self.captions, *filter(None, [self.paired]), *self.warnings]
         out = {"table": found._replace(notes=notes)}
         if self.settings is not None:
             out["settings"] = text_table("All settings", "Method", *self.settings)
@@ -219,7 +229,11 @@ def _judge(
     groups, rows = [], {}
     for i, (name, cell) in enumerate(zip(names, cells, strict=True)):
         if values := cell.values(metric, at):
-            groups.append(Group(name, {seed: Measurement(x) for seed, x in values.items()}))
+            runs = {
+                seed: Measurement(x, sampling_variance(cell.runs[seed], metric, x))
+                for seed, x in values.items()
+            }
+            groups.append(Group(name, runs))
             rows[name] = i
     if not groups or (baseline is not None and baseline not in rows):
         return None
@@ -470,7 +484,7 @@ def _verdict(methods: Methods) -> str:
     if not separated:
         return (
             f"No method is separated from {reference} in {judged.what}: no difference, paired by"
-            " seed, has both 95 % intervals (t and bootstrap) on one side of 0."
+            " seed, has its 95 % intervals on one side of 0."
         )
     best = ""
     if ranking.winner:
@@ -520,10 +534,35 @@ def _unpaired(methods: Methods) -> Iterator[str]:
             )
 
 
-PAIRED = (
-    "Differences are paired by seed. Separated: both 95 % intervals, by Student’s t and by the"
-    " bootstrap, exclude 0. The intervals are about the seeds, on this test set; each comparison"
-    " has 95 % confidence by itself. The best mean is bold only if it is separated from every other"
-    " method with 95 % confidence over all pairs together (Bonferroni)."
-)
+def _about_differences(methods: Methods, *, t_only: bool) -> Iterator[str]:
+    """Yields what the intervals of the differences contain, and what separated means.
+
+    Args:
+      methods: the comparison.
+      t_only: whether a difference has too few seeds for the bootstrap.
+    """
+    yield (
+        "Differences are paired by seed. Separated: the 95 % intervals, by Student’s t and by the"
+        " bootstrap, exclude 0."
+    )
+    if t_only:
+        yield f"With fewer than {FEWEST_RESAMPLED} seeds, only Student’s t has an interval."
+    comparisons = methods.judged.ranking.comparisons if methods.judged else ()
+    if any(one.basis.endswith(TESTED) for one in comparisons):
+        yield (
+            "The intervals contain the chance of the seeds and of the test examples: the binomial"
+            " variances of both scores, as if the methods were tested on different examples."
+        )
+    else:
+        yield (
+            "The intervals are about the seeds only, on these test examples, because the metric is"
+            " no share of a known number of examples. Without a spread over seeds there is none."
+        )
+    yield (
+        "Each comparison has 95 % confidence by itself. The best mean is bold only if it is"
+        " separated from every other method with 95 % confidence over all pairs together"
+        " (Bonferroni)."
+    )
+
+
 _BEST = "The best value over all rounds is chosen on the test set, so it is optimistic."

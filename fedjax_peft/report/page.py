@@ -17,7 +17,7 @@ from fedjax_peft.nested import flatten
 from fedjax_peft.report import figure_files, plots, tables
 from fedjax_peft.report.details import Detail, details
 from fedjax_peft.report.intervals import LEVEL
-from fedjax_peft.report.methods import PAIRED, Methods, Options, methods_of
+from fedjax_peft.report.methods import Methods, Options, methods_of
 from fedjax_peft.report.records import SEED, RunRecord, distinct
 from fedjax_peft.report.study import Study, make_study
 from fedjax_peft.report.verdict import judge, listing, printed, verdict, word
@@ -97,7 +97,7 @@ def write_report(
         figures=_write_curves(functools.partial(draw, smooth=smooth), out, stem, x),
         details=[_write_detail(one, out) for one in details(by_seed, smooth=smooth)],
         smooth=smooth,
-        paired=PAIRED,
+        paired="" if methods is None else methods.paired,
     )
     for stem, table in files.items():
         table.write(out / stem)

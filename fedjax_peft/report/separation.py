@@ -4,10 +4,12 @@ Two sources of chance are considered:
 
 * Training is random. Runs that differ in their seeds only form a group. Two groups with at least
   two common seeds are compared seed by seed (:func:`fedjax_peft.report.intervals.paired`).
-* The test set is a sample. For groups of a single seed, this is the only chance that is known. The
-  accuracy p on n examples has the standard error sqrt(p (1 - p) / n) (binomial). For the difference
-  of two accuracies the variances are added, as if the runs were tested on different examples. This
-  is conservative, because the examples are the same. A mean over the models of K clients has the
+* The test set is a sample. The accuracy p on n examples has the standard error sqrt(p (1 - p) / n)
+  (binomial). For the difference of two accuracies the variances are added, as if the runs were
+  tested on different examples. This is conservative, because the examples are the same, and rows do
+  not record which of them each run answered correctly. Over seeds, the variance of the difference
+  is its mean over the common seeds, and widens their interval. For groups of a single seed, the
+  test set is the only chance that is known. There, a mean over the models of K clients has the
   standard error s / sqrt(K), where s is the standard deviation over clients; its margin uses
   Student's t. On a common test set the two variances are added.
 
@@ -24,7 +26,11 @@ from typing import NamedTuple
 
 from fedjax_peft.report.intervals import LEVEL, Difference, Summary, paired, student, summarise
 
-__all__ = ["Comparison", "Group", "Measurement", "Ranking", "binomial", "rank"]
+__all__ = ["TESTED", "Comparison", "Group", "Measurement", "Ranking", "binomial", "rank"]
+
+
+TESTED = "test examples"
+"""The end of the basis of a comparison whose interval contains the chance of the test examples."""
 
 
 class Measurement(NamedTuple):
@@ -32,7 +38,7 @@ class Measurement(NamedTuple):
 
     value: float
     variance: float | None = None
-    """Variance of the value over test sets; None if it is not known."""
+    """Variance of the value over samples of test examples; None if it is not known."""
     freedom: float = math.inf
     """Degrees of freedom of that variance."""
 
@@ -148,7 +154,8 @@ def binomial(share: float, examples: int) -> float:
 def _compare(
     group: Group, reference: Group, level: float, obstacle: str | None, over_seeds: bool
 ) -> Comparison:
-    difference = paired(group.values, reference.values, level=level)
+    variance = _tested_variance(group, reference)
+    difference = paired(group.values, reference.values, level=level, variance=variance)
 
     def result(basis: str, margin: float | None = None) -> Comparison:
         found = difference._replace(separated=False)
@@ -162,7 +169,11 @@ def _compare(
     if obstacle is not None:
         return result(obstacle)
     if difference.n > 1:
-        return Comparison(group.name, reference.name, difference, f"{difference.n} seeds, paired")
+        seeds = f"{difference.n} seeds, paired"
+        if difference.low is None:
+            seeds = "the same difference with every seed"
+        basis = seeds if variance is None else f"{seeds}, and {TESTED}"
+        return Comparison(group.name, reference.name, difference, basis)
     if difference.n == 0:
         return result("no common seed")
     if over_seeds:
@@ -174,3 +185,14 @@ def _compare(
     freedom = min(one.freedom for one in tested)
     basis = "test set" if math.isinf(freedom) else "tests and clients"
     return result(basis, student(level, freedom) * math.sqrt(sum(variances)))
+
+
+def _tested_variance(one: Group, other: Group) -> float | None:
+    """Returns the variance of a difference over samples of test examples, a mean over seeds.
+
+    None if it is unknown for a run, or without a common seed.
+    """
+    common = one.by_seed.keys() & other.by_seed.keys()
+    runs = [group.by_seed[seed].variance for group in (one, other) for seed in common]
+    known = [variance for variance in runs if variance is not None]
+    return sum(known) / len(common) if common and len(known) == len(runs) else None

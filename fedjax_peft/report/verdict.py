@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from fedjax_peft.nested import flatten
 from fedjax_peft.report import plots, separation
 from fedjax_peft.report.records import SEED, RunRecord
 from fedjax_peft.report.separation import Group, Measurement, Ranking
-from fedjax_peft.rows import headline, headline_is_lower_better, series, summary
+from fedjax_peft.rows import headline, headline_is_lower_better, number, series, summary
 
 __all__ = [
     "Judgement",
@@ -19,14 +20,16 @@ __all__ = [
     "listing",
     "obstacle",
     "printed",
+    "sampling_variance",
     "score_text",
     "verdict",
     "word",
 ]
 
-_SHARES_OF_EXAMPLES = ("accuracy", "exact_match")
-"""Metrics that are means of values between 0 and 1 over examples. The binomial variance is an upper
-bound of their variance. Other scores, such as the F1 of entities, are not means over examples."""
+_SHARE_OF_EXAMPLES = re.compile(r"(\w+)_(accuracy|exact_match)(_mean|_weighted)?")
+"""Fields that are means of values between 0 and 1 over examples. The binomial variance is an upper
+bound of their variance. Other scores, such as the F1 of entities, are not means over examples. A
+field that ends in ``_mean`` or ``_weighted`` is about the examples of all clients' tests."""
 
 
 class Judgement(NamedTuple):
@@ -156,6 +159,26 @@ def gap_text(share: bool) -> Callable[[float], str]:
     return (lambda value: f"{100 * value:.1f} points") if share else "{:.3g}".format
 
 
+def sampling_variance(run: RunRecord, field: str, value: float) -> float | None:
+    """Returns the variance of a run's score over samples of test examples; None if unknown.
+
+    A mean over clients counts as a mean over all their examples.
+
+    Args:
+      run: a run.
+      field: a field of its rows, such as ``test_accuracy``.
+      value: the value of the field in some round.
+    """
+    found = _SHARE_OF_EXAMPLES.fullmatch(field)
+    if found is None or not 0 <= value <= 1:
+        return None
+    sizes = (number(row, f"{found[1]}_examples") for row in reversed(run.rows))
+    examples = next((size for size in sizes if size), None)
+    if examples is None and found[1] == "test":
+        examples = _configured_size(run.config)
+    return separation.binomial(value, int(examples)) if examples else None
+
+
 # Scores of single runs.
 
 
@@ -163,10 +186,9 @@ def _on_test(run: RunRecord, fact: Mapping[str, Any]) -> Measurement | None:
     value = fact["final_score"]
     if value is None or not fact["final_round"]:
         return None
-    examples = fact["test_examples"] or _configured_size(run.config)
-    if not examples or fact["headline"] not in _SHARES_OF_EXAMPLES or not 0 <= value <= 1:
+    variance = sampling_variance(run, f"test_{fact['headline']}", value)
+    if variance is None:
         return Measurement(value)
-    variance = separation.binomial(value, int(examples))
     deviation, count = fact["test_std"], fact["test_count"]
     if deviation is None or not count:
         return Measurement(value, variance)

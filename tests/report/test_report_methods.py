@@ -50,8 +50,7 @@ def test_a_row_for_each_method_at_its_setting_chosen_on_validation(sweep):
         "Final test accuracy (%)": "64.3 ± 4.3",
         "Best test accuracy (%)": "64.3 ± 4.3",
         "Difference to fedavg (points)": "+3.0",
-        "95 % interval (t)": "+3.0 to +3.0",
-        "95 % interval (bootstrap)": "+3.0 to +3.0",
+        "95 % interval (t)": "+2.9 to +3.1",
         "Result": "separated",
     }
     assert row(methods, "fedavg")["Difference to fedavg (points)"] == "baseline"
@@ -84,6 +83,20 @@ def test_a_choice_on_test_is_a_warning(sweep):
     assert row(methods, "fedavg")["Chosen setting"] == "learning_rate=0.2"
     assert methods.lead.endswith("The settings were chosen on test data (test_accuracy).")
     assert "so the test scores of the choice are optimistic" in methods.warnings[0]
+
+
+def test_the_note_says_what_the_intervals_contain(tmp_path):
+    study = read_study(write_sweep(tmp_path / "s", {"a": scores(0), "b": scores(0.01)}))
+    found = compare_methods(study)
+    assert "With fewer than 4 seeds, only Student’s t has an interval." in found.paired
+    assert "the chance of the seeds and of the test examples" in found.paired
+    for path in study.records:
+        lines = (path.path / "metrics.jsonl").read_text()
+        (path.path / "metrics.jsonl").write_text(lines.replace("_examples", "_count"))
+    unsized = compare_methods(read_study(tmp_path / "s"))
+    assert "The intervals are about the seeds only" in unsized.paired
+    assert row(unsized, "b")["Result"] == "not known: the same difference with every seed"
+    assert unsized.judged.best == set()
 
 
 def test_nothing_separated_is_said(tmp_path):

@@ -1,6 +1,7 @@
 """Studies: cells by config, the choice of settings, and statistics over seeds."""
 
 import itertools
+import math
 import re
 import statistics
 from pathlib import Path
@@ -240,10 +241,30 @@ def test_a_paired_difference_by_hand():
     found = paired({0: 11.0, 1: 22.0, 2: 33.0}, {2: 30.0, 1: 20.0, 0: 10.0, 7: 1.0})
     assert (found.mean, found.n, found.unpaired) == (2.0, 3, (7,))
     assert (found.low, found.high) == approx((2 - 2.48414, 2 + 2.48414), abs=1e-4)
-    # Of the 27 equally likely resamples, one has the mean 1 and one the mean 3: 3.7 % each, so
-    # these are the 2.5 % quantiles. Student's t does not exclude 0, so nothing is separated.
-    assert (found.boot_low, found.boot_high) == (1.0, 3.0)
-    assert not found.separated
+    assert (found.boot_low, found.boot_high, found.separated) == (None, None, False)
+    # The half-width of the test examples, 1.96 * 0.5, joins that of the seeds as a root of squares.
+    wide = paired({0: 11.0, 1: 22.0, 2: 33.0}, {2: 30.0, 1: 20.0, 0: 10.0}, variance=0.25)
+    assert wide.high - 2 == approx(math.hypot(2.48414, 0.98), abs=1e-4)
+
+
+def test_the_bootstrap_of_four_differences_by_hand():
+    """Of 256 equally likely resamples of 0, 0, 0 and 4, 81 have the mean 0 and one the mean 4."""
+    found = paired(dict.fromkeys(range(3), 1.0) | {3: 5.0}, dict.fromkeys(range(4), 1.0))
+    assert (found.boot_low, found.boot_high) == (0.0, 3.0)
+    wide = paired(
+        dict.fromkeys(range(3), 1.0) | {3: 5.0}, dict.fromkeys(range(4), 1.0), variance=0.25
+    )
+    assert wide.boot_high - 1 == approx(math.hypot(2.0, 0.979982))
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_equal_differences_alone_separate_nothing(n):
+    """Their intervals would have the width 0: only the test examples give them one."""
+    a, b = ({seed: 0.1 * seed + up for seed in range(n)} for up in (0.05, 0.0))
+    assert paired(a, b)[2:7] == (None, None, None, None, False)
+    small, large = (paired(a, b, variance=2 * 0.16 / tests) for tests in (100, 10_000))
+    assert (small.separated, large.separated) == (False, True)
+    assert large.high - large.mean == approx(1.959964 * math.sqrt(2 * 0.16 / 10_000))
 
 
 def test_a_paired_difference_equals_scipy():
