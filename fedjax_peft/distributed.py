@@ -41,6 +41,8 @@ without a reason, so it comes second. Both are below a minute."""
 _STATUS = "fedjax_peft/processes/"
 """Prefix of the keys under which processes publish their signs of life and their failures."""
 _AGREED = "fedjax_peft/agreed/"
+_ASKED = "fedjax_peft/asked/"
+"""Prefix of the keys under which processes publish the signals that ask them to end."""
 _NETWORK = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "Socket", "onnection", "barrier")
 """Words of errors that occur when another process has ended."""
 _CODE = 2
@@ -166,16 +168,21 @@ def whole(arrays: Any) -> Any:
     return arrays if processes() == 1 else jax.tree.map(one, arrays)
 
 
-def preempted(round_index: int) -> bool:
-    """Returns whether a process was asked to end (SIGTERM), in the same round in all processes.
+def agree_on_signal(number: int) -> int:
+    """Returns the signal that has asked a process to end, the same in all processes; 0 if none.
 
-    Clusters send this signal some time before they kill a job. Call it once in every round.
+    Every process must call this function equally often.
+
+    Args:
+      number: the number of the signal that this process has received; 0 if none.
     """
-    if _watch is None:
-        return False
-    from jax.experimental.multihost_utils import reached_preemption_sync_point
-
-    return bool(reached_preemption_sync_point(round_index))
+    if processes() == 1:
+        return number
+    client = _state().client
+    if number:
+        client.key_value_set(f"{_ASKED}{process()}", str(number), allow_overwrite=True)
+    found = client.key_value_dir_get(_ASKED) if is_writer() else []
+    return int(agree(max((int(text) for _, text in found), default=0)))
 
 
 def before_end(function: Callable[[], None]) -> None:

@@ -5,21 +5,11 @@ import errno
 import hashlib
 import os
 import re
-import signal
 import stat
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 
-__all__ = [
-    "check_output",
-    "defer_interrupts",
-    "folder_names",
-    "naming",
-    "read_text",
-    "replace_file",
-]
+__all__ = ["check_output", "folder_names", "naming", "read_text", "replace_file"]
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -92,36 +82,6 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         error.filename, error.filename2 = os.fspath(path), None
         raise
-
-
-@contextlib.contextmanager
-def defer_interrupts() -> Iterator[None]:
-    """Delays SIGINT (Ctrl-C) until the end of the block; a second one takes effect at once.
-
-    Use it for a write that would leave incomplete files if it were interrupted. Only the main
-    thread receives signals; in other threads this does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.getsignal(signal.SIGINT)
-    if not callable(previous):  # ignored, the system's default, or not set from Python
-        yield
-        return
-    received: list[tuple[int, FrameType | None]] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        if received:
-            previous(number, frame)
-        received.append((number, frame))
-
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        if received:
-            previous(*received[0])
 
 
 def folder_names(texts: Mapping[str, str]) -> dict[str, str]:

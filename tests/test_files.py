@@ -2,9 +2,7 @@
 
 import os
 import re
-import signal
 import stat
-import threading
 
 import pytest
 
@@ -61,53 +59,3 @@ def test_checking_a_valid_path_creates_nothing(tmp_path):
     files.check_output(tmp_path / "new")
     files.check_output("new")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.usefixtures("interrupts")
-def test_an_interrupt_waits_for_the_end_of_the_block():
-    done = []
-    with pytest.raises(KeyboardInterrupt):
-        _interrupted(done)
-    assert done == ["whole"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def _interrupted(done):
-    with files.defer_interrupts():
-        os.kill(os.getpid(), signal.SIGINT)
-        done.append("whole")
-    done.append("not reached")
-
-
-@pytest.mark.usefixtures("interrupts")
-def test_a_second_interrupt_is_not_deferred():
-    done = []
-
-    def twice():
-        with files.defer_interrupts():
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-            done.append("not reached")
-
-    with pytest.raises(KeyboardInterrupt):
-        twice()
-    assert not done
-
-
-def test_interrupts_in_other_threads_and_ignored_ones_are_unchanged():
-    done = []
-
-    def work():
-        with files.defer_interrupts():
-            done.append(1)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        work()
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert done == [1, 1]

@@ -9,12 +9,13 @@ from fedjax_peft import distributed, libraries
 from fedjax_peft.cli import faults
 from fedjax_peft.cli.parser import build_parser
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.simulation.interrupts import Terminated
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit code: 0; 2 for an error; 130 for an interrupt.
+    """Runs a command and returns the exit code: 0; 2 for an error; 130 for Ctrl-C, 143 for SIGTERM.
 
     The error of one process of ``--distributed`` ends all of them.
 
@@ -32,11 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         faults.print_error(f"fedjax-peft: {error}")
         distributed.fail(str(error), 2)
         return 2
-    except KeyboardInterrupt as interrupt:
+    except (KeyboardInterrupt, Terminated) as interrupt:
+        what, code = "interrupted", 130
+        if isinstance(interrupt, Terminated):
+            what, code = "ended by SIGTERM", 143
         advice = f". {interrupt}" if str(interrupt) else ""
-        faults.print_error(f"\nfedjax-peft: interrupted{advice}")
-        distributed.fail("interrupted", 130)
-        return 130
+        faults.print_error(f"\nfedjax-peft: {what}{advice}")
+        distributed.fail(what, code)
+        return code
     except BrokenPipeError:  # the reader of the output has closed it, as in `| head`
         faults.silence_output()
         return 0

@@ -1,16 +1,25 @@
 """The runs that ``fedjax-peft resume`` continues: one run, or those of several methods."""
 
+import contextlib
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import replace_file
 from fedjax_peft.simulation import record
+from fedjax_peft.simulation.interrupts import Terminated
 from fedjax_peft.toml import read_toml
 
-__all__ = ["check_resumable", "command", "is_finished", "note_methods", "stored_configs"]
+__all__ = [
+    "advising",
+    "check_resumable",
+    "command",
+    "is_finished",
+    "note_methods",
+    "stored_configs",
+]
 
 METHODS = "methods.toml"
 """The file, beside the runs of several methods, with the complete config of each method."""
@@ -70,6 +79,18 @@ def is_finished(run: Path, rounds: int) -> bool:
 def command(out: Path) -> str:
     """Returns the command that continues the runs in ``out``."""
     return f"fedjax-peft resume {shlex.quote(str(out))}"
+
+
+@contextlib.contextmanager
+def advising(out: Path) -> Iterator[None]:
+    """Adds the command that continues the runs in ``out`` to the interrupts of the block."""
+    advice = f"Continue with: {command(out)}"
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(advice) from None
+    except Terminated:
+        raise Terminated(advice) from None
 
 
 def _read_methods(path: Path) -> dict[str, dict[str, Any]]:

@@ -133,10 +133,8 @@ def _run_all(
             for name in resolved:
                 record.remove_run(out / name)
         resuming.note_methods(out, resolved)
-    try:
+    with resuming.advising(out):
         return _run_each(resolved, titles, options, out)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"Continue with: {resuming.command(out)}") from None
 
 
 def _run_each(

@@ -93,19 +93,17 @@ def _run(planned: Any, out: Path, title: str, options: argparse.Namespace) -> No
 
         return Job(point.folder, config["rounds"], run, check, point.method)
 
-    with SweepDisplay(len(planned.points), planned.choose_by, quiet=options.quiet) as shown:
-        try:
-            run_points(
-                [job(point) for point in planned.points],
-                out=out,
-                metric=planned.choose_by,
-                early_stop=options.early_stop,
-                replicas=options.replicas or "auto",
-                on_start=shown.start,
-                on_point=shown.point,
-            )
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"Continue with: {resuming.command(out)}") from None
+    display = SweepDisplay(len(planned.points), planned.choose_by, quiet=options.quiet)
+    with display as shown, resuming.advising(out):
+        run_points(
+            [job(point) for point in planned.points],
+            out=out,
+            metric=planned.choose_by,
+            early_stop=options.early_stop,
+            replicas=options.replicas or "auto",
+            on_start=shown.start,
+            on_point=shown.point,
+        )
     study = read_study(out)
     present = study.baseline in study.methods  # `--only` may have left it out
     print_study(study if present else study._replace(baseline=None))

@@ -21,7 +21,6 @@ from fedjax_peft.engine.client_store import has_store, open_store, start_index
 from fedjax_peft.engine.layout import on_one_device
 from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
-from fedjax_peft.files import defer_interrupts
 from fedjax_peft.libraries import log_level
 from fedjax_peft.typing import PyTree
 
@@ -79,8 +78,6 @@ class Checkpoints:
     def save(self, round_index: int, state: PyTree) -> None:
         """Saves the state after round ``round_index``; returns when it is safely on disk.
 
-        Ctrl-C takes effect after the write.
-
         Raises:
           InputError: the checkpoint cannot be written, for example because the disk is full;
             earlier checkpoints stay valid.
@@ -88,7 +85,7 @@ class Checkpoints:
         if self.latest == round_index:
             return
         directory = Path(self._manager.directory)
-        with _ONE_WRITE, defer_interrupts():
+        with _ONE_WRITE:
             try:
                 _check_room(directory, state)
                 # Threads of orbax print messages if a write fails; the exception suffices.
@@ -187,8 +184,7 @@ class Checkpoints:
     @_quiet(logging.WARNING)
     def close(self) -> None:
         """Releases orbax's threads."""
-        with defer_interrupts():
-            self._manager.close()
+        self._manager.close()
 
 
 def _abstract(template: PyTree) -> PyTree:

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.distributed import agree, preempted, seconds_since
+from fedjax_peft.distributed import agree, agree_on_signal, seconds_since
 from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.schedule import Schedule
@@ -15,7 +15,7 @@ from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
-from fedjax_peft.rows import PREEMPTED, Row, seen_clients, without_scores
+from fedjax_peft.rows import Row, seen_clients, without_scores
 from fedjax_peft.simulation.asynchrony import aggregation_row
 from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
 from fedjax_peft.simulation.checks import Late
@@ -23,6 +23,7 @@ from fedjax_peft.simulation.client_checkpoints import ClientCheckpoints, index_t
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.evaluation import Evaluation, evaluate
 from fedjax_peft.simulation.guarantee import Accounted
+from fedjax_peft.simulation.interrupts import Request, end
 from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.opening import Opening, leaving, open_round
 from fedjax_peft.simulation.progress import Phases
@@ -60,6 +61,7 @@ class Loop:
         private: Accounted | None = None,
         availability: Availability | None = None,
         wrapped_for: Federation | None = None,
+        request: Request,
     ):
         """Stores the parts of a run.
 
@@ -83,13 +85,14 @@ class Loop:
           availability: when clients of synchronous rounds are available; None: always.
           wrapped_for: the facts that a mechanism of differential privacy or an attack depends on;
             recorded, so that the algorithm of the run can be made again.
+          request: notes the signals that ask the run to end.
         """
         self.session, self.model, self.algorithm = session, model, session.setup.algorithm
         self.tested, self.costs, self.record, self.phases = tested, costs, record, phases
         self.stop, self.rounds, self.eval_every = stop, rounds, eval_every
         self.checkpoint_every, self.deadline, self.late = checkpoint_every, deadline, late
         self.nonfinite, self.each, self.local, self.private = nonfinite, each, local, private
-        self.wrapped_for = wrapped_for
+        self.wrapped_for, self.request = wrapped_for, request
         self.clients = ClientCheckpoints(record.out, host=session.client_place == "host")
         self.availability = availability
         lower = (session.setup.task.lower_is_better, self.algorithm.lower_is_better)
@@ -143,7 +146,7 @@ class Loop:
         self.costs.record(row)
         if stopped:
             self.record.amend({**row, "stopped": stopped})
-            self.save(state)
+        self._pause(state, due=bool(stopped))
         return stopped
 
     def resume(self) -> str | None:
@@ -186,8 +189,6 @@ class Loop:
         row |= {**measured, "time": row["time"] | measured.get("time", {})}
         row |= self._scores(state, row, last=last)
         stopped = None if last else self._met([*self.record.rows, row])
-        if preempted(index) and not stopped and not last:
-            stopped = PREEMPTED
         if stopped:
             row |= {**self._scores(state, row, last=True), "stopped": stopped}
         spent = (row["time"].get(part, 0.0) for part in ("train_s", "eval_s", "local_s"))
@@ -197,9 +198,23 @@ class Loop:
             stopped = asked
             scores = self._scores(state, row, last=True)
             self.record.amend({**row, **scores, "stopped": stopped})
-        if stopped or last or index % self.checkpoint_every == 0:
-            self.save(state)
+        self._pause(state, due=bool(stopped or last or index % self.checkpoint_every == 0))
         return state, stopped
+
+    def _pause(self, state: State, *, due: bool) -> None:
+        """Saves a checkpoint after a row if one is due, or if a signal asks the run to end.
+
+        The row stays that of an uninterrupted run: a signal is no rule that stops a run.
+
+        Raises:
+          KeyboardInterrupt: Ctrl-C, in this process or another one of the run.
+          Terminated: SIGTERM, likewise.
+        """
+        number = agree_on_signal(self.request.number)
+        if due or number:
+            self.save(state)
+        if number:
+            end(number)
 
     def save(self, state: State) -> None:
         """Writes a checkpoint if there is a run directory."""

@@ -6,7 +6,7 @@ Runs go one after the other, or several at a time as one program (on an accelera
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ import jax
 from fedjax_peft.engine.replicas import Replicas
 from fedjax_peft.errors import InputError
 from fedjax_peft.rows import Row, field_is_lower_better, has_ended, number, read_metrics
+from fedjax_peft.simulation.interrupts import noted
 from fedjax_peft.simulation.stopping import Stop, median_rule
 
 __all__ = ["Job", "PointDone", "RunJob", "is_finished", "run_points"]
@@ -130,11 +131,15 @@ def _side_by_side(
             with together:
                 results.run(job, out, together.program)
 
-    with ThreadPoolExecutor(replicas, "point") as threads:
+    with noted() as request, ThreadPoolExecutor(replicas, "point") as threads:
         futures = [threads.submit(work, job) for job in jobs]
         try:
-            for future in futures:
-                future.result()
+            left = set(futures)
+            while left:  # only this thread receives signals
+                done, left = wait(left, timeout=0.2)
+                request.check()
+                for future in done:
+                    future.result()
         except BaseException:  # also Ctrl-C: points that run end, and no other begins
             interrupted.set()
             together.cancel()

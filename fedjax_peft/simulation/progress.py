@@ -81,10 +81,12 @@ class Phases:
         rounds: int,
         on_phase: Callable[[Phase], None] | None,
         show: bool | Literal["auto"],
+        check: Callable[[Phase], None] = lambda phase: None,
     ):
+        """Stores the listeners; ``check`` comes first, and may end the run by an exception."""
         self._rounds = rounds
         self._display = phase_display(show)
-        self._listeners = [f for f in (on_phase, self._display) if f is not None]
+        self._listeners = [f for f in (check, on_phase, self._display) if f is not None]
         self._seconds: list[float] = []
         self._round = 0
 

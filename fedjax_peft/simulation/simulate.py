@@ -41,6 +41,7 @@ from fedjax_peft.simulation.estimate import estimate
 from fedjax_peft.simulation.evaluation import evaluations
 from fedjax_peft.simulation.fingerprint import MAY_CHANGE, check_same, fingerprint
 from fedjax_peft.simulation.guarantee import accounted, watched
+from fedjax_peft.simulation.interrupts import Request, noted
 from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.loop import Loop
 from fedjax_peft.simulation.progress import Phase, Phases
@@ -112,6 +113,10 @@ def simulate(
 
     Every random number is derived from ``seed`` and names (see ``fedjax_peft.random``). So the same
     call gives the same metrics, for any number of lanes (to float32 rounding) and after a resume.
+
+    Ctrl-C and SIGTERM in the main thread end the run after the round, with a checkpoint in ``out``,
+    by ``KeyboardInterrupt`` and ``SystemExit(143)``. A second signal ends it at once. Handlers that
+    the program has set itself stay.
 
     Args:
       model: from ``load_model`` and ``attach``; its trainable leaves are the initial values for the
@@ -349,8 +354,10 @@ def simulate(
     found = fingerprint(arguments) if out is not None or processes() > 1 else {}
     placement = {name: arguments[name] for name in MAY_CHANGE["placement"]}
     check_same_run({**metadata, **counts, **placement, **found})
+    shown = progress if is_writer() else False
     with (
-        Phases(rounds, on_phase, progress if is_writer() else False) as phases,
+        noted() as request,
+        Phases(rounds, on_phase, shown, _early(request, out)) as phases,
         Record.open(out, resume, metadata, found, phases.apart(on_round)) as record,
     ):
         if record.out is not None and not recorded:
@@ -370,6 +377,7 @@ def simulate(
             private=private,
             availability=None if asynchronous is not None else availability,
             wrapped_for=federation if privacy is not None or attack is not None else None,
+            request=request,
         )
         saved = loop.restore(state)
         phases.send(
@@ -430,6 +438,17 @@ def check_recorded(*arguments: Any, **options: Any) -> None:
     if "point" in config:  # the run has recorded other settings as well
         recorded = {"point": recorded.get("point")}
     check_same(directory, recorded, config, fingerprint(given.arguments))
+
+
+def _early(request: Request, out: str | Path | None) -> Callable[[Phase], None]:
+    """Returns the listener that ends a run between its programs while it has nothing to save."""
+
+    def check(phase: Phase) -> None:
+        nothing = out is None or (not phase.round_index and phase.name != "saving")
+        if nothing and processes() == 1:
+            request.check()
+
+    return check
 
 
 def _text_length(data: Dataset) -> int | None:

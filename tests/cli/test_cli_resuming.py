@@ -9,6 +9,7 @@ from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config as configs
 from fedjax_peft.simulation import record
+from fedjax_peft.simulation.interrupts import Terminated
 
 pytestmark = pytest.mark.slow
 
@@ -64,10 +65,10 @@ def runs(monkeypatch):
         (out / "checkpoints" / str(rounds)).mkdir(parents=True, exist_ok=True)
         if stop:
             interrupted.discard(out.name)
-            raise KeyboardInterrupt
+            raise run.ends
 
     monkeypatch.setattr(configs, "run", run)
-    run.calls, run.interrupted = calls, interrupted
+    run.calls, run.interrupted, run.ends = calls, interrupted, KeyboardInterrupt
     return run
 
 
@@ -83,6 +84,14 @@ def test_an_interrupt_prints_the_command_to_continue(project, tmp_path, runs, ca
     assert record.config_text(again) == record.config_text(first)
     assert (where, resume) == (out, True)
     assert (again["peft"]["rank"], again["seed"]) == (5, 7)
+
+
+def test_sigterm_prints_it_too(project, tmp_path, runs, capsys):
+    runs.interrupted.add("run")
+    runs.ends = Terminated
+    assert cli.main(["run", str(project / "single.toml"), "--out", str(tmp_path / "run")]) == 143
+    advice = f"ended by SIGTERM. Continue with: fedjax-peft resume {tmp_path / 'run'}\n"
+    assert capsys.readouterr().err.endswith(advice)
 
 
 def test_methods_without_a_run_yet_are_resumed_too(project, tmp_path, runs, capsys):

@@ -322,26 +322,6 @@ def test_a_full_disk_stops_the_run_cleanly_and_it_resumes(how, straight, tmp_pat
     assert not list((tmp_path / "run").rglob("*.orbax-checkpoint-tmp*"))
 
 
-@pytest.mark.usefixtures("interrupts")
-def test_ctrl_c_during_a_checkpoint_waits_for_its_end(tmp_path, monkeypatch, capfd):
-    save = ocp.CheckpointManager.save
-
-    def interrupted(self, *args, **options):
-        save(self, *args, **options)  # it goes on in the background
-        os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(ocp.CheckpointManager, "save", interrupted)
-    client_state = checkpoint.Checkpoints(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        client_state.save(3, {"a": jax.numpy.ones(4)})
-    monkeypatch.undo()
-    assert client_state.latest == 3
-    _, state = client_state.restore({"a": jax.numpy.zeros(4)}, last=3)
-    assert state["a"].tolist() == [1, 1, 1, 1]
-    client_state.close()
-    assert capfd.readouterr().err == ""
-
-
 def test_overwrite_follows_a_link_and_leaves_it(copy, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(copy)
