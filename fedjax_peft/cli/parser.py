@@ -384,5 +384,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_verbosity(parser)
     existing = parser.add_mutually_exclusive_group()
-    existing.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    existing.add_argument(
+        "--resume", action="store_true", help="continue an interrupted run, or begin it"
+    )
     existing.add_argument("--overwrite", action="store_true", help="replace an existing run")

@@ -2,7 +2,7 @@
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from fedjax_peft.toml import read_toml
 
 __all__ = [
     "advising",
-    "check_resumable",
     "command",
+    "has_begun",
     "is_finished",
     "note_methods",
     "stored_configs",
@@ -61,14 +61,9 @@ def stored_configs(path: Path) -> dict[str, dict[str, Any]]:
     )
 
 
-def check_resumable(out: Path, names: Iterable[str]) -> None:
-    """Raises InputError if ``out`` contains none of the named runs."""
-    runs = [out / name for name in names]
-    if not any((run / "config.toml").exists() for run in runs):
-        raise InputError(
-            f"There is nothing to resume: {out} contains no run of this config. To start one, omit"
-            " --resume. To resume another run, give its directory: fedjax-peft resume RUN."
-        )
+def has_begun(run: Path) -> bool:
+    """Returns whether a directory holds a run: its environment is written before its config."""
+    return all((run / name).is_file() for name in ("environment.json", "config.toml"))
 
 
 def is_finished(run: Path, rounds: int) -> bool:

@@ -23,9 +23,11 @@ __all__ = ["demo", "resume", "run"]
 
 def run(options: argparse.Namespace) -> None:
     """Runs the methods of a config file."""
+    from fedjax_peft.cli import resuming
+
     join_processes(options)
     path, out = options.config, Path("runs") / options.config.stem
-    if options.resume and path.name == "config.toml" and (path.parent / "metrics.jsonl").exists():
+    if options.resume and path.name == "config.toml" and resuming.has_begun(path.parent):
         out = path.parent  # the config of a run: continue this run in its own directory
     _run_file(path, options, default_out=out)
 
@@ -98,10 +100,11 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
     if options.quiet <= options.verbose:
         for name, config in resolved.items():
             title = config["name"] or name or path.stem
-            for line in presets.notices(raw[name], config):
+            lines = [*presets.notices(raw[name], config)]
+            if options.resume and not options.dry_run and not resuming.has_begun(out / name):
+                lines.append(f"there is nothing to continue in {out / name}, so the run begins")
+            for line in lines:
                 print(display.one_line(f"fedjax-peft: {title}: {line}"), file=sys.stderr)
-    if options.resume and not options.dry_run:
-        resuming.check_resumable(out, resolved)
     return _run_all(resolved, options, out, path.stem)
 
 

@@ -4,6 +4,7 @@ Heavy modules are imported inside the functions, so that ``--help`` answers at o
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def _begin(out: Path, planned: Any, again: dict[str, Any], options: argparse.Nam
       options: of the command; with ``resume`` or ``overwrite`` the directory may hold a sweep.
 
     Raises:
-      InputError: the directory holds another sweep or anything else, or nothing to resume.
+      InputError: the directory holds another sweep or anything else.
     """
     file = out / NAME
     earlier: list[str] = []
@@ -133,8 +134,9 @@ def _begin(out: Path, planned: Any, again: dict[str, Any], options: argparse.Nam
         earlier = [key for key in read_toml(file).get("keys", []) if isinstance(key, str)]
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists and is no sweep: choose another directory with --out.")
-    elif options.resume and not out.exists():
-        raise InputError(f"There is nothing to resume: {out} does not exist.")
+    elif options.resume and not options.quiet:
+        text = f"fedjax-peft: there is nothing to continue in {out}, so the sweep begins"
+        print(display.one_line(text), file=sys.stderr)
     out.mkdir(parents=True, exist_ok=True)
     table = {"choose_by": planned.choose_by, "baseline": planned.baseline}
     keys = list(dict.fromkeys([*earlier, *planned.keys]))

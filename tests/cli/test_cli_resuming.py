@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -126,8 +127,6 @@ def test_the_recorded_config_is_resumed_in_its_directory(project, tmp_path, runs
 def test_errors_when_there_is_nothing_to_resume(project, tmp_path, runs, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments in (
-        ["run", str(project / "single.toml"), "--resume"],
-        ["run", str(project / "several.toml"), "--resume", "--out", str(tmp_path / "x")],
         ["resume", str(tmp_path / "none")],
         ["resume", str(project)],
     ):
@@ -142,6 +141,32 @@ def test_errors_when_there_is_nothing_to_resume(project, tmp_path, runs, capsys,
     assert "has finished all 3 rounds" in text
     assert f"fedjax-peft resume {out} rounds=6" in text
     assert len(runs.calls) == 1
+
+
+def test_resume_begins_what_has_not_begun_and_says_so(project, tmp_path, runs, capsys):
+    """A job that a scheduler starts again does not know whether it was killed before it began."""
+    several, out = ["run", str(project / "several.toml"), "--resume", "--out"], tmp_path / "x"
+    runs.interrupted.add("two")
+    assert cli.main([*several, str(out)]) == 130
+    text = capsys.readouterr().err
+    assert f"one: there is nothing to continue in {out / 'one'}, so the run begins\n" in text
+    assert f"two: there is nothing to continue in {out / 'two'}, so the run begins\n" in text
+    assert cli.main([*several, str(out)]) == 0
+    assert "nothing to continue" not in capsys.readouterr().err
+    single = tmp_path / "y"
+    single.mkdir()
+    (single / "environment.json").write_text("{}")  # killed before the config was written
+    assert cli.main(["run", str(project / "single.toml"), "--resume", "--out", str(single)]) == 0
+    assert "nothing to continue" in capsys.readouterr().err
+    assert [resume for _, _, resume in runs.calls] == [True] * 5
+
+
+def test_the_config_of_a_run_without_rows_continues_it(project, tmp_path, runs, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", str(project / "single.toml"), "--out", "here"]) == 0
+    (tmp_path / "here" / "metrics.jsonl").unlink()
+    assert cli.main(["run", "here/config.toml", "--resume"]) == 0
+    assert runs.calls[-1][1] == Path("here")
 
 
 def test_a_run_is_resumed_from_its_directory_alone(project, tmp_path):

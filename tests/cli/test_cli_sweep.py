@@ -14,6 +14,7 @@ import pytest
 
 from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
+from fedjax_peft.cli import sweeping
 from fedjax_peft.rows import read_metrics
 from fedjax_peft.toml import read_toml
 
@@ -122,15 +123,19 @@ def test_a_point_can_be_resumed_reported_and_exported_like_any_run(straight, tmp
     assert "0.03" in (tmp_path / "report.html").read_text()
 
 
-def test_an_existing_sweep_is_not_replaced_by_accident(project, straight, tmp_path, capsys):
+def test_an_existing_sweep_is_not_replaced_by_accident(
+    project, straight, tmp_path, capsys, monkeypatch
+):
     config, out = str(project / "sweep.toml"), str(straight[0])
     assert cli.main(["sweep", config, "--out", out]) == 2
     assert "already holds a sweep" in capsys.readouterr().err
     (tmp_path / "notes.txt").write_text("mine")
     assert cli.main(["sweep", config, "--out", str(tmp_path)]) == 2
     assert "is no sweep" in capsys.readouterr().err
-    assert cli.main(["sweep", config, "--out", str(tmp_path / "new"), "--resume"]) == 2
-    assert "nothing to resume" in capsys.readouterr().err
+
+    monkeypatch.setattr(sweeping, "_run", lambda *_: None)
+    assert cli.main(["sweep", config, "--out", str(tmp_path / "new"), "--resume"]) == 0
+    assert "so the sweep begins" in capsys.readouterr().err
 
 
 def test_a_dry_run_lists_the_points(project, tmp_path, capsys):
