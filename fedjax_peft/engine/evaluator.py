@@ -17,7 +17,7 @@ from fedjax_peft.engine.round import Work
 from fedjax_peft.engine.state import State
 from fedjax_peft.typing import Task
 
-__all__ = ["Evaluator", "Examples", "Measured", "figures", "joined"]
+__all__ = ["Evaluator", "Examples", "Measured", "figures", "joined", "repeated"]
 
 
 class Examples(Protocol):
@@ -257,6 +257,13 @@ def joined(measured: Measured) -> Measured:
         for n, (total, count) in measured.sums.items()
     }
     return Measured(measured.clients[:1], sums, [rows[order]], [predictions])
+
+
+def repeated(measured: Measured, clients: list[int]) -> Measured:
+    """Returns the measurements of one member as those of several clients with equal models."""
+    n = len(clients)
+    sums = {k: (np.repeat(x, n), np.repeat(count, n)) for k, (x, count) in measured.sums.items()}
+    return Measured(clients, sums, measured.examples * n, measured.predictions * n)
 
 
 def figures(measured: Measured, member: int, task: Task, data: Examples) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.engine.evaluator import Evaluator, Measured, figures, joined
+from fedjax_peft.engine.evaluator import Evaluator, Measured, figures, joined, repeated
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.errors import InputError
@@ -31,6 +31,9 @@ class Evaluation(NamedTuple):
     """Whether each member has examples of its own."""
     backdoor: bool = False
     """Whether the examples have a trigger, and the accuracy is the success of a backdoor."""
+    first: Evaluator | None = None
+    """Evaluates the first member only, with the same program; None if members of equal models
+    differ, in their examples or their ranks."""
 
 
 def evaluations(
@@ -75,7 +78,14 @@ def evaluations(
         evaluator = session.evaluator(
             data.columns, members, batch_size, personal=personal, like=like
         )
-        found[name] = Evaluation(evaluator, session.setup.task, data, personal, own, backdoor)
+        first = None
+        if personal and not own and not session.setup.rank_mask:
+            first = session.evaluator(
+                data.columns, members[:1], batch_size, personal=True, like=evaluator
+            )
+        found[name] = Evaluation(
+            evaluator, session.setup.task, data, personal, own, backdoor, first
+        )
 
     backdoored = None if triggered is None or test is None else triggered(test)
     splits = {"test": test, "test_backdoor": backdoored, "validation": validation}
@@ -119,6 +129,7 @@ def evaluate(
     *,
     each: bool,
     seen: Collection[int] = (),
+    equal: bool = False,
     phases: Phases | None = None,
 ) -> Row:
     """Returns the metrics of the test and validation sets and of the clients' own examples.
@@ -131,10 +142,13 @@ def evaluate(
       each: also return the metrics of every client, as ``client_tests`` and
         ``client_validations``.
       seen: the clients that have trained so far; the other clients have their initial models.
+      equal: whether all clients still have the same state. On a common test set, one of their
+        models is then evaluated for all.
       phases: receives the progress of the evaluation.
     """
     row: Row = {}
-    for name, (evaluator, task, data, personal, has_own, backdoor) in evaluations.items():
+    for name, (whole, task, data, personal, has_own, backdoor, first) in evaluations.items():
+        evaluator = whole if first is None or not equal else first
         row["headline"] = task.headline
         lower = is_lower_better(task.headline, task.lower_is_better)
         row["headline_better"] = "lower" if lower else "higher"
@@ -148,6 +162,8 @@ def evaluate(
             measured = evaluator(state, on_part)
         if not personal:  # the members are parts of one evaluation
             measured = joined(measured)
+        elif evaluator is first:
+            measured = repeated(measured, whole.plan.client.tolist())
         if backdoor:
             measured, name = _success(measured), name.removesuffix(_BACKDOOR)
         members = [  # members with something to measure: a text of one token has no next token

@@ -135,7 +135,8 @@ class Loop:
           seconds: simulated seconds before the first round.
         """
         began = time.perf_counter()
-        scores = evaluate(self.tested, state, each=self.each, phases=self.phases)
+        # `Algorithm.init_client_state` knows no client, so that all have the same state.
+        scores = evaluate(self.tested, state, each=self.each, equal=True, phases=self.phases)
         row = start_row(self.model, self.algorithm, scores, seconds)
         if self.private is not None:
             row |= {**self.private.fields(0), **self.private.start()}

@@ -7,7 +7,7 @@ import toy
 from closeness import approx
 
 from fedjax_peft import tasks
-from fedjax_peft.algorithms import fedavg, fedmcp
+from fedjax_peft.algorithms import fedavg, fedmcp, local
 from fedjax_peft.rows import headline_is_lower_better, seen_clients
 from fedjax_peft.simulation.evaluation import is_lower_better, worst
 from fedjax_peft.simulation.simulate import simulate
@@ -39,6 +39,23 @@ def personal(tmp_path_factory):
     algorithm = fedavg(optax.sgd(0.5), head="private")
     run(algorithm, 1, out=out)
     return run(algorithm, 2, out=out, resume=True)
+
+
+@pytest.mark.parametrize(("ranks", "models"), [(None, 1), ([1, 2], 4)])
+def test_equal_initial_models_are_evaluated_once(ranks, models):
+    """At a learning rate of 0, all four models stay equal: each has its evaluation in round 1."""
+    phases = []
+    options = {"client_ranks": ranks, "on_phase": phases.append, "validation": HELD_OUT.data}
+    start, after = run(local(optax.sgd(0.0)), 1, **options).metrics
+    for name, data in (("test", TEST), ("validation", HELD_OUT.data)):
+        totals = dict[int, int]()
+        for phase in phases:
+            if phase.name == "evaluating" and phase.details["evaluation"] == name:
+                totals[phase.round_index] = phase.total
+        assert totals == {0: models * len(data), 1: 4 * len(data)}
+        same = [k for k in start if k.startswith(name) and not k.endswith("seen")]
+        assert {k: start[k] for k in same} == {k: after[k] for k in same}
+        assert {f"{name}_accuracy", f"{name}_loss_std", f"{name}_count"} <= set(same)
 
 
 @pytest.mark.parametrize(
