@@ -131,7 +131,7 @@ def write_metrics(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]
 
 
 PREEMPTED = "a process was asked to end (SIGTERM)"
-"""The field ``stopped`` of a run that a signal has interrupted."""
+"""The field ``stopped`` of a run that a signal has interrupted, in earlier versions."""
 
 
 def has_ended(rows: Sequence[Mapping[str, Any]], rounds: int) -> bool:
