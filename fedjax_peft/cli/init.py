@@ -3,12 +3,16 @@
 import csv
 import io
 import os
+import re
 import shlex
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_peft import toml
+from fedjax_peft.data.formats import tabular
+from fedjax_peft.data.formats.tabular import PLAIN, Csv
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import replace_file
@@ -80,6 +84,7 @@ class _Columns(NamedTuple):
     others: tuple[str, ...]
     """Columns whose values could be clients."""
     rows: int
+    form: Csv
 
 
 class Project(NamedTuple):
@@ -98,6 +103,7 @@ def write_project(
     data: Path | None = None,
     text: str | None = None,
     label: str | None = None,
+    csv_form: Mapping[str, Any] | None = None,
 ) -> Project:
     """Writes ``config.toml``, and a small sample of data if no data are given.
 
@@ -107,16 +113,19 @@ def write_project(
       text: the column of the texts; by default ``text``, or else the column with the longest texts.
       label: the column of the labels; by default ``label``, or else the column with the fewest
         values.
+      csv_form: how a csv file is written, as ``csv`` of :func:`fedjax_peft.data.load_dataset`.
 
     Raises:
-      InputError: the config exists already, the file cannot be read, or a column does not exist.
+      InputError: the config exists already, the file cannot be read, its first row seems to be no
+        header, or a column does not exist or cannot be used.
     """
     config = directory / "config.toml"
     if config.exists():
         raise InputError(f"{config} exists already. Choose another directory, or edit this file.")
-    if data is None and (text or label):
-        raise InputError("--text and --label need the file that has these columns: --data FILE.")
-    found = None if data is None else _columns(data, text, label)
+    if data is None and (text or label or csv_form):
+        raise InputError("Options such as --text and --sep need a file of yours: --data FILE.")
+    form = tabular.csv_form(csv_form)
+    found = None if data is None else _columns(data, text, label, form)
     written = [config]
     directory.mkdir(parents=True, exist_ok=True)
     sample = directory / "sample.csv"
@@ -125,7 +134,7 @@ def write_project(
             raise InputError(f"{sample} exists already. If it is yours, add --data {sample}.")
         replace_file(sample, _sample().encode())
         written.insert(0, sample)
-        found = _Columns("review", "mood", (), _sample().count("\n") - 1)
+        found = _Columns("review", "mood", (), _sample().count("\n") - 1, form)
     assert found is not None
     text_of_config = _config(config, data or sample, found, sample=data is None)
     replace_file(config, text_of_config.encode())
@@ -140,6 +149,9 @@ def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:
     columns = ", ".join(
         f"{name} = {toml.literal(column)}" for name, column in mapping.items() if name != column
     )
+    usual = PLAIN._asdict()
+    written = {key: x for key, x in found.form._asdict().items() if x != usual[key]}
+    form = ", ".join(f"{key} = {toml.literal(value)}" for key, value in written.items())
     natural = "# Or one client for each value of a column: name = 'natural', by = {}\n"
     out = Path("runs") / folder.name
     filled = _TEMPLATE.format(
@@ -148,7 +160,8 @@ def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:
         rounds=8 if sample else 10,
         per_round=max(1, clients // 2),
         data=toml.literal(os.path.relpath(data.absolute(), folder)),
-        columns=f"columns = {{ {columns} }} #~ name here = name in the file\n" if columns else "",
+        columns=(f"csv = {{ {form} }} #~ how the file is written\n" if form else "")
+        + (f"columns = {{ {columns} }} #~ name here = name in the file\n" if columns else ""),
         length=32 if sample else 128,
         test_examples="".join(
             f"{split}_examples = 500 #~ evaluate on this number only; without it, on all\n"
@@ -162,41 +175,77 @@ def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:
     return "\n".join(f"{code:30} # {why[0]}" if why else code for code, *why in lines)
 
 
-def _columns(data: Path, text: str | None, label: str | None) -> _Columns:
+def _columns(data: Path, text: str | None, label: str | None, form: Csv) -> _Columns:
     """Returns the columns of texts and labels: the given names, or the most likely columns."""
-    from fedjax_peft.data.formats import tabular
-
     if not data.exists():
         raise InputError(f"There is no file {str(data)!r}.")
-    if data.is_dir() or tabular.kind(data) is None:
+    kind = None if data.is_dir() else tabular.kind(data)
+    if kind is None:
         raise InputError(
             f"{data} is not a table that can be read. The name must end in one of"
             f" {', '.join(tabular.ENDINGS)}."
         )
-    columns = tabular.read_file(data, alone=True).columns
+    if kind != "csv" and form != PLAIN:
+        raise InputError(f"--sep, --encoding and --no-header are for csv files, not for {data}.")
+    columns = tabular.read_file(data, alone=True, form=form).columns
     for name in (text, label):
         if name is not None and name not in columns:
             raise InputError(f"{data} has no column {name!r}. {nearest(name, columns)}")
+    if kind == "csv" and form.header and text is None and label is None:
+        _check_header(data, columns)
     texts = {n: sum(map(len, v)) for n, v in columns.items() if all(isinstance(x, str) for x in v)}
-    kinds = {n: len(set(v)) for n, v in columns.items() if all(isinstance(x, str | int) for x in v)}
     text = text or ("text" if "text" in texts else max(texts, key=texts.__getitem__, default=None))
-    likely = {name: count for name, count in kinds.items() if name != text and count > 1}
+    faults = {n: _label_fault(values) for n, values in columns.items() if n != text}
+    likely = {n: len(set(columns[n])) for n, fault in faults.items() if fault is None}
     label = label or (
-        "label" if "label" in kinds else min(likely, key=likely.__getitem__, default=None)
+        "label" if "label" in faults else min(likely, key=likely.__getitem__, default=None)
     )
-    if text is None or label is None:
+    if text is None or label is None or label == text:
+        reasons = "; ".join(f"{show(n)} {fault}" for n, fault in faults.items())
         raise InputError(
-            f"{data} needs a column of texts and one of labels, but it has only"
-            f" {', '.join(map(show, columns))}."
+            f"{data} needs a column of texts and one of labels, and has the columns"
+            f" {', '.join(map(show, columns))}." + (f" As labels, {reasons}." if reasons else "")
+        )
+    if faults[label]:
+        raise InputError(
+            f"The column {label!r} of {data} cannot be the labels: it {faults[label]}. Labels are"
+            " texts or whole numbers, each the name of a class. Name another column with --label."
         )
     rows = len(columns[text])
-    if kinds.get(label, 0) > max(rows // 2, 10):
-        raise InputError(
-            f"The column {label!r} of {data} has {kinds[label]:,} different values in {rows:,}"
-            " rows, too many for classes. Give the column of the labels with --label."
+    others = tuple(n for n, count in likely.items() if n != label and count < rows)
+    return _Columns(text, label, others, rows, form)
+
+
+def _check_header(data: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Raises InputError if the names of the columns look like a row of data."""
+    for name, values in columns.items():
+        number = re.fullmatch(r"[-+]?\d+([.,]\d+)?", name.strip())
+        if number or len(name.split()) > 5 or (name and name in values):
+            raise InputError(
+                f"The first row of {data} looks like data, not like names of columns: it has"
+                f" {show(name)}. If the file has no header, add --no-header. If it has one, name"
+                " the columns with --text and --label."
+            )
+
+
+def _label_fault(values: Sequence[Any]) -> str | None:
+    """Returns why values cannot be the labels of a classifier, as a predicate; None if they can."""
+    for row, value in enumerate(values, 1):
+        if value is None or value == "":
+            return f"has no value in row {row}"
+        if isinstance(value, float):
+            return f"has numbers with a fraction, such as {value} (a class can be 1, not 1.0)"
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            return f"has values such as {show(value, 40)}"
+    count = len(set(values))
+    if count < 2:
+        return f"has only one value, {show(values[0], 40)}, and a classifier needs two or more"
+    if count > max(len(values) // 2, 10):
+        return (
+            f"has {count:,} different values in {len(values):,} rows, such as"
+            f" {show(values[0], 40)}, too many for classes"
         )
-    others = tuple(n for n, count in kinds.items() if n not in (text, label) and 2 <= count < rows)
-    return _Columns(text, label, others, rows)
+    return None
 
 
 def _sample() -> str:

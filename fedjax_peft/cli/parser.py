@@ -231,6 +231,15 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
     )
     init.add_argument("--text", metavar="COLUMN", help="column of the texts; default: guessed")
     init.add_argument("--label", metavar="COLUMN", help="column of the labels; default: guessed")
+    init.add_argument("--sep", metavar="';'", help="between the fields of a csv file; default: ,")
+    init.add_argument("--encoding", metavar="cp1252", help="of a csv file; default: utf-8")
+    init.add_argument(
+        "--no-header",
+        dest="header",
+        action="store_const",
+        const=False,
+        help="the csv file's first row is data; its columns are column_1, column_2, ...",
+    )
 
     shares = command(
         "partition", tools.partition, "show how a config partitions its data, without training"

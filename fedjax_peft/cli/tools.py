@@ -23,8 +23,14 @@ def init(options: argparse.Namespace) -> None:
     """Writes a config for the user's data and prints the command that runs it."""
     from fedjax_peft.cli.init import write_project
 
+    sep = {"\\t": "\t", "tab": "\t"}.get(options.sep, options.sep)
+    form = {"sep": sep, "encoding": options.encoding, "header": options.header}
     project = write_project(
-        options.directory, data=options.data, text=options.text, label=options.label
+        options.directory,
+        data=options.data,
+        text=options.text,
+        label=options.label,
+        csv_form={key: value for key, value in form.items() if value is not None},
     )
     print(*project.files, sep="\n")
     print(display.one_line(f"Text column: {project.text!r}. Label column: {project.label!r}."))

@@ -57,6 +57,7 @@ def load_dataset(
     clusters: int | None = None,
     order: Literal["sorted", "first_seen"] | None = None,
     columns: Mapping[str, str] | None = None,
+    csv: Mapping[str, str | bool] | None = None,
     test_share: float | None = None,
     validation_share: float | None = None,
     task: Task | str | None = None,
@@ -109,6 +110,9 @@ def load_dataset(
         :func:`fedjax_peft.data.encoders.tags.tag_set`.
       columns: our column name -> the name in your files, such as ``{"text": "review", "label":
         "stars"}``. Columns that are not listed keep their names.
+      csv: how your csv files are written, if not with commas, in UTF-8 and with a header, such as
+        ``{"sep": ";", "encoding": "latin-1", "header": False}``. Without a header the columns are
+        ``column_1``, ``column_2``, ...
       test_share: share of the rows, strictly between 0 and 1, that is held out for ``test`` where
         there is no test split. It is drawn at random by ``seed``; where rows have a ``client``, it
         is the end of each client's rows. None: a fifth, for a single file and for ``all``.
@@ -164,7 +168,7 @@ def load_dataset(
             raise InputError(f"{option} = {value!r} must be a whole number.")
     if entry.parts:
         _refuse(name, doc_stride=doc_stride, clusters=clusters, order=order)
-        _refuse(name, columns=columns, test_share=test_share, task=task)
+        _refuse(name, columns=columns, csv=csv, test_share=test_share, task=task)
         _refuse(name, users=users, user_examples=user_examples, vocabulary=vocabulary)
         if requests is None:
             _refuse(name, template=template)
@@ -180,6 +184,7 @@ def load_dataset(
         source=source,
         seed=seed,
         columns=columns,
+        csv=csv,
         test_share=test_share,
         validation_share=validation_share,
         task=task,
@@ -292,6 +297,7 @@ def load_tables(
     source: str = "auto",
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
+    csv: Mapping[str, str | bool] | None = None,
     test_share: float | None = None,
     validation_share: float | None = None,
     task: Task | str | None = None,
@@ -317,7 +323,8 @@ def load_tables(
     if users is None:
         _refuse(name, user_examples=user_examples)
     draw = {"users": users, "user_examples": user_examples, "seed": seed}
-    tables = _read(name, entry, source, seed, test_share, draw)
+    form = tabular.csv_form(csv)
+    tables = _read(name, entry, source, seed, test_share, draw, form)
     tables = {part: _renamed(_chosen_columns(x, columns), entry) for part, x in tables.items()}
     if task is None and name not in DATASETS:
         first = next(iter(tables.values()))
@@ -387,6 +394,7 @@ def _read(
     seed: int,
     share: float | None,
     draw: Mapping[str, int | None],
+    form: tabular.Csv,
 ) -> dict[str, Table]:
     """Returns the raw tables: ``train``, ``test`` and perhaps ``validation``; or ``all``."""
     if source == "tiny":
@@ -394,16 +402,16 @@ def _read(
     if name not in DATASETS:
         path = Path(name)
         if not path.is_dir():
-            return {"all": tabular.read_file(path, alone=True)}
-        return _read_folder(path, entry, share, draw)
+            return {"all": tabular.read_file(path, alone=True, form=form)}
+        return _read_folder(path, entry, share, draw, form)
     if source not in _KNOWN:
-        return _read_folder(Path(source), entry, share, draw)
+        return _read_folder(Path(source), entry, share, draw, form)
     if source == "auto":
         folder = next((folder for folder in _folders(name) if folder.is_dir()), None)
         if folder is None and entry.asset is not None:
             folder = fetch(entry.asset)
         if folder is not None:
-            return _read_folder(folder, entry, share, draw)
+            return _read_folder(folder, entry, share, draw, form)
     return _read_hub(name, entry)
 
 
@@ -415,7 +423,11 @@ def _folders(name: str) -> list[Path]:
 
 
 def _read_folder(
-    folder: Path, entry: Source, share: float | None, draw: Mapping[str, int | None]
+    folder: Path,
+    entry: Source,
+    share: float | None,
+    draw: Mapping[str, int | None],
+    form: tabular.Csv,
 ) -> dict[str, Table]:
     tests = tuple(dict.fromkeys((entry.test or "test", *_VALIDATION, "test")))
     for reader in entry.formats:
@@ -431,7 +443,7 @@ def _read_folder(
         optional={"validation": _VALIDATION},
         whole=whole,
     )
-    return {part: tabular.read_file(path) for part, path in paths.items()}
+    return {part: tabular.read_file(path, form=form) for part, path in paths.items()}
 
 
 def _chosen(

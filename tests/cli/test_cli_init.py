@@ -1,12 +1,15 @@
 """``fedjax-peft init`` writes a config that runs without changes."""
 
 import csv
+import json
+import re
 
 import pytest
 
 from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
+from fedjax_peft.data.sources import load_tables
 from fedjax_peft.rows import read_metrics
 
 
@@ -77,6 +80,59 @@ def test_given_columns(place, capsys):
     words = ["--data", "r.csv", "--text", "review body", "--label", "who"]
     assert cli.main(["init", "x", *words]) == 0
     assert "Label column: 'who'" in capsys.readouterr().out
+
+
+ROWS = [(f"review number {i}, a nice one", "good" if i % 3 else "bad") for i in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "complaint"),
+    [
+        (ROWS, [], "looks like data.*'review number 0, a nice one'.*--no-header.*--text"),
+        ([("0", "1"), *ROWS], [], "looks like data.*'0'.*--no-header"),
+        ([("text", "label"), *((t, "good") for t, _ in ROWS)], [], "only one value, 'good'"),
+        ([("text", "label"), *((t, i / 7) for i, (t, _) in enumerate(ROWS))], [], "such as '0.0'"),
+        ([("text", "label"), ("a", "b"), ("a", "")], [], "'label' .*no value in row 2"),
+        ([("text;label",), ("a;b",)], [], "separated by ';'.*--sep"),
+        ([("a;b",), ("c;d",)], ["--no-header"], "separated by ';'.*--sep"),
+        ([("only",), ("a",), ("b",)], [], "a column of texts and one of labels.* 'only'"),
+        ([("text", "label"), *ROWS], ["--sep", ";;"], "sep = ';;' must be one character"),
+        ([("text", "label"), *ROWS], ["--encoding", "latinn"], "encoding = 'latinn' is unknown"),
+    ],
+)
+def test_tables_that_cannot_be_meant(place, capsys, rows, words, complaint):
+    """A missing header, one class and missing labels are named, and nothing is written."""
+    write_table(place / "r.csv", rows[1:], rows[0])
+    error = refused(capsys, "x", "--data", "r.csv", *words)
+    assert re.search(complaint, " ".join(error.split()))
+    assert not (place / "x").exists()
+
+
+def test_fractions_of_json_are_no_classes(place, capsys):
+    lines = (json.dumps({"text": text, "label": i % 2 + 0.0}) for i, (text, _) in enumerate(ROWS))
+    (place / "r.jsonl").write_text("\n".join(lines))
+    assert "a class can be 1, not 1.0" in refused(capsys, "x", "--data", "r.jsonl")
+    assert "csv files" in refused(capsys, "x", "--data", "r.jsonl", "--sep", ";")
+
+
+def test_how_a_csv_file_is_written(place, capsys):
+    """``run`` reads a file with semicolons, in Latin-1 and without a header as ``init`` does."""
+    lines = [f"{text} caf\xe9;{label}" for text, label in ROWS]
+    (place / "r.csv").write_bytes("\n".join(lines).encode("latin-1"))
+    assert "is not UTF-8. Name its encoding" in refused(capsys, "x", "--data", "r.csv")
+    latin = ["--encoding", "latin-1"]
+    assert cli.main(["init", "x", "--data", "r.csv", "--no-header", "--sep", ";", *latin]) == 0
+    resolved = config.resolve(config.override(config.load(place / "x/config.toml"), "model=model"))
+    assert resolved["data"]["csv"] == {"sep": ";", "encoding": "latin-1", "header": False}
+    _, tables = load_tables(
+        **{key: resolved["data"][key] for key in ("name", "columns", "csv", "test_share")}
+    )
+    rows = [
+        (text, label)
+        for table in tables.values()
+        for text, label in zip(table.columns["text"], table.columns["label"], strict=True)
+    ]
+    assert sorted(rows) == sorted((f"{text} caf\xe9", label) for text, label in ROWS)
 
 
 def test_errors(place, capsys):

@@ -11,20 +11,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_peft import toml
 from fedjax_peft.assets import cache_dir
 from fedjax_peft.data.formats.files import read_bytes, refuse_twins, stem
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.display import show
+from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.libraries import log_level, printed_once
 
 __all__ = [
     "ENDINGS",
     "NO_TEST",
+    "PLAIN",
+    "Csv",
     "cause",
+    "csv_columns",
+    "csv_form",
     "find_splits",
     "from_datasets",
     "kind",
@@ -109,12 +115,51 @@ def kind(path: Path) -> str | None:
     return None if builder == "parquet" and plain != path else builder
 
 
-def read_file(path: Path, *, alone: bool = False) -> Table:
+class Csv(NamedTuple):
+    """How csv files are written."""
+
+    sep: str = ","
+    """The character between two fields."""
+    encoding: str = "utf-8"
+    header: bool = True
+    """Whether the first row has the names of the columns; otherwise they are ``column_1``, ..."""
+
+
+PLAIN = Csv()
+
+
+def csv_form(given: Mapping[str, Any] | None) -> Csv:
+    """Returns how csv files are written: the given fields of :class:`Csv`, and its defaults.
+
+    Raises:
+      InputError: an unknown field, a separator of several characters, or an unknown encoding.
+    """
+    given = given or {}
+    for key in given:
+        if key not in Csv._fields:
+            raise InputError(f"csv has no key {key!r}. {nearest(key, Csv._fields)}")
+    form = Csv(**given)
+    if not isinstance(form.sep, str) or len(form.sep) != 1 or form.sep in '"\r\n':
+        raise InputError(f"csv's sep = {form.sep!r} must be one character, such as ';'.")
+    if not isinstance(form.header, bool):
+        raise InputError(f"csv's header = {form.header!r} must be true or false.")
+    try:
+        "".encode(form.encoding)
+    except (LookupError, TypeError):
+        raise InputError(
+            f"csv's encoding = {form.encoding!r} is unknown. Usual ones are utf-8, latin-1, cp1252"
+            " (Windows) and gb18030."
+        ) from None
+    return form
+
+
+def read_file(path: Path, *, alone: bool = False, form: Csv = PLAIN) -> Table:
     """Returns the rows of one file and of its further parts, with the file's column names.
 
     Args:
       path: as :func:`find_splits` gives it.
       alone: leaves out the further parts.
+      form: how it is written, if it is a csv file.
 
     Raises:
       InputError: a file that cannot be read.
@@ -135,7 +180,7 @@ def read_file(path: Path, *, alone: bool = False) -> Table:
                 data_files=[glob.escape(str(part)) for part in parts],
                 split="train",  # the one name that ``datasets`` gives to files without a split
                 cache_dir=own,
-                **(_csv_options(parts) if builder == "csv" else {}),
+                **(_csv_options(parts, form) if builder == "csv" else {}),
             )
             table = from_datasets(rows, str(path))
             # Read here, where an error about UTF-8 can be explained.
@@ -147,6 +192,8 @@ def read_file(path: Path, *, alone: bool = False) -> Table:
     except Exception as error:  # the readers below ``datasets`` raise many kinds for damaged files
         empty = "corresponds to no data" in str(error)
         reason = "it has no rows." if empty else cause(error)
+        if isinstance(error.__cause__ or error, UnicodeError) and builder == "csv":
+            reason = _encoding_advice(form)
         raise InputError(f"{path} could not be read: {reason}") from error
 
 
@@ -230,25 +277,48 @@ def _quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _csv_options(paths: Sequence[Path]) -> dict[str, Any]:
+def csv_columns(path: Path, form: Csv) -> tuple[list[str], list[str]]:
+    """Returns the names of a csv file's columns, and its first row.
+
+    Raises:
+      UnicodeError: another encoding.
+      csv.Error: not a csv file.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    encoding = "utf-8-sig" if form.encoding.lower() in ("utf-8", "utf8") else form.encoding
+    with opener(path, "rt", encoding=encoding, newline="") as file:
+        # Blank lines are not rows.
+        read = csv.reader(file, delimiter=form.sep)
+        rows = (row for row in read if len(row) > 1 or "".join(row).strip())
+        header = next(rows, []) if form.header else []
+        limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than a name
+        try:
+            first = next(rows, [])
+        finally:
+            csv.field_size_limit(limit)
+    return header if form.header else [f"column_{i + 1}" for i in range(len(first))], first
+
+
+def _csv_options(paths: Sequence[Path], form: Csv) -> dict[str, Any]:
     """Returns options that read every field as text: no guessed numbers, no "NA" as missing.
 
     Raises:
-      InputError: two columns of one name, or a first row that is longer than the header.
+      InputError: two columns of one name, a first row that is longer than the header, or fields
+        that another character separates.
     """
     from datasets import Features, Value
 
     for path in paths:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            # Blank lines are not rows.
-            rows = (row for row in csv.reader(file) if len(row) > 1 or "".join(row).strip())
-            header = next(rows, [])
-            limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than a name
-            try:
-                first = next(rows, [])
-            finally:
-                csv.field_size_limit(limit)
+        header, first = csv_columns(path, form)
+        top = header if form.header else first
+        other = next((c for c in ";\t|," if c in "".join(top) and c in "".join(first)), None)
+        if len(header) == 1 and other is not None:
+            raise InputError(
+                f"{path} has one column, which begins with {show(top[0], 40)}. Its fields seem"
+                f" to be separated by {other!r}: csv = {{ sep ="
+                f" {toml.literal(other)} }} in [data], or --sep of"
+                " `fedjax-peft init`."
+            )
         refuse_twins(path, header)
         # The reader would use the first field as a row name and shift the others.
         if len(first) > len(header):
@@ -256,4 +326,16 @@ def _csv_options(paths: Sequence[Path]) -> dict[str, Any]:
                 f"Row 1 of {path} has {len(first)} fields, but the header has {len(header)}."
             )
     features = Features({column: Value("string") for column in header})
-    return {"features": features, "keep_default_na": False}
+    options = {"features": features, "keep_default_na": False}
+    options |= {} if form.header else {"header": None, "names": header}
+    return options | {"sep": form.sep, "encoding": form.encoding}
+
+
+def _encoding_advice(form: Csv) -> str:
+    """Returns why a csv file could not be decoded, and what to do."""
+    default = form.encoding == PLAIN.encoding
+    what, other = ("UTF-8", "cp1252") if default else (f"in {form.encoding!r}", "utf-8")
+    return (
+        f"it is not {what}. Name its encoding, such as {other}: csv = {{ encoding = {other!r} }} in"
+        " [data], or --encoding of `fedjax-peft init`."
+    )
