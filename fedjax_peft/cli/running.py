@@ -86,7 +86,7 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
     prepare_jax()
     from fedjax_peft.cli import resuming
     from fedjax_peft.config import config as configs
-    from fedjax_peft.config import presets
+    from fedjax_peft.config import early, presets
 
     out = options.out or default_out
     # All configs are checked before the first run starts.
@@ -105,6 +105,7 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
                 lines.append(f"there is nothing to continue in {out / name}, so the run begins")
             for line in lines:
                 print(display.one_line(f"fedjax-peft: {title}: {line}"), file=sys.stderr)
+    early.check(resolved.values())
     return _run_all(resolved, options, out, path.stem)
 
 

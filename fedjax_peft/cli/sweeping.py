@@ -26,12 +26,13 @@ def sweep(options: argparse.Namespace) -> None:
     """Runs the points of a sweep, and prints the table of its methods."""
     prepare_jax()
     from fedjax_peft.config import config as configs
-    from fedjax_peft.config import sweeps
+    from fedjax_peft.config import early, sweeps
     from fedjax_peft.simulation import record
 
     raw = configs.load(options.config)
     planned = sweeps.plan(raw, options.overrides, options.only)
     out, title = options.out or Path("runs") / options.config.stem, options.config.stem
+    early.check(point.config for point in planned.points)
     if options.dry_run:
         _print_plan(planned)
         return

@@ -117,6 +117,7 @@ __all__ = [
     "load",
     "load_data",
     "methods",
+    "named_task",
     "override",
     "resolve",
     "resolve_recorded",
@@ -839,7 +840,7 @@ def load_data(config: Config) -> dict[str, Dataset]:
     """
     _check_own_examples(config, "client_test", "tests", "client_holdout = 0.2")
     _check_own_examples(config, "client_validation", "validates", "client_validation_holdout = 0.1")
-    task = _named_task(config)
+    task = named_task(config)
     if task is not None and config["metric"] is not None:
         raise InputError("With a [task] table, set metric there and not at the top level.")
     options = {k: v for k, v in config["data"].items() if k not in _Data._fields}
@@ -888,7 +889,7 @@ def _tokenizer(config: Config) -> Any:
     """Returns the tokenizer for a config's data; None if none is needed or known."""
     entry = sources.DATASETS.get(config["data"]["name"])
     name = config["data"]["tokenizer"]
-    task = _named_task(config) or (None if entry is None else entry.task)
+    task = named_task(config) or (None if entry is None else entry.task)
     if task is not None and task.encoder is not None and not task.encoder.needs_tokenizer:
         return None
     if name is not None:
@@ -927,12 +928,12 @@ def build_model(config: Config, labels: Sequence[str], vocabulary: Sequence[str]
 def task_of(config: Config) -> Task:
     """Returns the task of a run: the one of ``[task]``, or one for the head of its model."""
     head = config.get("model", {}).get("head")
-    task = _named_task(config) or tasks.for_head(tasks.head_kind(head or "classification"))
+    task = named_task(config) or tasks.for_head(tasks.head_kind(head or "classification"))
     template = config.get("data", {}).get("template")
     return task if template is None else with_options(task, template=template)
 
 
-def _named_task(config: Config) -> Task | None:
+def named_task(config: Config) -> Task | None:
     """Returns the task of ``[task]``, None if the config has no such table.
 
     Raises:

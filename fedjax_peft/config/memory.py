@@ -8,6 +8,7 @@ import jax
 from fedjax_peft.config import config as configs
 from fedjax_peft.data.sources import DATASETS
 from fedjax_peft.models import heads
+from fedjax_peft.models.base import Model
 from fedjax_peft.models.hub import read_config
 from fedjax_peft.models.registry import parse_config
 from fedjax_peft.peft.base import abstract_model
@@ -19,7 +20,7 @@ from fedjax_peft.simulation.memory_plan import (
 )
 from fedjax_peft.tasks import Task
 
-__all__ = ["Planned", "planned", "platform"]
+__all__ = ["Planned", "planned", "platform", "shapes"]
 
 _LENGTH = 128
 """Tokens of an example where neither the config nor the data set says."""
@@ -49,19 +50,11 @@ def planned(config: Mapping[str, Any]) -> Planned:
     Raises:
       InputError: an unsupported model, or its ``config.json`` cannot be read.
     """
-    options, resolved = dict(config["model"]), dict(config)
-    shape = options["config"] or read_config(options["name"], source=options["source"])
+    resolved = dict(config)
     task = _task(resolved)
-    kind = configs.head_kind(options["head"]) or task.head
-    labels = () if kind in heads.WITHOUT_CLASSES else _CLASSES
-    known = ("dtype", "dropout", "quantize", "remat", "scan_layers", "attention")
-    model = abstract_model(
-        shape,
-        configs.build_method(resolved),
-        head=heads.make(kind, labels),
-        **{name: options[name] for name in known if name in options},
-    )
-    size, image = config["batch_size"], _image(resolved, shape)
+    kind = configs.head_kind(config["model"]["head"]) or task.head
+    model = shapes(resolved, kind)
+    size, image = config["batch_size"], _image(resolved, model.config)
     if image is None:
         length = _length(resolved, model.longest_text)
         batch = example_batch(kind, batch_size=size, length=length)
@@ -78,6 +71,27 @@ def planned(config: Mapping[str, Any]) -> Planned:
     plan = plan_memory(*parts, clients=kept or 1, cohort=cohort or 1)
     largest = _name(plan.activations.largest, model.config.get("vocab_size"))
     return Planned(plan, words, largest, cohort, lambda n: compiled_bytes(*parts, n))
+
+
+def shapes(config: Mapping[str, Any], kind: str) -> Model:
+    """Returns the model of a resolved config with shapes instead of arrays.
+
+    Args:
+      config: the config.
+      kind: of the head.
+
+    Raises:
+      InputError: as :func:`planned`; or the PEFT method does not fit the model.
+    """
+    options = config["model"]
+    labels = () if kind in heads.WITHOUT_CLASSES else _CLASSES
+    known = ("dtype", "dropout", "quantize", "remat", "scan_layers", "attention")
+    return abstract_model(
+        options["config"] or read_config(options["name"], source=options["source"]),
+        configs.build_method(dict(config)),
+        head=heads.make(kind, labels),
+        **{name: options[name] for name in known if name in options},
+    )
 
 
 def _task(config: dict[str, Any]) -> Task:

@@ -26,14 +26,14 @@ from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.held_out import hold_out_test, hold_out_validation
 from fedjax_peft.data.instructions import Instructions, as_instructions, encode_instructions
 from fedjax_peft.data.standin import tiny_tables
-from fedjax_peft.data.table import Table, require
+from fedjax_peft.data.table import MissingColumn, Table, require
 from fedjax_peft.data.users import keep_users
 from fedjax_peft.data.vocabulary import count_words, word_tokenizer
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.random import host_rng
 from fedjax_peft.tasks.base import Task
 
-__all__ = ["DATASETS", "load_dataset", "load_tables"]
+__all__ = ["DATASETS", "check_header", "load_dataset", "load_tables"]
 
 _KNOWN = ("auto", "hub", "tiny")
 _VALIDATION = ("validation", "valid", "val", "dev")
@@ -351,6 +351,69 @@ def load_tables(
         entry = entry._replace(label_names=tuple(names) or None)
         tables |= hold_out_validation(tables["train"], encoder, seed, validation_share)
     return entry, {part: tables[part] for part in _PARTS if part in tables}
+
+
+def check_header(
+    name: str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    csv: Mapping[str, str | bool] | None = None,
+    task: Task | None = None,
+    by: str | None = None,
+) -> Task | None:
+    """Returns the task of a data set, after a check of the header of the user's file.
+
+    A header is checked as the rows are that :func:`load_tables` reads. Folders, and files that are
+    one value of json, have none.
+
+    Args:
+      name: as for :func:`load_dataset`.
+      columns: likewise.
+      csv: likewise.
+      task: likewise; None: the one of the data set, or of the columns.
+      by: a key to partition by.
+
+    Returns:
+      The task; None if only the rows tell.
+
+    Raises:
+      InputError: a column is missing, or there is no such file.
+    """
+    entry = _entry(name, "auto")
+    if name in DATASETS:
+        return task or entry.task
+    path = Path(name)
+    names = None if path.is_dir() else tabular.header(path, tabular.csv_form(csv))
+    if names is None:
+        return task
+    table = Table(str(path), dict.fromkeys(names, ()))
+    table = _renamed(_chosen_columns(table, columns), entry)
+    task = task or tasks.for_columns(table.columns.keys(), table.origin)
+    encoder = encoder_of(task)
+    try:
+        prepared = _prepared(table, entry._replace(task=task))
+        encoder.check(prepared, encoder.class_names(prepared))
+    except MissingColumn:
+        raise
+    except Exception:
+        pass  # an encoder need not expect a table without rows
+    if by is not None and by not in {*table.columns, *_MADE_KEYS}:
+        raise InputError(
+            f"{path} has no column {by!r} to partition by. {nearest(by, table.columns)}"
+        )
+    return task
+
+
+_MADE_KEYS = (
+    "labels",
+    "cluster",
+    "unit",
+    "tag_set",
+    "type_set",
+    "source_tag_set",
+    "source_type_set",
+)
+"""Keys to partition by that are made from the rows."""
 
 
 def _has_validation(name: str, share: float, origin: str) -> InputError:

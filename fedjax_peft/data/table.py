@@ -9,7 +9,11 @@ import numpy as np
 
 from fedjax_peft.errors import InputError, nearest
 
-__all__ = ["Table", "label_ids", "label_names", "require"]
+__all__ = ["MissingColumn", "Table", "label_ids", "label_names", "require"]
+
+
+class MissingColumn(InputError):
+    """A table lacks a column that its task reads."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ def _column(table: Table, name: str) -> Sequence[Any]:
     if name not in table.columns:
         close = difflib.get_close_matches(name, table.columns)
         advice = f" {nearest(name, table.columns)}" if close else ""
-        raise InputError(
+        raise MissingColumn(
             f"{table.origin} has no column {name!r}, only: {', '.join(table.columns)}.{advice} To"
             f' use another column for it, name it: columns = {{{name} = "..."}}.'
         )

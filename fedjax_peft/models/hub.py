@@ -119,11 +119,12 @@ def read_config(name: str | Path, *, source: Literal["auto", "hub"] = "auto") ->
     """
     if Path(name).is_dir() or str(name) in _MODELS:
         return read_json(_directory(name, source) / "config.json")
+    hub_id = _hub_id(name)
     from huggingface_hub import hf_hub_download
 
     try:
         with printed_once():
-            return read_json(Path(hf_hub_download(str(name), "config.json")))
+            return read_json(Path(hf_hub_download(hub_id, "config.json")))
     except InputError:
         raise
     except Exception as error:  # many kinds: offline, unknown id, gated
@@ -162,10 +163,19 @@ def _directory(name: str | Path, source: str) -> Path:
     if str(name) in _MODELS:
         asset = assets.ASSETS[str(name)]
         return assets.fetch(str(name)) if source == "auto" else _download(asset.hub)
+    return _download(_hub_id(name))
+
+
+def _hub_id(name: str | Path) -> str:
+    """Returns the hub id of a model that is no directory.
+
+    Raises:
+      InputError: it is a path, which no hub id can be.
+    """
     text = str(name)
     if text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise InputError(f"There is no model directory {text!r}.")
-    return _download(text)
+    return text
 
 
 def _download(hub_id: str) -> Path:

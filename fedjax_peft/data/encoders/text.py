@@ -51,9 +51,8 @@ def encode_classes(
 
 def _check(table: Table, names: Sequence[str]) -> None:
     label_ids(table, names)
-    for column in ("text", "text_pair"):
-        if column in table.columns:
-            require(table, column, str, "a text")
+    for column in ("text", *({"text_pair"} & {*table.columns})):
+        require(table, column, str, "a text")
 
 
 def _check_splits(tables: Mapping[str, Table], renamed: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 import csv
 import glob
 import gzip
+import json
 import logging
 import re
 import tempfile
@@ -17,7 +18,7 @@ import numpy as np
 
 from fedjax_peft import toml
 from fedjax_peft.assets import cache_dir
-from fedjax_peft.data.formats.files import read_bytes, refuse_twins, stem
+from fedjax_peft.data.formats.files import lines, read_bytes, refuse_twins, stem
 from fedjax_peft.data.table import Table
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
@@ -29,10 +30,10 @@ __all__ = [
     "PLAIN",
     "Csv",
     "cause",
-    "csv_columns",
     "csv_form",
     "find_splits",
     "from_datasets",
+    "header",
     "kind",
     "load",
     "read_file",
@@ -277,10 +278,35 @@ def _quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def csv_columns(path: Path, form: Csv) -> tuple[list[str], list[str]]:
-    """Returns the names of a csv file's columns, and its first row.
+def header(path: Path, form: Csv) -> list[str] | None:
+    """Returns the column names of a file, from its start; None if only all rows tell.
 
     Raises:
+      InputError: it is a csv file whose columns cannot be read.
+    """
+    try:
+        if kind(path) == "csv":
+            return _csv_columns(path, form)
+        if kind(path) == "parquet":
+            import pyarrow.parquet
+
+            return list(pyarrow.parquet.read_schema(path).names)
+        if ".jsonl" in path.suffixes:
+            # A column that the first row lacks is empty there.
+            return list(json.loads(next(lines(path))[1]))
+    except UnicodeError:
+        raise InputError(f"{path} could not be read: {_encoding_advice(form)}") from None
+    except (OSError, EOFError, ValueError, TypeError, StopIteration, RecursionError, csv.Error):
+        pass  # the reader of the rows explains it
+    return None
+
+
+def _csv_columns(path: Path, form: Csv) -> list[str]:
+    """Returns the names of a csv file's columns.
+
+    Raises:
+      InputError: two columns of one name, a first row that is longer than the header, or fields
+        that another character separates.
       UnicodeError: another encoding.
       csv.Error: not a csv file.
     """
@@ -290,44 +316,42 @@ def csv_columns(path: Path, form: Csv) -> tuple[list[str], list[str]]:
         # Blank lines are not rows.
         read = csv.reader(file, delimiter=form.sep)
         rows = (row for row in read if len(row) > 1 or "".join(row).strip())
-        header = next(rows, []) if form.header else []
+        top = next(rows, []) if form.header else []
         limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than a name
         try:
             first = next(rows, [])
         finally:
             csv.field_size_limit(limit)
-    return header if form.header else [f"column_{i + 1}" for i in range(len(first))], first
+    names = top if form.header else [f"column_{i + 1}" for i in range(len(first))]
+    top = top if form.header else first
+    other = next((c for c in ";\t|," if c in "".join(top) and c in "".join(first)), None)
+    if len(names) == 1 and other is not None:
+        raise InputError(
+            f"{path} has one column, which begins with {show(top[0], 40)}. Its fields seem to be"
+            f" separated by {other!r}: csv = {{ sep = {toml.literal(other)} }} in [data], or --sep"
+            " of `fedjax-peft init`."
+        )
+    refuse_twins(path, names)
+    # The reader would use the first field as a row name and shift the others.
+    if len(first) > len(names):
+        raise InputError(
+            f"Row 1 of {path} has {len(first)} fields, but the header has {len(names)}."
+        )
+    return names
 
 
 def _csv_options(paths: Sequence[Path], form: Csv) -> dict[str, Any]:
     """Returns options that read every field as text: no guessed numbers, no "NA" as missing.
 
     Raises:
-      InputError: two columns of one name, a first row that is longer than the header, or fields
-        that another character separates.
+      InputError: as :func:`_csv_columns`.
     """
     from datasets import Features, Value
 
-    for path in paths:
-        header, first = csv_columns(path, form)
-        top = header if form.header else first
-        other = next((c for c in ";\t|," if c in "".join(top) and c in "".join(first)), None)
-        if len(header) == 1 and other is not None:
-            raise InputError(
-                f"{path} has one column, which begins with {show(top[0], 40)}. Its fields seem"
-                f" to be separated by {other!r}: csv = {{ sep ="
-                f" {toml.literal(other)} }} in [data], or --sep of"
-                " `fedjax-peft init`."
-            )
-        refuse_twins(path, header)
-        # The reader would use the first field as a row name and shift the others.
-        if len(first) > len(header):
-            raise InputError(
-                f"Row 1 of {path} has {len(first)} fields, but the header has {len(header)}."
-            )
-    features = Features({column: Value("string") for column in header})
+    names = [_csv_columns(path, form) for path in paths][-1]
+    features = Features({column: Value("string") for column in names})
     options = {"features": features, "keep_default_na": False}
-    options |= {} if form.header else {"header": None, "names": header}
+    options |= {} if form.header else {"header": None, "names": names}
     return options | {"sep": form.sep, "encoding": form.encoding}
 
 

@@ -1,0 +1,62 @@
+"""What is wrong with a config, before its data are tokenized and its model is loaded.
+
+The headers of the user's files and the ``config.json`` of a model take a second; texts and weights
+take a minute. The functions that raise are those that a run calls later, here over no rows and over
+shapes.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from fedjax_peft.config import config as configs
+from fedjax_peft.config import memory, plugins
+from fedjax_peft.config.parts import fingerprint
+from fedjax_peft.data.sources import check_header
+
+__all__ = ["check"]
+
+
+def check(resolved: Iterable[dict[str, Any]]) -> None:
+    """Raises InputError for a column, target, rank or algorithm that does not fit.
+
+    Args:
+      resolved: the configs of all runs, from :func:`fedjax_peft.config.config.resolve`. Equal parts
+        are checked once.
+    """
+    seen = set()
+    for config in resolved:
+        for function, tables in _CHECKS.items():
+            key = fingerprint([function.__name__, [config[table] for table in tables]])
+            if key not in seen:
+                function(config)
+                seen.add(key)
+
+
+def _check_data_and_model(config: dict[str, Any]) -> None:
+    """Reads the headers of the user's files, and attaches the PEFT method to the model's shapes."""
+    data, named = config["data"], configs.named_task(config)
+    chosen = {key: data[key] for key in ("name", "columns", "csv")}
+    task = check_header(**chosen, task=named, by=config["partition"].get("by"))
+    kind = config["model"]["head"] or (task and task.head)
+    # A method of the user's own may need the values of the weights.
+    if kind is not None and not plugins.is_user_function(config["peft"]["name"]):
+        memory.shapes(config, "causal_lm" if data["instructions"] else kind)
+
+
+def _check_rest(config: dict[str, Any]) -> None:
+    """Makes the algorithm and everything else that needs neither data nor model."""
+    configs.build_algorithm(config)
+    configs.build_transforms(config)
+    configs.build_attack(config)
+    configs.build_asynchronous(config)
+    configs.build_availability(config)
+
+
+_CHECKS = {
+    _check_data_and_model: ("data", "partition", "task", "model", "peft"),
+    _check_rest: (
+        *("algorithm", "aggregator", "optimizer", "schedule", "server_schedule", "transforms"),
+        *("attack", "asynchronous", "availability", "rounds"),
+    ),
+}
+"""Check -> the keys of the config that it reads."""

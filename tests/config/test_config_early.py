@@ -1,0 +1,98 @@
+"""A wrong config is refused before data are tokenized and a model is loaded."""
+
+import csv
+import json
+
+import pytest
+
+from fedjax_peft import tasks, testing
+from fedjax_peft.config import config as configs
+from fedjax_peft.config import early
+from fedjax_peft.data import sources
+from fedjax_peft.data.encode import encoder_of
+from fedjax_peft.errors import InputError
+from fedjax_peft.models import hub
+
+ROWS = [{"text": "w1 w2", "label": "good", "who": 1}, {"text": "w3", "label": "bad", "who": 2}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model, and one table in each form."""
+    import datasets
+
+    root = tmp_path_factory.mktemp("early")
+    testing.write_tiny_checkpoint(root / "model")
+    with (root / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ROWS[0])
+        writer.writeheader()
+        writer.writerows(ROWS)
+    (root / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    datasets.Dataset.from_list(ROWS).to_parquet(root / "rows.parquet")
+    return root
+
+
+def resolved(folder, *overrides, file="rows.csv"):
+    config = {
+        "rounds": 1,
+        "model": {"name": str(folder / "model")},
+        "data": {"name": str(folder / file)},
+        "partition": {"name": "iid", "clients": 2},
+        "optimizer": {"learning_rate": 0.1},
+    }
+    for override in overrides:
+        config = configs.override(config, override)
+    return configs.resolve(config)
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded(monkeypatch):
+    """Fails the test if rows are read, or weights or a tokenizer loaded."""
+    for module, name in ((sources, "_read"), (hub, "load_model"), (hub, "load_tokenizer")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("loaded"))
+
+
+@pytest.mark.parametrize("file", ["rows.csv", "rows.jsonl", "rows.parquet"])
+def test_columns(folder, file):
+    """The columns of a file are known from its start."""
+    early.check([resolved(folder, file=file)])
+    early.check([resolved(folder, "partition={name='natural', by='who'}", file=file)])
+    for override, complaint in (
+        ("data.columns={label='labl'}", "Did you mean 'label'"),
+        ("data.columns={text='txt'}", "Did you mean 'text'"),
+        ("partition={name='natural', by='whom'}", "no column 'whom' to partition by"),
+        ("task=tagging", "no column 'tokens'"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            early.check([resolved(folder, file=file), resolved(folder, override, file=file)])
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("peft.targets=['querry']", "Did you mean 'query'"),
+        ("peft.rank=33", "above the smaller side"),
+        ("peft.rank=0", "rank = 0"),
+        ("model.name=/nowhere", "no model directory"),
+        ("data.name=/nowhere.csv", "neither a named data set"),
+        ("algorithm={name='fedprox', mu=-1.0}", "mu = -1.0"),
+        ("optimizer.learning_rate=-1.0", "learning_rate"),
+    ],
+)
+def test_model_and_algorithm(folder, override, complaint):
+    """A target, a rank and an algorithm are known from the config and the model's shapes."""
+    with pytest.raises(InputError, match=complaint):
+        early.check([resolved(folder, override)])
+
+
+@pytest.mark.parametrize("name", tasks.__all__)
+def test_every_encoder_reads_a_header(tmp_path, name):
+    """A header with all columns of a task passes; one without any does not, if rows do not tell."""
+    task = getattr(tasks, name)()
+    (tmp_path / "x.csv").write_text(",".join(encoder_of(task).columns))
+    assert sources.check_header(str(tmp_path / "x.csv"), task=task) == task
+    if name in ("question_answering", "instruction_tuning"):  # they read several forms
+        return
+    (tmp_path / "x.csv").write_text("one,two")
+    with pytest.raises(InputError, match="no column"):
+        sources.check_header(str(tmp_path / "x.csv"), task=task)
