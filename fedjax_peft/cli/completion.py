@@ -20,13 +20,18 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     for action in _actions(parser):
         if action.dest == "overrides":
             action.complete = {"bash": "_fedjax_peft_keys", "zsh": "_fedjax_peft_keys"}
+        elif action.dest == "key":
+            action.complete = {"bash": "_fedjax_peft_names", "zsh": "_fedjax_peft_names"}
         elif action.type is Path:
             action.complete = shtab.FILE
     keys = sorted({key.dotted for key in configs.all_keys()} | {*configs.NAMESPACES})
+    names = " ".join(keys)
     words = " ".join(f"{key}=" for key in keys)
     preamble = {
-        "bash": f'_fedjax_peft_keys() {{ compopt -o nospace; compgen -W "{words}" -- "$1"; }}',
-        "zsh": f"_fedjax_peft_keys() {{ compadd -S '' -- {words} }}",
+        "bash": f'_fedjax_peft_keys() {{ compopt -o nospace; compgen -W "{words}" -- "$1"; }}\n'
+        f'_fedjax_peft_names() {{ compgen -W "{names}" -- "$1"; }}',
+        "zsh": f"_fedjax_peft_keys() {{ compadd -S '' -- {words} }}\n"
+        f"_fedjax_peft_names() {{ compadd -- {names} }}",
     }
     return shtab.complete(parser, shell, preamble=preamble.get(shell, ""))
 

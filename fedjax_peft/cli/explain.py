@@ -1,7 +1,6 @@
 """The meaning of config keys and of the functions that a config names, from their docstrings.
 
-``fedjax-peft run --explain KEY``, ``fedjax-peft list keys [WORD]`` and ``fedjax-peft list algorithm
-ditto`` print these texts.
+The commands ``explain KEY``, ``list keys [WORD]`` and ``list algorithm ditto`` print these texts.
 """
 
 import ast

@@ -26,7 +26,7 @@ _TEMPLATE = """\
 #   {command} --dry-run    # the cost of a round, without training
 #   {command} rounds=20 peft.rank=16
 #   fedjax-peft list algorithms                   # the names that a key can have
-#   fedjax-peft run --explain clients_per_round   # the meaning of a key
+#   fedjax-peft explain clients_per_round         # the meaning of a key
 
 name = {title} #~ the run's name in tables and plots
 rounds = {rounds} #~ communication rounds

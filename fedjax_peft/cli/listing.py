@@ -1,5 +1,6 @@
 """The text that ``fedjax-peft list`` prints: names and descriptions in sections."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from fedjax_peft.errors import InputError, nearest
@@ -17,16 +18,16 @@ def listing(sections: Sections, words: Sequence[str]) -> str:
 
     Args:
       sections: all sections.
-      words: empty for everything; a section (``algorithms``); a section and a name, for the name's
-        arguments (``algorithm ditto``) or settings (``system federa``); a section and a part of a
-        name or description; ``keys``, optionally with a part of a key; or a part of any name or
-        description.
+      words: empty for an overview of one screen; a section (``algorithms``); a section and a name,
+        for the name's arguments (``algorithm ditto``) or settings (``system federa``); a section
+        and a part of a name or description; ``keys``, optionally with a part of a key; or a part of
+        any name or description.
 
     Raises:
       InputError: no name or description contains the words; the message gives the nearest name.
     """
     if not words:
-        return _text(sections)
+        return _overview(sections)
     first, rest = words[0], " ".join(words[1:])
     section = _singular(first)
     if section == "keys":
@@ -49,6 +50,28 @@ def listing(sections: Sections, words: Sequence[str]) -> str:
         if section == "system":
             return presets.describe(rest)
     return _containing(chosen, rest, [])
+
+
+_WIDTH = 100
+_MORE = """\
+Every name of a line, described:     fedjax-peft list algorithms
+One of them, with its keys:          fedjax-peft list algorithm ditto
+Names and descriptions with a word:  fedjax-peft list clustering
+Config keys with a word:             fedjax-peft list keys rate
+One key:                             fedjax-peft explain peft.rank"""
+
+
+def _overview(sections: Sections) -> str:
+    """Returns a line for each section: its word, the number of its names, and the first of them."""
+    words = [title.split()[0] for title in sections]
+    width = max(map(len, words))
+    lines = []
+    for word, entries in zip(words, sections.values(), strict=True):
+        names = [name for name in entries if not name.startswith("(")]
+        head = f"{word:{width}}  {len(names):3}  "
+        shown = textwrap.shorten(", ".join(names), _WIDTH - len(head), placeholder=" ...")
+        lines.append(head + shown)
+    return "\n".join([*lines, "", _MORE])
 
 
 def _containing(sections: Sections, word: str, others: Sequence[str]) -> str:

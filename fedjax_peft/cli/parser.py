@@ -16,10 +16,10 @@ a config is a TOML file; every key can be replaced on the command line:
 
 how to write a config and find its keys:
   fedjax-peft init mine                write a commented config for your own data, ready to run
-  fedjax-peft list                     list models, data sets, algorithms and other names
+  fedjax-peft list                     an overview of models, data sets, algorithms and other names
   fedjax-peft list algorithm ditto     describe an algorithm and its keys
   fedjax-peft list keys rate           list all keys that concern "rate"
-  fedjax-peft run --explain peft.rank  explain one key: meaning, type and default
+  fedjax-peft explain peft.rank        explain one key: meaning, type and default
 """
 
 
@@ -84,7 +84,7 @@ def _add_running(command: Callable[..., Any]) -> None:
         "--explain",
         action=_Explain,
         metavar="KEY",
-        help="explain a config key and stop: peft.rank, rank, algorithm",
+        help="as the command explain",
     )
     run.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="run only this [methods.NAME]"
@@ -282,15 +282,21 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
     shell.epilog = 'bash: eval "$(fedjax-peft completion bash)" in ~/.bashrc'
     shell.set_defaults(root=parser)
 
+    doctor = "print versions, devices, caches, memory and extras, for a bug report"
+    command("doctor", tools.doctor, doctor)
+
+    key = command("explain", tools.explain, "explain a config key: meaning, type and default")
+    key.add_argument("key", metavar="KEY", help="such as peft.rank, rank, algorithm or peft.lora")
+
     names = command("list", tools.list_names, "list the names that a config can use")
     names.add_argument(
         "words",
         nargs="*",
         metavar="WORD",
-        help="models, backbones, data, partitions, peft, algorithms, aggregators, optimizers,"
-        " transforms, privacy, attacks, asynchronous, availability, systems or keys, optionally"
-        " with a name (list algorithm ditto) or a part of one (list keys rate); or any part of a"
-        " name or description",
+        help="nothing for an overview; or models, backbones, data, partitions, peft, algorithms,"
+        " aggregators, optimizers, transforms, privacy, attacks, asynchronous, availability,"
+        " systems or keys, optionally with a name (list algorithm ditto) or a part of one (list"
+        " keys rate); or any part of a name or description",
     )
 
 

@@ -1,4 +1,4 @@
-"""The commands ``init``, ``partition``, ``privacy``, ``bench``, ``assets``, ``list`` and so on.
+"""The commands ``init``, ``partition``, ``privacy``, ``bench``, ``doctor``, ``list`` and so on.
 
 Heavy modules are imported inside the functions, so that ``--help`` answers at once.
 """
@@ -16,7 +16,17 @@ from fedjax_peft.cli.process import prepare_jax
 if TYPE_CHECKING:
     from fedjax_peft.data.catalog import Source
 
-__all__ = ["bench", "completion", "init", "list_assets", "list_names", "partition", "privacy"]
+__all__ = [
+    "bench",
+    "completion",
+    "doctor",
+    "explain",
+    "init",
+    "list_assets",
+    "list_names",
+    "partition",
+    "privacy",
+]
 
 
 def init(options: argparse.Namespace) -> None:
@@ -108,6 +118,21 @@ def bench(options: argparse.Namespace) -> None:
     for key, value in result.items():
         if key != "shape":
             print(f"{key:20} {value:,.4g}" if isinstance(value, float) else f"{key:20} {value}")
+
+
+def doctor(options: argparse.Namespace) -> None:
+    """Prints what a bug report needs to know about this machine."""
+    prepare_jax()
+    from fedjax_peft.cli.doctor import report
+
+    print(*map(display.printable, report()), sep="\n")
+
+
+def explain(options: argparse.Namespace) -> None:
+    """Prints the meaning, the type and the default of a config key."""
+    from fedjax_peft.cli.explain import explain
+
+    print(explain(options.key))
 
 
 def list_assets(options: argparse.Namespace) -> None:

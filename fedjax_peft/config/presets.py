@@ -189,7 +189,9 @@ def _system(name: Any) -> System:
         role = text.rpartition("/")[2]
         same = [one for one in known if one.rpartition("/")[2] == role]
         advice = f"Did you mean {' or '.join(map(repr, same[:3]))}?" if same else advice
-    raise InputError(f"There is no system {show(text)}. {advice} (`fedjax-peft list` shows all.)")
+    raise InputError(
+        f"There is no system {show(text)}. {advice} (`fedjax-peft list systems` shows all.)"
+    )
 
 
 def _federation(data: Any) -> Config:

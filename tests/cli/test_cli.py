@@ -10,7 +10,7 @@ import pytest
 from closeness import approx
 from safetensors.numpy import load_file
 
-from fedjax_peft import algorithms, assets, testing
+from fedjax_peft import __version__, algorithms, assets, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.data.catalog import DATASETS
 
@@ -180,8 +180,13 @@ def test_bench_prints_one_json_object(capsys):
 
 
 def test_list_and_assets(capsys):
-    """``list`` contains every name that a config can use."""
+    """``list`` is an overview of one screen, and its sections have every name of a config."""
     assert cli.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 100
+    for line in lines[: lines.index("")]:
+        assert cli.main(["list", line.split()[0]]) == 0
     printed = capsys.readouterr().out
     for name in ("minilm-l6", "20newsgroups", "lora", "mean", "fra", "iid", "pooled", "fedbf"):
         assert name in printed
@@ -195,6 +200,19 @@ def test_list_and_assets(capsys):
         assert all(text in own[:900] for text in ways if text), name
     assert cli.main(["assets"]) == 0
     assert "not fetched" in capsys.readouterr().out
+
+
+def test_doctor(capsys, monkeypatch, tmp_path):
+    """The report has what a bug report needs, in one paragraph, and no other settings."""
+    monkeypatch.setenv("FEDJAX_PEFT_CACHE", str(tmp_path / "none"))
+    monkeypatch.setenv("SECRET", "hidden")
+    assert cli.main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    for text in (__version__, "jax 0", "cpu", "memory", "disk", str(tmp_path / "none"), "GB free"):
+        assert text in printed, text
+    assert "FEDJAX_PEFT_CACHE" in printed
+    assert "hidden" not in printed
+    assert "\n\n" not in printed
 
 
 def test_bad_asset(capsys, monkeypatch):

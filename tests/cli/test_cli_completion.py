@@ -37,6 +37,10 @@ def test_commands_options_and_keys(bash):
         "peft.rank=",
         "peft.rank_pattern=",
     }
+    assert completed(bash, "fedjax-peft", "explain", "peft.ran") == {
+        "peft.rank",
+        "peft.rank_pattern",
+    }
     assert completed(bash, "fedjax-peft", "export", "--format", "ada") == {"adapterhub"}
 
 

@@ -63,7 +63,11 @@ def test_explain_names_the_nearest_key():
 
 
 def test_explain_needs_no_config(capsys):
-    """``--explain`` answers without a config file."""
+    """``explain``, and ``--explain`` of ``run``, answer without a config file."""
+    assert cli.main(["explain", "peft.rank"]) == 0
+    assert capsys.readouterr().out.startswith("peft.rank: whole number, default 8")
+    assert cli.main(["explain", "rnk"]) == 2
+    assert "Did you mean 'rank'" in capsys.readouterr().err
     with pytest.raises(SystemExit) as exit_:
         cli.main(["run", "--explain", "peft.rank"])
     assert exit_.value.code == 0

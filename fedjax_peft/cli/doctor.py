@@ -1,0 +1,100 @@
+"""``fedjax-peft doctor``: what this machine has, as one paragraph for a bug report."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import jax
+
+from fedjax_peft import __version__, assets
+from fedjax_peft.memory import available
+from fedjax_peft.simulation.record import environment
+
+__all__ = ["report"]
+
+_DISK = 2e9
+"""Bytes below which a disk is small: a model and its checkpoints."""
+
+
+def report() -> list[str]:
+    """Returns the lines of the report, without a blank one; faults of the machine come last."""
+    found = environment()
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    commit = f" ({found['commit'][:12]})" if found["commit"] else ""
+    cache, programs = assets.cache_dir(), jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    free = available()
+    lines = {
+        "fedjax_peft": f"{__version__}{commit}, Python {found['python']}, {found['platform']}",
+        "libraries": versions,
+        "devices": f"{found['device']}; {os.cpu_count()} CPU cores",
+        "memory": "unknown" if free is None else f"{_size(free)} free",
+        "disk": f"{_size(_free(cache))} free for caches, {_size(_free(Path()))} here",
+        "cache": f"{cache} ({_stored(cache)})",
+        "programs": f"{programs} ({_stored(Path(programs))})" if programs else "not kept",
+        "extras": _extras(),
+        "settings": ", ".join(_settings()) or "none",
+    }
+    width = max(map(len, lines))
+    return [*(f"{name:{width}}  {text}" for name, text in lines.items()), *_faults(cache)]
+
+
+def _extras() -> str:
+    """Returns which optional parts of the package are there, and what the others lack."""
+    extras = metadata.metadata("fedjax_peft").get_all("Provides-Extra") or []
+    missing = {extra: [*_missing("fedjax_peft", extra)] for extra in extras}
+    there = [extra for extra, packages in missing.items() if not packages]
+    absent = [f"{extra} (no {', '.join(lacks)})" for extra, lacks in missing.items() if lacks]
+    return f"{', '.join(there) or 'none'}; not there: {', '.join(absent) or 'none'}"
+
+
+def _missing(package: str, extra: str) -> Iterator[str]:
+    """Yields the packages of an extra, such as ``jax[cuda13]``, that are not installed."""
+    for line in metadata.requires(package) or ():
+        match = re.search(r"""^([\w.-]+)(?:\[([\w-]+)\])?.*extra == ["']([\w-]+)["']""", line)
+        if match is None or match[3] != extra:
+            continue
+        try:
+            metadata.version(match[1])
+        except metadata.PackageNotFoundError:
+            yield match[1]
+        else:
+            yield from _missing(match[1], match[2]) if match[2] else ()
+
+
+def _settings() -> Iterator[str]:
+    """Yields the environment variables that change how the libraries work; no other is shown."""
+    for name, value in sorted(os.environ.items()):
+        if re.match(r"(FEDJAX_PEFT|JAX|XLA)_|CUDA_VISIBLE_DEVICES$|HF_HUB_OFFLINE$", name):
+            yield f"{name}={value}"
+
+
+def _faults(cache: Path) -> Iterator[str]:
+    """Yields a sentence for each fault that a run would meet."""
+    if shutil.which("nvidia-smi") and jax.default_backend() == "cpu":
+        yield "! There is an NVIDIA driver, and JAX sees no GPU: pip install 'fedjax_peft[cuda]'."
+    for place in {_existing(cache), Path.cwd()}:
+        if not os.access(place, os.W_OK):
+            yield f"! {place} cannot be written to."
+        if _free(place) < _DISK:
+            yield f"! There is little space in {place}: runs keep checkpoints, caches keep models."
+
+
+def _existing(path: Path) -> Path:
+    """Returns a path, or the nearest folder above it that exists."""
+    return next(p for p in (path, *path.absolute().parents) if p.exists())
+
+
+def _free(path: Path) -> int:
+    return shutil.disk_usage(_existing(path)).free
+
+
+def _stored(folder: Path) -> str:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return f"{_size(sum(path.stat().st_size for path in files))} in {len(files):,} files"
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB"
