@@ -3,6 +3,7 @@
 import json
 import shutil
 import textwrap
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +16,16 @@ from safetensors.numpy import load_file
 from test_cli import CONFIG, fails
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from fedjax_peft import algorithms, attach, heads, load_tokenizer, lora, partition, testing
+from fedjax_peft import (
+    algorithms,
+    attach,
+    heads,
+    load_model,
+    load_tokenizer,
+    lora,
+    partition,
+    testing,
+)
 from fedjax_peft.cli import main as cli
 from fedjax_peft.errors import InputError
 from fedjax_peft.inference import predict
@@ -89,6 +99,9 @@ def loaded_by(printed):
     code = printed.partition("Load it in Python:\n")[2]
     exec(textwrap.dedent(code), names)
     model = names["model"]
+    # It has read two texts with the tokenizer of the export.
+    assert names["text"] == "The kettle broke at once."
+    assert names["logits"].shape == (CLASSES,)
     assert model.config.id2label == {i: f"class {i}" for i in range(CLASSES)}
     base = names["base"].config._name_or_path if "base" in names else model.config._name_or_path
     return torch_logits(model, base)
@@ -107,6 +120,11 @@ def test_peft(project, finished, tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.err == ""
     assert printed.out.startswith(f"{out}\nLoRA of rank 2.\nLoad it in Python:\n")
+    card = (out / "README.md").read_text()
+    assert f'base_model: "{project / "model"}"' in card
+    assert "library_name: peft\n" in card
+    assert "PeftModel.from_pretrained(base, '.')" in card
+    assert "Classes: class 0, class 1," in card
     assert_close(loaded_by(printed.out), peft_logits(project, out), **EXACT)
     model, params, _ = load_trained(finished)
     expected = logits(model, params)
@@ -191,6 +209,24 @@ def test_another_adapter_is_not_replaced_without_overwrite(finished, alone, tmp_
     assert {p: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
     assert cli.main([*arguments, "--overwrite"]) == 0
     assert {p: p.read_bytes() for p in (tmp_path / "a").iterdir()} != before
+
+
+@pytest.mark.parametrize(
+    ("head", "printed"),
+    [
+        (heads.token_classification(("O", "B-x", "I-x")), "('[CLS]', '"),
+        (heads.span_classification(), "('What broke?', 'The kettle broke at once.') -> "),
+    ],
+    ids=["tags", "spans"],
+)
+def test_the_printed_lines_of_other_heads(project, tmp_path, capsys, monkeypatch, head, printed):
+    """The lines of the card print tags, and answers, in the folder of the export."""
+    model = attach(load_model(project / "model", head=head), lora(2))
+    export(model, model.trainable, tmp_path / "a")
+    monkeypatch.chdir(tmp_path / "a")
+    code = Path("README.md").read_text().split("```")[1].removeprefix("python\n")
+    exec(code, {})
+    assert printed in capsys.readouterr().out
 
 
 def test_the_rank_of_an_svd_start_is_explained(tmp_path):

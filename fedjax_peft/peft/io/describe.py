@@ -1,16 +1,61 @@
-"""How to load an export with other libraries, and notes on its files."""
+"""How to load an export with other libraries, notes on its files, and its model card."""
 
 import json
 from pathlib import Path
+from typing import Any
 
+from fedjax_peft import __version__
+from fedjax_peft.display import one_line
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.hub import origin
 from fedjax_peft.models.registry import class_name
-from fedjax_peft.peft.io.export import Format
+from fedjax_peft.peft.io.files import Format
 from fedjax_peft.peft.io.hfpeft import LABELS
 
-__all__ = ["describe", "snippet"]
+__all__ = ["card", "describe", "snippet"]
 
+_TEXTS = ["The lamp works very well.", "The kettle broke at once."]
+_TRIES: dict[str, tuple[list[Any], list[str]]] = {
+    "AutoModelForSequenceClassification": (
+        _TEXTS,
+        [
+            "    logits = model(**inputs).logits[0]",
+            "print(text, '->', model.config.id2label[int(logits.argmax())])",
+        ],
+    ),
+    "AutoModelForTokenClassification": (
+        _TEXTS,
+        [
+            "    found = model(**inputs).logits[0].argmax(-1).tolist()",
+            "tokens = tokenizer.convert_ids_to_tokens(inputs['input_ids'][0])",
+            "print([(t, model.config.id2label[i]) for t, i in zip(tokens, found)])",
+        ],
+    ),
+    "AutoModelForQuestionAnswering": (
+        [("What works?", _TEXTS[0]), ("What broke?", _TEXTS[1])],
+        [
+            "    outputs = model(**inputs)",
+            "start, end = int(outputs.start_logits.argmax()), int(outputs.end_logits.argmax())",
+            "print(text, '->', tokenizer.decode(inputs['input_ids'][0][start : end + 1]))",
+        ],
+    ),
+    "AutoModelForCausalLM": (
+        _TEXTS,
+        [
+            "    written = model.generate(**inputs, max_new_tokens=20)[0]",
+            "print(tokenizer.decode(written))",
+        ],
+    ),
+}
+"""Class -> the texts to try, and the lines that read one; the first is computed without gradients.
+One text at a time needs no padding, for which some tokenizers have no token."""
+_PIPELINES = {
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForImageClassification": "image-classification",
+    "AutoModelForCausalLM": "text-generation",
+}
 _AUTO = (
     "ForSequenceClassification",
     "ForTokenClassification",
@@ -33,32 +78,92 @@ def describe(model: Model, directory: str | Path, format: Format) -> str:
     return "\n".join(lines)
 
 
-def snippet(model: Model, directory: str | Path, format: Format) -> list[str]:
-    """Returns the lines of Python that load an export of a model."""
-    auto, here, base = _auto_class(model), str(directory), origin(model)
+def snippet(
+    model: Model, directory: str | Path, format: Format, base_model: str | None = None
+) -> list[str]:
+    """Returns the lines of Python that load an export of a model and try it with two texts."""
+    auto, here, base = _auto_class(model), str(directory), base_model or origin(model)
+    tries, reads = _TRIES.get(auto, ((), ())), model.tokenizer is not None
+    imports = [f"from transformers import {auto}{', AutoTokenizer' if reads and tries else ''}"]
+    names = f", id2label=dict(enumerate({list(model.labels)!r}))" if model.labels else ""
     if format == "merged":
-        return [f"from transformers import {auto}", f"model = {auto}.from_pretrained({here!r})"]
-    if format == "adapterhub":
-        return [
-            "import adapters",
-            f"from transformers import {auto}",
-            f"model = {auto}.from_pretrained({base!r}, num_labels={len(model.labels) or None})",
+        lines = [f"model = {auto}.from_pretrained({here!r})"]
+    elif format == "adapterhub":
+        imports.insert(0, "import adapters")
+        lines = [
+            f"model = {auto}.from_pretrained({base!r}{names})",
             "adapters.init(model)",
             f"model.load_adapter({here!r}, set_active=True)",
         ]
-    named = bool(model.labels)
-    labels = f"json.loads(Path({str(Path(here) / LABELS)!r}).read_text())"
+    else:
+        imports.insert(0, "from peft import PeftModel")
+        if model.labels:
+            imports = ["import json", "from pathlib import Path", *imports]
+            labels = f"json.loads(Path({str(Path(here) / LABELS)!r}).read_text())"
+            lines = [
+                f"labels = {labels}['id2label']",
+                "id2label = {int(i): name for i, name in labels.items()}",
+                "label2id = {name: i for i, name in id2label.items()}",
+            ]
+            names = ", id2label=id2label, label2id=label2id"
+        else:
+            lines = []
+        lines += [
+            f"base = {auto}.from_pretrained({base!r}{names})",
+            f"model = PeftModel.from_pretrained(base, {here!r}).eval()",
+        ]
+    if not reads or not tries:
+        return [*imports, *lines]
+    inputs, shown = tries
     return [
-        *(["import json", "from pathlib import Path"] if named else []),
-        "from peft import PeftModel",
-        f"from transformers import {auto}",
-        *([f"labels = {labels}['id2label']"] if named else []),
-        *(["id2label = {int(i): name for i, name in labels.items()}"] if named else []),
-        *(["label2id = {name: i for i, name in id2label.items()}"] if named else []),
-        f"base = {auto}.from_pretrained("
-        f"{base!r}{', id2label=id2label, label2id=label2id' if named else ''})",
-        f"model = PeftModel.from_pretrained(base, {here!r})",
+        "import torch",
+        *imports,
+        *lines,
+        f"tokenizer = AutoTokenizer.from_pretrained({here!r})",
+        f"for text in {inputs!r}:",
+        "    inputs = tokenizer(text, return_tensors='pt')"
+        if isinstance(inputs[0], str)
+        else "    inputs = tokenizer(*text, return_tensors='pt')",
+        "    with torch.no_grad():",
+        *(f"    {line}" for line in shown),
     ]
+
+
+def card(model: Model, format: Format, base_model: str | None = None) -> str:
+    """Returns the text of a model card, ``README.md``: what was trained, and how to load it.
+
+    Args:
+      model: the exported model.
+      format: of the export.
+      base_model: as for :func:`fedjax_peft.peft.io.export.export`.
+    """
+    base, method = base_model or origin(model), model.method
+    name = "full" if method is None else method.name
+    counts = model.counts()
+    library = {"peft": "peft", "adapterhub": "adapters", "merged": "transformers"}[format]
+    auto = _auto_class(model)
+    lines = [
+        "---",
+        f"base_model: {json.dumps(base)}",  # JSON is YAML, also of strange names
+        f"library_name: {library}",
+        *([f"pipeline_tag: {_PIPELINES[auto]}"] if auto in _PIPELINES else []),
+        f"tags: [fedjax_peft, federated-learning, {name}]",
+        "---",
+        "",
+        f"# {name} of {one_line(base)}, trained by federated learning",
+        "",
+        f"Trained in a simulation with fedjax_peft {__version__}: {counts['adapter']:,} parameters"
+        f" of adapters and {counts['head']:,} of the head.",
+        *([f"Classes: {one_line(', '.join(model.labels))}."] if model.labels else []),
+        "",
+        "In this folder:",
+        "",
+        "```python",
+        *snippet(model, ".", format, base_model),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _auto_class(model: Model) -> str:

@@ -1,6 +1,7 @@
 """Exports of trained models: for Hugging Face PEFT, for AdapterHub, or merged for transformers.
 
-An export appears completely or not at all: it is written beside its target and then renamed.
+An export has the model's tokenizer and a model card. It appears completely or not at all: it is
+written beside its target and then renamed.
 Another export is replaced only on request.
 """
 
@@ -10,22 +11,19 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, get_args
 
 from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.files import replace_file
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.registry import FAMILIES, class_name
 from fedjax_peft.peft.base import merge
+from fedjax_peft.peft.io.describe import card
+from fedjax_peft.peft.io.files import FORMATS, Format
 from fedjax_peft.peft.io.hfpeft import write_peft
 from fedjax_peft.typing import Params
 
 __all__ = ["FORMATS", "Format", "client_directory", "export", "export_clients"]
-
-Format = Literal["peft", "adapterhub", "merged"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-"""``peft``: for ``PeftModel.from_pretrained``; ``adapterhub``: for ``adapters`` and its
-``load_adapter``; ``merged``: a plain checkpoint for ``AutoModelFor...``, with its tokenizer."""
 
 _HOLDS: dict[str, tuple[str, ...]] = {
     "peft": ("lora", "dora", "ia3", "prompt_tuning", "lora_sb", "lora_sum", "ravan", "slora"),
@@ -122,8 +120,9 @@ def _writer(model: Model, format: Format, base_model: str | None) -> Callable[[P
             save_checkpoint(
                 values, model.config, directory, model.labels, architecture=architecture
             )
-            if model.tokenizer is not None:
-                model.tokenizer.save_pretrained(str(directory))
+        if model.tokenizer is not None:
+            model.tokenizer.save_pretrained(str(directory))
+        replace_file(directory / "README.md", card(model, format, base_model).encode())
 
     return write
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -12,8 +12,20 @@ from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
 from fedjax_peft.linalg import is_finite
 
-__all__ = ["Tensors", "read_tensors", "to_torch", "write_json", "write_tensors"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Tensors",
+    "read_tensors",
+    "to_torch",
+    "write_json",
+    "write_tensors",
+]
 
+Format = Literal["peft", "adapterhub", "merged"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+"""``peft``: for ``PeftModel.from_pretrained``; ``adapterhub``: for ``adapters`` and its
+``load_adapter``; ``merged``: a plain checkpoint for ``AutoModelFor...``."""
 Tensors = dict[str, np.ndarray]
 """By the names in the file, in torch's order of axes."""
 
