@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedjax_peft.errors import InputError
 
-__all__ = ["available", "require"]
+__all__ = ["available", "gigabytes", "require"]
 
 
 def available() -> int | None:
@@ -33,10 +33,11 @@ def require(size: float, what: str, advice: str) -> None:
     free = available()
     if free is not None and size > free:
         raise InputError(
-            f"{what} needs at least {_gigabytes(size)} of memory, and {_gigabytes(free)} are"
+            f"{what} needs at least {gigabytes(size)} of memory, and {gigabytes(free)} are"
             f" available. {advice}"
         )
 
 
-def _gigabytes(size: float) -> str:
+def gigabytes(size: float) -> str:
+    """Returns a number of bytes in words, in gigabytes."""
     return f"{size / 1e9:,.1f} GB" if size < 1e15 else f"{size / 1e9:.1e} GB"

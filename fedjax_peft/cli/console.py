@@ -96,7 +96,8 @@ def banner(title: str, description: str, phase: Phase) -> str:
     trained = {k: n for k, n in details["parameters"].items() if k != "frozen" and n}
     several = f" ({' + '.join(f'{n:,} {kind}' for kind, n in trained.items())})"
     evaluated = [f"{n:,} examples ({name})" for name, n in details["evaluations"].items()]
-    every = details["eval_every"]
+    every, most = details["eval_every"], details["most_examples"]
+    large = details["batch_size"] > most
     memory = {k: n for k, n in costs.memory.items() if n}
     stored = [
         f"on the {place}, {_size(n)} when all have trained" for place, n in costs.stored.items()
@@ -108,6 +109,7 @@ def banner(title: str, description: str, phase: Phase) -> str:
         f" {details['parameters'].get('frozen', 0):,} frozen",
         "first round": f"{costs.steps:,} local steps of {costs.clients:,} clients,"
         f" {_size(costs.bytes_up)} up, {_size(costs.bytes_down)} down",
+        **({"batch": f"{most:,} examples at most: no client has more"} if large else {}),
         "evaluation": f"{', '.join(evaluated)} before round 1 and after"
         f" {'every round' if every == 1 else f'every {every} rounds'}"
         if evaluated

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_peft.distributed import agree
 from fedjax_peft.engine.lengths import Lengths
-from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, most_slots, window
+from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, most_slots, no_larger, window
 from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.round import Work
 from fedjax_peft.engine.state import State
@@ -120,7 +120,7 @@ class Evaluator:
         """
         shapes = like._shapes if like is not None and like._shapes.fit(columns, tokens) else None
         if shapes is None:
-            batch_size = _no_larger(batch_size, max((len(rows) for _, rows in members), default=0))
+            batch_size = no_larger(batch_size, max((len(rows) for _, rows in members), default=0))
             tokens = None if tokens is None else tokens.fitted(1)
         else:
             batch_size, columns = shapes.batch_size, shapes.filled(columns)
@@ -235,15 +235,6 @@ def _plan(
         batch_size=batch_size,
         tokens=tokens,
     )
-
-
-def _no_larger(batch_size: int, rows: int) -> int:
-    """Returns a batch size that is reduced if no member has enough examples to fill a batch.
-
-    Every step computes a whole batch, so a mostly empty batch wastes time. A size up to 64 stays as
-    given, because another size rounds the sums differently.
-    """
-    return min(batch_size, max(64, 1 << max(rows - 1, 0).bit_length()))
 
 
 def joined(measured: Measured) -> Measured:

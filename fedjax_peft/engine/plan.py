@@ -20,6 +20,7 @@ __all__ = [
     "batches",
     "make_plan",
     "most_slots",
+    "no_larger",
     "pack",
     "poisson_batches",
     "steps_of",
@@ -117,6 +118,19 @@ def steps_of(examples: int, batch_size: int, epochs: int, local_steps: int | Non
     if examples == 0:
         return 0
     return epochs * -(-examples // batch_size) if local_steps is None else local_steps
+
+
+def no_larger(batch_size: int, rows: int) -> int:
+    """Returns a batch size that is reduced if nobody has enough examples to fill a batch.
+
+    Every step computes a whole batch, so a mostly empty batch wastes time and memory. A size up to
+    64 stays as given, because another size rounds the sums differently.
+
+    Args:
+      batch_size: as given.
+      rows: the most examples that anybody has.
+    """
+    return min(batch_size, max(64, 1 << max(rows - 1, 0).bit_length()))
 
 
 def batches(

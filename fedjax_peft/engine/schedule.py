@@ -67,7 +67,8 @@ class Schedule(NamedTuple):
     """Probability that a client draws its work from a range; otherwise it does the most."""
     batch_sampling: BatchSampling = "shuffled"
     width: int | None = None
-    """The examples that a local step has room for; by default ``batch_size``."""
+    """The examples that a local step has room for; by default ``batch_size``. It is less where no
+    client can fill a batch, and more where Poisson sampling can draw more."""
     timelines: Callable[[int], Timeline] | None = None
     """seed -> the jobs of every aggregation of an asynchronous run, which then replace the drawn
     cohorts; None: the run is synchronous."""
@@ -319,7 +320,7 @@ class Schedule(NamedTuple):
         rng = host_rng(self.seed, "order", round_index, client)
         if self.batch_sampling == "poisson":
             return poisson_batches(rows, self.batch_size, self.room, steps=steps, rng=rng)
-        return batches(rows, self.batch_size, local_steps=steps, rng=rng)
+        return batches(rows, self.room, local_steps=steps, rng=rng)
 
     def time_steps(self, rounds: int, lanes: int) -> int:
         """Returns the capacity of a plan for all rounds, so that nothing recompiles.

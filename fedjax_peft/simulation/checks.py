@@ -20,6 +20,7 @@ from fedjax_peft.transforms import chain
 from fedjax_peft.typing import Algorithm, Task, Transform
 
 __all__ = [
+    "WIDTHS",
     "Diagnostic",
     "Late",
     "check_batch_sampling",
@@ -213,7 +214,7 @@ def check_memory(
         "Choose fewer local steps or a smaller batch.",
     )
     config = model.config
-    width = next((config[key] for key in _WIDTHS if isinstance(config.get(key), int)), 0)
+    width = next((config[key] for key in WIDTHS if isinstance(config.get(key), int)), 0)
     length = data.columns["input_ids"].shape[1] if "input_ids" in data.columns else 1
     require(
         4 * batch_size * length * width,  # one float32 array of hidden states
@@ -222,7 +223,7 @@ def check_memory(
     )
 
 
-_WIDTHS = ("hidden_size", "n_embd", "dim")
+WIDTHS = ("hidden_size", "n_embd", "dim")
 """Keys under which a ``config.json`` may have the width of the hidden states."""
 
 

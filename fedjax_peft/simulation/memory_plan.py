@@ -29,8 +29,15 @@ from jax.extend.core import Literal
 
 from fedjax_peft import summation, tree
 from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.engine.lanes import Lanes
+from fedjax_peft.engine.lengths import token_columns
+from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.engine.session import Session
+from fedjax_peft.errors import InputError
+from fedjax_peft.memory import available, gigabytes
 from fedjax_peft.models.base import Model
 from fedjax_peft.roles import assign_roles
+from fedjax_peft.simulation.checks import WIDTHS
 from fedjax_peft.simulation.session import session
 from fedjax_peft.typing import Algorithm, ClientContext, Params, PyTree, Task
 
@@ -38,6 +45,7 @@ __all__ = [
     "Activations",
     "MemoryPlan",
     "activations",
+    "check_step_memory",
     "compiled_bytes",
     "example_batch",
     "plan_memory",
@@ -183,6 +191,58 @@ def example_batch(
             columns |= {"labels": ((), whole)}
     shapes = {n: jax.ShapeDtypeStruct((batch_size, *s), d) for n, (s, d) in columns.items()}
     return shapes | {"mask": jax.ShapeDtypeStruct((batch_size,), jnp.bool_)}
+
+
+_SUSPECT = 0.01
+"""A step's activations are computed if one array of hidden states takes this share of the memory.
+They are some dozens of such arrays, and computing them takes as long as tracing a step."""
+
+
+def check_step_memory(
+    session: Session, model: Model, schedule: Schedule, data: Dataset, lanes: Lanes
+) -> None:
+    """Raises InputError if the activations of a local step cannot fit into the device's memory.
+
+    The message names the largest batch that fits.
+
+    Args:
+      session: of the run.
+      model: the model that is trained.
+      schedule: of the run.
+      data: the training examples.
+      lanes: as for ``simulate``; with ``auto`` there may be only one.
+    """
+    free, size = _free_bytes(), schedule.room
+    side, padded = lanes if isinstance(lanes, int) else 1, schedule.for_lanes(1).padded
+    length = padded[-1] if padded else 1
+    width = max((model.config.get(key) or 0 for key in WIDTHS), default=0)
+    if free is None or 4 * side * size * length * width < _SUSPECT * free:
+        return
+    cut = token_columns(data.columns)
+    batch = {
+        name: jax.ShapeDtypeStruct((size, *((length,) if name in cut else x.shape[1:])), x.dtype)
+        for name, x in data.columns.items()
+    }
+    batch["mask"] = jax.ShapeDtypeStruct((size,), jnp.bool_)
+    model = model.replace(frozen=session.setup.frozen)
+    needed = activations(model, session.setup.task, batch)
+    one = side * needed.total / size
+    if needed.kernels + size * one <= free:
+        return
+    most = int((free - needed.kernels) // one)
+    fits = f"batch_size = {most} fits." if most > 0 else "Not even batch_size = 1 fits."
+    raise InputError(
+        f"A local step with batch_size = {size}, {length} tokens per example and"
+        f" {side} {'lane' if side == 1 else 'lanes'} needs about"
+        f" {gigabytes(needed.kernels + size * one)} of memory, and {gigabytes(free)} are available."
+        f' {fits} model.remat = "blocks", fewer lanes and shorter texts need less too.'
+    )
+
+
+def _free_bytes() -> int | None:
+    """Returns the bytes of an accelerator, or the free ones of main memory; None if unknown."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return stats.get("bytes_limit") or available()
 
 
 def compiled_bytes(

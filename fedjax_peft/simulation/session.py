@@ -17,6 +17,7 @@ from fedjax_peft.engine.client_store import ClientPlace
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import ModelSharding, layout_over
 from fedjax_peft.engine.lengths import Lengths
+from fedjax_peft.engine.plan import no_larger
 from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule
 from fedjax_peft.engine.session import Engine, Session
@@ -335,8 +336,8 @@ def schedule_of(
     )
     if check_batch_sampling(batch_sampling) == "poisson":
         width = poisson_width(schedule.sizes, batch_size)
-        schedule = schedule._replace(batch_sampling="poisson", width=width)
-    return schedule
+        return schedule._replace(batch_sampling="poisson", width=width)
+    return schedule._replace(width=no_larger(batch_size, int(schedule.sizes.max(initial=0))))
 
 
 def poisson_width(sizes: Sequence[int] | np.ndarray, batch_size: int) -> int:

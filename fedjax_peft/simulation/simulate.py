@@ -44,6 +44,7 @@ from fedjax_peft.simulation.guarantee import accounted, watched
 from fedjax_peft.simulation.interrupts import Request, noted
 from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.loop import Loop
+from fedjax_peft.simulation.memory_plan import check_step_memory
 from fedjax_peft.simulation.progress import Phase, Phases
 from fedjax_peft.simulation.recipe import save_recipe
 from fedjax_peft.simulation.record import Record, device_name, read_config
@@ -133,7 +134,8 @@ def simulate(
         proportion to the number of examples); ``poisson`` (each client independently, with
         ``clients_per_round`` clients on average; a round may have no clients); ``round_robin`` (the
         next clients in a random order); or ``all``.
-      batch_size: examples in a local step.
+      batch_size: examples in a local step. A client with fewer examples takes all of them, so a
+        batch is at most the examples of the largest client.
       batch_sampling: how a client draws them: ``shuffled``, passes over its examples in a random
         order; or ``poisson``, each example independently with the probability that gives
         ``batch_size`` examples on average. The second makes example-level privacy much cheaper. Its
@@ -289,7 +291,9 @@ def simulate(
     )
     algorithm = session.setup.algorithm
     check_test_data(model, clients, data, own_data, task)
-    state, schedule = session.init(seed), session.schedule(seed)
+    schedule = session.schedule(seed)
+    check_step_memory(session, model, schedule, clients.data, lanes)
+    state = session.init(seed)
     federation = federation_of(schedule, clients.data, algorithm)
     private = accounted(
         parametrised(privacy, values)[0],
@@ -388,6 +392,8 @@ def simulate(
             clients_per_round=schedule.per_round,
             parameters=model.counts(),
             train_examples=int(clients.sizes.sum()),
+            batch_size=batch_size,
+            most_examples=int(clients.sizes.max()),
             test_examples=0 if test is None else len(test),
             evaluations={name: one.evaluator.examples for name, one in tested.items()},
             eval_every=eval_every,

@@ -50,6 +50,9 @@ def test_the_banner_estimates_the_first_round(tmp_path, capsys):
     assert text.startswith("mine: fedavg over lora, 2 rounds\n")
     for part in ("4, of which 2 per round", "frozen", f"{costs.steps} local steps", "20 examples"):
         assert part in text
+    assert "no client has more" not in text
+    larger = seen[0]._replace(details={**seen[0].details, "batch_size": 13})
+    assert "12 examples at most: no client has more" in console.banner("mine", "", larger)
 
 
 def test_the_banner_says_where_the_clients_state_is():

@@ -1,5 +1,7 @@
 """Settings that are too large are refused before anything is allocated."""
 
+import re
+
 import numpy as np
 import optax
 import pytest
@@ -9,13 +11,14 @@ from fedjax_peft import algorithms, memory, peft, testing
 from fedjax_peft.cli.bench import bench
 from fedjax_peft.config import optimizers
 from fedjax_peft.data import Clients, tokenize
-from fedjax_peft.engine.evaluator import _no_larger
+from fedjax_peft.engine.plan import no_larger
 from fedjax_peft.errors import InputError
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_tokenizer
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.random import host_rng, stream
+from fedjax_peft.simulation import memory_plan
 from fedjax_peft.simulation.simulate import simulate
 
 
@@ -41,20 +44,46 @@ def test_settings_that_are_too_large_are_refused(setting, words):
         run(**setting)
 
 
-def test_batches_too_large_for_memory_are_errors():
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_batches_too_large_for_memory_are_errors(monkeypatch, lanes):
+    """The error names the largest batch that fits, and that batch is not refused."""
     model = attach(testing.tiny_model(), peft.lora(1))
-    clients = Clients(testing.tiny_dataset(8), (np.arange(8),))
+    clients = Clients(testing.tiny_dataset(4096), (np.arange(2048), np.arange(2048, 4096)))
     algorithm = algorithms.fedavg(optax.sgd(0.1))
-    with pytest.raises(InputError, match=r"batch_size = 500000000 and 12 tokens .* needs at least"):
-        simulate(model, algorithm, clients, rounds=1, batch_size=500_000_000, local_steps=1)
+    monkeypatch.setattr(memory_plan, "available", lambda: 50_000_000)
+    options = {"rounds": 1, "local_steps": 1, "lanes": lanes}
+
+    class Started(Exception):
+        pass
+
+    def start(phase):
+        raise Started
+
+    with pytest.raises(InputError, match=r"batch_size = 2048, .* needs about .* fits\.") as error:
+        simulate(model, algorithm, clients, batch_size=10**9, **options)
+    most = int(re.search(r"batch_size = (\d+) fits", str(error.value))[1])
+    assert 64 < most < 2048
+    with pytest.raises(Started):
+        simulate(model, algorithm, clients, batch_size=most, on_phase=start, **options)
+
+
+def test_a_batch_is_at_most_the_largest_client():
+    """A batch that no client can fill is one of all examples of a client."""
+    clients = toy.clients([7, 4, 100])
+    large, whole = (
+        simulate(toy.model(), algorithms.fedavg(optax.sgd(0.1)), clients, rounds=1, batch_size=size)
+        for size in (10**9, 128)
+    )
+    for name, leaf in whole.params.items():
+        np.testing.assert_array_equal(leaf, large.params[name])
 
 
 def test_evaluation_steps_are_at_most_as_large_as_the_test_set():
-    assert _no_larger(1_000_000, 100) == 128
-    assert _no_larger(1_000_000, 0) == 64
-    assert _no_larger(64, 10) == 64
-    assert _no_larger(16, 10**6) == 16
-    assert _no_larger(1_000_000, 2**20) == 1_000_000
+    assert no_larger(1_000_000, 100) == 128
+    assert no_larger(1_000_000, 0) == 64
+    assert no_larger(64, 10) == 64
+    assert no_larger(16, 10**6) == 16
+    assert no_larger(1_000_000, 2**20) == 1_000_000
 
 
 def test_tokens_of_another_vocabulary_are_refused():
