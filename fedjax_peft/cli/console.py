@@ -255,15 +255,17 @@ class _Bar:
         self._rounds, self._verbose = rounds, verbose
         self._describe = _Describe()
         self._last = ""
-        # The text stays on one line in a terminal of any width.
-        plain = Column(no_wrap=True, overflow="ellipsis")
+        # One line in a terminal of any width: the last text has what the others leave, and is cut.
+        name = Column(no_wrap=True, overflow="ellipsis", max_width=24)
+        rest = Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[state]}", markup=False, table_column=plain),
+            TextColumn("{task.description}", markup=False, table_column=name),
+            BarColumn(bar_width=10),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[state]}", markup=False, table_column=rest),
             console=console,
+            expand=True,
         )
         self._task: Any = None
 
@@ -282,10 +284,9 @@ class _Bar:
         if phase.details.get("stopped"):
             self._console.print(_stopped(self._title, phase))
         left = phase.seconds_left
+        time_left = "" if left is None else f"{duration(left)} left"
         state = self._describe(phase) if phase.name != "finished" else ""
-        if left is not None and state:
-            state += f", {duration(left)} left"
-        self._show(f"{self._last}  {state}" if self._last and state else self._last or state)
+        self._show("  ".join(filter(None, (time_left if state else "", self._last, state))))
 
     def on_round(self, row: Row) -> None:
         self._last = self._text(row)

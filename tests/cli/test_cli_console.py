@@ -96,6 +96,24 @@ def test_a_terminal_has_a_bar(tmp_path, capsys, monkeypatch):
     assert "loss" in printed
 
 
+@pytest.mark.parametrize("width", [60, 80, 110, 200])
+def test_the_bar_shows_the_elapsed_time_at_any_width(tmp_path, monkeypatch, capsys, width):
+    """Only the text at the end of the line is cut."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    row = {"round": 34, "train_loss": 0.1234, "headline": "accuracy", "test_accuracy": 0.9}
+    with console.screen("a name", "fedavg", 100, tmp_path / "metrics.jsonl") as screen:
+        screen._task = screen._progress.add_task("a name", total=100, state="")
+        screen.on_round(row)
+        screen.on_phase(Phase("training", 35, 100, seconds_left=185.0))
+        (line,) = screen._progress.console.render_lines(screen._progress.get_renderable())
+    text = "".join(segment.text for segment in line)
+    for part in ("a name", "34/100 0:00:0", "3 min 05 s left"):
+        assert part in text
+    assert ("training round 35 of 100" in text) == (width > 110)
+    assert len(text) <= width
+
+
 def test_a_long_phase_is_printed_repeatedly(tmp_path, capsys, monkeypatch):
     """The repetition ends with the run."""
     monkeypatch.setattr(console, "SECONDS", 0.1)
