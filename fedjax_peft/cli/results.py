@@ -82,6 +82,8 @@ def print_study(study: "Study", options: "Options | None" = None) -> None:
     else:
         shown = methods.terminal_tables(console.width)
         texts = [methods.lead, *(f"Note: {warning}" for warning in methods.warnings)]
+    if console.is_terminal:  # other outputs are read by programs too
+        texts += tables.explanations(shown)
     for i, table in enumerate(shown):
         console.print(*[""] * bool(i), table, sep="\n")
     if texts:

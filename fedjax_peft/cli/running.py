@@ -5,7 +5,9 @@ Heavy modules are imported inside the functions, so that ``--help`` answers at o
 
 import argparse
 import contextlib
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from fedjax_peft.errors import InputError, nearest
 if TYPE_CHECKING:
     from fedjax_peft.report.records import RunRecord
 
-__all__ = ["demo", "resume", "run"]
+__all__ = ["demo", "next_commands", "resume", "run"]
 
 
 def run(options: argparse.Namespace) -> None:
@@ -29,7 +31,8 @@ def run(options: argparse.Namespace) -> None:
     path, out = options.config, Path("runs") / options.config.stem
     if options.resume and path.name == "config.toml" and resuming.has_begun(path.parent):
         out = path.parent  # the config of a run: continue this run in its own directory
-    _run_file(path, options, default_out=out)
+    records = _run_file(path, options, default_out=out)
+    _print_next(records, options.out or out, options)
 
 
 def resume(options: argparse.Namespace) -> None:
@@ -58,7 +61,8 @@ def resume(options: argparse.Namespace) -> None:
             f" for more rounds: {resuming.command(options.run)} rounds={2 * rounds}"
         )
         return
-    _run_all(resolved, options, options.run, options.run.resolve().name)
+    records = _run_all(resolved, options, options.run, options.run.resolve().name)
+    _print_next(records, options.run, options)
 
 
 def demo(options: argparse.Namespace) -> None:
@@ -79,6 +83,37 @@ def demo(options: argparse.Namespace) -> None:
     print("Or change a setting and compare:")
     again = out.with_name(f"{out.name}-seed1")
     print(f"  fedjax-peft demo seed=1 --out {again} && fedjax-peft report {out} {again} --out runs")
+
+
+def _print_next(records: "Sequence[RunRecord]", out: Path, options: argparse.Namespace) -> None:
+    """Prints the commands that read the finished runs."""
+    if records and not options.quiet and is_writer():
+        print("\nNext:", *(f"  {line}" for line in next_commands(records[0], out)), sep="\n")
+
+
+def next_commands(run: "RunRecord", out: Path) -> list[str]:
+    """Returns the commands that read a run: ``report``, and what it allows of the others.
+
+    Args:
+      run: the run to predict with and to export.
+      out: the folder of all runs.
+    """
+    from fedjax_peft.config import config as configs
+    from fedjax_peft.peft.io.export import formats
+
+    path, inputs = shlex.quote(str(run.path)), configs.task_of(run.config).inputs
+    private = run.rows[0].get("roles", {}).get("private", 0) if run.rows else 0
+    client = " --client 0" if private else ""
+    lines = [f"fedjax-peft report {shlex.quote(str(out))}  # curves, and a page to read"]
+    if inputs is not None:
+        lines.append(
+            f"fedjax-peft predict {path}{client} --input rows.jsonl --output answers.jsonl"
+            f'  # rows such as {{"{inputs.fields[0].name}": ...}}'
+        )
+    if possible := formats(run.config["peft"]["name"]):
+        how = f"--format {possible[0]} --out {path}-export"
+        lines.append(f"fedjax-peft export {path}{client} {how}")
+    return lines
 
 
 def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> list["RunRecord"]:

@@ -23,6 +23,7 @@ __all__ = [
     "columns",
     "conclusion",
     "cost_columns",
+    "explanations",
     "percent",
     "score_printer",
     "table",
@@ -79,6 +80,19 @@ def table(runs: Sequence[RunRecord], width: int = 80) -> Table:
     runs = distinct(runs)
     shown = [column for column in columns(runs, judge(runs)) if column.short]
     return terminal_table("\nRun", [run.name for run in runs], shown, width)
+
+
+_EXPLAINED = {
+    "Sim.": "Sim.: time by the time model of the clients' devices and links, not of this machine.",
+    "Agg.": "Agg. err.: distance of the aggregated LoRA from the exact average of the clients'.",
+}
+"""The first line of a heading on a terminal -> a sentence about its column."""
+
+
+def explanations(shown: Sequence[Table]) -> list[str]:
+    """Returns a sentence for each column of terminal tables whose heading does not explain it."""
+    heads = {str(column.header).split("\n")[0] for table in shown for column in table.columns}
+    return [text for head, text in _EXPLAINED.items() if head in heads]
 
 
 def conclusion(runs: Sequence[RunRecord]) -> str:

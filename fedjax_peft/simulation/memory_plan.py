@@ -212,8 +212,11 @@ def check_step_memory(
       data: the training examples.
       lanes: as for ``simulate``; with ``auto`` there may be only one.
     """
-    free, size = _free_bytes(), schedule.room
-    side, padded = lanes if isinstance(lanes, int) else 1, schedule.for_lanes(1).padded
+    free, size, layout = _free_bytes(), schedule.room, session.setup.layout
+    if layout.model_devices > 1:  # they share the activations too
+        return
+    side = -(-lanes // layout.lane_devices) if isinstance(lanes, int) else 1
+    padded = schedule.for_lanes(1).padded
     length = padded[-1] if padded else 1
     width = max((model.config.get(key) or 0 for key in WIDTHS), default=0)
     if free is None or 4 * side * size * length * width < _SUSPECT * free:

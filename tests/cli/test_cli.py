@@ -12,7 +12,10 @@ from safetensors.numpy import load_file
 
 from fedjax_peft import __version__, algorithms, assets, testing
 from fedjax_peft.cli import main as cli
+from fedjax_peft.cli.results import print_table
+from fedjax_peft.cli.running import next_commands
 from fedjax_peft.data.catalog import DATASETS
+from fedjax_peft.report.records import load_run
 
 pytestmark = pytest.mark.slow
 
@@ -106,6 +109,8 @@ def test_a_config_with_several_methods(project, capsys):
     printed = capsys.readouterr().out
     assert "Mean  round 1/1" in printed
     assert "fra  round 1/1" in printed
+    assert f"Next:\n  fedjax-peft report {out}  #" in printed
+    assert "Agg. err.: " not in printed, "explanations are for terminals"
     assert (out / "mean" / "metrics.jsonl").exists()
     assert cli.main(["report", str(out)]) == 0, "report accepts a folder of runs"
     assert (out / "report.html").exists()
@@ -118,6 +123,33 @@ def test_report(finished, capsys):
     assert "run" in capsys.readouterr().out
     assert (finished / "report.html").read_text().startswith("<!")
     assert (finished / "figures" / "accuracy_vs_round.svg").read_text().startswith("<?xml")
+
+
+def test_the_next_commands_work(finished, tmp_path, monkeypatch):
+    """Those that a run prints at its end; a run with private leaves needs a client."""
+    monkeypatch.chdir(tmp_path)
+    record = load_run(finished)
+    lines = [line.partition("  #")[0].split()[1:] for line in next_commands(record, finished)]
+    (tmp_path / "rows.jsonl").write_text('{"text": "w1 w2"}\n')
+    lines[-1][-1] = "adapter"
+    for line in lines:
+        assert cli.main(line) == 0
+    assert (tmp_path / "answers.jsonl").exists()
+    assert (tmp_path / "adapter" / "adapter_config.json").exists()
+    private = record._replace(rows=[{**record.rows[0], "roles": {"private": 2}}])
+    assert sum(" --client 0 " in line for line in next_commands(private, finished)) == 2
+    prefix = {**record.config, "peft": {"name": "prefix_tuning"}}
+    assert len(next_commands(record._replace(config=prefix), finished)) == 2, "has no format"
+
+
+def test_columns_are_explained_on_a_terminal(finished, capsys, monkeypatch):
+    """Each column whose heading is short has a sentence."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    print_table([load_run(finished)])
+    printed = capsys.readouterr().out
+    assert "Agg. err.: distance" in printed
+    assert "Sim.: time by the time model" in printed
 
 
 def test_predict_writes_one_line_for_each_input_line(finished, tmp_path):

@@ -23,7 +23,7 @@ from fedjax_peft.peft.io.files import FORMATS, Format
 from fedjax_peft.peft.io.hfpeft import write_peft
 from fedjax_peft.typing import Params
 
-__all__ = ["FORMATS", "Format", "client_directory", "export", "export_clients"]
+__all__ = ["FORMATS", "Format", "client_directory", "export", "export_clients", "formats"]
 
 _HOLDS: dict[str, tuple[str, ...]] = {
     "peft": ("lora", "dora", "ia3", "prompt_tuning", "lora_sb", "lora_sum", "ravan", "slora"),
@@ -34,6 +34,11 @@ _HOLDS: dict[str, tuple[str, ...]] = {
     ),
 }
 """Format -> the methods that it can hold."""
+
+
+def formats(method: str) -> list[Format]:
+    """Returns the formats that can hold a PEFT method."""
+    return [format for format in FORMATS if method in _HOLDS[format]]
 
 
 def export(
@@ -142,7 +147,7 @@ def _check_model(model: Model, format: Format) -> None:
         return
     name = model.method.name
     if name not in _HOLDS[format]:
-        others = [f for f in FORMATS if name in _HOLDS[f]]
+        others = formats(name)
         advice = f"Use {' or '.join(map(repr, others))}." if others else "No other format can."
         raise InputError(
             f"The format {format!r} cannot hold {name!r}; it is for {', '.join(_HOLDS[format])}."
