@@ -83,8 +83,8 @@ def snippet(
 ) -> list[str]:
     """Returns the lines of Python that load an export of a model and try it with two texts."""
     auto, here, base = _auto_class(model), str(directory), base_model or origin(model)
-    tries, reads = _TRIES.get(auto, ((), ())), model.tokenizer is not None
-    imports = [f"from transformers import {auto}{', AutoTokenizer' if reads and tries else ''}"]
+    tries = None if model.tokenizer is None else _TRIES.get(auto)
+    imports = [f"from transformers import {auto}{', AutoTokenizer' if tries else ''}"]
     names = f", id2label=dict(enumerate({list(model.labels)!r}))" if model.labels else ""
     if format == "merged":
         lines = [f"model = {auto}.from_pretrained({here!r})"]
@@ -112,7 +112,7 @@ def snippet(
             f"base = {auto}.from_pretrained({base!r}{names})",
             f"model = PeftModel.from_pretrained(base, {here!r}).eval()",
         ]
-    if not reads or not tries:
+    if tries is None:
         return [*imports, *lines]
     inputs, shown = tries
     return [
