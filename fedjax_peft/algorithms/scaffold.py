@@ -86,7 +86,8 @@ def scaffold(
     Args:
       optimizer: the clients' optimizer, ``sgd(learning_rate)``.
       learning_rate: the optimizer's learning rate, which cannot be read from an optax optimizer. It
-        follows a schedule of the optimizer over rounds.
+        follows a schedule of the optimizer over rounds. In a config it is by default that of
+        ``[optimizer]``, if this is plain SGD.
       server_learning_rate: η_g, the server's step towards the aggregate; 1 takes the aggregate.
       aggregator: how models combine; by default their mean. Control variates are averaged, unless
         the aggregator needs all uploads: a robust one combines control variates too.

@@ -79,7 +79,7 @@ from fedjax_peft.data.encode import with_options
 from fedjax_peft.data.vocabulary import word_tokenizer
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.hyperparameters import Values, constants_of
+from fedjax_peft.hyperparameters import Values, constants_of, maybe_nonzero
 from fedjax_peft.models import heads, hub, registry
 from fedjax_peft.models.base import Model
 from fedjax_peft.nested import flatten, merge, unset
@@ -511,6 +511,7 @@ def _resolved(raw: Config) -> Config:
     if result["stop"]:
         early_stop(**result["stop"])  # raises InputError for values that cannot be used
     _check_schedules(result)
+    _rate(result)  # raises InputError if it is missing
     result["model"]["head"] = head_kind(result["model"]["head"])
     return result
 
@@ -527,6 +528,33 @@ def _check_noise(table: Config) -> None:
             f"[privacy] needs one of {_NOISE} and epsilon, and has {said}. On the command line,"
             f" 'privacy.{_NOISE}=' removes a key."
         )
+
+
+def _rate(config: Config) -> Config:
+    """Returns the ``learning_rate`` of an algorithm that needs the step size of plain SGD.
+
+    Returns:
+      ``{}`` if the algorithm's table has its value; else ``[optimizer] learning_rate``.
+
+    Raises:
+      InputError: the table has none, and the optimizer is not plain SGD.
+    """
+    table, optimizer = config["algorithm"], config["optimizer"]
+    if table.get("learning_rate", 0) is not None:
+        return {}
+    momentum, clip = (optimizer.get(name) for name in ("momentum", "clip_norm"))
+    if (
+        optimizer["name"] != "sgd"
+        or maybe_nonzero(0 if momentum is None else momentum)
+        or clip is not None
+    ):
+        raise InputError(
+            f"algorithm.learning_rate is missing: {table['name']!r} needs the clients' step size."
+            " With plain SGD (optimizer.name = 'sgd', no momentum, no clip_norm) it is that of the"
+            " optimizer. Of another optimizer it cannot be known: write algorithm.learning_rate ="
+            f" {optimizer.get('learning_rate', 0.1)}."
+        )
+    return {"learning_rate": optimizer["learning_rate"]}
 
 
 def _check_schedules(config: Config) -> None:
@@ -970,7 +998,7 @@ def build_algorithm(config: Config) -> Any:
         objects["optimizer"] = schedules.scheduled(objects["optimizer"], schedule)
         function = checked(function)  # a user's function may not be decorated
     options = {k: v for k, v in config["algorithm"].items() if k != "name"}
-    return _seeded(function, config, options, **objects)
+    return _seeded(function, config, options | _rate(config), **objects)
 
 
 def build_transforms(config: Config) -> list[Transform]:
@@ -1090,6 +1118,7 @@ def _fields(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """
     hints = typing.get_type_hints(function.__new__ if isinstance(function, type) else function)
     fields = {}
+    takes_optimizer = "optimizer" in inspect.signature(function).parameters
     for name, parameter in inspect.signature(function).parameters.items():
         default = parameter.default
         kind = hints.get(name, _unannotated(name, default))
@@ -1097,6 +1126,8 @@ def _fields(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
             continue
         if name in _OF_THE_RUN and function is not simulate:
             kind, default = int | None, None  # None: that of the run
+        if name == "learning_rate" and default is parameter.empty and takes_optimizer:
+            kind, default = float | None, None  # None: that of [optimizer], see _rate
         fields[name] = (
             str if kind == str | Path else kind,
             ... if default is parameter.empty else default,

@@ -25,6 +25,7 @@ import numpy as np
 
 from fedjax_peft import summation, tree
 from fedjax_peft.engine.history import Source, fetched_by, remember
+from fedjax_peft.engine.kept import check_kept, reading
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.round import PREDICTIONS, RoundResult, Work, at_work, distance
@@ -231,7 +232,7 @@ class _Round:
         source = fetched_by(self.history, self.plan.fetched, jnp.int32(slot)) or self.present
         facts = (fixed, source.round_index, jnp.int32(client))
         context = ClientContext(apply, self.setup.task, *facts, salt=self.state.salt)
-        update = self.algorithm.client(context)
+        update = reading(self.algorithm.name, self.algorithm.client(context))
         update = relative_to(source.template, self.setup.transform, source.broadcast, update)
         key = client_key(self.key, source.round_index, client)
         before = tree.take(self.state.client_state, int(self.rows[slot]))
@@ -249,6 +250,7 @@ class _Round:
             upload = as_received(self.sent_leaves, sent, upload)
 
         upload = as_received(mask, upload, source.template)
+        check_kept(self.algorithm.name, own, before)
         own = as_received(mask, own, before)
         return self._encoded(slot, mask, upload, own, source)
 

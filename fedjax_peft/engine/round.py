@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from fedjax_peft import summation, tree
 from fedjax_peft.engine.history import Source, fetched_by, remember
+from fedjax_peft.engine.kept import check_kept, reading
 from fedjax_peft.engine.lengths import token_columns
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.state import State
@@ -201,7 +202,8 @@ def build_round(
                 return apply(base, {**own, **params}, batch, key, train)
 
             facts = (own, start.round_index, client)
-            made = algorithm.client(ClientContext(bound, task, *facts, salt=state.salt))
+            context = ClientContext(bound, task, *facts, salt=state.salt)
+            made = reading(algorithm.name, algorithm.client(context))
             return relative_to(start.template, transform, start.broadcast, made)
 
         broadcast, template = server_.broadcast(server), server_.unchanged(server)
@@ -234,6 +236,7 @@ def build_round(
             plan = plan._replace(weight=ones)
         aggregator = algorithm.aggregator.bound(state.aggregator_state)
         carry = _run_clients(
+            algorithm.name,
             update,
             aggregator,
             None if algorithm.tamper is None else tamper,
@@ -374,6 +377,7 @@ class _Carry(NamedTuple):
 
 
 def _run_clients(
+    name: str,
     update: Callable[[jax.Array, Params, Source | tuple[()]], ClientUpdate],
     aggregator: Aggregator,
     tamper: Callable[[jax.Array, PyTree, Source, Key], PyTree] | None,
@@ -520,7 +524,9 @@ def _run_clients(
                 uploads, source
             )
         uploads = owned(client_mask, uploads)
-        own = as_received(client_mask, own, tree.take(client_state, slot))
+        before = tree.take(client_state, slot)
+        check_kept(name, own, before)
+        own = as_received(client_mask, own, before)
         good = tree.all_finite((uploads, own, remembered), axis=0) & usable
         silent: Any = jnp.zeros_like(good)
         if not isinstance(plan.silent, tuple):

@@ -296,7 +296,7 @@ def test_bad_config(project, capsys, override, complaint):
         (["algorithm={name='fedper', head='shared'}"], ["head of 'fedper'", "'fedavg'"]),
         (["algorithm.name=fedex", "client_ranks=[1, 2]"], ["'fedex'", "flora"]),
         (["algorithm.name=centralised"], ["pooled"]),
-        (["algorithm.name=scaffold"], ["learning_rate"]),
+        (["algorithm.name=scaffold"], ["write algorithm.learning_rate = "]),
         (["algorithm={name='fedprox', mu=-1.0}"], ["mu = -1.0"]),
         (["system=fedlt"], ["'fedlr'"]),
         (["sampling=poison"], ["poisson"]),

@@ -46,6 +46,20 @@ def test_a_run_records_the_length_of_its_schedule():
     assert [recorded[table]["rounds"] for table in changes] == [8, 5]
 
 
+def test_scaffold_takes_the_learning_rate_of_plain_sgd():
+    """Its check compares the two, and it follows a run-time value."""
+    kinds = toy.model().kinds
+    made(algorithm="scaffold").check(kinds, 3)
+    raw = configs.resolve({**BASE, "algorithm": "scaffold"})
+    values = configs._made_from_values({**raw, "runtime": ["optimizer.learning_rate"]})
+    values["algorithm"]({"optimizer.learning_rate": 0.3}).check(kinds, 3)
+    with pytest.raises(InputError, match=r"step size 0\.1"):
+        made(algorithm={"name": "scaffold", "learning_rate": 0.2}).check(kinds, 3)
+    for other in ({"momentum": 0.9}, {"clip_norm": 1.0}, {"name": "adam"}):
+        with pytest.raises(InputError, match=r"write algorithm\.learning_rate = 0\.1"):
+            made(algorithm="scaffold", optimizer={**BASE["optimizer"], **other})
+
+
 def test_clients_and_server_have_their_own_schedules():
     algorithm = made(
         algorithm={"name": "fedadam", "keep_optimizer": True},
