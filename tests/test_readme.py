@@ -7,12 +7,13 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from closeness import approx
 
-from fedjax_peft import assets, testing
+from fedjax_peft import aggregators, algorithms, assets, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.data import sources
 
@@ -36,6 +37,33 @@ def test_first_example_prints_what_it_shows(capsys):
     for line, expected in zip(printed, map(str.split, shown.splitlines()), strict=True):
         assert float(line.pop(2)) == approx(float(expected.pop(2)), abs=0.05)
         assert line == expected
+
+
+FEDERATED_LORA = (
+    *("fedalt", "feddpa_t", "fedex", "fedmomentum", "fedrot", "fedsa", "fedsb", "fedsvd", "ffa"),
+    *("flexlora", "flora", "flora_na", "fra", "hetlora", "hilora", "ilora", "lora_a2"),
+    *("lora_fair", "pfedlora", "ravan", "rolora", "slora"),
+)
+"""An algorithm or aggregator of each paper."""
+OVER_FEDAVG = ("zhang2024fedit", "yan2024federa")
+"""Papers whose method is FedAvg over a LoRA."""
+
+
+def test_numbers_of_methods_are_those_of_the_library():
+    """Algorithms by name, methods of federated LoRA by paper."""
+    text = (ROOT / "README.md").read_text()
+    assert f"| {len(algorithms.__all__)}: baselines" in text
+    cited = (ROOT / "docs/reference/cite.md").read_text()
+    rows = [line for line in cited.splitlines() if line.startswith("| `")]
+    papers = {row for row in rows for name in FEDERATED_LORA if f"`{name}`" in row.split("|")[1]}
+    assert len(papers) == len(FEDERATED_LORA)
+    assert all(f"`{paper}`" in cited for paper in OVER_FEDAVG)
+    assert f"| federated LoRA methods | {len(papers) + len(OVER_FEDAVG)} |" in text
+    for module in (algorithms, aggregators):
+        for name in module.__all__:
+            doc = sys.modules[getattr(module, name).__module__].__doc__ or ""
+            if "LoRA" in doc.partition("\n")[0] and name not in ("fedavg", "mean"):
+                assert any(f"`{name}`" in row for row in papers), name
 
 
 def test_own_algorithm(capsys):

@@ -20,7 +20,8 @@ Decided here:
 
 * The paper ends a stage when its steps have become small; here the rounds are given. A stage ends
   with the first round from there on that has an upload.
-* B̄_k is B_k / ‖B_k‖_F in the first round of a client.
+* B̄_k is B_k / ‖B_k‖_F in the first round of a client. Later means are not normalised again: the
+  subspace that B̄_k spans does not depend on its length, but the weight of the next B_k does.
 * A client that has not taken part before the clusters are found belongs to the largest one. The
   paper assigns such clients by a few probing steps.
 * The penalties are on factors, without LoRA's scale. A shared head is trained and averaged over all
