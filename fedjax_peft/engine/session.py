@@ -534,7 +534,7 @@ class Session:
 
     def _runs(self, plan: Plan) -> bool:
         """Returns whether a round with this plan changes anything."""
-        return bool(plan.useful) or self.setup.algorithm.aggregator.every_round
+        return bool(plan.client_steps) or self.setup.algorithm.aggregator.every_round
 
     def _capacity(self, seed: int, round_index: int) -> _Capacity:
         """Returns the size of a seed's plans, large enough for the given round."""

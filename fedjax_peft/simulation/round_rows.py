@@ -52,7 +52,7 @@ def round_row(info: RoundInfo, *, each: bool = False, lower: Sequence[str] = ("l
     sums, finite, norms, aggregation = jax.device_get(
         (info.sums, info.finite, info.norms, info.aggregation)
     )
-    if not plan.useful:  # nobody takes part; the server may still move (``every_round``)
+    if not plan.client_steps:  # nobody takes part; the server may still move (``every_round``)
         row |= {"clients": [], "dropped": [], "steps": 0, "lanes": plan.lanes}
         return row | _aggregation_fields(aggregation)
     for name, (total, count) in sums.items():

@@ -422,6 +422,13 @@ def test_late_clients_and_those_without_examples_send_noise_in_a_run(make):
     ).metrics[1]
     assert row["privacy_noise_std"] == whole["privacy_noise_std"]
     assert row["bytes_up"] == whole["bytes_up"]
+    nobody = fp.simulate(
+        *(linear.model(), algorithm, toy.clients((4, 0, 12, 3))),
+        **{**options, "batch_size": 4, "rounds": 1, "time_model": time, "deadline": 0.5},
+    )
+    assert nobody.metrics[1]["late"] == [0, 2, 3]
+    assert nobody.metrics[1]["privacy_noise_std"] == whole["privacy_noise_std"]
+    assert not np.allclose(nobody.params["head.bias"], linear.model().trainable["head.bias"])
 
 
 # ---------------------------------------------------------------------------------------- refusals
