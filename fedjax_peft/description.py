@@ -20,6 +20,7 @@ __all__ = ["describe"]
 
 _LIBRARIES = ("fedjax_peft", "optax", "flax", "jax", "jaxlib", "numpy")
 """Packages whose functions are known by their names; of others, the constants are described too."""
+_PLAIN = (bool, int, float, str)
 _UNSTABLE = ("jax", "jaxlib", "numpy")
 """Packages whose functions are described by their last names: their modules move."""
 
@@ -31,7 +32,8 @@ def describe(value: Any) -> Any:
     * An array is its shape and dtype; what it holds is data and no setting.
     * A function is its qualified name, its defaults, and what it captures. A user's function also
       has the numbers in its code, and those of the global variables that it reads.
-    * Any other object is the name of its type and its fields.
+    * A named tuple, a dataclass and a callable object is the name of its type and its fields; any
+      other object only has those of its fields that are numbers and strings.
 
     Args:
       value: anything; it is not changed and not called.
@@ -56,6 +58,8 @@ def _described(value: Any, around: tuple[int, ...]) -> Any:
     inner = partial(_described, around=(*around, id(value)))
     if isinstance(value, type):
         return _name(value)
+    if isinstance(value, types.ModuleType):
+        return value.__name__
     if isinstance(value, Mapping):
         return {str(key): inner(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -76,6 +80,8 @@ def _described(value: Any, around: tuple[int, ...]) -> Any:
     own = vars(value) if hasattr(value, "__dict__") else {}
     if dataclasses.is_dataclass(value):
         own = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif not callable(value):  # a tokenizer, a logger: what they hold leads anywhere
+        own = {name: x for name, x in own.items() if isinstance(x, _PLAIN)}
     return {"type": _name(type(value)), **_fields(own, inner)}
 
 
@@ -105,7 +111,7 @@ def _function(function: types.FunctionType, inner: Any) -> Any:
     if package not in _LIBRARIES:
         made["constants"] = _constants(code)
         read = {n: function.__globals__.get(n) for n in sorted(code.co_names)}
-        made["globals"] = {n: x for n, x in read.items() if isinstance(x, bool | int | float | str)}
+        made["globals"] = {n: inner(x) for n, x in read.items() if isinstance(x, _PLAIN)}
     return made
 
 

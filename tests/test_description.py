@@ -1,6 +1,7 @@
 """Descriptions of settings: equal for equal calls, in every process, and different otherwise."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -80,6 +81,10 @@ def test_what_is_not_plain_is_a_name_or_a_shape():
     assert describe(jax.jit(jnp.tanh)) == "tanh"
     assert describe(np.float32(0.5)) == 0.5
     assert describe(float("nan")) == "nan"
+    assert describe(optax) == "optax"
+    logger = describe(logging.getLogger("optax"))
+    assert (logger["type"], logger["name"]) == ("logging.Logger", "optax")
+    assert "manager" not in logger
     loop: list = [1]
     loop.append(loop)
     assert describe(loop) == [1, "itself"]

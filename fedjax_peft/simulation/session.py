@@ -260,6 +260,7 @@ def session(
             "clients": _digest_of(clients),
             "client_ranks": client_ranks,
             "model": _facts_of(model),
+            "task": getattr(setup.task, "name", None),
         }
 
         def salt(chosen: Values) -> np.ndarray:
@@ -290,8 +291,8 @@ def _salt(settings: Any) -> np.ndarray:
 def _digest_of(clients: Clients) -> str:
     """Returns a digest of which examples each client has."""
     found = hashlib.sha256(clients.data.name.encode())
-    for rows in clients.indices:
-        found.update(np.asarray(rows, np.int64).tobytes() + b";")
+    for numbers in (clients.sizes, np.concatenate(clients.indices)):
+        found.update(np.asarray(numbers, np.int64).tobytes())
     return found.hexdigest()
 
 
