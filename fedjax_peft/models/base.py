@@ -243,14 +243,15 @@ def _with_stacks(module: nnx.Module, stacks: Sequence[Stack], graph: _Graph) -> 
     rng, parameters = states
     short.eval()
     eval_def, *_ = nnx.split(short, nnx.RngState, ...)
+    inner = _Graph(graph.name, train_def, eval_def, rng, {})
     order = {path: i for i, (path, _) in enumerate(nnx.to_flat_state(graph.rng))}
     leaves = sources([path for path, _ in nnx.to_flat_state(parameters)], stacks)
     keys = sources([path for path, _ in nnx.to_flat_state(rng)], stacks)
 
     def make(arrays: Params, key: Key | None, train: bool) -> Any:
         state = nnx.from_flat_state(dict(gathered(arrays, leaves)))
-        random = seeded(rng, order, keys, key)
-        return nnx.merge(train_def if train else eval_def, random, state)
+        random = seeded(inner.rng, order, keys, key)
+        return nnx.merge(inner.train if train else inner.eval, random, state)
 
     return dataclasses.replace(graph, origins=leaves), make
 

@@ -31,8 +31,8 @@ CODE = "__code__"
 
 _FEW = 8
 """Arrays of at most this number of elements are described by their values."""
-_ITEMS = 16
-"""Lists of at most this number of items are described item by item."""
+_ITEMS, _NAMES = 16, 64
+"""Longer lists, and larger tables, are described by a digest."""
 _MOST_BYTES, _PIECES = 1 << 30, 1024
 """Of a larger array, this number of evenly spaced pieces of this total size is hashed."""
 
@@ -94,7 +94,7 @@ class _Describer:
             (jax.tree_util.PyTreeDef,): lambda x: re.sub(" at 0x[0-9a-f]+", "", str(x)),
             (type,): self._class,
             (types.ModuleType,): lambda x: x.__name__,
-            (Mapping,): lambda x: self._named({str(k): x[k] for k in sorted(x, key=str)}),
+            (Mapping,): self._mapping,
             (tuple,): self._tuple,
             (list,): self._sequence,
             (set, frozenset): lambda x: self._sequence(sorted(map(json.dumps, map(self, x)))),
@@ -126,6 +126,10 @@ class _Describer:
         if hasattr(value, "__wrapped__"):  # such as a function under jax.jit
             return self(value.__wrapped__)
         return self._object(value)
+
+    def _mapping(self, table: Mapping[Any, Any]) -> Plain:
+        found = self._named({str(key): table[key] for key in sorted(table, key=str)})
+        return f"{len(found)} names {digest(found)}" if len(found) > _NAMES else found or "(empty)"
 
     def _sequence(self, items: Collection[Any]) -> Plain:
         found = {str(i): self(item) for i, item in enumerate(items)}
@@ -188,6 +192,8 @@ def _array(value: Any) -> Plain:
     shape = f"{value.dtype}{list(value.shape)}"
     if isinstance(value, jax.ShapeDtypeStruct):
         return shape
+    if hasattr(value, "__jax_array__"):  # a variable of a module
+        value = value.__jax_array__()
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     x = np.asarray(value)

@@ -200,8 +200,9 @@ def simulate(
       out: a run directory to write records, checkpoints and TensorBoard files to.
       checkpoint_every: rounds between checkpoints; the last round always has one.
       resume: continue the run in ``out`` from its last checkpoint, if it has one. The run must be
-        the same: a call with another fingerprint (:mod:`fedjax_peft.simulation.fingerprint`) is
-        refused. More ``rounds``, ``stop``, and what ``MAY_CHANGE`` there names may differ.
+        the same: a call with another fingerprint (arguments, examples, clients, model) is refused.
+        More ``rounds``, ``stop``, and what ``fedjax_peft.simulation.fingerprint.MAY_CHANGE`` names
+        may differ.
       config: recorded as the run's ``config.toml``. ``{"point": ...}``, the values of a sweep, is
         added to the settings that a run made in Python records.
       on_round: called with every row of metrics as it is made (row 0 is before training). If it

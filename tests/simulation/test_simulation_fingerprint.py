@@ -13,7 +13,9 @@ import numpy as np
 import optax
 import pytest
 import toy
+from flax import nnx
 
+import fedjax_peft as fp
 from fedjax_peft import (
     TimeModel,
     aggregators,
@@ -308,7 +310,12 @@ def made():
 
 
 def described():
-    return {name: describe(function(**given)) for name, function, given in made()}
+    """Returns the descriptions of all parts, and of models and data with their keys and texts."""
+    found = {name: describe(function(**given)) for name, function, given in made()}
+    plain = fp.testing.tiny_model()
+    found["model"] = describe(fp.attach(plain, fp.lora(rank=2)).apply)
+    found["data"] = describe(fp.partition.dirichlet(fp.testing.tiny_dataset(50), 5, alpha=1.0))
+    return found
 
 
 @pytest.mark.filterwarnings("ignore:The noise of the FRA-LoRA paper")
@@ -396,6 +403,8 @@ def test_functions_of_the_user_are_described_with_their_code_and_globals(monkeyp
         (list(range(99)), [*range(98), 0]),
         (np.array(["a", None], object), np.array(["b", None], object)),
         (jax.random.key(0), jax.random.key(1)),
+        (nnx.RngKey(jax.random.key(0)), nnx.RngKey(jax.random.key(1))),
+        (nnx.Param(jnp.zeros(3)), nnx.Param(jnp.ones(3))),
         (jnp.float32, jnp.bfloat16),
         (np.float64(0.1), np.float64(0.2)),
         (jnp.add, jnp.maximum),

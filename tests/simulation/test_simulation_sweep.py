@@ -17,6 +17,7 @@ import fedjax_peft as fp
 from fedjax_peft.engine import program
 from fedjax_peft.engine.replicas import Replicas
 from fedjax_peft.errors import InputError
+from fedjax_peft.models.registry import random_model
 from fedjax_peft.simulation.points import PointDone
 from fedjax_peft.simulation.stopping import median_rule
 from fedjax_peft.simulation.sweep import _names, _Shared
@@ -325,11 +326,13 @@ def test_what_reads_a_point_too_late_is_refused():
         later()
 
 
-def test_a_forward_pass_is_shared_by_seeds_that_decide_initial_values_only():
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_forward_pass_is_shared_by_seeds_that_decide_initial_values_only(stacked):
     own = _Shared(lambda p: seeded_model(p["seed"]))
     keys = [own({"seed": seed, "rate": rate})[1] for seed in (0, 1) for rate in (0.1, 0.2)]
     assert keys[0] == keys[1] != keys[2] == keys[3]
-    plain = fp.testing.tiny_model()
+    head = fp.heads.classification(4)
+    plain = random_model(fp.testing.TINY_BERT, head=head, scan_layers=stacked)
     attached = _Shared(lambda p: fp.attach(plain, fp.lora(rank=p["rank"]), seed=p["seed"]))
     keys = [attached({"seed": seed, "rank": rank})[1] for seed in (0, 1) for rank in (2, 4)]
     assert keys[0] == keys[2] != keys[1] == keys[3]
