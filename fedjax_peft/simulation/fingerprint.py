@@ -7,7 +7,7 @@ sweep compare it, and refuse to go on with anything else. It consists of
 * the arguments of ``simulate``: numbers and names, and of algorithms, optimizers, mechanisms and
   models the names of their functions with the values that these hold
   (:mod:`fedjax_peft.simulation.describe`);
-* digests of the examples and of the clients' rows;
+* digests of the examples and of the clients' rows (of more than 1 GiB, of evenly spaced pieces);
 * for each leaf of the model, its shape and three sums (:func:`sums`).
 
 The traced program of a round is not a part: the functions and their values decide it, and tracing a
@@ -105,8 +105,8 @@ def fingerprint(arguments: Mapping[str, Any]) -> dict[str, Plain]:
     return found
 
 
-def sums(leaf: Any) -> list[Any]:
-    """Returns [shape, sum, sum of squares, sum with alternating signs] of an array.
+def sums(leaf: Any) -> dict[str, Any]:
+    """Returns the shape of an array, its sum, sum of squares, and sum with alternating signs.
 
     Values that were computed on another device differ in rounding, which changes a digest but
     hardly the sums; see :func:`changed_leaf`.
@@ -118,22 +118,22 @@ def sums(leaf: Any) -> list[Any]:
         total += float(block.sum())
         square += float(np.dot(block, block))
         signed += float(np.dot(block, _SIGNS[: len(block)]))
-    return [f"{leaf.dtype}{list(leaf.shape)}", total, square, signed]
+    return {"shape": f"{leaf.dtype}{list(leaf.shape)}", "sums": [total, square, signed]}
 
 
 _SIGNS = np.where((np.arange(1 << 16) * 2654435761 >> 13) & 1, 1.0, -1.0).astype(np.float32)
 
 
-def changed_leaf(before: Any, now: Any) -> bool:
+def changed_leaf(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Returns whether the sums of two leaves differ by more than an SVD does between machines."""
-    (shape, *was), (other, *found) = before, now
+    if before["shape"] != now["shape"]:
+        return True
+    was, found = before["sums"], now["sums"]
     tolerance = 1e-3 * math.sqrt(max(was[1], found[1])) + 1e-12
-    near = (
-        math.isclose(was[1], found[1], rel_tol=1e-3)
-        and abs(was[0] - found[0]) <= tolerance
-        and abs(was[2] - found[2]) <= tolerance
+    near = math.isclose(was[1], found[1], rel_tol=1e-3) and all(
+        abs(was[i] - found[i]) <= tolerance for i in (0, 2)
     )
-    return shape != other or not (near or _text(was) == _text(found))
+    return not near and _text(was) != _text(found)  # NaN equals NaN
 
 
 def differences(before: Fingerprint, now: Fingerprint, free: Collection[str] = ()) -> list[str]:
@@ -153,10 +153,10 @@ def differences(before: Fingerprint, now: Fingerprint, free: Collection[str] = (
 
 
 def _same(a: Plain, b: Plain) -> bool:
-    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b) == 4:
-        leaves = isinstance(a[0], str) and isinstance(b[0], str)
-        return not changed_leaf(a, b) if leaves else a == b
-    if isinstance(a, float) and isinstance(b, float):
+    if isinstance(a, Mapping) and isinstance(b, Mapping):  # of a leaf
+        return not changed_leaf(a, b)
+    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (a, b))
+    if numbers and isinstance(a, float) | isinstance(b, float):
         return math.isclose(a, b, rel_tol=1e-9) or (a != a and b != b)
     return _text(a) == _text(b)
 
@@ -192,8 +192,10 @@ def check_same(
         changed |= {name: pair for name, pair in described.items() if name not in changed}
         if stored["versions"]["python"] != versions["python"]:
             changed = {name: pair for name, pair in changed.items() if not name.endswith(CODE)}
-        if stored["versions"] != versions:
-            hint = f" It was recorded with {stored['versions']}, and these are {versions}."
+        if others := _changed(stored["versions"], versions):
+            hint = "".join(
+                f" Of {name}, the run has {a}, this is {b}." for name, (a, b) in others.items()
+            )
     if not changed:
         return
     was = "; ".join(
@@ -246,6 +248,7 @@ def _versions() -> dict[str, str]:
 
 def _shown(value: Plain) -> str:
     """Returns a value in words; of a leaf, its shape, norm and sum."""
-    if isinstance(value, list) and len(value) == 4 and isinstance(value[0], str):
-        return f"{value[0]} of norm {math.sqrt(value[2]):.6g} and sum {value[1]:.6g}"
-    return show(value, 100)
+    if not isinstance(value, Mapping):
+        return show(value, 100)
+    total, square, _ = value["sums"]
+    return f"{value['shape']} of norm {math.sqrt(square):.6g} and sum {total:.6g}"

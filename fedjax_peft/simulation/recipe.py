@@ -160,8 +160,8 @@ def _difference(leaves: Params, then: Mapping[str, Any]) -> str | None:
         if name not in leaves or name not in then:
             return name
         now, before = sums(leaves[name]), then[name]
-        if len(before) == 2:  # of an earlier version: the sum, and the sum of squares
-            before = [now[0], *before, now[-1]]
+        if isinstance(before, list):  # of an earlier version: the sum, and the sum of squares
+            before = {"shape": now["shape"], "sums": [*before, now["sums"][-1]]}
         if changed_leaf(before, now):
             return name
     return None

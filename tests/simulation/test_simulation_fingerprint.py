@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tomli_w
 import toy
 from flax import nnx
 
@@ -268,6 +269,31 @@ def test_another_run_is_refused_with_the_first_difference(what, tmp_path):
 def test_what_changes_no_result_may_change(name, tmp_path):
     out = recorded(tmp_path / "run", RUN)
     check_recorded(out=out, **{**RUN, name: ALLOWED[name]})
+
+
+def test_lists_of_a_config_are_compared_and_other_versions_are_named(tmp_path):
+    config = {"peft": {"targets": ["query", "key", "value", "dense"]}, "rate": 1, "scale": 1.0}
+    out = recorded(tmp_path / "run", RUN)
+    (out / "config.toml").write_text(tomli_w.dumps(config))
+    check_recorded(out=out, **RUN, config={**config, "rate": 1.0, "scale": 1})
+    stored = json.loads((out / "fingerprint.json").read_text())
+    stored["versions"]["jax"] = "0.1"
+    (out / "fingerprint.json").write_text(json.dumps(stored))
+    config = {**config, "peft": {"targets": ["query", "key", "value"]}}
+    with pytest.raises(InputError, match=r"peft\.targets was .*'dense'.* Of jax, the run has 0\.1"):
+        check_recorded(out=out, **RUN, config=config)
+
+
+def test_code_is_compared_within_one_version_of_python(tmp_path):
+    run = {**RUN, "algorithm": prox()._replace(round_metrics=lambda index: {"a": index})}
+    other = {**RUN, "algorithm": prox()._replace(round_metrics=lambda index: {"b": index})}
+    out = recorded(tmp_path / "run", run)
+    with pytest.raises(InputError, match=r"round_metrics\.__code__ was"):
+        check_recorded(out=out, **other)
+    stored = json.loads((out / "fingerprint.json").read_text())
+    stored["versions"]["python"] = "3.10"
+    (out / "fingerprint.json").write_text(json.dumps(stored))
+    check_recorded(out=out, **other)
 
 
 def test_the_list_of_what_may_change_is_that_of_simulate_and_of_the_documentation():
