@@ -204,6 +204,7 @@ FIELDS = (
     # ---- row 0
     Field("parameters.KIND", "parameters", "KIND is adapter, head or frozen."),
     Field("roles.ROLE", "parameters", "ROLE is shared, private or fixed."),
+    Field("origin.FACT", "", "The run that this one starts from, and its clients."),
     Field("federation.FACT", "", "With a mechanism or an attack: the facts that it depends on."),
     Field("privacy.name", "", "The mechanism of differential privacy."),
     Field("privacy.unit", "", "Whose data it protects: client or example."),

@@ -24,6 +24,7 @@ from fedjax_peft.simulation.client_models import (
     read_clients,
     untrained_note,
 )
+from fedjax_peft.simulation.origin import base_seed, with_origin
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.session import wrapped
 from fedjax_peft.tasks import Task
@@ -106,8 +107,9 @@ def base_model(directory: Path, config: dict[str, Any], labels: tuple[str, ...])
     """
     words = read_vocabulary(directory)
     if "model" in config:
-        return configs.build_model(configs.resolve_recorded(config), labels, words)
-    model = recipe.make_model(directory)
+        resolved = {**configs.resolve_recorded(config), "seed": base_seed(directory, config)}
+        return with_origin(configs.build_model(resolved, labels, words), directory)
+    model = with_origin(recipe.make_model(directory), directory)
     return model.replace(tokenizer=word_tokenizer(words)) if words else model
 
 
@@ -286,4 +288,4 @@ def load_trained(directory: str | Path) -> tuple[Model, Params, dict[str, Any]]:
                 f"The trained leaves in {directory} do not fit the model of its config."
             )
     frozen = {**model.frozen, **merged}
-    return model.replace(frozen=frozen, wide=frozenset(merged)), params, config
+    return model.replace(frozen=frozen, wide=model.wide | merged.keys()), params, config

@@ -427,6 +427,7 @@ def seen_clients(rows: Iterable[Mapping[str, Any]]) -> set[int]:
     """Returns the clients that have trained: at least one of their uploads was aggregated."""
     seen: set[int] = set()
     for row in rows:
+        seen |= {*(row.get("origin") or {}).get("seen", ())}  # in the run that this one starts from
         sent, dropped = (row.get(key) or () for key in ("clients", "dropped"))
         seen |= set(sent) - set(dropped)
     return seen

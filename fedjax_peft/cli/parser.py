@@ -89,6 +89,13 @@ def _add_running(command: Callable[..., Any]) -> None:
     run.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="run only this [methods.NAME]"
     )
+    run.add_argument(
+        "--from",
+        dest="origin",
+        type=Path,
+        metavar="RUN",
+        help="start a new run from the model of RUN and what its clients keep",
+    )
     _add_overrides(run)
     _add_run_options(run)
     _add_distributed(run)

@@ -19,6 +19,7 @@ from fedjax_peft.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from fedjax_peft.report.records import RunRecord
+    from fedjax_peft.simulation.run import Run
 
 __all__ = ["demo", "next_commands", "resume", "run"]
 
@@ -131,6 +132,10 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
         if name not in raw:
             raise InputError(f"{path} has no [methods.{name}]. {nearest(name, raw)}")
     raw = {name: one for name, one in raw.items() if name in only or not only}
+    if origin := getattr(options, "origin", None):
+        if any(origin.resolve() == (out / name).resolve() for name in raw):
+            raise InputError(f"{origin} is the run to start from: choose another --out.")
+        raw = {name: {**one, "origin": str(origin.resolve())} for name, one in raw.items()}
     resolved = {name: configs.resolve(one) for name, one in raw.items()}
     if options.quiet <= options.verbose:
         for name, config in resolved.items():
@@ -165,7 +170,7 @@ def _run_all(
             print(*map(display.printable, record.config_text(config).split("\n")), sep="\n")
             show = console.dry_run(titles[name], configs.describe(config), print)
             with contextlib.suppress(console.DryRun):
-                configs.run(config, on_phase=show)
+                configs.run(config, on_phase=show, origin=_origin(config, out / name))
         return []
     if is_writer():
         if options.overwrite:
@@ -174,6 +179,15 @@ def _run_all(
         resuming.note_methods(out, resolved)
     with resuming.advising(out):
         return _run_each(resolved, titles, options, out)
+
+
+def _origin(config: dict[str, Any], directory: Path) -> "Run | None":
+    """Returns the run that a config starts from; None without one, or if it has begun."""
+    if config["origin"] is None or any((directory / "checkpoints").glob("[0-9]*")):
+        return None
+    from fedjax_peft.loading import load_run
+
+    return load_run(config["origin"])
 
 
 def _run_each(
@@ -202,6 +216,7 @@ def _run_each(
                 resume=options.resume,
                 on_round=screen.on_round,
                 on_phase=screen.on_phase,
+                origin=_origin(config, out / name),
             )
         records.append(load_run(out / name))
     print_table(records)  # one process prints; the standard output of the others is closed

@@ -87,7 +87,9 @@ from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.privacy.accounting import smallest_noise
 from fedjax_peft.random import host_rng
 from fedjax_peft.simulation.cost import TimeModel
+from fedjax_peft.simulation.origin import ORIGIN, base_seed, with_origin
 from fedjax_peft.simulation.progress import Phase, PhaseName
+from fedjax_peft.simulation.record import read_config
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.session import federation_of, schedule_of
 from fedjax_peft.simulation.simulate import simulate
@@ -188,6 +190,8 @@ class _Extra(NamedTuple):
     """A published system of systems.toml; its settings are defaults for the other keys."""
     system_changes: Mapping[str, str] | None = None
     """Written by the program: the system's settings that the run replaced, as in "16 -> 8"."""
+    origin: str | None = None
+    """Written by ``run --from``: the directory of the run that this one starts from."""
     client_holdout: float | None = None
     """Share of each client's examples that is held out, to test the client's model on it."""
     client_test: bool = False
@@ -632,6 +636,7 @@ def run(
     stop: Stop | None = None,
     engine: Callable[..., Any] | None = None,
     act: Callable[..., Any] = simulate,
+    origin: Run | None = None,
 ) -> Run:
     """Runs a resolved config.
 
@@ -647,6 +652,7 @@ def run(
         the config's ``engine``.
       act: what is called with the arguments of ``simulate`` and whose result is returned, such as
         :func:`fedjax_peft.simulation.simulate.check_recorded`.
+      origin: the run of the config's ``origin``, which a new run starts from.
     """
     parts = Parts() if parts is None else parts
 
@@ -665,8 +671,12 @@ def run(
     options |= {} if engine is None else {"engine": engine}
     task = tasks.for_data(train, config["metric"])
     report_phase("loading")
+    model = _first_model(config, train, parts, origin, out)
+    if config["origin"] is None:
+        model = _started(config, model, clients, task)
     return act(
-        _started(config, _shared_model(config, train, parts), clients, task),
+        model,
+        origin=origin,
         clients=clients,
         **evaluated,
         **_made_from_values(config),
@@ -693,6 +703,38 @@ def _data_description(config: Config) -> Config:
     tokenizer = [model[key] for key in ("name", "source", "config")]
     chosen = {name: config[name] for name in names}
     return {**chosen, "seed": seed, "tokenizer": tokenizer, "by": config["partition"]["name"]}
+
+
+def _first_model(
+    config: Config, train: Dataset, parts: Parts, origin: Run | None, out: str | Path | None
+) -> Model:
+    """Returns the model before round 1: that of the config, or that of the run it starts from.
+
+    Raises:
+      InputError: the run has another model, or is missing.
+    """
+    if config["origin"] is None:
+        return _shared_model(config, train, parts)
+    if origin is None:
+        folder = Path(out or "")
+        if out is None or not (folder / ORIGIN).exists():
+            raise InputError("origin is written by the program: fedjax-peft run CONFIG --from RUN.")
+        again = {**config, "seed": base_seed(folder, config)}
+        return with_origin(_shared_model(again, train, parts), folder)
+    before = read_config(Path(config["origin"]))
+    if "model" in before:
+        names = ("model", "peft")
+        known = flatten({name: resolve_recorded(before)[name] for name in names})
+        asked = flatten({name: config[name] for name in names})
+        for key in [*asked, *known]:
+            if asked.get(key) != known.get(key):
+                raise InputError(
+                    f"--from takes the model of {config['origin']}, with its [model] and [peft]:"
+                    f" {key} is {known.get(key)!r} there and {asked.get(key)!r} here."
+                )
+    if tuple(train.label_names) != tuple(origin.model.labels):
+        raise InputError(f"The labels of {config['origin']} are not those of this config's data.")
+    return origin.trained
 
 
 def _shared_model(config: Config, train: Dataset, parts: Parts) -> Model:

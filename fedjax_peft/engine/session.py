@@ -211,12 +211,12 @@ class Session:
         else:
             state, row = self._start(chosen)
             state = state._replace(client_state=self._store.start(row), values=as_arrays(chosen))
-        state = state._replace(history=self._history(state, seed))
+        state = state._replace(history=self.history(state, seed))
         if self._salt is not None:
             state = state._replace(salt=jnp.asarray(self._salt(chosen)))
         return self.placed(state)._replace(round_index=0, seed=seed)
 
-    def _history(self, state: State, seed: int) -> Any:
+    def history(self, state: State, seed: int) -> Any:
         """Returns the room for versions of the server that the rounds of a seed need."""
         setup, places = self.setup, self.schedule(seed).places(self._rounds)
         if not places:

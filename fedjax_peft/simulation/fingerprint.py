@@ -60,8 +60,9 @@ MAY_CHANGE = {
 """The arguments of ``simulate``, and keys of a config, that a resumed run may change."""
 
 _FREE = frozenset(name for names in MAY_CHANGE.values() for name in names)
-_APART = ("config", "out", "resume")
-"""Arguments that are not described: a config is compared key by key."""
+_APART = ("config", "out", "resume", "origin")
+"""Arguments that are not described: a config is compared key by key, and it names an origin, whose
+leaves are those of the model."""
 NAME = "fingerprint.json"
 _ADDED = {
     "batch_sampling": "shuffled",
@@ -205,7 +206,9 @@ def check_same(
     raise InputError(
         f"{directory} was run with another config: {was}{more}. Only more rounds, another stop"
         " rule, another placement, and other rounds of evaluations and checkpoints can be asked of"
-        f" a resumed run. Start a new one in another directory, with out= or --out.{hint}"
+        " a resumed run. Start a new one in another directory, with out= or --out; from the model"
+        f" of this one with --from {directory} (in Python fp.simulate(run.trained, ...,"
+        f" origin=run)).{hint}"
     )
 
 

@@ -29,6 +29,8 @@ class Accounted(NamedTuple):
     federation: Federation
     personal: bool = False
     """Whether clients predict with models of their own."""
+    before: str = ""
+    """A sentence on the run that this one starts from, whose rounds ε does not count."""
 
     def is_public(self, name: str) -> bool:
         """Returns whether the guarantee covers decisions that depend on a field of a row.
@@ -70,7 +72,7 @@ class Accounted(NamedTuple):
     @property
     def statement(self) -> str:
         """The guarantee in words."""
-        return self.privacy.statement(self.federation)
+        return f"{self.privacy.statement(self.federation)} {self.before}".strip()
 
 
 def accounted(

@@ -127,17 +127,22 @@ class Loop:
         """
         return self.clients.begin(state)
 
-    def start(self, state: State, seconds: float) -> str | None:
+    def start(self, state: State, seconds: float, origin: Row) -> str | None:
         """Evaluates and records the initial model; returns why the run ends, None if it goes on.
 
         Args:
           state: the state before the first round.
           seconds: simulated seconds before the first round.
+          origin: the field of row 0 about the run that this one starts from; empty without one.
+            Its states are in a checkpoint at once, because only the directory of this run has them.
         """
         began = time.perf_counter()
         # `Algorithm.init_client_state` knows no client, so that all have the same state.
-        scores = evaluate(self.tested, state, each=self.each, equal=True, phases=self.phases)
-        row = start_row(self.model, self.algorithm, scores, seconds)
+        seen, equal = seen_clients([origin]), not origin
+        scores = evaluate(
+            self.tested, state, each=self.each, seen=seen, equal=equal, phases=self.phases
+        )
+        row = start_row(self.model, self.algorithm, scores, seconds) | origin
         if self.private is not None:
             row |= {**self.private.fields(0), **self.private.start()}
         if self.wrapped_for is not None:
@@ -147,7 +152,7 @@ class Loop:
         self.costs.record(row)
         if stopped:
             self.record.amend({**row, "stopped": stopped})
-        self._pause(state, due=bool(stopped))
+        self._pause(state, due=bool(stopped or origin))
         return stopped
 
     def resume(self) -> str | None:

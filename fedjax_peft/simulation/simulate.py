@@ -45,6 +45,14 @@ from fedjax_peft.simulation.interrupts import Request, noted
 from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.loop import Loop
 from fedjax_peft.simulation.memory_plan import check_step_memory
+from fedjax_peft.simulation.origin import (
+    carried,
+    check_start,
+    not_counted,
+    origin_row,
+    origin_text,
+    save_origin,
+)
 from fedjax_peft.simulation.progress import Phase, Phases
 from fedjax_peft.simulation.recipe import save_recipe
 from fedjax_peft.simulation.record import Record, device_name, read_config
@@ -100,6 +108,7 @@ def simulate(
     out: str | Path | None = None,
     checkpoint_every: int = 10,
     resume: bool = False,
+    origin: Run | None = None,
     config: Mapping[str, Any] | None = None,
     on_round: Callable[[Row], bool | None] | None = None,
     stop: Stop | None = None,
@@ -203,6 +212,9 @@ def simulate(
         the same: a call with another fingerprint (arguments, examples, clients, model) is refused.
         More ``rounds``, ``stop``, and what ``fedjax_peft.simulation.fingerprint.MAY_CHANGE`` names
         may differ.
+      origin: the run that this one starts from, with ``run.trained`` as the model: the clients
+        begin with what they keep after it (private leaves, control variates), and so does the
+        server if it keeps the same. Rounds count from 1. Recorded in row 0.
       config: recorded as the run's ``config.toml``. ``{"point": ...}``, the values of a sweep, is
         added to the settings that a run made in Python records.
       on_round: called with every row of metrics as it is made (row 0 is before training). If it
@@ -252,6 +264,8 @@ def simulate(
     }
     check_counts(counts, {"seed": seed})
     check_words(nonfinite, diagnostics)
+    if origin is not None:
+        check_start(model, origin)
     time_model = time_model or TimeModel()
     check_deadline(deadline, late, time_model)
     if asynchronous is not None and deadline is not None:
@@ -354,6 +368,9 @@ def simulate(
         metadata = {**metadata, "transforms": transform.name}
     if private is not None:
         metadata = {**metadata, "privacy": private.privacy.name}
+    if origin is not None:
+        metadata = {**metadata, "origin": origin_text(origin)}
+        private = None if private is None else private._replace(before=not_counted(origin))
     metadata = dict(config or {}) if recorded else {**metadata, **(config or {})}
     text_length = _text_length(clients.data)
     found = fingerprint(arguments) if out is not None or processes() > 1 else {}
@@ -367,6 +384,8 @@ def simulate(
     ):
         if record.out is not None and not recorded:
             save_recipe(record.out, model, text_length, session.setup.task)
+        if record.out is not None and origin is not None:
+            save_origin(record.out, origin)
         if record.out is not None and clients.data.vocabulary:
             write_vocabulary(record.out, clients.data.vocabulary)
         loop = Loop(
@@ -410,7 +429,10 @@ def simulate(
         )
         if saved is None:
             state = loop.begin(state)
-            stopped = loop.start(state, start_seconds(time_model, model))
+            if origin is not None:
+                state = carried(session, state, origin)
+            begins = {} if origin is None else origin_row(origin)
+            stopped = loop.start(state, start_seconds(time_model, model), begins)
         else:
             state, stopped = saved, loop.resume()
         if lanes == "auto":  # a resumed run keeps its lanes, also on other devices

@@ -1,0 +1,166 @@
+"""A run that starts from another one goes on where that one ended."""
+
+import functools
+import shutil
+
+import optax
+import pytest
+import toy
+from closeness import assert_close
+
+import fedjax_peft as fp
+from fedjax_peft import testing
+from fedjax_peft.cli import main as cli
+from fedjax_peft.errors import InputError
+from fedjax_peft.rows import read_metrics
+
+SIZES = (7, 4, 12, 9)
+model = functools.cache(functools.partial(toy.model, dropout=0))
+lora_model = functools.cache(toy.lora_model)
+
+
+@functools.cache
+def scaffold():
+    return fp.algorithms.scaffold(optax.sgd(0.1), learning_rate=0.1, head="private")
+
+
+def run(rounds, start=None, algorithm=None, sizes=SIZES, **options):
+    """Rounds of one step over all examples, so that they depend on nothing but the states."""
+    return fp.simulate(
+        model() if start is None else start.trained,
+        algorithm or scaffold(),
+        toy.clients(sizes),
+        test=toy.dataset(20, seed=3),
+        rounds=rounds,
+        batch_size=16,
+        origin=start,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def straight():
+    return run(4)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    return run(2, out=tmp_path_factory.mktemp("first") / "run")
+
+
+@pytest.mark.parametrize("place", ["device", "disk"])
+def test_rounds_go_on_from_the_states_of_clients_and_server(place, straight, first, tmp_path):
+    """SCAFFOLD's control variates of clients and server belong together, beside private heads."""
+    again = run(2, first, out=tmp_path / "again", client_state=place)
+    for client in range(len(SIZES)):
+        one, other = straight.client_params(client), again.client_params(client)
+        for name in one:
+            assert_close(other[name], one[name], rtol=1e-5, atol=1e-6)
+    begins = again.metrics[0]["origin"]
+    assert begins == {"run": str(first.out.resolve()), "round": 2, "seen": [0, 1, 2, 3]}
+    assert again.metrics[0]["test_accuracy"] == first.metrics[-1]["test_accuracy"]
+    assert again.metrics[0]["test_count_seen"] == 4
+
+
+def test_an_interrupted_start_resumes_to_the_same_numbers(first, tmp_path):
+    """Its first checkpoint holds the states, also before round 1."""
+
+    def interrupt(row):
+        if row["round"] == 1:
+            raise KeyboardInterrupt
+
+    whole = run(2, first)
+    with pytest.raises(KeyboardInterrupt):
+        run(2, first, out=tmp_path / "run", on_round=interrupt)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["0"]
+    again = run(2, first, out=tmp_path / "run", resume=True)
+    assert [{**r, "time": 0} for r in again.metrics] == [{**r, "time": 0} for r in whole.metrics]
+
+
+@pytest.mark.parametrize("make", [fp.algorithms.fedex, fp.algorithms.flora])
+def test_what_a_server_has_added_to_frozen_leaves_is_part_of_the_start(make, tmp_path):
+    algorithm = make(optax.sgd(0.1))
+    options = {"test": toy.dataset(20, seed=3), "batch_size": 16, "algorithm": algorithm}
+    options["clients"] = toy.clients(SIZES)
+    before = fp.simulate(lora_model(), rounds=1, out=tmp_path / "a", **options)
+    loaded = fp.load_run(tmp_path / "a", model=lora_model(), algorithm=algorithm)
+    trained = loaded.trained
+    for name, leaf in {**before.trained.frozen, **before.trained.trainable}.items():
+        assert_close({**trained.frozen, **trained.trainable}[name], leaf, rtol=1e-5, atol=1e-6)
+    after = fp.simulate(trained, rounds=1, origin=loaded, out=tmp_path / "b", **options)
+    assert_close(
+        after.metrics[0]["test_loss"], before.metrics[-1]["test_loss"], rtol=1e-5, atol=1e-6
+    )
+    again = fp.load_run(tmp_path / "b", model=after.model, algorithm=algorithm)
+    for name, leaf in after.trained.frozen.items():
+        assert_close(again.trained.frozen[name], leaf, rtol=1e-5, atol=1e-6)
+
+
+def test_clients_that_keep_something_else_are_refused(first):
+    for other in ({"sizes": (*SIZES, 5)}, {"algorithm": fp.algorithms.ditto(optax.sgd(0.1))}):
+        with pytest.raises(InputError, match="or start from its global model only"):
+            run(1, first, **other)
+    with pytest.raises(InputError, match=r"fp.simulate\(run.trained, ..., origin=run\)"):
+        fp.simulate(model(), scaffold(), toy.clients(SIZES), rounds=1, origin=first)
+
+
+def test_the_refusal_of_a_resume_names_the_way(first, tmp_path):
+    out = shutil.copytree(first.out, tmp_path / "run")
+    with pytest.raises(InputError, match="with --from"):
+        run(2, out=out, resume=True, local_steps=3)
+
+
+def test_a_guarantee_says_that_it_counts_its_own_rounds_only(first):
+    private = run(1, first, privacy=fp.privacy.central(1.0, noise_multiplier=1.0))
+    statement = private.metrics[0]["privacy"]["statement"]
+    assert statement.endswith(
+        f"The run starts from {first.out.resolve()}, and ε counts its own rounds only. That run"
+        " gives no guarantee of differential privacy."
+    )
+
+
+CONFIG = """
+rounds = 1
+local_steps = 1
+[model]
+name = "{root}/model"
+[data]
+name = "{root}/data"
+max_length = 16
+[partition]
+name = "iid"
+clients = 3
+[peft]
+name = "lora"
+rank = 2
+[algorithm]
+name = "fedavg"
+head = "private"
+[optimizer]
+learning_rate = 3e-3
+"""
+
+
+@pytest.mark.slow
+def test_the_command_line_starts_from_a_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    testing.write_tiny_checkpoint(tmp_path / "model")
+    testing.write_tiny_texts(tmp_path / "data", train=24, test=8)
+    (tmp_path / "c.toml").write_text(CONFIG.format(root=tmp_path))
+    again = ["run", "c.toml", "seed=1", "optimizer.learning_rate=1e-3", "-q"]
+    assert cli.main(["run", "c.toml", "--out", "a", "-q"]) == 0
+    assert cli.main([*again, "--from", "a", "--out", "a"]) == 2
+    assert "is the run to start from" in capsys.readouterr().err
+    assert cli.main([*again, "--from", "a", "--out", "b", "peft.rank=4"]) == 2
+    assert "peft.rank is 2 there and 4 here" in capsys.readouterr().err
+    assert cli.main([*again, "--from", "a", "--out", "b"]) == 0
+    first, second = (read_metrics(tmp_path / name / "metrics.jsonl") for name in "ab")
+    assert second[0]["test_accuracy"] == first[-1]["test_accuracy"]
+    assert second[0]["origin"]["run"] == str(tmp_path / "a")
+    shutil.rmtree(tmp_path / "a")  # the new run needs it no longer
+    assert cli.main(["resume", "b", "rounds=2", "-q"]) == 0
+    run = fp.load_run("b")
+    assert run.metrics[-1]["round"] == 2
+    assert run.trained.trainable.keys() == run.client_params(0).keys()
+    assert cli.main([*again, "--resume", "--out", "b"]) == 2
+    assert "origin" in capsys.readouterr().err
