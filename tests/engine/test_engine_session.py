@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import linear
 import numpy as np
 import optax
 import pytest
@@ -143,3 +144,15 @@ def test_the_reference_engine_gives_the_run_of_the_compiled_one():
                 assert x == (approx(y, abs=1e-5) if isinstance(y, float) else y), name
     for x, y in zip(jax.tree.leaves(one.server), jax.tree.leaves(other.server), strict=True):
         assert_close(x, y, rtol=0, atol=1e-5)
+
+
+def test_the_reference_engine_keeps_the_values_of_a_state():
+    """A rate of 0 in both rounds, although the session was made with another one."""
+    inputs = (linear.model(), lambda p: fp.algorithms.fedavg(optax.sgd(p["rate"])))
+    options = {"values": {"rate": 1.0}, "engine": "reference", "batch_size": 8}
+    session = fp.session(*inputs, toy.clients((4,)), **options)
+    state = session.init(0, {"rate": 0.0})
+    for _ in range(2):
+        state, _ = session.step(state)
+    for name, x in linear.model().trainable.items():
+        np.testing.assert_array_equal(state.server[name], x)
