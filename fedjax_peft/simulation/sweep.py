@@ -142,7 +142,7 @@ def sweep(
       clients: the clients, or a function of the point.
       points: such as ``grid(seed=range(5), learning_rate=[1e-3, 3e-3])``.
       out: a directory for the runs, one directory each. Points whose runs have finished there are
-        skipped, and interrupted runs continue.
+        skipped, and interrupted runs continue; both must be runs of this call.
       choose_by: the metric of the rows by which ``Sweep.best`` chooses, such as
         ``validation_accuracy``.
       early_stop: end a run whose best value of ``choose_by`` is worse than the median of the

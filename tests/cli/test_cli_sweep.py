@@ -123,6 +123,19 @@ def test_a_point_can_be_resumed_reported_and_exported_like_any_run(straight, tmp
     assert "0.03" in (tmp_path / "report.html").read_text()
 
 
+def test_finished_points_of_another_config_are_refused(project, straight, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    shutil.copytree(straight[0], out)
+    command = ["sweep", str(project / "sweep.toml"), "--resume", "--out", str(out)]
+    assert cli.main(command) == 0
+    assert cli.main([*command, "batch_size=2"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "8 of 8 runs of the sweep failed" in error
+    assert "another config: batch_size was 16, is 2" in error
+    for name in POINTS:
+        assert results(out / name) == results(straight[0] / name)
+
+
 def test_an_existing_sweep_is_not_replaced_by_accident(
     project, straight, tmp_path, capsys, monkeypatch
 ):
