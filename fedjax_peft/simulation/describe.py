@@ -155,18 +155,18 @@ class _Describer:
         held = dict(zip(value.__code__.co_freevars, cells, strict=True))
         defaults = {"__defaults__": value.__defaults__, "__keywords__": value.__kwdefaults__}
         held |= {name: given for name, given in defaults.items() if given}
-        own = not _is_installed(value.__module__)
-        if own:
+        name, own = value.__qualname__, not _is_installed(value.__module__)
+        if own:  # a file may have another name, or lie elsewhere, when a run is resumed
             names = sorted(set(_globals_of(value.__code__)) & value.__globals__.keys())
             held |= {name: value.__globals__[name] for name in names}
         code = {CODE: _code(value.__code__)} if own or self._strict else {}
-        return {"": f"{value.__module__}.{value.__qualname__}", **code, **self._named(held)}
+        whole = name if own else f"{value.__module__}.{name}"
+        return {"": whole, **code, **self._named(held)}
 
     def _class(self, value: type) -> dict[str, Plain]:
         """Returns the name of a class, and the digest of a user's class and of its methods."""
-        name = f"{value.__module__}.{value.__qualname__}"
         if _is_installed(value.__module__):
-            return {"": name}
+            return {"": f"{value.__module__}.{value.__qualname__}"}
         kinds = (types.FunctionType, property, classmethod, staticmethod, bool, int, float, str)
         members = {
             key: [x.fget, x.fset] if isinstance(x, property) else x
@@ -174,7 +174,7 @@ class _Describer:
             if isinstance(x, kinds) and (callable(x) or not key.startswith("__"))
         }
         bases = [self(base) for base in value.__bases__ if base is not object]
-        return {"": name, CODE: digest([self._named(members), bases])}
+        return {"": value.__qualname__, CODE: digest([self._named(members), bases])}
 
     def _object(self, value: Any) -> Plain:
         kind, contents = type(value), getattr(value, "__dict__", None)

@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -411,6 +412,16 @@ def test_functions_of_the_user_are_described_with_their_code_and_globals(monkeyp
     monkeypatch.setitem(globals(), "SCALE", 2.0)
     after = describe([scaled, Own(1.0), jax.jit(scaled), recursive])
     assert [after[str(i)] == before[str(i)] for i in range(4)] == [False, False, False, True]
+
+
+def test_code_of_the_user_is_the_same_in_a_file_of_another_name():
+    text = "SCALE = {}\nclass Own:\n    def act(self): return SCALE\ndef act(x): return Own, x\n"
+    found = []
+    for name, scale in (("one", 1.0), ("two", 1.0), ("three", 2.0)):
+        module = types.ModuleType(name)
+        exec(compile(text.format(scale), f"/{name}.py", "exec"), module.__dict__)
+        found.append(describe(module.act))
+    assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.parametrize(
