@@ -279,9 +279,10 @@ def around_one(changes: Changes) -> tuple[Changes, jax.Array]:
     one = jnp.argmin(sums)
     leaves = jax.tree.map(lambda x: x - x[one][None], changes.leaves)
     products = {p: _minus_one(x, one) for p, x in changes.products.items()}
-    nothing = jax.tree.map(jnp.zeros_like, (leaves, products))
-    leaves, products = tree.where(here, (leaves, products), nothing)
-    return Changes(leaves, products, here, changes.number), jnp.zeros(len(here)).at[one].set(1.0)
+    zeros = jax.tree.map(jnp.zeros_like, (leaves, products))
+    leaves, products = tree.where(here, (leaves, products), zeros)
+    differences = changes._replace(leaves=leaves, products=products)
+    return differences, jnp.zeros(len(here)).at[one].set(1.0)
 
 
 def _minus_one(factors: Factors, one: jax.Array) -> Factors:
