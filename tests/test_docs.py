@@ -7,6 +7,7 @@ import sys
 import types
 from pathlib import Path
 
+import memory
 import pytest
 
 from fedjax_peft import (
@@ -57,6 +58,7 @@ def reference():
         sys.path.remove(str(ROOT / "docs" / "_ext"))
 
 
+@pytest.mark.long("Sphinx reads every module and page")
 def test_site_builds_without_a_warning(tmp_path):
     """A broken link or reference, and a public name without documentation, fail."""
     words = ["-W", "--keep-going", "-q", "-d", str(tmp_path / "doctrees")]
@@ -168,19 +170,20 @@ def run_page(tiny_assets, tmp_path, monkeypatch):
         exec(compile(code, str(page), "exec"), {})
         assert wandb.rows or "wandb" not in code
 
-    return run
+    yield run
+    memory.release()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.long("some pages compile ten programs")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs")))
 def test_python_of_a_page_runs(page, run_page):
     """One round with a tiny model is enough to see that it works."""
     run_page(page)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.long("it compiles ten programs")
 def test_python_of_the_readme_runs(run_page):
     """The parts on one's own data, models and studies; ``test_readme.py`` has the others."""
     left_out = ("for row in run.metrics", "run.export")

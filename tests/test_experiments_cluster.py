@@ -77,6 +77,7 @@ def script(name, *arguments):
     return ended.out
 
 
+@pytest.mark.long("two processes import the library, connect and compile")
 def test_processes_of_this_machine_run_a_config(project, path, monkeypatch):
     monkeypatch.setenv("PORT", str(free_port()))
     out = script("local.sh", 2, project / "config.toml", "--out", project / "local")

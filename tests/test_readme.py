@@ -142,6 +142,7 @@ def test_commands_of_the_readme_are_those_of_the_page():
 
 
 @pytest.mark.timeout(2400)
+@pytest.mark.long("a page of commands, each of which needs those before it")
 def test_commands_in_order(tmp_path, monkeypatch, capfd):
     """From top to bottom in one folder, as a newcomer types them; on a tiny model and tiny data.
 
