@@ -32,6 +32,7 @@ from fedjax_peft.aggregators.fra import fra
 from fedjax_peft.aggregators.products import PRODUCT
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.hyperparameters import is_traced
+from fedjax_peft.linalg import qr
 from fedjax_peft.lowrank import matmul, pairs, scale, weighted_product
 from fedjax_peft.typing import (
     Aggregated,
@@ -263,9 +264,9 @@ def _gram(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
 def around_one(changes: Changes) -> tuple[Changes, jax.Array]:
     """Returns the changes minus one of them that is close to most, and which one that is.
 
-    It is the upload with the smallest sum of distances, as far as float32 knows them before the
-    subtraction: near the honest changes if most are honest. Distances after it have an error of
-    rounding's share of their own size.
+    It is the upload with the smallest sum of distances and of bounds of their rounding: near the
+    honest changes if most are honest, and without factors that are much longer than their product.
+    Distances after the subtraction have an error of rounding's share of their own size.
 
     Args:
       changes: of the clients.
@@ -276,23 +277,39 @@ def around_one(changes: Changes) -> tuple[Changes, jax.Array]:
     here = changes.here
     between = jnp.sqrt(_between(inner_products(changes), here))
     sums = jnp.sum(jnp.where(here[None], between, 0.0), axis=1)
-    one = jnp.argmin(sums)
+    one = jnp.argmin(sums + changes.number * _rounding(changes))
     leaves = jax.tree.map(lambda x: x - x[one][None], changes.leaves)
-    products = {p: _minus_one(x, one) for p, x in changes.products.items()}
+    products = _one_by_one(lambda x: _minus_one(x, one), changes.products)
     zeros = jax.tree.map(jnp.zeros_like, (leaves, products))
     leaves, products = tree.where(here, (leaves, products), zeros)
     differences = changes._replace(leaves=leaves, products=products)
     return differences, jnp.zeros(len(here)).at[one].set(1.0)
 
 
+def _rounding(changes: Changes) -> jax.Array:
+    """Returns how far rounding moves the distances of each upload, float32 ``[slots]``."""
+    total = jnp.zeros(len(changes.here))
+    for x in changes.leaves.values():
+        total += jnp.sum(x.reshape(len(x), -1) ** 2, axis=1)
+    for a, b in changes.products.values():
+        total += jnp.sum(a**2, axis=(1, 2)) * jnp.sum(b**2, axis=(1, 2))
+    return jnp.sqrt(jnp.finfo(total.dtype).eps * total)
+
+
 def _minus_one(factors: Factors, one: jax.Array) -> Factors:
-    """Returns the products minus that of one slot: ``[A_k - A_m, A_m] [B_k; B_k - B_m]``."""
+    """Returns the products minus that of one slot: ``[A_k - A_m, A_m] [B_k; B_k - B_m]``.
+
+    The left factor is made orthonormal. The right one is then as long as the product, however the
+    client divided it between its factors: its inner products have no large terms that cancel.
+    """
     (change_a, received), (b, change_b) = (
         jnp.split(x, 2, axis=axis) for x, axis in zip(factors, (2, 1), strict=True)
     )
     sent = jnp.broadcast_to((received + change_a)[one], received.shape)
     left = jnp.concatenate([change_a - change_a[one][None], sent], axis=2)
-    return Factors(left, jnp.concatenate([b, change_b - change_b[one][None]], axis=1))
+    right = jnp.concatenate([b, change_b - change_b[one][None]], axis=1)
+    basis, triangle = jax.lax.map(qr, left)
+    return Factors(basis, matmul(triangle, right))
 
 
 def squared_distances(changes: Changes) -> jax.Array:
@@ -366,13 +383,23 @@ def each_entry(changes: Changes, rule: Callable[[jax.Array], jax.Array]) -> Para
         rows = jnp.einsum("kir,kro->kio", *factors, precision="highest")
         return _in_pieces(rule, rows.reshape(slots, -1)).reshape(rows.shape[1:])
 
+    return new | _one_by_one(one, changes.products)
+
+
+def _one_by_one(function: Callable[[Factors], PyTree], products: dict[str, Factors]) -> PyTree:
+    """Returns path -> ``function(product)``, computed for one matrix of a shape at a time.
+
+    That needs less memory, and concurrent batched LAPACK calls deadlock small CPU thread pools.
+    """
     shapes: dict[tuple, list[str]] = {}
-    for path, (a, b) in changes.products.items():
+    for path, (a, b) in products.items():
         shapes.setdefault((a.shape, b.shape), []).append(path)
+    made: dict[str, PyTree] = {}
     for paths in shapes.values():
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *(changes.products[p] for p in paths))
-        new |= dict(zip(paths, jax.lax.map(one, stacked), strict=True))
-    return new
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *(products[p] for p in paths))
+        results = jax.lax.map(function, stacked)
+        made |= {p: jax.tree.map(lambda x, i=i: x[i], results) for i, p in enumerate(paths)}
+    return made
 
 
 def _in_pieces(rule: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:

@@ -201,15 +201,19 @@ def test_rows_are_sorted_and_entries_come_back_to_their_places(slots):
         np.testing.assert_array_equal(found["y"], np.median(rows[here], axis=0)[..., 0])
 
 
-def alike(seed, spread):
-    """Returns (uploads, template): all within a share ``spread`` of their length; slot 2 at 20."""
+def alike(seed, spread, scale=1.0):
+    """Returns (uploads, template): all within a share ``spread`` of their length; slot 2 at 20.
+
+    Slot 2 multiplies its A by ``scale`` and divides its B by it, which changes no product.
+    """
     uploads, template = draw(seed)
     rng = np.random.default_rng(seed)
     for n, x in uploads.items():
         away = rng.normal(size=x.shape)
         away[2] *= 20
-        uploads[n] = (x[:1] + spread * away).astype(np.float32)
-    return uploads, template
+        uploads[n] = x[:1] + spread * away
+        uploads[n][2] *= {A: scale, B: 1 / scale}.get(n, 1.0)
+    return {n: x.astype(np.float32) for n, x in uploads.items()}, template
 
 
 @pytest.mark.parametrize("spread", [1e-5, 3e-5])
@@ -219,8 +223,8 @@ def alike(seed, spread):
 )
 def test_uploads_that_agree_to_few_digits_are_told_apart(name, space, spread):
     """``‖x‖² + ‖y‖² - 2 <x, y>`` in float32 has no digit of their distances."""
-    for seed in range(5):
-        uploads, template = alike(seed, spread)
+    for seed, scale in zip(range(6), (1, 1, 1, 8, 64, 512), strict=True):
+        uploads, template = alike(seed, spread, scale if space == "product" else 1)
         x = changes(uploads, EVERYONE, template, space)
         aggregator, state, reference = make(name, space), None, REFERENCES[name]
         if name == "centred_clipping":
