@@ -286,13 +286,21 @@ def test_the_round_program_computes_what_a_plain_loop_over_clients_does(name):
     carry it on: 1e-5 leaves room for that, and for nothing else (a wrong key, mask, weight or rate
     changes numbers by 1e-3 or more). It is the second round, where clients have kept things.
     """
-    before = [rig(name).start(), *rounds(name)]
     for number in (1, 2, 3) if name in STAGED else (2,):
         plain = engine_of(name, at_rate(name, factor(number)), engine="reference")
-        got = plain.run(plain.schedule.cohort(number), number, before[number - 1][:2])
-        expected = rounds(name)[number - 1]._replace(transform_state=())
+        before = rig(name).start() if number == 1 else state_of(rounds(name)[number - 2])
+        cohort = few(plain.schedule.cohort(number))
+        got = plain.run(cohort, number, before[:2])
+        expected = rig(name).run(cohort, number, before)._replace(transform_state=())
         metrics = {n: x for n, x in expected.aggregation.items() if n not in ADDED}
         same(got, expected._replace(aggregation=metrics))
+
+
+def few(cohort):
+    """Returns three clients of a cohort, with two, one and one local steps: a loop is slow."""
+    return (
+        Cohort(*([x[i] for i in (0, 1, 3)] for x in cohort)) if len(cohort.client) > 3 else cohort
+    )
 
 
 def at_rate(name, share):
@@ -464,9 +472,10 @@ def test_clients_can_keep_the_state_of_their_optimizer_or_the_algorithm_says_why
 
 @pytest.mark.parametrize("name", only("ditto", "fedavg", of=KEEPING), indirect=True)
 def test_a_plain_loop_over_clients_keeps_the_states_of_optimizers_too(name):
-    engine, (first, second) = guarded(name, name not in NO_NOISE)
+    engine, (first, _) = guarded(name, name not in NO_NOISE)
     plain = engine_of(name, engine.algorithm, engine="reference")
-    same(plain.run(plain.schedule.cohort(2), 2, first[:2]), second)
+    cohort = few(plain.schedule.cohort(2))
+    same(plain.run(cohort, 2, first[:2]), engine.run(cohort, 2, first[:2]))
 
 
 # -------------------------------------------------------------------------------- upload transforms
