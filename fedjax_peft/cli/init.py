@@ -3,10 +3,10 @@
 import csv
 import io
 import os
+import random
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -248,18 +248,41 @@ def _label_fault(values: Sequence[Any]) -> str | None:
     return None
 
 
+_THINGS = ("phone", "kettle", "lamp", "chair", "film", "book", "tent", "radio", "soup", "bag")
+_PRAISE = (
+    *("works well", "feels solid", "came early", "is worth it", "made me smile", "looks lovely"),
+    *("was a bargain", "beats the old one", "is easy to love", "never lets me down"),
+    *("has real charm", "was well packed"),
+)
+_BLAME = (
+    *("broke at once", "feels cheap", "came late", "is too dear", "made me angry", "looks awful"),
+    *("was a waste", "is worse than before", "is hard to like", "lets me down a lot"),
+    *("has no charm", "was badly packed"),
+)
+
+
 def _sample() -> str:
-    """Returns 160 short reviews, with the mood of each as its label, as csv."""
-    things = ["phone", "kettle", "lamp", "chair", "film", "book", "tent", "radio", "soup", "bag"]
-    good = ["I love this {}", "The {} works very well", "A wonderful {}", "Best {} I ever had"]
-    bad = ["I hate this {}", "The {} broke at once", "A terrible {}", "Worst {} I ever had"]
-    ends = [", really.", " so far."]
-    rows = [
-        (form.format(thing) + end, mood)
-        for thing, end in product(things, ends)
-        for forms, mood in ((good, "good"), (bad, "bad"))
-        for form in forms
-    ]
+    """Returns 240 short reviews, with the mood of each as its label, as csv.
+
+    A review says three things, and its mood is that of most of them, but for a tenth of the
+    reviews. So the accuracy rises over several rounds, and stays below 100 %.
+    """
+    draw = random.Random(0).random  # equal in all versions of Python
+
+    def choose(values: Sequence[Any], count: int) -> list[Any]:
+        left = list(values)
+        return [left.pop(int(draw() * len(left))) for _ in range(count)]
+
+    rows = [("review", "mood")]
+    for number in range(240):
+        praised = number % 4
+        places = choose(range(len(_PRAISE)), 3)
+        signs = choose([n < praised for n in range(3)], 3)
+        says = [(_PRAISE if good else _BLAME)[n] for good, n in zip(signs, places, strict=True)]
+        good = (praised > 1) != (draw() < 0.1)
+        (thing,) = choose(_THINGS, 1)
+        mood = "good" if good else "bad"
+        rows.append((f"The {thing} {says[0]}, {says[1]} and {says[2]}.", mood))
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows([("review", "mood"), *rows])
+    csv.writer(file, lineterminator="\n").writerows(rows)
     return file.getvalue()

@@ -72,6 +72,14 @@ def test_a_users_table(place, capsys):
     assert data["train"].label_names == tuple("01234")
 
 
+def test_the_sample_is_balanced_and_has_no_row_twice(place, capsys):
+    assert cli.main(["init", "mine"]) == 0
+    with (place / "mine/sample.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len({row["review"] for row in rows}) == len(rows) == 240
+    assert 100 < sum(row["mood"] == "good" for row in rows) < 140
+
+
 def test_given_columns(place, capsys):
     """Given names are used instead of guesses; for a misspelt name, nothing is written."""
     write_table(place / "r.csv", [(i, i % 2, "a longer text", i % 3) for i in range(40)])
