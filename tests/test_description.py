@@ -57,6 +57,7 @@ def test_descriptions_are_the_same_in_another_process():
         (lambda: fp.privacy.local(0.5, 1.0), lambda: fp.privacy.central(0.5, 1.0)),
         (lambda: lambda x: x * 0.5, lambda: lambda x: x * 0.25),
         (lambda: partial(max, 1), lambda: partial(max, 2)),
+        (lambda: np.add, lambda: np.maximum),
         (lambda: np.zeros(3), lambda: np.zeros(4)),
         (lambda: 1.0, lambda: 2.0),
         (lambda: jnp.float32(0.1), lambda: jnp.float32(0.2)),
@@ -67,13 +68,17 @@ def test_other_numbers_and_other_functions_have_other_descriptions(one, other):
     assert text(one()) != text(other())
 
 
-def test_a_users_function_has_its_global_numbers(monkeypatch):
-    def rate(step):
-        return RATE * step
+def rate(step):
+    return RATE * step
 
-    before = text(rate)
+
+def test_a_users_function_has_the_global_numbers_of_what_it_calls(monkeypatch):
+    def schedule(step):
+        return rate(step + 1)
+
+    before = text(rate), text(schedule)
     monkeypatch.setitem(globals(), "RATE", 0.2)
-    assert text(rate) != before
+    assert all(a != b for a, b in zip(before, (text(rate), text(schedule)), strict=True))
 
 
 def test_what_is_not_plain_is_a_name_or_a_shape():
@@ -83,7 +88,7 @@ def test_what_is_not_plain_is_a_name_or_a_shape():
     assert describe(float("nan")) == "nan"
     assert describe(optax) == "optax"
     logger = describe(logging.getLogger("optax"))
-    assert (logger["type"], logger["name"]) == ("logging.Logger", "optax")
+    assert (logger[""], logger["name"]) == ("logging.Logger", "optax")
     assert "manager" not in logger
     loop: list = [1]
     loop.append(loop)

@@ -6,7 +6,7 @@ sweep compare it, and refuse to go on with anything else. It consists of
 * the settings of the run's ``config.toml``;
 * the arguments of ``simulate``: numbers and names, and of algorithms, optimizers, mechanisms and
   models the names of their functions with the values that these hold
-  (:mod:`fedjax_peft.simulation.describe`);
+  (:mod:`fedjax_peft.description`);
 * digests of the examples and of the clients' rows (of more than 1 GiB, of evenly spaced pieces);
 * for each leaf of the model, its shape and three sums (:func:`sums`).
 
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft import tasks
+from fedjax_peft.description import CODE, Plain, describe, flat
 from fedjax_peft.display import show
 from fedjax_peft.errors import InputError
 from fedjax_peft.files import replace_file
@@ -32,7 +33,6 @@ from fedjax_peft.hyperparameters import parametrised
 from fedjax_peft.nested import flatten
 from fedjax_peft.simulation.checks import clients_a_round
 from fedjax_peft.simulation.cost import TimeModel
-from fedjax_peft.simulation.describe import CODE, Plain, describe, flat
 
 __all__ = [
     "MAY_CHANGE",
@@ -96,7 +96,7 @@ def fingerprint(arguments: Mapping[str, Any]) -> dict[str, Plain]:
     given["time_model"] = given["time_model"] or TimeModel()
     model = given.pop("model")
     given["model"] = {name: getattr(model, name) for name in ("apply", "kinds", "dtype", "wide")}
-    described = describe(given)
+    described = describe(given, "contents")
     found: dict[str, Plain] = {}
     for name in given:
         found |= flat(described[name], name)

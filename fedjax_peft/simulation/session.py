@@ -1,8 +1,6 @@
 """``session``: an algorithm over a federation, for your own loop over rounds."""
 
 import functools
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,7 +10,7 @@ import numpy as np
 
 from fedjax_peft import tasks, tree
 from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.description import describe
+from fedjax_peft.description import describe, digest
 from fedjax_peft.engine.client_store import ClientPlace
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import ModelSharding, layout_over
@@ -284,16 +282,13 @@ def session(
 
 def _salt(settings: Any) -> np.ndarray:
     """Returns two numbers that differ for different settings, uint32 ``[2]``."""
-    text = json.dumps(describe(settings), sort_keys=True)
-    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], "<u4")
+    return np.frombuffer(bytes.fromhex(digest(describe(settings))), "<u4")
 
 
 def _digest_of(clients: Clients) -> str:
     """Returns a digest of which examples each client has."""
-    found = hashlib.sha256(clients.data.name.encode())
-    for numbers in (clients.sizes, np.concatenate(clients.indices)):
-        found.update(np.asarray(numbers, np.int64).tobytes())
-    return found.hexdigest()
+    numbers = (clients.sizes, np.concatenate(clients.indices))
+    return digest([clients.data.name, *(digest(np.asarray(x, np.int64)) for x in numbers)])
 
 
 def _facts_of(model: Model) -> tuple:

@@ -13,6 +13,7 @@ import numpy as np
 import tomli_w
 
 from fedjax_peft.data.dataset import Clients
+from fedjax_peft.description import describe, digest
 from fedjax_peft.distributed import processes
 from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import folder_names, replace_file
@@ -23,7 +24,6 @@ from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.study import Cell, Study, make_study, summarise
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.rows import read_metrics
-from fedjax_peft.simulation.describe import describe, digest
 from fedjax_peft.simulation.points import Job, PointDone, run_points
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.simulate import check_recorded, simulate
@@ -250,7 +250,7 @@ def _names(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
 
 def _key(values: Point) -> str:
     """Returns a text that is equal for equal values, arrays and lists included."""
-    return json.dumps(describe(dict(values)), sort_keys=True)
+    return json.dumps(describe(dict(values), "contents"), sort_keys=True)
 
 
 def _recorded(value: Any) -> Any:
@@ -261,7 +261,8 @@ def _recorded(value: Any) -> Any:
         return {str(name): _recorded(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return ["None" if item is None else _recorded(item) for item in value]
-    return value if isinstance(value, bool | int | float | str | None) else describe(value)
+    plain = isinstance(value, bool | int | float | str | None)
+    return value if plain else describe(value, "contents")
 
 
 _SHOWN = 64
@@ -311,7 +312,7 @@ class _Shared:
         reads = _Reads(point)
         made = self._made(reads)
         # A seed that decides initial values only gives models with equal forward passes.
-        key = digest(describe(getattr(made, "apply", None), strict=True))
+        key = digest(describe(getattr(made, "apply", None), "behaviour"))
         reads.close()
         read = {name: _key({name: point[name]}) for name in sorted(reads.names)}
         key += "".join(text for name, text in read.items() if name != "seed")
