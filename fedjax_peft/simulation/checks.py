@@ -1,7 +1,7 @@
 """Checks of the arguments of ``simulate``, before anything is allocated or written."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 import jax
@@ -15,6 +15,7 @@ from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
 from fedjax_peft.errors import InputError, nearest, users_level
 from fedjax_peft.memory import require
 from fedjax_peft.models.base import Model
+from fedjax_peft.nested import Watched
 from fedjax_peft.simulation.cost import TimeModel, is_number
 from fedjax_peft.transforms import chain
 from fedjax_peft.typing import Algorithm, Task, Transform
@@ -444,32 +445,12 @@ def check_test_data(
         _check_fit(model, name, examples, task)
 
 
-class _Watched(Mapping[str, Any]):
-    """A batch that notes which of its columns are read."""
-
-    def __init__(self, batch: Mapping[str, Any]):
-        self.batch, self.read = batch, set[str]()
-
-    def __getitem__(self, name: str) -> Any:
-        self.read.add(name)
-        return self.batch[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.batch
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.batch)
-
-    def __len__(self) -> int:
-        return len(self.batch)
-
-
 def _check_packed(model: Model, data: Dataset) -> None:
     """Raises InputError for packed rows and a model that does not keep their examples apart."""
     read: set[str] = set()
 
     def forward(batch: Mapping[str, Any]) -> Any:
-        watched = _Watched(batch)
+        watched = Watched(batch)
         logits = model.apply(model.frozen, model.trainable, watched, None, False).logits
         read.update(watched.read)
         return logits

@@ -1,10 +1,11 @@
 """The privacy guarantee of a run: its fields in the rows, and what would break it."""
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_peft.errors import InputError, users_level
+from fedjax_peft.nested import Watched
 from fedjax_peft.rows import Row, finite_or_none, privacy_in_words
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.typing import Federation, Privacy, Transform
@@ -135,9 +136,9 @@ def watched(stop: Stop | None, private: Accounted | None) -> Stop | None:
     told: set[str] = set()
 
     def asked(rows: Sequence[Row]) -> bool | str | None:
-        read: set[str] = set()
-        watched_rows: list[Any] = [_Read(row, read) for row in rows]
+        watched_rows: list[Any] = [Watched(row) for row in rows]
         answer = stop(watched_rows)
+        read = set().union(*(row.read for row in watched_rows))
         found = {name for name in read if not private.is_public(name)}
         if found and not told:
             told.update(found)
@@ -151,28 +152,3 @@ def watched(stop: Stop | None, private: Accounted | None) -> Stop | None:
         return answer
 
     return asked
-
-
-class _Read(Mapping[str, Any]):
-    """A row that notes which of its fields are read, by whatever way: all go by ``[]``."""
-
-    def __init__(self, row: Row, read: set[str]):
-        self._row, self._read = row, read
-
-    def __getitem__(self, name: str) -> Any:
-        """Returns a field."""
-        value = self._row[name]
-        self._read.add(name)
-        return value
-
-    def __contains__(self, name: object) -> bool:
-        """Returns whether the row has a field, which tells nothing of its value."""
-        return name in self._row
-
-    def __iter__(self) -> Iterator[str]:
-        """Returns the names of the fields."""
-        return iter(self._row)
-
-    def __len__(self) -> int:
-        """Returns the number of fields."""
-        return len(self._row)

@@ -4,7 +4,7 @@ import copy
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,7 +19,7 @@ from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.files import folder_names, replace_file
 from fedjax_peft.hyperparameters import Values
 from fedjax_peft.models.base import Model
-from fedjax_peft.nested import flatten
+from fedjax_peft.nested import Watched, flatten
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.study import Cell, Study, make_study, summarise
 from fedjax_peft.report.table_files import TextTable
@@ -314,18 +314,16 @@ class _Shared:
         # A seed that decides initial values only gives models with equal forward passes.
         key = digest(describe(getattr(made, "apply", None), "behaviour"))
         reads.close()
-        read = {name: _key({name: point[name]}) for name in sorted(reads.names)}
+        read = {name: _key({name: point[name]}) for name in sorted(reads.read)}
         key += "".join(text for name, text in read.items() if name != "seed")
         self._known = [*self._known[-3:], (read, made, key)]  # models and data are large
         return made, key
 
 
-class _Reads(Mapping[str, Any]):
-    """A point that notes which of its values are read, in whatever way. It cannot be changed."""
+class _Reads(Watched):
+    """A point that notes which of its values are read, and gives copies of them."""
 
-    def __init__(self, point: Point):
-        self._point, self._closed = point, False
-        self.names: set[str] = set()
+    _closed = False
 
     def close(self) -> None:
         """Ends the notes: values that nobody has read cannot be read any more."""
@@ -337,39 +335,9 @@ class _Reads(Mapping[str, Any]):
         Raises:
           InputError: the function that was given the point has returned without reading it.
         """
-        value = self._point[name]
-        if self._closed and name not in self.names:
+        if self._closed and name in self and name not in self.read:
             raise InputError(
                 f"A function of a sweep's point reads {name!r} after it has returned, when its"
                 f" result may already serve other points. Read it before: value = p[{name!r}]."
             )
-        self.names.add(name)
-        return _owned(value)
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterates over the names, which are those of all points."""
-        return iter(self._point)
-
-    def __len__(self) -> int:
-        """Returns the number of values."""
-        return len(self._point)
-
-    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns all values in a dict, updated with others."""
-        return dict(self) | dict(other)
-
-    def __ror__(self, other: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns other values updated with those of the point."""
-        return dict(other) | dict(self)
-
-    def copy(self) -> dict[str, Any]:
-        """Returns all values in a dict."""
-        return dict(self)
-
-    def __reduce__(self) -> Any:  # of copy, deepcopy and pickle
-        """Returns how to make a dict of all values."""
-        return dict, (dict(self),)
-
-    def __repr__(self) -> str:
-        """Returns all values as a dict shows them."""
-        return repr(dict(self))
+        return _owned(super().__getitem__(name))

@@ -174,6 +174,8 @@ def test_a_stop_rule_is_warned_of_all_that_the_guarantee_does_not_cover(unit, pe
         lambda row, name: {**row}[name],
         lambda row, name: dict(row.items())[name],
         lambda row, name: dict(zip(row, row.values(), strict=True))[name],
+        lambda row, name: (row | {"other": 0.0})[name],
+        lambda row, name: row.copy()[name],
     ]
     for name in ROW:
         with warnings.catch_warnings(record=True) as caught:
