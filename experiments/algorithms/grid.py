@@ -24,16 +24,17 @@ def finished(directory: Path, rounds: int) -> bool:
 
 
 def line(name: str, directory: Path) -> str:
-    """Returns a row of the table."""
+    """Returns a row of the table; its scores are those after fine-tuning, if the method has one."""
     rows = history.read_metrics(directory / "metrics.jsonl")
     facts, last = history.summary(rows), rows[-1]
+    tuned = "" if facts["tuned_score"] is None else "tuned_"
     compiled = sum(row["time"].get("compile_s", 0) for row in rows)
     trained = sum(row["time"].get("train_s", 0) for row in rows)
     cells = [
         name,
-        f"{100 * facts['final_score']:.1f}",
-        f"{100 * last['client_accuracy_mean']:.1f}",
-        f"{100 * last['client_accuracy_worst']:.1f}",
+        f"{100 * last[tuned + 'test_accuracy']:.1f}",
+        f"{100 * last[tuned + 'client_accuracy_mean']:.1f}",
+        f"{100 * last[tuned + 'client_accuracy_worst']:.1f}",
         f"{facts['trained']:,}",
         f"{facts['bytes_up'] / 1e6:.2f}",
         f"{facts['bytes_down'] / 1e6:.2f}",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_peft import heads, peft, testing
+from fedjax_peft import algorithms, heads, peft, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import presets
@@ -504,6 +504,12 @@ def test_the_committed_results_have_the_settings_of_their_configs():
         assert {key: found.get(key) for key in expected} == expected, name
         time = TimeModel.preset(**config["time"])
         assert (time.seconds_per_step, time.topology, time.transfers) == (0.5, "parallel", ())
+
+
+def test_the_grid_of_algorithms_has_them_all():
+    methods = configs.methods(configs.load(EXPERIMENTS / "algorithms" / "20news.toml"))
+    names = {configs.resolve(method)["algorithm"]["name"] for method in methods.values()}
+    assert names == {*algorithms.__all__}
 
 
 @pytest.mark.parametrize("system", [["federa"], 3, {"name": "federa"}])
