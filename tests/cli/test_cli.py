@@ -189,9 +189,12 @@ def test_export(finished, tmp_path):
         cli.main(["export", str(finished), "--format", "peft", "--out", str(tmp_path / "a")]) == 0
     )
     assert {p.name for p in (tmp_path / "a").iterdir()} == {
+        "README.md",
         "adapter_config.json",
         "adapter_model.safetensors",
         "labels.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
     }
 
 

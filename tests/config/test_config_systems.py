@@ -535,12 +535,14 @@ def test_list_shows_the_settings_and_choices_of_a_preset(capsys):
 
 
 def test_list_shows_presets_user_choices_and_partitions(capsys):
-    assert cli.main(["list"]) == 0
+    assert cli.main(["list", "systems"]) == 0
     shown = capsys.readouterr().out
     for name, system in presets.systems().items():
         assert f"  {name} " in shown
         assert system.description in shown
     assert "you choose: rounds, clients_per_round, partition" in shown
+    assert cli.main(["list", "data"]) == 0
+    shown = capsys.readouterr().out
     line = 'partition = "paper": dirichlet (clients = 30, alpha = 0.1, mode = client_prior,'
     assert line in shown
     assert "5 clients per round, 500 rounds (FeDeRA, Table 1)" in shown

@@ -259,7 +259,7 @@ def test_adapterhub(model, tmp_path):
     adapted = attach(model, peft.houlsby(size=4))
     export(adapted, trained(adapted), tmp_path / "a", format="adapterhub")
     assert {p.name for p in (tmp_path / "a").iterdir()} == {
-        *("adapter_config.json", "adapter.safetensors"),
+        *("adapter_config.json", "adapter.safetensors", "README.md"),
         *("head_config.json", "model_head.safetensors"),
     }
 
@@ -274,7 +274,7 @@ def contents(directory):
 def test_same_parameters_give_the_same_bytes(model, tmp_path):
     adapted = attach(model, peft.lora(4, init="svd"))
     one, other = (export(adapted, trained(adapted), tmp_path / n) for n in "ab")
-    names = ["adapter_config.json", "adapter_model.safetensors", "labels.json"]
+    names = ["README.md", "adapter_config.json", "adapter_model.safetensors", "labels.json"]
     assert sorted(p.name for p in one.iterdir()) == names
     for name in names:
         assert (one / name).read_bytes() == (other / name).read_bytes()
