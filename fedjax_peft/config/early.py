@@ -38,8 +38,11 @@ def _check_data_and_model(config: dict[str, Any]) -> None:
     chosen = {key: data[key] for key in ("name", "columns", "csv")}
     task = check_header(**chosen, task=named, by=config["partition"].get("by"))
     kind = config["model"]["head"] or (task and task.head)
-    # A method of the user's own may need the values of the weights.
-    if kind is not None and not plugins.is_user_function(config["peft"]["name"]):
+    # A method of the user's own may need the values of the weights, and a pretrained adapter has a
+    # head for the labels of the data.
+    method = config["peft"]["name"]
+    known = method != "pretrained" and not plugins.is_user_function(method)
+    if kind is not None and known:
         memory.shapes(config, "causal_lm" if data["instructions"] else kind)
 
 

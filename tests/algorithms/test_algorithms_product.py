@@ -116,12 +116,10 @@ def test_user_aggregators_declare_their_properties():
     ],
 )
 def test_truncating_aggregators_warn_after_an_svd_start(algorithm):
-    class Svd:
-        start_shapes_frozen = True
-
+    svd = toy.model().replace(method=fp.lora(rank=2, init="svd"))
     with pytest.warns(UserWarning, match=r"truncates .* SVD start"):
-        check(algorithm, toy.model().replace(method=Svd()))
-    check(fedavg(SGD), toy.model().replace(method=Svd()))  # warnings are errors
+        check(algorithm, svd)
+    check(fedavg(SGD), svd)  # warnings are errors
 
 
 # ------------------------------------------------------------------------ against a slow reference

@@ -52,6 +52,12 @@ def nothing_loaded(monkeypatch):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("loaded"))
 
 
+def test_a_pretrained_adapter_is_attached_with_the_labels_of_the_data(folder, monkeypatch):
+    """Its head has a row for each of them, and no header names them."""
+    monkeypatch.setattr(early.memory, "shapes", lambda *_: pytest.fail("attached"))
+    early.check([resolved(folder, "peft={name='pretrained', adapter='adapter'}")])
+
+
 @pytest.mark.parametrize("file", ["rows.csv", "rows.jsonl", "rows.parquet"])
 def test_columns(folder, file):
     """The columns of a file are known from its start."""
