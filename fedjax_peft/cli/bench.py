@@ -160,7 +160,7 @@ def bench(
     for number in range(repeats):
         on_phase(f"timing round {number + 1} of {repeats}")
         seconds.append(run.round())
-    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", run.peak_bytes)
+    peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", run.peak_bytes)
     rate = run.plan.useful / statistics.median(seconds)
     return {
         "client_steps_per_s": rate,

@@ -85,7 +85,7 @@ def choose_lanes(
     if lanes != "auto":
         layout.check_lanes(lanes)
         return min(lanes, most)
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     if device.platform == "cpu":
         names = ("kernel", "kernel.codes")
         kernels = sum(x.size for name, x in weights.items() if name.endswith(names))

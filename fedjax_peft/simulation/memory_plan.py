@@ -244,7 +244,7 @@ def check_step_memory(
 
 def _free_bytes() -> int | None:
     """Returns the bytes of an accelerator, or the free ones of main memory; None if unknown."""
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get("bytes_limit") or available()
 
 
