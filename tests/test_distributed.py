@@ -19,7 +19,7 @@ from fedjax_peft.simulation import record, sweep
 
 WORKER = TESTS / "distributed_worker.py"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long("up to four processes start, connect and die")]
 
 
 def run(processes, *scenarios, devices=1, expected=(0,)):

@@ -226,6 +226,7 @@ def test_tables_without_runs_are_left_out(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.long("the runs of a small study")
 def test_the_script_reads_real_runs_of_the_small_config(tmp_path):
     testing.write_tiny_checkpoint(tmp_path / "model")
     overrides = ["rounds=1", "eval_every=1", "local_steps=1", "batch_size=4", "data.source=tiny"]

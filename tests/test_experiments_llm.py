@@ -102,6 +102,7 @@ METHODS = (("fedavg", 0.5, 0.0), ("ffa", 0.6, 0.1), ("fra", 0.4, 0.0))
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.long("a whole experiment, from pretraining to its table")
 def test_from_texts_to_the_table(tmp_path, capsys):
     base = tmp_path / "base"
     small = ["--vocabulary", "300", "--width", "32", "--layers", "1", "--length", "32"]

@@ -113,6 +113,7 @@ def test_number_of_federated_lora_methods_is_that_of_the_papers():
                 assert any(f"`{name}`" in row for row in papers), name
 
 
+@pytest.mark.long("two algorithms that a user compiles")
 def test_any_algorithm(capsys):
     """Two algorithms on the same clients."""
     exec(code_block("fp.algorithms.ditto", "docs/reference/algorithms.md"), {})
@@ -132,6 +133,7 @@ def test_backbones_and_methods(capsys):
     assert names["merged"].counts()["adapter"] == 0
 
 
+@pytest.mark.long("twenty rounds, after which the score has risen")
 def test_data_sets_of_the_papers(tmp_path, monkeypatch, capsys):
     """Tagging on the stand-in of WNUT 2017 improves the score."""
     monkeypatch.chdir(tmp_path)

@@ -382,6 +382,7 @@ run(fra_ffa(optax.sgd(0.1)).aggregator, {"model": uploads, "switched": jnp.zeros
 
 
 @pytest.mark.slow
+@pytest.mark.long("decompositions of full size, in a process with a time limit")
 def test_server_steps_of_full_size_do_not_hang():
     # Independent batched LAPACK calls in one program deadlock XLA's thread pool on 2 cores, for
     # ever and at 0 % load. A process of its own can be given up; it has none of our settings.

@@ -97,6 +97,7 @@ def test_the_recorded_config_reproduces_the_run(finished, project):
     assert (again / "config.toml").read_text() == (finished / "config.toml").read_text()
 
 
+@pytest.mark.long("two methods, each compiled")
 def test_a_config_with_several_methods(project, capsys):
     """Each [methods.NAME] table is a run; overrides apply to all of them."""
     path = project / "both.toml"

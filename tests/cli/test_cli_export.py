@@ -114,6 +114,7 @@ def files(directory):
 # ---------------------------------------------------------------------------------------- formats
 
 
+@pytest.mark.long("torch loads what is exported")
 def test_peft(project, finished, tmp_path, capsys):
     out = tmp_path / "a"
     assert cli.main(["export", str(finished), "--out", str(out)]) == 0
@@ -146,6 +147,7 @@ def test_merged(finished, tmp_path, capsys):
 # ---------------------------------------------------------------------------------------- clients
 
 
+@pytest.mark.long("every client's adapter is exported and loaded")
 def test_every_client(project, alone, tmp_path):
     out = tmp_path / "new" / "clients"
     assert cli.main(["export", str(alone), "--clients", "all", "--out", str(out)]) == 0

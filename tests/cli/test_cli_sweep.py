@@ -95,6 +95,7 @@ def test_a_sweep_is_a_directory_of_complete_runs_and_prints_each(straight):
         assert "validation_accuracy" in read_metrics(out / name / "metrics.jsonl")[-1]
 
 
+@pytest.mark.long("processes are killed and started again")
 def test_a_sweep_survives_kill_9_and_repeats_no_finished_point(project, straight, capsys):
     out = project / "killed"
     command = [sys.executable, "-m", "fedjax_peft", "sweep", project / "sweep.toml", "--out", out]

@@ -145,6 +145,7 @@ MORE_KILLS = [("disk", "before a write", 11), ("disk", "after the index", 2)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.exhaustive)])
+@pytest.mark.long("processes are killed and started again")
 def test_kills_at_any_point_are_exact(kills, tmp_path):
     with children(__name__) as run_child:
         for place, how, at in kills:

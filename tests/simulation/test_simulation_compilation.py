@@ -155,6 +155,7 @@ def child(env):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long("two processes import the library and compile")
 def test_python_reads_the_cache_on_disk_of_an_earlier_process(tmp_path):
     env = {"FEDJAX_PEFT_CACHE": str(tmp_path / "cache")}
     assert child(env) == [None, str(tmp_path / "cache" / "xla"), 0]

@@ -73,6 +73,7 @@ def dual():
     ],
     ids=["fra", "fedmcp", "fedrep"],
 )
+@pytest.mark.long("a run with every measurement")
 def test_every_field_of_a_run_is_in_the_table(make, data, algorithm, options, expected):
     (train, held_out), test = data[0].holdout(0.25), data[1]
     options = {"rounds": 1, "local_steps": 1, "batch_size": 4, "lanes": 1} | options

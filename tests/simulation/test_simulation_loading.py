@@ -56,6 +56,7 @@ def assert_same(loaded, run):
 
 
 @pytest.mark.parametrize("name", ["shared", "folded"])
+@pytest.mark.long("the first case makes the runs of all")
 def test_a_run_made_in_python_loads_without_its_algorithm(name, runs, tmp_path):
     run = runs[name]
     loaded = fp.load_run(run.out)

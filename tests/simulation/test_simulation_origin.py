@@ -142,6 +142,7 @@ learning_rate = 3e-3
 
 
 @pytest.mark.slow
+@pytest.mark.long("three commands, each of which needs the one before it")
 def test_the_command_line_starts_from_a_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     testing.write_tiny_checkpoint(tmp_path / "model")

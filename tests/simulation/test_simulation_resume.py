@@ -113,6 +113,7 @@ def cut(path, keep=0.5):
     path.write_bytes(data[: int(len(data) * keep)])
 
 
+@pytest.mark.long("processes are killed and started again")
 def test_a_run_survives_kill_9_at_any_moment(straight, tmp_path):
     out = tmp_path / "run"
 

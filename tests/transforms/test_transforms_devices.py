@@ -36,6 +36,7 @@ print(json.dumps({"farthest": float(max(far)), "devices": sorted(spread)}))
 """
 
 
+@pytest.mark.long("a process with four devices")
 def test_four_devices_give_what_one_gives():
     env = {
         **os.environ,
