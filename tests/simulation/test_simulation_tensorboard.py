@@ -24,7 +24,7 @@ def test_tags(field, expected):
 
 
 def test_a_run_writes_grouped_tags(tmp_path):
-    with Record.open(tmp_path / "run", False, {"rounds": 1}) as record:
+    with Record.open(tmp_path / "run", False, {"rounds": 1}, {}) as record:
         record.rewind(None)
         record.add({"round": 0, "test_accuracy": 0.5, "bytes_up": 0, "clients": [1]})
     (path,) = (tmp_path / "run" / "tensorboard").iterdir()
