@@ -19,9 +19,10 @@ test: $(VENV)/.test lint
 quick: $(VENV)/.test
 	$(PYTEST) -m "not slow and not assets"
 
-# The full products of cases too, before a release; what it last printed is tests/exhaustive.txt.
+# The cases of full products that `make test` leaves out, before a release. The file
+# tests/exhaustive.txt has the result of the last time.
 exhaustive: $(VENV)/.test
-	$(PYTEST) --exhaustive
+	$(PYTEST) --exhaustive -m exhaustive -o file_seconds=0
 
 # The numeric tests as other processors would run them, and what comes near its tolerance.
 portable: $(VENV)/.test
