@@ -41,6 +41,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 $(VENV)/bin/python:
 	@echo "Creating $(VENV)"

@@ -7,15 +7,15 @@ __version__ = "0.1.0"
 
 # Name -> module of the public API. Modules are imported at first use, so that the import is fast.
 _PUBLIC = {
-    "InputError": "errors",
+    "InputError": "support.errors",
     "Model": "models.base",
     "bind": "models.base",
     "load_model": "models.hub",
-    "load_run": "loading",
+    "load_run": "config.loading",
     "load_tokenizer": "models.hub",
     "random_model": "models.registry",
     "heads": "models",
-    "lm_eval": "",
+    "lm_eval": "config",
     "attach": "peft.base",
     "count": "peft.base",
     "merge": "peft.base",
@@ -26,8 +26,8 @@ _PUBLIC = {
     "Dataset": "data.dataset",
     "load_dataset": "data.sources",
     "combine": "data.combine",
-    "embed": "inference",
-    "generate": "generation",
+    "embed": "models.inference",
+    "generate": "models.generation",
     "heterogeneity": "data",
     "partition": "data",
     "tasks": "",
@@ -38,22 +38,22 @@ _PUBLIC = {
     "attacks": "",
     "asynchronous": "",
     "availability": "",
-    "schedules": "",
-    "distributed": "",
+    "schedules": "numerics",
+    "distributed": "engine",
     "Run": "simulation.run",
     "simulate": "simulation.simulate",
     "grid": "simulation.sweep",
     "sweep": "simulation.sweep",
     "Sweep": "simulation.sweep",
     "session": "simulation.session",
-    "differentiable": "",
+    "differentiable": "engine",
     "RoundInfo": "engine.state",
     "State": "engine.state",
     "early_stop": "simulation.stopping",
     "TimeModel": "simulation.cost",
     "testing": "",
-    "tree": "",
-    "typing": "",
+    "tree": "numerics",
+    "contracts": "",
 }
 __all__ = [
     "Clients",
@@ -73,6 +73,7 @@ __all__ = [
     "availability",
     "bind",
     "combine",
+    "contracts",
     "count",
     "differentiable",
     "distributed",
@@ -102,7 +103,6 @@ __all__ = [
     "testing",
     "transforms",
     "tree",
-    "typing",
 ]
 
 if TYPE_CHECKING:
@@ -112,31 +112,28 @@ if TYPE_CHECKING:
         asynchronous,
         attacks,
         availability,
-        differentiable,
-        distributed,
-        lm_eval,
+        contracts,
         peft,
         privacy,
-        schedules,
         tasks,
         testing,
         transforms,
-        tree,
-        typing,
     )
+    from fedjax_peft.config import lm_eval
+    from fedjax_peft.config.loading import load_run
     from fedjax_peft.data import heterogeneity, partition
     from fedjax_peft.data.combine import combine
     from fedjax_peft.data.dataset import Clients, Dataset
     from fedjax_peft.data.sources import load_dataset
+    from fedjax_peft.engine import differentiable, distributed
     from fedjax_peft.engine.state import RoundInfo, State
-    from fedjax_peft.errors import InputError
-    from fedjax_peft.generation import generate
-    from fedjax_peft.inference import embed
-    from fedjax_peft.loading import load_run
     from fedjax_peft.models import heads
     from fedjax_peft.models.base import Model, bind
+    from fedjax_peft.models.generation import generate
     from fedjax_peft.models.hub import load_model, load_tokenizer
+    from fedjax_peft.models.inference import embed
     from fedjax_peft.models.registry import random_model
+    from fedjax_peft.numerics import schedules, tree
     from fedjax_peft.peft.base import attach, count, merge, quantize
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.simulation.cost import TimeModel
@@ -144,6 +141,7 @@ if TYPE_CHECKING:
     from fedjax_peft.simulation.simulate import Run, simulate
     from fedjax_peft.simulation.stopping import early_stop
     from fedjax_peft.simulation.sweep import Sweep, grid, sweep
+    from fedjax_peft.support.errors import InputError
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import toy
 
-from fedjax_peft import summation
+from fedjax_peft.numerics import summation
 
 
 def combine(aggregator, uploads, weights, slots, ids, template, fixed, state, parts):

@@ -10,7 +10,7 @@ import optax
 import toy
 
 import fedjax_peft as fp
-from fedjax_peft import distributed
+from fedjax_peft.engine import distributed
 
 
 def main(scenarios, process, processes, port):

@@ -7,8 +7,8 @@ training is also easy to do in NumPy.
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.base import Model
-from fedjax_peft.typing import Outputs
 
 FEATURES, CLASSES = 5, 3
 

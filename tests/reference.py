@@ -7,7 +7,7 @@ gradients and Adam by hand. It shares only the names of the random streams with 
 import jax
 import numpy as np
 
-from fedjax_peft.random import client_key, host_rng, stream
+from fedjax_peft.numerics.random import client_key, host_rng, stream
 
 
 def gradients(frozen, leaves, x, labels, kept):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_peft import assets
-from fedjax_peft.errors import InputError
+from fedjax_peft.support import assets
+from fedjax_peft.support.errors import InputError
 
 FILES = {
     "pack/model/config.json": b"{}",

@@ -9,7 +9,7 @@ import pytest
 from closeness import assert_close
 from scipy.linalg import subspace_angles
 
-from fedjax_peft.clustering import spectral_clusters, subspace_distances
+from fedjax_peft.algorithms.clustering import spectral_clusters, subspace_distances
 
 
 def distances_of(rows):

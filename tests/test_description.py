@@ -14,12 +14,12 @@ import optax
 import pytest
 
 import fedjax_peft as fp
-from fedjax_peft.description import describe
+from fedjax_peft.simulation.description import describe
 
 RATE = 0.1
 MADE = """
 import json, optax, fedjax_peft as fp
-from fedjax_peft.description import describe
+from fedjax_peft.simulation.description import describe
 optimizer = optax.adamw(optax.cosine_decay_schedule(1e-3, 100), b1=0.8)
 parts = [fp.algorithms.fedprox(optimizer, mu=0.1), fp.privacy.central(0.5, 1.0), {"b", "a"}]
 parts += [fp.transforms.top_k(0.1), fp.attacks.sign_flip(0.2)]

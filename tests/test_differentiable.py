@@ -12,10 +12,11 @@ from closeness import approx, assert_close
 from compiled import compilations
 
 import fedjax_peft as fp
-from fedjax_peft import aggregators, algorithms, differentiable, privacy
-from fedjax_peft.errors import InputError
+from fedjax_peft import aggregators, algorithms, privacy
+from fedjax_peft.contracts import Outputs
+from fedjax_peft.engine import differentiable
 from fedjax_peft.models.base import Model
-from fedjax_peft.typing import Outputs
+from fedjax_peft.support.errors import InputError
 
 CLIENTS = toy.clients((7, 4, 12, 1, 9))
 TEST = toy.dataset(50, seed=3)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedjax_peft import display
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.support import display
+from fedjax_peft.support.errors import InputError, nearest
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import pytest
 from closeness import assert_close
 from processes import TESTS, free_port, run_together
 
-from fedjax_peft import distributed
 from fedjax_peft.cli import sweeping
 from fedjax_peft.cli.main import main
-from fedjax_peft.errors import InputError
-from fedjax_peft.rows import read_metrics
+from fedjax_peft.engine import distributed
 from fedjax_peft.simulation import record, sweep
+from fedjax_peft.simulation.rows import read_metrics
+from fedjax_peft.support.errors import InputError
 
 WORKER = TESTS / "distributed_worker.py"
 

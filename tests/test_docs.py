@@ -10,17 +10,9 @@ from pathlib import Path
 import memory
 import pytest
 
-from fedjax_peft import (
-    aggregators,
-    algorithms,
-    assets,
-    asynchronous,
-    attacks,
-    peft,
-    testing,
-    transforms,
-)
+from fedjax_peft import aggregators, algorithms, asynchronous, attacks, peft, testing, transforms
 from fedjax_peft.data import sources
+from fedjax_peft.support import assets
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from processes import free_port, run_together
 
 from fedjax_peft import testing
 from fedjax_peft.cli.main import main
-from fedjax_peft.rows import read_metrics
+from fedjax_peft.simulation.rows import read_metrics
 
 pytestmark = pytest.mark.slow
 

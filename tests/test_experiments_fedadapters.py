@@ -13,7 +13,7 @@ import tomli_w
 from closeness import approx, assert_close, roughly
 
 from fedjax_peft.config import config as configs
-from fedjax_peft.toml import read_toml
+from fedjax_peft.support.toml import read_toml
 
 FOLDER = Path(__file__).parents[1] / "experiments/fedadapters"
 PAPER = sorted(FOLDER.glob("paper/*.toml"))

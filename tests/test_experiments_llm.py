@@ -17,7 +17,7 @@ from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
 from fedjax_peft.config.sweeps import plan
 from fedjax_peft.data.table import Table
-from fedjax_peft.toml import read_toml
+from fedjax_peft.support.toml import read_toml
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "llm"
 PRETRAIN, INSTRUCTIONS, FIGURES = (

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from fedjax_peft import files
+from fedjax_peft.support import files
 
 
 def test_a_link_is_followed(tmp_path):

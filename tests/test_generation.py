@@ -9,11 +9,11 @@ from closeness import approx
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedjax_peft as fp
-from fedjax_peft import generation
-from fedjax_peft.generation import complete, end_tokens, generate, likelihoods
+from fedjax_peft.contracts import Sampling
+from fedjax_peft.models import generation
 from fedjax_peft.models.decoding import NO_TOKEN
+from fedjax_peft.models.generation import complete, end_tokens, generate, likelihoods
 from fedjax_peft.testing import write_tiny_language_model
-from fedjax_peft.typing import Sampling
 
 PROMPTS = ["Give three tips.", "a", "Where is the lighthouse of Marenholm, and who built it?", "!"]
 

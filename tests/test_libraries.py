@@ -13,10 +13,11 @@ import pytest
 from huggingface_hub.utils import logging as hub_logging
 
 import fedjax_peft
-from fedjax_peft import errors, libraries, linalg
 from fedjax_peft.cli.main import main
 from fedjax_peft.models import hub
+from fedjax_peft.numerics import linalg
 from fedjax_peft.simulation.checkpoint import Checkpoints
+from fedjax_peft.support import errors, libraries
 
 VARIABLE = "OPENBLAS_NUM_THREADS"
 ROOT = Path(fedjax_peft.__file__).parent
@@ -25,7 +26,7 @@ FIRST_USE = """
 import json, logging, os
 from threadpoolctl import threadpool_info
 import fedjax_peft.algorithms, fedjax_peft.simulation.checkpoint, fedjax_peft.models.hub
-from fedjax_peft import linalg
+from fedjax_peft.numerics import linalg
 import jax
 seen = {"imported": os.environ.get("OPENBLAS_NUM_THREADS"), "absl": logging.getLogger("absl").level}
 jax.jit(linalg.svd)(jax.numpy.eye(3))
@@ -77,7 +78,7 @@ def test_all_decompositions_and_all_uses_of_scipy_limit_openblas():
     for path in ROOT.rglob("*.py"):
         text = path.read_text()
         if path.name != "linalg.py":
-            assert not decomposition.search(text), f"{path} should call fedjax_peft.linalg"
+            assert not decomposition.search(text), f"{path} should call fedjax_peft.numerics.linalg"
         if loads_scipy.search(text):
             assert "limit_blas_threads()" in text, path
 

@@ -15,7 +15,7 @@ from closeness import approx
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedjax_peft as fp
-from fedjax_peft import lm_eval
+from fedjax_peft.config import lm_eval
 from fedjax_peft.testing import write_tiny_language_model
 
 

@@ -20,7 +20,8 @@ PRELUDE = """
 %reset -f
 import os
 from pathlib import Path
-from fedjax_peft import assets, testing
+from fedjax_peft import testing
+from fedjax_peft.support import assets
 from fedjax_peft.data import sources
 
 testing.TINY_BERT["num_hidden_layers"] = testing.TINY_LLAMA["num_hidden_layers"] = 1

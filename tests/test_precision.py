@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from fedjax_peft.models.layers import linear
+from fedjax_peft.numerics.precision import effective, is_wider, split
 from fedjax_peft.peft.lora import LoRALinear, frozen_output
-from fedjax_peft.precision import effective, is_wider, split
 
 RNG = np.random.default_rng(0)
 NARROW = jnp.asarray(RNG.normal(size=(32, 16)), jnp.bfloat16).astype(jnp.float32)

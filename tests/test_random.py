@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.random import client_key, host_rng, stream
+from fedjax_peft.numerics.random import client_key, host_rng, stream
 
 
 def data(key):

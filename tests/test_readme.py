@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from closeness import approx
 
-from fedjax_peft import aggregators, algorithms, assets, testing
+from fedjax_peft import aggregators, algorithms, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.data import sources
+from fedjax_peft.support import assets
 
 pytestmark = pytest.mark.slow
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.roles import assign_roles, dual_roles, head_roles
-from fedjax_peft.typing import Roles
+from fedjax_peft.contracts import Roles
+from fedjax_peft.numerics.roles import assign_roles, dual_roles, head_roles
+from fedjax_peft.support.errors import InputError
 
 KINDS = {
     "head.bias": "head",

@@ -7,8 +7,8 @@ import optax
 import pytest
 from closeness import assert_close
 
-from fedjax_peft import schedules
-from fedjax_peft.errors import InputError
+from fedjax_peft.numerics import schedules
+from fedjax_peft.support.errors import InputError
 
 ROUNDS = np.arange(1, 16)
 

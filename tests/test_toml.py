@@ -6,9 +6,9 @@ import tomllib
 
 import pytest
 
-from fedjax_peft import toml
-from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.record import read_config
+from fedjax_peft.support import toml
+from fedjax_peft.support.errors import InputError
 
 
 def test_files_are_read_as_utf8(tmp_path):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft import tree
+from fedjax_peft.numerics import tree
 
 STACKED = {
     "a": jnp.arange(6, dtype=jnp.float32).reshape(3, 2),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft import tree
+from fedjax_peft.contracts import Outputs, RoundContext
 from fedjax_peft.data import Clients, Dataset
 from fedjax_peft.engine.plan import make_plan
 from fedjax_peft.engine.program import Setup
@@ -18,11 +18,11 @@ from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.models.base import Model
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.ranks import rank_masks
-from fedjax_peft.random import stream
-from fedjax_peft.roles import assign_roles
 from fedjax_peft.tasks import classification
-from fedjax_peft.typing import Outputs, RoundContext
 
 FEATURES, WIDTH, RANK, CLASSES = 5, 6, 2, 3
 KINDS = {

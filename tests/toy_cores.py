@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import toy
 
-from fedjax_peft.instance_weights import REFERENCE, instance_weighted
-from fedjax_peft.typing import Outputs
+from fedjax_peft.contracts import Outputs
+from fedjax_peft.contracts.instance_weights import REFERENCE, instance_weighted
 
 HEADS = 2
 

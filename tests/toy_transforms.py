@@ -5,10 +5,11 @@ import inspect
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import transforms, tree
-from fedjax_peft.random import stream
+from fedjax_peft import transforms
+from fedjax_peft.contracts import Decoded, Encoded, Transform
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.random import stream
 from fedjax_peft.transforms.clip import clipped
-from fedjax_peft.typing import Decoded, Encoded, Transform
 
 
 def noise(key, template, scale):

@@ -78,8 +78,8 @@ def _undocumented_methods(owner: type) -> Iterator[str]:
             yield name
 
 
-def _below(module: Any, name: str) -> bool:
-    """Returns whether a docstring stands below a variable, in whichever module defines it."""
+def _below(module: Any, name: str) -> str | None:
+    """Returns the module in which a docstring stands below a variable; None: there is none."""
     inside = [m for m in vars(module).values() if isinstance(m, types.ModuleType)]
     if hasattr(module, "__path__"):
         inside += [
@@ -90,8 +90,19 @@ def _below(module: Any, name: str) -> bool:
         if place.__name__.startswith(PACKAGE) and hasattr(place, name):
             documented = ModuleAnalyzer.for_module(place.__name__).find_attr_docs()
             if ("", name) in documented:
-                return True
-    return False
+                return place.__name__
+    return None
+
+
+def documented_name(module: Any, name: str) -> str:
+    """Returns the dotted name under which the reference has a public name.
+
+    A variable is documented where its docstring stands, everything else where it is public.
+    """
+    value = getattr(module, name)
+    plain = inspect.isclass(value) or inspect.isfunction(value)
+    place = None if plain else _below(module, name)
+    return f"{place or module.__name__}.{name}"
 
 
 class PublicNames(SphinxDirective):
@@ -113,7 +124,7 @@ class PublicNames(SphinxDirective):
                 kind = "exception" if issubclass(value, Exception) else "class"
             elif inspect.isfunction(value):
                 kind = "function"
-            lines += [f".. auto{kind}:: {module.__name__}.{name}", ""]
+            lines += [f".. auto{kind}:: {documented_name(module, name)}", ""]
         return self.parse_text_to_nodes("\n".join(lines))
 
 
@@ -122,7 +133,7 @@ def check_complete(app: Sphinx, env: BuildEnvironment) -> None:
     documented = env.get_domain("py").data["objects"]
     for module in map(importlib.import_module, public_modules()):
         for name in public_names(module):
-            if f"{module.__name__}.{name}" not in documented:
+            if documented_name(module, name) not in documented:
                 logger.warning("no page documents the public name %s.%s", module.__name__, name)
 
 
@@ -221,7 +232,7 @@ class MetricsFields(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Returns one table."""
-        from fedjax_peft import fields
+        from fedjax_peft.simulation import fields
 
         chosen = fields.METRICS if self.arguments == ["METRIC"] else fields.FIELDS
         cells = [[f"``{name}``", unit or "–", meaning] for name, unit, meaning in chosen]

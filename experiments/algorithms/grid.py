@@ -10,9 +10,9 @@ import contextlib
 import sys
 from pathlib import Path
 
-from fedjax_peft import rows as history
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
+from fedjax_peft.simulation import rows as history
 
 CONFIG = Path(__file__).with_name("20news.toml")
 

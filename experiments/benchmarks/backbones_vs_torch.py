@@ -36,8 +36,8 @@ from peft import LoraConfig, get_peft_model
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms.common import objective
+from fedjax_peft.contracts import ClientContext
 from fedjax_peft.models.registry import default_targets, random_model
-from fedjax_peft.typing import ClientContext
 
 CLASSES, RANK = 20, 8
 TRANSFORMERS = {

@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_peft import algorithms, attach, heads, peft, random_model, tasks, tree
-from fedjax_peft.roles import assign_roles
-from fedjax_peft.typing import Algorithm, ClientContext
+from fedjax_peft import algorithms, attach, heads, peft, random_model, tasks
+from fedjax_peft.contracts import Algorithm, ClientContext
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.roles import assign_roles
 
 TARGET = 3.8
 

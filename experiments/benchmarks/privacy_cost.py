@@ -58,7 +58,7 @@ def federation(clients: int) -> fp.Clients:
     return fp.partition.iid(data, clients=clients, seed=0)
 
 
-def client_level() -> dict[str, tuple[fp.typing.Algorithm, Callable | None]]:
+def client_level() -> dict[str, tuple[fp.contracts.Algorithm, Callable | None]]:
     """Returns the cases of client-level mechanisms: name -> (algorithm, mechanism)."""
     optimizer = optax.adamw(1e-3)
     mean = fp.algorithms.fedavg(optimizer)
@@ -72,7 +72,7 @@ def client_level() -> dict[str, tuple[fp.typing.Algorithm, Callable | None]]:
     }
 
 
-def at_clients() -> dict[str, tuple[fp.typing.Algorithm, Callable | None]]:
+def at_clients() -> dict[str, tuple[fp.contracts.Algorithm, Callable | None]]:
     """Returns the cases in which clients add the noise, in the same form."""
     mean = fp.algorithms.fedavg(optax.adamw(1e-3))
     return {

@@ -19,8 +19,9 @@ from importlib import metadata
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import aggregators, summation
-from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree, RoundContext
+from fedjax_peft import aggregators
+from fedjax_peft.contracts import Aggregated, Aggregator, Params, PyTree, RoundContext
+from fedjax_peft.numerics import summation
 
 
 def rules(hostile: int, space: str) -> dict[str, Aggregator]:

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 import fedjax_peft as fp
-from fedjax_peft import tree
+from fedjax_peft.numerics import tree
 
 TARGET_GB = 4.0
 MINILM = {

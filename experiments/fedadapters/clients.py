@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.partition import dirichlet
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
 
 __all__ = ["merged_from_27", "nine_of_27", "small_users"]
 

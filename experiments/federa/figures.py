@@ -23,7 +23,7 @@ from tables import Source, columns, method_name, reached, settings, sweep
 from fedjax_peft import InputError, heterogeneity
 from fedjax_peft.report.figure_files import bands, save, style, subplots
 from fedjax_peft.report.study import Cell, Study, summarise
-from fedjax_peft.rows import number
+from fedjax_peft.simulation.rows import number
 
 Rows = list[dict[str, Any]]
 Drawn = tuple[Any, Rows, str]

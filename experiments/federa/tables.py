@@ -44,8 +44,8 @@ from fedjax_peft.report.study import (
     summarise,
 )
 from fedjax_peft.report.table_files import TextTable
-from fedjax_peft.rows import series
 from fedjax_peft.simulation.cost import DEVICES, TimeModel, forecast
+from fedjax_peft.simulation.rows import series
 
 UNKNOWN = "not known"
 SHARES = (90, 95, 99)

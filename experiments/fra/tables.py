@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_peft.config import config as configs
-from fedjax_peft.errors import InputError
 from fedjax_peft.report.figure_files import bands, rolling, save, style, subplots
 from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
+from fedjax_peft.support.errors import InputError
 
 NAMES = {"sst2": "SST-2", "mnli": "MNLI"}
 METHODS = {

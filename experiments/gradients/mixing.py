@@ -21,9 +21,10 @@ import numpy as np
 import optax
 
 import fedjax_peft as fp
-from fedjax_peft import aggregators, differentiable
+from fedjax_peft import aggregators
 from fedjax_peft.algorithms.common import objective, replace_server
-from fedjax_peft.typing import Algorithm, ClientUpdate, Roles
+from fedjax_peft.contracts import Algorithm, ClientUpdate, Roles
+from fedjax_peft.engine import differentiable
 
 GROUPS = ("layer.0", "layer.1", "head")
 RESULTS = Path(__file__).parent / "results"

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 import fedjax_peft as fp
-from fedjax_peft.random import client_key, host_rng, stream
+from fedjax_peft.numerics.random import client_key, host_rng, stream
 
 SEED, ROUNDS, PER_ROUND, BATCH = 0, 6, 4, 16
 

@@ -14,7 +14,6 @@ first.
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import tree
 from fedjax_peft.aggregators.krum import ranks
 from fedjax_peft.aggregators.robust import (
     Changes,
@@ -29,7 +28,8 @@ from fedjax_peft.aggregators.robust import (
     squared_distances,
     too_few,
 )
-from fedjax_peft.typing import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.numerics import tree
 
 __all__ = ["bulyan"]
 

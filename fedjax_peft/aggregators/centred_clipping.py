@@ -24,9 +24,9 @@ from fedjax_peft.aggregators.robust import (
     robust,
     weighted_sum,
 )
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.typing import Aggregator, Params, PyTree, RoundContext
+from fedjax_peft.contracts import Aggregator, Params, PyTree, RoundContext
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["centred_clipping"]
 

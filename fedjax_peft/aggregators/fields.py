@@ -2,8 +2,8 @@
 
 import jax
 
-from fedjax_peft.random import stream
-from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree, RoundContext, Total
+from fedjax_peft.contracts import Aggregated, Aggregator, Params, PyTree, RoundContext, Total
+from fedjax_peft.numerics.random import stream
 
 __all__ = ["by_field"]
 

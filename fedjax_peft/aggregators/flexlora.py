@@ -12,7 +12,7 @@ This follows the paper and the authors' code, which agree.
 """
 
 from fedjax_peft.aggregators.fra import by_svd
-from fedjax_peft.typing import Aggregator
+from fedjax_peft.contracts import Aggregator
 
 __all__ = ["flexlora"]
 

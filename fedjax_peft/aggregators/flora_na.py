@@ -28,12 +28,7 @@ its full text could not be read, and checked against a loop in NumPy over dense 
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import constants
-from fedjax_peft.linalg import solve
-from fedjax_peft.lowrank import matmul, pairs, pairs_by_shape, required_pairs, scale
-from fedjax_peft.measures.aggregation_error import error_metrics
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Params,
@@ -42,6 +37,11 @@ from fedjax_peft.typing import (
     Stacked,
     Total,
 )
+from fedjax_peft.measures.aggregation_error import error_metrics
+from fedjax_peft.numerics.hyperparameters import constants
+from fedjax_peft.numerics.linalg import solve
+from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, required_pairs, scale
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["flora_na"]
 

@@ -21,8 +21,8 @@ from fedjax_peft.aggregators.robust import (
     robust,
     weighted_sum,
 )
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["fltrust"]
 

@@ -17,11 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.linalg import FRESH, canonical, dead_directions, qr, revived, svd
-from fedjax_peft.lowrank import matmul, pairs, required_pairs, scale
-from fedjax_peft.measures.aggregation_error import truncation_metrics
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Factors,
@@ -30,6 +26,10 @@ from fedjax_peft.typing import (
     RoundContext,
     Total,
 )
+from fedjax_peft.measures.aggregation_error import truncation_metrics
+from fedjax_peft.numerics.linalg import FRESH, canonical, dead_directions, qr, revived, svd
+from fedjax_peft.numerics.lowrank import matmul, pairs, required_pairs, scale
+from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "Truncated",

@@ -14,9 +14,7 @@ FlexLoRA's authors uses weights by size instead.
 
 import jax.numpy as jnp
 
-from fedjax_peft.lowrank import matmul, pairs, product_norms, required_pairs, scale
-from fedjax_peft.measures.aggregation_error import error_metrics
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Params,
@@ -26,6 +24,8 @@ from fedjax_peft.typing import (
     Total,
     Weighted,
 )
+from fedjax_peft.measures.aggregation_error import error_metrics
+from fedjax_peft.numerics.lowrank import matmul, pairs, product_norms, required_pairs, scale
 
 __all__ = ["hetlora"]
 

@@ -32,9 +32,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.aggregators.fra import Truncated, Truncation, truncating
-from fedjax_peft.linalg import orthonormal_rows
-from fedjax_peft.lowrank import matmul
-from fedjax_peft.typing import Aggregator
+from fedjax_peft.contracts import Aggregator
+from fedjax_peft.numerics.linalg import orthonormal_rows
+from fedjax_peft.numerics.lowrank import matmul
 
 __all__ = ["ilora"]
 

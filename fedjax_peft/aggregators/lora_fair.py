@@ -32,12 +32,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.aggregators.mean import mean, product_errors
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.linalg import pinv
-from fedjax_peft.lowrank import matmul, required_pairs, scale
+from fedjax_peft.contracts import Aggregated, Aggregator, Params, PyTree, RoundContext, Total
 from fedjax_peft.measures.aggregation_error import error_metrics
-from fedjax_peft.typing import Aggregated, Aggregator, Params, PyTree, RoundContext, Total
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.numerics.linalg import pinv
+from fedjax_peft.numerics.lowrank import matmul, required_pairs, scale
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["lora_fair"]
 

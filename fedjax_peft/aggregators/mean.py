@@ -7,9 +7,7 @@ that entries that no client has changed stay the same bit for bit.
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.lowrank import matmul, pairs, scale
-from fedjax_peft.measures.aggregation_error import error_metrics
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Params,
@@ -18,6 +16,8 @@ from fedjax_peft.typing import (
     RoundContext,
     Total,
 )
+from fedjax_peft.measures.aggregation_error import error_metrics
+from fedjax_peft.numerics.lowrank import matmul, pairs, scale
 
 __all__ = ["mean", "product_errors"]
 

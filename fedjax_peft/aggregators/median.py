@@ -7,7 +7,7 @@ breakdown point is 1/2. Of an even number of values the median is the mean of th
 """
 
 from fedjax_peft.aggregators.robust import Changes, Combined, Space, each_entry, middle, robust
-from fedjax_peft.typing import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
 
 __all__ = ["median"]
 

@@ -18,9 +18,9 @@ from fedjax_peft.aggregators.robust import (
     squared_lengths,
     weighted_sum,
 )
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.typing import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["norm_bounding"]
 

@@ -12,8 +12,7 @@ instead.
 
 import jax.numpy as jnp
 
-from fedjax_peft.lowrank import matmul, pairs, required_pairs, scale
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Params,
@@ -22,6 +21,7 @@ from fedjax_peft.typing import (
     RoundContext,
     Total,
 )
+from fedjax_peft.numerics.lowrank import matmul, pairs, required_pairs, scale
 
 __all__ = ["PRODUCT", "product_changes", "with_products"]
 

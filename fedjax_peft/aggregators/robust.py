@@ -27,14 +27,9 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_peft import tree
 from fedjax_peft.aggregators.fra import fra
 from fedjax_peft.aggregators.products import PRODUCT
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.linalg import qr
-from fedjax_peft.lowrank import matmul, pairs, scale, weighted_product
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Factors,
@@ -44,6 +39,11 @@ from fedjax_peft.typing import (
     Stacked,
     Total,
 )
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.numerics.linalg import qr
+from fedjax_peft.numerics.lowrank import matmul, pairs, scale, weighted_product
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = [
     "Changes",

@@ -9,11 +9,11 @@ clients are hostile: the breakdown point is the share β < 1/2.
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import tree
 from fedjax_peft.aggregators.robust import Changes, Combined, Space, each_entry, ranked, robust
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.typing import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["trimmed_mean"]
 

@@ -37,10 +37,7 @@ from fedjax_peft.algorithms.common import (
     train,
     with_client_state,
 )
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -51,6 +48,9 @@ from fedjax_peft.typing import (
     Params,
     PyTree,
 )
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["apfl"]
 

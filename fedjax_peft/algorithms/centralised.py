@@ -15,8 +15,8 @@ from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.algorithms.local import Trained, trained_as
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Algorithm, PyTree
+from fedjax_peft.contracts import Algorithm, PyTree
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["centralised"]
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.algorithms.keeping import keeping, marked
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.lowrank import pairs
-from fedjax_peft.roles import HeadPolicy
-from fedjax_peft.schedules import Scheduled, scaled
-from fedjax_peft.typing import Aggregator, Algorithm, ClientContext, ClientUpdate, RateSchedule
+from fedjax_peft.contracts import Aggregator, Algorithm, ClientContext, ClientUpdate, RateSchedule
+from fedjax_peft.numerics.lowrank import pairs
+from fedjax_peft.numerics.roles import HeadPolicy
+from fedjax_peft.numerics.schedules import Scheduled, scaled
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "SHARED_OPTIONS",
@@ -96,8 +96,9 @@ def checked(factory: Factory) -> Factory:
     * Arguments of a wrong type are refused, which would otherwise fail deep inside a compilation:
       ``optimizer`` and ``server`` must be optax optimizers, ``aggregator`` an aggregator or None,
       ``server_schedule`` a function or None.
-    * ``optimizer`` can have a schedule over rounds (:func:`fedjax_peft.schedules.scheduled`). The
-      function is then called again in every round that is traced, with the rates of the round.
+    * ``optimizer`` can have a schedule over rounds
+      (:func:`fedjax_peft.numerics.schedules.scheduled`). The function is then called again in
+      every round that is traced, with the rates of the round.
     * The option ``keep_optimizer``, which the function names in its signature only, is carried out
       (:mod:`fedjax_peft.algorithms.keeping`). The function always receives False.
     * The descriptions of the function's :data:`SHARED_OPTIONS` are added to its docstring.

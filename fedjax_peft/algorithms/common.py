@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft.lowrank import empty_products, matmul, pairs, scale
-from fedjax_peft.measures.aggregation_error import error_metrics
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Batch,
     ClientContext,
     Key,
@@ -23,6 +21,8 @@ from fedjax_peft.typing import (
     ServerUpdate,
     Task,
 )
+from fedjax_peft.measures.aggregation_error import error_metrics
+from fedjax_peft.numerics.lowrank import empty_products, matmul, pairs, scale
 
 __all__ = [
     "Local",
@@ -187,7 +187,7 @@ def merge_into_frozen() -> ServerUpdate:
     The aggregate is ``{"model": shared leaves, "fold": module path -> [in, out]}``: W + s·AB is the
     exact average once ``fold`` is added to W. The sum of ``fold`` over all rounds is float32. It
     is added to the kernels of the modules that LoRA wraps. These modules use the float32 sum even
-    if they compute in a narrower dtype (:mod:`fedjax_peft.precision`).
+    if they compute in a narrower dtype (:mod:`fedjax_peft.numerics.precision`).
 
     The algebra is exact, so the aggregation error is only rounding. It is measured on the kernels
     that clients compute with.

@@ -27,9 +27,7 @@ from fedjax_peft.algorithms.common import (
     replace_server,
     train,
 )
-from fedjax_peft.hyperparameters import maybe_nonzero
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -40,6 +38,8 @@ from fedjax_peft.typing import (
     Params,
     PyTree,
 )
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["ditto"]
 

@@ -41,9 +41,7 @@ import optax
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.common import Local, init_local, objective, train
-from fedjax_peft.errors import InputError
-from fedjax_peft.roles import HeadPolicy
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Algorithm,
     Batch,
     ClientContext,
@@ -56,6 +54,8 @@ from fedjax_peft.typing import (
     RoundContext,
     ServerUpdate,
 )
+from fedjax_peft.numerics.roles import HeadPolicy
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["fedalt"]
 

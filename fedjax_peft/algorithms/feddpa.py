@@ -10,8 +10,8 @@
     a text x:  α(x) = w · mean_j cos(h(x), h(x_j))    over a few training examples x_j of a client
 
 h is the last hidden state of the last token, with the local adapter alone
-(:mod:`fedjax_peft.instance_weights`). Texts that are like a client's own use its local adapter
-more.
+(:mod:`fedjax_peft.contracts.instance_weights`). Texts that are like a client's own use its local
+adapter more.
 
 The local adapter of FedDPA-T is trained against the received g, as in the authors' code, so the two
 trainings of a round do not depend on each other and can take turns batch by batch. Each has its own
@@ -45,10 +45,7 @@ from fedjax_peft.algorithms.common import (
     replace_server,
     train,
 )
-from fedjax_peft.errors import InputError
-from fedjax_peft.instance_weights import REFERENCE, embedding, with_weight
-from fedjax_peft.roles import HeadPolicy, dual_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -60,6 +57,9 @@ from fedjax_peft.typing import (
     Params,
     Tuning,
 )
+from fedjax_peft.contracts.instance_weights import REFERENCE, embedding, with_weight
+from fedjax_peft.numerics.roles import HeadPolicy, dual_roles
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["feddpa_f", "feddpa_t"]
 

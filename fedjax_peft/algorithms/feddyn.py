@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, positive
 from fedjax_peft.algorithms.common import (
@@ -33,8 +32,7 @@ from fedjax_peft.algorithms.common import (
     train,
     with_client_state,
 )
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Algorithm,
     Batch,
     ClientContext,
@@ -46,6 +44,8 @@ from fedjax_peft.typing import (
     RoundContext,
     ServerUpdate,
 )
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["feddyn"]
 

@@ -23,9 +23,7 @@ from fedjax_peft.aggregators.mean import product_errors
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights, merge_into_frozen
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.lowrank import required_pairs
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
@@ -34,6 +32,8 @@ from fedjax_peft.typing import (
     RoundContext,
     Total,
 )
+from fedjax_peft.numerics.lowrank import required_pairs
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["fedex"]
 

@@ -14,8 +14,8 @@ import optax
 from fedjax_peft.algorithms.checks import checked, dual_adapters
 from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.roles import HeadPolicy, dual_roles
-from fedjax_peft.typing import Aggregator, Algorithm
+from fedjax_peft.contracts import Aggregator, Algorithm
+from fedjax_peft.numerics.roles import HeadPolicy, dual_roles
 
 __all__ = ["fedmatch"]
 

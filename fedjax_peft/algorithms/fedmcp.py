@@ -40,19 +40,7 @@ import optax
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least, checked, dual_adapters, fraction
 from fedjax_peft.algorithms.common import Local, Weights, init_local, replace_server, train
-from fedjax_peft.dual_modes import Mode, mode
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.hyperparameters import maybe_nonzero
-from fedjax_peft.measures.representation import (
-    SIMILARITIES,
-    Pooling,
-    Similarity,
-    check_pooling,
-    pool,
-)
-from fedjax_peft.random import stream
-from fedjax_peft.roles import HeadPolicy, dual_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -63,6 +51,18 @@ from fedjax_peft.typing import (
     Outputs,
     Params,
 )
+from fedjax_peft.contracts.dual_modes import Mode, mode
+from fedjax_peft.measures.representation import (
+    SIMILARITIES,
+    Pooling,
+    Similarity,
+    check_pooling,
+    pool,
+)
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.numerics.roles import HeadPolicy, dual_roles
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["fedmcp"]
 

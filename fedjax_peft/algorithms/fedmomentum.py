@@ -32,12 +32,7 @@ from fedjax_peft.aggregators.fra import factored
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights, merge_into_frozen
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.linalg import qr, svd
-from fedjax_peft.lowrank import matmul, pairs, pairs_by_shape, required_pairs, scale
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
@@ -47,6 +42,11 @@ from fedjax_peft.typing import (
     RoundContext,
     Total,
 )
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.numerics.linalg import qr, svd
+from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, required_pairs, scale
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["fedmomentum"]
 

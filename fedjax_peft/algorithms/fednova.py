@@ -30,13 +30,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.common import Local, Weights, init_local, train
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Algorithm,
     Batch,
     ClientContext,
@@ -48,6 +46,8 @@ from fedjax_peft.typing import (
     RoundContext,
     ServerUpdate,
 )
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["fednova"]
 

@@ -40,17 +40,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import tree
 from fedjax_peft.aggregators import fra
 from fedjax_peft.aggregators.products import PRODUCT, product_changes, with_products
 from fedjax_peft.algorithms.checks import at_least, checked, fraction, positive, with_factor
 from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.lowrank import pairs, required_pairs
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.schedules import Scheduled, at_round, scheduled
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
@@ -60,6 +55,11 @@ from fedjax_peft.typing import (
     RoundContext,
     ServerUpdate,
 )
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.lowrank import pairs, required_pairs
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
+from fedjax_peft.numerics.schedules import Scheduled, at_round, scheduled
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["fedadagrad", "fedadam", "fedavgm", "fedopt", "fedyogi"]
 

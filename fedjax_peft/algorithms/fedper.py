@@ -12,8 +12,8 @@ import optax
 from fedjax_peft.algorithms.checks import checked, only_head
 from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import Aggregator, Algorithm
+from fedjax_peft.contracts import Aggregator, Algorithm
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["fedper"]
 

@@ -30,8 +30,7 @@ from fedjax_peft.algorithms.common import (
     replace_server,
     train,
 )
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -41,6 +40,7 @@ from fedjax_peft.typing import (
     Metrics,
     Params,
 )
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["fedprox"]
 

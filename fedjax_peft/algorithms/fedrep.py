@@ -28,13 +28,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, only_head, whole
 from fedjax_peft.algorithms.common import Weights, objective, optimizer_step, replace_server
-from fedjax_peft.random import stream
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -46,6 +43,9 @@ from fedjax_peft.typing import (
     PyTree,
     Tuning,
 )
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["fedrep"]
 

@@ -34,12 +34,7 @@ from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Local, Weights, replace_server
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.linalg import svd
-from fedjax_peft.lowrank import matmul, pairs
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -49,6 +44,11 @@ from fedjax_peft.typing import (
     Metrics,
     Params,
 )
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.numerics.linalg import svd
+from fedjax_peft.numerics.lowrank import matmul, pairs
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["fedrot"]
 

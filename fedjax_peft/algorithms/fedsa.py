@@ -15,8 +15,8 @@ from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.roles import HeadPolicy
-from fedjax_peft.typing import Aggregator, Algorithm, Roles
+from fedjax_peft.contracts import Aggregator, Algorithm, Roles
+from fedjax_peft.numerics.roles import HeadPolicy
 
 __all__ = ["fedsa"]
 

@@ -30,10 +30,7 @@ import optax
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model, whole
 from fedjax_peft.algorithms.common import Local, Weights, init_local, objective, train
-from fedjax_peft.linalg import canonical, qr, svd
-from fedjax_peft.lowrank import matmul, pairs
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -45,6 +42,9 @@ from fedjax_peft.typing import (
     RoundContext,
     ServerUpdate,
 )
+from fedjax_peft.numerics.linalg import canonical, qr, svd
+from fedjax_peft.numerics.lowrank import matmul, pairs
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["fedsvd", "with_orthonormal_a"]
 

@@ -21,19 +21,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import tree
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights, merge_into_frozen
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.lowrank import (
-    pairs,
-    product_norms,
-    required_pairs,
-    scale,
-)
-from fedjax_peft.random import stream
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
@@ -46,6 +37,15 @@ from fedjax_peft.typing import (
     RoundContext,
     Total,
 )
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.lowrank import (
+    pairs,
+    product_norms,
+    required_pairs,
+    scale,
+)
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["flora"]
 

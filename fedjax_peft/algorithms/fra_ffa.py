@@ -27,12 +27,7 @@ from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights, freeze_where
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.lowrank import matmul, pairs, scale
-from fedjax_peft.measures.aggregation_error import truncation_metrics
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
@@ -47,6 +42,11 @@ from fedjax_peft.typing import (
     ServerUpdate,
     Total,
 )
+from fedjax_peft.measures.aggregation_error import truncation_metrics
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.numerics.lowrank import matmul, pairs, scale
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["fra_ffa"]
 

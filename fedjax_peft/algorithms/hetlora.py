@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import aggregators, tree
+from fedjax_peft import aggregators
 from fedjax_peft.algorithms.checks import at_least, checked, lora_model
 from fedjax_peft.algorithms.common import (
     Local,
@@ -33,11 +33,7 @@ from fedjax_peft.algorithms.common import (
     train,
 )
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced, maybe_nonzero
-from fedjax_peft.lowrank import pairs
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -48,6 +44,11 @@ from fedjax_peft.typing import (
     Params,
     PyTree,
 )
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero
+from fedjax_peft.numerics.lowrank import pairs
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["hetlora"]
 

@@ -5,7 +5,7 @@
       client:  (A_r, B_r)_k ← optimizer steps on F_k
       server:  A_r B_r ← Σ w_k (A_r B_r)_k, cut to rank r by its SVD:  A_r ← V Σ,  B_r ← Uᵀ
                B̄_k ← λ B̄_k + (1-λ) B_k / ‖B_k‖_F,   for the clients of the round
-      at its end, clusters of clients whose B̄_k span similar subspaces (fedjax_peft/clustering.py)
+      at its end, clusters of clients whose B̄_k span similar subspaces (clustering.py)
     cluster, until round R + C:
       client:  (A_c, B_c)_k ← steps on F_k + γ_c ‖B_c B_rᵀ‖_F², from its cluster's LoRA
       server:  as before, over the round's clients of each cluster
@@ -47,9 +47,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import tree
 from fedjax_peft.aggregators.fra import truncated_average
 from fedjax_peft.algorithms.checks import at_least, checked, fraction, whole
+from fedjax_peft.algorithms.clustering import spectral_clusters, subspace_distances
 from fedjax_peft.algorithms.common import (
     Local,
     Weights,
@@ -59,12 +59,7 @@ from fedjax_peft.algorithms.common import (
     objective,
     train,
 )
-from fedjax_peft.clustering import spectral_clusters, subspace_distances
-from fedjax_peft.errors import InputError
-from fedjax_peft.lowrank import matmul, pairs, pairs_by_shape, scale
-from fedjax_peft.measures.aggregation_error import truncation_metrics
-from fedjax_peft.roles import HeadPolicy
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
@@ -81,6 +76,11 @@ from fedjax_peft.typing import (
     Stacked,
     Total,
 )
+from fedjax_peft.measures.aggregation_error import truncation_metrics
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, scale
+from fedjax_peft.numerics.roles import HeadPolicy
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["hilora"]
 

@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Algorithm,
     ClientContext,
     ClientUpdate,
@@ -27,6 +26,7 @@ from fedjax_peft.typing import (
     PyTree,
     Tuning,
 )
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["keeping", "marked"]
 

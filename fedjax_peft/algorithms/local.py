@@ -12,8 +12,8 @@ import optax
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.roles import head_roles
-from fedjax_peft.typing import Algorithm, Roles
+from fedjax_peft.contracts import Algorithm, Roles
+from fedjax_peft.numerics.roles import head_roles
 
 __all__ = ["Trained", "local", "trained_as"]
 

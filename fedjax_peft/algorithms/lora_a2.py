@@ -34,16 +34,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import tree
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model, positive, whole
 from fedjax_peft.algorithms.common import Local, Weights, freeze_where, replace_server
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import constants
-from fedjax_peft.lowrank import pairs
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -54,6 +49,11 @@ from fedjax_peft.typing import (
     Params,
     PyTree,
 )
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.hyperparameters import constants
+from fedjax_peft.numerics.lowrank import pairs
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["lora_a2"]
 

@@ -34,9 +34,7 @@ from fedjax_peft.algorithms.common import (
     train,
     with_client_state,
 )
-from fedjax_peft.measures.representation import Pooling, check_pooling, cosines, pool
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -47,6 +45,8 @@ from fedjax_peft.typing import (
     Params,
     PyTree,
 )
+from fedjax_peft.measures.representation import Pooling, check_pooling, cosines, pool
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["contrastive", "moon"]
 

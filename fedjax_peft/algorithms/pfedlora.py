@@ -29,8 +29,8 @@ import optax
 from fedjax_peft.algorithms.checks import checked, whole
 from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedrep import fedrep
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Aggregator, Algorithm, Roles
+from fedjax_peft.contracts import Aggregator, Algorithm, Roles
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["pfedlora"]
 

@@ -24,10 +24,7 @@ import optax
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, positive, with_factor
 from fedjax_peft.algorithms.common import Weights, objective, optimizer_step, proximal
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -41,6 +38,9 @@ from fedjax_peft.typing import (
     RoundContext,
     ServerUpdate,
 )
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["pfedme"]
 

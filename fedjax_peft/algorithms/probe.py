@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft.typing import PyTree
+from fedjax_peft.contracts import PyTree
 
 __all__ = ["sgd_rate"]
 

@@ -27,9 +27,7 @@ from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.common import Local, Weights
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.errors import InputError
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     ClientContext,
@@ -38,6 +36,8 @@ from fedjax_peft.typing import (
     Params,
     ServerUpdate,
 )
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["ravan"]
 

@@ -19,8 +19,8 @@ from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Weights, freeze_where, replace_server
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import Aggregator, Algorithm, ClientContext, ClientUpdate, Params
+from fedjax_peft.contracts import Aggregator, Algorithm, ClientContext, ClientUpdate, Params
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["rolora"]
 

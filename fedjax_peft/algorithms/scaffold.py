@@ -34,9 +34,7 @@ from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.algorithms.checks import checked, positive, with_factor
 from fedjax_peft.algorithms.common import Local, Weights, add_to_gradient, init_local, train
 from fedjax_peft.algorithms.probe import sgd_rate
-from fedjax_peft.errors import InputError
-from fedjax_peft.roles import HeadPolicy, assign_roles, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -50,6 +48,8 @@ from fedjax_peft.typing import (
     RoundContext,
     ServerUpdate,
 )
+from fedjax_peft.numerics.roles import HeadPolicy, assign_roles, head_roles
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["scaffold"]
 

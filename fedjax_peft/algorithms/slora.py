@@ -37,10 +37,7 @@ from fedjax_peft.algorithms.common import (
     objective,
     train,
 )
-from fedjax_peft.errors import InputError
-from fedjax_peft.lowrank import matmul, pairs, pairs_by_shape, scale
-from fedjax_peft.roles import HeadPolicy, head_roles
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     Batch,
@@ -53,6 +50,9 @@ from fedjax_peft.typing import (
     RoundContext,
     ServerUpdate,
 )
+from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, scale
+from fedjax_peft.numerics.roles import HeadPolicy, head_roles
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["slora"]
 

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.random import host_rng
-from fedjax_peft.typing import Aggregation, Availability, Job
+from fedjax_peft.contracts import Aggregation, Availability, Job
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["Queue", "Settings"]
 
@@ -54,7 +54,7 @@ class Settings(NamedTuple):
 
 
 class Queue:
-    """The aggregations of a run; a :class:`fedjax_peft.typing.Timeline`.
+    """The aggregations of a run; a :class:`fedjax_peft.contracts.Timeline`.
 
     Aggregations are made when they are asked for, and kept.
     """

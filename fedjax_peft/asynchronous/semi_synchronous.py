@@ -8,8 +8,8 @@ from fedjax_peft.asynchronous.staleness import (
     StalenessWeight,
     server,
 )
-from fedjax_peft.checks import check_number
-from fedjax_peft.typing import Asynchronous
+from fedjax_peft.contracts import Asynchronous
+from fedjax_peft.support.checks import check_number
 
 __all__ = ["semi_synchronous"]
 

@@ -6,9 +6,9 @@ from typing import Literal, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.checks import check_count, check_number
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.typing import Algorithm, Asynchronous, Federation, PyTree
+from fedjax_peft.contracts import Algorithm, Asynchronous, Federation, PyTree
+from fedjax_peft.support.checks import check_count, check_number
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = [
     "Change",
@@ -70,7 +70,7 @@ class Change:
     def __call__(
         self, upload: PyTree, fetched: PyTree, template: PyTree, staleness: jax.Array
     ) -> PyTree:
-        """Returns the upload as :class:`fedjax_peft.typing.Rebase` says."""
+        """Returns the upload as :class:`fedjax_peft.contracts.Rebase` says."""
         factor = self.rate * self.weight(staleness)
         return jax.tree.map(
             lambda u, f, t: (t + factor * (u - f)).astype(t.dtype), upload, fetched, template
@@ -87,7 +87,7 @@ class Mixture(Change):
     def __call__(
         self, upload: PyTree, fetched: PyTree, template: PyTree, staleness: jax.Array
     ) -> PyTree:
-        """Returns the upload as :class:`fedjax_peft.typing.Rebase` says."""
+        """Returns the upload as :class:`fedjax_peft.contracts.Rebase` says."""
         del fetched
         return super().__call__(upload, template, template, staleness)
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.attacks.common import check_number, make_attack, moments, on_cohorts
-from fedjax_peft.typing import Algorithm, Attack, Federation
+from fedjax_peft.contracts import Algorithm, Attack, Federation
 
 __all__ = ["alie"]
 

@@ -24,10 +24,10 @@ from fedjax_peft.attacks.common import (
     on_batches,
     on_uploads,
 )
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.typing import Algorithm, Attack, Batch, Federation, Key, Params, PyTree
+from fedjax_peft.contracts import Algorithm, Attack, Batch, Federation, Key, Params, PyTree
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["backdoor"]
 

@@ -16,12 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft import summation, tree
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced, maybe_nonzero
-from fedjax_peft.random import host_rng
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
@@ -38,6 +33,11 @@ from fedjax_peft.typing import (
     Stacked,
     Total,
 )
+from fedjax_peft.numerics import summation, tree
+from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "check_class",
@@ -97,7 +97,7 @@ def make_attack(
       seed: chooses them.
       wrap: (algorithm, facts, bool ``[clients + 1]``) -> the algorithm under attack. The array says
         who is hostile; its last entry, for a slot without a client, is False.
-      triggered: see :attr:`fedjax_peft.typing.Attack.triggered`.
+      triggered: see :attr:`fedjax_peft.contracts.Attack.triggered`.
 
     Raises:
       InputError: the share is not from 0 to 1.

@@ -8,8 +8,8 @@
 import jax
 
 from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
-from fedjax_peft.random import stream
-from fedjax_peft.typing import Algorithm, Attack, Federation, Key, PyTree
+from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree
+from fedjax_peft.numerics.random import stream
 
 __all__ = ["gaussian"]
 

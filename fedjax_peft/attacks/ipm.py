@@ -9,7 +9,7 @@ hostile uploads close to the others.
 import jax
 
 from fedjax_peft.attacks.common import check_number, make_attack, moments, on_cohorts
-from fedjax_peft.typing import Algorithm, Attack, Federation
+from fedjax_peft.contracts import Algorithm, Attack, Federation
 
 __all__ = ["ipm"]
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.attacks.common import check_class, check_labels, make_attack, on_batches
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Algorithm, Attack, Batch, Federation
+from fedjax_peft.contracts import Algorithm, Attack, Batch, Federation
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["label_flip"]
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.attacks.common import make_attack, moments, on_cohorts
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.typing import Algorithm, Attack, Federation
+from fedjax_peft.contracts import Algorithm, Attack, Federation
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["min_max"]
 

@@ -8,7 +8,7 @@
 import jax
 
 from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
-from fedjax_peft.typing import Algorithm, Attack, Federation, Key, PyTree
+from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree
 
 __all__ = ["sign_flip"]
 

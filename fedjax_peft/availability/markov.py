@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedjax_peft.availability.draws import uniforms
-from fedjax_peft.checks import check_number
-from fedjax_peft.typing import Availability
+from fedjax_peft.contracts import Availability
+from fedjax_peft.support.checks import check_number
 
 __all__ = ["markov"]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_peft.checks import check_number
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Availability
+from fedjax_peft.contracts import Availability
+from fedjax_peft.support.checks import check_number
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["trace"]
 

@@ -11,16 +11,16 @@ import optax
 
 from fedjax_peft import algorithms
 from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.memory import require
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
-from fedjax_peft.random import host_rng
 from fedjax_peft.simulation.record import device_name
 from fedjax_peft.simulation.session import session
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.memory import require
 
 __all__ = ["Bench", "bench"]
 

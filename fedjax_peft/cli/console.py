@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from fedjax_peft.display import one_line
-from fedjax_peft.rows import Row, read_metrics
 from fedjax_peft.simulation.estimate import Estimate
 from fedjax_peft.simulation.progress import Phase, describe, duration
+from fedjax_peft.simulation.rows import Row, read_metrics
+from fedjax_peft.support.display import one_line
 
 __all__ = ["DryRun", "Screen", "banner", "dry_run", "progress_lines", "screen"]
 

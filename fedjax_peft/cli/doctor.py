@@ -9,9 +9,10 @@ from pathlib import Path
 
 import jax
 
-from fedjax_peft import __version__, assets
-from fedjax_peft.memory import available
+from fedjax_peft import __version__
 from fedjax_peft.simulation.record import environment
+from fedjax_peft.support import assets
+from fedjax_peft.support.memory import available
 
 __all__ = ["report"]
 

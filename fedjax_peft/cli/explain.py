@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.config.config import Key
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = [
     "TABLES",

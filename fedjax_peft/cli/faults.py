@@ -6,8 +6,8 @@ import io
 import os
 import sys
 
-from fedjax_peft.display import paragraph, show
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.display import paragraph, show
+from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "check_limits",

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_peft import toml
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.tabular import PLAIN, Csv
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import replace_file
+from fedjax_peft.support import toml
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.files import replace_file
 
 __all__ = ["Project", "write_project"]
 

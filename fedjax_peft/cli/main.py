@@ -5,11 +5,12 @@ import difflib
 import sys
 from collections.abc import Sequence
 
-from fedjax_peft import distributed, libraries
 from fedjax_peft.cli import faults
 from fedjax_peft.cli.parser import build_parser
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.engine import distributed
 from fedjax_peft.simulation.interrupts import Terminated
+from fedjax_peft.support import libraries
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["main"]
 

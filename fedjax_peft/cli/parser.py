@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedjax_peft import __version__, display
+from fedjax_peft import __version__
 from fedjax_peft.cli import plan, results, running, sweeping, tools
+from fedjax_peft.support import display
 
 __all__ = ["build_parser"]
 

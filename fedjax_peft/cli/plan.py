@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from fedjax_peft.cli.process import prepare_jax
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["plan", "read_bytes", "table"]
 

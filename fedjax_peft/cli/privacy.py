@@ -4,10 +4,10 @@ import math
 import textwrap
 from typing import Any, Literal, NamedTuple
 
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.contracts import Federation
 from fedjax_peft.privacy import accounting
 from fedjax_peft.privacy.accounting import Accountant, Neighbours
-from fedjax_peft.typing import Federation
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["Plan", "plan_text"]
 

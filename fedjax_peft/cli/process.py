@@ -2,9 +2,9 @@
 
 import argparse
 
-from fedjax_peft import distributed
 from fedjax_peft.cli import faults
-from fedjax_peft.errors import InputError
+from fedjax_peft.engine import distributed
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["join_processes", "prepare_jax"]
 

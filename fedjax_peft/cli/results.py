@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedjax_peft.cli.process import prepare_jax
-from fedjax_peft.errors import InputError
-from fedjax_peft.files import check_output, replace_file
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.files import check_output, replace_file
 
 if TYPE_CHECKING:
-    from fedjax_peft.loading import TrainedModels
+    from fedjax_peft.config.loading import TrainedModels
     from fedjax_peft.report.methods import Options
     from fedjax_peft.report.records import RunRecord
     from fedjax_peft.report.study import Study
@@ -70,7 +70,7 @@ def print_study(study: "Study", options: "Options | None" = None) -> None:
 
     from fedjax_peft.report import tables
     from fedjax_peft.report.methods import methods_of
-    from fedjax_peft.rows import privacy_in_words
+    from fedjax_peft.simulation.rows import privacy_in_words
 
     console = Console()
     methods = methods_of(study, options)
@@ -95,7 +95,7 @@ def export(options: argparse.Namespace) -> None:
     prepare_jax()
     from fedjax_peft.peft.io import export as exporting
     from fedjax_peft.peft.io.describe import describe
-    from fedjax_peft.rows import personal_privacy_note, read_metrics
+    from fedjax_peft.simulation.rows import personal_privacy_note, read_metrics
 
     models = _models(options)
     how = {"format": options.format, "overwrite": options.overwrite}
@@ -117,7 +117,8 @@ def export(options: argparse.Namespace) -> None:
 def predict(options: argparse.Namespace) -> None:
     """Writes the predictions of a run's model for the lines of a file."""
     prepare_jax()
-    from fedjax_peft import inference, loading
+    from fedjax_peft.config import loading
+    from fedjax_peft.models import inference
     from fedjax_peft.simulation import record
 
     check_output(options.output)  # before the work whose result goes there
@@ -157,7 +158,7 @@ def _sampled(task: "Task", options: argparse.Namespace) -> "Task":
 
 def _models(options: argparse.Namespace) -> "TrainedModels":
     """Returns the models of a run that the options select."""
-    from fedjax_peft.loading import load_models
+    from fedjax_peft.config.loading import load_models
     from fedjax_peft.simulation.client_models import check_format
 
     clients = options.clients if options.client is None else [options.client]

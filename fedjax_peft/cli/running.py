@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_peft import display
 from fedjax_peft.cli.process import join_processes, prepare_jax
 from fedjax_peft.cli.results import print_table
-from fedjax_peft.distributed import is_writer
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.engine.distributed import is_writer
+from fedjax_peft.support import display
+from fedjax_peft.support.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from fedjax_peft.report.records import RunRecord
@@ -185,7 +185,7 @@ def _origin(config: dict[str, Any], directory: Path) -> "Run | None":
     """Returns the run that a config starts from; None without one, or if it has begun."""
     if config["origin"] is None or any((directory / "checkpoints").glob("[0-9]*")):
         return None
-    from fedjax_peft.loading import load_run
+    from fedjax_peft.config.loading import load_run
 
     return load_run(config["origin"])
 

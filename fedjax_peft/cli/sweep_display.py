@@ -5,9 +5,9 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedjax_peft import display
 from fedjax_peft.simulation.points import Job, PointDone
 from fedjax_peft.simulation.progress import duration
+from fedjax_peft.support import display
 
 __all__ = ["SweepDisplay"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import tomli_w
 
-from fedjax_peft import display
 from fedjax_peft.cli.process import prepare_jax
 from fedjax_peft.cli.results import print_study
-from fedjax_peft.errors import InputError
-from fedjax_peft.files import replace_file
-from fedjax_peft.toml import read_toml
+from fedjax_peft.support import display
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.files import replace_file
+from fedjax_peft.support.toml import read_toml
 
 __all__ = ["is_sweep", "resume", "sweep"]
 

@@ -10,8 +10,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_peft import assets, display
 from fedjax_peft.cli.process import prepare_jax
+from fedjax_peft.support import assets, display
 
 if TYPE_CHECKING:
     from fedjax_peft.data.catalog import Source

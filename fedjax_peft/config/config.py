@@ -60,32 +60,28 @@ import pydantic
 from fedjax_peft import (
     aggregators,
     algorithms,
-    assets,
     asynchronous,
     attacks,
     availability,
     peft,
     privacy,
-    schedules,
     tasks,
-    toml,
     transforms,
 )
 from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.config import optimizers, plugins, presets
 from fedjax_peft.config.parts import Parts
+from fedjax_peft.contracts import Asynchronous, Attack, Availability, Batch, Privacy, Transform
 from fedjax_peft.data import Clients, Dataset, partition, sources
 from fedjax_peft.data.encode import with_options
 from fedjax_peft.data.vocabulary import word_tokenizer
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.hyperparameters import Values, constants_of, maybe_nonzero
 from fedjax_peft.models import heads, hub, registry
 from fedjax_peft.models.base import Model
-from fedjax_peft.nested import flatten, merge, unset
+from fedjax_peft.numerics import schedules
+from fedjax_peft.numerics.hyperparameters import Values, constants_of, maybe_nonzero
+from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.privacy.accounting import smallest_noise
-from fedjax_peft.random import host_rng
 from fedjax_peft.simulation.cost import TimeModel
 from fedjax_peft.simulation.origin import ORIGIN, base_seed, with_origin
 from fedjax_peft.simulation.progress import Phase, PhaseName
@@ -94,8 +90,11 @@ from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.session import federation_of, schedule_of
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import Stop, any_of, early_stop
+from fedjax_peft.support import assets, toml
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.nested import flatten, merge, unset
 from fedjax_peft.tasks import Task
-from fedjax_peft.typing import Asynchronous, Attack, Availability, Batch, Privacy, Transform
 
 __all__ = [
     "CHAINED",

@@ -4,8 +4,8 @@ import math
 
 import optax
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["adam", "adamw", "sgd"]
 

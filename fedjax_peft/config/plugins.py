@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["is_user_function", "load_function", "with_absolute_path"]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.nested import flatten, merge
-from fedjax_peft.toml import read_toml
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.nested import flatten, merge
+from fedjax_peft.support.toml import read_toml
 
 __all__ = [
     "System",

@@ -20,12 +20,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_peft import toml
 from fedjax_peft.config import config as configs
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import folder_names
-from fedjax_peft.nested import flatten
+from fedjax_peft.support import toml
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.files import folder_names
+from fedjax_peft.support.nested import flatten
 
 __all__ = ["Point", "Sweep", "axis", "plan"]
 

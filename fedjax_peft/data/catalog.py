@@ -78,7 +78,7 @@ class Source(NamedTuple):
     shape: tuple[int, ...] = ()
     """Shape of an image; () for texts."""
     asset: str | None = None
-    """The asset (:data:`fedjax_peft.assets.ASSETS`) with the same data; None: there is none."""
+    """The asset (:data:`fedjax_peft.support.assets.ASSETS`) with the same data; None: none."""
     formats: tuple[Reader, ...] = ()
     """Readers of its folder, tried in this order before the common table formats."""
     download: str = ""

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.libraries import limit_blas_threads
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.libraries import limit_blas_threads
 
 __all__ = ["kmeans"]
 

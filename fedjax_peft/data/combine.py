@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["combine"]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.trees import COLUMNS as OF_TREES
 from fedjax_peft.data.trees import is_tree, with_conversations
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["COLUMNS", "Conversation", "Message", "form_of", "with_messages"]
 

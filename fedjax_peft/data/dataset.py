@@ -6,10 +6,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from fedjax_peft.contracts import Task
 from fedjax_peft.data.packing import packed
-from fedjax_peft.errors import InputError
-from fedjax_peft.random import host_rng
-from fedjax_peft.typing import Task
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["IGNORE", "Clients", "DataT", "Dataset"]
 

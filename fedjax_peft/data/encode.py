@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.table import Table, require
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Task
 
 __all__ = ["encode", "encoder_of", "with_options"]

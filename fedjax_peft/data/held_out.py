@@ -7,8 +7,8 @@ import numpy as np
 
 from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["hold_out_test", "hold_out_validation"]
 

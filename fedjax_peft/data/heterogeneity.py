@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_peft.data import keys
 from fedjax_peft.data.dataset import Clients
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["histograms", "jeffreys", "js_divergence", "mean_pairwise", "sorted_order"]
 

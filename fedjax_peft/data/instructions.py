@@ -18,8 +18,8 @@ from fedjax_peft.data.encoders.conversations import with_rows
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import clean
 from fedjax_peft.data.tokens import padding_token, whole
-from fedjax_peft.errors import InputError
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Task
 
 __all__ = ["FORMS", "Form", "Instructions", "as_instructions", "encode_instructions"]

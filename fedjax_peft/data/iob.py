@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from fedjax_peft.data.table import Table, require
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["TAG", "iob2", "sentences"]
 

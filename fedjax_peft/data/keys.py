@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["classes", "distinct", "has_labels"]
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["divide"]
 

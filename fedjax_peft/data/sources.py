@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_peft import tasks
-from fedjax_peft.assets import cache_dir, fetch
 from fedjax_peft.data import silo
 from fedjax_peft.data.catalog import DATASETS, OWN, Source
 from fedjax_peft.data.combine import combine
@@ -29,8 +28,9 @@ from fedjax_peft.data.standin import tiny_tables
 from fedjax_peft.data.table import MissingColumn, Table, require
 from fedjax_peft.data.users import keep_users
 from fedjax_peft.data.vocabulary import count_words, word_tokenizer
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.assets import cache_dir, fetch
+from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.tasks.base import Task
 
 __all__ = ["DATASETS", "check_header", "load_dataset", "load_tables"]

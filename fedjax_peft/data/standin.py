@@ -9,8 +9,8 @@ from fedjax_peft.data.catalog import Source
 from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.encoders.base import StandIn
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["tiny_tables"]
 

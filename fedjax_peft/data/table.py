@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["MissingColumn", "Table", "label_ids", "label_names", "require"]
 

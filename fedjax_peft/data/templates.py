@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedjax_peft.data.conversations import Conversation
 from fedjax_peft.data.tokens import beginning, whole
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "PLAIN",

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_peft.assets import cache_dir
-from fedjax_peft.errors import InputError
-from fedjax_peft.files import replace_file
-from fedjax_peft.memory import require
+from fedjax_peft.support.assets import cache_dir
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.files import replace_file
+from fedjax_peft.support.memory import require
 
 __all__ = ["batches", "cached", "check_tokenizer", "clean", "fingerprint", "tokenize"]
 

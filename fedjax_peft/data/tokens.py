@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.memory import require
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.memory import require
 
 __all__ = ["beginning", "joined", "model_columns", "offsets", "padding_token", "whole"]
 

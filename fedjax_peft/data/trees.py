@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["COLUMNS", "is_tree", "with_conversations"]
 

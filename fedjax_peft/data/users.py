@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["draw_users", "keep_users"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_peft.data.text import clean
-from fedjax_peft.errors import InputError
-from fedjax_peft.files import replace_file
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.files import replace_file
 
 __all__ = ["SPECIAL", "count_words", "read_vocabulary", "word_tokenizer", "write_vocabulary"]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import jax
 import numpy as np
 
-from fedjax_peft.typing import PyTree
+from fedjax_peft.contracts import PyTree
 
 __all__ = ["ClientRow", "FileMedium", "Medium", "MemoryMedium", "Packing"]
 

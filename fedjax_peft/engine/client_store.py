@@ -28,11 +28,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft import tree
+from fedjax_peft.contracts import PyTree
 from fedjax_peft.engine.client_records import ClientRow, FileMedium, Medium, MemoryMedium, Packing
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import replace_file
-from fedjax_peft.typing import PyTree
+from fedjax_peft.numerics import tree
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.files import replace_file
 
 __all__ = [
     "ClientPlace",

@@ -4,7 +4,7 @@ import os
 
 import jax
 
-from fedjax_peft import assets
+from fedjax_peft.support import assets
 
 __all__ = ["use_compilation_cache"]
 

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from fedjax_peft.distributed import agree
+from fedjax_peft.contracts import Task
+from fedjax_peft.engine.distributed import agree
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, most_slots, no_larger, window
 from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.round import Work
 from fedjax_peft.engine.state import State
-from fedjax_peft.typing import Task
 
 __all__ = ["Evaluator", "Examples", "Measured", "figures", "joined", "repeated"]
 

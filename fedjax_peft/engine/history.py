@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft import tree
+from fedjax_peft.contracts import PyTree, ServerUpdate, Transform
 from fedjax_peft.engine.plan import Fetched
 from fedjax_peft.engine.uploads import TransformState, receive
-from fedjax_peft.random import server_key, stream
-from fedjax_peft.typing import PyTree, ServerUpdate, Transform
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.random import server_key, stream
 
 __all__ = ["Source", "fetched_by", "grown", "places_of", "remember", "start_history"]
 

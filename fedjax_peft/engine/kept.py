@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import ClientUpdate, Key, PyTree
+from fedjax_peft.contracts import ClientUpdate, Key, PyTree
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["check_kept", "reading"]
 

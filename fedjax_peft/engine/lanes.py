@@ -10,12 +10,12 @@ from typing import Literal, TypeAlias
 import jax
 import numpy as np
 
-from fedjax_peft.distributed import agree
+from fedjax_peft.contracts import Params
+from fedjax_peft.engine.distributed import agree
 from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.program import Program
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.state import State
-from fedjax_peft.typing import Params
 
 __all__ = ["Lanes", "best_lanes", "choose_lanes", "cpu_lanes"]
 

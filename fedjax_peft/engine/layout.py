@@ -29,11 +29,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from fedjax_peft import tree as trees
+from fedjax_peft.contracts import ApplyFn, Params, PyTree, Splits
 from fedjax_peft.engine.gather_at_use import gather_at_use
 from fedjax_peft.engine.sharding import frozen_axis, lane_axis
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.typing import ApplyFn, Params, PyTree, Splits
+from fedjax_peft.numerics import tree as trees
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["Layout", "ModelSharding", "layout_over", "on_one_device"]
 
@@ -88,10 +88,10 @@ class Layout(NamedTuple):
 
         Args:
           leaves: the frozen leaves by name.
-          splits: the axes of the family's leaves; see :data:`fedjax_peft.typing.Splits`. A matrix
-            that they do not split evenly is split on its largest axis that divides evenly; so is
-            every matrix in the ``gather`` form, and of a model without rules. Every other leaf is
-            whole on every device.
+          splits: the axes of the family's leaves; see :data:`fedjax_peft.contracts.Splits`. A
+            matrix that they do not split evenly is split on its largest axis that divides evenly;
+            so is every matrix in the ``gather`` form, and of a model without rules. Every other
+            leaf is whole on every device.
         """
         return {name: _place(x, self.of_frozen(name, x, splits)) for name, x in leaves.items()}
 

@@ -12,14 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_peft.engine.layout import Layout
-from fedjax_peft.engine.places import state_shardings
-from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.round import RoundResult, Work, at_work, build_round
-from fedjax_peft.engine.state import State
-from fedjax_peft.hyperparameters import Maker, Values
-from fedjax_peft.random import stream
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Algorithm,
     ApplyFn,
     Diagnosis,
@@ -30,6 +23,13 @@ from fedjax_peft.typing import (
     Task,
     Transform,
 )
+from fedjax_peft.engine.layout import Layout
+from fedjax_peft.engine.places import state_shardings
+from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.round import RoundResult, Work, at_work, build_round
+from fedjax_peft.engine.state import State
+from fedjax_peft.numerics.hyperparameters import Maker, Values
+from fedjax_peft.numerics.random import stream
 
 __all__ = ["OuterProgram", "Program", "Setup", "place_constants"]
 

@@ -23,7 +23,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft import summation, tree
+from fedjax_peft.contracts import (
+    Aggregated,
+    Algorithm,
+    ClientContext,
+    Key,
+    Measurements,
+    Params,
+    PyTree,
+    RoundContext,
+)
 from fedjax_peft.engine.history import Source, fetched_by, remember
 from fedjax_peft.engine.kept import check_kept, reading
 from fedjax_peft.engine.plan import Plan
@@ -40,8 +49,9 @@ from fedjax_peft.engine.uploads import (
     relative_to,
     sendable,
 )
-from fedjax_peft.precision import effective
-from fedjax_peft.random import (
+from fedjax_peft.numerics import summation, tree
+from fedjax_peft.numerics.precision import effective
+from fedjax_peft.numerics.random import (
     attack_key,
     client_key,
     salted,
@@ -49,16 +59,6 @@ from fedjax_peft.random import (
     stream,
     transform_key,
     upload_key,
-)
-from fedjax_peft.typing import (
-    Aggregated,
-    Algorithm,
-    ClientContext,
-    Key,
-    Measurements,
-    Params,
-    PyTree,
-    RoundContext,
 )
 
 __all__ = ["ReferenceProgram"]

@@ -18,32 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import summation, tree
-from fedjax_peft.engine.history import Source, fetched_by, remember
-from fedjax_peft.engine.kept import check_kept, reading
-from fedjax_peft.engine.lengths import token_columns
-from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.state import State
-from fedjax_peft.engine.uploads import (
-    TransformState,
-    as_received,
-    decode,
-    encoder,
-    no_measurements,
-    receive,
-    relative_to,
-    sendable,
-)
-from fedjax_peft.precision import effective
-from fedjax_peft.random import (
-    attack_key,
-    client_key,
-    salted,
-    server_key,
-    transform_key,
-    upload_key,
-)
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
@@ -64,6 +39,31 @@ from fedjax_peft.typing import (
     Task,
     Total,
     Transform,
+)
+from fedjax_peft.engine.history import Source, fetched_by, remember
+from fedjax_peft.engine.kept import check_kept, reading
+from fedjax_peft.engine.lengths import token_columns
+from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.state import State
+from fedjax_peft.engine.uploads import (
+    TransformState,
+    as_received,
+    decode,
+    encoder,
+    no_measurements,
+    receive,
+    relative_to,
+    sendable,
+)
+from fedjax_peft.numerics import summation, tree
+from fedjax_peft.numerics.precision import effective
+from fedjax_peft.numerics.random import (
+    attack_key,
+    client_key,
+    salted,
+    server_key,
+    transform_key,
+    upload_key,
 )
 
 __all__ = [
@@ -98,7 +98,8 @@ Loop: TypeAlias = Callable[[jax.Array, Callable[[jax.Array, Any], Any], Any], An
 def run_time_loop(steps: jax.Array, body: Callable[[jax.Array, Any], Any], start: Any) -> Any:
     """Returns the carry after ``steps`` time steps, a number that is known at run time only.
 
-    Such a loop has no derivative in reverse mode (:mod:`fedjax_peft.differentiable` has another).
+    Such a loop has no derivative in reverse mode (:mod:`fedjax_peft.engine.differentiable` has
+    another).
     """
     return jax.lax.fori_loop(0, steps, body, start)
 

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from fedjax_peft.contracts import Aggregation, Timeline
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import (
     Cohort,
@@ -17,8 +18,7 @@ from fedjax_peft.engine.plan import (
     poisson_batches,
     steps_of,
 )
-from fedjax_peft.random import host_rng
-from fedjax_peft.typing import Aggregation, Timeline
+from fedjax_peft.numerics.random import host_rng
 
 __all__ = ["BatchSampling", "Range", "Sampling", "Schedule"]
 

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft import summation, tree
-from fedjax_peft.distributed import whole
+from fedjax_peft.contracts import Params
 from fedjax_peft.engine.client_records import ClientRow
 from fedjax_peft.engine.client_store import (
     ClientPlace,
@@ -20,6 +19,7 @@ from fedjax_peft.engine.client_store import (
     room_for,
     temporary_store,
 )
+from fedjax_peft.engine.distributed import whole
 from fedjax_peft.engine.evaluator import Evaluator, Examples, figures, joined
 from fedjax_peft.engine.gathered import gathering, split_memory, with_rows
 from fedjax_peft.engine.history import grown, places_of, start_history
@@ -34,9 +34,9 @@ from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.state import RoundInfo, State
 from fedjax_peft.engine.streaming import ExamplesPlace, check_examples_place, streaming
 from fedjax_peft.engine.uploads import start_transform
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.hyperparameters import Values, as_arrays
-from fedjax_peft.typing import Params
+from fedjax_peft.numerics import summation, tree
+from fedjax_peft.numerics.hyperparameters import Values, as_arrays
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["ENGINES", "Engine", "Session", "initial_state"]
 

@@ -1,12 +1,12 @@
 """Which axis of a leaf the devices of the mesh axis ``model`` share.
 
-The rules are data (:data:`fedjax_peft.typing.Splits`); each family of models has its own.
+The rules are data (:data:`fedjax_peft.contracts.Splits`); each family of models has its own.
 """
 
 import functools
 import re
 
-from fedjax_peft.typing import Splits
+from fedjax_peft.contracts import Splits
 
 __all__ = ["frozen_axis", "lane_axis"]
 

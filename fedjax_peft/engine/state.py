@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_peft.contracts import PyTree
 from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.typing import PyTree
 
 __all__ = ["RoundInfo", "State"]
 
@@ -34,7 +34,7 @@ class State(NamedTuple):
     all clients start from the present version (:mod:`fedjax_peft.engine.history`)."""
     values: Mapping[str, jax.Array] = {}
     """The run-time values of the algorithm and the transforms, such as the learning rate; float32
-    scalars. See :mod:`fedjax_peft.hyperparameters`."""
+    scalars. See :mod:`fedjax_peft.numerics.hyperparameters`."""
     salt: jax.Array | tuple[()] = ()
     """uint32 ``[2]``, made from the run's settings: by which its noise differs from that of other
     runs of its seed; ``()`` without a mechanism of differential privacy."""

@@ -9,12 +9,12 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from fedjax_peft.contracts import Params
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.program import OuterProgram, Setup
 from fedjax_peft.engine.round import RoundResult, Work
 from fedjax_peft.engine.state import State
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.typing import Params
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["ExamplesPlace", "StreamedProgram", "check_examples_place", "of_plan", "streaming"]
 

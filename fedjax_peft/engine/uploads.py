@@ -16,9 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import tree
-from fedjax_peft.random import stream
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregator,
     Algorithm,
     ClientUpdate,
@@ -31,6 +29,8 @@ from fedjax_peft.typing import (
     RoundContext,
     Transform,
 )
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.random import stream
 
 __all__ = [
     "TransformState",

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.dual_modes import mode
+from fedjax_peft.contracts import Batch, ClientContext, Diagnosis, Metrics, Params, Probe
+from fedjax_peft.contracts.dual_modes import mode
 from fedjax_peft.measures.drift import variation
 from fedjax_peft.measures.representation import cka, pool
 from fedjax_peft.measures.spectrum import spectrum
-from fedjax_peft.typing import Batch, ClientContext, Diagnosis, Metrics, Params, Probe
 
 __all__ = ["adapters_cka", "diagnosis", "probe", "second_classifier"]
 

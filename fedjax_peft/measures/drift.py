@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.typing import Params
+from fedjax_peft.contracts import Params
 
 __all__ = ["variation"]
 

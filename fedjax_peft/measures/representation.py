@@ -24,8 +24,8 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.typing import Batch, Outputs
+from fedjax_peft.contracts import Batch, Outputs
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = [
     "SIMILARITIES",
@@ -70,8 +70,8 @@ def pool(outputs: Outputs, batch: Batch, how: Pooling) -> jax.Array:
     if outputs.hidden is None:
         raise InputError(
             "This model returns logits only, and this compares representations: let its __call__"
-            " (or the forward of fp.bind) return fp.typing.Outputs(logits, hidden), with the last"
-            " hidden states [batch, length, width]."
+            " (or the forward of fp.bind) return fp.contracts.Outputs(logits, hidden), with the"
+            " last hidden states [batch, length, width]."
         )
     hidden = outputs.hidden.astype(jnp.float32)
     if how == "cls":

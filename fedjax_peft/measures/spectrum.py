@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.linalg import qr, svd
-from fedjax_peft.lowrank import pairs, scale
-from fedjax_peft.typing import Params
+from fedjax_peft.contracts import Params
+from fedjax_peft.numerics.linalg import qr, svd
+from fedjax_peft.numerics.lowrank import pairs, scale
 
 __all__ = ["spectrum"]
 

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedjax_peft import tree
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.contracts import ApplyFn, Batch, Key, Outputs, Params, Splits
 from fedjax_peft.models.quantized import parameters
 from fedjax_peft.models.stacks import (
     Source,
@@ -28,7 +27,8 @@ from fedjax_peft.models.stacks import (
     stacked,
     unstacked,
 )
-from fedjax_peft.typing import ApplyFn, Batch, Key, Outputs, Params, Splits
+from fedjax_peft.numerics import tree
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["AdapterConst", "AdapterParam", "Model", "bind", "is_inside"]
 
@@ -76,7 +76,7 @@ class Model:
     A narrower dtype would round away a change that was added to them. LoRA's layers compute with
     the full value."""
     splits: Splits = ()
-    """The axes on which several devices share the leaves; see :data:`fedjax_peft.typing.Splits`."""
+    """The axes on which devices share the leaves; see :data:`fedjax_peft.contracts.Splits`."""
     recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The call of ``load_model`` or ``random_model`` that made it; empty for a bound module and for
     merged weights. A run on disk makes the model again from it."""
@@ -277,7 +277,7 @@ def _outputs(returned: Any) -> Outputs:
     shape = f" of shape {returned.shape}" if isinstance(returned, jax.Array) else ""
     raise InputError(
         f"The model returned a value of the type {type(returned).__name__}{shape}. It must return"
-        " logits [batch, classes], or fp.typing.Outputs(logits, hidden): change its __call__, or"
+        " logits [batch, classes], or fp.contracts.Outputs(logits, hidden): change its __call__, or"
         " give fp.bind a forward=lambda module, batch: ... that makes them."
     )
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from fedjax_peft.contracts import Batch
 from fedjax_peft.models.attention import Attending, attention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, Kind, check_heads
@@ -28,7 +29,6 @@ from fedjax_peft.models.layers import (
     prepend,
 )
 from fedjax_peft.models.splits import splits_of
-from fedjax_peft.typing import Batch
 
 __all__ = ["FAMILY", "BertConfig", "BertModel"]
 

@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeAlias
 import jax
 from flax import nnx
 
-from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.attention import FORMS, Attending, AttentionForm
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["Blocks", "Remat", "set_options", "unset_scan"]
 

@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Batch
 from fedjax_peft.models.layers import prepend
-from fedjax_peft.typing import Batch
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["Cache", "Exchange", "Store", "View", "continues", "empty", "keep", "view", "window"]
 

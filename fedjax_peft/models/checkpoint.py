@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import read_text
-from fedjax_peft.linalg import is_finite
 from fedjax_peft.models import heads
 from fedjax_peft.models.base import is_inside
 from fedjax_peft.models.family import Family, Kind
 from fedjax_peft.models.heads import Head
 from fedjax_peft.models.registry import FAMILIES
+from fedjax_peft.numerics.linalg import is_finite
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.files import read_text
 
 __all__ = [
     "Tensors",

@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.contracts import Batch
 from fedjax_peft.models import bert
 from fedjax_peft.models.bert import BertConfig, Intermediate, Output
 from fedjax_peft.models.blocks import Blocks
@@ -37,7 +37,7 @@ from fedjax_peft.models.layers import (
     prepend,
 )
 from fedjax_peft.models.splits import splits_of
-from fedjax_peft.typing import Batch
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["FAMILY", "DebertaConfig", "DebertaModel", "log_buckets", "skew"]
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.contracts import Batch, Outputs
 from fedjax_peft.models.attention import Attending, attention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.cache import Exchange, continues, keep, view, window
@@ -38,7 +38,7 @@ from fedjax_peft.models.layers import (
 from fedjax_peft.models.readout import capped, readout, tied_readout
 from fedjax_peft.models.rotary import Rope, rope, rotate
 from fedjax_peft.models.splits import splits_of
-from fedjax_peft.typing import Batch, Outputs
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = [
     "CLASSES",

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Batch, Key, Outputs, Sampling
 from fedjax_peft.models.cache import empty
-from fedjax_peft.typing import Batch, Key, Outputs, Sampling
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["NOT_CAUSAL", "NO_TOKEN", "Sampling", "check_sampling", "decode", "next_tokens"]
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from fedjax_peft.contracts import Batch
 from fedjax_peft.models import bert
 from fedjax_peft.models.attention import Attending, attention
 from fedjax_peft.models.blocks import Blocks
@@ -30,7 +31,6 @@ from fedjax_peft.models.layers import (
     prepend,
 )
 from fedjax_peft.models.splits import splits_of
-from fedjax_peft.typing import Batch
 
 __all__ = ["FAMILY", "DistilBertConfig", "DistilBertModel"]
 

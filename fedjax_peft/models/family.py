@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Splits
 from fedjax_peft.models.heads import Head
-from fedjax_peft.typing import Splits
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["Family", "Kind", "check_heads"]
 

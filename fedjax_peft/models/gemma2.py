@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.decoder import (
     CLASSES,
     FULL,
@@ -13,6 +12,7 @@ from fedjax_peft.models.decoder import (
     family_of,
     layer_kinds,
 )
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["FAMILY", "Gemma2Config", "GemmaConfig"]
 

@@ -6,10 +6,10 @@ images (``model_type`` ``gemma3``) are not supported.
 
 import dataclasses
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.decoder import CLASSES, FULL, SLIDING, Form, family_of
 from fedjax_peft.models.gemma2 import GemmaConfig
 from fedjax_peft.models.rotary import Rope, rope
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["FAMILY", "Gemma3Config"]
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Batch, Outputs
 from fedjax_peft.models.attention import Attending, attention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.cache import Exchange, continues, keep, view
@@ -32,7 +32,7 @@ from fedjax_peft.models.layers import (
 )
 from fedjax_peft.models.readout import tied_readout
 from fedjax_peft.models.splits import splits_of
-from fedjax_peft.typing import Batch, Outputs
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["FAMILY", "GPT2Config", "GPT2Model"]
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.contracts import Batch, Outputs
 from fedjax_peft.models.layers import Dropout, linear
-from fedjax_peft.typing import Batch, Outputs
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = [
     "KINDS",

@@ -6,9 +6,6 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from fedjax_peft import assets
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.libraries import printed_once, silence_transformers_advice
 from fedjax_peft.models import checkpoint, registry
 from fedjax_peft.models.attention import AttentionForm
 from fedjax_peft.models.base import Model
@@ -16,6 +13,9 @@ from fedjax_peft.models.blocks import Remat, set_options
 from fedjax_peft.models.checkpoint import read_json
 from fedjax_peft.models.heads import Head
 from fedjax_peft.models.quantized import Quantization
+from fedjax_peft.support import assets
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.libraries import printed_once, silence_transformers_advice
 
 __all__ = ["load_model", "load_tokenizer", "origin", "read_config"]
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.extend.random import threefry_2x32
 
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.typing import Key
+from fedjax_peft.contracts import Key
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = [
     "ACTIVATIONS",
@@ -284,9 +284,9 @@ class Encoded(NamedTuple):
     """The last hidden state of the token that a classifier reads, ``[batch, width]``: the first one
     (a prompt's if there is one), or in a causal model the last real one."""
     last: jax.Array | None = None
-    """See :class:`fedjax_peft.typing.Outputs`."""
+    """See :class:`fedjax_peft.contracts.Outputs`."""
     cache: Any = None
-    """See :class:`fedjax_peft.typing.Outputs`."""
+    """See :class:`fedjax_peft.contracts.Outputs`."""
 
     @property
     def hidden(self) -> jax.Array:

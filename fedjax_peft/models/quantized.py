@@ -40,9 +40,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.models.layers import UNSEEDED, FusedLinear
 from fedjax_peft.models.modules import replace_module
+from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.transforms.nf4 import NF4
 
 __all__ = [

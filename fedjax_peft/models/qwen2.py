@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.decoder import (
     CLASSES,
     FULL,
@@ -12,6 +11,7 @@ from fedjax_peft.models.decoder import (
     family_of,
     layer_kinds,
 )
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["FAMILY", "Qwen2Config"]
 

@@ -14,10 +14,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedjax_peft import tree
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.memory import require
 from fedjax_peft.models import (
     bert,
     deberta,
@@ -47,7 +43,11 @@ from fedjax_peft.models.quantized import (
     layers_to_quantize,
     quantize_kernel,
 )
-from fedjax_peft.random import stream
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.memory import require
 
 __all__ = [
     "FAMILIES",

@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["KINDS", "Rope", "rope", "rotate"]
 

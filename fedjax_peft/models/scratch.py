@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Batch, Outputs
 from fedjax_peft.models.family import Family, Kind
 from fedjax_peft.models.heads import Head
 from fedjax_peft.models.images import prepare
 from fedjax_peft.models.layers import UNSEEDED, Dropout, linear
-from fedjax_peft.typing import Batch, Outputs
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["CNN", "LSTM", "RNN", "CnnConfig", "RecurrentConfig"]
 

@@ -8,7 +8,7 @@ feed-forward layer. A table of tokens is split by rows. LoRA's factors follow th
 
 from typing import Literal, TypeAlias
 
-from fedjax_peft.typing import Splits
+from fedjax_peft.contracts import Splits
 
 __all__ = ["Side", "splits_of"]
 

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Key, Params, Splits
 from fedjax_peft.models.blocks import Blocks
-from fedjax_peft.typing import Key, Params, Splits
+from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "Row",

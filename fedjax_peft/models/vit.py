@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Batch
 from fedjax_peft.models.attention import Attending, attention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, Kind, check_heads
@@ -27,7 +27,7 @@ from fedjax_peft.models.layers import (
     linear,
 )
 from fedjax_peft.models.splits import splits_of
-from fedjax_peft.typing import Batch
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["FAMILY", "ViTConfig", "ViTModel"]
 

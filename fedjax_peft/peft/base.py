@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.contracts import Key, Params
 from fedjax_peft.models.attention import AttentionForm
 from fedjax_peft.models.base import AdapterParam, Model, bind
 from fedjax_peft.models.blocks import Remat, set_options, unset_scan
@@ -24,8 +24,8 @@ from fedjax_peft.models.quantized import (
     quantized,
 )
 from fedjax_peft.models.registry import Dtype, default_targets, module_builder, parse_config
-from fedjax_peft.random import stream
-from fedjax_peft.typing import Key, Params
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = [
     "Adapted",

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.linalg import qr
+from fedjax_peft.contracts import Key
+from fedjax_peft.numerics.linalg import qr
 from fedjax_peft.peft.base import Adapted, Defaults, Targets, find
 from fedjax_peft.peft.lora import frozen_output
-from fedjax_peft.typing import Key
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["CoreLinear", "core_sites", "orthonormal"]
 

@@ -10,8 +10,9 @@ from typing import Literal
 import jax
 from flax import nnx
 
-from fedjax_peft.dual_modes import MODES, mode
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.dual_modes import MODES, mode
+from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Defaults, Method
 from fedjax_peft.peft.bottleneck import (
     PLACEMENTS,
@@ -20,8 +21,7 @@ from fedjax_peft.peft.bottleneck import (
     attach_bottlenecks,
     bottleneck_options,
 )
-from fedjax_peft.random import stream
-from fedjax_peft.typing import Key
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["MODES", "DualBottleneck", "dual", "mode"]
 

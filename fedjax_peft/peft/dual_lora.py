@@ -3,7 +3,7 @@
 A_g and B_g are the global adapter, A_l and B_l the local one. The names of their leaves contain
 ``.global_adapter.`` and ``.private_adapter.``, by which role rules tell them apart. α is the weight
 of the local adapter: a constant, or one number for each example in evaluations
-(:mod:`fedjax_peft.instance_weights`).
+(:mod:`fedjax_peft.contracts.instance_weights`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.instance_weights import REFERENCE, instance_weighted
+from fedjax_peft.contracts.instance_weights import REFERENCE, instance_weighted
 from fedjax_peft.models.base import AdapterConst, Model
 from fedjax_peft.peft.base import Method
 from fedjax_peft.peft.lora import frozen_output, low_rank_method, low_rank_options
 from fedjax_peft.peft.lora_sum import NamedLoRALinear
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["DualLoRALinear", "dual_lora"]
 

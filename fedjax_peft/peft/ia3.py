@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.peft.base import Adapted, Defaults, Method, find, replace_module
-from fedjax_peft.typing import Key
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["IA3Linear", "ia3"]
 

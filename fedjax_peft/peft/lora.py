@@ -13,16 +13,23 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.linalg import FRESH, canonical, dead_directions, orthonormal_rows, revived, svd
+from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.models.layers import Dropout, FusedLinear
 from fedjax_peft.models.quantized import QuantizedLinear
+from fedjax_peft.numerics.linalg import (
+    FRESH,
+    canonical,
+    dead_directions,
+    orthonormal_rows,
+    revived,
+    svd,
+)
+from fedjax_peft.numerics.precision import is_wider, split
+from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Adapted, Defaults, Method, Targets, find, replace_module
 from fedjax_peft.peft.quantized_start import quantized_start
-from fedjax_peft.precision import is_wider, split
-from fedjax_peft.random import stream
-from fedjax_peft.typing import Key
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["FusedLoRALinear", "LoRALinear", "by_pattern", "lora", "scaling"]
 

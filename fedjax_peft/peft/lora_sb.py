@@ -27,13 +27,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.linalg import canonical, svd
+from fedjax_peft.contracts import Batch, Key, Params, Task
 from fedjax_peft.models.base import AdapterConst, AdapterParam, Model
+from fedjax_peft.numerics.linalg import canonical, svd
+from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Defaults, Method, replace_module
 from fedjax_peft.peft.cores import CoreLinear, core_sites, orthonormal
-from fedjax_peft.random import stream
-from fedjax_peft.typing import Batch, Key, Params, Task
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["SBLinear", "gradient_start", "lora_sb"]
 

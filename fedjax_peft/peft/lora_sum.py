@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.layers import Dropout
 from fedjax_peft.peft.base import Adapted, Method
 from fedjax_peft.peft.lora import LowRank, frozen_output, low_rank_method, low_rank_options
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["LoRASumLinear", "NamedLoRALinear", "lora_sum"]
 

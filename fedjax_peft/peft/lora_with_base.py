@@ -8,12 +8,12 @@ the small adapter that clients share. The leaves of W and b are named as in
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.quantized import QuantizedLinear
 from fedjax_peft.peft.base import Method
 from fedjax_peft.peft.lora import LoRALinear, low_rank_method, low_rank_options
-from fedjax_peft.typing import Key
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["lora_with_base"]
 

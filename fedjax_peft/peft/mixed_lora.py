@@ -17,12 +17,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
+from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Method
 from fedjax_peft.peft.lora import frozen_output, low_rank_method, low_rank_options
 from fedjax_peft.peft.lora_sum import NamedLoRALinear
-from fedjax_peft.random import stream
-from fedjax_peft.typing import Key
 
 __all__ = ["MixedLoRALinear", "mixed_lora"]
 

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import Mask, PrefixSlot
+from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Adapted, Defaults, Method, replace_module
 from fedjax_peft.peft.prompt import places
-from fedjax_peft.random import stream
-from fedjax_peft.typing import Key
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["Prefix", "ProjectedPrefix", "prefix_tuning"]
 

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import TokenEmbed
 from fedjax_peft.peft.base import Adapted, Defaults, Method, replace_module
-from fedjax_peft.typing import Key
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["PromptEmbed", "prompt_tuning"]
 

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.quantized import QuantizedLinear, quantize_kernel
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["quantized_start"]
 

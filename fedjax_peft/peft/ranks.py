@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Params
 from fedjax_peft.models.base import Model
-from fedjax_peft.typing import Params
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["cycle_ranks", "of_client", "owned_shares", "rank_masks"]
 

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterConst, AdapterParam
+from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Defaults, Method, replace_module
 from fedjax_peft.peft.cores import CoreLinear, core_sites, orthonormal
-from fedjax_peft.random import stream
-from fedjax_peft.typing import Key
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["RavanLinear", "ravan"]
 

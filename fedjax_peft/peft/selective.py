@@ -10,12 +10,12 @@ from typing import Any
 
 from flax import nnx
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import RMSNorm
 from fedjax_peft.models.quantized import QuantizedLinear
 from fedjax_peft.peft.base import Defaults, Method, find
-from fedjax_peft.typing import Key
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["bitfit", "full", "head_only", "layer_norm"]
 

@@ -15,12 +15,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterConst, AdapterParam
+from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Method
 from fedjax_peft.peft.lora import LoRALinear, low_rank_method, low_rank_options
-from fedjax_peft.random import stream
-from fedjax_peft.typing import Key
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["SparseLoRALinear", "slora"]
 

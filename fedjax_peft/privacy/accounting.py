@@ -26,10 +26,10 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.hyperparameters import remembered
-from fedjax_peft.libraries import limit_blas_threads, log_level
-from fedjax_peft.typing import Federation, Guarantee
+from fedjax_peft.contracts import Federation, Guarantee
+from fedjax_peft.numerics.hyperparameters import remembered
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.libraries import limit_blas_threads, log_level
 
 __all__ = [
     "Accountant",

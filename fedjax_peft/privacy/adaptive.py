@@ -24,18 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.algorithms.checks import at_least, positive
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced, maybe_nonzero, remembered
-from fedjax_peft.privacy.accounting import (
-    Accountant,
-    Neighbours,
-    client_guarantee,
-    composition_in_words,
-)
-from fedjax_peft.privacy.central import TRUSTED
-from fedjax_peft.privacy.mechanism import check_delta, gaussian, private, protected, summing
-from fedjax_peft.random import stream
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
@@ -47,6 +36,17 @@ from fedjax_peft.typing import (
     RoundContext,
     Total,
 )
+from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero, remembered
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.privacy.accounting import (
+    Accountant,
+    Neighbours,
+    client_guarantee,
+    composition_in_words,
+)
+from fedjax_peft.privacy.central import TRUSTED
+from fedjax_peft.privacy.mechanism import check_delta, gaussian, private, protected, summing
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["adaptive"]
 

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.algorithms.checks import positive
-from fedjax_peft.errors import InputError
-from fedjax_peft.random import host_rng
-from fedjax_peft.typing import Algorithm, Attack, Federation, Key, Params, PyTree
+from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, Params, PyTree
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["Canaries", "canaries", "lower_bound"]
 

@@ -23,7 +23,8 @@ a secret seed and noise that is safe against attacks on floating-point numbers.
 """
 
 from fedjax_peft.algorithms.checks import at_least, positive
-from fedjax_peft.hyperparameters import maybe_nonzero, remembered
+from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Privacy
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.privacy.accounting import (
     Accountant,
     Neighbours,
@@ -31,7 +32,6 @@ from fedjax_peft.privacy.accounting import (
     composition_in_words,
 )
 from fedjax_peft.privacy.mechanism import check_delta, gaussian, private, protected, summing
-from fedjax_peft.typing import Algorithm, Federation, Guarantee, Privacy
 
 __all__ = ["TRUSTED", "central"]
 

@@ -28,13 +28,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.algorithms.checks import at_least, positive, whole
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import maybe_nonzero, remembered
+from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Key, Privacy, PyTree
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import Accountant, epsilon, gaussian_event
 from fedjax_peft.privacy.central import TRUSTED
 from fedjax_peft.privacy.mechanism import Noise, check_delta, private, protected, summing
-from fedjax_peft.typing import Algorithm, Federation, Guarantee, Key, Privacy, PyTree
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["Strategy", "correlated", "correlated_noise", "strategy"]
 

@@ -45,21 +45,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fedjax_peft.algorithms.checks import fraction, positive
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import remembered
-from fedjax_peft.privacy import accounting
-from fedjax_peft.privacy import lifted as lifting
-from fedjax_peft.privacy.local import check_sizes_are_not_used, clipped_and_dense
-from fedjax_peft.privacy.mechanism import (
-    check_delta,
-    clipping_metrics,
-    protected,
-    released,
-    summing,
-)
-from fedjax_peft.random import stream
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
@@ -72,6 +58,20 @@ from fedjax_peft.typing import (
     RoundContext,
     Total,
 )
+from fedjax_peft.numerics.hyperparameters import remembered
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.privacy import accounting
+from fedjax_peft.privacy import lifted as lifting
+from fedjax_peft.privacy.local import check_sizes_are_not_used, clipped_and_dense
+from fedjax_peft.privacy.mechanism import (
+    check_delta,
+    clipping_metrics,
+    protected,
+    released,
+    summing,
+)
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["Grid", "discrete_gaussian", "distributed", "grid", "hadamard", "rounded"]
 

@@ -48,13 +48,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced, maybe_nonzero, remembered
-from fedjax_peft.privacy import accounting
-from fedjax_peft.privacy.accounting import Accountant
-from fedjax_peft.random import salted, stream
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Algorithm,
     Batch,
     ClientContext,
@@ -67,6 +61,12 @@ from fedjax_peft.typing import (
     Privacy,
     PyTree,
 )
+from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero, remembered
+from fedjax_peft.numerics.random import salted, stream
+from fedjax_peft.privacy import accounting
+from fedjax_peft.privacy.accounting import Accountant
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["clipped_sum", "example", "private_gradient", "with_noise"]
 

@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.algorithms.checks import at_least, positive
-from fedjax_peft.hyperparameters import maybe_nonzero, remembered
+from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Privacy, PyTree
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import client_neighbours, composition_in_words, participations
 from fedjax_peft.privacy.central import TRUSTED
@@ -32,7 +33,6 @@ from fedjax_peft.privacy.mechanism import (
     protected,
     summing,
 )
-from fedjax_peft.typing import Algorithm, Federation, Guarantee, Privacy, PyTree
 
 __all__ = ["laplace", "laplace_noise"]
 

@@ -19,11 +19,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import tree
-from fedjax_peft.errors import InputError
-from fedjax_peft.lowrank import matmul
-from fedjax_peft.random import stream
-from fedjax_peft.typing import Factors, Key, Product, PyTree, Stacked, Weighted
+from fedjax_peft.contracts import Factors, Key, Product, PyTree, Stacked, Weighted
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.lowrank import matmul
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "changeable",

@@ -22,22 +22,8 @@ for every lane, and it is what the client sends: 4 bytes for each entry.
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import tree
 from fedjax_peft.algorithms.checks import at_least, positive
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import maybe_nonzero, remembered
-from fedjax_peft.privacy import accounting
-from fedjax_peft.privacy import lifted as lifting
-from fedjax_peft.privacy.accounting import Accountant
-from fedjax_peft.privacy.mechanism import (
-    check_delta,
-    clipping_metrics,
-    private,
-    protected,
-    released,
-    summing,
-)
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
@@ -50,6 +36,20 @@ from fedjax_peft.typing import (
     RoundContext,
     Total,
 )
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
+from fedjax_peft.privacy import accounting
+from fedjax_peft.privacy import lifted as lifting
+from fedjax_peft.privacy.accounting import Accountant
+from fedjax_peft.privacy.mechanism import (
+    check_delta,
+    clipping_metrics,
+    private,
+    protected,
+    released,
+    summing,
+)
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["check_sizes_are_not_used", "clipped_and_dense", "local"]
 

@@ -12,13 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.linalg import qr, svd
-from fedjax_peft.lowrank import matmul, pairs
-from fedjax_peft.privacy import lifted as lifting
-from fedjax_peft.random import stream
-from fedjax_peft.transforms.clip import share_and_median
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
@@ -29,6 +23,12 @@ from fedjax_peft.typing import (
     Stacked,
     Total,
 )
+from fedjax_peft.numerics.linalg import qr, svd
+from fedjax_peft.numerics.lowrank import matmul, pairs
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.privacy import lifted as lifting
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.transforms.clip import share_and_median
 
 __all__ = [
     "Noise",

@@ -19,13 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.algorithms.checks import positive
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.privacy import lifted as lifting
-from fedjax_peft.privacy.laplace import laplace_noise
-from fedjax_peft.privacy.mechanism import gaussian, signal_to_noise, summing
-from fedjax_peft.random import stream
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
@@ -37,6 +31,12 @@ from fedjax_peft.typing import (
     RoundContext,
     Total,
 )
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.privacy import lifted as lifting
+from fedjax_peft.privacy.laplace import laplace_noise
+from fedjax_peft.privacy.mechanism import gaussian, signal_to_noise, summing
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["paper_noise"]
 

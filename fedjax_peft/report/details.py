@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedjax_peft.display import one_line
 from fedjax_peft.report.figure_files import (
     FONT,
     INK,
@@ -26,7 +25,8 @@ from fedjax_peft.report.figure_files import (
     styles,
 )
 from fedjax_peft.report.plots import is_share, shorten
-from fedjax_peft.rows import headline, headline_is_lower_better, number
+from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
+from fedjax_peft.support.display import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_peft.files import replace_file
+from fedjax_peft.support.files import replace_file
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
     from contextlib import AbstractContextManager

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_peft.libraries import limit_blas_threads
+from fedjax_peft.support.libraries import limit_blas_threads
 
 __all__ = ["FEWEST_RESAMPLED", "LEVEL", "Difference", "Summary", "paired", "student", "summarise"]
 

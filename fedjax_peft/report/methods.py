@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from fedjax_peft.display import one_line
-from fedjax_peft.errors import InputError, nearest
 from fedjax_peft.report import plots, separation
 from fedjax_peft.report.intervals import FEWEST_RESAMPLED
 from fedjax_peft.report.records import RunRecord, unique
@@ -45,7 +43,9 @@ from fedjax_peft.report.verdict import (
     score_text,
     word,
 )
-from fedjax_peft.rows import summary
+from fedjax_peft.simulation.rows import summary
+from fedjax_peft.support.display import one_line
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["Methods", "Options", "compare_methods", "mean_text", "methods_of"]
 

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import jinja2
 from markupsafe import Markup
 
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import replace_file
-from fedjax_peft.nested import flatten
 from fedjax_peft.report import figure_files, plots, tables
 from fedjax_peft.report.details import Detail, details
 from fedjax_peft.report.intervals import LEVEL
@@ -21,7 +18,10 @@ from fedjax_peft.report.methods import Methods, Options, methods_of
 from fedjax_peft.report.records import SEED, RunRecord, distinct
 from fedjax_peft.report.study import Study, make_study
 from fedjax_peft.report.verdict import judge, listing, printed, verdict, word
-from fedjax_peft.rows import Row, headline, privacy_in_words, series, summary
+from fedjax_peft.simulation.rows import Row, headline, privacy_in_words, series, summary
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.files import replace_file
+from fedjax_peft.support.nested import flatten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

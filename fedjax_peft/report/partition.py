@@ -14,9 +14,7 @@ from rich.text import Text
 
 from fedjax_peft.data import heterogeneity, keys, partition
 from fedjax_peft.data.dataset import Clients
-from fedjax_peft.errors import InputError
-from fedjax_peft.files import replace_file
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.report.figure_files import (
     FONT,
     GRID,
@@ -29,6 +27,8 @@ from fedjax_peft.report.figure_files import (
     save,
 )
 from fedjax_peft.report.plots import NAME_LENGTH, one_line
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

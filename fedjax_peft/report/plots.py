@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_peft.display import one_line
 from fedjax_peft.report.figure_files import (
     INK,
     MUTED,
@@ -18,7 +17,13 @@ from fedjax_peft.report.figure_files import (
     rolling,
     styles,
 )
-from fedjax_peft.rows import field_is_lower_better, headline, headline_is_lower_better, series
+from fedjax_peft.simulation.rows import (
+    field_is_lower_better,
+    headline,
+    headline_is_lower_better,
+    series,
+)
+from fedjax_peft.support.display import one_line
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
     from matplotlib.axes import Axes

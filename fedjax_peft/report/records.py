@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_peft.display import one_line
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import read_text
-from fedjax_peft.rows import Row, has_ended, read_metrics
-from fedjax_peft.toml import read_toml
+from fedjax_peft.simulation.rows import Row, has_ended, read_metrics
+from fedjax_peft.support.display import one_line
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.files import read_text
+from fedjax_peft.support.toml import read_toml
 
 __all__ = [
     "SEED",

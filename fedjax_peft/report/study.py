@@ -17,12 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from fedjax_peft.display import one_line, printable, shorten
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.nested import flatten
 from fedjax_peft.report.intervals import Difference, Summary, paired, seed_order, summarise
 from fedjax_peft.report.records import SEED, RunRecord, find_runs, load_run, unique, unstarted
-from fedjax_peft.rows import (
+from fedjax_peft.simulation.rows import (
     field_is_lower_better,
     fields,
     has_field,
@@ -31,7 +28,10 @@ from fedjax_peft.rows import (
     privacy_together,
     series,
 )
-from fedjax_peft.toml import read_toml
+from fedjax_peft.support.display import one_line, printable, shorten
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.nested import flatten
+from fedjax_peft.support.toml import read_toml
 
 __all__ = [
     "At",
@@ -85,7 +85,8 @@ class Cell(NamedTuple):
 
         Args:
           metric: see :meth:`values`.
-          x: ``"round"``, ``"bytes"`` or ``"simulated_seconds"`` (:func:`fedjax_peft.rows.series`).
+          x: ``"round"``, ``"bytes"`` or ``"simulated_seconds"``
+          (:func:`fedjax_peft.simulation.rows.series`).
         """
         return {seed: series(run.rows, x, metric) for seed, run in self.runs.items()}
 

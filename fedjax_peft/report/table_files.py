@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 from unicodedata import name
 
-from fedjax_peft.display import one_line
-from fedjax_peft.files import replace_file
+from fedjax_peft.support.display import one_line
+from fedjax_peft.support.files import replace_file
 
 __all__ = ["Bold", "TextTable"]
 

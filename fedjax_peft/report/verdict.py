@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_peft.nested import flatten
 from fedjax_peft.report import plots, separation
 from fedjax_peft.report.records import SEED, RunRecord
 from fedjax_peft.report.separation import Group, Measurement, Ranking
-from fedjax_peft.rows import headline, headline_is_lower_better, number, series, summary
+from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number, series, summary
+from fedjax_peft.support.nested import flatten
 
 __all__ = [
     "Judgement",

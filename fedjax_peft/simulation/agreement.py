@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from fedjax_peft.distributed import agree, process, processes
-from fedjax_peft.errors import InputError
-from fedjax_peft.nested import flatten
+from fedjax_peft.engine.distributed import agree, process, processes
 from fedjax_peft.simulation.fingerprint import differences
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.nested import flatten
 
 __all__ = ["check_same_run"]
 

@@ -7,13 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_peft.asynchronous.queue import Queue, Settings
-from fedjax_peft.data.dataset import Clients
-from fedjax_peft.display import show
-from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.errors import InputError
-from fedjax_peft.rows import Row
-from fedjax_peft.simulation.cost import Costs, TimeModel, is_number
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregation,
     Algorithm,
     Asynchronous,
@@ -22,6 +16,12 @@ from fedjax_peft.typing import (
     Timeline,
     Transform,
 )
+from fedjax_peft.data.dataset import Clients
+from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.simulation.cost import Costs, TimeModel, is_number
+from fedjax_peft.simulation.rows import Row
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "aggregation_row",
@@ -47,8 +47,8 @@ def check_asynchronous(
     """
     if not isinstance(asynchronous, Asynchronous):
         raise InputError(
-            f"asynchronous = {show(asynchronous)} is not an fp.typing.Asynchronous. Make one, such"
-            " as fp.asynchronous.fedbuff(buffer_size=10)."
+            f"asynchronous = {show(asynchronous)} is not an fp.contracts.Asynchronous. Make one,"
+            " such as fp.asynchronous.fedbuff(buffer_size=10)."
         )
     name = asynchronous.name
     for argument, reason in _REFUSED.items():
@@ -122,8 +122,8 @@ def check_availability(
         return
     if not isinstance(availability, Availability):
         raise InputError(
-            f"availability = {show(availability)} is not an fp.typing.Availability. Make one, such"
-            " as fp.availability.diurnal()."
+            f"availability = {show(availability)} is not an fp.contracts.Availability. Make one,"
+            " such as fp.availability.diurnal()."
         )
     if privacy is not None:
         raise InputError(

@@ -15,14 +15,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fedjax_peft import tree
+from fedjax_peft.contracts import PyTree
 from fedjax_peft.engine.client_records import ClientRow
 from fedjax_peft.engine.client_store import has_store, open_store, start_index
 from fedjax_peft.engine.layout import on_one_device
 from fedjax_peft.engine.state import State
-from fedjax_peft.errors import InputError
-from fedjax_peft.libraries import log_level
-from fedjax_peft.typing import PyTree
+from fedjax_peft.numerics import tree
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.libraries import log_level
 
 __all__ = ["Checkpoints", "read_checkpoint", "saved_parts", "with_saved_parts"]
 

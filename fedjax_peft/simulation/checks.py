@@ -8,17 +8,17 @@ import jax
 import numpy as np
 
 from fedjax_peft import algorithms, tasks
+from fedjax_peft.contracts import Algorithm, Task, Transform
+from fedjax_peft.contracts.dual_modes import mode
 from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.display import show
-from fedjax_peft.dual_modes import mode
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
-from fedjax_peft.errors import InputError, nearest, users_level
-from fedjax_peft.memory import require
 from fedjax_peft.models.base import Model
-from fedjax_peft.nested import Watched
 from fedjax_peft.simulation.cost import TimeModel, is_number
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest, users_level
+from fedjax_peft.support.memory import require
+from fedjax_peft.support.nested import Watched
 from fedjax_peft.transforms import chain
-from fedjax_peft.typing import Algorithm, Task, Transform
 
 __all__ = [
     "WIDTHS",
@@ -82,7 +82,7 @@ def check_objects(model: Any, algorithm: Any, clients: Any, task: Any) -> None:
             advice = f"Call it: {getattr(algorithm, '__name__', 'it')}(optax.adamw(1e-3))."
         else:
             advice = "Make one, such as fp.algorithms.fedavg(optax.adamw(1e-3))."
-        raise _other_kind("algorithm", algorithm, "fp.typing.Algorithm", advice)
+        raise _other_kind("algorithm", algorithm, "fp.contracts.Algorithm", advice)
     _check_clients("clients", clients)
     if task is not None and not isinstance(task, Task):
         raise _other_kind("task", task, "fp.tasks.Task", "fp.tasks has functions that return one.")

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from fedjax_peft.contracts import Algorithm, Params, PyTree
 from fedjax_peft.engine.client_store import client_count, client_rows
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
+from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.ranks import of_client
-from fedjax_peft.roles import assign_roles
-from fedjax_peft.typing import Algorithm, Params, PyTree
+from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "ClientModels",

@@ -15,17 +15,17 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
-from fedjax_peft import tree
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.contracts import Algorithm, Params, PyTree, Transform
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.registry import unused_bytes
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.numerics.roles import assign_roles
+from fedjax_peft.numerics.summation import lifted_shapes
 from fedjax_peft.peft.ranks import cycle_ranks, owned_shares
-from fedjax_peft.random import host_rng
-from fedjax_peft.roles import assign_roles
-from fedjax_peft.rows import Row
-from fedjax_peft.summation import lifted_shapes
+from fedjax_peft.simulation.rows import Row
+from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.transforms.packing import is_wire, wires_of
-from fedjax_peft.typing import Algorithm, Params, PyTree, Transform
 
 __all__ = [
     "DEVICES",
@@ -695,7 +695,7 @@ def _sizes(shapes: PyTree) -> dict[str, int]:
     """Returns leaf name (last dict key) -> bytes; leaves of the same name are added up.
 
     Args:
-      shapes: of arrays, or the :class:`fedjax_peft.typing.Wire` of each leaf.
+      shapes: of arrays, or the :class:`fedjax_peft.contracts.Wire` of each leaf.
     """
     sizes: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes, is_leaf=is_wire):

@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_peft.contracts import Task
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.evaluator import Evaluator, Measured, figures, joined, repeated
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
-from fedjax_peft.errors import InputError
-from fedjax_peft.random import host_rng
-from fedjax_peft.rows import Row, finite_or_none
+from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.simulation.progress import Phases
-from fedjax_peft.typing import Task
+from fedjax_peft.simulation.rows import Row, finite_or_none
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["Evaluation", "evaluate", "evaluations", "is_lower_better", "worst"]
 
@@ -134,7 +134,7 @@ def evaluate(
 ) -> Row:
     """Returns the metrics of the test and validation sets and of the clients' own examples.
 
-    The fields are described in :mod:`fedjax_peft.rows`.
+    The fields are described in :mod:`fedjax_peft.simulation.rows`.
 
     Args:
       evaluations: from :func:`evaluations`.

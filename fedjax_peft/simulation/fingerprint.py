@@ -6,7 +6,7 @@ sweep compare it, and refuse to go on with anything else. It consists of
 * the settings of the run's ``config.toml``;
 * the arguments of ``simulate``: numbers and names, and of algorithms, optimizers, mechanisms and
   models the names of their functions with the values that these hold
-  (:mod:`fedjax_peft.description`);
+  (:mod:`fedjax_peft.simulation.description`);
 * digests of the examples and of the clients' rows (of more than 1 GiB, of evenly spaced pieces);
 * for each leaf of the model, its shape and three sums (:func:`sums`).
 
@@ -25,14 +25,14 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft import tasks
-from fedjax_peft.description import CODE, Plain, describe, flat
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.files import replace_file
-from fedjax_peft.hyperparameters import parametrised
-from fedjax_peft.nested import flatten
+from fedjax_peft.numerics.hyperparameters import parametrised
 from fedjax_peft.simulation.checks import clients_a_round
 from fedjax_peft.simulation.cost import TimeModel
+from fedjax_peft.simulation.description import CODE, Plain, describe, flat
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.files import replace_file
+from fedjax_peft.support.nested import flatten
 
 __all__ = [
     "MAY_CHANGE",

@@ -4,11 +4,11 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_peft.errors import InputError, users_level
-from fedjax_peft.nested import Watched
-from fedjax_peft.rows import Row, finite_or_none, privacy_in_words
+from fedjax_peft.contracts import Federation, Privacy, Transform
+from fedjax_peft.simulation.rows import Row, finite_or_none, privacy_in_words
 from fedjax_peft.simulation.stopping import Stop
-from fedjax_peft.typing import Federation, Privacy, Transform
+from fedjax_peft.support.errors import InputError, users_level
+from fedjax_peft.support.nested import Watched
 
 __all__ = ["Accounted", "accounted", "watched"]
 

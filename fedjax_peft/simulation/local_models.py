@@ -6,15 +6,15 @@ import jax
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.distributed import seconds_since
+from fedjax_peft.engine.distributed import seconds_since
 from fedjax_peft.engine.evaluator import figures
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
-from fedjax_peft.errors import InputError
-from fedjax_peft.rows import Row, finite_or_none
 from fedjax_peft.simulation.evaluation import worst
 from fedjax_peft.simulation.progress import Phases
+from fedjax_peft.simulation.rows import Row, finite_or_none
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["LocalTest"]
 

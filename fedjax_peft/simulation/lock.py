@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.files import naming
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.files import naming
 
 try:
     import fcntl

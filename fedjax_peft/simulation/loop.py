@@ -7,15 +7,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.distributed import agree, agree_on_signal, seconds_since
+from fedjax_peft.contracts import Availability, Federation
 from fedjax_peft.engine.client_store import StoredClients
+from fedjax_peft.engine.distributed import agree, agree_on_signal, seconds_since
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
-from fedjax_peft.rows import Row, seen_clients, without_scores
 from fedjax_peft.simulation.asynchrony import aggregation_row
 from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
 from fedjax_peft.simulation.checks import Late
@@ -29,10 +28,11 @@ from fedjax_peft.simulation.opening import Opening, leaving, open_round
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.record import Record
 from fedjax_peft.simulation.round_rows import round_row, sent_shares, skipped_leaves, start_row
+from fedjax_peft.simulation.rows import Row, seen_clients, without_scores
 from fedjax_peft.simulation.run import learned_leaves
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.tuning import tuned_figures
-from fedjax_peft.typing import Availability, Federation
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["Loop"]
 

@@ -27,19 +27,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from fedjax_peft import summation, tree
+from fedjax_peft.contracts import Algorithm, ClientContext, Params, PyTree, Task
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.lengths import token_columns
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.session import Session
-from fedjax_peft.errors import InputError
-from fedjax_peft.memory import available, gigabytes
 from fedjax_peft.models.base import Model
-from fedjax_peft.roles import assign_roles
+from fedjax_peft.numerics import summation, tree
+from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation.checks import WIDTHS
 from fedjax_peft.simulation.session import session
-from fedjax_peft.typing import Algorithm, ClientContext, Params, PyTree, Task
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.memory import available, gigabytes
 
 __all__ = [
     "Activations",

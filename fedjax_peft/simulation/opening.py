@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Availability
+from fedjax_peft.contracts import Availability
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["Opening", "leaving", "open_round"]
 

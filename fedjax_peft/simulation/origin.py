@@ -16,18 +16,18 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
-from fedjax_peft import tree
+from fedjax_peft.contracts import PyTree
 from fedjax_peft.engine.client_records import ClientRow
 from fedjax_peft.engine.client_store import StoredClients, client_count, client_rows
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
-from fedjax_peft.errors import InputError
-from fedjax_peft.files import replace_file
 from fedjax_peft.models.base import Model
-from fedjax_peft.rows import Row, seen_clients
+from fedjax_peft.numerics import tree
 from fedjax_peft.simulation.record import read_config
+from fedjax_peft.simulation.rows import Row, seen_clients
 from fedjax_peft.simulation.run import Run
-from fedjax_peft.typing import PyTree
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.files import replace_file
 
 __all__ = [
     "ORIGIN",

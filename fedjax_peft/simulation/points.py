@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 
 from fedjax_peft.engine.replicas import Replicas
-from fedjax_peft.errors import InputError
-from fedjax_peft.rows import Row, field_is_lower_better, has_ended, number, read_metrics
 from fedjax_peft.simulation.interrupts import noted
+from fedjax_peft.simulation.rows import Row, field_is_lower_better, has_ended, number, read_metrics
 from fedjax_peft.simulation.stopping import Stop, median_rule
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["Job", "PointDone", "RunJob", "is_finished", "run_points"]
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
-from fedjax_peft.rows import Row
+from fedjax_peft.simulation.rows import Row
 
 __all__ = ["Display", "Phase", "PhaseName", "Phases", "describe", "duration", "phase_display"]
 

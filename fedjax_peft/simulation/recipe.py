@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_peft import peft, tasks
+from fedjax_peft.contracts import Params
 from fedjax_peft.data.encode import with_options
-from fedjax_peft.errors import InputError
-from fedjax_peft.files import replace_file
 from fedjax_peft.models import heads, hub, registry
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.simulation.fingerprint import changed_leaf, sums
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.files import replace_file
 from fedjax_peft.tasks.base import Task
-from fedjax_peft.typing import Params
 
 __all__ = ["NAME", "load_recipe", "make_model", "save_recipe", "task_of"]
 

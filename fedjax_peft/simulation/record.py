@@ -18,16 +18,16 @@ import safetensors.numpy
 import tomli_w
 from safetensors import SafetensorError, safe_open
 
-from fedjax_peft import distributed
-from fedjax_peft.errors import InputError
-from fedjax_peft.files import replace_file
-from fedjax_peft.rows import Row, append_metrics, read_metrics, write_metrics
+from fedjax_peft.contracts import Params
+from fedjax_peft.engine import distributed
 from fedjax_peft.simulation import fingerprint, lock
 from fedjax_peft.simulation.checkpoint import Checkpoints
 from fedjax_peft.simulation.lock import RunLock
+from fedjax_peft.simulation.rows import Row, append_metrics, read_metrics, write_metrics
 from fedjax_peft.simulation.tensorboard import EventWriter, tag
-from fedjax_peft.toml import read_toml
-from fedjax_peft.typing import Params
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.files import replace_file
+from fedjax_peft.support.toml import read_toml
 
 __all__ = [
     "Record",

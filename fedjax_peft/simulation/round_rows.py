@@ -1,17 +1,17 @@
-"""Rows of metrics, made from the reports of a session; for fields see :mod:`fedjax_peft.rows`."""
+"""Rows of metrics from the reports of a session (fields: :mod:`fedjax_peft.simulation.rows`)."""
 
 from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 
-from fedjax_peft import tree
+from fedjax_peft.contracts import Algorithm
 from fedjax_peft.engine.state import RoundInfo
 from fedjax_peft.models.base import Model
-from fedjax_peft.roles import assign_roles
-from fedjax_peft.rows import Row, finite_or_none
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation.evaluation import worst
-from fedjax_peft.typing import Algorithm
+from fedjax_peft.simulation.rows import Row, finite_or_none
 
 __all__ = ["round_row", "sent_shares", "skipped_leaves", "start_row"]
 

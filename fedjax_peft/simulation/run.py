@@ -8,16 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_peft import tree
+from fedjax_peft.contracts import Algorithm, Params, PyTree, Task
 from fedjax_peft.engine.client_store import client_count, client_rows
 from fedjax_peft.models.base import Model
-from fedjax_peft.rows import (
-    Row,
-    headline,
-    personal_privacy_note,
-    privacy_in_words,
-    seen_clients,
-)
+from fedjax_peft.numerics import tree
 from fedjax_peft.simulation.client_models import (
     check_clients,
     check_format,
@@ -25,8 +19,14 @@ from fedjax_peft.simulation.client_models import (
     client_leaves,
     untrained_note,
 )
+from fedjax_peft.simulation.rows import (
+    Row,
+    headline,
+    personal_privacy_note,
+    privacy_in_words,
+    seen_clients,
+)
 from fedjax_peft.tasks.base import Task as BuiltTask
-from fedjax_peft.typing import Algorithm, Params, PyTree, Task
 
 __all__ = ["Run", "global_leaves", "learned_leaves"]
 
@@ -133,7 +133,7 @@ class Run:
             missing although some leaves are private, or is given although the clients keep no
             state.
         """
-        from fedjax_peft.inference import predict
+        from fedjax_peft.models.inference import predict
 
         length = {} if self.max_length is None else {"max_length": self.max_length}
         return predict(self.trained, self._params_of(client), texts, pairs, **length)
@@ -172,7 +172,7 @@ class Run:
           InputError: the model has no tokenizer or is no language model; a setting is impossible;
             or ``client`` does not fit (see :meth:`predict`).
         """
-        from fedjax_peft.generation import generate
+        from fedjax_peft.models.generation import generate
 
         return generate(
             self.trained,

@@ -8,9 +8,18 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from fedjax_peft import tasks, tree
+from fedjax_peft import tasks
+from fedjax_peft.contracts import (
+    Algorithm,
+    Asynchronous,
+    Attack,
+    Availability,
+    Federation,
+    Privacy,
+    Task,
+    Transform,
+)
 from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.description import describe, digest
 from fedjax_peft.engine.client_store import ClientPlace
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import ModelSharding, layout_over
@@ -20,12 +29,12 @@ from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule
 from fedjax_peft.engine.session import Engine, Session
 from fedjax_peft.engine.streaming import ExamplesPlace
-from fedjax_peft.hyperparameters import Maker, Values, parametrised
-from fedjax_peft.libraries import limit_blas_threads
 from fedjax_peft.measures.diagnosis import diagnosis, probe
 from fedjax_peft.models.base import Model
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.hyperparameters import Maker, Values, parametrised
+from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.ranks import rank_masks
-from fedjax_peft.roles import assign_roles
 from fedjax_peft.simulation.asynchrony import (
     asynchronous_schedule,
     check_asynchronous,
@@ -50,16 +59,8 @@ from fedjax_peft.simulation.checks import (
     joined_transform,
 )
 from fedjax_peft.simulation.cost import Costs, Ledger, TimeModel, preload_bytes
-from fedjax_peft.typing import (
-    Algorithm,
-    Asynchronous,
-    Attack,
-    Availability,
-    Federation,
-    Privacy,
-    Task,
-    Transform,
-)
+from fedjax_peft.simulation.description import describe, digest
+from fedjax_peft.support.libraries import limit_blas_threads
 
 __all__ = ["Transforms", "federation_of", "poisson_width", "schedule_of", "session", "wrapped"]
 

@@ -5,19 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from fedjax_peft.contracts import Algorithm, Asynchronous, Attack, Availability, Privacy, Task
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.vocabulary import write_vocabulary
-from fedjax_peft.distributed import is_writer, processes, whole
 from fedjax_peft.engine.client_store import ClientPlace
 from fedjax_peft.engine.compilation import use_compilation_cache
+from fedjax_peft.engine.distributed import is_writer, processes, whole
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import ModelSharding
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
 from fedjax_peft.engine.session import Engine
 from fedjax_peft.engine.streaming import ExamplesPlace
-from fedjax_peft.hyperparameters import Values, parametrised
 from fedjax_peft.models.base import Model
-from fedjax_peft.rows import Row
+from fedjax_peft.numerics.hyperparameters import Values, parametrised
 from fedjax_peft.simulation.agreement import check_same_run
 from fedjax_peft.simulation.asynchrony import check_asynchronous
 from fedjax_peft.simulation.checks import (
@@ -56,11 +56,11 @@ from fedjax_peft.simulation.origin import (
 from fedjax_peft.simulation.progress import Phase, Phases
 from fedjax_peft.simulation.recipe import save_recipe
 from fedjax_peft.simulation.record import Record, device_name, read_config
+from fedjax_peft.simulation.rows import Row
 from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import Transforms, federation_of
 from fedjax_peft.simulation.session import session as make_session
 from fedjax_peft.simulation.stopping import Stop
-from fedjax_peft.typing import Algorithm, Asynchronous, Attack, Availability, Privacy, Task
 
 __all__ = ["check_recorded", "simulate"]
 
@@ -121,8 +121,9 @@ def simulate(
 ) -> Run:
     """Runs a federated algorithm and returns the result.
 
-    Every random number is derived from ``seed`` and names (see ``fedjax_peft.random``). So the same
-    call gives the same metrics, for any number of lanes (to float32 rounding) and after a resume.
+    Every random number is derived from ``seed`` and names (see ``fedjax_peft.numerics.random``).
+    So the same call gives the same metrics, for any number of lanes (to float32 rounding) and
+    after a resume.
 
     Ctrl-C and SIGTERM in the main thread end the run after the round, with a checkpoint in ``out``,
     by ``KeyboardInterrupt`` and ``SystemExit(143)``. A second signal ends it at once. Handlers that

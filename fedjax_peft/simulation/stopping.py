@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.rows import Row, field_is_lower_better, headline, number
+from fedjax_peft.simulation.rows import Row, field_is_lower_better, headline, number
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["Stop", "any_of", "early_stop", "median_rule"]
 

@@ -12,23 +12,23 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tomli_w
 
+from fedjax_peft.contracts import Algorithm
 from fedjax_peft.data.dataset import Clients
-from fedjax_peft.description import describe, digest
-from fedjax_peft.distributed import processes
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import folder_names, replace_file
-from fedjax_peft.hyperparameters import Values
+from fedjax_peft.engine.distributed import processes
 from fedjax_peft.models.base import Model
-from fedjax_peft.nested import Watched, flatten
+from fedjax_peft.numerics.hyperparameters import Values
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.study import Cell, Study, make_study, summarise
 from fedjax_peft.report.table_files import TextTable
-from fedjax_peft.rows import read_metrics
+from fedjax_peft.simulation.description import describe, digest
 from fedjax_peft.simulation.points import Job, PointDone, run_points
+from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.simulate import check_recorded, simulate
 from fedjax_peft.simulation.stopping import Stop
-from fedjax_peft.typing import Algorithm
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.files import folder_names, replace_file
+from fedjax_peft.support.nested import Watched, flatten
 
 __all__ = ["Sweep", "grid", "sweep"]
 

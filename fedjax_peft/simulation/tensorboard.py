@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from fedjax_peft.files import naming
+from fedjax_peft.support.files import naming
 
 __all__ = ["EventWriter", "tag"]
 

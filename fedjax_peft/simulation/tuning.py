@@ -1,6 +1,6 @@
 """The names of the metrics of tuned models (``Algorithm.tuning``)."""
 
-from fedjax_peft.rows import Row
+from fedjax_peft.simulation.rows import Row
 
 __all__ = ["tuned_figures"]
 

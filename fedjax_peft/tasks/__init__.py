@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Collection
 from typing import Any
 
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.tasks.base import Task as Task
 from fedjax_peft.tasks.classification import classification
 from fedjax_peft.tasks.image_classification import image_classification

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
+from fedjax_peft.contracts import Batch, Metrics, Outputs, Sampling
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import Encoder
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Batch, Metrics, Outputs, Sampling
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["Field", "Inputs", "Task", "check_labels", "prompted"]
 
@@ -54,7 +54,7 @@ def _any_data(data: Dataset, which: str) -> None:
 class Task(NamedTuple):
     """A task. ``loss`` and ``metrics`` are enough for data that are arrays already.
 
-    The engine uses the first six fields (:class:`fedjax_peft.typing.Task`). Metrics are (sum,
+    The engine uses the first six fields (:class:`fedjax_peft.contracts.Task`). Metrics are (sum,
     count), so that padded rows and unequal batches average correctly. ``score`` computes metrics
     that are not means over examples, such as an entity F1. It runs on the host, with the output of
     ``predict`` for every example.

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_peft.contracts import Batch, Metrics, Outputs
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.text import TEXT
 from fedjax_peft.tasks.base import Field, Inputs, Task, check_labels
 from fedjax_peft.tasks.common import correct, cross_entropy, real_rows
-from fedjax_peft.typing import Batch, Metrics, Outputs
 
 __all__ = ["classification"]
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.typing import Batch
+from fedjax_peft.contracts import Batch
 
 __all__ = ["correct", "cross_entropy", "real_rows", "total"]
 

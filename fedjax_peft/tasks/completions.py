@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_peft.contracts import Batch, Key, Outputs, Sampling
 from fedjax_peft.data.tokens import whole
-from fedjax_peft.errors import InputError, nearest, users_level
 from fedjax_peft.models.decoding import NO_TOKEN, check_sampling, decode
-from fedjax_peft.random import stream
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.support.errors import InputError, nearest, users_level
 from fedjax_peft.tasks.text_scores import SCORES, mean_score
-from fedjax_peft.typing import Batch, Key, Outputs, Sampling
 
 __all__ = ["completed_texts", "completing", "decoded", "score_completions", "warn_of_long_answers"]
 
@@ -41,7 +41,7 @@ def completing(
 
     Args:
       max_new_tokens: the largest number of tokens in a completion.
-      temperature: see :class:`fedjax_peft.typing.Sampling`; 0: greedy.
+      temperature: see :class:`fedjax_peft.contracts.Sampling`; 0: greedy.
       top_p: likewise.
       top_k: likewise.
       seed: of the random numbers.

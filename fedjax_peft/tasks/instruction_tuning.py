@@ -4,13 +4,13 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from fedjax_peft.contracts import Sampling
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.conversations import CONVERSATIONS
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.tasks.base import Task, prompted
 from fedjax_peft.tasks.likelihood import objective
 from fedjax_peft.tasks.text_scores import SCORES, perplexity
-from fedjax_peft.typing import Sampling
 
 __all__ = ["instruction_tuning"]
 
@@ -45,7 +45,7 @@ def instruction_tuning(
         ``####``. None: nothing is generated, which is quicker, and the headline is ``accuracy``.
       max_new_tokens: the largest number of tokens in a generated answer. With the metric
         ``exact_match`` or ``gsm8k``, a run warns if gold answers of its test data are longer.
-      temperature: of generated answers, see :class:`fedjax_peft.typing.Sampling`; 0: the
+      temperature: of generated answers, see :class:`fedjax_peft.contracts.Sampling`; 0: the
         most likely token.
       top_p: likewise.
       top_k: likewise.

@@ -13,8 +13,8 @@ The logits of a batch, ``[batch, length, vocabulary]``, are the largest array of
   adapted, the backward pass goes through the chunks a second time instead.
 
 A loop with a run-time number of turns has no derivative in reverse mode. Where a derivative of a
-derivative is taken (:mod:`fedjax_peft.differentiable`), it is that of the same chunks in a scan of
-static length with ``jax.checkpoint``. Forward mode (``jax.jvp``) is not available.
+derivative is taken (:mod:`fedjax_peft.engine.differentiable`), it is that of the same chunks in a
+scan of static length with ``jax.checkpoint``. Forward mode (``jax.jvp``) is not available.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_peft.contracts import Batch, Metrics, Outputs, PyTree
 from fedjax_peft.tasks.common import real_rows, total
-from fedjax_peft.typing import Batch, Metrics, Outputs, PyTree
 
 __all__ = ["Objective", "TokenScores", "chunk_size", "next_tokens", "objective", "token_scores"]
 

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_peft.contracts import Batch, Outputs
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.choices import Style, choices_encoder, scores_by_unit
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Field, Inputs, Task
 from fedjax_peft.tasks.likelihood import next_tokens, objective, token_scores
-from fedjax_peft.typing import Batch, Outputs
 
 __all__ = ["multiple_choice"]
 

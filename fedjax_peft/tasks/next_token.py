@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fedjax_peft.contracts import Sampling
 from fedjax_peft.data.encoders.language import LANGUAGE
 from fedjax_peft.tasks.base import Task, prompted
 from fedjax_peft.tasks.likelihood import objective
 from fedjax_peft.tasks.text_scores import perplexity
-from fedjax_peft.typing import Sampling
 
 __all__ = ["next_token"]
 

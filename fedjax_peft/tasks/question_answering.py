@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_peft.contracts import Batch, Metrics, Outputs
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.spans import SPANS, span_text
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.tasks.base import Field, Inputs, Task
 from fedjax_peft.tasks.common import cross_entropy, real_rows, total
 from fedjax_peft.tasks.text_scores import exact_match, normalized, overlap_f1
-from fedjax_peft.typing import Batch, Metrics, Outputs
 
 __all__ = ["answers", "exact_match", "normalized", "overlap_f1", "question_answering"]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from fedjax_peft.contracts import Wire
 from fedjax_peft.transforms.compressing import FLOAT
-from fedjax_peft.typing import Wire
 
 __all__ = ["by_block", "wire_with_scales"]
 

@@ -4,11 +4,7 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.random import stream
-from fedjax_peft.transforms.packing import all_entries, pack, wires_of
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Decoded,
     Encoded,
     Key,
@@ -17,6 +13,10 @@ from fedjax_peft.typing import (
     RoundContext,
     Transform,
 )
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.transforms.packing import all_entries, pack, wires_of
 
 __all__ = ["chain"]
 

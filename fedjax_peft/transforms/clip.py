@@ -9,11 +9,7 @@ the mean by at most its weight times C, whatever its data.
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import tree
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Decoded,
     Encoded,
     Key,
@@ -22,6 +18,10 @@ from fedjax_peft.typing import (
     RoundContext,
     Transform,
 )
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["clip_norm", "clipped", "share_and_median"]
 

@@ -7,12 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import tree
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.random import stream
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Decoded,
     Encoded,
     Key,
@@ -22,6 +17,11 @@ from fedjax_peft.typing import (
     Transform,
     TransformWire,
 )
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "FLOAT",

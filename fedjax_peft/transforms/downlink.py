@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import tree
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Encoded, Key, PyTree, Transform
+from fedjax_peft.contracts import Encoded, Key, PyTree, Transform
+from fedjax_peft.numerics import tree
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["downlink"]
 

@@ -11,12 +11,12 @@ among them. Here it keeps the largest entries of their change, since the start f
 seed; B starts at 0, so for B the two are the same.
 """
 
-from fedjax_peft.hyperparameters import constants
+from fedjax_peft.contracts import Transform
+from fedjax_peft.numerics.hyperparameters import constants
 from fedjax_peft.transforms.chain import chain
 from fedjax_peft.transforms.compressing import check_share
 from fedjax_peft.transforms.downlink import downlink
 from fedjax_peft.transforms.top_k import top_k
-from fedjax_peft.typing import Transform
 
 __all__ = ["flasc"]
 

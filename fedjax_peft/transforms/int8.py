@@ -10,9 +10,9 @@ Checked against a NumPy transcription.
 import jax
 import jax.numpy as jnp
 
+from fedjax_peft.contracts import Key, PyTree, Transform
 from fedjax_peft.transforms.blocks import by_block, wire_with_scales
 from fedjax_peft.transforms.compressing import check_block, compressor
-from fedjax_peft.typing import Key, PyTree, Transform
 
 __all__ = ["int8"]
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_peft.contracts import Key, PyTree, Transform
 from fedjax_peft.transforms.blocks import by_block, wire_with_scales
 from fedjax_peft.transforms.compressing import check_block, compressor
-from fedjax_peft.typing import Key, PyTree, Transform
 
 __all__ = ["NF4", "nf4"]
 

@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_peft.typing import PyTree, Wire
+from fedjax_peft.contracts import PyTree, Wire
 
 __all__ = ["all_entries", "is_wire", "pack", "wires_of"]
 
 
 def is_wire(value: object) -> bool:
-    """Returns whether a value is a :class:`fedjax_peft.typing.Wire`."""
+    """Returns whether a value is a :class:`fedjax_peft.contracts.Wire`."""
     return isinstance(value, Wire)
 
 
 def wires_of(template: PyTree) -> PyTree:
-    """Returns the :class:`fedjax_peft.typing.Wire` of every leaf that is sent as it is."""
+    """Returns the :class:`fedjax_peft.contracts.Wire` of every leaf that is sent as it is."""
     return jax.tree.map(lambda x: Wire(x.size, 8 * x.dtype.itemsize), template)
 
 
@@ -38,7 +38,7 @@ def pack(update: PyTree, wires: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTr
 
     Args:
       update: what the server would read, zeros where nothing is sent.
-      wires: a :class:`fedjax_peft.typing.Wire` for each leaf, or one for all leaves together.
+      wires: a :class:`fedjax_peft.contracts.Wire` for each leaf, or one for all leaves together.
     """
     if is_wire(wires) and isinstance(update, dict | list | tuple):
         flat, whole = ravel_pytree(update)

@@ -17,12 +17,12 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.lowrank import matmul
-from fedjax_peft.random import stream
+from fedjax_peft.contracts import Key, PyTree, Transform, Wire
+from fedjax_peft.numerics.lowrank import matmul
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms.compressing import compressor
-from fedjax_peft.typing import Key, PyTree, Transform, Wire
 
 __all__ = ["power_sgd"]
 

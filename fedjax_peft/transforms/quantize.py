@@ -17,11 +17,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Key, PyTree, Transform
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms.blocks import by_block, wire_with_scales
 from fedjax_peft.transforms.compressing import check_block, compressor, keys_of
-from fedjax_peft.typing import Key, PyTree, Transform
 
 __all__ = ["quantize"]
 

@@ -11,9 +11,9 @@ Checked against a NumPy transcription, and the mean over many keys.
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.hyperparameters import constants
+from fedjax_peft.contracts import Key, PyTree, Transform, Wire
+from fedjax_peft.numerics.hyperparameters import constants
 from fedjax_peft.transforms.compressing import check_share, compressor, count, keys_of
-from fedjax_peft.typing import Key, PyTree, Transform, Wire
 
 __all__ = ["random_k"]
 

@@ -9,9 +9,9 @@ Checked against a NumPy transcription.
 import jax
 import jax.numpy as jnp
 
+from fedjax_peft.contracts import Key, PyTree, Transform
 from fedjax_peft.transforms.blocks import wire_with_scales
 from fedjax_peft.transforms.compressing import compressor
-from fedjax_peft.typing import Key, PyTree, Transform
 
 __all__ = ["sign"]
 

@@ -12,8 +12,8 @@ from fractions import Fraction
 import jax
 import jax.numpy as jnp
 
+from fedjax_peft.contracts import Key, PyTree, Transform
 from fedjax_peft.transforms.compressing import FLOAT, compressor, keys_of
-from fedjax_peft.typing import Key, PyTree, Transform
 
 __all__ = ["ternary"]
 

@@ -14,11 +14,11 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.random import stream
+from fedjax_peft.contracts import Key, Params, PyTree, Transform
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.transforms.compressing import compressor, index_bits
-from fedjax_peft.typing import Key, Params, PyTree, Transform
 
 __all__ = ["top_directions"]
 

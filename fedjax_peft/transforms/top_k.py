@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import constants
+from fedjax_peft.contracts import Key, PyTree, Transform, Wire
+from fedjax_peft.numerics.hyperparameters import constants
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms.compressing import check_share, compressor, count, index_bits
-from fedjax_peft.typing import Key, PyTree, Transform, Wire
 
 __all__ = ["top_k"]
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.aggregators.fra import truncated_average
-from fedjax_peft.errors import InputError
-from fedjax_peft.linalg import dead_directions
-from fedjax_peft.summation import empty
+from fedjax_peft.numerics.linalg import dead_directions
+from fedjax_peft.numerics.summation import empty
+from fedjax_peft.support.errors import InputError
 
 SHAPES = [  # clients, rank, in, out
     (1, 2, 6, 5),
@@ -347,10 +347,10 @@ def test_fra_cannot_keep_more_than_the_adapter_has():
 
 SERVER_STEP = """
 import jax, jax.numpy as jnp, optax
-from fedjax_peft import summation
+from fedjax_peft.numerics import summation
 from fedjax_peft.aggregators import flexlora, fra, hetlora
 from fedjax_peft.algorithms import fra_ffa
-from fedjax_peft.typing import RoundContext
+from fedjax_peft.contracts import RoundContext
 
 # Two shapes that are decomposed by QR, and one dense.
 shapes = {"q": (768, 768), "up": (768, 1536), "small": (96, 768)}

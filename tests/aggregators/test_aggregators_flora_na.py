@@ -12,7 +12,7 @@ from slow_lora import A, B, S, Slow
 
 from fedjax_peft.aggregators import flora_na, mean
 from fedjax_peft.algorithms import fedavg
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 SGD = optax.sgd(0.5)
 

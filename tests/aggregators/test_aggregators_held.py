@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from closeness import assert_close
 
-from fedjax_peft import summation, tree
-from fedjax_peft.typing import Aggregator, Product, Weighted
+from fedjax_peft.contracts import Aggregator, Product, Weighted
+from fedjax_peft.numerics import summation, tree
 
 SLOTS, RANK = 4, 2
 # 4 x 2 x (in + out) numbers in the factors, against in x out.

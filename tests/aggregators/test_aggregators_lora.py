@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fedjax_peft.aggregators import flexlora, fra, hetlora, ilora, mean
 from fedjax_peft.algorithms import fedex, flora
-from fedjax_peft.errors import InputError
-from fedjax_peft.summation import dense, empty
+from fedjax_peft.numerics.summation import dense, empty
+from fedjax_peft.support.errors import InputError
 
 A, B, HEAD, SCALE = "x.lora_a", "x.lora_b", "head.kernel", "x.lora_scale"
 SHAPES = [(3, 2, 9, 7), (4, 3, 8, 12)]  # clients, rank, in, out: decomposed by QR, and dense

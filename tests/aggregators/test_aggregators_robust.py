@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedjax_peft import aggregators
 from fedjax_peft.aggregators.robust import Changes, each_entry, middle, ranked
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 SLOTS, RANK, N_IN, N_OUT, SCALE = 9, 2, 6, 5, 1.5
 A, B, HEAD = "x.lora_a", "x.lora_b", "head.kernel"

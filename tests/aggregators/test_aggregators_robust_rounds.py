@@ -13,8 +13,8 @@ from combining import combine
 import fedjax_peft as fp
 from fedjax_peft import aggregators
 from fedjax_peft.algorithms import fedadam, fedavg, fedopt, scaffold
-from fedjax_peft.errors import InputError
-from fedjax_peft.lowrank import pairs
+from fedjax_peft.numerics.lowrank import pairs
+from fedjax_peft.support.errors import InputError
 
 SGD = optax.sgd(0.3)
 FEDERATION = toy.clients((7, 4, 12, 1, 9))

@@ -19,17 +19,18 @@ import toy_cores
 from closeness import assert_close
 from toy_transforms import clip_by_state
 
-from fedjax_peft import aggregators, algorithms, attacks, schedules, summation, tree
+from fedjax_peft import aggregators, algorithms, attacks
 from fedjax_peft.aggregators.products import with_products
 from fedjax_peft.algorithms.checks import CLIENT_RATES
+from fedjax_peft.contracts import Aggregated, Federation, Outputs
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.round import evaluation
-from fedjax_peft.errors import InputError
+from fedjax_peft.numerics import schedules, summation, tree
+from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.privacy import central
-from fedjax_peft.roles import assign_roles
 from fedjax_peft.simulation.checks import check_transforms
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms import clip_norm
-from fedjax_peft.typing import Aggregated, Federation, Outputs
 
 SGD = optax.sgd(0.1)
 SIZES = (7, 4, 12, 1, 9)

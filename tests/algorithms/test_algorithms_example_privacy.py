@@ -21,10 +21,10 @@ from test_algorithms_all import (
 )
 
 from fedjax_peft import algorithms
+from fedjax_peft.contracts import Federation
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.errors import InputError
 from fedjax_peft.privacy import example
-from fedjax_peft.typing import Federation
+from fedjax_peft.support.errors import InputError
 
 FACTS = Federation(5, 5, "all", 4, "shuffled", 3, 1, 1)
 REFUSED = {

@@ -15,11 +15,11 @@ from flax import nnx
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import fedalt
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.layers import Dropout
 from fedjax_peft.peft.base import attach_module, merge
 from fedjax_peft.peft.io.export import export
 from fedjax_peft.peft.mixed_lora import MixedLoRALinear, mixed_lora
+from fedjax_peft.support.errors import InputError
 
 MODEL = toy.mixture_model()
 RATE = 0.3

@@ -12,9 +12,9 @@ from closeness import assert_close
 from test_algorithms_cores import COHORTS, FEDERATION, RATE, SGD, SIZES, by_kernel, rounds_of
 
 from fedjax_peft.algorithms import feddpa_f, feddpa_t
-from fedjax_peft.errors import InputError
-from fedjax_peft.instance_weights import REFERENCE
-from fedjax_peft.typing import ClientContext
+from fedjax_peft.contracts import ClientContext
+from fedjax_peft.contracts.instance_weights import REFERENCE
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -13,19 +13,20 @@ from closeness import assert_close, roughly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_peft import heads, peft, random_model, simulate, tree
+from fedjax_peft import heads, peft, random_model, simulate
 from fedjax_peft.algorithms import fedavg, fedmatch, fedmcp
+from fedjax_peft.contracts import ClientContext, Outputs
 from fedjax_peft.data import Dataset, combine
 from fedjax_peft.engine.plan import Cohort, batches
-from fedjax_peft.errors import InputError
 from fedjax_peft.measures.representation import SIMILARITIES, cka, cka_debiased, cosine, pool
 from fedjax_peft.models.base import Model
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.random import client_key, host_rng, stream
+from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.base import attach
-from fedjax_peft.random import client_key, host_rng, stream
-from fedjax_peft.roles import assign_roles
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import classification
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
-from fedjax_peft.typing import ClientContext, Outputs
 
 pytestmark = pytest.mark.slow
 

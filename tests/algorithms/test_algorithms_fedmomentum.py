@@ -11,8 +11,8 @@ from slow_lora import KERNEL, MODEL, A, B, S, Slow
 
 from fedjax_peft.algorithms import fedmomentum
 from fedjax_peft.algorithms.fedmomentum import _split
-from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.checks import check_method
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from slow_lora import ADAM, MODEL, A, B, Slow
 
 from fedjax_peft.algorithms import fedavg, fedrot
 from fedjax_peft.algorithms.fedrot import _aligned
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from closeness import approx, assert_close
 import fedjax_peft as fp
 from fedjax_peft.algorithms import hilora
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 MODEL = toy.sum_model()
 RATE, S, RANK = 0.3, slow_lora.S, toy.RANK

@@ -20,14 +20,14 @@ from fedjax_peft.algorithms.common import freeze_where
 from fedjax_peft.algorithms.flora import _restarted
 from fedjax_peft.data import Clients
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.numerics.random import client_key, stream
 from fedjax_peft.peft.base import attach, merge
 from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.lora import lora
-from fedjax_peft.random import client_key, stream
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import tiny_dataset, tiny_model
 
 pytestmark = pytest.mark.slow

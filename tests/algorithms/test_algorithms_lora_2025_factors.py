@@ -29,12 +29,12 @@ from test_algorithms_lora import (
 from fedjax_peft.aggregators import lora_fair
 from fedjax_peft.algorithms import fedavg, fedsvd
 from fedjax_peft.algorithms.fedsvd import with_orthonormal_a
+from fedjax_peft.contracts import Federation
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.errors import InputError
 from fedjax_peft.privacy import example
 from fedjax_peft.simulation.checks import check_method
 from fedjax_peft.simulation.cost import Ledger
-from fedjax_peft.typing import Federation
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from slow_lora import ADAM, FEDERATION, MODEL, A, B, Slow
 from fedjax_peft import simulate
 from fedjax_peft.algorithms import lora_a2, rolora
 from fedjax_peft.algorithms.lora_a2 import _selected
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -9,13 +9,14 @@ import pytest
 import toy
 from test_algorithms_all import NAMES, clients_of, make, model_of
 
-from fedjax_peft import privacy, tree
+from fedjax_peft import privacy
+from fedjax_peft.contracts import Federation
 from fedjax_peft.engine.round import build_round
-from fedjax_peft.errors import InputError
-from fedjax_peft.random import stream
-from fedjax_peft.roles import assign_roles
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.numerics.roles import assign_roles
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import classification
-from fedjax_peft.typing import Federation
 
 REFUSED = {
     "fedavg_geometric_median_product": "one by one",

@@ -14,7 +14,6 @@ import toy
 from closeness import approx, assert_close
 
 import fedjax_peft as fp
-from fedjax_peft import tree
 from fedjax_peft.algorithms import (
     fedadagrad,
     fedadam,
@@ -27,14 +26,15 @@ from fedjax_peft.algorithms import (
     fedyogi,
     scaffold,
 )
+from fedjax_peft.contracts import Outputs
 from fedjax_peft.data import Clients
 from fedjax_peft.engine.plan import Cohort, make_plan
 from fedjax_peft.engine.program import Program, Setup
 from fedjax_peft.engine.state import State
-from fedjax_peft.errors import InputError
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import Task
-from fedjax_peft.typing import Outputs
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,6 @@ import reference
 import toy
 from closeness import approx, assert_close, assert_small
 
-from fedjax_peft import tree
 from fedjax_peft.algorithms import (
     apfl,
     centralised,
@@ -26,13 +25,14 @@ from fedjax_peft.algorithms import (
     pfedme,
 )
 from fedjax_peft.algorithms.moon import contrastive
+from fedjax_peft.contracts import ClientContext, Outputs
 from fedjax_peft.data import partition
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.errors import InputError
-from fedjax_peft.roles import assign_roles
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import Task, classification
-from fedjax_peft.typing import ClientContext, Outputs
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ from slow_lora import KERNEL, A, B, S
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import pfedlora
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.peft.base import merge
 from fedjax_peft.peft.io.export import export
 from fedjax_peft.peft.lora_with_base import lora_with_base
+from fedjax_peft.support.errors import InputError
 
 RATE = 0.3
 SGD = optax.sgd(RATE)

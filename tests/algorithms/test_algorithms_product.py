@@ -32,8 +32,8 @@ from fedjax_peft.algorithms import (
     rolora,
     scaffold,
 )
-from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.checks import check_method
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,6 @@ from closeness import assert_close
 from toy import context
 
 import fedjax_peft as fp
-from fedjax_peft import schedules
 from fedjax_peft.algorithms import (
     apfl,
     fedadagrad,
@@ -32,8 +31,9 @@ from fedjax_peft.algorithms import (
     scaffold,
 )
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.errors import InputError
+from fedjax_peft.numerics import schedules
 from fedjax_peft.simulation.checks import check_method
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

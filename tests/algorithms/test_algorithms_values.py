@@ -14,7 +14,7 @@ from test_algorithms_all import OPTIONS, OTHERS, model_of
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 FEDERATION = toy.clients((7, 4, 12, 1, 9))
 POOLED = toy.clients([33])

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_peft.asynchronous.queue import Queue, Settings
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Availability
+from fedjax_peft.contracts import Availability
+from fedjax_peft.support.errors import InputError
 
 
 def queue(seconds, *, failure=0.0, **changes):

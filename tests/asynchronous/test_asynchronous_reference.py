@@ -12,7 +12,7 @@ from closeness import approx, assert_close
 
 import fedjax_peft as fp
 from fedjax_peft.engine.plan import batches
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
 
 SIZES = [5, 9, 12, 7, 20, 3]
 TIME = fp.TimeModel(seconds_per_step=1.0, spread=1.0)

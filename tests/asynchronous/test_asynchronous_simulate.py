@@ -146,7 +146,7 @@ def test_slow_clients_fail_more_often():
         ({"time_model": TIME._replace(topology="serial")}, "parallel"),
         ({"asynchronous": fp.asynchronous.fedbuff(7)}, "more than the 6 clients"),
         ({"clients_per_round": 3}, "two numbers for the same thing"),
-        ({"asynchronous": "fedbuff"}, "is not an fp.typing.Asynchronous"),
+        ({"asynchronous": "fedbuff"}, "is not an fp.contracts.Asynchronous"),
         ({"failure_exponent": -1.0}, "failure_exponent"),
         ({"transforms": STATEFUL}, "state on the server"),
     ],

@@ -16,9 +16,9 @@ from scipy.stats import norm
 import fedjax_peft as fp
 from fedjax_peft import aggregators, attacks
 from fedjax_peft.algorithms import fedavg, scaffold
+from fedjax_peft.contracts import Federation
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Federation
+from fedjax_peft.support.errors import InputError
 
 SIZES = (7, 4, 12, 1, 9, 5, 8)
 FEDERATION = toy.clients(SIZES)
@@ -440,13 +440,13 @@ def test_a_share_of_the_real_examples_of_a_batch_is_poisoned():
             seen.update(batch)
             return state, {}
 
-        return fp.typing.ClientUpdate(lambda b, s, k: b, step, lambda s: (s, {}))
+        return fp.contracts.ClientUpdate(lambda b, s, k: b, step, lambda s: (s, {}))
 
     plain = fedavg(SGD)._replace(client=client)
     columns = (("input_ids", (6,)), ("attention_mask", (6,)), ("labels", ()))
     facts = FACTS._replace(columns=columns)
     attacked = attacks.backdoor(1.0, 2, token=9, fraction=0.5).apply(plain, facts)
-    context = fp.typing.ClientContext(None, None, {}, 1, client=jnp.int32(0))
+    context = fp.contracts.ClientContext(None, None, {}, 1, client=jnp.int32(0))
     batch = {
         "input_ids": jnp.ones((8, 6), jnp.int32),
         "attention_mask": jnp.ones((8, 6), bool),

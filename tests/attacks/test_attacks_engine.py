@@ -11,9 +11,9 @@ from closeness import assert_close, assert_trees_close
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms import fedavg
+from fedjax_peft.contracts import Aggregated, Algorithm, ClientContext, ClientUpdate, Tuning
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.round import at_work
-from fedjax_peft.typing import Aggregated, Algorithm, ClientContext, ClientUpdate, Tuning
 
 SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)

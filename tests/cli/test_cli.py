@@ -10,12 +10,13 @@ import pytest
 from closeness import approx
 from safetensors.numpy import load_file
 
-from fedjax_peft import __version__, algorithms, assets, testing
+from fedjax_peft import __version__, algorithms, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.cli.results import print_table
 from fedjax_peft.cli.running import next_commands
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.report.records import load_run
+from fedjax_peft.support import assets
 
 pytestmark = pytest.mark.slow
 

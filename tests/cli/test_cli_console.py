@@ -10,8 +10,8 @@ from fedjax_peft import testing
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.cli import console
 from fedjax_peft.cli import main as cli
-from fedjax_peft.rows import append_metrics
 from fedjax_peft.simulation.progress import Phase
+from fedjax_peft.simulation.rows import append_metrics
 from fedjax_peft.simulation.simulate import simulate
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from fedjax_peft import errors
 from fedjax_peft.cli import explain
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
+from fedjax_peft.support import errors
 
 KEYS = config.all_keys()
 

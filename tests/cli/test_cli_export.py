@@ -27,13 +27,13 @@ from fedjax_peft import (
     testing,
 )
 from fedjax_peft.cli import main as cli
-from fedjax_peft.errors import InputError
-from fedjax_peft.inference import predict
-from fedjax_peft.loading import load_clients, load_trained
+from fedjax_peft.config.loading import load_clients, load_trained
+from fedjax_peft.models.inference import predict
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.io.describe import describe
 from fedjax_peft.peft.io.export import export
 from fedjax_peft.simulation.simulate import Run, simulate
+from fedjax_peft.support.errors import InputError
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 TEXTS = ["w9 w10 w11 w40", "w30", "w50 w51 w52 w53 w54"]

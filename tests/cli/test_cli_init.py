@@ -10,7 +10,7 @@ from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
 from fedjax_peft.data.sources import load_tables
-from fedjax_peft.rows import read_metrics
+from fedjax_peft.simulation.rows import read_metrics
 
 
 @pytest.fixture

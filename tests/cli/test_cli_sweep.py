@@ -15,8 +15,8 @@ import pytest
 from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.cli import sweeping
-from fedjax_peft.rows import read_metrics
-from fedjax_peft.toml import read_toml
+from fedjax_peft.simulation.rows import read_metrics
+from fedjax_peft.support.toml import read_toml
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,8 @@ import pytest
 
 from fedjax_peft import testing
 from fedjax_peft.config import config as configs
-from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.record import read_config, write_config
+from fedjax_peft.support.errors import InputError
 
 
 @pytest.fixture

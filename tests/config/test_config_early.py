@@ -10,8 +10,8 @@ from fedjax_peft.config import config as configs
 from fedjax_peft.config import early
 from fedjax_peft.data import sources
 from fedjax_peft.data.encode import encoder_of
-from fedjax_peft.errors import InputError
 from fedjax_peft.models import hub
+from fedjax_peft.support.errors import InputError
 
 ROWS = [{"text": "w1 w2", "label": "good", "who": 1}, {"text": "w3", "label": "bad", "who": 2}]
 

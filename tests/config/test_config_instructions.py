@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_peft import tasks
 from fedjax_peft.config import config as configs
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import write_tiny_language_model
 
 

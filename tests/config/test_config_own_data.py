@@ -7,8 +7,8 @@ import pytest
 from fedjax_peft import testing
 from fedjax_peft.config import config
 from fedjax_peft.data.sources import load_dataset
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.hub import load_tokenizer
+from fedjax_peft.support.errors import InputError
 
 ROWS = [(f"w{i} w{i % 7}", i % 3, f"user {i % 4}") for i in range(40)]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fedjax_peft.config import config as configs
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 OWN = '''
 """My functions."""

@@ -10,7 +10,7 @@ from closeness import assert_close
 from fedjax_peft import testing
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import sweeps
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 BASE = {
     "rounds": 8,
@@ -111,8 +111,8 @@ import jax, optax
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.algorithms.common import objective, replace_server
 from fedjax_peft.aggregators import mean
-from fedjax_peft.roles import head_roles
-from fedjax_peft.typing import Algorithm, ClientUpdate
+from fedjax_peft.numerics.roles import head_roles
+from fedjax_peft.contracts import Algorithm, ClientUpdate
 
 def stairs(height: float, rounds: int):
     return lambda t: height ** t / rounds

@@ -6,9 +6,9 @@ from closeness import assert_close
 
 from fedjax_peft import load_run, testing
 from fedjax_peft.config import config as configs
-from fedjax_peft.errors import InputError
-from fedjax_peft.loading import load_models
+from fedjax_peft.config.loading import load_models
 from fedjax_peft.peft import gradient_start
+from fedjax_peft.support.errors import InputError
 
 CORE, BASES = ".sb_r", (".sb_a", ".sb_b")
 

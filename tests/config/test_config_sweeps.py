@@ -5,7 +5,7 @@ import pytest
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import sweeps
 from fedjax_peft.config.parts import Parts
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 RAW = {
     "rounds": 2,

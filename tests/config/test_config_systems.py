@@ -17,11 +17,11 @@ from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import presets
 from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.errors import InputError
-from fedjax_peft.nested import flatten
 from fedjax_peft.peft.base import count
 from fedjax_peft.simulation import record
 from fedjax_peft.simulation.cost import TimeModel
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.nested import flatten
 
 pytestmark = pytest.mark.slow
 

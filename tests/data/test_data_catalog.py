@@ -3,10 +3,11 @@
 import datasets
 import pytest
 
-from fedjax_peft import assets, tasks
+from fedjax_peft import tasks
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.sources import load_tables
-from fedjax_peft.errors import InputError
+from fedjax_peft.support import assets
+from fedjax_peft.support.errors import InputError
 
 LABELS = {
     "mrpc": "not_equivalent equivalent",

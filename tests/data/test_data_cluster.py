@@ -5,7 +5,7 @@ import pytest
 
 from fedjax_peft.data import partition
 from fedjax_peft.data.cluster import kmeans
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 WORDS = [
     ["river", "boat", "sail", "harbour", "tide", "anchor"],

@@ -8,7 +8,7 @@ from fedjax_peft.data.conversations import with_messages
 from fedjax_peft.data.formats.client_lists import read_client_lists
 from fedjax_peft.data.sources import load_tables
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 TALK = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 

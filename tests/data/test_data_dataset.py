@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_peft.data import Clients, Dataset
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 
 @pytest.fixture

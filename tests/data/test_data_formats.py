@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.sources import load_dataset, load_tables
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 
 @pytest.fixture(autouse=True)

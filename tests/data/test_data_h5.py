@@ -7,7 +7,7 @@ import pytest
 import fedjax_peft as fp
 from fedjax_peft.data.formats.h5 import read_h5
 from fedjax_peft.data.formats.leaf import read_users
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 
 def write(path, clients):
@@ -215,7 +215,7 @@ def test_an_array_that_memory_does_not_hold(tmp_path, monkeypatch):
         zeros = np.zeros((500, 28, 28), np.float32)
         group.create_dataset("pixels", data=zeros, compression="gzip")
     assert len(read_h5(tmp_path)["train"]) == 500
-    monkeypatch.setattr("fedjax_peft.memory.available", lambda: 10**6)
+    monkeypatch.setattr("fedjax_peft.support.memory.available", lambda: 10**6)
     with pytest.raises(
         InputError, match=r"'pixels' of shape \[500, 28, 28\], needs .* fewer users"
     ):

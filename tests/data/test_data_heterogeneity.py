@@ -11,7 +11,7 @@ from scipy.spatial.distance import jensenshannon
 
 from fedjax_peft.data import Clients, Dataset, heterogeneity
 from fedjax_peft.data.heterogeneity import jeffreys, js_divergence, mean_pairwise, sorted_order
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 EXAMPLE = [(0.9, 0.1), (0.1, 0.9)]
 

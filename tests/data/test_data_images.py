@@ -15,7 +15,7 @@ from fedjax_peft.data.encoders.pixels import encode_images
 from fedjax_peft.data.formats.images import decode, read_images
 from fedjax_peft.data.partition.features import shift_features
 from fedjax_peft.data.table import Table, label_names
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 
 def images(n, *shape, seed=0):

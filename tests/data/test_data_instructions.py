@@ -13,7 +13,7 @@ from fedjax_peft.data.encoders import conversations
 from fedjax_peft.data.instructions import FORMS, as_instructions
 from fedjax_peft.data.sources import load_dataset, load_tables
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 TOKENIZER = tiny_tokenizers.gpt2()
 

@@ -6,7 +6,7 @@ import tiny_tokenizers
 
 from fedjax_peft.data.encoders.language import encode_language
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 
 def encode(texts, tokenizer=None, max_length=8):

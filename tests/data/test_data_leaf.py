@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_peft.data.formats.leaf import read_users
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 
 def leaf(examples, **changes):

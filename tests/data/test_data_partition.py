@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedjax_peft.data import Dataset, partition
 from fedjax_peft.data.partition.dealing import apportion, draw, fill_up
 from fedjax_peft.data.partition.skew import _proportional, _shards
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 MODES = ("client_prior", "class_wise")
 quick = settings(max_examples=40, deadline=None)

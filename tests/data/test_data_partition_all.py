@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_peft.data import Clients, Dataset, partition
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 CLIENTS = 6
 EXAMPLES = 180

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from fedjax_peft.data.silo import divide
 from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import write_tiny_checkpoint
 
 TASKS = ("rte", "mrpc", "sst2", "qnli", "qqp", "mnli")

@@ -14,11 +14,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from fedjax_peft import assets
 from fedjax_peft.data import sources
 from fedjax_peft.data.formats import folders
 from fedjax_peft.data.sources import load_dataset
-from fedjax_peft.errors import InputError
+from fedjax_peft.support import assets
+from fedjax_peft.support.errors import InputError
 
 ROWS = [("one", "y"), ("two", "x"), ("three", "y"), ("NA", "z")]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedjax_peft.data.encoders.spans import encode_spans, recovered, span_text, unanswerable
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 TOKENIZERS = {
     name: getattr(tiny_tokenizers, name)() for name in ("bert", "roberta", "gpt2")

@@ -10,7 +10,7 @@ from fedjax_peft.data.dataset import IGNORE
 from fedjax_peft.data.encoders.tags import encode_tags, tag_names, tag_set, type_set
 from fedjax_peft.data.iob import iob2
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 ROWS = [

@@ -10,7 +10,7 @@ from tokenizers import processors
 from fedjax_peft.data.encoders.conversations import encode_conversations, encode_prompts
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.templates import PLAIN, end_tokens, template_of
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 SPECIAL = ["<begin>", "<end>", "<turn>", "<close>", "<head>", "</head>"]
 

@@ -5,9 +5,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from fedjax_peft.assets import cache_dir
 from fedjax_peft.data import text, tokenize
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.assets import cache_dir
+from fedjax_peft.support.errors import InputError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "red", "green"]
 

@@ -15,7 +15,7 @@ from fedjax_peft.data.encoders.text import TEXT
 from fedjax_peft.data.held_out import hold_out_validation
 from fedjax_peft.data.sources import load_dataset, load_tables
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import write_tiny_checkpoint
 
 OFFICIAL = {"wnut17"}

@@ -11,7 +11,7 @@ from fedjax_peft.config import config as configs
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.users import keep_users
 from fedjax_peft.data.vocabulary import count_words, read_vocabulary, word_tokenizer
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 TEXTS = ["to be, or not to be", "To sleep; to dream", "be not afraid"]
 # be 3, to 3, not 2; once: , ; To afraid dream or sleep (ASCII order)

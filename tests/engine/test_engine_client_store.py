@@ -16,7 +16,7 @@ from fedjax_peft.engine import client_store
 from fedjax_peft.engine.client_records import ClientRow
 from fedjax_peft.engine.client_store import memory_store, open_store, temporary_store
 from fedjax_peft.engine.program import Program
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 SIZES = (7, 4, 12, 1, 9, 3)
 FEDERATION = toy.clients(SIZES)

@@ -6,8 +6,8 @@ import toy
 
 from fedjax_peft import simulate
 from fedjax_peft.algorithms import fedavg
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import ClientUpdate
+from fedjax_peft.contracts import ClientUpdate
+from fedjax_peft.support.errors import InputError
 
 PLAIN = fedavg(optax.sgd(0.1))
 

@@ -12,7 +12,7 @@ from closeness import approx, assert_small
 
 from fedjax_peft.engine.layout import Layout, layout_over
 from fedjax_peft.engine.sharding import frozen_axis, lane_axis
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 TESTS = Path(__file__).parents[1]
 RULES = ((r".+\.query\.kernel", 1), (r".+\.query\.lora_b", 1), (r".+\.query\.bias", 0))

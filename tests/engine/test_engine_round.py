@@ -13,12 +13,12 @@ from closeness import assert_close, assert_small
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms import fedavg, local
+from fedjax_peft.contracts import Roles
 from fedjax_peft.engine.plan import Cohort, batches
 from fedjax_peft.engine.round import build_round
 from fedjax_peft.engine.state import State
-from fedjax_peft.random import client_key, stream
+from fedjax_peft.numerics.random import client_key, stream
 from fedjax_peft.tasks import classification
-from fedjax_peft.typing import Roles
 
 SIZES = (7, 4, 12, 1, 9, 16, 3, 0, 5, 10, 2)
 FEDERATION = toy.clients(SIZES)

@@ -10,8 +10,8 @@ import toy
 from closeness import approx, assert_close
 
 import fedjax_peft as fp
-from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.round_rows import round_row
+from fedjax_peft.support.errors import InputError
 
 FEDERATION = toy.clients((7, 4, 12, 1, 9))
 TEST = toy.dataset(26, seed=7)

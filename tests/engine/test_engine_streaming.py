@@ -13,7 +13,7 @@ from closeness import assert_trees_close
 import fedjax_peft as fp
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.streaming import of_plan
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 
 def plan_of(examples):

@@ -13,7 +13,7 @@ from datetime import timedelta
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
-from fedjax_peft.display import printable
 from fedjax_peft.simulation.record import read_config, write_config
+from fedjax_peft.support.display import printable
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fedjax_peft import loading, testing
+from fedjax_peft import testing
 from fedjax_peft.config import config as configs
+from fedjax_peft.config import loading
 from fedjax_peft.report import page as report
 from fedjax_peft.report import tables
 from fedjax_peft.report.methods import compare_methods

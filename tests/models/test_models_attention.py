@@ -10,12 +10,12 @@ from closeness import assert_close
 from jax.extend.core import jaxprs_in_params
 
 import fedjax_peft as fp
-from fedjax_peft.errors import InputError
 from fedjax_peft.models import attention as forms
 from fedjax_peft.models.attention import attention, choose
 from fedjax_peft.models.blocks import set_options
 from fedjax_peft.models.layers import Dropout, random_bytes
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import TINY_BERT, TINY_LLAMA
 
 BATCH, HEADS, LENGTH, WIDTH = 5, 4, 6, 8

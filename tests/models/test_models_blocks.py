@@ -9,10 +9,10 @@ import pytest
 from closeness import assert_close
 
 import fedjax_peft as fp
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.blocks import set_options
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.support.errors import InputError
 
 SMALL = {"vocab_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
 CONFIGS = {

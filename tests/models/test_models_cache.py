@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from closeness import assert_close
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models import heads
 from fedjax_peft.models.cache import Cache, empty, view, window
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft import lora, prefix_tuning, prompt_tuning
 from fedjax_peft.peft.base import attach
+from fedjax_peft.support.errors import InputError
 
 TINY = {
     "model_type": "gpt2",

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch_reference import padded_batch, saved, tiny_model, torch_outputs
 from transformers import AutoModelForSequenceClassification
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models import registry
 from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model
+from fedjax_peft.support.errors import InputError
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
 
 from fedjax_peft import testing
-from fedjax_peft.errors import InputError
-from fedjax_peft.linalg import is_finite
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model, load_tokenizer
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.numerics.linalg import is_finite
+from fedjax_peft.support.errors import InputError
 
 
 @pytest.fixture

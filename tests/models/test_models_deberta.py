@@ -23,7 +23,6 @@ from torch_reference import (
 from transformers import AutoModel, DebertaV2Config
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.checkpoint import source_name
 from fedjax_peft.models.deberta import log_buckets, skew
 from fedjax_peft.models.heads import classification, two_classifiers
@@ -32,6 +31,7 @@ from fedjax_peft.models.layers import TokenEmbed
 from fedjax_peft.models.registry import FAMILIES, parse_config, random_model
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,6 @@ from torch_reference import (
 )
 from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.measures.representation import pool
 from fedjax_peft.models import heads
 from fedjax_peft.models.cache import empty
@@ -45,6 +44,7 @@ from fedjax_peft.peft import (
 )
 from fedjax_peft.peft.base import attach, count
 from fedjax_peft.peft.io.export import export
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import write_tiny_checkpoint
 
 EXACT = {"rtol": 0, "atol": 1e-5}

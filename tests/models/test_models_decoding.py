@@ -10,12 +10,12 @@ import torch
 from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from torch_reference import saved, tiny_model
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Sampling
 from fedjax_peft.models.decoding import check_sampling, decode, next_tokens
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.peft import lora, prefix_tuning, prompt_tuning
 from fedjax_peft.peft.base import attach
-from fedjax_peft.typing import Sampling
+from fedjax_peft.support.errors import InputError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),

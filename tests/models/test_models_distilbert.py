@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch_reference import padded_batch, saved, tensors, tiny_model, torch_states
 from transformers import AutoModelForSequenceClassification
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models import heads
 from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.support.errors import InputError
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 TINY = {

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch_reference import padded_batch, saved, tensors, tiny_model, torch_states
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models import heads
 from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.hub import load_model
@@ -22,6 +21,7 @@ from fedjax_peft.models.registry import parse_config, random_model
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.prompt import PromptEmbed
+from fedjax_peft.support.errors import InputError
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 TINY = {

@@ -9,10 +9,10 @@ from closeness import assert_close
 from PIL import Image
 from transformers import ViTImageProcessorPil
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.images import prepare
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -10,12 +10,12 @@ from closeness import assert_close
 from flax import nnx
 from torch_reference import SHAPE, padded_batch
 
+from fedjax_peft.contracts import Outputs
 from fedjax_peft.models import layers
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.layers import Dropout, dropout
 from fedjax_peft.models.registry import parse_config, random_model
-from fedjax_peft.typing import Outputs
 
 KEY = jax.random.key(7)
 random_bytes = jax.jit(layers.random_bytes, static_argnums=1)

@@ -24,10 +24,10 @@ from torch_reference import (
 )
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from fedjax_peft.assets import fetch
 from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.heads import classification, two_classifiers
 from fedjax_peft.models.hub import load_model
+from fedjax_peft.support.assets import fetch
 
 pytestmark = pytest.mark.slow
 

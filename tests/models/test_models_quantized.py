@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 from scipy.stats import norm
 
 import fedjax_peft as fp
-from fedjax_peft.errors import InputError
 from fedjax_peft.models import quantized
 from fedjax_peft.models.quantized import Int8Kernel, NF4Kernel, QuantizedLinear
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import TINY_BERT, tiny_dataset, write_tiny_checkpoint
 from fedjax_peft.transforms.nf4 import NF4
 

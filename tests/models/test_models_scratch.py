@@ -13,12 +13,12 @@ from closeness import approx, assert_close, assert_small
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.heads import causal_lm, classification
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.registry import abstract_module, module_builder, random_model
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ import pytest
 from closeness import assert_close
 
 import fedjax_peft as fp
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.cache import empty
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import abstract_model
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import tiny_dataset, tiny_model
 
 IDS = jax.random.randint(jax.random.key(3), (3, 9), 3, 40)

@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch_reference import padded_batch, randomised, saved, tensors, tiny_model, torch_outputs
 from transformers import AutoModelForImageClassification, ViTModel
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.heads import classification, two_classifiers
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import PrefixSlot, Residual
 from fedjax_peft.models.registry import abstract_module, random_model
 from fedjax_peft.models.vit import cubic_resize
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import pytest
 from closeness import assert_close
 from flax import nnx
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import causal_lm, classification
 from fedjax_peft.models.hub import load_model
@@ -22,7 +22,7 @@ from fedjax_peft.models.layers import Residual, layer_norm
 from fedjax_peft.peft import bottleneck, houlsby, lora, opendelta, pfeiffer
 from fedjax_peft.peft.base import attach, attach_module, count, merge
 from fedjax_peft.peft.bottleneck import bottleneck_size, reduction_factor
-from fedjax_peft.typing import Outputs
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -8,13 +8,13 @@ from closeness import approx, assert_close
 from flax import nnx
 from tiny import logits, tiny, trained
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.heads import classification as heads
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft import dora, full, gradient_start, lora_sb, ravan, slora
 from fedjax_peft.peft.base import attach, attach_module, merge
 from fedjax_peft.peft.lora_sb import SBLinear
 from fedjax_peft.peft.ravan import RavanLinear
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import classification
 
 BERT = {

@@ -6,10 +6,10 @@ import math
 import pytest
 
 from fedjax_peft import peft
-from fedjax_peft.errors import InputError
 from fedjax_peft.models import heads
 from fedjax_peft.models.heads import classification
 from fedjax_peft.peft.base import attach, count
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import tiny_model
 
 pytestmark = pytest.mark.slow

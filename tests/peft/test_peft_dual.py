@@ -12,16 +12,16 @@ from closeness import assert_close
 from flax import nnx
 from safetensors.numpy import load_file
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Outputs, Roles
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import Residual, layer_norm
+from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft import bottleneck, dual, opendelta
 from fedjax_peft.peft.base import attach, attach_module, merge
 from fedjax_peft.peft.bottleneck import PLACEMENTS
 from fedjax_peft.peft.dual import MODES, mode
-from fedjax_peft.roles import assign_roles
-from fedjax_peft.typing import Outputs, Roles
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -8,15 +8,15 @@ from closeness import approx, assert_close
 from flax import nnx
 from tiny import BATCH, logits, tiny
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.instance_weights import REFERENCE, embedding, with_weight
+from fedjax_peft.contracts import Outputs
+from fedjax_peft.contracts.instance_weights import REFERENCE, embedding, with_weight
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft import dual_lora, lora
 from fedjax_peft.peft.base import attach, merge
 from fedjax_peft.peft.dual_lora import DualLoRALinear
-from fedjax_peft.typing import Outputs
+from fedjax_peft.support.errors import InputError
 
 GPT2 = {
     **{"model_type": "gpt2", "vocab_size": 64, "n_positions": 16, "n_embd": 32},

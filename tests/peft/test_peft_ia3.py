@@ -8,13 +8,13 @@ from closeness import assert_close
 from flax import nnx
 from tiny import logits, tiny, trained
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.layers import FusedLinear
 from fedjax_peft.peft import ia3, lora
 from fedjax_peft.peft.base import attach, attach_module, merge
 from fedjax_peft.peft.ia3 import IA3Linear
-from fedjax_peft.typing import Outputs
+from fedjax_peft.support.errors import InputError
 
 KEY = jax.random.key(3)
 

@@ -7,10 +7,10 @@ from closeness import assert_close
 from flax import nnx
 from tiny import BATCH, logits, tiny, trained
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.peft import lora, lora_sum
 from fedjax_peft.peft.base import attach, attach_module, merge
 from fedjax_peft.peft.lora_sum import LoRASumLinear
+from fedjax_peft.support.errors import InputError
 
 
 def normal(rng, *shape):

@@ -9,7 +9,7 @@ import pytest
 from closeness import assert_close
 from flax import nnx
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.attention import attention
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import token_classification
@@ -19,8 +19,8 @@ from fedjax_peft.peft import prefix_tuning, prompt_tuning
 from fedjax_peft.peft.base import attach, attach_module, merge
 from fedjax_peft.peft.prefix import Prefix
 from fedjax_peft.peft.prompt import PromptEmbed
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import TINY_BERT, tiny_model
-from fedjax_peft.typing import Outputs
 
 pytestmark = pytest.mark.slow
 

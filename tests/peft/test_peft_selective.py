@@ -9,11 +9,11 @@ from flax import nnx
 from tiny import logits, tiny, trained
 
 from fedjax_peft import peft
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import causal_lm, classification
 from fedjax_peft.peft.base import attach, attach_module, count, merge
-from fedjax_peft.typing import Outputs
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

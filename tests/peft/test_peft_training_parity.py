@@ -21,10 +21,10 @@ from torch_reference import FAMILIES, SHAPE, layers, padded_batch, saved, tensor
 
 from fedjax_peft import peft, tasks
 from fedjax_peft.algorithms.fedavg import client
+from fedjax_peft.contracts import ClientContext
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.registry import default_targets
 from fedjax_peft.peft.base import Method, attach
-from fedjax_peft.typing import ClientContext
 
 STEPS = 5
 # A large eps: Adam would else magnify the rounding of a gradient that happens to be near zero.

@@ -9,9 +9,9 @@ from closeness import approx
 from scipy import optimize, stats
 
 import fedjax_peft as fp
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Federation, Guarantee
 from fedjax_peft.privacy import accounting
-from fedjax_peft.typing import Federation, Guarantee
+from fedjax_peft.support.errors import InputError
 
 Relation = dp.NeighboringRelation
 # (noise multiplier, rounds, sampling probability, delta)

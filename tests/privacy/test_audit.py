@@ -8,8 +8,8 @@ from closeness import assert_close
 
 import fedjax_peft as fp
 from fedjax_peft.data import Clients
-from fedjax_peft.errors import InputError
 from fedjax_peft.privacy import audit
+from fedjax_peft.support.errors import InputError
 
 CLIENTS, FEATURES, DELTA = 600, 320, 1e-5
 CLIP, NOISE = 0.5, 2.0

@@ -11,15 +11,15 @@ import toy_transforms
 from closeness import approx
 
 import fedjax_peft as fp
-from fedjax_peft.errors import InputError
-from fedjax_peft.fields import field_names, find
+from fedjax_peft.contracts import Privacy
 from fedjax_peft.privacy import accounting
 from fedjax_peft.report.page import write_report
 from fedjax_peft.report.records import load_run
-from fedjax_peft.rows import privacy_in_words, read_metrics
+from fedjax_peft.simulation.fields import field_names, find
 from fedjax_peft.simulation.guarantee import Accounted, watched
+from fedjax_peft.simulation.rows import privacy_in_words, read_metrics
 from fedjax_peft.simulation.stopping import early_stop
-from fedjax_peft.typing import Privacy
+from fedjax_peft.support.errors import InputError
 
 DELTA = 1e-5
 MODEL, ALGORITHM = toy.model(), fp.algorithms.fedavg(optax.sgd(0.1))

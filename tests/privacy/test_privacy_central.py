@@ -17,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_peft as fp
-from fedjax_peft import aggregators, algorithms, summation
+from fedjax_peft import aggregators, algorithms
 from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.aggregators.products import product_changes
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Aggregated, Federation
+from fedjax_peft.numerics import summation
 from fedjax_peft.privacy import central
 from fedjax_peft.privacy.lifted import product_norm
-from fedjax_peft.typing import Aggregated, Federation
+from fedjax_peft.support.errors import InputError
 
 CLIENTS, RANK, N_IN, N_OUT = 4, 3, 24, 20
 SHAPES = {"x.lora_a": (N_IN, RANK), "x.lora_b": (RANK, N_OUT), "head.kernel": (N_IN, 3)}

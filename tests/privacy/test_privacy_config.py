@@ -13,19 +13,19 @@ from fedjax_peft.cli.explain import explain
 from fedjax_peft.cli.main import main
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import sweeps
+from fedjax_peft.config.loading import _tuples
 from fedjax_peft.config.parts import Parts
-from fedjax_peft.errors import InputError
-from fedjax_peft.loading import _tuples
+from fedjax_peft.contracts import Federation
 from fedjax_peft.privacy import accounting
-from fedjax_peft.rows import read_metrics
-from fedjax_peft.toml import read_toml
-from fedjax_peft.typing import Federation
+from fedjax_peft.simulation.rows import read_metrics
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.toml import read_toml
 
 OWN = '''
 """A mechanism and an attack that only report their numbers, from inside the program."""
 import jax.numpy as jnp
 from fedjax_peft.privacy import accounting
-from fedjax_peft.typing import Attack, Privacy
+from fedjax_peft.contracts import Attack, Privacy
 
 
 def shown(algorithm, **values):

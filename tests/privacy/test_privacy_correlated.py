@@ -13,10 +13,10 @@ from closeness import assert_close
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Federation
 from fedjax_peft.privacy import correlated
 from fedjax_peft.privacy.correlated import correlated_noise, strategy
-from fedjax_peft.typing import Federation
+from fedjax_peft.support.errors import InputError
 
 pytest.importorskip("jax_privacy")
 ROUNDS = 6

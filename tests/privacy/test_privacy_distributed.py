@@ -17,8 +17,10 @@ import toy
 from closeness import approx, assert_close
 
 import fedjax_peft as fp
-from fedjax_peft import aggregators, algorithms, summation
-from fedjax_peft.errors import InputError
+from fedjax_peft import aggregators, algorithms
+from fedjax_peft.contracts import Aggregated, Attack, Federation
+from fedjax_peft.numerics import summation
+from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy.distributed import (
     discrete_gaussian,
     distributed,
@@ -27,8 +29,7 @@ from fedjax_peft.privacy.distributed import (
     rounded,
 )
 from fedjax_peft.privacy.local import local
-from fedjax_peft.random import stream
-from fedjax_peft.typing import Aggregated, Attack, Federation
+from fedjax_peft.support.errors import InputError
 
 CLIENTS = 5
 SIZES = (7, 4, 12, 1, 9)

@@ -19,13 +19,13 @@ from tiny import trained
 import fedjax_peft as fp
 from fedjax_peft import algorithms, peft
 from fedjax_peft.algorithms.common import objective, replace_server
+from fedjax_peft.contracts import Algorithm, ClientContext, ClientUpdate, Federation
 from fedjax_peft.engine.program import Program
-from fedjax_peft.errors import InputError
+from fedjax_peft.numerics.roles import head_roles
 from fedjax_peft.privacy import accounting
 from fedjax_peft.privacy.example import clipped_sum, example, private_gradient
-from fedjax_peft.roles import head_roles
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import classification
-from fedjax_peft.typing import Algorithm, ClientContext, ClientUpdate, Federation
 
 METHODS = {
     "lora": peft.lora(2),

@@ -13,12 +13,13 @@ from closeness import approx, assert_close
 from combining import aggregate
 
 import fedjax_peft as fp
-from fedjax_peft import aggregators, algorithms, summation
-from fedjax_peft.errors import InputError
-from fedjax_peft.lowrank import pairs
+from fedjax_peft import aggregators, algorithms
+from fedjax_peft.contracts import Aggregated, Federation
+from fedjax_peft.numerics import summation
+from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.privacy import adaptive, laplace, paper_noise
 from fedjax_peft.privacy import lifted as lifting
-from fedjax_peft.typing import Aggregated, Federation
+from fedjax_peft.support.errors import InputError
 
 CLIENTS, RANK, N_IN, N_OUT, QN = 4, 3, 24, 20, 5
 SHAPES = {"x.lora_a": (N_IN, RANK), "x.lora_b": (RANK, N_OUT), "head.kernel": (N_IN, 3)}

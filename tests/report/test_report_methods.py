@@ -9,10 +9,10 @@ from closeness import approx
 from toy_sweeps import accuracy, write_sweep
 
 from fedjax_peft.cli.main import main
-from fedjax_peft.errors import InputError
 from fedjax_peft.report.methods import Options, compare_methods, methods_of
 from fedjax_peft.report.page import write_report
 from fedjax_peft.report.study import read_study
+from fedjax_peft.support.errors import InputError
 
 NOISE = (0.0, 0.06, -0.02)
 """Effect of each seed, which all methods share."""

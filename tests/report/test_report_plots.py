@@ -9,7 +9,6 @@ from itertools import combinations
 import pytest
 from closeness import approx
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.report.figure_files import PALETTE, render, styles, svg
 from fedjax_peft.report.plots import (
     byte_unit,
@@ -20,6 +19,7 @@ from fedjax_peft.report.plots import (
     one_line,
     time_unit,
 )
+from fedjax_peft.support.errors import InputError
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -13,11 +13,11 @@ import tomli_w
 from closeness import approx
 from toy_sweeps import accuracy, write_run, write_sweep
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.report.intervals import paired, summarise
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.study import make_study, read_study
 from fedjax_peft.report.table_files import Bold, TextTable
+from fedjax_peft.support.errors import InputError
 
 
 @pytest.fixture

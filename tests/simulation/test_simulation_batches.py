@@ -9,8 +9,8 @@ from scipy.stats import binom
 
 import fedjax_peft as fp
 from fedjax_peft.engine.plan import poisson_batches
-from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.session import poisson_width
+from fedjax_peft.support.errors import InputError
 
 SIZES = (7, 4, 12, 1, 9)
 

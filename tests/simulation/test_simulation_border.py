@@ -9,9 +9,9 @@ from flax import nnx
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import fedavg
-from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.checks import check_method
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 
 CLIENTS = toy.clients([4, 4])
 
@@ -27,7 +27,7 @@ def run(model=None, algorithm=None, clients=CLIENTS, **options):
         ({"algorithm": "fedavg"}, r"'algorithm' is 'fedavg'.*fp\.algorithms\.fedavg\(optax"),
         ({"algorithm": "fedavgg"}, "Did you mean 'fedavg'"),
         ({"algorithm": fedavg}, r"Call it: fedavg\(optax"),
-        ({"algorithm": 3}, "of the type int, and must be a fp.typing.Algorithm"),
+        ({"algorithm": 3}, "of the type int, and must be a fp.contracts.Algorithm"),
         ({"clients": toy.dataset(8)}, r"'clients' is of the type Dataset.*fp\.partition\.iid"),
         ({"clients": {"train": toy.dataset(8)}}, "'clients' is of the type dict"),
         ({"client_test": toy.dataset(8)}, "'client_test' is of the type Dataset"),

@@ -8,11 +8,11 @@ from closeness import approx, assert_close
 
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.algorithms import fedavg, local
-from fedjax_peft.errors import InputError
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.peft.selective import head_only
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import tiny_model
 
 pytestmark = pytest.mark.slow

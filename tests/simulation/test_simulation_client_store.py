@@ -15,8 +15,8 @@ from killing import children
 
 import fedjax_peft as fp
 from fedjax_peft.engine import client_store
-from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.client_checkpoints import ClientCheckpoints
+from fedjax_peft.support.errors import InputError
 
 CLIENTS = 12
 ALGORITHM = fp.algorithms.fedavg(optax.sgd(0.1), head="private")

@@ -13,18 +13,19 @@ from closeness import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_peft import algorithms, tree
+from fedjax_peft import algorithms
 from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.config import config
-from fedjax_peft.errors import InputError
-from fedjax_peft.lowrank import pairs
+from fedjax_peft.contracts import Roles
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.lowrank import pairs
+from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.peft.lora import lora
-from fedjax_peft.roles import assign_roles
 from fedjax_peft.simulation.cost import Costs, Ledger, TimeModel, forecast
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import tiny_model
-from fedjax_peft.typing import Roles
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,10 @@ from closeness import approx
 from fedjax_peft import heads, peft
 from fedjax_peft.algorithms import fedavg, fedmatch, fedmcp
 from fedjax_peft.data import partition
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
 
 pytestmark = pytest.mark.slow

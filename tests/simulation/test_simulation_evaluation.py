@@ -8,8 +8,8 @@ from closeness import approx
 
 from fedjax_peft import tasks
 from fedjax_peft.algorithms import fedavg, fedmcp, local
-from fedjax_peft.rows import headline_is_lower_better, seen_clients
 from fedjax_peft.simulation.evaluation import is_lower_better, worst
+from fedjax_peft.simulation.rows import headline_is_lower_better, seen_clients
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks import Task
 

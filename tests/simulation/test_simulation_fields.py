@@ -5,7 +5,7 @@ import pytest
 import toy
 
 import fedjax_peft as fp
-from fedjax_peft import fields
+from fedjax_peft.simulation import fields
 
 pytestmark = pytest.mark.slow
 

@@ -26,12 +26,11 @@ from fedjax_peft import (
     asynchronous,
     attacks,
     availability,
-    description,
     privacy,
     tasks,
     transforms,
 )
-from fedjax_peft.errors import InputError
+from fedjax_peft.simulation import description
 from fedjax_peft.simulation.fingerprint import (
     MAY_CHANGE,
     changed_leaf,
@@ -41,6 +40,7 @@ from fedjax_peft.simulation.fingerprint import (
 )
 from fedjax_peft.simulation.recipe import _difference
 from fedjax_peft.simulation.simulate import check_recorded, simulate
+from fedjax_peft.support.errors import InputError
 
 MODEL, FEDERATION, TEST = toy.model(), toy.clients((7, 4, 12, 1, 9)), toy.dataset(20, seed=3)
 STALE = asynchronous.fedbuff(buffer_size=2)

@@ -13,9 +13,9 @@ from fedjax_peft.data import Clients
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.numerics.precision import effective
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
-from fedjax_peft.precision import effective
 from fedjax_peft.simulation.record import read_params
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import TINY_BERT, tiny_dataset

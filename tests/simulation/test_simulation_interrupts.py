@@ -12,9 +12,9 @@ import pytest
 import toy
 
 from fedjax_peft.algorithms import fedavg
-from fedjax_peft.rows import read_metrics
 from fedjax_peft.simulation.interrupts import Terminated, noted
 from fedjax_peft.simulation.points import Job, run_points
+from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.simulate import simulate
 
 pytestmark = pytest.mark.usefixtures("interrupts")

@@ -7,19 +7,20 @@ import optax
 import pytest
 import toy
 
-from fedjax_peft import algorithms, memory, peft, testing
+from fedjax_peft import algorithms, peft, testing
 from fedjax_peft.cli.bench import bench
 from fedjax_peft.config import optimizers
 from fedjax_peft.data import Clients, tokenize
 from fedjax_peft.engine.plan import no_larger
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_tokenizer
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.numerics.random import host_rng, stream
 from fedjax_peft.peft.base import attach
-from fedjax_peft.random import host_rng, stream
 from fedjax_peft.simulation import memory_plan
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support import memory
+from fedjax_peft.support.errors import InputError
 
 
 def run(**options):

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import fedjax_peft as fp
 from fedjax_peft.cli import main as cli
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

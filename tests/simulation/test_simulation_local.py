@@ -9,9 +9,9 @@ import toy
 from closeness import approx
 
 from fedjax_peft import aggregators, algorithms
-from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.session import session
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 
 SIZES = [9, 4, 0, 13]
 TEST = toy.dataset(21, seed=3)

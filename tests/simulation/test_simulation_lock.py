@@ -13,11 +13,11 @@ import toy
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.cli import main as cli
-from fedjax_peft.errors import InputError
-from fedjax_peft.rows import read_metrics
 from fedjax_peft.simulation import lock, record
 from fedjax_peft.simulation.lock import NAME, RunLock
+from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 
 MODEL, ALGORITHM = toy.model(), fedavg(optax.sgd(0.1))
 

@@ -6,9 +6,9 @@ import pytest
 import toy
 
 import fedjax_peft as fp
-from fedjax_peft import random
 from fedjax_peft.engine import schedule as schedules
 from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.numerics import random
 from fedjax_peft.simulation import cost
 from fedjax_peft.simulation.cost import Slowness, TimeModel
 from fedjax_peft.simulation.session import federation_of

@@ -11,8 +11,8 @@ from closeness import assert_close
 import fedjax_peft as fp
 from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
-from fedjax_peft.errors import InputError
-from fedjax_peft.rows import read_metrics
+from fedjax_peft.simulation.rows import read_metrics
+from fedjax_peft.support.errors import InputError
 
 SIZES = (7, 4, 12, 9)
 model = functools.cache(functools.partial(toy.model, dropout=0))

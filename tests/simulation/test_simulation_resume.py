@@ -17,13 +17,13 @@ import pytest
 import toy
 from killing import children
 
-from fedjax_peft import rows as history
 from fedjax_peft.algorithms import fedavg
-from fedjax_peft.errors import InputError
-from fedjax_peft.rows import read_metrics
 from fedjax_peft.simulation import checkpoint, record
+from fedjax_peft.simulation import rows as history
 from fedjax_peft.simulation.checkpoint import Checkpoints
+from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.report.records import RunRecord
-from fedjax_peft.rows import (
+from fedjax_peft.simulation.rows import (
     PREEMPTED,
     append_metrics,
     has_ended,
@@ -20,6 +19,7 @@ from fedjax_peft.rows import (
     without_scores,
     write_metrics,
 )
+from fedjax_peft.support.errors import InputError
 
 ROWS = [
     {"round": 0, "test_accuracy": 0.1, "bytes_up": 0, "bytes_down": 0, "simulated_seconds": 0.0},

@@ -19,14 +19,14 @@ from fedjax_peft.data.encoders.spans import Question
 from fedjax_peft.engine.lanes import choose_lanes
 from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
-from fedjax_peft.random import host_rng
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import TINY_BERT, tiny_dataset, tiny_model
 
 pytestmark = pytest.mark.slow

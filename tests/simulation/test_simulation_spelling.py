@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
-from fedjax_peft import errors, peft, testing
+from fedjax_peft import peft, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
+from fedjax_peft.support import errors
 
 BASE = {
     "rounds": 2,

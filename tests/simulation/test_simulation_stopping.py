@@ -9,11 +9,11 @@ import toy
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.cli import console
-from fedjax_peft.errors import InputError
-from fedjax_peft.rows import read_metrics
 from fedjax_peft.simulation.progress import Phase
+from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import early_stop
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

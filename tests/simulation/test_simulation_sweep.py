@@ -16,12 +16,12 @@ from compiled import compilations
 import fedjax_peft as fp
 from fedjax_peft.engine import program
 from fedjax_peft.engine.replicas import Replicas
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.simulation.points import PointDone
 from fedjax_peft.simulation.stopping import median_rule
 from fedjax_peft.simulation.sweep import _names, _Shared
-from fedjax_peft.toml import read_toml
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.toml import read_toml
 
 FEDERATION = toy.clients((7, 4, 12, 1, 9))
 TEST, VALIDATION = toy.dataset(20, seed=5), toy.dataset(20, seed=6)

@@ -12,11 +12,11 @@ from closeness import approx, assert_close
 from fedjax_peft import embed, heads, load_model, load_tokenizer, tasks, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
+from fedjax_peft.contracts import Outputs
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.sources import load_dataset
-from fedjax_peft.errors import InputError
-from fedjax_peft.rows import read_metrics
-from fedjax_peft.typing import Outputs
+from fedjax_peft.simulation.rows import read_metrics
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

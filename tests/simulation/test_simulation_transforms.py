@@ -13,15 +13,16 @@ from closeness import assert_close
 from toy_transforms import feedback, ones, record
 
 import fedjax_peft as fp
-from fedjax_peft import aggregators, algorithms, fields, transforms
+from fedjax_peft import aggregators, algorithms, transforms
 from fedjax_peft.cli import explain
 from fedjax_peft.config import config as configs
-from fedjax_peft.errors import InputError
-from fedjax_peft.loading import restore
-from fedjax_peft.roles import assign_roles
+from fedjax_peft.config.loading import restore
+from fedjax_peft.numerics.roles import assign_roles
+from fedjax_peft.simulation import fields
 from fedjax_peft.simulation.checkpoint import Checkpoints
 from fedjax_peft.simulation.cost import Ledger, forecast
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ import toy
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.data.dataset import Clients
-from fedjax_peft.errors import InputError
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import early_stop
+from fedjax_peft.support.errors import InputError
 
 TRAIN, HELD_OUT = toy.clients((7, 4, 12, 5, 9)).holdout(0.4)
 TEST, OTHER = toy.dataset(30, seed=5), toy.dataset(21, seed=6)

@@ -8,9 +8,9 @@ from closeness import approx, assert_close
 from sklearn.metrics import f1_score
 
 from fedjax_peft import tasks
+from fedjax_peft.contracts import Outputs
 from fedjax_peft.data import Dataset
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Outputs
+from fedjax_peft.support.errors import InputError
 
 LOGITS = jnp.array([[1.0, 2.0, 0.5], [0.0, -1.0, 3.0], [2.0, 2.5, 4.0]])
 BATCH = {"labels": jnp.array([1, 0, 2])}

@@ -9,12 +9,12 @@ import pytest
 from closeness import approx, assert_close
 
 from fedjax_peft import load_tokenizer, tasks
+from fedjax_peft.contracts import Outputs
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.conversations import encode_conversations
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import write_tiny_language_model
-from fedjax_peft.typing import Outputs
 
 TASK = tasks.instruction_tuning()
 RNG = np.random.default_rng(0)

@@ -11,9 +11,9 @@ from closeness import assert_close
 import fedjax_peft as fp
 from fedjax_peft import tasks
 from fedjax_peft.algorithms.common import objective
+from fedjax_peft.contracts import ClientContext, Outputs
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.tasks.likelihood import chunk_size, next_tokens, token_scores
-from fedjax_peft.typing import ClientContext, Outputs
 
 ROWS, LENGTH, WIDTH, WORDS = 3, 9, 8, 37
 KEYS = jax.random.split(jax.random.key(0), 5)

@@ -7,10 +7,11 @@ from closeness import approx, assert_close
 from transformers import AutoModelForCausalLM
 
 import fedjax_peft as fp
-from fedjax_peft import inference, tasks
+from fedjax_peft import tasks
 from fedjax_peft.data.encode import encode
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.models import inference
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import write_tiny_language_model
 
 ROWS = {

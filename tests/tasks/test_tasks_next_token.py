@@ -6,7 +6,7 @@ import numpy as np
 from closeness import approx, assert_close
 
 from fedjax_peft import tasks
-from fedjax_peft.typing import Outputs
+from fedjax_peft.contracts import Outputs
 
 IDS = jnp.array([[3, 1, 4, 0], [2, 0, 0, 0], [1, 1, 5, 2]])
 REAL = jnp.array([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]], bool)

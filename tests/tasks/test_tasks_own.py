@@ -15,12 +15,12 @@ import pytest
 import fedjax_peft
 from fedjax_peft import tasks, testing
 from fedjax_peft.cli import main as cli
+from fedjax_peft.contracts import Outputs
+from fedjax_peft.contracts import Task as EngineTask
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.text import TEXT
-from fedjax_peft.errors import InputError
-from fedjax_peft.rows import read_metrics
-from fedjax_peft.typing import Outputs
-from fedjax_peft.typing import Task as EngineTask
+from fedjax_peft.simulation.rows import read_metrics
+from fedjax_peft.support.errors import InputError
 
 ROOT = Path(fedjax_peft.__file__).parent
 PAGE = ROOT.parent / "docs" / "howto" / "own-task.md"

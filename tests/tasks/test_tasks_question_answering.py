@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_peft import tasks
+from fedjax_peft.contracts import Outputs
 from fedjax_peft.data import Dataset
 from fedjax_peft.data.encoders.spans import Question
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.question_answering import exact_match, normalized, overlap_f1
-from fedjax_peft.typing import Outputs
 
 LENGTH = 12
 CONTEXT = ["On", "Monday", "the", "red", "boat", "left", "Marenholm", "for", "the", "far", "north"]

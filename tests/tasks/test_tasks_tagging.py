@@ -10,8 +10,8 @@ from closeness import approx, assert_close
 from seqeval.metrics import f1_score, precision_score, recall_score
 
 from fedjax_peft import tasks
+from fedjax_peft.contracts import Outputs
 from fedjax_peft.data.dataset import IGNORE, Dataset
-from fedjax_peft.typing import Outputs
 
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 

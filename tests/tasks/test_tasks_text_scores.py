@@ -9,7 +9,7 @@ import pytest
 from closeness import approx
 from rouge_score.rouge_scorer import RougeScorer
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.text_scores import (
     SCORES,
     best_score,

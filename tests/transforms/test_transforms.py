@@ -11,15 +11,15 @@ import toy
 from closeness import approx, assert_close
 from toy_transforms import feedback, ones, record
 
-from fedjax_peft import tree
 from fedjax_peft.algorithms import fedavg, rolora
+from fedjax_peft.contracts import Decoded, Encoded, Measurements, Transform, Wire
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.uploads import encoder
-from fedjax_peft.errors import InputError
-from fedjax_peft.random import client_key, server_key, stream
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.random import client_key, server_key, stream
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms import chain, clip_norm
-from fedjax_peft.typing import Decoded, Encoded, Measurements, Transform, Wire
 
 pytestmark = pytest.mark.slow
 

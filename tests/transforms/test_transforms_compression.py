@@ -13,10 +13,11 @@ from toy_transforms import compressors, example
 
 from fedjax_peft import algorithms, transforms
 from fedjax_peft.config.sweeps import plan
+from fedjax_peft.contracts import Transform, Wire
 from fedjax_peft.engine.uploads import encoder
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import constants_of
+from fedjax_peft.numerics.hyperparameters import constants_of
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms import (
     chain,
     clip_norm,
@@ -34,7 +35,6 @@ from fedjax_peft.transforms import (
 from fedjax_peft.transforms.compressing import count, index_bits
 from fedjax_peft.transforms.nf4 import NF4
 from fedjax_peft.transforms.packing import pack, wires_of
-from fedjax_peft.typing import Transform, Wire
 
 KEY = jax.random.key(3)
 SGD = optax.sgd(0.1)

@@ -11,11 +11,13 @@ import toy
 from closeness import approx, assert_close, assert_small
 
 import fedjax_peft as fp
-from fedjax_peft import aggregators, algorithms, tree
-from fedjax_peft.errors import InputError
-from fedjax_peft.roles import assign_roles
+from fedjax_peft import aggregators, algorithms
+from fedjax_peft.contracts import Encoded, Transform
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation.cost import Ledger
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms import (
     chain,
     clip_norm,
@@ -27,7 +29,6 @@ from fedjax_peft.transforms import (
     sign,
     top_k,
 )
-from fedjax_peft.typing import Encoded, Transform
 
 SGD = optax.sgd(0.1)
 FEDERATION = toy.clients([7, 4, 12, 1, 9])

@@ -22,7 +22,7 @@ from fedjax_peft.data.templates import (
 )
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import padding_token, whole
-from fedjax_peft.memory import require as require_memory
+from fedjax_peft.support.memory import require as require_memory
 
 __all__ = ["CONVERSATIONS", "encode_conversations", "encode_prompts", "left_padded", "with_rows"]
 

@@ -11,7 +11,7 @@ from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, tex
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import padding_token, whole
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["LANGUAGE", "encode_language"]
 

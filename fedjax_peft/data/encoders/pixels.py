@@ -10,8 +10,8 @@ from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import Encoder, StandIn, balanced_classes
 from fedjax_peft.data.formats.images import decode
 from fedjax_peft.data.table import Table, label_ids, label_names
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["PIXELS", "encode_images"]
 

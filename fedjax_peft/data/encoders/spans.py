@@ -11,7 +11,7 @@ from fedjax_peft.data.formats.squad import canonical
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import joined, model_columns, offsets, padding_token, whole
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["SPANS", "Question", "encode_spans", "recovered", "span_text", "unanswerable"]
 

@@ -11,7 +11,7 @@ from fedjax_peft.data.iob import sentences
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import joined, model_columns, padding_token
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["TAGS", "encode_tags", "tag_names", "tag_set", "type_set"]
 

@@ -16,7 +16,7 @@ from fedjax_peft.data.encoders.base import (
 )
 from fedjax_peft.data.table import Table, label_ids, label_names, require
 from fedjax_peft.data.text import tokenize
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["TEXT", "encode_classes"]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedjax_peft.data.formats.files import read_json
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["read_client_lists"]
 

@@ -9,7 +9,7 @@ from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.files import lines, read_splits
 from fedjax_peft.data.iob import TAG, iob2, sentences
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["PLONER_SOURCES", "read_conll", "read_conll_file", "read_ploner"]
 

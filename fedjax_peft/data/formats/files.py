@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["find", "lines", "read_bytes", "read_json", "read_splits", "refuse_twins", "stem"]
 

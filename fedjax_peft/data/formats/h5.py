@@ -19,8 +19,8 @@ import numpy as np
 from fedjax_peft.data.formats.leaf import CONTENTS, User, user_table
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.users import draw_users
-from fedjax_peft.errors import InputError
-from fedjax_peft.memory import require
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.memory import require
 
 __all__ = ["read_h5"]
 

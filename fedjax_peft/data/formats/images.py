@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_peft.data.formats.files import read_bytes
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["decode", "read_images"]
 

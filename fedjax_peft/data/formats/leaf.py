@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_peft.data.formats.files import read_bytes, read_json
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["CONTENTS", "User", "read_users", "user_table"]
 

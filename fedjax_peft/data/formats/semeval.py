@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedjax_peft.data.formats.files import lines, read_splits
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["read_semeval"]
 

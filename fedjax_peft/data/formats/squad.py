@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_peft.data.formats.files import lines, read_json, read_splits
 from fedjax_peft.data.table import Table
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["canonical", "read_mrqa", "read_squad"]
 

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_peft import toml
-from fedjax_peft.assets import cache_dir
 from fedjax_peft.data.formats.files import lines, read_bytes, refuse_twins, stem
 from fedjax_peft.data.table import Table
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.libraries import log_level, printed_once
+from fedjax_peft.support import toml
+from fedjax_peft.support.assets import cache_dir
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.libraries import log_level, printed_once
 
 __all__ = [
     "ENDINGS",

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_peft.data import keys
 from fedjax_peft.data.dataset import Clients, Dataset, DataT
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["Pool", "apportion", "check_clients", "check_min_size", "deal", "draw", "fill_up"]
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.partition.plain import iid
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["SHIFTS", "feature_shift", "shift_features"]
 

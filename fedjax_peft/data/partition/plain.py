@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_peft.data.dataset import Clients, DataT
 from fedjax_peft.data.partition.dealing import Pool, check_clients
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
 
 __all__ = ["iid", "pooled"]
 

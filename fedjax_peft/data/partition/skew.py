@@ -14,8 +14,8 @@ from fedjax_peft.data.partition.dealing import (
     draw,
     fill_up,
 )
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["dirichlet", "label_share", "pathological", "quantity"]
 

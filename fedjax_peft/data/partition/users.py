@@ -6,8 +6,8 @@ import numpy as np
 
 from fedjax_peft.data.dataset import Clients, DataT
 from fedjax_peft.data.partition.dealing import Pool, check_min_size
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.random import host_rng
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["grouped", "natural"]
 

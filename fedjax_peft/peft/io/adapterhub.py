@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.contracts import Key, Params
 from fedjax_peft.models.base import Model, is_inside
 from fedjax_peft.models.checkpoint import read_json, source_name
 from fedjax_peft.models.hub import origin
@@ -37,7 +37,7 @@ from fedjax_peft.peft.io.files import (
     write_json,
     write_tensors,
 )
-from fedjax_peft.typing import Key, Params
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["export_adapterhub", "load_adapterhub"]
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_peft import __version__
-from fedjax_peft.display import one_line
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.hub import origin
 from fedjax_peft.models.registry import class_name
 from fedjax_peft.peft.io.files import Format
 from fedjax_peft.peft.io.hfpeft import LABELS
+from fedjax_peft.support.display import one_line
 
 __all__ = ["card", "describe", "snippet"]
 

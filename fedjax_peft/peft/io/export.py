@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import replace_file
+from fedjax_peft.contracts import Params
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.registry import FAMILIES, class_name
@@ -21,7 +20,8 @@ from fedjax_peft.peft.base import merge
 from fedjax_peft.peft.io.describe import card
 from fedjax_peft.peft.io.files import FORMATS, Format
 from fedjax_peft.peft.io.hfpeft import write_peft
-from fedjax_peft.typing import Params
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.files import replace_file
 
 __all__ = ["FORMATS", "Format", "client_directory", "export", "export_clients", "formats"]
 

@@ -8,9 +8,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.files import replace_file
-from fedjax_peft.linalg import is_finite
+from fedjax_peft.numerics.linalg import is_finite
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.files import replace_file
 
 __all__ = [
     "FORMATS",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Params
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import source_name
 from fedjax_peft.models.hub import origin
@@ -23,7 +23,7 @@ from fedjax_peft.peft.cores import CoreLinear
 from fedjax_peft.peft.io.files import Tensors, to_torch, write_json, write_tensors
 from fedjax_peft.peft.lora import by_pattern, scaling
 from fedjax_peft.peft.lora_sum import LoRASumLinear
-from fedjax_peft.typing import Params
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["LABELS", "write_peft"]
 

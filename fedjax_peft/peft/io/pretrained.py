@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import is_inside
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.base import Defaults, Method, submodule
@@ -24,7 +24,7 @@ from fedjax_peft.peft.ia3 import ia3
 from fedjax_peft.peft.io.files import Tensors, read_tensors
 from fedjax_peft.peft.lora import by_pattern, lora
 from fedjax_peft.peft.prompt import PromptEmbed, prompt_tuning
-from fedjax_peft.typing import Key
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["pretrained"]
 

@@ -18,13 +18,13 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import token_classification
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.peft import bottleneck, dual, houlsby, lora, opendelta, pfeiffer
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.io.adapterhub import export_adapterhub, load_adapterhub
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

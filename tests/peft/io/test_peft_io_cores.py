@@ -7,11 +7,11 @@ from test_peft_io_merged import assert_merges
 from tiny import trained
 from torch_reference import padded_batch, saved, tiny_model
 
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.peft import lora_sb, lora_sum, ravan, slora
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.io.export import export
+from fedjax_peft.support.errors import InputError
 
 pytestmark = [
     pytest.mark.slow,

@@ -31,12 +31,12 @@ from transformers import (
 )
 
 from fedjax_peft import peft
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import classification, token_classification
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.io.export import export, export_clients
+from fedjax_peft.support.errors import InputError
 
 CLASSES = 3
 EXACT = {"rtol": 0, "atol": 1e-5}

@@ -15,8 +15,8 @@ from torch_reference import layers, logits_of, padded_batch, randomised, saved, 
 from transformers import AutoModel
 
 from fedjax_peft import attach, count, heads, load_model, merge, peft
-from fedjax_peft.errors import InputError
 from fedjax_peft.peft.io.export import export
+from fedjax_peft.support.errors import InputError
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 

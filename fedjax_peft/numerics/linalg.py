@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.libraries import limit_blas_threads
+from fedjax_peft.support.libraries import limit_blas_threads
 
 __all__ = [
     "FRESH",

@@ -4,7 +4,7 @@ import difflib
 import sys
 from collections.abc import Iterable
 
-from fedjax_peft.display import paragraph, show
+from fedjax_peft.support.display import paragraph, show
 
 __all__ = ["InputError", "nearest", "users_level"]
 

@@ -1,6 +1,6 @@
 """A run's ``metrics.jsonl``: one JSON object on each line, one line for each round.
 
-:mod:`fedjax_peft.fields` lists all fields with their units. In short:
+:mod:`fedjax_peft.simulation.fields` lists all fields with their units. In short:
 
 A row is a dict with an integer ``round`` (0 = before training); every other field is optional.
 ``bytes_up``, ``bytes_down`` and ``simulated_seconds`` are the values of one round; this module sums
@@ -40,10 +40,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.files import naming, replace_file
-from fedjax_peft.nested import flatten
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.files import naming, replace_file
+from fedjax_peft.support.nested import flatten
 
 __all__ = [
     "PREEMPTED",

@@ -9,8 +9,8 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.typing import Params
+from fedjax_peft.contracts import Params
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["MODES", "Mode", "mode"]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Params
+from fedjax_peft.contracts import Params
+from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "empty_products",

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_peft.contracts import Batch, Key, Params, Sampling
 from fedjax_peft.data.encode import encode
 from fedjax_peft.data.encoders.conversations import encode_prompts
 from fedjax_peft.data.table import Table
@@ -15,14 +16,13 @@ from fedjax_peft.data.templates import end_tokens as template_ends
 from fedjax_peft.data.templates import template_of
 from fedjax_peft.data.text import clean
 from fedjax_peft.data.tokens import beginning, whole
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.decoding import NO_TOKEN, NOT_CAUSAL, check_sampling, decode
-from fedjax_peft.random import stream
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Task
 from fedjax_peft.tasks.completions import decoded
 from fedjax_peft.tasks.likelihood import token_scores
-from fedjax_peft.typing import Batch, Key, Params, Sampling
 
 __all__ = ["Likelihood", "complete", "end_tokens", "generate", "likelihoods", "text_start"]
 

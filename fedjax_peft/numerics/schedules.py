@@ -27,10 +27,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.hyperparameters import is_traced
-from fedjax_peft.typing import PyTree, RateSchedule
+from fedjax_peft.contracts import PyTree, RateSchedule
+from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 
 # `Scheduled`, `at_round`, `scaled` and `scheduled` are not in __all__, which lists the names that a
 # config file can give.

@@ -13,8 +13,8 @@ use it and must not import flax.
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import ApplyFn, Batch, Key, Outputs, Params
+from fedjax_peft.contracts import ApplyFn, Batch, Key, Outputs, Params
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["REFERENCE", "embedding", "instance_weighted", "with_weight"]
 
@@ -43,7 +43,7 @@ def embedding(outputs: Outputs) -> jax.Array:
     if hidden is None:
         raise InputError(
             "FedDPA compares the last hidden states of texts, and this model returns none: return"
-            " fp.typing.Outputs(logits, hidden)."
+            " fp.contracts.Outputs(logits, hidden)."
         )
     if outputs.last is None:
         chosen = hidden[:, 0]

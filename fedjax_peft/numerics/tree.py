@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.typing import PyTree
+from fedjax_peft.contracts import PyTree
 
 __all__ = [
     "all_finite",

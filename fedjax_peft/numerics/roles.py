@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.typing import Roles
+from fedjax_peft.contracts import Roles
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["HeadPolicy", "assign_roles", "dual_roles", "head_roles"]
 

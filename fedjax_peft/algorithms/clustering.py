@@ -13,7 +13,7 @@ largest sum in D, then adds the farthest point K - 1 times, and takes a fixed nu
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.linalg import dead_directions, eigh, svd
+from fedjax_peft.numerics.linalg import dead_directions, eigh, svd
 
 __all__ = ["spectral_clusters", "subspace_distances"]
 

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["check_count", "check_number"]
 

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from fedjax_peft.errors import InputError
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["available", "gigabytes", "require"]
 

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
-from fedjax_peft.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["ASSETS", "Asset", "File", "cache_dir", "fetch", "is_cached"]
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Algorithm, Transform
+from fedjax_peft.contracts import Algorithm, Transform
+from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "Maker",

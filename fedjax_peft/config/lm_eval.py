@@ -16,14 +16,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_peft.contracts import Params, Sampling
 from fedjax_peft.data.text import clean
 from fedjax_peft.data.tokens import beginning, whole
-from fedjax_peft.errors import InputError
-from fedjax_peft.generation import complete, end_tokens, likelihoods, text_start
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.decoding import check_sampling
+from fedjax_peft.models.generation import complete, end_tokens, likelihoods, text_start
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.completions import decoded
-from fedjax_peft.typing import Params, Sampling
 
 __all__ = ["of_model", "of_run"]
 
@@ -49,7 +49,7 @@ def of_run(
       InputError: lm-eval is not installed, the directory is no run, or its model is no language
         model with a tokenizer.
     """
-    from fedjax_peft.loading import load_models
+    from fedjax_peft.config.loading import load_models
 
     models = load_models(run, None if client is None else [client])
     params = models.params(client)

@@ -10,9 +10,9 @@ import zlib
 import jax
 import numpy as np
 
-from fedjax_peft.display import show
-from fedjax_peft.errors import InputError
-from fedjax_peft.typing import Key
+from fedjax_peft.contracts import Key
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "attack_key",

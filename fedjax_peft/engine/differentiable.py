@@ -28,16 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft import summation
-from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.program import Setup
-from fedjax_peft.engine.round import Loop, RoundResult, Work, at_work, build_round, distance
-from fedjax_peft.engine.session import Session, initial_state
-from fedjax_peft.engine.state import RoundInfo, State
-from fedjax_peft.errors import InputError, nearest
-from fedjax_peft.hyperparameters import as_arrays
-from fedjax_peft.random import stream
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Algorithm,
     Integers,
@@ -46,6 +37,15 @@ from fedjax_peft.typing import (
     RoundContext,
     Total,
 )
+from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.program import Setup
+from fedjax_peft.engine.round import Loop, RoundResult, Work, at_work, build_round, distance
+from fedjax_peft.engine.session import Session, initial_state
+from fedjax_peft.engine.state import RoundInfo, State
+from fedjax_peft.numerics import summation
+from fedjax_peft.numerics.hyperparameters import as_arrays
+from fedjax_peft.numerics.random import stream
+from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["Plans", "Rounds", "directional", "loss", "rounds"]
 

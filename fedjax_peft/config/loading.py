@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import algorithms, tasks, tree
+from fedjax_peft import algorithms, tasks
 from fedjax_peft.config import config as configs
+from fedjax_peft.contracts import Algorithm, Attack, Federation, Params, Privacy, PyTree
 from fedjax_peft.data.vocabulary import read_vocabulary, word_tokenizer
-from fedjax_peft.errors import InputError
 from fedjax_peft.models.base import Model
-from fedjax_peft.roles import assign_roles
-from fedjax_peft.rows import read_metrics, seen_clients
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation import recipe, record
 from fedjax_peft.simulation.checkpoint import read_checkpoint
 from fedjax_peft.simulation.client_models import (
@@ -25,10 +25,11 @@ from fedjax_peft.simulation.client_models import (
     untrained_note,
 )
 from fedjax_peft.simulation.origin import base_seed, with_origin
+from fedjax_peft.simulation.rows import read_metrics, seen_clients
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.session import wrapped
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import Task
-from fedjax_peft.typing import Algorithm, Attack, Federation, Params, Privacy, PyTree
 
 __all__ = [
     "TrainedModels",

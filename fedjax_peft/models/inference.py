@@ -9,15 +9,15 @@ import jax
 import numpy as np
 
 from fedjax_peft import tasks
+from fedjax_peft.contracts import Batch, Outputs, Params
 from fedjax_peft.data.encode import encode
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import tokenize
-from fedjax_peft.errors import InputError
-from fedjax_peft.files import read_text
 from fedjax_peft.measures.representation import Pooling, check_pooling, pool
 from fedjax_peft.models.base import Model
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.files import read_text
 from fedjax_peft.tasks.base import Inputs, Task
-from fedjax_peft.typing import Batch, Outputs, Params
 
 __all__ = ["answer", "embed", "predict", "read_inputs"]
 
@@ -119,7 +119,7 @@ def answer(
         return []
     names = [field.name for field in inputs.fields if field.name in rows[0]]
     if inputs.sampling is not None:
-        from fedjax_peft.generation import generate
+        from fedjax_peft.models.generation import generate
 
         if not names:
             fields = " or ".join(f'"{field.name}"' for field in inputs.fields)

@@ -6,7 +6,7 @@ from typing import Any
 
 import tomli_w
 
-from fedjax_peft.files import read_text
+from fedjax_peft.support.files import read_text
 
 __all__ = ["literal", "parse_value", "read_toml"]
 

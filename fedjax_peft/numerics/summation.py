@@ -12,10 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft import tree
-from fedjax_peft.lowrank import weighted_product
-from fedjax_peft.random import stream
-from fedjax_peft.typing import (
+from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Factors,
@@ -29,6 +26,9 @@ from fedjax_peft.typing import (
     Total,
     Weighted,
 )
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.lowrank import weighted_product
+from fedjax_peft.numerics.random import stream
 
 __all__ = ["add", "dense", "empty", "finish", "lifted_shapes", "summed"]
 

@@ -1,0 +1,134 @@
+"""The contracts of the library: the types of its data and its callables, one file a contract.
+
+Implementations are plain functions and NamedTuples of functions; no base class is needed.
+"""
+
+from fedjax_peft.contracts.aggregator import (
+    Aggregated,
+    Aggregator,
+    Factors,
+    Finish,
+    Integers,
+    Lift,
+    Product,
+    Refactor,
+    Stacked,
+    Total,
+    Weighted,
+)
+from fedjax_peft.contracts.algorithm import (
+    Algorithm,
+    Rebase,
+    Roles,
+    Tamper,
+)
+from fedjax_peft.contracts.asynchronous import (
+    Aggregation,
+    Asynchronous,
+    Availability,
+    Job,
+    Timeline,
+)
+from fedjax_peft.contracts.client import (
+    ClientContext,
+    ClientUpdate,
+    Gradient,
+    LossFn,
+    Probe,
+    Tuning,
+    mean_gradient,
+)
+from fedjax_peft.contracts.model import (
+    ApplyFn,
+    Outputs,
+    Sampling,
+)
+from fedjax_peft.contracts.privacy import (
+    Attack,
+    Federation,
+    Guarantee,
+    Privacy,
+)
+from fedjax_peft.contracts.server import (
+    RoundContext,
+    ServerUpdate,
+)
+from fedjax_peft.contracts.task import (
+    Task,
+)
+from fedjax_peft.contracts.transform import (
+    Decoded,
+    Encoded,
+    Measurements,
+    Transform,
+    TransformClient,
+    TransformServer,
+    TransformWire,
+    Wire,
+)
+from fedjax_peft.contracts.types import (
+    Batch,
+    Diagnosis,
+    Key,
+    Metrics,
+    Params,
+    PyTree,
+    RateSchedule,
+    Splits,
+)
+
+__all__ = [
+    "Aggregated",
+    "Aggregation",
+    "Aggregator",
+    "Algorithm",
+    "ApplyFn",
+    "Asynchronous",
+    "Attack",
+    "Availability",
+    "Batch",
+    "ClientContext",
+    "ClientUpdate",
+    "Decoded",
+    "Diagnosis",
+    "Encoded",
+    "Factors",
+    "Federation",
+    "Finish",
+    "Gradient",
+    "Guarantee",
+    "Integers",
+    "Job",
+    "Key",
+    "Lift",
+    "LossFn",
+    "Measurements",
+    "Metrics",
+    "Outputs",
+    "Params",
+    "Privacy",
+    "Probe",
+    "Product",
+    "PyTree",
+    "RateSchedule",
+    "Rebase",
+    "Refactor",
+    "Roles",
+    "RoundContext",
+    "Sampling",
+    "ServerUpdate",
+    "Splits",
+    "Stacked",
+    "Tamper",
+    "Task",
+    "Timeline",
+    "Total",
+    "Transform",
+    "TransformClient",
+    "TransformServer",
+    "TransformWire",
+    "Tuning",
+    "Weighted",
+    "Wire",
+    "mean_gradient",
+]

@@ -1,0 +1,190 @@
+"""A federated algorithm: roles of leaves, local work, aggregation and server."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, Protocol
+
+import jax
+
+from fedjax_peft.contracts.aggregator import Aggregator
+from fedjax_peft.contracts.client import ClientContext, ClientUpdate, Tuning
+from fedjax_peft.contracts.server import ServerUpdate
+from fedjax_peft.contracts.types import Key, Params, PyTree
+
+
+class Roles(NamedTuple):
+    """The roles of trainable leaves: regular expressions, searched in ``"kind:name"``.
+
+    Shared leaves are broadcast and uploaded, private ones stay with their client, fixed ones never
+    change. The rules together must cover every leaf; see
+    :func:`fedjax_peft.numerics.roles.assign_roles`.
+    """
+
+    shared: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+
+
+def _own_leaves(shared: Params, private: Params) -> PyTree:
+    del shared
+    return private
+
+
+def _both(broadcast: PyTree, client_state: PyTree) -> Params:
+    return {**broadcast, **client_state}
+
+
+def _all_move(broadcast: PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
+    del broadcast, round_index
+    return {}
+
+
+def _all_sent(upload: PyTree, template: PyTree) -> dict[str, jax.Array]:
+    del upload, template
+    return {}
+
+
+def _no_metrics(round_index: jax.Array) -> dict[str, jax.Array]:
+    del round_index
+    return {}
+
+
+def _anything(kinds: Mapping[str, str], clients: int) -> None:
+    del kinds, clients
+
+
+class Tamper(Protocol):
+    """What a client sends in place of its upload, if it is hostile; written for a single client."""
+
+    def __call__(self, client: jax.Array, upload: PyTree, template: PyTree, key: Key) -> PyTree:
+        """Returns the upload that the client sends.
+
+        Args:
+          client: the client's number in the federation, an int32 scalar.
+          upload: the result of its local work.
+          template: the upload of a client that learned nothing.
+          key: for random numbers of this client in this round.
+        """
+
+
+class Rebase(Protocol):
+    """How a server of a later version takes an upload; written for a single upload."""
+
+    def __call__(
+        self, upload: PyTree, fetched: PyTree, template: PyTree, staleness: jax.Array
+    ) -> PyTree:
+        """Returns the upload as if its client had started from the present version.
+
+        Args:
+          upload: the result of local work from the fetched version.
+          fetched: the upload of a client that learned nothing from the fetched version.
+          template: the upload of a client that learned nothing from the present version.
+          staleness: how often the server has been updated since the client fetched, int32.
+        """
+
+
+class Algorithm(NamedTuple):
+    """A federated algorithm: the roles of leaves, the local work, and how uploads combine.
+
+    The first five fields are enough for most algorithms. The defaults of the others are for the
+    plain case: the broadcast is the shared leaves, and a client keeps its private leaves.
+    """
+
+    name: str
+    roles: Roles
+    client: Callable[[ClientContext], ClientUpdate]
+    aggregator: Aggregator
+    server: ServerUpdate
+    init_client_state: Callable[[Params, Params], PyTree] = _own_leaves
+    """(initial shared leaves, initial private leaves) -> the client state before the first round.
+    It never leaves its client."""
+    model: Callable[[PyTree, PyTree], Params] = _both
+    """(broadcast, client state) -> the leaves with which a client predicts."""
+    personal: bool = False
+    """Whether every client predicts with its own model although no leaf is private."""
+    local_model: Callable[[PyTree, PyTree, PyTree], Params] | None = None
+    """(broadcast, upload, client state after the local work) -> the leaves with which a client
+    predicts before the aggregation. None: ``model`` of the upload and the client state, which is
+    right for uploads that have the form of the broadcast."""
+    weights: Literal["size", "uniform"] = "size"
+    """Weights of uploads in the aggregate: ``size``, by the client's number of examples;
+    ``uniform``, all equal."""
+    sent_leaves: Callable[[PyTree, jax.Array], dict[str, jax.Array]] = _all_move
+    """(broadcast, round) -> leaf name -> bool: whether clients send the leaf in this round. A leaf
+    without an entry is sent. It decides which leaves are counted as traffic, and which leaves an
+    upload transform sees."""
+    relayed_leaves: str | None = None
+    """A regular expression: the leaves of uploads that the server passes on to every client one by
+    one, because they do not combine to a leaf of the same size (stacking). It decides what is
+    counted as traffic; None: no such leaves."""
+    redrawn_leaves: str | None = None
+    """A regular expression: the leaves of the broadcast that clients make themselves once the
+    server was updated, such as new random factors. They are fetched before that only; None: no such
+    leaves."""
+    sent_shares: Callable[[PyTree, PyTree], dict[str, jax.Array]] = _all_sent
+    """(upload, template) -> leaf name -> the share of the leaf's bytes that the client sends, if it
+    decides so by what it learned. A leaf without an entry is sent whole. It decides what is counted
+    as traffic after a round; what is expected before it, such as for a deadline, is whole."""
+    received_part: Callable[[PyTree], PyTree] | None = None
+    """broadcast -> what one client receives of it, if clients receive different parts of the same
+    size, such as its own cluster's leaves. It decides what is counted as traffic; the client's
+    functions must use no other part. None: a client receives all."""
+    check: Callable[[Mapping[str, str], int], None] = _anything
+    """(kind of each trainable leaf, number of clients) -> None. Raises InputError for a model or a
+    number of clients that does not fit."""
+    lower_is_better: tuple[str, ...] = ()
+    """The metrics added by this algorithm for which lower is better. A second measurement of a
+    task's metric, such as ``loss_global``, has the direction of the task's metric."""
+    tuning: Tuning | None = None
+    """How clients adapt to the final broadcast before a second evaluation, whose metrics are named
+    ``tuned_...``. None: no second evaluation."""
+    needs_fixed_basis: str | None = None
+    """Why the entries of shared leaves must mean the same in every round, and what to use instead,
+    in whole sentences, for the error message where the aggregator ``refactors``. None: any
+    aggregator fits."""
+    change_field: str | None = None
+    """The field of an upload that holds the client's leaves, or their change: what upload
+    transforms see. Other fields, such as a control variate, are sent as they are. None: the whole
+    upload is leaves."""
+    no_transforms: str | None = None
+    """Why uploads cannot be transformed, in whole sentences, for the error message. None: they can.
+    """
+    no_kept_optimizer: str | None = None
+    """Why clients cannot keep their optimizer's state from round to round, in whole sentences, for
+    the error message. None: they can."""
+    needs_metrics: str | None = None
+    """Why the server needs the clients' training metrics (``RoundContext.metrics``), and what to
+    use instead, in whole sentences, for the error message of mechanisms that do not make the
+    metrics private. None: it does not."""
+    gradients_per_step: int = 1
+    """How many gradients a local step takes of its batch at most, by ``ClientContext.gradient``."""
+    no_example_privacy: str | None = None
+    """Why clipping the gradients of single examples does not protect them, in whole sentences, for
+    the error message: a loss that couples the examples of a batch, or another use of the data.
+    None: it does."""
+    round_metrics: Callable[[jax.Array], dict[str, jax.Array]] = _no_metrics
+    """round -> float32 scalars for the round's row, such as the factor of a learning-rate schedule.
+    """
+    tamper: Tamper | None = None
+    """What hostile clients do with their uploads: after the local work, before upload transforms.
+    Leaves that rest in the round (``sent_leaves``) stay as they are. None: every client sends what
+    it learned."""
+    synchronous_only: str | None = None
+    """Why all clients of an aggregation must have fetched the same broadcast, in whole sentences,
+    for the error message of asynchronous servers. None: they need not."""
+    rebase: Rebase | None = None
+    """What an asynchronous server makes of an upload that started from an older version. None: it
+    takes the upload as it is, which is right if all clients fetched the same version."""
+
+    def before_aggregation(self, broadcast: PyTree, upload: PyTree, client_state: PyTree) -> Params:
+        """Returns the leaves with which a client predicts between local work and aggregation."""
+        if self.local_model is None:
+            return self.model(upload, client_state)
+        return self.local_model(broadcast, upload, client_state)
+
+    def change_part(self, upload: PyTree) -> PyTree:
+        """Returns the part of an upload that holds the client's leaves or their change."""
+        return upload if self.change_field is None else upload[self.change_field]
+
+    def with_change(self, upload: PyTree, part: PyTree) -> PyTree:
+        """Returns the upload with its :meth:`change_part` replaced by ``part``."""
+        return part if self.change_field is None else {**upload, self.change_field: part}
