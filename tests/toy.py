@@ -124,6 +124,36 @@ def mixture_model(*, features=FEATURES, width=WIDTH) -> Model:
     return plain.replace(apply=apply, trainable=trainable, kinds=kinds)
 
 
+def dual_model() -> Model:
+    """Returns a model with a global and a private adapter and two classifiers, for FedMCP."""
+    rng = np.random.default_rng(0)
+    kinds, trainable = {}, {}
+
+    def add(name, kind, *shape):
+        kinds[name] = kind
+        trainable[name] = jnp.asarray(rng.normal(0, 0.5, shape), jnp.float32)
+
+    for own in ("global", "private"):
+        add(f"layer.{own}_adapter.down.kernel", "adapter", WIDTH, 2)
+        add(f"layer.{own}_adapter.up.kernel", "adapter", 2, WIDTH)
+    for name in ("classifier", "second_classifier"):
+        add(f"{name}.kernel", "head", WIDTH, CLASSES)
+
+    def apply(frozen, params, batch, key, train):
+        h = jnp.tanh(batch["x"] @ frozen["layer.kernel"])
+        if train:
+            h = jnp.where(jax.random.bernoulli(key, 0.8, h.shape), h / 0.8, 0.0)
+        for own in ("global", "private"):
+            adapter = f"layer.{own}_adapter"
+            low = jnp.tanh(h @ params[f"{adapter}.down.kernel"])
+            h = h + 0.5 * low @ params[f"{adapter}.up.kernel"]
+        logits, second = (h @ params[f"{n}.kernel"] for n in ("classifier", "second_classifier"))
+        return Outputs(logits, h[:, None], second=second)
+
+    plain = model(dropout=0)
+    return plain.replace(apply=apply, trainable=trainable, kinds=kinds)
+
+
 TIERS = ("root", "cluster", "leaf")
 
 

@@ -22,7 +22,7 @@ from toy_transforms import clip_by_state
 from fedjax_peft import aggregators, algorithms, attacks
 from fedjax_peft.aggregators.products import with_products
 from fedjax_peft.algorithms.checks import CLIENT_RATES
-from fedjax_peft.contracts import Aggregated, Federation, Outputs
+from fedjax_peft.contracts import Aggregated, Federation
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.round import evaluation
 from fedjax_peft.numerics import schedules, summation, tree
@@ -82,38 +82,8 @@ AGGREGATED = (
 """FedAvg with aggregators that ``tests/aggregators`` runs with any number of lanes."""
 
 
-def dual_model():
-    """Returns a model with a global and a private adapter and two classifiers, for FedMCP."""
-    rng = np.random.default_rng(0)
-    kinds, trainable = {}, {}
-
-    def add(name, kind, *shape):
-        kinds[name] = kind
-        trainable[name] = jnp.asarray(rng.normal(0, 0.5, shape), jnp.float32)
-
-    for own in ("global", "private"):
-        add(f"layer.{own}_adapter.down.kernel", "adapter", toy.WIDTH, 2)
-        add(f"layer.{own}_adapter.up.kernel", "adapter", 2, toy.WIDTH)
-    for name in ("classifier", "second_classifier"):
-        add(f"{name}.kernel", "head", toy.WIDTH, toy.CLASSES)
-
-    def apply(frozen, params, batch, key, train):
-        h = jnp.tanh(batch["x"] @ frozen["layer.kernel"])
-        if train:
-            h = jnp.where(jax.random.bernoulli(key, 0.8, h.shape), h / 0.8, 0.0)
-        for own in ("global", "private"):
-            adapter = f"layer.{own}_adapter"
-            low = jnp.tanh(h @ params[f"{adapter}.down.kernel"])
-            h = h + 0.5 * low @ params[f"{adapter}.up.kernel"]
-        logits, second = (h @ params[f"{n}.kernel"] for n in ("classifier", "second_classifier"))
-        return Outputs(logits, h[:, None], second=second)
-
-    model = toy.model(dropout=0)
-    return model.replace(apply=apply, trainable=trainable, kinds=kinds)
-
-
 MODELS = {
-    **dict.fromkeys(DUAL, dual_model),
+    **dict.fromkeys(DUAL, toy.dual_model),
     **toy_cores.MODELS,
     "fedalt": toy.mixture_model,
     "hilora": toy.sum_model,
