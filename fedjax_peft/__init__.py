@@ -42,6 +42,10 @@ _PUBLIC = {
     "distributed": "engine",
     "Run": "simulation.run",
     "simulate": "simulation.simulate",
+    "System": "simulation.records",
+    "Placement": "simulation.records",
+    "Evaluation": "simulation.records",
+    "Records": "simulation.records",
     "grid": "simulation.sweep",
     "sweep": "simulation.sweep",
     "Sweep": "simulation.sweep",
@@ -58,12 +62,16 @@ _PUBLIC = {
 __all__ = [
     "Clients",
     "Dataset",
+    "Evaluation",
     "InputError",
     "Model",
+    "Placement",
+    "Records",
     "RoundInfo",
     "Run",
     "State",
     "Sweep",
+    "System",
     "TimeModel",
     "aggregators",
     "algorithms",
@@ -137,6 +145,7 @@ if TYPE_CHECKING:
     from fedjax_peft.peft.base import attach, count, merge, quantize
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.simulation.cost import TimeModel
+    from fedjax_peft.simulation.records import Evaluation, Placement, Records, System
     from fedjax_peft.simulation.session import session
     from fedjax_peft.simulation.simulate import Run, simulate
     from fedjax_peft.simulation.stopping import early_stop

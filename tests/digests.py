@@ -28,6 +28,7 @@ import jax
 import numpy as np
 import optax
 import toy
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import (
@@ -210,10 +211,14 @@ def digest_of(options: dict[str, Any], found: list[Any]) -> str:
     options = {**DEFAULTS, **options}
     model = options.pop("model")()
     if "points" in options:
-        runs = fp.sweep(options.pop("algorithm"), model, options.pop("clients"), **options).runs
+        runs = fp.sweep(
+            options.pop("algorithm"), model, options.pop("clients"), **run_options(**options)
+        ).runs
         states = [x for run in runs.values() for x in (run.server, run.client_state)]
         return digest(states, [row for run in runs.values() for row in run.metrics])
-    run = fp.simulate(model, options.pop("algorithm"), options.pop("clients"), **options)
+    run = fp.simulate(
+        model, options.pop("algorithm"), options.pop("clients"), **run_options(**options)
+    )
     (state,) = found
     parts = [state.server, state.client_state, state.transform_state, state.aggregator_state]
     return digest(parts, run.metrics)

@@ -39,14 +39,14 @@ def simulate(scenario, process, processes):
         rounds=4,
         clients_per_round=4,
         batch_size=4,
-        lanes=4,
+        placement=fp.Placement(lanes=4, devices=scenario.get("mesh")),
         seed=scenario.get("seeds", [0] * processes)[process],
-        devices=scenario.get("mesh"),
         out=scenario.get("out"),
-        checkpoint_every=1,
+        records=fp.Records(checkpoint_every=1, on_round=on_round),
         resume=scenario.get("resume", False),
-        on_round=on_round,
-        stop=lambda rows: process == 0 and len(rows) > scenario.get("stop_after", 99),
+        evaluation=fp.Evaluation(
+            stop=lambda rows: process == 0 and len(rows) > scenario.get("stop_after", 99)
+        ),
     )
     rows = [{k: v for k, v in row.items() if k != "time"} for row in run.metrics]
     times = [row["time"] for row in run.metrics]

@@ -10,6 +10,7 @@ import pytest
 import toy
 from closeness import approx, assert_close
 from compiled import compilations
+from options import session_options
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, privacy
@@ -36,7 +37,7 @@ def session(name="fedavg", dropout=0.2, **options):
     }
     model, values = toy.lora_model(dropout=dropout), {"rate": 0.1}
     facts = {"clients_per_round": 3, "batch_size": 4, "lanes": 2, "rounds": 4, "values": values}
-    return fp.session(model, makers[name], CLIENTS, **facts, **options)
+    return fp.session(model, makers[name], CLIENTS, **session_options(**facts, **options))
 
 
 def draw(like, seed=0):
@@ -286,7 +287,14 @@ def quadratic(clients=3):
     # The even rows train, the odd rows measure.
     rows = tuple(np.array([2 * k], np.int32) for k in range(clients))
     algorithm = algorithms.local(optax.sgd(0.3), train="adapters")
-    made = fp.session(model, algorithm, fp.Clients(data, rows), sampling="all", task=task, lanes=1)
+    made = fp.session(
+        model,
+        algorithm,
+        fp.Clients(data, rows),
+        sampling="all",
+        task=task,
+        placement=fp.Placement(lanes=1),
+    )
     return made, data, x
 
 

@@ -113,7 +113,13 @@ def test_pretraining_has_none_of_the_federations_users(tmp_path):
 
 TINY = [
     *("data.source=tiny", "data.user_examples=1", "data.vocabulary=62", "data.max_length=12"),
-    *("rounds=2", "eval_every=1", "local_steps=1", "checkpoint_every=2", "batch_size=4"),
+    *(
+        "rounds=2",
+        "evaluation.every=1",
+        "local_steps=1",
+        "records.checkpoint_every=2",
+        "batch_size=4",
+    ),
     *("model.config.vocab_size=62",),
 ]
 

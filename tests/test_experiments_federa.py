@@ -110,8 +110,10 @@ def test_paper_configs_have_the_rows_of_table_1(scripts):
             assert found == (row.clients, row.clients_per_round, row.alpha), (data, method)
             assert (one["data"]["max_length"], one["rounds"]) == (row.length, row.rounds[-1])
             assert (one["batch_size"], one["epochs"], one["local_steps"]) == (16, 1, None)
-            assert one["system"] in scripts.printed.METHODS
-            assert all(r % one["eval_every"] == 0 for r in row.rounds), "a column is a test"
+            assert one["preset"] in scripts.printed.METHODS
+            assert all(r % one["evaluation"]["every"] == 0 for r in row.rounds), (
+                "a column is a test"
+            )
 
 
 # ------------------------------------------------------------- tables from data and the cost model
@@ -214,10 +216,10 @@ def write_run(folder, method, settings, seed, scores, **rows):
     """
     flat = {
         "name": method,
-        "system": SYSTEMS[method.partition("_")[0]],
+        "preset": SYSTEMS[method.partition("_")[0]],
         "seed": seed,
         "rounds": 8,
-        "eval_every": 4,
+        "evaluation.every": 4,
         "clients_per_round": 5,
         "model.name": "tiny",
         "data.name": "20newsgroups",
@@ -440,7 +442,7 @@ def test_a_sweep_on_a_stand_in_becomes_a_table(scripts, tmp_path, monkeypatch):
     model = testing.write_tiny_checkpoint(tmp_path / "model")
     tiny = [f"model.name={model}", "data.source=tiny", "data.max_length=12", "data.test_examples="]
     tiny += ["data.validation_examples=", "partition.clients=6", "clients_per_round=2", "rounds=3"]
-    tiny += ["local_steps=1", "eval_every=1", "optimizer.learning_rate=1e-3,1e-2", "seed=0,1"]
+    tiny += ["local_steps=1", "evaluation.every=1", "optimizer.learning_rate=1e-3,1e-2", "seed=0,1"]
     tiny += ["peft.rank=4", "peft.alpha=4.0", "--only", "fedlr", "--only", "federa", "-q"]
     config = str(FOLDER / "small" / "semeval.toml")
     assert cli.main(["sweep", config, *tiny, "--out", str(tmp_path / "runs" / "semeval")]) == 0

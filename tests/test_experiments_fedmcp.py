@@ -37,17 +37,17 @@ def test_nine_methods_with_the_papers_settings(size):
     found = methods(FOLDER / size / "table1.toml")
     assert tuple(found) == NINE
     for name, (one, grid) in found.items():
-        assert one["system"] == ("fedmcp" if name == "fedmcp" else f"fedmcp/{name}")
+        assert one["preset"] == ("fedmcp" if name == "fedmcp" else f"fedmcp/{name}")
         assert (one["sampling"], one["optimizer"]["name"]) == ("all", "adam")
         assert one["partition"]["by"] == "task"
-        assert one["client_test"]
-        assert one["client_validation"]
-        assert not one["global_test"]
+        assert one["evaluation"]["client_test"]
+        assert one["evaluation"]["client_validation"]
+        assert not one["evaluation"]["global_test"]
         assert one["peft"].get("size", 16) == 16
         assert len(grid["seed"]) == {"paper": 5, "small": 3}[size]
         assert len(grid["optimizer.learning_rate"]) >= 3
     if size == "paper":
-        assert all(set(one["system_changes"] or {}) <= {"epochs"} for one, _ in found.values())
+        assert all(set(one["preset_changes"] or {}) <= {"epochs"} for one, _ in found.values())
         assert {one["rounds"] for one, _ in found.values()} == {25}
         assert {one["batch_size"] for one, _ in found.values()} == {64}
         assert 5e-4 in found["fedmcp"][1]["optimizer.learning_rate"]
@@ -76,7 +76,7 @@ def test_studies_change_one_setting_of_the_complete_method(size):
         assert found.keys() == variants.keys()
         for name, (one, own) in found.items():
             assert own == grid
-            ignored = {"name", "system_changes", "diagnostics", "eval_every", "algorithm"}
+            ignored = {"name", "preset_changes", "evaluation", "algorithm"}
             assert {k: v for k, v in one.items() if k not in ignored} == {
                 k: v for k, v in complete.items() if k not in ignored
             }
@@ -86,14 +86,14 @@ def test_studies_change_one_setting_of_the_complete_method(size):
 def test_figure_3_shows_every_round_of_the_runs_of_table_1():
     table, figure = (methods(FOLDER / "small" / f"{x}.toml") for x in ("table1", "figure3"))
     for name, (one, _) in figure.items():
-        assert one["eval_every"] == 1
+        assert one["evaluation"]["every"] == 1
         different = {k for k, v in one.items() if table[name][0][k] != v}
         assert different <= {
-            *("optimizer", "eval_every", "diagnostics", "client_validation", "system_changes"),
+            *("optimizer", "evaluation", "preset_changes"),
         }
         assert one["optimizer"]["name"] == "adam"
     paper = methods(FOLDER / "paper" / "table1.toml")
-    assert {paper[name][0]["eval_every"] for name in figure} == {1}
+    assert {paper[name][0]["evaluation"]["every"] for name in figure} == {1}
 
 
 # -------------------------------------------------------------------------------------- the script
@@ -229,7 +229,13 @@ def test_tables_without_runs_are_left_out(tmp_path, capsys):
 @pytest.mark.long("the runs of a small study")
 def test_the_script_reads_real_runs_of_the_small_config(tmp_path):
     testing.write_tiny_checkpoint(tmp_path / "model")
-    overrides = ["rounds=1", "eval_every=1", "local_steps=1", "batch_size=4", "data.source=tiny"]
+    overrides = [
+        "rounds=1",
+        "evaluation.every=1",
+        "local_steps=1",
+        "batch_size=4",
+        "data.source=tiny",
+    ]
     overrides += [f"model.name={tmp_path / 'model'}", "data.max_length=8"]
     found = methods(FOLDER / "small" / "table1.toml", overrides)
     sweep = tmp_path / "sweep"

@@ -44,8 +44,8 @@ def test_configs_have_the_papers_methods_and_splits(size, split):
         if size == "paper":
             assert (one["rounds"], one["optimizer"]["learning_rate"]) == (30, 1e-4)
             assert one["model"]["dropout"] == 0.2
-            assert one["diagnostics"] == ([] if name == "centralised" else ["local"])
-            assert not one["system_changes"], "the preset's numbers"
+            assert one["evaluation"]["diagnostics"] == ([] if name == "centralised" else ["local"])
+            assert not one["preset_changes"], "the preset's numbers"
         else:
             assert len(grid["optimizer.learning_rate"]) == 3
             assert one["data"]["validation_share"] == 0.1
@@ -72,8 +72,8 @@ def test_figures_3_to_6_have_local_models_of_the_tables_settings(number, split):
     table = methods(FOLDER / "small" / f"{split}.toml")
     assert list(figure) == ["fedavg", "ffa", "fra"]
     for name, (one, _) in figure.items():
-        assert one["diagnostics"] == ["local"]
-        assert one["eval_every"] == 1
+        assert one["evaluation"]["diagnostics"] == ["local"]
+        assert one["evaluation"]["every"] == 1
         for key in ("partition", "model", "peft", "algorithm", "aggregator", "batch_size"):
             assert one[key] == table[name][0][key]
 
@@ -192,7 +192,13 @@ def test_figures_have_their_data_beside_them(made):
 @pytest.mark.slow
 def test_the_script_reads_real_runs_of_the_small_config(tmp_path):
     testing.write_tiny_checkpoint(tmp_path / "model")
-    overrides = ["rounds=2", "eval_every=1", "local_steps=1", "batch_size=4", "data.source=tiny"]
+    overrides = [
+        "rounds=2",
+        "evaluation.every=1",
+        "local_steps=1",
+        "batch_size=4",
+        "data.source=tiny",
+    ]
     overrides += [
         f"model.name={tmp_path / 'model'}",
         "data.max_length=8",

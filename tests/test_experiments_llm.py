@@ -126,7 +126,7 @@ def test_from_texts_to_the_table(tmp_path, capsys):
         "data.packing=256",
         "rounds=2",
         "local_steps=2",
-        "eval_every=2",
+        "evaluation.every=2",
     ]
     overrides += ["partition.clients=4", "clients_per_round=2"]
     overrides += ["seed=0..0", "partition.min_size=1", "optimizer.learning_rate=6e-3"]

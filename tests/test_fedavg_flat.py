@@ -26,7 +26,7 @@ def test_simulate_equals_the_flat_loop():
         clients_per_round=page["PER_ROUND"],
         batch_size=page["BATCH"],
         seed=page["SEED"],
-        lanes=2,
+        placement=fp.Placement(lanes=2),
     )
     flat = list(page["fedavg"](model, clients, test, optimizer))
     # Float32 rounding: the two sum in another order, and Adam divides by small numbers.

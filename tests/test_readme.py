@@ -144,7 +144,7 @@ def test_data_sets_of_the_papers(tmp_path, monkeypatch, capsys):
     assert names["run"].metrics[-1]["test_f1"] > 0.5
 
 
-RUN = ["rounds=1", "local_steps=1", "batch_size=4", "data.max_length=8", "lanes=1"]
+RUN = ["rounds=1", "local_steps=1", "batch_size=4", "data.max_length=8", "placement.lanes=1"]
 SMALL = {
     "run": RUN,
     "sweep": [*RUN, "seed=0..1", "optimizer.learning_rate=1e-3,3e-3"],

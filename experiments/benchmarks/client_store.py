@@ -64,7 +64,9 @@ def turns(a: argparse.Namespace) -> dict[str, Any]:
     given, sessions, states = parts(a), {}, {}
     options = {"clients_per_round": a.per_round, "local_steps": a.steps, "batch_size": a.batch}
     for place in PLACES:
-        sessions[place] = fp.session(*given, client_state=place, rounds=a.rounds + 2, **options)
+        sessions[place] = fp.session(
+            *given, rounds=a.rounds + 2, placement=fp.Placement(client_state=place), **options
+        )
         states[place] = sessions[place].init(0)
         if a.dense and place != "device":
             fill(states[place].client_state)
@@ -101,12 +103,14 @@ def memory(a: argparse.Namespace) -> dict[str, Any]:
             clients_per_round=a.per_round,
             local_steps=a.steps,
             batch_size=a.batch,
-            eval_every=4,
-            checkpoint_every=4,
-            client_state=a.only,
+            evaluation=fp.Evaluation(every=4),
+            records=fp.Records(
+                checkpoint_every=4,
+                on_round=lambda row: peaks.update({f"round {row['round']}": peak() / 1e9}),
+                progress=False,
+            ),
+            placement=fp.Placement(client_state=a.only),
             out=Path(directory) / "run",
-            on_round=lambda row: peaks.update({f"round {row['round']}": peak() / 1e9}),
-            progress=False,
         )
         spent = time.perf_counter() - began
         files = [f for f in Path(directory).rglob("*") if f.is_file()]
@@ -125,7 +129,9 @@ def memory(a: argparse.Namespace) -> dict[str, Any]:
 def dense(a: argparse.Namespace, given: tuple[Any, ...]) -> dict[str, Any]:
     """Returns the peak memory and the seconds of rounds when all clients have trained."""
     options = {"clients_per_round": a.per_round, "local_steps": a.steps, "batch_size": a.batch}
-    session = fp.session(*given, client_state=a.only, rounds=a.rounds, **options)
+    session = fp.session(
+        *given, rounds=a.rounds, placement=fp.Placement(client_state=a.only), **options
+    )
     state, seconds = session.init(0), []
     began = time.perf_counter()
     fill(state.client_state)

@@ -52,7 +52,8 @@ def main() -> None:
     model = fp.attach(fp.random_model(config, head=fp.heads.classification(4)), fp.lora(rank=8))
     clients = fp.partition.iid(fp.testing.tiny_dataset(320), clients=10)
     fedavg = fp.algorithms.fedavg(optax.adamw(1e-3))
-    options = {"clients_per_round": 5, "local_steps": a.steps, "lanes": 1}
+    options = {"clients_per_round": 5, "local_steps": a.steps}
+    options["placement"] = fp.Placement(lanes=1)
     plain = fp.session(model, fedavg, clients, **options)
     start = plain.init(0)
     print(f"{'compressor':24} {'ms a round':>10} {'times none':>10} {'bytes':>7} {'error':>6}")

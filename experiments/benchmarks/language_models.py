@@ -81,7 +81,7 @@ def ours(case: Case, lanes: int, rounds: int, options: dict[str, Any]) -> tuple[
         clients,
         batch_size=case.batch,
         local_steps=1,
-        lanes=lanes,
+        placement=fp.Placement(lanes=lanes),
     )
     state, seconds = session.init(), []
     for _ in range(rounds + 1):

@@ -50,8 +50,7 @@ def main() -> None:
                 rounds=a.rounds,
                 batch_size=a.batch,
                 local_steps=a.steps,
-                lanes=1,
-                length_buckets=buckets,
+                placement=fp.Placement(lanes=1, length_buckets=buckets),
             )
             rows = run.metrics[1:]
             seconds[buckets] += [row["time"]["train_s"] for row in rows]

@@ -43,8 +43,7 @@ def epoch(model: fp.Model, clients: fp.Clients, batch: int, buckets: int) -> tup
         fp.algorithms.fedavg(optax.adam(1e-3)),
         clients,
         batch_size=batch,
-        lanes=1,
-        length_buckets=buckets,
+        placement=fp.Placement(lanes=1, length_buckets=buckets),
     )
     state = session.init(seed=0)
     plan = session.plan(1)

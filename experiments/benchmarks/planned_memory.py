@@ -103,7 +103,7 @@ def measure(name: str, weights: str, remat: str, lanes: int) -> dict[str, int]:
         algorithm,
         fp.partition.iid(data, lanes, seed=0),
         batch_size=size,
-        lanes=lanes,
+        placement=fp.Placement(lanes=lanes),
         task=task,
     )
     state, _ = session.step(session.init(seed=0))  # compiles

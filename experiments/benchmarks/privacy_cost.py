@@ -99,7 +99,11 @@ def measured(shape: str, clients: int, repeats: int, wanted: list[str]) -> list[
         if wanted and name.split(",")[0] not in wanted:
             continue
         sessions[name] = fp.session(
-            *(bound, algorithm, data), batch_size=BATCH, lanes=1, privacy=privacy, rounds=1000
+            *(bound, algorithm, data),
+            batch_size=BATCH,
+            placement=fp.Placement(lanes=1),
+            privacy=privacy,
+            rounds=1000,
         )
         began = time.perf_counter()
         states[name] = jax.block_until_ready(sessions[name].step(sessions[name].init(0))[0])

@@ -62,7 +62,7 @@ def main() -> None:
         clients_per_round=a.per_round,
         local_steps=a.steps,
         batch_size=a.batch,
-        on_round=lambda row: peaks.update({f"round {row['round']}": peak()}),
+        records=fp.Records(on_round=lambda row: peaks.update({f"round {row['round']}": peak()})),
     )
     seconds = time.perf_counter() - began
     sizes = {"client_state": tree.nbytes(run.client_state), "frozen": tree.nbytes(model.frozen)}

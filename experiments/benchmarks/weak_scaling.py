@@ -145,11 +145,13 @@ def compiled(shape: str, lanes: int, model_devices: int, form: Any) -> tuple[str
         clients,
         clients_per_round=2 * devices,
         batch_size=batch,
-        lanes=devices,
-        devices=devices,
-        model_parallel=model_devices,
-        model_sharding=form,
-        length_buckets=0,
+        placement=fp.Placement(
+            lanes=devices,
+            devices=devices,
+            model_parallel=model_devices,
+            model_sharding=form,
+            length_buckets=0,
+        ),
     )
     state, plan = session.init(0), session.plan(1, 0)
     program = session.program(plan, 0)

@@ -132,7 +132,7 @@ def settings(configs: list[dict[str, Any]]) -> str:
 
 def time_table(sweep: Sweep) -> TextTable | None:
     """Returns Table 10 or 11: seconds of training on this machine, over full fine-tuning."""
-    table = 10 if "text" in str(a_run(sweep.study.cells[0]).config.get("system")) else 11
+    table = 10 if "text" in str(a_run(sweep.study.cells[0]).config.get("preset")) else 11
     seconds = {
         name: {seed: trained(run.rows) for seed, run in cell.runs.items()}
         for name, cell in sweep.chosen.items()
@@ -218,7 +218,7 @@ MIB = 2**20
 @functools.cache
 def abstract(name: str) -> tuple[Model, TimeModel]:
     """Returns shapes and time model of a preset: of GPT-2, ViT (100 classes) or from scratch."""
-    settings = presets.systems()[f"fedadapters/{name}"].settings
+    settings = presets.presets()[f"fedadapters/{name}"].settings
     options = dict(settings["peft"])
     method = getattr(peft, options.pop("name"))(**options)
     part, role = name.split("/")
@@ -282,7 +282,7 @@ def traffic_table() -> TextTable:
         own = ("rnn", "lstm") if part == "text" else ("cnn",)
         for role in (*own, "full", "pfeiffer", "lora", "houlsby"):
             name = f"{part}/{role}"
-            rounds = presets.systems()[f"fedadapters/{name}"].settings["rounds"]
+            rounds = presets.presets()[f"fedadapters/{name}"].settings["rounds"]
             pretrained = role not in own and role != "full"
             if role == "full":  # counted as in the paper: the checkpoint and an adapter
                 found = costs(f"{part}/lora", 9, rounds, whole=True)
@@ -317,8 +317,8 @@ def clock(seconds: float) -> str:
 
 def settings_table() -> TextTable:
     """Returns Table 1 as our presets have it."""
-    systems = presets.systems()
-    text, images = (systems[f"fedadapters/{x}/lora"].settings for x in ("text", "images"))
+    known = presets.presets()
+    text, images = (known[f"fedadapters/{x}/lora"].settings for x in ("text", "images"))
     rows = [
         ["Rounds", "30", "50", str(text["rounds"]), str(images["rounds"])],
         ["Clients", "9", "9", "9", "9"],

@@ -81,7 +81,7 @@ def sweep(source: Source, name: str) -> Study | None:
 def method_name(cell: Cell) -> str:
     """Returns the paper's name of a cell's method."""
     run = next(iter(cell.runs.values()))
-    return METHODS.get(str(run.config.get("system")), cell.name)
+    return METHODS.get(str(run.config.get("preset")), cell.name)
 
 
 def chosen(study: Study) -> tuple[dict[str, Cell], Choice]:
@@ -260,7 +260,7 @@ def table5(source: Source) -> TextTable:
         cells, choice = chosen(study)
         value, note = target_value(target, cells)
         rows += _target_rows(target, value, cells)
-        every = next(iter(study.cells[0].runs.values())).config.get("eval_every", 1)
+        every = next(iter(study.cells[0].runs.values())).config["evaluation"]["every"]
         note += f" It was tested every {every} rounds. {settings(study)} {rates(cells)}"
         notes += [note, *chosen_by(target.label, choice)]
     notes += [
@@ -344,7 +344,7 @@ def stage(method: str, size: int | None = None) -> Stage:
       size: rank of LoRA or width of adapters; None: the paper's.
     """
     system = next(key for key, name in METHODS.items() if name == method)
-    made = _method(dict(presets.systems()[system].settings["peft"]), size)
+    made = _method(dict(presets.presets()[system].settings["peft"]), size)
     model = abstract_model(ROBERTA, made, head=heads.classification(20))
     device = "orin_full" if method == "FedFT" else "orin_lora"
     time = TimeModel.preset("federa", device=device, svd_seconds=0.0)

@@ -154,14 +154,16 @@ def main(words: Sequence[str] | None = None) -> None:
         rounds=rounds,
         local_steps=per_round,
         batch_size=args.batch,
-        eval_every=1,
-        checkpoint_every=1,
-        length_buckets=1,
+        evaluation=fp.Evaluation(every=1),
+        records=fp.Records(
+            checkpoint_every=1,
+            on_round=lambda row: print(
+                {k: row[k] for k in ("round", "test_perplexity", "seconds") if k in row}, flush=True
+            ),
+        ),
+        placement=fp.Placement(length_buckets=1),
         out=run_directory,
         resume=run_directory.exists(),
-        on_round=lambda row: print(
-            {k: row[k] for k in ("round", "test_perplexity", "seconds") if k in row}, flush=True
-        ),
     )
     run.export(args.out / "checkpoint", format="merged", overwrite=True)
     tokenizer.save_pretrained(args.out / "checkpoint")

@@ -17,6 +17,7 @@ from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
 from fedjax_peft.simulation.record import device_name
+from fedjax_peft.simulation.records import Placement
 from fedjax_peft.simulation.session import session
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
@@ -72,8 +73,7 @@ class Bench:
             algorithm,
             Clients(Dataset(columns, names), tuple(rows)),
             batch_size=batch,
-            lanes=lanes,
-            length_buckets=0,
+            placement=Placement(lanes=lanes, length_buckets=0),
             rounds=1,
         )
         self.plan = self._session.plan(1)

@@ -1,4 +1,4 @@
-"""The meaning of config keys and of the functions that a config names, from their docstrings.
+"""The meaning of config keys and of what a config names, from docstrings.
 
 The commands ``explain KEY``, ``list keys [WORD]`` and ``list algorithm ditto`` print these texts.
 """
@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.config.config import Key
+from fedjax_peft.simulation.earlier import RENAMED
+from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = [
@@ -30,6 +32,9 @@ __all__ = [
 ]
 
 TABLES = {
+    table: record.__doc__.partition("\n")[0].rstrip(".").replace("``", "")
+    for table, record in RECORDS.items()
+} | {
     "model": "the pretrained model, and its head",
     "data": "the data set, and its tokenizer",
     "task": "the task: what is learned, and how it is scored; without this table the data's own",
@@ -71,6 +76,8 @@ def explain(word: str) -> str:
             return _table(table, known)
         if table in configs.NAMESPACES and name in configs.NAMESPACES[table].__all__:
             return explain_function(table, name)
+        if word in RENAMED:
+            return explain(RENAMED[word])
         names = {key.dotted for key in known} | {key.name for key in known} | {*TABLES}
         raise InputError(f"There is no config key {word!r}. {nearest(word, names)}")
     return "\n\n".join(_paragraphs(found))

@@ -146,8 +146,8 @@ def _text(error: BaseException) -> str | None:
     if isinstance(error, MemoryError) or any(word in message for word in _NO_MEMORY):
         detail = f": {first}" if first else ""
         return (
-            f"There is not enough memory{detail}. Try a smaller batch_size, eval_batch_size, lanes,"
-            " max_length or model."
+            f"There is not enough memory{detail}. Try a smaller batch_size,"
+            " evaluation.batch_size, placement.lanes, data.max_length or model."
         )
     if isinstance(error, RecursionError):
         return "A file or a value is nested too deeply to be read."

@@ -33,7 +33,7 @@ rounds = {rounds} #~ communication rounds
 clients_per_round = {per_round} #~ clients sampled in each round; without it, all clients
 batch_size = 8 #~ examples per local step
 local_steps = 4 #~ local steps per client and round; or epochs = 1
-eval_every = 1 #~ evaluate on the test examples after every such number of rounds
+evaluation.every = 1 #~ evaluate on the test examples after every such number of rounds
 seed = 0 #~ random seed; the same seed gives the same results
 
 [model]

@@ -19,7 +19,7 @@ def listing(sections: Sections, words: Sequence[str]) -> str:
     Args:
       sections: all sections.
       words: empty for an overview of one screen; a section (``algorithms``); a section and a name,
-        for the name's arguments (``algorithm ditto``) or settings (``system federa``); a section
+        for the name's arguments (``algorithm ditto``) or settings (``preset federa``); a section
         and a part of a name or description; ``keys``, optionally with a part of a key; or a part of
         any name or description.
 
@@ -47,7 +47,7 @@ def listing(sections: Sections, words: Sequence[str]) -> str:
         tables = {_singular(table): table for table in config.NAMESPACES}
         if section in tables:
             return explain.explain_function(tables[section], rest)
-        if section == "system":
+        if section == "preset":
             return presets.describe(rest)
     return _containing(chosen, rest, [])
 

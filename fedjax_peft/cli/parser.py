@@ -249,6 +249,10 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
         help="the csv file's first row is data; its columns are column_1, column_2, ...",
     )
 
+    configs = command("config", tools.upgrade, "rewrite configs of an earlier version")
+    configs.add_argument("action", choices=["upgrade"])
+    configs.add_argument("files", nargs="+", type=Path, metavar="FILE", help="config files")
+
     shares = command(
         "partition", tools.partition, "show how a config partitions its data, without training"
     )
@@ -303,7 +307,7 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
         metavar="WORD",
         help="nothing for an overview; or models, backbones, data, partitions, peft, algorithms,"
         " aggregators, optimizers, transforms, privacy, attacks, asynchronous, availability,"
-        " systems or keys, optionally with a name (list algorithm ditto) or a part of one (list"
+        " presets or keys, optionally with a name (list algorithm ditto) or a part of one (list"
         " keys rate); or any part of a name or description",
     )
 

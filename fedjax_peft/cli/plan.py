@@ -38,7 +38,8 @@ def plan(options: argparse.Namespace) -> None:
     for name, raw in configs.methods(configs.load(options.config), options.overrides).items():
         config = configs.resolve(raw)
         planned = memory.planned(config)
-        lanes = options.lanes or (config["lanes"] if isinstance(config["lanes"], int) else 1)
+        chosen = config["placement"]["lanes"]
+        lanes = options.lanes or (chosen if isinstance(chosen, int) else 1)
         if name:
             print(f"{name}:")
         print(*table(planned, lanes, limit), sep="\n")
@@ -104,7 +105,7 @@ def _remedy(plan: Any, lanes: int) -> str:
     remat = "" if a.recomputed else 'model.remat="blocks", '
     parts = {
         'model.quantize="nf4", or model.dtype="bfloat16"': plan.frozen,
-        'client_state="host"': plan.clients,
+        'placement.client_state="host"': plan.clients,
         'aggregator={name="mean", error=false}, if the aggregator is "mean"': plan.uploads,
         "fewer lanes, or a PEFT method with fewer weights": lanes * plan.lane,
         f"{remat}fewer lanes, a smaller batch_size, or shorter texts": lanes * a.total,

@@ -47,9 +47,9 @@ def stored_configs(path: Path) -> dict[str, dict[str, Any]]:
       InputError: the directory contains no run.
     """
     if (path / "config.toml").is_file():
-        return {"": record.read_config(path)}
+        return {"": record.read_resumable(path)}
     inside = sorted(p.parent for p in path.glob("*/config.toml")) if path.is_dir() else []
-    found = {run.name: record.read_config(run) for run in inside}
+    found = {run.name: record.read_resumable(run) for run in inside}
     found = {**_read_methods(path / METHODS), **found}
     if found:
         return found

@@ -123,6 +123,7 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
     from fedjax_peft.cli import resuming
     from fedjax_peft.config import config as configs
     from fedjax_peft.config import early, presets
+    from fedjax_peft.simulation import record
 
     out = options.out or default_out
     # All configs are checked before the first run starts.
@@ -145,6 +146,9 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
                 lines.append(f"there is nothing to continue in {out / name}, so the run begins")
             for line in lines:
                 print(display.one_line(f"fedjax-peft: {title}: {line}"), file=sys.stderr)
+    for name in resolved if options.resume else ():
+        if resuming.has_begun(out / name):
+            record.read_resumable(out / name)
     early.check(resolved.values())
     return _run_all(resolved, options, out, path.stem)
 

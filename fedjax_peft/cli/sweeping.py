@@ -58,9 +58,11 @@ def resume(options: argparse.Namespace) -> None:
     """Runs the points of the sweep in ``options.run`` that are missing or interrupted."""
     prepare_jax()
     from fedjax_peft.config import sweeps
+    from fedjax_peft.simulation import earlier
 
     table = read_toml(options.run / NAME)
     try:
+        earlier.check_resumable(options.run, dict(table["config"]))
         overrides = [*table["overrides"], *options.overrides]
         planned = sweeps.plan(table["config"], overrides, table["only"])
         title, options.early_stop, options.replicas = table["title"], table["early_stop"], None

@@ -1,4 +1,4 @@
-"""The commands ``init``, ``partition``, ``privacy``, ``bench``, ``doctor``, ``list`` and so on.
+"""The commands ``init``, ``config``, ``partition``, ``privacy``, ``bench``, ``list`` and so on.
 
 Heavy modules are imported inside the functions, so that ``--help`` answers at once.
 """
@@ -26,6 +26,7 @@ __all__ = [
     "list_names",
     "partition",
     "privacy",
+    "upgrade",
 ]
 
 
@@ -175,9 +176,18 @@ def list_names(options: argparse.Namespace) -> None:
             "(a directory)": "with json, csv or parquet files, images, or LEAF's json by user",
         },
         **{table: _first_lines(module) for table, module in configs.NAMESPACES.items()},
-        "systems (system = ...), and the keys that you choose": presets.lines(),
+        "presets (preset = ...), and the keys that you choose": presets.lines(),
     }
     print(listing(sections, options.words))
+
+
+def upgrade(options: argparse.Namespace) -> None:
+    """Rewrites config files of an earlier version, and prints what has changed."""
+    from fedjax_peft.config.upgrade import upgrade_file
+
+    for path in options.files:
+        changes = upgrade_file(path)
+        print(display.one_line(f"{path}: {', '.join(changes) or 'has present keys already'}"))
 
 
 def _data_lines(source: "Source") -> str:

@@ -12,6 +12,7 @@ from fedjax_peft.config import config as configs
 from fedjax_peft.config import memory, plugins
 from fedjax_peft.config.parts import fingerprint
 from fedjax_peft.data.sources import check_header
+from fedjax_peft.simulation.records import RECORDS
 
 __all__ = ["check"]
 
@@ -52,14 +53,14 @@ def _check_rest(config: dict[str, Any]) -> None:
     configs.build_transforms(config)
     configs.build_attack(config)
     configs.build_asynchronous(config)
-    configs.build_availability(config)
+    configs.build_records(config)
 
 
 _CHECKS = {
     _check_data_and_model: ("data", "partition", "task", "model", "peft"),
     _check_rest: (
         *("algorithm", "aggregator", "optimizer", "schedule", "server_schedule", "transforms"),
-        *("attack", "asynchronous", "availability", "rounds"),
+        *("attack", "asynchronous", "availability", "rounds", "time", "stop", *RECORDS),
     ),
 }
 """Check -> the keys of the config that it reads."""

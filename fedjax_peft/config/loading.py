@@ -95,7 +95,7 @@ def load_run(
         params = {name: jnp.asarray(x) for name, x in learned.items() if name not in merged}
         names = assign_roles(model.kinds, algorithm.roles)
         server, client_state = tree.select(params, names["shared"]), {}
-    ranks = config.get("client_ranks")
+    ranks = config.get("system", {}).get("client_ranks")
     task, length = inputs_of(directory, config)
     return Run(model, algorithm, params, client_state, server, rows, directory, ranks, length, task)
 
@@ -265,7 +265,8 @@ def load_clients(directory: str | Path) -> ClientModels:
     round_index, server, stacked = restore(Path(directory), model, algorithm)
     rows = read_metrics(Path(directory) / "metrics.jsonl")
     seen = seen_clients(row for row in rows if row["round"] <= round_index)
-    return ClientModels(model, algorithm, params, server, stacked, config.get("client_ranks"), seen)
+    ranks = config.get("system", {}).get("client_ranks")
+    return ClientModels(model, algorithm, params, server, stacked, ranks, seen)
 
 
 def load_trained(directory: str | Path) -> tuple[Model, Params, dict[str, Any]]:

@@ -67,7 +67,7 @@ def planned(config: Mapping[str, Any]) -> Planned:
     cohort = config["clients_per_round"] or clients
     parts = (model, algorithm, task, batch)
     # Outside the device, clients' state comes to it for the clients of a round alone.
-    kept = clients if config["client_state"] == "device" else cohort
+    kept = clients if config["placement"]["client_state"] == "device" else cohort
     plan = plan_memory(*parts, clients=kept or 1, cohort=cohort or 1)
     largest = _name(plan.activations.largest, model.config.get("vocab_size"))
     return Planned(plan, words, largest, cohort, lambda n: compiled_bytes(*parts, n))

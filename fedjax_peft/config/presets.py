@@ -1,7 +1,7 @@
 """Presets: the settings of published systems, and the papers' partitions of data sets.
 
-``system = "federa/fedlr"`` in a config takes the settings of one role of a paper
-(``systems.toml``) as defaults. ``partition = "paper"`` takes a paper's partition of the data set,
+``preset = "federa/fedlr"`` in a config takes the settings of one role of a paper
+(``presets.toml``) as defaults. ``partition = "paper"`` takes a paper's partition of the data set,
 with its rounds and clients per round (:class:`fedjax_peft.data.catalog.Settings`).
 """
 
@@ -18,26 +18,26 @@ from fedjax_peft.support.nested import flatten, merge
 from fedjax_peft.support.toml import read_toml
 
 __all__ = [
-    "System",
+    "Preset",
     "changes",
     "describe",
     "expand",
     "lines",
     "missing_advice",
     "notices",
-    "systems",
+    "presets",
 ]
 
 Config = dict[str, Any]
 Merge = Callable[[Config, Config], Config]
 """(base, over) -> ``base`` with the keys of ``over`` in place of its own."""
 
-FILE = Path(__file__).with_name("systems.toml")
+FILE = Path(__file__).with_name("presets.toml")
 NEUTRAL = "baselines"
 """The section of roles that belong to no single paper; their names have no prefix."""
 
 
-class System(NamedTuple):
+class Preset(NamedTuple):
     """A preset: one role of a published system."""
 
     description: str
@@ -54,7 +54,7 @@ def _file() -> Config:
     return read_toml(FILE)
 
 
-def systems() -> dict[str, System]:
+def presets() -> dict[str, Preset]:
     """Returns the presets by name, such as ``federa`` and ``federa/fedlr``."""
     result = {}
     for paper, section in _file().items():
@@ -65,42 +65,42 @@ def systems() -> dict[str, System]:
             settings = merge(section.get("all", {}), of_role)
             choices = {**section.get("user_choices", {}), **table.get("user_choices", {})}
             name = role if paper == NEUTRAL or role == paper else f"{paper}/{role}"
-            result[name] = System(table["description"], section["title"], settings, choices)
+            result[name] = Preset(table["description"], section["title"], settings, choices)
     return result
 
 
 def lines() -> dict[str, str]:
     """Returns two lines for each preset: its description, and the keys that the user chooses."""
     return {
-        name: f"{system.description}\nyou choose: {', '.join(system.user_choices)}"
-        for name, system in systems().items()
+        name: f"{preset.description}\nyou choose: {', '.join(preset.user_choices)}"
+        for name, preset in presets().items()
     }
 
 
 def describe(name: str) -> str:
     """Returns a preset's settings and the user's choices, one on each line."""
-    system = systems()[name]
-    settings = [f"  {key} = {_written(value)}" for key, value in flatten(system.settings).items()]
-    choices = [f"  {key}: {why}" for key, why in system.user_choices.items()]
-    head = [f"{name}: {system.description}", system.paper]
+    preset = presets()[name]
+    settings = [f"  {key} = {_written(value)}" for key, value in flatten(preset.settings).items()]
+    choices = [f"  {key}: {why}" for key, why in preset.user_choices.items()]
+    head = [f"{name}: {preset.description}", preset.paper]
     return "\n".join([*head, "sets", *settings, "you choose", *choices])
 
 
 def expand(raw: Config, over: Merge) -> Config:
-    """Returns a config with the settings of its system and of its data set's paper filled in.
+    """Returns a config with the settings of its preset and of its data set's paper filled in.
 
-    The config's own keys take precedence over the system's, and these over the data set's.
+    The config's own keys take precedence over the preset's, and these over the data set's.
 
     Args:
       raw: the config as written, with a table in place of each string that stands for one.
       over: the function that overlays one config on another.
 
     Raises:
-      InputError: the system is unknown (the message gives the nearest one), or there is no paper's
+      InputError: the preset is unknown (the message gives the nearest one), or there is no paper's
         partition of the data set.
     """
     raw = copy.deepcopy(raw)
-    base = _system(raw["system"]).settings if raw.get("system") is not None else {}
+    base = _preset(raw["preset"]).settings if raw.get("preset") is not None else {}
     if isinstance(raw.get("partition"), dict) and raw["partition"].get("name") == "paper":
         data = raw.get("data")
         found = _federation(data.get("name") if isinstance(data, dict) else None)
@@ -111,15 +111,15 @@ def expand(raw: Config, over: Merge) -> Config:
 
 
 def changes(config: Config) -> dict[str, str]:
-    """Returns the system's settings that a resolved config replaces: key -> "16 -> 8".
+    """Returns the preset's settings that a resolved config replaces: key -> "16 -> 8".
 
     Keys that the config's function does not have are left out; the changed name is listed.
     """
-    if config.get("system") is None:
+    if config.get("preset") is None:
         return {}
     values = flatten(config)
     result = {}
-    for key, value in flatten(_system(config["system"]).settings).items():
+    for key, value in flatten(_preset(config["preset"]).settings).items():
         if key in values and values[key] != value:
             result[key] = f"{_written(value)} -> {_written(values[key])}"
     return result
@@ -132,54 +132,54 @@ def notices(raw: Config, config: Config) -> Iterator[str]:
       raw: the config as written.
       config: the resolved one.
     """
-    name = config.get("system")
+    name = config.get("preset")
     if name is None:
         return
-    system = _system(name)
-    if changed := config.get("system_changes"):
+    preset = _preset(name)
+    if changed := config.get("preset_changes"):
         listed = ", ".join(f"{key} {change}" for key, change in changed.items())
         yield (
-            f"system {name!r}: this run's own settings replace the preset's: {listed}"
+            f"preset {name!r}: this run's own settings replace the preset's: {listed}"
             " (KEY= on the command line restores a preset's value)"
         )
-    given = {*flatten(raw), *raw, *flatten(system.settings)}
+    given = {*flatten(raw), *raw, *flatten(preset.settings)}
     partition = raw.get("partition")
     if (partition.get("name") if isinstance(partition, dict) else partition) == "paper":
         given |= {"rounds", "clients_per_round"}
     tables = {key.split(".")[0] for key in given}
     choices = [
         key
-        for key in system.user_choices
+        for key in preset.user_choices
         if key not in given and not (key in tables and "." not in key)
     ]
     if choices:
         values = flatten(config)
         listed = ", ".join(f"{key} ({_written(values.get(key))})" for key in choices)
-        yield f"system {name!r} does not set these keys, which have their defaults: {listed}"
+        yield f"preset {name!r} does not set these keys, which have their defaults: {listed}"
 
 
 def missing_advice(raw: Config, message: str) -> str:
-    """Returns the system's advice on keys that an error message calls missing; empty if none."""
-    if raw.get("system") is None or "is missing" not in message:
+    """Returns the preset's advice on keys that an error message calls missing; empty if none."""
+    if raw.get("preset") is None or "is missing" not in message:
         return ""
     advice = [
         f"{key}: {why}"
-        for key, why in _system(raw["system"]).user_choices.items()
+        for key, why in _preset(raw["preset"]).user_choices.items()
         if f"{key.split('.')[-1]!r} is" in message
     ]
     if not advice:
         return ""
-    return f" With the system {raw['system']!r} you choose {'; '.join(advice)}."
+    return f" With the preset {raw['preset']!r} you choose {'; '.join(advice)}."
 
 
-def _system(name: Any) -> System:
-    known = systems()
+def _preset(name: Any) -> Preset:
+    known = presets()
     if isinstance(name, str) and name in known:
         return known[name]
     renamed = _file()["renamed"]
     if isinstance(name, str) and name in renamed:
         raise InputError(
-            f"The system {name!r} is now called {renamed[name]!r}. It has the settings of the"
+            f"The preset {name!r} is now called {renamed[name]!r}. It has the settings of the"
             " paper, so some of its numbers have changed."
         )
     text = str(name)
@@ -190,7 +190,7 @@ def _system(name: Any) -> System:
         same = [one for one in known if one.rpartition("/")[2] == role]
         advice = f"Did you mean {' or '.join(map(repr, same[:3]))}?" if same else advice
     raise InputError(
-        f"There is no system {show(text)}. {advice} (`fedjax-peft list systems` shows all.)"
+        f"There is no preset {show(text)}. {advice} (`fedjax-peft list presets` shows all.)"
     )
 
 

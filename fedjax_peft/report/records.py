@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_peft.simulation.earlier import upgrade
 from fedjax_peft.simulation.rows import Row, has_ended, read_metrics
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.errors import InputError, nearest
@@ -57,7 +58,7 @@ def load_run(path: str | os.PathLike[str]) -> RunRecord:
         raise InputError(
             f"{path} is not a run: it has no {' and no '.join(missing)}. {_advice(path)}"
         )
-    config = _load(path / "config.toml", read_toml)
+    config = upgrade(_load(path / "config.toml", read_toml))
     return RunRecord(
         name=one_line(str(config.get("name") or path.resolve().name)),
         path=path,

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fedjax_peft.report.intervals import Difference, Summary, paired, seed_order, summarise
 from fedjax_peft.report.records import SEED, RunRecord, find_runs, load_run, unique, unstarted
+from fedjax_peft.simulation.earlier import new_key
 from fedjax_peft.simulation.rows import (
     field_is_lower_better,
     fields,
@@ -50,7 +51,7 @@ Seed: TypeAlias = int | str
 At: TypeAlias = Literal["final", "best"] | int
 """Which value of a run: the last one, the best one over all rounds, or that of a round."""
 SWEEP = "sweep.toml"
-_NO_SETTINGS = ("name", "system_changes", "runtime", "validation", "values")
+_NO_SETTINGS = ("name", "preset_changes", "runtime", "validation", "values")
 """Top-level keys of a config that are names, or that the program derives from the other keys."""
 
 
@@ -344,7 +345,7 @@ def _read_sweep(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} cannot be read: choose_by and baseline must be names, keys a list of names."
         )
-    return found
+    return {**found, "keys": [new_key(key) for key in keys]}
 
 
 def _identity(run: RunRecord, keys: Sequence[str], index: int) -> Any:

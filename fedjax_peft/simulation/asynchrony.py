@@ -18,7 +18,7 @@ from fedjax_peft.contracts import (
 )
 from fedjax_peft.data.dataset import Clients
 from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.simulation.cost import Costs, TimeModel, is_number
+from fedjax_peft.simulation.cost import Costs, TimeModel
 from fedjax_peft.simulation.rows import Row
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
@@ -28,7 +28,6 @@ __all__ = [
     "asynchronous_schedule",
     "check_asynchronous",
     "check_availability",
-    "check_failure_exponent",
     "check_transform_state",
     "failure_probability",
 ]
@@ -102,15 +101,6 @@ def check_transform_state(
             f"The upload transform {transform.name!r} has a state on the server, which all clients"
             " of an aggregation must have fetched in the same version. Use a transform without"
             " such a state, such as a sparsifier or a quantiser, or leave out asynchronous."
-        )
-
-
-def check_failure_exponent(failure_exponent: float) -> None:
-    """Raises InputError for an exponent that is no number from 0 up."""
-    if not is_number(failure_exponent) or failure_exponent < 0:
-        raise InputError(
-            f"failure_exponent = {show(failure_exponent)} must be a number from 0 up: the odds of a"
-            " failure are proportional to the client's slowness to this power."
         )
 
 

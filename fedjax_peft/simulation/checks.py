@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import jax
 import numpy as np
@@ -13,7 +13,6 @@ from fedjax_peft.contracts.dual_modes import mode
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
 from fedjax_peft.models.base import Model
-from fedjax_peft.simulation.cost import TimeModel, is_number
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest, users_level
 from fedjax_peft.support.memory import require
@@ -22,41 +21,21 @@ from fedjax_peft.transforms import chain
 
 __all__ = [
     "WIDTHS",
-    "Diagnostic",
-    "Late",
     "check_batch_sampling",
+    "check_clients",
     "check_counts",
     "check_data",
-    "check_deadline",
-    "check_failure_rate",
     "check_memory",
     "check_method",
     "check_objects",
+    "check_stop",
     "check_test_data",
     "check_test_objects",
     "check_transforms",
-    "check_words",
     "check_work",
     "clients_a_round",
 ]
 
-
-Diagnostic = Literal["clients", "local", "variation", "spectrum", "cka", "second_classifier"]
-"""Optional measurements. ``clients``: every client's training loss, accuracy and update norm, and
-the metrics of its model on its ``client_test`` and ``client_validation``. ``local``: in evaluated
-rounds, the metrics on the test set of each participant's model between its local work and the
-aggregation, such as ``local_accuracy``. The local work is done twice in these rounds, and the
-uploads and states of all clients of the round are in memory together.
-``variation``: how the global LoRA factors change in magnitude and direction from round to round
-(FeDeRA, Eq 11-14). ``spectrum``: the singular values of their product. ``cka``: how
-similar the representations of the test examples are under the global and the private adapter (dual
-adapters). ``second_classifier``: the test metrics of FedMCP's second classifier on the global
-adapter alone, such as ``test_accuracy_global``; it costs a second pass over the test examples."""
-
-Late = Literal["drop", "partial"]
-"""What a client does if its work does not end before the deadline. ``drop``: it sends nothing.
-``partial``: it sends what it has learned in the local steps that fit before the deadline; if not a
-single step fits, it sends nothing."""
 
 _ZERO = "a whole number from 0 up"
 _MOST = {"rounds": 1_000_000, "seed": 2**63 - 1}
@@ -83,32 +62,28 @@ def check_objects(model: Any, algorithm: Any, clients: Any, task: Any) -> None:
         else:
             advice = "Make one, such as fp.algorithms.fedavg(optax.adamw(1e-3))."
         raise _other_kind("algorithm", algorithm, "fp.contracts.Algorithm", advice)
-    _check_clients("clients", clients)
+    check_clients("clients", clients)
     if task is not None and not isinstance(task, Task):
         raise _other_kind("task", task, "fp.tasks.Task", "fp.tasks has functions that return one.")
 
 
-def check_test_objects(data: Mapping[str, Any], own_data: Mapping[str, Any], stop: Any) -> None:
-    """Raises InputError for an argument that only ``simulate`` takes and has the wrong type.
-
-    Args:
-      data: ``test`` and ``validation``.
-      own_data: ``client_test`` and ``client_validation``.
-      stop: as for ``simulate``.
-    """
-    for name, value in own_data.items():
-        if value is not None:
-            _check_clients(name, value)
+def check_test_objects(data: Mapping[str, Any]) -> None:
+    """Raises InputError for ``test`` or ``validation`` that is no data set."""
     for name, value in data.items():
         if value is not None and not isinstance(value, Dataset):
             advice = f"Of a dict of splits give one: {name}=data[{name!r}]."
             raise _other_kind(name, value, "fp.Dataset", advice)
+
+
+def check_stop(stop: Any) -> None:
+    """Raises InputError for a stop rule that is no function."""
     if stop is not None and not callable(stop):
         advice = "Make one: fp.early_stop(target=0.8, patience=5)."
         raise _other_kind("stop", stop, "function of the rows", advice)
 
 
-def _check_clients(name: str, value: Any) -> None:
+def check_clients(name: str, value: Any) -> None:
+    """Raises InputError for an argument that is not the examples of clients."""
     if not isinstance(value, Clients):
         advice = "Share a data set out: fp.partition.iid(data, clients=10)."
         raise _other_kind(name, value, "fp.Clients", advice)
@@ -136,14 +111,12 @@ def check_work(
     """Returns ``epochs`` and ``local_steps``, with pairs as tuples.
 
     Raises:
-      InputError: a number or a pair that is invalid; or a share of stragglers that is invalid, or
-        has no range to draw from.
+      InputError: a number or a pair that is invalid, or a share of stragglers without a range to
+        draw from.
     """
     epochs = _checked_range("epochs", epochs)
     if local_steps is not None:
         local_steps = _checked_range("local_steps", local_steps)
-    if not is_number(stragglers) or not 0 <= stragglers <= 1:
-        raise InputError(f"stragglers = {show(stragglers)} must be a number from 0 to 1.")
     name, work = ("epochs", epochs) if local_steps is None else ("local_steps", local_steps)
     if stragglers != 1 and isinstance(work, int):
         raise InputError(
@@ -171,16 +144,6 @@ def _checked_range(name: str, value: Range) -> Range:
             f" {name} = [{most}, {least}]."
         )
     return least, most
-
-
-def check_words(nonfinite: str, diagnostics: Sequence[str]) -> None:
-    """Raises InputError for an unknown value of ``nonfinite`` or an unknown diagnostic."""
-    if nonfinite not in ("drop", "raise"):
-        raise InputError(f"nonfinite = {nonfinite!r} is neither 'drop' nor 'raise'.")
-    for wanted in diagnostics:
-        if wanted not in get_args(Diagnostic):
-            known = get_args(Diagnostic)
-            raise InputError(f"There is no diagnostic {wanted!r}. {nearest(wanted, known)}")
 
 
 def check_memory(
@@ -373,34 +336,6 @@ def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> 
             f" clients_per_round = {given} is more."
         )
     return given
-
-
-def check_failure_rate(failure_rate: float) -> None:
-    """Raises InputError for a failure rate that is not a number from 0 to below 1."""
-    if not is_number(failure_rate) or not 0 <= failure_rate < 1:
-        raise InputError(f"failure_rate = {failure_rate!r} must be a number from 0 to below 1.")
-
-
-def check_deadline(deadline: float | None, late: Late, time_model: TimeModel) -> None:
-    """Raises InputError for a time model, a deadline or a treatment of late clients."""
-    time_model.check()
-    if late not in get_args(Late):
-        advice = nearest(str(late), get_args(Late))
-        raise InputError(f"There is no treatment of late clients late = {show(late)}. {advice}")
-    if deadline is None:
-        if late != "drop":
-            raise InputError(
-                f"late = {late!r} needs a deadline, because without a deadline no client is late:"
-                " give deadline, in simulated seconds."
-            )
-        return
-    if not is_number(deadline) or deadline <= 0:
-        raise InputError(f"deadline = {deadline!r} must be a positive number of seconds, or None.")
-    if time_model.seconds_per_step == "measured":
-        raise InputError(
-            "A deadline needs a time model that tells beforehand who will be late: give"
-            " seconds_per_step as a number, not 'measured'."
-        )
 
 
 def check_data(model: Model, clients: Clients, task: Task | None) -> None:

@@ -17,7 +17,7 @@ large model takes longer than all of the above.
 import json
 import math
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ import numpy as np
 from fedjax_peft import tasks
 from fedjax_peft.numerics.hyperparameters import parametrised
 from fedjax_peft.simulation.checks import clients_a_round
-from fedjax_peft.simulation.cost import TimeModel
 from fedjax_peft.simulation.description import CODE, Plain, describe, flat
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
@@ -49,34 +48,24 @@ Fingerprint = Mapping[str, Plain]
 """Dotted name -> plain value; of a leaf of the model, its sums."""
 
 MAY_CHANGE = {
-    "the end": ("stop",),  # and more rounds
-    "placement": (
-        *("lanes", "devices", "model_parallel", "model_sharding", "length_buckets"),
-        *("examples", "engine"),
+    "the end": ("evaluation.stop", "stop"),  # and more rounds; [stop] is a table of its own
+    "placement": tuple(
+        f"placement.{name}"
+        for name in (
+            *("lanes", "devices", "model_parallel", "model_sharding", "length_buckets"),
+            *("examples", "engine"),
+        )
     ),
-    "evaluation": ("eval_every", "eval_batch_size", "diagnostics"),
-    "records": ("checkpoint_every", "progress", "on_round", "on_phase"),
+    "evaluation": ("evaluation.every", "evaluation.batch_size", "evaluation.diagnostics"),
+    "records": ("records",),
 }
-"""The arguments of ``simulate``, and keys of a config, that a resumed run may change."""
+"""The options of ``simulate``, and keys of a config, that a resumed run may change."""
 
-_FREE = frozenset(name for names in MAY_CHANGE.values() for name in names)
-_APART = ("config", "out", "resume", "origin")
-"""Arguments that are not described: a config is compared key by key, and it names an origin, whose
+_FREE = tuple(name for names in MAY_CHANGE.values() for name in names)
+_APART = ("records", "out", "resume")
+"""Arguments that are not described. A config is compared key by key, and it names an origin, whose
 leaves are those of the model."""
 NAME = "fingerprint.json"
-_ADDED = {
-    "batch_sampling": "shuffled",
-    "client_state": "device",
-    "client_validation": False,
-    "data.instructions": False,
-    "failure_exponent": 0.0,
-    "late": "drop",
-    "model.attention": "whole",
-    "model.remat": "none",
-    "model.scan_layers": False,
-    "stragglers": 1.0,
-}
-"""Keys that configs of earlier versions do not have -> the value that their runs used."""
 
 
 def fingerprint(arguments: Mapping[str, Any]) -> dict[str, Plain]:
@@ -85,7 +74,7 @@ def fingerprint(arguments: Mapping[str, Any]) -> dict[str, Plain]:
     Args:
       arguments: all arguments of ``simulate`` by name.
     """
-    given = {name: value for name, value in arguments.items() if name not in {*_FREE, *_APART}}
+    given = {name: value for name, value in arguments.items() if name not in _APART}
     for name in ("algorithm", "transforms", "privacy", "attack"):
         given[name] = parametrised(given[name], given["values"])[0]
     clients = given["clients"]
@@ -93,7 +82,9 @@ def fingerprint(arguments: Mapping[str, Any]) -> dict[str, Plain]:
         clients, given["clients_per_round"], given["sampling"]
     )
     given["task"] = given["task"] or tasks.for_data(clients.data)
-    given["time_model"] = given["time_model"] or TimeModel()
+    for table in ("system", "placement", "evaluation"):
+        options = vars(given[table]).items()
+        given[table] = {n: value for n, value in options if not _is_free(f"{table}.{n}")}
     model = given.pop("model")
     given["model"] = {name: getattr(model, name) for name in ("apply", "kinds", "dtype", "wide")}
     described = describe(given, "contents")
@@ -137,20 +128,20 @@ def changed_leaf(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return not near and _text(was) != _text(found)  # NaN equals NaN
 
 
-def differences(before: Fingerprint, now: Fingerprint, free: Collection[str] = ()) -> list[str]:
+def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
     """Returns the names whose values differ; a name that is missing has the value None.
 
     Args:
       before: of the recorded run, or of another process.
       now: of this one.
-      free: first parts of names that are not compared.
     """
     names = dict.fromkeys([*before, *now])
-    return [
-        name
-        for name in names
-        if name.partition(".")[0] not in free and not _same(before.get(name), now.get(name))
-    ]
+    return [name for name in names if not _same(before.get(name), now.get(name))]
+
+
+def _is_free(name: str) -> bool:
+    """Returns whether a resumed run may change an option."""
+    return any(name == free or name.startswith(f"{free}.") for free in _FREE)
 
 
 def _same(a: Plain, b: Plain) -> bool:
@@ -208,7 +199,7 @@ def check_same(
         " rule, another placement, and other rounds of evaluations and checkpoints can be asked of"
         " a resumed run. Start a new one in another directory, with out= or --out; from the model"
         f" of this one with --from {directory} (in Python fp.simulate(run.trained, ...,"
-        f" origin=run)).{hint}"
+        f" records=fp.Records(origin=run))).{hint}"
     )
 
 
@@ -218,7 +209,7 @@ _MOST = 3
 
 def _changed(before: Fingerprint, now: Fingerprint) -> dict[str, tuple[Plain, Plain]]:
     """Returns name -> (recorded value, value now) of what a resumed run may not change."""
-    names = differences(before, now, _FREE)
+    names = [name for name in differences(before, now) if not _is_free(name)]
     if "rounds" in names and (now.get("rounds") or 0) > (before.get("rounds") or 0):
         names.remove("rounds")
     # Of an object of another type, all fields differ.
@@ -228,8 +219,7 @@ def _changed(before: Fingerprint, now: Fingerprint) -> dict[str, tuple[Plain, Pl
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a config; its ``validation`` only says what others decide."""
-    settings = {**_ADDED, **flatten(config)}
-    return {name: value for name, value in settings.items() if name != "validation"}
+    return {name: value for name, value in flatten(config).items() if name != "validation"}
 
 
 def _load(directory: Path) -> dict[str, Any] | None:

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.contracts import Availability, Federation
+from fedjax_peft.contracts import Federation
 from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.distributed import agree, agree_on_signal, seconds_since
 from fedjax_peft.engine.plan import Plan
@@ -17,16 +18,17 @@ from fedjax_peft.engine.state import State
 from fedjax_peft.models.base import Model
 from fedjax_peft.simulation.asynchrony import aggregation_row
 from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
-from fedjax_peft.simulation.checks import Late
 from fedjax_peft.simulation.client_checkpoints import ClientCheckpoints, index_template
 from fedjax_peft.simulation.cost import Costs
-from fedjax_peft.simulation.evaluation import Evaluation, evaluate
+from fedjax_peft.simulation.evaluation import Evaluation as Evaluated
+from fedjax_peft.simulation.evaluation import evaluate
 from fedjax_peft.simulation.guarantee import Accounted
 from fedjax_peft.simulation.interrupts import Request, end
 from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.opening import Opening, leaving, open_round
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.record import Record
+from fedjax_peft.simulation.records import Evaluation, System
 from fedjax_peft.simulation.round_rows import round_row, sent_shares, skipped_leaves, start_row
 from fedjax_peft.simulation.rows import Row, seen_clients, without_scores
 from fedjax_peft.simulation.run import learned_leaves
@@ -37,65 +39,45 @@ from fedjax_peft.support.errors import InputError
 __all__ = ["Loop"]
 
 
+@dataclass(kw_only=True)
 class Loop:
     """The rounds of one run. Methods take and return the state, and add rows to the record."""
 
-    def __init__(
-        self,
-        session: Session,
-        model: Model,
-        tested: dict[str, Evaluation],
-        costs: Costs,
-        record: Record,
-        phases: Phases,
-        stop: Stop | None,
-        *,
-        rounds: int,
-        eval_every: int,
-        checkpoint_every: int,
-        deadline: float | None,
-        late: Late,
-        nonfinite: str,
-        each: bool,
-        local: LocalTest | None = None,
-        private: Accounted | None = None,
-        availability: Availability | None = None,
-        wrapped_for: Federation | None = None,
-        request: Request,
-    ):
-        """Stores the parts of a run.
+    session: Session
+    """Runs the rounds."""
+    model: Model
+    """The model before training."""
+    tested: dict[str, Evaluated]
+    """The evaluations by name."""
+    costs: Costs
+    """Counts bytes and simulated seconds."""
+    record: Record
+    """Takes the rows and the checkpoints."""
+    phases: Phases
+    """Receives the events of the run."""
+    request: Request
+    """Notes the signals that ask the run to end."""
+    stop: Stop | None
+    """The rule that ends the run, with the warnings that it needs under privacy."""
+    rounds: int
+    system: System
+    evaluation: Evaluation
+    checkpoint_every: int
+    local: LocalTest | None = None
+    """Tests the clients' models before the aggregation in evaluated rounds."""
+    private: Accounted | None = None
+    """Accounts for the mechanism of differential privacy."""
+    wrapped_for: Federation | None = None
+    """The facts that a mechanism of differential privacy or an attack depends on; recorded, so that
+    the algorithm of the run can be made again."""
 
-        Args:
-          session: runs the rounds.
-          model: the model before training.
-          tested: the evaluations by name.
-          costs: counts bytes and simulated seconds.
-          record: takes the rows and the checkpoints.
-          phases: receives the events of the run.
-          stop: as for ``simulate``, like the next arguments.
-          rounds: likewise.
-          eval_every: likewise.
-          checkpoint_every: likewise.
-          deadline: likewise.
-          late: likewise.
-          nonfinite: likewise.
-          each: whether rows contain the metrics of every client.
-          local: tests the clients' models before the aggregation in evaluated rounds.
-          private: accounts for the mechanism of differential privacy.
-          availability: when clients of synchronous rounds are available; None: always.
-          wrapped_for: the facts that a mechanism of differential privacy or an attack depends on;
-            recorded, so that the algorithm of the run can be made again.
-          request: notes the signals that ask the run to end.
-        """
-        self.session, self.model, self.algorithm = session, model, session.setup.algorithm
-        self.tested, self.costs, self.record, self.phases = tested, costs, record, phases
-        self.stop, self.rounds, self.eval_every = stop, rounds, eval_every
-        self.checkpoint_every, self.deadline, self.late = checkpoint_every, deadline, late
-        self.nonfinite, self.each, self.local, self.private = nonfinite, each, local, private
-        self.wrapped_for, self.request = wrapped_for, request
-        self.clients = ClientCheckpoints(record.out, host=session.client_place == "host")
-        self.availability = availability
-        lower = (session.setup.task.lower_is_better, self.algorithm.lower_is_better)
+    def __post_init__(self) -> None:
+        """Finds what follows from the parts."""
+        self.algorithm = self.session.setup.algorithm
+        host = self.session.client_place == "host"
+        self.clients = ClientCheckpoints(self.record.out, host=host)
+        self.each = "clients" in self.evaluation.diagnostics
+        lower = (self.session.setup.task.lower_is_better, self.algorithm.lower_is_better)
         self.lower = (*lower[0], *lower[1], "update_norm")
 
     def restore(self, state: State) -> State | None:
@@ -178,7 +160,7 @@ class Loop:
         found = []
         for row in rows:
             if row is rows[-1] or "stopped" in row:
-                row = row if row["round"] % self.eval_every == 0 else without_scores(row)
+                row = row if row["round"] % self.evaluation.every == 0 else without_scores(row)
                 ended = [name for name in row if name == "stopped" or name.startswith("tuned_")]
                 row = {name: row[name] for name in row if name not in ended}
             found.append(row)
@@ -249,7 +231,7 @@ class Loop:
         self, state: State, round_index: int, opening: Opening | None
     ) -> tuple[dict[int, int], dict[int, float]]:
         """Returns the late clients (:meth:`late_steps`), and when others leave during the round."""
-        if self.deadline is None and opening is None:
+        if self.system.deadline is None and opening is None:
             return {}, {}
         schedule, skipped = self._schedule(state, opening), self.skipped_leaves(state, round_index)
         steps, left = schedule.client_steps(round_index), dict[int, float]()
@@ -257,7 +239,7 @@ class Loop:
             left = leaving(opening, self.costs.finish_seconds(steps, skipped))
             steps = {client: n for client, n in steps.items() if client not in left}
         late = self.costs.late(steps, skipped)
-        return (late if self.late == "partial" else dict.fromkeys(late, 0)), left
+        return (late if self.system.late == "partial" else dict.fromkeys(late, 0)), left
 
     def _schedule(self, state: State, opening: Opening | None) -> Schedule:
         """Returns the schedule of a round with this opening."""
@@ -266,12 +248,14 @@ class Loop:
 
     def _opening(self, state: State) -> Opening | None:
         """Returns the opening of the next round; None if all clients are always available."""
-        if self.availability is None:
+        availability = self.system.availability
+        asynchronous = self.session.schedule(int(state.seed)).timelines is not None
+        if availability is None or asynchronous:
             return None
         indices = self.session.schedule(int(state.seed)).indices
         clients = np.array([client for client, rows in enumerate(indices) if len(rows)])
         now = sum(row["simulated_seconds"] for row in self.record.rows)
-        return open_round(self.availability, int(state.seed), clients, now)
+        return open_round(availability, int(state.seed), clients, now)
 
     def _plan(
         self, state: State, round_index: int
@@ -292,7 +276,7 @@ class Loop:
         self.phases.send("training", index)
         began, compiled = time.perf_counter(), session.compile_seconds
         state, info = session.step(state, plan)
-        if self.deadline is None and opening is None:
+        if self.system.deadline is None and opening is None:
             # The next plan is made while the device computes, and the session caches it. This is
             # not possible with a deadline or an availability:
             # the clients of the next round depend on the costs of this round.
@@ -309,7 +293,7 @@ class Loop:
         compiled = agree(session.compile_seconds - compiled)
         spent = {"train_s": seconds_since(began) - compiled}
         spent |= {"compile_s": compiled} if compiled else {}
-        if self.nonfinite == "raise" and row["dropped"]:
+        if self.system.nonfinite == "raise" and row["dropped"]:
             raise InputError(
                 f"In round {index} the uploads of the clients {row['dropped']} were not finite."
             )
@@ -336,11 +320,11 @@ class Loop:
           late: the late clients, with the steps that they send.
         """
         row: Row = {"failed": schedule.failed(index)} if schedule.failure_rate else {}
-        if self.deadline is not None:
+        if self.system.deadline is not None:
             row["late"] = [client for client, steps in late.items() if not steps]
-        if self.late == "partial":
+        if self.system.late == "partial":
             row["partial"] = [client for client, steps in late.items() if steps]
-        if schedule.draws or self.late == "partial":
+        if schedule.draws or self.system.late == "partial":
             row["client_steps"] = list(plan.client_steps.values())
         return row
 
@@ -351,7 +335,7 @@ class Loop:
         before the round is gone.
         """
         index = state.round_index + 1
-        if self.local is None or (index != self.rounds and index % self.eval_every):
+        if self.local is None or (index != self.rounds and index % self.evaluation.every):
             return {}
         return self.local(state, self._plan(state, index)[0], self.phases)
 
@@ -359,7 +343,7 @@ class Loop:
         """Returns the scores that a round's row still lacks, and its updated ``time``."""
         scores: Row = {}
         spent = dict(row["time"])
-        if "eval_s" not in spent and (last or state.round_index % self.eval_every == 0):
+        if "eval_s" not in spent and (last or state.round_index % self.evaluation.every == 0):
             began = time.perf_counter()
             seen = seen_clients([*self.record.rows[: state.round_index], row])
             scores |= evaluate(self.tested, state, each=self.each, seen=seen, phases=self.phases)

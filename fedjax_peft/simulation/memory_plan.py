@@ -37,6 +37,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import summation, tree
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation.checks import WIDTHS
+from fedjax_peft.simulation.records import Placement
 from fedjax_peft.simulation.session import session
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import available, gigabytes
@@ -283,8 +284,7 @@ def compiled_bytes(
         batch_size=size,
         local_steps=1,
         task=task,
-        lanes=lanes,
-        length_buckets=1,
+        placement=Placement(lanes=lanes, length_buckets=1),
     )
     return made.program(made.plan(1)).memory(made.init(), made.plan(1))
 

@@ -57,7 +57,8 @@ def check_start(model: Model, run: Run) -> None:
         mine = model.trainable.get(name)
         if mine is not x and (mine is None or not np.array_equal(mine, x)):
             raise InputError(
-                f"origin needs the run's model: fp.simulate(run.trained, ..., origin=run). {name!r}"
+                f"origin needs the run's model: fp.simulate(run.trained, ...,"
+                f" records=fp.Records(origin=run)). {name!r}"
                 " differs from it."
             )
 

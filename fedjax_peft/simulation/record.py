@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.contracts import Params
 from fedjax_peft.engine import distributed
-from fedjax_peft.simulation import fingerprint, lock
+from fedjax_peft.simulation import earlier, fingerprint, lock
 from fedjax_peft.simulation.checkpoint import Checkpoints
 from fedjax_peft.simulation.lock import RunLock
 from fedjax_peft.simulation.rows import Row, append_metrics, read_metrics, write_metrics
@@ -36,6 +36,7 @@ __all__ = [
     "environment",
     "read_config",
     "read_params",
+    "read_resumable",
     "remove_run",
     "write_config",
 ]
@@ -120,7 +121,7 @@ class Record:
                     f"{out} already holds a run: continue it with --resume (in Python resume=True),"
                     " replace it with --overwrite, or choose another directory with --out."
                 )
-            fingerprint.check_same(out, read_config(out), _without_none(config), found)
+            fingerprint.check_same(out, read_resumable(out), _without_none(config), found)
         replace_file(
             out / "environment.json", (json.dumps(environment(), indent=2) + "\n").encode()
         )
@@ -249,11 +250,26 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Returns the config of a run directory.
+    """Returns the config of a run directory; that of an earlier version with present keys.
 
     Raises:
       InputError: the directory holds no run, or its config is damaged.
     """
+    return earlier.upgrade(_read(directory))
+
+
+def read_resumable(directory: Path) -> dict[str, Any]:
+    """Returns the config of a run that is continued.
+
+    Raises:
+      InputError: as :func:`read_config`, or the run is of an earlier version.
+    """
+    config = _read(directory)
+    earlier.check_resumable(directory, config)
+    return config
+
+
+def _read(directory: Path) -> dict[str, Any]:
     path = directory / "config.toml"
     try:
         return read_toml(path)

@@ -13,22 +13,18 @@ from fedjax_peft.contracts import (
     Algorithm,
     Asynchronous,
     Attack,
-    Availability,
     Federation,
     Privacy,
     Task,
     Transform,
 )
 from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.engine.client_store import ClientPlace
-from fedjax_peft.engine.lanes import Lanes
-from fedjax_peft.engine.layout import ModelSharding, layout_over
+from fedjax_peft.engine.layout import layout_over
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import no_larger
 from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule
-from fedjax_peft.engine.session import Engine, Session
-from fedjax_peft.engine.streaming import ExamplesPlace
+from fedjax_peft.engine.session import Session
 from fedjax_peft.measures.diagnosis import diagnosis, probe
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
@@ -39,27 +35,24 @@ from fedjax_peft.simulation.asynchrony import (
     asynchronous_schedule,
     check_asynchronous,
     check_availability,
-    check_failure_exponent,
     check_transform_state,
     failure_probability,
 )
 from fedjax_peft.simulation.checks import (
-    Diagnostic,
     check_batch_sampling,
     check_counts,
     check_data,
-    check_failure_rate,
     check_memory,
     check_method,
     check_objects,
     check_transforms,
-    check_words,
     check_work,
     clients_a_round,
     joined_transform,
 )
-from fedjax_peft.simulation.cost import Costs, Ledger, TimeModel, preload_bytes
+from fedjax_peft.simulation.cost import Costs, Ledger, preload_bytes
 from fedjax_peft.simulation.description import describe, digest
+from fedjax_peft.simulation.records import Diagnostic, Placement, System, moved
 from fedjax_peft.support.libraries import limit_blas_threads
 
 __all__ = ["Transforms", "federation_of", "poisson_width", "schedule_of", "session", "wrapped"]
@@ -68,39 +61,28 @@ Transforms: TypeAlias = Transform | Sequence[Transform] | None
 """One upload transform, or several in the order in which a client applies them."""
 
 
+@moved
 def session(
     model: Model,
     algorithm: Algorithm | Callable[[Values], Algorithm],
     clients: Clients,
     *,
+    rounds: int = 100,
     clients_per_round: int | None = None,
     sampling: Sampling = "uniform",
     batch_size: int = 16,
     batch_sampling: BatchSampling = "shuffled",
     epochs: Range = 1,
     local_steps: Range | None = None,
-    stragglers: float = 1.0,
     task: Task | None = None,
-    lanes: Lanes = "auto",
-    devices: int | None = None,
-    model_parallel: int = 1,
-    model_sharding: ModelSharding = "tensor",
-    length_buckets: int = 4,
-    client_ranks: Sequence[int] | None = None,
     transforms: Transforms | Callable[[Values], Transforms] = None,
     privacy: Privacy | Callable[[Values], Privacy] | None = None,
     attack: Attack | Callable[[Values], Attack] | None = None,
-    diagnostics: Sequence[Diagnostic] = (),
-    failure_rate: float = 0.0,
-    failure_exponent: float = 0.0,
-    time_model: TimeModel | None = None,
     asynchronous: Asynchronous | None = None,
-    availability: Availability | None = None,
-    rounds: int = 100,
-    engine: Engine = "compiled",
     values: Values | None = None,
-    client_state: ClientPlace = "device",
-    examples: ExamplesPlace = "device",
+    system: System = System(),
+    placement: Placement = Placement(),
+    diagnostics: Sequence[Diagnostic] = (),
 ) -> Session:
     """Returns a :class:`fedjax_peft.engine.session.Session`, which runs rounds one by one.
 
@@ -115,44 +97,19 @@ def session(
                 break
 
     The round program is compiled when the first round runs. With the same arguments and seed, the
-    rounds give exactly the same numbers as those of ``simulate``.
+    rounds give exactly the same numbers as those of ``simulate``, whose arguments these are.
 
     Args:
-      model: as for ``simulate``, like the arguments without a description here.
-      algorithm: likewise.
-      clients: likewise.
-      clients_per_round: likewise.
-      sampling: likewise.
-      batch_size: likewise.
-      batch_sampling: likewise.
-      epochs: likewise.
-      local_steps: likewise.
-      stragglers: likewise.
-      task: likewise.
-      lanes: likewise.
-      devices: likewise.
-      model_parallel: likewise.
-      model_sharding: likewise.
-      length_buckets: likewise.
-      client_ranks: likewise.
-      transforms: likewise.
-      privacy: likewise.
-      attack: likewise.
-      diagnostics: likewise; their values are in ``RoundInfo.aggregation``.
-      failure_rate: likewise.
-      failure_exponent: likewise.
-      time_model: likewise; here it matters for ``asynchronous`` and ``failure_exponent`` only.
-      asynchronous: likewise; a round is then an aggregation.
-      availability: likewise; without ``asynchronous``, give the clients that are available to
-        :meth:`fedjax_peft.engine.session.Session.plan` (``among``).
+      model: as for ``simulate``, like the arguments that are not named below.
       rounds: the compiled program has room for the largest cohort of this number of rounds. More
         rounds can be run; a round that needs more room is compiled again.
-      engine: ``compiled``, or ``reference``: a plain Python loop over clients without jit, slow and
-        easy to debug.
-      values: likewise. ``Session.init(seed, values)`` replaces some of them, and nothing is
-        compiled again.
-      client_state: likewise; ``disk`` is a temporary file.
-      examples: likewise.
+      asynchronous: a round is then an aggregation.
+      values: ``Session.init(seed, values)`` replaces some of them, and nothing is compiled again.
+      system: of it, the deadline and what ``nonfinite`` says are for ``simulate`` alone. The time
+        model matters for ``asynchronous`` and ``failure_exponent`` only. With an availability and
+        without ``asynchronous``, give the clients that are available to
+        :meth:`fedjax_peft.engine.session.Session.plan` (``among``).
+      diagnostics: as ``Evaluation.diagnostics``; their values are in ``RoundInfo.aggregation``.
 
     Raises:
       InputError: arguments contradict each other or the data.
@@ -160,15 +117,8 @@ def session(
     plain, make_plain = parametrised(algorithm, values)
     uploads, make_uploads = parametrised(transforms, values)
     check_objects(model, plain, clients, task)
-    counts = {
-        "clients_per_round": 1 if clients_per_round is None else clients_per_round,
-        "batch_size": batch_size,
-        "lanes": 1 if lanes == "auto" else lanes,
-        "rounds": rounds,
-        "model_parallel": model_parallel,
-    }
-    check_counts(counts, {"length_buckets": length_buckets})
-    check_words("drop", diagnostics)
+    counts = {"clients_per_round": 1 if clients_per_round is None else clients_per_round}
+    check_counts({**counts, "batch_size": batch_size, "rounds": rounds}, {})
     check_data(model, clients, task)
     schedule = schedule_of(
         clients,
@@ -178,24 +128,23 @@ def session(
         batch_sampling=batch_sampling,
         epochs=epochs,
         local_steps=local_steps,
-        stragglers=stragglers,
-        failure_rate=failure_rate,
-        length_buckets=length_buckets,
+        system=system,
+        length_buckets=placement.length_buckets,
     )
-    time_model = time_model or TimeModel()
-    check_failure_exponent(failure_exponent)
+    time_model, availability, client_ranks = system.time, system.availability, system.client_ranks
     check_availability(availability, time_model, privacy)
     slowness = functools.cache(functools.partial(time_model.slowness, len(clients)))
 
     def failure(seed: int, client: int) -> float:
-        return failure_probability(failure_rate, failure_exponent, slowness(seed)[client])
+        odds = (system.failure_rate, system.failure_exponent)
+        return failure_probability(*odds, slowness(seed)[client])
 
     def costs(seed: int) -> Costs:
         server = jax.eval_shape(chosen.server.init, shared)
         ledger = Ledger(model, chosen, server, len(clients), client_ranks, transform)
         return Costs(ledger, time_model, slowness(seed), None, preload_bytes(time_model, model))
 
-    if failure_exponent:
+    if system.failure_exponent:
         schedule = schedule._replace(failure=failure)
     schedule = schedule._replace(intermittent=availability is not None)
     if asynchronous is not None:
@@ -238,7 +187,7 @@ def session(
         model.compute_frozen(),
         tree.select(model.trainable, names["fixed"]),
         len(clients),
-        layout_over(devices, model_parallel, model_sharding),
+        layout_over(placement.devices, placement.model_parallel, placement.model_sharding),
         splits=model.splits,
         rank_mask=masks,
         diagnosis=diagnosis(diagnostics),
@@ -254,8 +203,8 @@ def session(
         given = {"algorithm": algorithm, "privacy": privacy, "attack": attack}
         facts: dict[str, Any] = {
             "federation": federation,
-            "work": (schedule.epochs, schedule.local_steps, stragglers),
-            "failures": (failure_rate, failure_exponent),
+            "work": (schedule.epochs, schedule.local_steps, system.stragglers),
+            "failures": (system.failure_rate, system.failure_exponent),
             "clients": _digest_of(clients),
             "client_ranks": client_ranks,
             "model": _facts_of(model),
@@ -271,12 +220,12 @@ def session(
     columns = clients.data.columns
     return Session(
         *(setup, (shared, private), schedule, columns),
-        lanes=lanes,
+        lanes=placement.lanes,
         rounds=rounds,
-        engine=engine,
+        engine=placement.engine,
         values=values,
-        client_state=client_state,
-        examples=examples,
+        client_state=placement.client_state,
+        examples=placement.examples,
         salt=salt,
     )
 
@@ -312,8 +261,7 @@ def schedule_of(
     batch_sampling: BatchSampling,
     epochs: Range,
     local_steps: Range | None,
-    stragglers: float,
-    failure_rate: float,
+    system: System,
     length_buckets: int = 0,
 ) -> Schedule:
     """Returns the schedule of the seed 0; the arguments are those of :func:`session`.
@@ -322,14 +270,16 @@ def schedule_of(
       InputError: an argument is wrong.
     """
     check_counts({"batch_size": batch_size}, {})
-    epochs, local_steps = check_work(epochs, local_steps, stragglers)
-    check_failure_rate(failure_rate)
+    epochs, local_steps = check_work(epochs, local_steps, system.stragglers)
     per_round = clients_a_round(clients, clients_per_round, sampling)
     work = (clients.indices, per_round, batch_size, epochs, local_steps, 0)
     tokens = Lengths.of(clients.data.columns, length_buckets)
-    schedule = Schedule(*work, sampling, failure_rate, tokens=tokens, stragglers=stragglers)
-    schedule = schedule._replace(
-        counted=clients.sizes.astype(np.int64), given_weights=clients.weights
+    schedule = Schedule(
+        *(*work, sampling, system.failure_rate),
+        tokens=tokens,
+        stragglers=system.stragglers,
+        counted=clients.sizes.astype(np.int64),
+        given_weights=clients.weights,
     )
     if check_batch_sampling(batch_sampling) == "poisson":
         width = poisson_width(schedule.sizes, batch_size)

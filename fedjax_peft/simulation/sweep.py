@@ -5,7 +5,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,10 +22,11 @@ from fedjax_peft.report.study import Cell, Study, make_study, summarise
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.simulation.description import describe, digest
 from fedjax_peft.simulation.points import Job, PointDone, run_points
+from fedjax_peft.simulation.records import Evaluation, Placement, Records
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.simulate import check_recorded, simulate
-from fedjax_peft.simulation.stopping import Stop
+from fedjax_peft.simulation.stopping import Stop, any_of
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import folder_names, replace_file
 from fedjax_peft.support.nested import Watched, flatten
@@ -164,11 +165,15 @@ def sweep(
     named = _names(points)
     recorded = {name: {"point": _recorded(point)} for name, point in named.items()}
     make_model, make_clients = _Shared(model), _Shared(clients)
+    records = options.pop("records", Records(progress=False))
+    placement = options.get("placement", Placement())
+    evaluation = options.get("evaluation", Evaluation())
     forward: dict[str, Any] = {}
     lock = threading.Lock()
 
     def run_of(name: str, point: Point) -> Job:
         def called(act: Callable[..., Any], **others: Any) -> Any:
+            kept = replace(records, config=recorded[name])
             numbers = {n: x for n, x in point.items() if _is_runtime(n, x)}
             fixed = {n: x for n, x in point.items() if n not in numbers and n != "seed"}
             with lock:  # points side by side are threads
@@ -184,13 +189,14 @@ def sweep(
                 attack=_made(attack, fixed),
                 values=numbers,
                 seed=point.get("seed", 0),
-                config=recorded[name],
-                **{"progress": False, **options, **others},
+                records=kept,
+                **{**options, **others},
             )
 
         def run(path: Path | None, resume: bool, stop: Stop | None, engine: Any) -> Run:
-            others = {} if engine is None else {"engine": engine}
-            return called(simulate, out=path, resume=resume, stop=stop, **others)
+            others = {} if engine is None else {"placement": replace(placement, engine=engine)}
+            others["evaluation"] = replace(evaluation, stop=any_of(evaluation.stop, stop))
+            return called(simulate, out=path, resume=resume, **others)
 
         def check(path: Path) -> None:
             called(check_recorded, out=path)

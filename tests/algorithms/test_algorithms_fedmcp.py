@@ -24,6 +24,7 @@ from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import client_key, host_rng, stream
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.base import attach
+from fedjax_peft.simulation.records import Evaluation
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import classification
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
@@ -533,8 +534,7 @@ def test_tasks_of_unequal_classes_on_a_real_encoder():
         rounds=2,
         clients_per_round=2,
         batch_size=8,
-        client_test=federation,
-        eval_every=2,
+        evaluation=Evaluation(client_test=federation, every=2),
     )
     last = run.metrics[-1]
     sent = {n: x for n, x in bound.trainable.items() if ".global_adapter." in n}

@@ -11,6 +11,7 @@ import reference
 import slow_lora
 import toy
 from closeness import approx, assert_close
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import hilora
@@ -363,7 +364,9 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(tmp_path):
     def run(name, **options):
         algorithm = hilora(optax.adam(1e-2), clients=5, root_rounds=2, cluster_rounds=1)
         options |= {"clients_per_round": 3, "batch_size": 4, "checkpoint_every": 1}
-        return fp.simulate(MODEL, algorithm, slow_lora.FEDERATION, out=tmp_path / name, **options)
+        return fp.simulate(
+            MODEL, algorithm, slow_lora.FEDERATION, out=tmp_path / name, **run_options(**options)
+        )
 
     straight = run("straight", rounds=5)
     run("parts", rounds=2)
@@ -405,4 +408,6 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(InputError, match=message):
             hilora(SGD, **{**options, **more})
     with pytest.raises(InputError, match="clients of different LoRA ranks"):
-        fp.simulate(MODEL, algorithm, slow_lora.FEDERATION, rounds=1, client_ranks=[1, 2])
+        fp.simulate(
+            MODEL, algorithm, slow_lora.FEDERATION, rounds=1, system=fp.System(client_ranks=[1, 2])
+        )

@@ -13,6 +13,7 @@ import pytest
 import reference
 import toy
 from closeness import ROUNDOFF, approx, assert_close, assert_small, roughly
+from options import run_options
 
 from fedjax_peft.aggregators import flexlora
 from fedjax_peft.algorithms import fedavg, fedex, fedsa, ffa, flora, fra_ffa, hetlora, local, rolora
@@ -26,6 +27,7 @@ from fedjax_peft.numerics.random import client_key, stream
 from fedjax_peft.peft.base import attach, merge
 from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.lora import lora
+from fedjax_peft.simulation.records import Placement, System
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import tiny_dataset, tiny_model
@@ -444,7 +446,13 @@ def run(model, algorithm, rounds=1, **options):
     rows = np.split(np.arange(24, dtype=np.int32), [5, 14])
     clients = Clients(data, tuple(rows))
     return simulate(
-        model, algorithm, clients, rounds=rounds, clients_per_round=3, batch_size=4, **options
+        model,
+        algorithm,
+        clients,
+        rounds=rounds,
+        clients_per_round=3,
+        batch_size=4,
+        **run_options(**options),
     )
 
 
@@ -541,8 +549,8 @@ def test_clients_upload_zeros_in_masked_rows(method):
             rounds=2,
             clients_per_round=5,
             batch_size=4,
-            client_ranks=ranks,
-            lanes=3,
+            system=System(client_ranks=ranks),
+            placement=Placement(lanes=3),
         )
 
     low, mixed = simulated([1]), simulated([1, 2])
@@ -583,7 +591,7 @@ def test_flora_sums_products_of_any_ranks():
         clients_per_round=5,
         batch_size=BATCH,
         epochs=EPOCHS,
-        client_ranks=ranks,
+        system=System(client_ranks=ranks),
     )
     frozen = reference.leaves64(toy.model().frozen)["layer.kernel"]
     expected = frozen.copy()
@@ -598,7 +606,14 @@ def test_flora_sums_products_of_any_ranks():
 
 def test_fedex_refuses_clients_of_different_ranks():
     with pytest.raises(InputError, match="flora, flexlora or hetlora"):
-        simulate(MODEL, fedex(ADAM), FEDERATION, rounds=1, clients_per_round=2, client_ranks=[1, 2])
+        simulate(
+            MODEL,
+            fedex(ADAM),
+            FEDERATION,
+            rounds=1,
+            clients_per_round=2,
+            system=System(client_ranks=[1, 2]),
+        )
 
 
 @pytest.mark.parametrize(

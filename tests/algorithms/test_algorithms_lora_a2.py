@@ -8,6 +8,7 @@ import reference
 import slow_lora
 import toy
 from closeness import assert_small
+from options import run_options
 from slow_lora import ADAM, FEDERATION, MODEL, A, B, Slow
 
 from fedjax_peft import simulate
@@ -126,6 +127,6 @@ def test_the_bytes_of_an_upload_are_those_of_its_directions(engine):
     """The head, one of two directions, and a byte that says which: B has rows of 6, A of 5."""
     federation = toy.clients([4, 3, 5])
     options = {"rounds": 2, "batch_size": 4, "lanes": 1, "engine": engine}
-    rows = simulate(MODEL, lora_a2(SGD, budget=1), federation, **options).metrics
+    rows = simulate(MODEL, lora_a2(SGD, budget=1), federation, **run_options(**options)).metrics
     head = sum(MODEL.trainable[n].nbytes for n in toy.HEAD)
     assert [row["bytes_up"] for row in rows[1:]] == [3 * (head + 4 * n + 1) for n in (6, 5)]

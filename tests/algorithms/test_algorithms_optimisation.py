@@ -12,6 +12,7 @@ import pytest
 import reference
 import toy
 from closeness import approx, assert_close
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import (
@@ -686,7 +687,9 @@ def test_fixed_leaves_do_not_change_and_runs_can_be_resumed(tmp_path):
     algorithm = CASES["fedadam"][0](head="frozen")
     start = jax.device_get(toy.model().trainable)
     settings = {"rounds": 2, "clients_per_round": 2, "batch_size": 4, "checkpoint_every": 1}
-    simulate = functools.partial(fp.simulate, toy.model(), algorithm, FEDERATION, **settings)
+    simulate = functools.partial(
+        fp.simulate, toy.model(), algorithm, FEDERATION, **run_options(**settings)
+    )
 
     def stop(row):
         if row["round"] == 2:
@@ -694,7 +697,7 @@ def test_fixed_leaves_do_not_change_and_runs_can_be_resumed(tmp_path):
 
     whole = simulate()
     with pytest.raises(KeyboardInterrupt):
-        simulate(out=tmp_path / "run", on_round=stop)
+        simulate(out=tmp_path / "run", records=fp.Records(on_round=stop, checkpoint_every=1))
     again = simulate(out=tmp_path / "run", resume=True)
     for n in (*toy.HEAD, "layer.lora_scale"):
         np.testing.assert_array_equal(whole.params[n], start[n])

@@ -11,6 +11,7 @@ import pytest
 import reference
 import toy
 from closeness import approx, assert_close, assert_small
+from options import run_options
 
 from fedjax_peft.algorithms import (
     apfl,
@@ -622,7 +623,7 @@ def test_fedrep_tunes_heads_for_the_last_evaluation_only(tmp_path):
     test = toy.dataset(40, seed=3)
     settings = {"clients_per_round": 2, "batch_size": 4, "test": test, "client_test": held_out}
     settings |= {"checkpoint_every": 1}
-    run = functools.partial(simulate, model, clients=train, **settings)
+    run = functools.partial(simulate, model, clients=train, **run_options(**settings))
     make = functools.partial(fedrep, optax.sgd(0.3))
     plain, tuned = run(make(), rounds=2), run(make(tune_epochs=3), rounds=2)
     assert jax.tree.all(jax.tree.map(np.array_equal, plain.client_state, tuned.client_state))
@@ -689,7 +690,7 @@ def test_centralised_training_continues_over_rounds():
 def run(algorithm, *, model=None, **options):
     defaults = {"rounds": 4, "clients_per_round": 3, "batch_size": BATCH, "lanes": 3}
     options = {"checkpoint_every": 2, **defaults, **options}
-    return simulate(model or toy.model(), algorithm, FEDERATION, **options)
+    return simulate(model or toy.model(), algorithm, FEDERATION, **run_options(**options))
 
 
 DITTO, TEST = ditto(optax.adam(0.02)), toy.dataset(20, seed=3)

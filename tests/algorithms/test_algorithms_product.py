@@ -13,6 +13,7 @@ import pytest
 import reference
 import toy
 from closeness import assert_close
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.aggregators import flexlora, fra, hetlora, ilora, mean
@@ -288,7 +289,9 @@ def test_it_can_be_configured_and_resumed(tmp_path):
         )
     )
     options = {"clients_per_round": 3, "batch_size": 4, "checkpoint_every": 1}
-    simulate = functools.partial(fp.simulate, toy.model(), chosen, FEDERATION, **options)
+    simulate = functools.partial(
+        fp.simulate, toy.model(), chosen, FEDERATION, **run_options(**options)
+    )
     whole = simulate(rounds=2)
     simulate(rounds=1, out=tmp_path / "run")
     again = simulate(rounds=2, out=tmp_path / "run", resume=True)

@@ -13,6 +13,7 @@ import pytest
 import reference
 import toy
 from closeness import assert_close
+from options import run_options
 from toy import context
 
 import fedjax_peft as fp
@@ -284,11 +285,11 @@ def test_a_run_with_both_resumes_to_the_same_bits(tmp_path):
         fedprox, schedules.scheduled(optax.adam(0.02), schedules.cosine(4)), keep_optimizer=True
     )
     options = {"batch_size": BATCH, "clients_per_round": 2, "lanes": 1, "checkpoint_every": 2}
-    straight = fp.simulate(toy.model(), make(), FEDERATION, rounds=4, **options)
+    straight = fp.simulate(toy.model(), make(), FEDERATION, rounds=4, **run_options(**options))
     out = tmp_path / "run"
-    fp.simulate(toy.model(), make(), FEDERATION, rounds=2, out=out, **options)
+    fp.simulate(toy.model(), make(), FEDERATION, rounds=2, out=out, **run_options(**options))
     resumed = fp.simulate(
-        toy.model(), make(), FEDERATION, rounds=4, out=out, resume=True, **options
+        toy.model(), make(), FEDERATION, rounds=4, out=out, resume=True, **run_options(**options)
     )
     for field in ("client_state", "server"):
         one, other = getattr(resumed, field), getattr(straight, field)

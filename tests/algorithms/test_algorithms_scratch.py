@@ -4,11 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from options import run_options
 
 from fedjax_peft import heads
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.data import Dataset, partition
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.simulation.records import Evaluation
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks import Task
 
@@ -51,7 +53,7 @@ def test_recurrent_models_learn_the_next_word(kind):
         rounds=6,
         clients_per_round=4,
         batch_size=8,
-        eval_every=6,
+        evaluation=Evaluation(every=6),
     )
     first, last = result.metrics[0]["test_loss"], result.metrics[-1]["test_loss"]
     assert last < first - 1
@@ -68,5 +70,5 @@ def test_a_cnn_learns_images():
     data = Dataset(columns, ("dark", "bright"), "images")
     clients = partition.dirichlet(data, clients=3, alpha=1.0, seed=0)
     options = {"rounds": 3, "clients_per_round": 3, "batch_size": 8, "eval_every": 3}
-    result = simulate(model, fedavg(optax.adam(3e-3)), clients, test=data, **options)
+    result = simulate(model, fedavg(optax.adam(3e-3)), clients, test=data, **run_options(**options))
     assert result.metrics[-1]["test_accuracy"] > 0.9

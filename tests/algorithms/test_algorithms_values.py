@@ -10,6 +10,7 @@ import pytest
 import toy
 from closeness import assert_close
 from compiled import compilations
+from options import session_options
 from test_algorithms_all import OPTIONS, OTHERS, model_of
 
 import fedjax_peft as fp
@@ -80,7 +81,9 @@ def leaves(state):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n)) for n in NAMES])
 def test_every_number_of_an_algorithm_can_be_a_run_time_value(name):
     make, values, others, model, clients = case(name)
-    session = functools.partial(fp.session, model, clients=clients, batch_size=4, lanes=1)
+    session = functools.partial(
+        fp.session, model, clients=clients, batch_size=4, placement=fp.Placement(lanes=1)
+    )
     tunable = session(make, values=values)
     first, second = rounds(tunable), None
     compilations.clear()
@@ -104,13 +107,17 @@ def test_transforms_can_be_functions_of_the_values():
 
     given = {"transforms": clip, "batch_size": 4, "lanes": 1}
     model = toy.lora_model()
-    tunable = fp.session(model, make, FEDERATION, values={"rate": 0.1, "norm": 0.01}, **given)
+    tunable = fp.session(
+        model, make, FEDERATION, values={"rate": 0.1, "norm": 0.01}, **session_options(**given)
+    )
     narrow = rounds(tunable)
     compilations.clear()
     wide = rounds(tunable, values={"norm": 100.0})
     assert not compilations
     given["transforms"] = fp.transforms.clip_norm(0.01)
-    constants = rounds(fp.session(model, make({"rate": 0.1}), FEDERATION, **given))
+    constants = rounds(
+        fp.session(model, make({"rate": 0.1}), FEDERATION, **session_options(**given))
+    )
     for mine, its in zip(leaves(narrow), leaves(constants), strict=True):
         assert_close(mine, its, rtol=1e-5, atol=1e-6)
     assert any(not np.array_equal(a, b) for a, b in zip(leaves(narrow), leaves(wide), strict=True))
@@ -122,7 +129,11 @@ def test_the_reference_engine_takes_the_values_of_the_state():
 
     given = {"values": {"rate": 0.1, "mu": 0.5}, "batch_size": 4, "lanes": 1}
     states = [
-        rounds(fp.session(toy.lora_model(), make, FEDERATION, engine=engine, **given))
+        rounds(
+            fp.session(
+                toy.lora_model(), make, FEDERATION, **session_options(engine=engine, **given)
+            )
+        )
         for engine in ("compiled", "reference")
     ]
     for mine, its in zip(*map(leaves, states), strict=True):

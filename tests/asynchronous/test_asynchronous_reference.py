@@ -9,6 +9,7 @@ import optax
 import pytest
 import toy
 from closeness import approx, assert_close
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.engine.plan import batches
@@ -112,11 +113,8 @@ def simulated(asynchronous, algorithm, rounds, **options):
         rounds=rounds,
         batch_size=BATCH,
         seed=SEED,
-        eval_every=rounds,
         asynchronous=asynchronous,
-        time_model=TIME,
-        progress=False,
-        **options,
+        **run_options(eval_every=rounds, time_model=TIME, progress=False, **options),
     )
 
 
@@ -128,7 +126,7 @@ def started(run, rounds, asynchronous):
         toy.clients(SIZES),
         batch_size=BATCH,
         asynchronous=asynchronous,
-        time_model=TIME,
+        system=fp.System(time=TIME),
     )
     schedule = session.schedule(SEED)
     jobs = [j for r in range(1, rounds + 2) for j in schedule.aggregation(r).started]
@@ -209,8 +207,10 @@ def test_all_clients_at_equal_speed_are_synchronous_fedavg():
     }
     bound, clients = toy.model(), toy.clients(SIZES)  # with dropout
     asynchronous = fp.asynchronous.fedbuff(len(SIZES), staleness="constant", weights="size")
-    fedbuff = fp.simulate(bound, FEDAVG, clients, asynchronous=asynchronous, **common)
-    fedavg = fp.simulate(bound, FEDAVG, clients, **common)
+    fedbuff = fp.simulate(
+        bound, FEDAVG, clients, asynchronous=asynchronous, **run_options(**common)
+    )
+    fedavg = fp.simulate(bound, FEDAVG, clients, **run_options(**common))
     for leaf, value in fedbuff.params.items():
         assert_close(value, fedavg.params[leaf], atol=1e-6)
     for one, other in zip(fedbuff.metrics, fedavg.metrics, strict=True):

@@ -10,6 +10,7 @@ import optax
 import pytest
 import toy
 from closeness import approx, assert_close
+from options import run_options
 
 import fedjax_peft as fp
 
@@ -30,7 +31,7 @@ def simulated(algorithm=FEDAVG, asynchronous=FEDBUFF, rounds=5, model=None, **op
         toy.clients(SIZES),
         rounds=rounds,
         asynchronous=asynchronous,
-        **(given | options),
+        **run_options(**given | options),
     )
 
 
@@ -61,7 +62,7 @@ def test_a_session_grows_its_history_beyond_the_foreseen_rounds():
             toy.clients(SIZES),
             batch_size=4,
             asynchronous=FEDBUFF,
-            time_model=TIME,
+            system=fp.System(time=TIME),
             rounds=rounds,
         )
         for rounds in (1, 12)

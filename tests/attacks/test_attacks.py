@@ -11,6 +11,7 @@ import optax
 import pytest
 import toy
 from closeness import approx, assert_close, assert_trees_close
+from options import run_options, session_options
 from scipy.stats import norm
 
 import fedjax_peft as fp
@@ -337,7 +338,9 @@ def simulated(attack):
     """Returns the last row of a run."""
     train, test = federation()
     options = {"rounds": 6, "local_steps": 4, "batch_size": 8, "lanes": 1, "eval_every": 6}
-    return last(fp.simulate(tiny(), ADAM, train, test=test, attack=attack, **options))
+    return last(
+        fp.simulate(tiny(), ADAM, train, test=test, attack=attack, **run_options(**options))
+    )
 
 
 @functools.cache
@@ -364,9 +367,9 @@ def test_the_share_is_a_run_time_value_and_compiles_once():
     options = {"local_steps": 1, "lanes": 1, "batch_size": 4}
     session = fp.session(
         *(model(), FEDAVG, FEDERATION),
-        **options,
         attack=lambda p: attacks.alie(p["share"]),
         values={"share": SHARE},
+        **session_options(**options),
     )
     found = []
     for share in (SHARE, 0.5):
@@ -375,7 +378,9 @@ def test_the_share_is_a_run_time_value_and_compiles_once():
     assert found == [2, 4]
     assert len(session._programs) == 1
     program = next(iter(session._programs.values()))
-    fixed = fp.session(model(), FEDAVG, FEDERATION, **options, attack=attacks.alie(0.5))
+    fixed = fp.session(
+        model(), FEDAVG, FEDERATION, attack=attacks.alie(0.5), **session_options(**options)
+    )
     expected, _ = fixed.step(fixed.init(0))
     for name, x in state.server.items():
         assert_close(x, expected.server[name], atol=1e-6)
@@ -385,7 +390,9 @@ def test_the_share_is_a_run_time_value_and_compiles_once():
 def test_a_resumed_run_has_the_same_hostile_clients(tmp_path):
     attack = attacks.gaussian(SHARE, 0.01)
     options = {"test": toy.dataset(20, seed=5), "eval_every": 2, "local_steps": 1}
-    simulate = functools.partial(fp.simulate, model(), FEDAVG, FEDERATION, attack=attack, **options)
+    simulate = functools.partial(
+        fp.simulate, model(), FEDAVG, FEDERATION, attack=attack, **run_options(**options)
+    )
     whole = simulate(rounds=2)
     simulate(rounds=1, out=tmp_path)
     resumed = simulate(rounds=2, out=tmp_path, resume=True)
@@ -397,9 +404,11 @@ def test_personal_models_have_a_backdoor_of_their_own():
     train, test = federation()
     result = fp.simulate(
         *(tiny(), fedavg(optax.adam(5e-3), head="private"), train),
-        **{"test": test, "rounds": 1, "local_steps": 1, "lanes": 1, "test_clients": 2},
         attack=attacks.backdoor(0.25, 1, token=7),
-        progress=False,
+        **run_options(
+            **{"test": test, "rounds": 1, "local_steps": 1, "lanes": 1, "test_clients": 2},
+            progress=False,
+        ),
     )
     row = last(result)
     assert {"test_backdoor_success", "test_backdoor_success_std"} <= set(row)
@@ -496,7 +505,7 @@ def test_colluding_clients_are_refused_where_noise_is_added_to_a_sum():
             *(model(), fedavg(SGD, weights="uniform"), FEDERATION),
             attack=attacks.alie(0.25),
             privacy=fp.privacy.central(1.0, 1.0),
-            **{"sampling": "poisson", "clients_per_round": 4},
+            **session_options(**{"sampling": "poisson", "clients_per_round": 4}),
         )
 
 
@@ -505,7 +514,9 @@ def test_a_private_run_does_not_say_who_took_part():
         *(model(), fedavg(SGD, weights="uniform"), FEDERATION),
         attack=attacks.sign_flip(0.5),
         privacy=fp.privacy.central(1.0, 1.0),
-        **{"sampling": "poisson", "clients_per_round": 7, "local_steps": 1, "lanes": 1},
+        **session_options(
+            **{"sampling": "poisson", "clients_per_round": 7, "local_steps": 1, "lanes": 1}
+        ),
     )
     _, info = session.step(session.init(0))
     assert np.isnan(info.aggregation["hostile"])
@@ -513,4 +524,10 @@ def test_a_private_run_does_not_say_who_took_part():
 
 def test_colluding_clients_have_all_directions():
     with pytest.raises(InputError, match="clients of different LoRA ranks"):
-        fp.session(model(), FEDAVG, FEDERATION, attack=attacks.alie(0.25), client_ranks=[1, 2])
+        fp.session(
+            model(),
+            FEDAVG,
+            FEDERATION,
+            attack=attacks.alie(0.25),
+            system=fp.System(client_ranks=[1, 2]),
+        )

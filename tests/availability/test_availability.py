@@ -7,6 +7,7 @@ import toy
 from closeness import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.availability.draws import uniforms
@@ -181,8 +182,7 @@ def simulated(availability, rounds=4, **options):
         fp.algorithms.fedavg(optax.sgd(0.2)),
         toy.clients([5, 9, 12, 7, 20, 3]),
         rounds=rounds,
-        availability=availability,
-        **(settings | options),
+        **run_options(availability=availability, **settings | options),
     )
 
 
@@ -241,5 +241,5 @@ def test_what_does_not_fit_is_refused(tmp_path):
         simulated(fp.availability.markov(), privacy=privacy, sampling="poisson")
     with pytest.raises(fp.InputError, match="not 'measured'"):
         simulated(fp.availability.markov(), time_model=fp.TimeModel("measured"))
-    with pytest.raises(fp.InputError, match=r"is not an fp\.typing\.Availability"):
+    with pytest.raises(fp.InputError, match=r"is not an fp\.contracts\.Availability"):
         simulated("diurnal")

@@ -25,7 +25,7 @@ rounds = 2
 clients_per_round = 2
 batch_size = 8
 local_steps = 2
-checkpoint_every = 1
+records.checkpoint_every = 1
 
 [model]
 name = "{root}/model"
@@ -278,7 +278,7 @@ def test_bad_asset(capsys, monkeypatch):
         ("peft.targets=['querry']", "'query'"),
         ("model.name=/nowhere", "no model directory '/nowhere'"),
         ("data.name=newsgroups", "20newsgroups"),
-        ("lanes=0", "lanes = 0"),
+        ("placement.lanes=0", "lanes = 0"),
         ("optimizer.learning_rate='fast'", "learning_rate"),
     ],
 )
@@ -299,15 +299,15 @@ def test_bad_config(project, capsys, override, complaint):
         (["algorithm.name=ffa", "peft={name='bitfit'}"], ["LoRA", "'fedavg'"]),
         (["algorithm={name='fedrep', head='shared'}"], ["head of 'fedrep'", "'private'"]),
         (["algorithm={name='fedper', head='shared'}"], ["head of 'fedper'", "'fedavg'"]),
-        (["algorithm.name=fedex", "client_ranks=[1, 2]"], ["'fedex'", "flora"]),
+        (["algorithm.name=fedex", "system.client_ranks=[1, 2]"], ["'fedex'", "flora"]),
         (["algorithm.name=centralised"], ["pooled"]),
         (["algorithm.name=scaffold"], ["write algorithm.learning_rate = "]),
         (["algorithm={name='fedprox', mu=-1.0}"], ["mu = -1.0"]),
-        (["system=fedlt"], ["'fedlr'"]),
+        (["preset=fedlt"], ["'fedlr'"]),
         (["sampling=poison"], ["poisson"]),
-        (["failure_rate=1.5"], ["failure_rate"]),
-        (["diagnostics=['drift']"], ["variation"]),
-        (["diagnostics=['cka']"], ["dual()"]),
+        (["system.failure_rate=1.5"], ["failure_rate"]),
+        (["evaluation.diagnostics=['drift']"], ["variation"]),
+        (["evaluation.diagnostics=['cka']"], ["dual()"]),
     ],
     ids=lambda x: x[0],
 )

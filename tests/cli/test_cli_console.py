@@ -5,6 +5,7 @@ import time
 import optax
 import pytest
 import toy
+from options import run_options
 
 from fedjax_peft import testing
 from fedjax_peft.algorithms import fedavg
@@ -25,7 +26,7 @@ def run(algorithm=None, **options):
         rounds=2,
         clients_per_round=2,
         batch_size=4,
-        **options,
+        **run_options(**options),
     )
 
 

@@ -86,7 +86,7 @@ def test_explain_needs_no_config(capsys):
         (["data", "film"], ["  sst2 "], ["  mrpc "]),
         (["datasets", "film"], ["  sst2 "], ["  mrpc "]),
         (["methods", "prompt_tuning"], ["tokens: whole number"], ["lora"]),
-        (["keys", "deadline"], ["deadline: number, none by default"], ["batch_size"]),
+        (["keys", "deadline"], ["system.deadline: number, none by default"], ["batch_size"]),
         (["MiniLM"], ["minilm-l6"], ["sst2"]),
     ],
     ids=" ".join,

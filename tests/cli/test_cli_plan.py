@@ -88,7 +88,9 @@ def test_clients_states_outside_the_device(plan):
     tables = {"model": LLAMA, "algorithm": {"name": "ditto"}, "clients_per_round": 20}
     tables |= {"partition": {"name": "iid", "clients": 50}, "peft": {"name": "lora", "rank": 16}}
     row = "state that the clients keep between rounds"
-    inside, outside = (plan({**tables, "client_state": x}) for x in ("device", "disk"))
+    inside, outside = (
+        plan({**tables, "placement": {"client_state": x}}) for x in ("device", "disk")
+    )
     assert megabytes(inside, row) == approx(5 / 2 * megabytes(outside, row), abs=0.02)
 
 

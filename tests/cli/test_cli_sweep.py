@@ -24,7 +24,7 @@ CONFIG = """
 rounds = 3
 clients_per_round = 2
 local_steps = 2
-checkpoint_every = 1
+records.checkpoint_every = 1
 [model]
 name = "{root}/model"
 [data]

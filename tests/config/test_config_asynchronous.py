@@ -4,7 +4,6 @@ import pytest
 
 from fedjax_peft import testing
 from fedjax_peft.config import config as configs
-from fedjax_peft.simulation.record import read_config, write_config
 from fedjax_peft.support.errors import InputError
 
 
@@ -16,7 +15,8 @@ def resolved(tmp_path):
 
     def make(**keys):
         raw = {
-            **{"rounds": 3, "local_steps": 1, "eval_every": 5, "clients_per_round": 3, "lanes": 1},
+            **{"rounds": 3, "local_steps": 1, "clients_per_round": 3},
+            **{"evaluation": {"every": 5}, "placement": {"lanes": 1}},
             "model": {"name": str(checkpoint)},
             "peft": "head_only",
             "optimizer": {"learning_rate": 0.1},
@@ -31,7 +31,9 @@ def resolved(tmp_path):
 
 def test_tables_name_the_server_and_the_availability(resolved, tmp_path):
     config = resolved(
-        asynchronous={"name": "fedbuff", "buffer_size": 2}, availability="diurnal", failure_rate=0.1
+        asynchronous={"name": "fedbuff", "buffer_size": 2},
+        availability="diurnal",
+        system={"failure_rate": 0.1},
     )
     assert config["asynchronous"]["exponent"] == 0.5
     assert "fedbuff server" in configs.describe(config)
@@ -45,16 +47,6 @@ def test_tables_name_the_server_and_the_availability(resolved, tmp_path):
     other = resolved(asynchronous={"name": "fedbuff", "buffer_size": 3})
     with pytest.raises(InputError, match="another config"):
         configs.run(other, out=tmp_path / "run", resume=True)
-
-
-def test_a_run_from_before_failure_exponent_resumes(resolved, tmp_path):
-    config = resolved(rounds=1)
-    configs.run(config, out=tmp_path / "run")
-    old = read_config(tmp_path / "run")
-    del old["failure_exponent"]
-    write_config(tmp_path / "run" / "config.toml", old)
-    rows = configs.run({**config, "rounds": 2}, out=tmp_path / "run", resume=True).metrics
-    assert [row["round"] for row in rows] == [0, 1, 2]
 
 
 def test_unknown_names_and_keys_are_refused(resolved):

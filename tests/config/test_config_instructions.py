@@ -40,7 +40,7 @@ def config(files, data, **more):
 
 def test_a_run_records_the_task_of_its_rows(files, tmp_path):
     data = {"name": str(files / "own.jsonl"), "max_length": 60, "packing": 120}
-    raw = config(files, data | {"template": "{prompt} "}, client_holdout=0.25)
+    raw = config(files, data | {"template": "{prompt} "}, evaluation={"client_holdout": 0.25})
     resolved = configs.resolve(raw)
     run = configs.run(resolved, out=tmp_path / "run")
     assert run.metrics[-1]["client_perplexity_mean"] > 1, run.metrics[-1]
@@ -55,7 +55,7 @@ def test_a_run_records_the_task_of_its_rows(files, tmp_path):
 
 def test_packing_comes_after_what_clients_hold_out(files):
     data = {"name": str(files / "own.jsonl"), "max_length": 60, "packing": 120}
-    resolved = configs.resolve(config(files, data, client_holdout=0.25))
+    resolved = configs.resolve(config(files, data, evaluation={"client_holdout": 0.25}))
     splits, clients = configs.federation(resolved)
     assert "segment_ids" not in clients.data.columns
     packed, evaluated = configs.evaluation_data(resolved, splits, clients)

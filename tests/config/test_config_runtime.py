@@ -3,6 +3,7 @@
 import pytest
 
 from fedjax_peft.config import config as configs
+from fedjax_peft.config import running
 
 
 @pytest.mark.parametrize("schedule", [{}, {"schedule": {"name": "cosine"}}])
@@ -15,8 +16,8 @@ def test_an_algorithm_of_swept_rates_reads_the_schedule(schedule):
         "optimizer": {"learning_rate": 0.1},
         "runtime": ["optimizer.learning_rate"],
     }
-    made = configs._made_from_values(configs.resolve(raw | schedule))
+    made = running.made_from_values(configs.resolve(raw | schedule))
     assert made["values"] == {"optimizer.learning_rate": 0.1}
     assert made["algorithm"](made["values"]).name == "fedavg"
-    again = configs._made_from_values(configs.resolve({**raw, **schedule, "rounds": 9}))
+    again = running.made_from_values(configs.resolve({**raw, **schedule, "rounds": 9}))
     assert (again["algorithm"] == made["algorithm"]) == (not schedule), "a schedule has the rounds"

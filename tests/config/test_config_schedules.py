@@ -9,7 +9,8 @@ from closeness import assert_close
 
 from fedjax_peft import testing
 from fedjax_peft.config import config as configs
-from fedjax_peft.config import sweeps
+from fedjax_peft.config import running, sweeps
+from fedjax_peft.config.federation import explicit
 from fedjax_peft.support.errors import InputError
 
 BASE = {
@@ -42,7 +43,7 @@ def test_a_run_records_the_length_of_its_schedule():
     changes = {"schedule": "cosine", "server_schedule": {"name": "linear", "rounds": 5}}
     config = configs.resolve({**BASE, **changes, "algorithm": "fedadam"})
     assert config["schedule"]["rounds"] is None
-    recorded = configs._explicit(config, {"train": testing.tiny_dataset(4)})
+    recorded = explicit(config, {"train": testing.tiny_dataset(4)})
     assert [recorded[table]["rounds"] for table in changes] == [8, 5]
 
 
@@ -51,7 +52,7 @@ def test_scaffold_takes_the_learning_rate_of_plain_sgd():
     kinds = toy.model().kinds
     made(algorithm="scaffold").check(kinds, 3)
     raw = configs.resolve({**BASE, "algorithm": "scaffold"})
-    values = configs._made_from_values({**raw, "runtime": ["optimizer.learning_rate"]})
+    values = running.made_from_values({**raw, "runtime": ["optimizer.learning_rate"]})
     values["algorithm"]({"optimizer.learning_rate": 0.3}).check(kinds, 3)
     with pytest.raises(InputError, match=r"step size 0\.1"):
         made(algorithm={"name": "scaffold", "learning_rate": 0.2}).check(kinds, 3)
@@ -95,7 +96,7 @@ def test_the_numbers_of_a_schedule_are_run_time_values_of_a_sweep():
     raw = {**BASE, "schedule": "linear", "partition": {"name": "iid", "clients": 2}}
     points = sweeps.plan(raw, ["schedule.final_factor=0.2,0.4"]).points
     assert [point.config["runtime"] for point in points] == [["schedule.final_factor"]] * 2
-    one, other = (configs._made_from_values(point.config) for point in points)
+    one, other = (running.made_from_values(point.config) for point in points)
     assert one["algorithm"] == other["algorithm"]
 
     @jax.jit

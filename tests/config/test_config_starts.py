@@ -6,6 +6,7 @@ from closeness import assert_close
 
 from fedjax_peft import load_run, testing
 from fedjax_peft.config import config as configs
+from fedjax_peft.config import running
 from fedjax_peft.config.loading import load_models
 from fedjax_peft.peft import gradient_start
 from fedjax_peft.support.errors import InputError
@@ -23,7 +24,7 @@ def base(tmp_path_factory):
         "rounds": 1,
         "batch_size": 8,
         "local_steps": 1,
-        "global_test": False,
+        "evaluation": {"global_test": False},
         "model": {"name": str(folder / "model")},
         "data": {"name": str(folder / "own.csv"), "max_length": 8},
         "partition": {"name": "iid", "clients": 2},
@@ -54,7 +55,7 @@ def test_a_run_begins_with_the_gradient_of_its_clients_and_is_loaded_with_it(bas
     data, clients = configs.federation(config)
     task = configs.task_of(config)
     model = configs.build_model(config, data["train"].label_names)
-    started = configs._started(config, model, clients, task).trainable
+    started = running.started(config, model, clients, task).trainable
     columns = {**data["train"].columns, "mask": np.ones(len(data["train"]), bool)}
     expected = gradient_start(model, [columns], task, step=0.01).trainable
     for name in bases:

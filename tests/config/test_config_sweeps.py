@@ -3,7 +3,7 @@
 import pytest
 
 from fedjax_peft.config import config as configs
-from fedjax_peft.config import sweeps
+from fedjax_peft.config import running, sweeps
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.support.errors import InputError
 
@@ -36,9 +36,9 @@ def folders(planned):
         ("seed=2..2", ("seed", [2])),
         ("optimizer.learning_rate=1e-3,3e-3", ("optimizer.learning_rate", [0.001, 0.003])),
         ("algorithm=fedavg,ditto", ("algorithm", ["fedavg", "ditto"])),
-        ("client_ranks=[1,2],[4,8]", ("client_ranks", [[1, 2], [4, 8]])),
+        ("system.client_ranks=[1,2],[4,8]", ("system.client_ranks", [[1, 2], [4, 8]])),
         ('name="a,b",c', ("name", ["a,b", "c"])),
-        ("client_ranks=[1,2]", None),
+        ("system.client_ranks=[1,2]", None),
         ("rounds=20", None),
         ("peft=", None),
     ],
@@ -65,7 +65,7 @@ def test_every_combination_is_a_point_and_seeds_change_least_often():
     last = planned.points[-1].config
     assert (last["seed"], last["optimizer"]["learning_rate"]) == (1, 0.003)
     assert last["runtime"] == ["optimizer.learning_rate"]
-    assert last == {**configs.resolve({**last, "system_changes": None}), "system_changes": None}
+    assert last == {**configs.resolve({**last, "preset_changes": None}), "preset_changes": None}
 
 
 def test_the_table_of_a_config_gives_the_grid_and_methods_can_have_their_own():
@@ -114,7 +114,7 @@ def test_numbers_other_than_0_are_run_time_values():
 
 def test_equal_settings_make_equal_functions_of_the_values():
     def made(point):
-        return configs._made_from_values(point.config)
+        return running.made_from_values(point.config)
 
     points = sweeps.plan(raw(), ["seed=0..1", "optimizer.learning_rate=1e-3,3e-3"]).points
     functions = [made(point) for point in points]
@@ -154,12 +154,12 @@ def test_an_unknown_method_is_named():
 def test_runs_with_the_same_data_read_them_once(monkeypatch):
     """Seeds share the data if ``data.seed`` is given, and the partition still differs."""
     calls = []
-    monkeypatch.setattr(configs, "load_data", lambda config: calls.append(config["seed"]) or {})
+    monkeypatch.setattr(running, "load_data", lambda config: calls.append(config["seed"]) or {})
     parts = Parts()
     for change, expected in (({}, [0, 1]), ({"seed": 0}, [0])):
         calls.clear()
         written = raw(data={**RAW["data"], **change})
         for point in sweeps.plan(written, ["seed=0..1", "partition.alpha=0.1,1.0"]).points:
-            described = configs._data_description(point.config)
-            parts.get("data", described, lambda point=point: configs.load_data(point.config))
+            described = running.data_description(point.config)
+            parts.get("data", described, lambda point=point: running.load_data(point.config))
         assert calls == expected

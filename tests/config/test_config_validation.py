@@ -3,8 +3,9 @@
 import pytest
 
 from fedjax_peft.config import config as configs
+from fedjax_peft.config.federation import explicit
 from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.simulation.record import read_config, write_config
+from fedjax_peft.simulation.record import read_config
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import write_tiny_checkpoint
 
@@ -20,10 +21,11 @@ def checkpoint(tmp_path_factory):
 def resolved(checkpoint):
     """Returns a function that resolves a config of a tiny model and a stand-in."""
 
-    def make(data, **keys):
+    def make(data, evaluation=(), **keys):
         table = {"source": "tiny", **data}
         raw = {
-            **{"rounds": 1, "local_steps": 1, "eval_every": 5, "clients_per_round": 2, "lanes": 1},
+            **{"rounds": 1, "local_steps": 1, "clients_per_round": 2, "placement": {"lanes": 1}},
+            "evaluation": {"every": 5, **dict(evaluation)},
             **{
                 "model": {"name": checkpoint},
                 "peft": "head_only",
@@ -53,9 +55,6 @@ def test_a_validation_split_is_evaluated_and_recorded(resolved, tmp_path):
     assert [{**row, "time": 0} for row in again] == [{**row, "time": 0} for row in rows]
     recorded = configs.resolve_recorded(read_config(tmp_path / "run"))
     assert recorded["data"]["validation_share"] == 0.1
-    old = read_config(tmp_path / "run")
-    del old["validation"], old["client_validation"]  # keys that older runs do not have
-    write_config(tmp_path / "run" / "config.toml", old)
     longer = configs.run({**config, "rounds": 2}, out=tmp_path / "run", resume=True).metrics
     assert [row["round"] for row in longer] == [0, 1, 2]
 
@@ -87,15 +86,15 @@ def test_a_validation_split_is_evaluated_and_recorded(resolved, tmp_path):
     ],
 )
 def test_what_is_evaluated(resolved, data, keys, names, kind):
-    config = resolved(data, **keys)
+    config = resolved(data, keys)
     splits, _, found = evaluated(config)
     assert found.keys() == names
-    assert configs._explicit(config, splits)["validation"] == kind
+    assert explicit(config, splits)["validation"] == kind
 
 
 def test_held_out_examples_are_disjoint(resolved):
     keys = {"client_holdout": 0.2, "client_validation_holdout": 0.25}
-    _, clients, found = evaluated(resolved({"name": "sst2"}, **keys))
+    _, clients, found = evaluated(resolved({"name": "sst2"}, keys))
     parts = (clients, found["client_test"], found["client_validation"])
     assert [set(part.sizes.tolist()) for part in parts] == [{18}, {6}, {6}]
     rows = [row for part in parts for own in part.indices for row in own.tolist()]
@@ -106,17 +105,15 @@ def test_held_out_examples_are_disjoint(resolved):
 def test_six_tasks_are_tested_and_validated_on_their_own_examples(resolved, split):
     config = resolved(
         {"name": "glue_silo", "split": split, "validation_examples": 5},
+        {"client_test": True, "client_validation": True, "global_test": False},
         partition={"name": "natural", "by": "task"},
-        client_test=True,
-        client_validation=True,
-        global_test=False,
     )
     splits, clients, found = evaluated(config)
     assert found.keys() == {"client_test", "client_validation"}
     assert sorted(clients.names) == sorted(TASKS)
     assert found["client_validation"].names == clients.names
     assert found["client_validation"].sizes.tolist() == [5] * 6
-    assert configs._explicit(config, splits)["validation"] == f"a part of the split {split}"
+    assert explicit(config, splits)["validation"] == f"a part of the split {split}"
 
 
 @pytest.mark.slow
@@ -124,8 +121,8 @@ def test_a_run_of_six_tasks(resolved):
     keys = {"client_test": True, "client_validation": True, "global_test": False}
     config = resolved(
         {"name": "glue_silo", "validation_examples": 5, "test_examples": 5},
+        keys,
         partition={"name": "natural", "by": "task"},
-        **keys,
     )
     row = configs.run(config).metrics[-1]
     assert {"client_accuracy_mean", "client_validation_accuracy_mean"} <= row.keys()
@@ -134,24 +131,31 @@ def test_a_run_of_six_tasks(resolved):
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("keys", "partition", "message"),
     [
-        ({"client_validation": True}, r"validation examples.*client_validation_holdout = 0.1"),
         (
-            {
-                "client_validation": True,
-                "client_validation_holdout": 0.1,
-                "partition": {"name": "natural"},
-            },
-            "client_validation = true and client_validation_holdout exclude each other",
+            {"client_validation": True},
+            {},
+            r"validation examples.*evaluation.client_validation_holdout = 0.1",
         ),
-        ({"global_validation": True}, r"global_validation = true needs .*'sst2' has none.* = 0.1"),
         (
-            {"client_validation": True, "partition": {"name": "natural", "by": "x"}},
+            {"client_validation": True, "client_validation_holdout": 0.1},
+            {"name": "natural"},
+            r"client_validation = true and evaluation.client_validation_holdout exclude each other",
+        ),
+        (
+            {"global_validation": True},
+            {},
+            r"global_validation = true needs .*'sst2' has none.* = 0.1",
+        ),
+        (
+            {"client_validation": True},
+            {"name": "natural", "by": "x"},
             r"client_validation = true needs a validation split",
         ),
     ],
 )
-def test_settings_that_cannot_be_are_refused(resolved, keys, message):
+def test_settings_that_cannot_be_are_refused(resolved, keys, partition, message):
+    more = {"partition": partition} if partition else {}
     with pytest.raises(InputError, match=message):
-        configs.federation(resolved({"name": "sst2"}, **keys))
+        configs.federation(resolved({"name": "sst2"}, keys, **more))

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from closeness import assert_close
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
@@ -139,7 +140,9 @@ def test_a_round_of_packed_clients_equals_one_without_packing():
     method = fp.algorithms.fedavg(optax.sgd(0.1))
     how = {"rounds": 1, "batch_size": 6, "seed": 3, "progress": False}
     federations = (clients(), clients().pack(16))
-    runs = [fp.simulate(model(), method, federation, **how) for federation in federations]
+    runs = [
+        fp.simulate(model(), method, federation, **run_options(**how)) for federation in federations
+    ]
     before = model().trainable
     for name, x in runs[0].params.items():
         assert_close(runs[1].params[name], x, atol=1e-6, err_msg=name)
@@ -176,7 +179,7 @@ def test_packing_is_refused_where_it_does_not_fit():
 
 def test_packed_rows_need_a_model_that_keeps_their_examples_apart():
     lstm = {"model_type": "lstm", "vocab_size": 40, "embedding_size": 4, "hidden_size": 4}
-    run = functools.partial(fp.simulate, rounds=1, progress=False)
+    run = functools.partial(fp.simulate, rounds=1, records=fp.Records(progress=False))
     with pytest.raises(InputError, match="does not read the column 'position_ids'"):
         run(
             fp.random_model(lstm, head=causal_lm()),

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import test_engine_client_store as stores
 import toy
+from options import run_options, session_options
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
@@ -77,7 +78,7 @@ ALGORITHMS = {  # the algorithm, options of the session, options of the evaluati
 def toy_run_alone(name):
     """Returns the results of one device, and how far the model has moved."""
     algorithm, options, tested = ALGORITHMS[name]
-    alone = fp.session(MODEL, algorithm, FEDERATION, **ONE, **OPTIONS, **options)
+    alone = fp.session(MODEL, algorithm, FEDERATION, **session_options(**ONE, **OPTIONS, **options))
     expected = results(alone, trained(alone), **tested)
     return expected, farthest(expected[0], alone.init(3).server)
 
@@ -87,7 +88,7 @@ def toy_run(run):
     expected, moved = toy_run_alone(name)
     algorithm, options, tested = ALGORITHMS[name]
     options = {**OPTIONS, **options, **mesh(int(parts), form)}
-    session = fp.session(MODEL, algorithm, FEDERATION, **options)
+    session = fp.session(MODEL, algorithm, FEDERATION, **session_options(**options))
     state = trained(session)
     text = compiled(session).as_text()
     kept = (state.client_state, state.transform_state and state.transform_state.memory)
@@ -111,7 +112,7 @@ def refused(_):
     found = {}
     for key, bad in {"lanes": {"lanes": 6}, "devices": {"devices": 9}}.items():
         try:
-            fp.session(MODEL, DITTO, FEDERATION, **{**OPTIONS, **mesh(1), **bad})
+            fp.session(MODEL, DITTO, FEDERATION, **session_options(**{**OPTIONS, **mesh(1), **bad}))
         except InputError as error:
             found[key] = str(error)
     return found
@@ -132,7 +133,9 @@ def ranks(_):
     options = OPTIONS | {"clients_per_round": 2, "client_ranks": [1]}
     found = []
     for place in ({**ONE, "lanes": 1}, mesh(1)):
-        session = fp.session(model, algorithm, FEDERATION, **{**options, **place})
+        session = fp.session(
+            model, algorithm, FEDERATION, **session_options(**{**options, **place})
+        )
         found.append(jax.device_get(trained(session).server["model"]))
     lengths = {n: np.linalg.norm(found[0][f"layer.lora_{n}"], axis="ab".index(n)) for n in "ab"}
     return {"far": farthest(*found), **{n: x.tolist() for n, x in lengths.items()}}
@@ -143,7 +146,7 @@ def memory(_):
     federation = toy.clients([1] * 256)
     found = {}
     for chosen in (ONE, mesh(4)):
-        session = fp.session(MODEL, DITTO, federation, **chosen, **OPTIONS)
+        session = fp.session(MODEL, DITTO, federation, **session_options(**chosen, **OPTIONS))
         state = session.init(0)
         plan = session.plan(1, 0)
         session.program(plan, 0).compile(state, plan)
@@ -157,8 +160,8 @@ def resumed(_):
     """Stops a run on one mesh, and goes on with it on another one and on a single device."""
 
     def run(rounds, **options):
-        return simulate(MODEL, DITTO, FEDERATION, test=TEST, test_clients=2, rounds=rounds,
-                        eval_every=4, **OPTIONS, **options)  # fmt: skip
+        given = run_options(test_clients=2, eval_every=4, **OPTIONS, **options)
+        return simulate(MODEL, DITTO, FEDERATION, test=TEST, rounds=rounds, **given)
 
     alone = run(3, **ONE)
     with tempfile.TemporaryDirectory() as folder:
@@ -171,7 +174,7 @@ def resumed(_):
 
 
 def columns(_):
-    session = fp.session(MODEL, DITTO, FEDERATION, **mesh(2), **OPTIONS)
+    session = fp.session(MODEL, DITTO, FEDERATION, **session_options(**mesh(2), **OPTIONS))
     everything = FEDERATION.data.columns
     layout = session.setup.layout._replace(whole_columns=0)
     split = Session(
@@ -215,7 +218,7 @@ def outcome(session, name):
 @functools.cache
 def transformer_alone(name):
     """Returns the outcome on one device, and how far the model has moved."""
-    alone = fp.session(*transformer(name), **ONE, **BATCHES)
+    alone = fp.session(*transformer(name), **session_options(**ONE, **BATCHES))
     expected = outcome(alone, name)
     return expected, farthest(alone.init(3).server, expected[0])
 
@@ -223,7 +226,7 @@ def transformer_alone(name):
 def transformer_run(run):
     name, form = run.split("-")
     expected, moved = transformer_alone(name)
-    session = fp.session(*transformer(name), **mesh(4, form), **BATCHES)
+    session = fp.session(*transformer(name), **session_options(**mesh(4, form), **BATCHES))
     far = farthest(expected, outcome(session, name))
     step = [line for line in compiled(session).as_text().splitlines() if "while/body" in line]
     frozen = session.setup.frozen.values()

@@ -10,6 +10,7 @@ import optax
 import pytest
 import toy
 from closeness import assert_trees_close
+from options import session_options
 
 import fedjax_peft as fp
 from fedjax_peft.engine import client_store
@@ -57,7 +58,7 @@ def rounds(case, place, model, **options):
     """Returns everything that five rounds give; consecutive cohorts overlap."""
     algorithm, more = CASES[case]
     options = {"clients_per_round": 4, "batch_size": 4, "client_state": place, **more, **options}
-    session = fp.session(model, algorithm, FEDERATION, **options)
+    session = fp.session(model, algorithm, FEDERATION, **session_options(**options))
     state, found = session.init(3), []
     for _ in range(5):
         state, info = session.step(state)
@@ -91,7 +92,7 @@ def test_the_reference_engine_takes_stored_clients():
     for place in ("device", "disk"):
         options = {"clients_per_round": 4, "local_steps": 1, "transforms": FEEDBACK}
         options |= {"engine": "reference", "client_state": place}
-        session = fp.session(bound, algorithm, FEDERATION, **options)
+        session = fp.session(bound, algorithm, FEDERATION, **session_options(**options))
         state = session.init(1)
         for _ in range(2):
             state, _ = session.step(state)
@@ -112,7 +113,9 @@ def test_programs_get_the_clients_of_a_round_only(monkeypatch):
     options = {"clients_per_round": 3, "local_steps": 1, "transforms": FEEDBACK}
     algorithm = fp.algorithms.fedavg(SGD, head="private")
     federation = toy.clients([1] * clients)
-    session = fp.session(toy.model(), algorithm, federation, client_state="host", **options)
+    session = fp.session(
+        toy.model(), algorithm, federation, **session_options(client_state="host", **options)
+    )
     state = session.init(0)
     for _ in range(3):
         state, _ = session.step(state)
@@ -124,13 +127,20 @@ def test_programs_get_the_clients_of_a_round_only(monkeypatch):
 
 
 def test_sessions_without_kept_state_need_no_store():
-    session = fp.session(toy.model(), fp.algorithms.fedavg(SGD), FEDERATION, client_state="disk")
+    session = fp.session(
+        toy.model(),
+        fp.algorithms.fedavg(SGD),
+        FEDERATION,
+        placement=fp.Placement(client_state="disk"),
+    )
     assert session.init(0).client_state == {}
 
 
 def test_a_step_consumes_its_state_and_a_copy_stays():
     algorithm, _ = CASES["fedper"]
-    session = fp.session(plain_model(), algorithm, FEDERATION, client_state="host")
+    session = fp.session(
+        plain_model(), algorithm, FEDERATION, placement=fp.Placement(client_state="host")
+    )
     first = session.init(0)
     copy = first.copy()
     second, _ = session.step(first)
@@ -174,7 +184,9 @@ def test_versions_share_records_until_they_are_written(make):
 
 def test_rows_that_are_put_replace_what_was_prefetched():
     algorithm, _ = CASES["fedper"]
-    session = fp.session(plain_model(), algorithm, FEDERATION, client_state="disk")
+    session = fp.session(
+        plain_model(), algorithm, FEDERATION, placement=fp.Placement(client_state="disk")
+    )
     state, _ = session.step(session.init(0))
     everyone = range(len(SIZES))
     zeros = jax.tree.map(np.zeros_like, state.client_state.take(everyone))
@@ -203,7 +215,9 @@ def test_a_damaged_record_names_its_client(tmp_path):
 
 def test_errors_of_the_disk_reach_the_caller(monkeypatch):
     algorithm, _ = CASES["fedper"]
-    session = fp.session(plain_model(), algorithm, FEDERATION, client_state="disk")
+    session = fp.session(
+        plain_model(), algorithm, FEDERATION, placement=fp.Placement(client_state="disk")
+    )
     state, _ = session.step(session.init(0))
     state.client_state.settle()
 
@@ -230,8 +244,9 @@ def test_records_of_other_shapes_are_refused(tmp_path):
 def test_unknown_places_and_engines_are_refused():
     algorithm, _ = CASES["fedper"]
     with pytest.raises(InputError, match=r"'dist' is unknown.*disk"):
-        fp.session(toy.model(), algorithm, FEDERATION, client_state="dist")
+        fp.session(toy.model(), algorithm, FEDERATION, placement=fp.Placement(client_state="dist"))
     with pytest.raises(InputError, match="side by side"):
         fp.session(
-            *(toy.model(), algorithm, FEDERATION), client_state="host", engine=lambda *_, **__: None
+            *(toy.model(), algorithm, FEDERATION),
+            placement=fp.Placement(client_state="host", engine=lambda *_, **__: None),
         )

@@ -10,6 +10,7 @@ from fedjax_peft.algorithms import fedavg
 from fedjax_peft.data import Clients, Dataset
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach
+from fedjax_peft.simulation.records import Placement
 from fedjax_peft.simulation.session import session
 from fedjax_peft.testing import tiny_model
 
@@ -20,7 +21,7 @@ SIZES = (40, 9, 30, 21, 5)
 def federation():
     """Returns a session of clients with personal models, and its state."""
     algorithm = fedavg(optax.sgd(0.1), head="private")
-    made = session(toy.model(), algorithm, toy.clients(SIZES), lanes=1)
+    made = session(toy.model(), algorithm, toy.clients(SIZES), placement=Placement(lanes=1))
     return made, made.init(0)
 
 
@@ -89,7 +90,7 @@ def test_texts_take_the_padded_lengths_of_the_others():
     model = attach(tiny_model(), lora(rank=2))
     data = texts([8] * 4)
     clients = Clients(data, (np.arange(4, dtype=np.int32),))
-    made = session(model, fedavg(optax.sgd(0.1)), clients, lanes=1)
+    made = session(model, fedavg(optax.sgd(0.1)), clients, placement=Placement(lanes=1))
     state = made.init(0)
 
     def evaluator(data, like=None):

@@ -7,6 +7,7 @@ import toy
 from fedjax_peft import simulate
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.contracts import ClientUpdate
+from fedjax_peft.simulation.records import Placement
 from fedjax_peft.support.errors import InputError
 
 PLAIN = fedavg(optax.sgd(0.1))
@@ -44,6 +45,7 @@ def forgetful(*, reads, keeps, **changes):
     ids=["read", "kept", "lost"],
 )
 def test_a_forgotten_start_of_the_client_state_is_one_clear_error(options, message, engine):
+    model, clients = toy.model(), toy.clients([4, 3])
+    place = Placement(lanes=1, engine=engine)
     with pytest.raises(InputError, match=message):
-        simulate(toy.model(), forgetful(**options), toy.clients([4, 3]), rounds=1, batch_size=4,
-                 lanes=1, engine=engine)  # fmt: skip
+        simulate(model, forgetful(**options), clients, rounds=1, batch_size=4, placement=place)

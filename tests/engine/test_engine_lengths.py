@@ -10,6 +10,7 @@ import pytest
 from closeness import approx, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
+from options import run_options
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.data import Clients, Dataset
@@ -140,13 +141,15 @@ def run(length_buckets, *, lanes=1, task=None, **options):
         clients,
         rounds=2,
         batch_size=2,
-        lanes=lanes,
         test=clients.data,
-        client_test=clients,
-        eval_batch_size=4,
-        length_buckets=length_buckets,
         task=task,
-        **options,
+        **run_options(
+            lanes=lanes,
+            client_test=clients,
+            eval_batch_size=4,
+            length_buckets=length_buckets,
+            **options,
+        ),
     )
 
 

@@ -8,6 +8,7 @@ import optax
 import pytest
 import toy
 from closeness import approx, assert_close
+from options import run_options, session_options
 
 import fedjax_peft as fp
 from fedjax_peft.simulation.round_rows import round_row
@@ -23,7 +24,7 @@ PRIVATE = fp.algorithms.fedavg(optax.sgd(0.1), head="private")
 
 def loop(algorithm, rounds, *, seed=0, **options):
     """Returns the session, its state after some rounds, and what these reported."""
-    session = fp.session(MODEL, algorithm, FEDERATION, **OPTIONS, **options)
+    session = fp.session(MODEL, algorithm, FEDERATION, **session_options(**OPTIONS, **options))
     state, infos = session.init(seed), []
     for _ in range(rounds):
         state, info = session.step(state)
@@ -39,7 +40,13 @@ def equal(one, other):
 @pytest.mark.parametrize("algorithm", [SHARED, PRIVATE])
 def test_a_loop_over_a_session_gives_the_numbers_of_simulate(algorithm):
     run = fp.simulate(
-        MODEL, algorithm, FEDERATION, test=TEST, rounds=3, seed=5, test_clients=5, **OPTIONS
+        MODEL,
+        algorithm,
+        FEDERATION,
+        test=TEST,
+        rounds=3,
+        seed=5,
+        **run_options(test_clients=5, **OPTIONS),
     )
     session, state, infos = loop(algorithm, 3, seed=5)
     equal(state[:2], (run.server, run.client_state))
@@ -77,7 +84,7 @@ def test_a_state_that_was_saved_goes_on_as_the_first_one_did():
     session, state, _ = loop(PRIVATE, 2)
     saved = jax.device_get(state)  # plain numpy and integers: any format can hold it
     expected, _ = session.step(state)
-    other = fp.session(MODEL, PRIVATE, FEDERATION, **OPTIONS)
+    other = fp.session(MODEL, PRIVATE, FEDERATION, **session_options(**OPTIONS))
     restored, info = other.step(jax.tree.map(jnp.asarray, saved))
     equal(expected[:2], restored[:2])
     assert (restored.round_index, info.round_index) == (3, 3)
@@ -113,7 +120,7 @@ def test_a_round_in_which_nobody_takes_part_changes_nothing():
 
 def test_rounds_beyond_those_that_were_planned_get_the_room_that_they_need():
     options = {"sampling": "poisson", "clients_per_round": 2}
-    small = fp.session(MODEL, SHARED, FEDERATION, rounds=1, **options)
+    small = fp.session(MODEL, SHARED, FEDERATION, rounds=1, **session_options(**options))
     sizes = [len(small.schedule(0).present(n)) for n in range(1, 30)]
     largest = int(np.argmax(sizes)) + 1
     assert sizes[0] < max(sizes)
@@ -123,7 +130,7 @@ def test_rounds_beyond_those_that_were_planned_get_the_room_that_they_need():
 
 def test_an_unknown_engine_is_refused_with_the_nearest_one():
     with pytest.raises(InputError, match="Did you mean 'reference'"):
-        fp.session(MODEL, SHARED, FEDERATION, engine="refrence")
+        fp.session(MODEL, SHARED, FEDERATION, placement=fp.Placement(engine="refrence"))
 
 
 @pytest.mark.slow
@@ -132,7 +139,9 @@ def test_the_reference_engine_gives_the_run_of_the_compiled_one():
     algorithm = fp.algorithms.fedbabu(optax.sgd(0.1))  # it tunes the clients' models at the end
     options = OPTIONS | {"rounds": 2, "test": TEST, "failure_rate": 0.3, "client_ranks": [1, 2]}
     one, other = (
-        fp.simulate(MODEL, algorithm, FEDERATION, engine=engine, progress=False, **options)
+        fp.simulate(
+            MODEL, algorithm, FEDERATION, **run_options(engine=engine, progress=False, **options)
+        )
         for engine in ("compiled", "reference")
     )
     for a, b in zip(one.metrics, other.metrics, strict=True):
@@ -150,7 +159,7 @@ def test_the_reference_engine_keeps_the_values_of_a_state():
     """A rate of 0 in both rounds, although the session was made with another one."""
     inputs = (linear.model(), lambda p: fp.algorithms.fedavg(optax.sgd(p["rate"])))
     options = {"values": {"rate": 1.0}, "engine": "reference", "batch_size": 8}
-    session = fp.session(*inputs, toy.clients((4,)), **options)
+    session = fp.session(*inputs, toy.clients((4,)), **session_options(**options))
     state = session.init(0, {"rate": 0.0})
     for _ in range(2):
         state, _ = session.step(state)

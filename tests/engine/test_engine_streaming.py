@@ -9,6 +9,7 @@ import optax
 import pytest
 import toy
 from closeness import assert_trees_close
+from options import run_options, session_options
 
 import fedjax_peft as fp
 from fedjax_peft.engine.plan import Plan
@@ -56,7 +57,7 @@ def run(data, examples, *, algorithm=DITTO, **options):
     settings = {"rounds": 4, "clients_per_round": 3, "batch_size": 4, "eval_every": 2}
     settings |= {"test": toy.dataset(16, seed=7), "test_clients": 4, "examples": examples}
     bound = small() if "engine" in options else model()
-    return fp.simulate(bound, algorithm, data, **settings | options)
+    return fp.simulate(bound, algorithm, data, **run_options(**settings | options))
 
 
 def numbers(result):
@@ -97,7 +98,7 @@ def test_device_has_the_examples_of_a_round_only():
     for examples in ("device", "host"):
         session = fp.session(
             *(model(), FEDAVG, data),
-            **{"clients_per_round": 2, "batch_size": 4, "examples": examples},
+            **session_options(**{"clients_per_round": 2, "batch_size": 4, "examples": examples}),
         )
         state = session.init()
         for _ in range(3):
@@ -123,5 +124,5 @@ def test_wrong_place_and_runs_side_by_side():
             points=fp.grid(learning_rate=[0.1, 0.2]),
             replicas=2,
             rounds=1,
-            examples="host",
+            placement=fp.Placement(examples="host"),
         )

@@ -21,8 +21,9 @@ CONFIG = {
     "seed": 1,
     "clients_per_round": 2,
     "local_steps": 3,
-    "client_ranks": [1, 2],
-    "diagnostics": ["clients"],
+    "system": {"client_ranks": [1, 2], "late": "drop"},
+    "placement": {"lanes": 2},
+    "evaluation": {"diagnostics": ["clients"], "client_holdout": 0.2},
     "model": {"name": "minilm-l6", "dropout": 0.1, "config": {"model_type": "bert"}},
     "data": {"name": "20newsgroups", "max_length": 16},
     "partition": {"name": "dirichlet", "clients": 4, "alpha": 0.5},
@@ -30,7 +31,7 @@ CONFIG = {
     "algorithm": {"name": "fedprox", "mu": 0.1},
     "optimizer": {"name": "sgd", "learning_rate": 0.1},
     "time": {"preset": "federa"},
-    "methods": {"one": {"rounds": 3}, "two": {"system": "federa", "peft": {"name": "bitfit"}}},
+    "methods": {"one": {"rounds": 3}, "two": {"preset": "federa", "peft": {"name": "bitfit"}}},
 }
 TEXT = tomli_w.dumps(CONFIG).encode()
 KEYS = [

@@ -306,7 +306,11 @@ def memory_of(how):
     model = fp.attach(fp.random_model(WIDE, head=head, dropout=0.0, quantize=how), fp.lora(2))
     clients = fp.partition.iid(tiny_dataset(4, length=4), clients=2, seed=0)
     session = fp.session(
-        model, fp.algorithms.fedavg(optax.sgd(0.1)), clients, lanes=2, batch_size=1
+        model,
+        fp.algorithms.fedavg(optax.sgd(0.1)),
+        clients,
+        placement=fp.Placement(lanes=2),
+        batch_size=1,
     )
     state, plan = session.init(0), session.plan(1)
     program = session.program(plan)

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from closeness import assert_close
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.models.cache import empty
@@ -210,9 +211,9 @@ def test_runs_checkpoints_and_exports(tmp_path):
         }
         algorithm = fp.algorithms.fedavg(optax.sgd(0.1))
         if scan:
-            fp.simulate(model, algorithm, clients, rounds=1, **options)
+            fp.simulate(model, algorithm, clients, rounds=1, **run_options(**options))
             options["resume"] = True
-        run = fp.simulate(model, algorithm, clients, rounds=2, **options)
+        run = fp.simulate(model, algorithm, clients, rounds=2, **run_options(**options))
         results.append(run)
     plain, scanned = results
     assert_trees_close(scanned.params, plain.params)

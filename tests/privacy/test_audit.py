@@ -41,7 +41,7 @@ def run(model, federation, canaries, privacy):
         attack=canaries.attack,
         sampling="all",
         rounds=1,
-        lanes=60,
+        placement=fp.Placement(lanes=60),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 import toy
 import toy_transforms
 from closeness import approx
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.contracts import Privacy
@@ -44,7 +45,15 @@ def simulate(privacy, **options):
         ALGORITHM,
         toy.clients((7, 4, 12, 1, 9)),
         privacy=privacy,
-        **{"rounds": 2, "batch_size": 4, "sampling": "poisson", "clients_per_round": 2, **options},
+        **run_options(
+            **{
+                "rounds": 2,
+                "batch_size": 4,
+                "sampling": "poisson",
+                "clients_per_round": 2,
+                **options,
+            }
+        ),
     )
 
 
@@ -193,10 +202,14 @@ def test_personal_models_under_client_privacy_have_no_public_test_score():
     inputs = (MODEL, private, toy.clients((7, 4, 12, 1, 9)))
     with pytest.warns(UserWarning, match=r"reads \['test_loss'\].*global_test_"):
         fp.simulate(
-            *inputs, privacy=fake(), stop=early_stop(metric="test_loss", patience=9), **options
+            *inputs,
+            privacy=fake(),
+            **run_options(stop=early_stop(metric="test_loss", patience=9), **options),
         )
     fp.simulate(
-        *inputs, privacy=fake(), stop=early_stop(metric="global_test_loss", patience=9), **options
+        *inputs,
+        privacy=fake(),
+        **run_options(stop=early_stop(metric="global_test_loss", patience=9), **options),
     )
 
 

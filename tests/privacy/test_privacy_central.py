@@ -15,6 +15,7 @@ from combining import aggregate
 from compiled import compilations
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from options import run_options, session_options
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms
@@ -373,13 +374,13 @@ def test_a_round_without_clients_releases_noise_and_is_a_round_like_any_other():
     momentum = functools.partial(algorithms.fedavgm, SGD)
     options = {"clients_per_round": 1, "sampling": "poisson", "rounds": 8}
     make = {"privacy": central(1.0, 0.5), **options}
-    run = fp.simulate(model, momentum(), clients, **make)
+    run = fp.simulate(model, momentum(), clients, **run_options(**make))
     empty = [row["round"] for row in run.metrics[1:] if not row["clients"]]
     assert empty, "the seed draws no empty round"
     for row in run.metrics[1:]:
         assert_close(row["privacy_noise_std"], 0.5)
         assert (row["privacy_clip_share"] is None) == (row["round"] in empty)
-    session = fp.session(model, momentum(), clients, **make)
+    session = fp.session(model, momentum(), clients, **session_options(**make))
     state = session.init(0)
     for _ in range(empty[0]):
         before = jax.device_get(state.server)

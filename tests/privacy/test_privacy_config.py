@@ -12,7 +12,8 @@ from fedjax_peft import testing
 from fedjax_peft.cli.explain import explain
 from fedjax_peft.cli.main import main
 from fedjax_peft.config import config as configs
-from fedjax_peft.config import sweeps
+from fedjax_peft.config import running, sweeps
+from fedjax_peft.config.federation import explicit
 from fedjax_peft.config.loading import _tuples
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.contracts import Federation
@@ -53,7 +54,7 @@ rounds = 2
 clients_per_round = 2
 sampling = "poisson"
 local_steps = 1
-eval_every = 2
+evaluation.every = 2
 [model]
 name = "{root}/model"
 [data]
@@ -167,7 +168,7 @@ def test_a_sweep_over_epsilon_clip_and_share_compiles_once(raw):
 def test_a_sweep_over_the_noise_multiplier_is_at_run_time(raw):
     raw = configs.override(raw, "privacy.epsilon=")
     points = sweeps.plan(raw, ["privacy.noise_multiplier=1.0,2.0"]).points
-    made = [configs._made_from_values(point.config) for point in points]
+    made = [running.made_from_values(point.config) for point in points]
     assert made[0]["privacy"] == made[1]["privacy"]
     assert made[0]["values"] == {"privacy.noise_multiplier": 1.0}
 
@@ -196,7 +197,7 @@ def test_correlated_noise_is_recorded_for_the_rounds_it_was_made_for(raw):
     turns = {"name": "correlated", "clip": 1.0, "epsilon": 2.0}
     given = configs.resolve({**raw, "privacy": turns, "sampling": "round_robin"})
     data, clients = configs.federation(given)
-    config = configs.with_noise(configs._explicit(given, data), clients)
+    config = configs.with_noise(explicit(given, data), clients)
     assert config["privacy"]["rounds"] == 2
     # 2 of 4 clients take turns: each takes part once, in one Gaussian mechanism.
     expected = fp.privacy.noise_multiplier(2.0, 1e-5, 1)

@@ -10,6 +10,7 @@ import optax
 import pytest
 import toy
 from closeness import assert_close
+from options import run_options, session_options
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms
@@ -98,7 +99,8 @@ def test_the_noise_of_a_run_is_correlated_and_resumes_exactly(tmp_path):
     arguments = (model, algorithms.fedavg(optax.sgd(0.0)), clients)
     made = strategy(4, 3, 3)
     session = fp.session(
-        *arguments, **{k: v for k, v in options.items() if k != "checkpoint_every"}
+        *arguments,
+        **session_options(**{k: v for k, v in options.items() if k != "checkpoint_every"}),
     )
     state, moved = session.init(0), []
     for _ in range(4):
@@ -113,9 +115,9 @@ def test_the_noise_of_a_run_is_correlated_and_resumes_exactly(tmp_path):
     assert_close(whitened.std(axis=1), 1, atol=0.3)
     assert np.abs(np.corrcoef(whitened) - np.eye(4)).max() < 0.45
     assert np.corrcoef(moved[0], moved[1])[0, 1] < -0.2
-    whole = fp.simulate(*arguments, rounds=4, **options)
-    fp.simulate(*arguments, rounds=2, out=tmp_path, **options)
-    again = fp.simulate(*arguments, rounds=4, out=tmp_path, resume=True, **options)
+    whole = fp.simulate(*arguments, rounds=4, **run_options(**options))
+    fp.simulate(*arguments, rounds=2, out=tmp_path, **run_options(**options))
+    again = fp.simulate(*arguments, rounds=4, out=tmp_path, resume=True, **run_options(**options))
     for n, x in whole.params.items():
         np.testing.assert_array_equal(again.params[n], x)
 

@@ -15,6 +15,7 @@ import scipy.linalg
 import scipy.stats
 import toy
 from closeness import approx, assert_close
+from options import run_options, session_options
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms
@@ -299,7 +300,9 @@ def arguments(privacy, aggregator=None):
 def two_rounds(make, lanes, engine):
     """Returns the server's model after two rounds of a model with few leaves."""
     options, (_, *inputs) = arguments(make(0.5, 1.0))
-    session = fp.session(linear.model(), *inputs, **options, lanes=lanes, engine=engine)
+    session = fp.session(
+        linear.model(), *inputs, **session_options(**options, lanes=lanes, engine=engine)
+    )
     state = session.init(0)
     for _ in range(2):
         state, _ = session.step(state)
@@ -338,7 +341,7 @@ IN_SPACE = {"mean": 18 + 3 + 10 + 12, "fra": 18 + 3 + 5 * 6}
 )
 def test_bytes_are_those_of_what_is_sent(base, privacy, size):
     options, inputs = arguments(privacy, BASES[base]())
-    run = fp.simulate(*inputs, **options, lanes=1, rounds=1)
+    run = fp.simulate(*inputs, rounds=1, **run_options(**options, lanes=1))
     assert run.metrics[1]["bytes_up"] == size * len(SIZES)
     assert np.isfinite(run.metrics[1]["epsilon"])
 
@@ -372,7 +375,7 @@ def noisy_session(make, lanes, engine):
     options, (_, algorithm, _) = arguments(make(0.5, 1.0))
     own = {"attack": lambda p: sending(p["size"]), "values": {"size": 0.0}, "rounds": 2}
     inputs = (linear.model(), algorithm, toy.clients(SIZES))
-    return fp.session(*inputs, **options, **own, lanes=lanes, engine=engine)
+    return fp.session(*inputs, **session_options(**options, **own, lanes=lanes, engine=engine))
 
 
 def released(make, lanes, engine, size, without=()):
@@ -412,20 +415,24 @@ def test_late_clients_and_those_without_examples_send_noise_in_a_run(make):
     time = fp.TimeModel(seconds_per_step=1.0, latency=0.0)
     run = fp.simulate(
         *(linear.model(), algorithm, toy.clients((4, 0, 12, 3))),
-        **{**options, "batch_size": 4, "rounds": 1, "time_model": time, "deadline": 2.5},
+        **run_options(
+            **{**options, "batch_size": 4, "rounds": 1, "time_model": time, "deadline": 2.5}
+        ),
     )
     row = run.metrics[1]
     assert (row["late"], row["clients"], row["steps"]) == ([2], [0, 1, 2, 3], 2)
     assert row["simulated_seconds"] == 2.5
     whole = fp.simulate(
         *(linear.model(), algorithm, toy.clients((4, 4, 4, 3))),
-        **{**options, "batch_size": 4, "rounds": 1},
+        **run_options(**{**options, "batch_size": 4, "rounds": 1}),
     ).metrics[1]
     assert row["privacy_noise_std"] == whole["privacy_noise_std"]
     assert row["bytes_up"] == whole["bytes_up"]
     nobody = fp.simulate(
         *(linear.model(), algorithm, toy.clients((4, 0, 12, 3))),
-        **{**options, "batch_size": 4, "rounds": 1, "time_model": time, "deadline": 0.5},
+        **run_options(
+            **{**options, "batch_size": 4, "rounds": 1, "time_model": time, "deadline": 0.5}
+        ),
     )
     assert nobody.metrics[1]["late"] == [0, 2, 3]
     assert nobody.metrics[1]["privacy_noise_std"] == whole["privacy_noise_std"]

@@ -276,7 +276,7 @@ def test_clip_norm_and_noise_are_run_time_values(monkeypatch):
         toy.clients(SIZES),
         privacy=lambda p: fp.privacy.example(p["clip"], p["z"]),
         values={"clip": 1.0, "z": 1.0},
-        lanes=1,
+        placement=fp.Placement(lanes=1),
     )
     ends = []
     for values in ({"clip": 1.0, "z": 1.0}, {"clip": 0.1, "z": 1.0}, {"clip": 1.0, "z": 3.0}):
@@ -297,7 +297,7 @@ def test_a_run_states_its_guarantee(sampling):
         batch_size=4,
         batch_sampling=sampling,
         rounds=2,
-        lanes=1,
+        placement=fp.Placement(lanes=1),
     )
     event = dp_accounting.GaussianDpEvent(2.0)
     if sampling == "shuffled":  # one pass in each round
@@ -383,7 +383,11 @@ def test_an_algorithm_that_takes_gradients_by_itself_is_refused():
 
     own = Algorithm("own", head_roles("shared"), client, fp.aggregators.mean(), replace_server())
     session = fp.session(
-        toy.model(), own, toy.clients(SIZES), privacy=fp.privacy.example(1.0, 1.0), lanes=1
+        toy.model(),
+        own,
+        toy.clients(SIZES),
+        privacy=fp.privacy.example(1.0, 1.0),
+        placement=fp.Placement(lanes=1),
     )
     with pytest.raises(InputError, match=r"'own' takes no gradient by context\.gradient"):
         session.step(session.init(0))

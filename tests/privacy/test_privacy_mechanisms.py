@@ -11,6 +11,7 @@ import pytest
 import toy
 from closeness import approx, assert_close
 from combining import aggregate
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms
@@ -149,14 +150,14 @@ def test_adaptive_clipping_runs_in_both_engines_and_resumes_exactly(tmp_path):
     options = {"privacy": adaptive(0.01, 0.5, clip_rate=0.5), "sampling": "poisson"}
     options |= {"clients_per_round": 2, "eval_every": 1, "checkpoint_every": 2}
     arguments = (model, algorithms.fedavg(SGD), clients)
-    whole = fp.simulate(*arguments, rounds=4, **options)
+    whole = fp.simulate(*arguments, rounds=4, **run_options(**options))
     norms = [row["privacy_clip"] for row in whole.metrics[1:]]
     assert norms[0] == approx(0.01)
     assert len({round(x, 7) for x in norms}) == 4
-    plain = fp.simulate(*arguments, rounds=4, engine="reference", **options)
+    plain = fp.simulate(*arguments, rounds=4, **run_options(engine="reference", **options))
     assert_close(norms, [r["privacy_clip"] for r in plain.metrics[1:]], rtol=1e-5)
-    fp.simulate(*arguments, rounds=2, out=tmp_path, **options)
-    again = fp.simulate(*arguments, rounds=4, out=tmp_path, resume=True, **options)
+    fp.simulate(*arguments, rounds=2, out=tmp_path, **run_options(**options))
+    again = fp.simulate(*arguments, rounds=4, out=tmp_path, resume=True, **run_options(**options))
     assert [row["privacy_clip"] for row in again.metrics[1:]] == norms
     for n, x in whole.params.items():
         np.testing.assert_array_equal(again.params[n], x)

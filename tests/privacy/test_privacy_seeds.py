@@ -11,6 +11,7 @@ import pytest
 import toy
 from closeness import assert_close, roughly
 from compiled import compilations
+from options import run_options, session_options
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import fedavg, fedprox
@@ -39,7 +40,9 @@ def flat(params):
 def released(mechanism, rate, number=0):
     """Returns the model after a round; ``number`` counts repetitions."""
     options = {"rounds": 1, "values": {"rate": rate}, **WORK}
-    run = fp.simulate(MODEL, learning, CLIENTS, privacy=MECHANISMS[mechanism], **options)
+    run = fp.simulate(
+        MODEL, learning, CLIENTS, privacy=MECHANISMS[mechanism], **run_options(**options)
+    )
     return flat(run.params) - flat(MODEL.trainable)
 
 
@@ -57,7 +60,7 @@ def test_points_of_one_seed_do_not_share_their_noise(mechanism):
 def salt(model=MODEL, algorithm=None, clients=CLIENTS, values=None, **options):
     made = {"privacy": MECHANISMS["central"], **WORK, **options}
     made |= {} if values is None else {"values": dict.fromkeys(values, 0.5)}
-    session = fp.session(model, algorithm or PLAIN, clients, **made)
+    session = fp.session(model, algorithm or PLAIN, clients, **session_options(**made))
     return tuple(np.asarray(session.init(options.get("seed", 0), values).salt).tolist())
 
 
@@ -103,8 +106,10 @@ def test_a_point_of_a_sweep_has_the_noise_of_the_same_run_alone():
     options = {"rounds": 1, **WORK}
     points = fp.grid(rate=[0.1], clip=[CLIP], seed=[0])
     private_of = lambda p: fp.privacy.central(p["clip"], Z)  # noqa: E731
-    swept = fp.sweep(learning, MODEL, CLIENTS, points=points, privacy=private_of, **options)
-    alone = fp.simulate(MODEL, PLAIN, CLIENTS, privacy=private, **options)
+    swept = fp.sweep(
+        learning, MODEL, CLIENTS, points=points, privacy=private_of, **run_options(**options)
+    )
+    alone = fp.simulate(MODEL, PLAIN, CLIENTS, privacy=private, **run_options(**options))
     (run,) = swept.runs.values()
     assert_close(flat(run.params), flat(alone.params), atol=1e-5)
 
@@ -112,7 +117,9 @@ def test_a_point_of_a_sweep_has_the_noise_of_the_same_run_alone():
 def test_another_seed_or_an_equal_mechanism_compiles_no_program():
     def run(seed):
         private = fp.privacy.central(CLIP, Z)
-        return fp.simulate(MODEL, PLAIN, CLIENTS, privacy=private, rounds=1, seed=seed, **WORK)
+        return fp.simulate(
+            MODEL, PLAIN, CLIENTS, privacy=private, rounds=1, seed=seed, **run_options(**WORK)
+        )
 
     first = flat(run(0).params)
     compilations.clear()

@@ -36,7 +36,7 @@ def sweep(tmp_path):
 def test_what_the_program_derives_from_a_preset_is_no_setting(tmp_path):
     for rate in (0.1, 0.2):
         changes = {"optimizer.learning_rate": f"0.5 -> {rate}"}
-        config = {"name": "fedmcp", "seed": 0, "system_changes": changes}
+        config = {"name": "fedmcp", "seed": 0, "preset_changes": changes}
         config |= {"optimizer": {"learning_rate": rate}}
         write_run(tmp_path / f"{rate}", config, [{"round": 0}, {"round": 1, **accuracy(0.5, rate)}])
     (tmp_path / "sweep.toml").write_text('keys = ["seed", "optimizer.learning_rate"]')

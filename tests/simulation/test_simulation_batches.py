@@ -5,6 +5,7 @@ import optax
 import pytest
 import toy
 from closeness import assert_close
+from options import run_options
 from scipy.stats import binom
 
 import fedjax_peft as fp
@@ -58,7 +59,7 @@ def run(**options):
         rounds=3,
         local_steps=4,
         batch_sampling="poisson",
-        **{"batch_size": 1, "lanes": 3, **options},
+        **run_options(**{"batch_size": 1, "lanes": 3, **options}),
     )
 
 

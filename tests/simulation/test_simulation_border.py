@@ -6,6 +6,7 @@ import optax
 import pytest
 import toy
 from flax import nnx
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import fedavg
@@ -18,7 +19,7 @@ CLIENTS = toy.clients([4, 4])
 
 def run(model=None, algorithm=None, clients=CLIENTS, **options):
     algorithm = algorithm or fedavg(optax.sgd(0.1))
-    return simulate(model or toy.model(), algorithm, clients, rounds=1, **options)
+    return simulate(model or toy.model(), algorithm, clients, rounds=1, **run_options(**options))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import optax
 import pytest
 import toy
 from closeness import approx, assert_close
+from options import run_options
 
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.algorithms import fedavg, local
@@ -31,8 +32,7 @@ def run(ranks, algorithm=None, *, model=None, rounds=2, **options):
         rounds=rounds,
         clients_per_round=len(SIZES),
         batch_size=4,
-        client_ranks=ranks,
-        **options,
+        **run_options(client_ranks=ranks, **options),
     )
 
 

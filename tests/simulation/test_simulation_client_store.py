@@ -12,6 +12,7 @@ import pytest
 import toy
 from closeness import approx, assert_close
 from killing import children
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.engine import client_store
@@ -59,12 +60,14 @@ def run(out=None, place="device", *, rounds=ROUNDS, **options):
     """Runs a federation in which few clients train, with private heads and error feedback."""
     return fp.simulate(
         *(model(), ALGORITHM, toy.clients([5] * CLIENTS)),
-        **{"test": toy.dataset(16, seed=7), "test_clients": 4, "batch_size": 4, "seed": 2},
-        **{"clients_per_round": 3, "rounds": rounds, "checkpoint_every": 2, "eval_every": 3},
         transforms=FEEDBACK,
         out=out,
-        client_state=place,
-        **options,
+        **run_options(
+            **{"test": toy.dataset(16, seed=7), "test_clients": 4, "batch_size": 4, "seed": 2},
+            **{"clients_per_round": 3, "rounds": rounds, "checkpoint_every": 2, "eval_every": 3},
+            client_state=place,
+            **options,
+        ),
     )
 
 

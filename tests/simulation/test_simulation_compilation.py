@@ -13,6 +13,7 @@ import optax
 import pytest
 import toy
 from compiled import compilations
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
@@ -39,7 +40,9 @@ def run(model, algorithm, *, seed=0, rounds=3, partition=0, **options):
     clients = toy.clients(SIZES, seed=partition)
     test = toy.dataset(70, seed=3 + partition)
     options = {"clients_per_round": 3, "batch_size": 4, "eval_batch_size": 4, **options}
-    return simulate(model, algorithm, clients, test=test, rounds=rounds, seed=seed, **options)
+    return simulate(
+        model, algorithm, clients, test=test, rounds=rounds, seed=seed, **run_options(**options)
+    )
 
 
 def test_another_seed_or_data_or_more_rounds_compile_no_program(model, algorithm):

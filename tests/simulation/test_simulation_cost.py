@@ -12,6 +12,7 @@ import toy
 from closeness import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from options import run_options
 
 from fedjax_peft import algorithms
 from fedjax_peft.algorithms import fedavg, local
@@ -189,7 +190,9 @@ def run(algorithm, *, svd=False, rounds=6, **options):
         toy.clients([9, 4, 0, 1, 13, 5, 6, 2]),
         rounds=rounds,
         batch_size=4,
-        **{"clients_per_round": 3, "time_model": TimeModel(2.0, 8e3, 16e3, 0.25), **options},
+        **run_options(
+            **{"clients_per_round": 3, "time_model": TimeModel(2.0, 8e3, 16e3, 0.25), **options}
+        ),
     )
 
 

@@ -49,7 +49,7 @@ def federa(role):
 
 def system(name, config, head):
     """Returns the abstract model and the time model of a preset."""
-    settings = presets.systems()[name].settings
+    settings = presets.presets()[name].settings
     options = dict(settings["peft"])
     method = getattr(peft, options.pop("name"))(**options)
     time = TimeModel.preset(**settings["time"])
@@ -143,7 +143,7 @@ def built(name):
         config, head = GPT2, heads.causal_lm()
     else:
         config, head = VIT, heads.classification(100)
-    own = presets.systems()[f"fedadapters/{name}"].settings.get("model", {}).get("config")
+    own = presets.presets()[f"fedadapters/{name}"].settings.get("model", {}).get("config")
     if own is not None:
         config = {**own, **(CNN if own["model_type"] == "cnn" else RECURRENT)}
         head = heads.classification(62) if own["model_type"] == "cnn" else head
@@ -208,7 +208,7 @@ def test_traffic_and_its_time(name, whole, megabytes, clock):
     masks of GPT-2 and an adapter included. Without those, GPT-2 would take 7.12 hours.
     """
     model, time = built(name)
-    rounds = presets.systems()[f"fedadapters/{name}"].settings["rounds"]
+    rounds = presets.presets()[f"fedadapters/{name}"].settings["rounds"]
     head_sent = SHARED if whole or not model.counts()["adapter"] else ALONE
     if not model.counts()["head"]:
         head_sent = SHARED

@@ -5,12 +5,14 @@ import optax
 import pytest
 import toy
 from closeness import approx
+from options import run_options
 
 from fedjax_peft import heads, peft
 from fedjax_peft.algorithms import fedavg, fedmatch, fedmcp
 from fedjax_peft.data import partition
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach
+from fedjax_peft.simulation.records import Evaluation
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
@@ -28,7 +30,7 @@ def run(**options):
         rounds=2,
         clients_per_round=4,
         batch_size=4,
-        **options,
+        **run_options(**options),
     )
 
 
@@ -71,7 +73,7 @@ def test_row_0_counts_parameters_by_kind_and_by_role(head, expected):
     # A is 5 x 2 and B 2 x 6, with a scale of 2; the head 6 x 3 with a bias.
     algorithm = fedavg(optax.sgd(0.5), head=head)
     options = {"rounds": 1, "clients_per_round": 1, "batch_size": 4}
-    row = simulate(toy.model(), algorithm, toy.clients(SIZES), **options).metrics[0]
+    row = simulate(toy.model(), algorithm, toy.clients(SIZES), **run_options(**options)).metrics[0]
     assert row["roles"] == expected
     assert row["parameters"] == {"adapter": 22, "head": 21, "frozen": 30}
 
@@ -96,7 +98,11 @@ def test_global_and_private_adapters_are_compared_on_the_test_set():
     clients = partition.iid(data, clients=2, seed=0)
     options = {"rounds": 1, "clients_per_round": 2, "batch_size": 8, "eval_batch_size": 8}
     result = simulate(
-        model, fedmatch(optax.sgd(0.1)), clients, test=test, diagnostics=["cka"], **options
+        model,
+        fedmatch(optax.sgd(0.1)),
+        clients,
+        test=test,
+        **run_options(diagnostics=["cka"], **options),
     )
     for row in result.metrics:
         assert 0 < row["test_cka"] <= 1 + 1e-5
@@ -110,8 +116,7 @@ def test_the_second_classifier_is_tested_on_the_global_adapter_alone():
         model,
         fedmcp(optax.adam(1e-2), mu=0.0),
         clients,
-        client_test=held,
-        diagnostics=["clients", "second_classifier"],
+        evaluation=Evaluation(client_test=held, diagnostics=["clients", "second_classifier"]),
         rounds=2,
         batch_size=8,
         local_steps=4,
@@ -136,7 +141,12 @@ def test_a_model_without_a_second_classifier_cannot_be_tested_on_it():
     model = attach(random_model(TINY_BERT, head=heads.classification(4)), peft.dual(size=2))
     options = {"rounds": 1, "diagnostics": ["second_classifier"]}
     with pytest.raises(InputError, match=r"heads\.two_classifiers"):
-        simulate(model, fedmatch(optax.sgd(0.1)), partition.iid(tiny_dataset(8), 2), **options)
+        simulate(
+            model,
+            fedmatch(optax.sgd(0.1)),
+            partition.iid(tiny_dataset(8), 2),
+            **run_options(**options),
+        )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import optax
 import pytest
 import toy
 from closeness import approx
+from options import run_options
 
 from fedjax_peft import tasks
 from fedjax_peft.algorithms import fedavg, fedmcp, local
@@ -27,8 +28,7 @@ def run(algorithm, rounds=2, **options):
         TRAIN,
         rounds=rounds,
         batch_size=4,
-        diagnostics=["clients"],
-        **defaults | options,
+        **run_options(diagnostics=["clients"], **defaults | options),
     )
 
 

@@ -3,6 +3,7 @@
 import optax
 import pytest
 import toy
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.simulation import fields
@@ -79,7 +80,7 @@ def test_every_field_of_a_run_is_in_the_table(make, data, algorithm, options, ex
     options = {"rounds": 1, "local_steps": 1, "batch_size": 4, "lanes": 1} | options
     tests = {"test": test, "client_test": held_out}
     tests |= {"validation": test, "client_validation": held_out}
-    made = fp.simulate(make(), algorithm, train, **tests, **options).metrics
+    made = fp.simulate(make(), algorithm, train, **run_options(**tests, **options)).metrics
     names = set().union(*map(fields.field_names, made))
     assert {name for name in names if fields.find(name) is None} == set()
     assert expected <= names, "the run must have the fields that it is here for"

@@ -17,6 +17,7 @@ import pytest
 import tomli_w
 import toy
 from flax import nnx
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import (
@@ -39,6 +40,7 @@ from fedjax_peft.simulation.fingerprint import (
     sums,
 )
 from fedjax_peft.simulation.recipe import _difference
+from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.simulate import check_recorded, simulate
 from fedjax_peft.support.errors import InputError
 
@@ -252,7 +254,7 @@ ALLOWED = {
 
 def recorded(directory, arguments):
     """Writes the records of a run that are compared, and returns the directory."""
-    given = inspect.signature(simulate).bind(**arguments)
+    given = inspect.signature(simulate).bind(**run_options(**arguments))
     given.apply_defaults()
     directory.mkdir()
     (directory / "config.toml").touch()
@@ -264,28 +266,28 @@ def recorded(directory, arguments):
 def test_another_run_is_refused_with_the_first_difference(what, tmp_path):
     run, changes, text = REFUSED[what]
     out = recorded(tmp_path / "run", run)
-    check_recorded(out=out, **run)
+    check_recorded(out=out, **run_options(**run))
     with pytest.raises(InputError, match=rf"was run with another config: .*{text}.*out= or --out"):
-        check_recorded(out=out, **{**run, **changes})
+        check_recorded(out=out, **run_options(**{**run, **changes}))
 
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_changes_no_result_may_change(name, tmp_path):
     out = recorded(tmp_path / "run", RUN)
-    check_recorded(out=out, **{**RUN, name: ALLOWED[name]})
+    check_recorded(out=out, **run_options(**{**RUN, name: ALLOWED[name]}))
 
 
 def test_lists_of_a_config_are_compared_and_other_versions_are_named(tmp_path):
     config = {"peft": {"targets": ["query", "key", "value", "dense"]}, "rate": 1, "scale": 1.0}
     out = recorded(tmp_path / "run", RUN)
     (out / "config.toml").write_text(tomli_w.dumps(config))
-    check_recorded(out=out, **RUN, config={**config, "rate": 1.0, "scale": 1})
+    check_recorded(out=out, **run_options(**RUN, config={**config, "rate": 1.0, "scale": 1}))
     stored = json.loads((out / "fingerprint.json").read_text())
     stored["versions"]["jax"] = "0.1"
     (out / "fingerprint.json").write_text(json.dumps(stored))
     config = {**config, "peft": {"targets": ["query", "key", "value"]}}
     with pytest.raises(InputError, match=r"peft\.targets was .*'dense'.* Of jax, the run has 0\.1"):
-        check_recorded(out=out, **RUN, config=config)
+        check_recorded(out=out, **run_options(**RUN, config=config))
 
 
 def test_code_is_compared_within_one_version_of_python(tmp_path):
@@ -293,27 +295,36 @@ def test_code_is_compared_within_one_version_of_python(tmp_path):
     other = {**RUN, "algorithm": prox()._replace(round_metrics=lambda index: {"b": index})}
     out = recorded(tmp_path / "run", run)
     with pytest.raises(InputError, match=r"round_metrics\.__code__ was"):
-        check_recorded(out=out, **other)
+        check_recorded(out=out, **run_options(**other))
     stored = json.loads((out / "fingerprint.json").read_text())
     stored["versions"]["python"] = "3.10"
     (out / "fingerprint.json").write_text(json.dumps(stored))
-    check_recorded(out=out, **other)
+    check_recorded(out=out, **run_options(**other))
+
+
+def options_of_simulate():
+    """Returns all options of ``simulate``, those of a record as ``record.name``."""
+    for name in inspect.signature(simulate).parameters:
+        fields = dataclasses.fields(RECORDS[name]) if name in RECORDS else ()
+        yield from [f"{name}.{field.name}" for field in fields] or [name]
 
 
 def test_the_list_of_what_may_change_is_that_of_simulate_and_of_the_documentation():
     names = {name for names in MAY_CHANGE.values() for name in names}
-    assert names <= inspect.signature(simulate).parameters.keys()
+    assert names - {"stop", "records"} <= set(options_of_simulate())
     page = (Path(__file__).parents[2] / "docs" / "howto" / "study.md").read_text()
     assert not {name for name in names if f"`{name}`" not in page}
 
 
 def test_every_argument_is_described_or_may_change():
-    given = inspect.signature(simulate).bind(**RUN)
+    given = inspect.signature(simulate).bind(**run_options(**RUN))
     given.apply_defaults()
-    found = {name.partition(".")[0] for name in fingerprint(given.arguments)}
+    found = fingerprint(given.arguments)
+    apart = {"out", "resume", "evaluation.stop"}
+    apart |= {name for name in options_of_simulate() if name.startswith("records.")}
     free = {name for names in MAY_CHANGE.values() for name in names}
-    apart = {"config", "out", "resume", "origin"}  # a config is compared by its keys
-    assert found | free | apart == inspect.signature(simulate).parameters.keys()
+    for name in set(options_of_simulate()) - apart - free:
+        assert any(x == name or x.startswith(f"{name}.") for x in found), name
 
 
 GIVEN = {

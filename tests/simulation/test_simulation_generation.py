@@ -7,6 +7,7 @@ import optax
 import pytest
 from closeness import approx, assert_small
 from compiled import compilations
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
@@ -65,7 +66,9 @@ FEDAVG = fedavg(optax.adam(3e-3))
 def run(model, data, algorithm=FEDAVG, rounds=2, **options):
     clients = fp.partition.iid(data["train"], 4, seed=0)
     options = {"clients_per_round": 4, "batch_size": 4, "eval_batch_size": 8, **options}
-    return simulate(model, algorithm, clients, test=data["test"], rounds=rounds, **options)
+    return simulate(
+        model, algorithm, clients, test=data["test"], rounds=rounds, **run_options(**options)
+    )
 
 
 def asked(data):
@@ -121,7 +124,7 @@ def test_the_result_does_not_depend_on_batches_and_lanes(model, data):
     clients, scores = fp.partition.iid(data["train"], 4, seed=0), []
     drawn = fp.Dataset(**{**vars(data["test"]), "task": task})
     for lanes, batch_size in ((1, 8), (2, 3)):
-        session = fp.session(model, FEDAVG, clients, lanes=lanes, task=task)
+        session = fp.session(model, FEDAVG, clients, placement=fp.Placement(lanes=lanes), task=task)
         options = {"clients": [0, 1], "batch_size": batch_size}
         scores.append(session.evaluate(session.init(0), drawn, **options)["rouge_l"])
     assert scores[0] == approx(scores[1], abs=1e-6)

@@ -10,6 +10,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import toy
+from options import run_options
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.simulation.interrupts import Terminated, noted
@@ -32,10 +33,8 @@ def run(out, **options):
         test=toy.dataset(20, seed=3),
         rounds=4,
         batch_size=4,
-        eval_every=3,
-        checkpoint_every=4,
         out=out,
-        **options,
+        **run_options(eval_every=3, checkpoint_every=4, **options),
     )
 
 

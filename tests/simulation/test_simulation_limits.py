@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from options import run_options
 
 from fedjax_peft import algorithms, peft, testing
 from fedjax_peft.cli.bench import bench
@@ -26,7 +27,9 @@ from fedjax_peft.support.errors import InputError
 def run(**options):
     settings = {"rounds": 1, "batch_size": 4, **options}
     clients = toy.clients([7, 4, 12])
-    return simulate(toy.model(), algorithms.fedavg(optax.sgd(0.1)), clients, **settings)
+    return simulate(
+        toy.model(), algorithms.fedavg(optax.sgd(0.1)), clients, **run_options(**settings)
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,11 +64,13 @@ def test_batches_too_large_for_memory_are_errors(monkeypatch, lanes):
         raise Started
 
     with pytest.raises(InputError, match=r"batch_size = 2048, .* needs about .* fits\.") as error:
-        simulate(model, algorithm, clients, batch_size=10**9, **options)
+        simulate(model, algorithm, clients, batch_size=10**9, **run_options(**options))
     most = int(re.search(r"batch_size = (\d+) fits", str(error.value))[1])
     assert 64 < most < 2048
     with pytest.raises(Started):
-        simulate(model, algorithm, clients, batch_size=most, on_phase=start, **options)
+        simulate(
+            model, algorithm, clients, batch_size=most, **run_options(on_phase=start, **options)
+        )
 
 
 def test_a_batch_is_at_most_the_largest_client():

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from options import run_options
 from safetensors.numpy import load_file, save_file
 
 import fedjax_peft as fp
@@ -43,7 +44,9 @@ def runs(checkpoint, tmp_path_factory):
     }
     options = {"rounds": 2, "local_steps": 1, "batch_size": 4}
     return {
-        name: fp.simulate(attached[name], algorithm, clients, out=root / name, **options)
+        name: fp.simulate(
+            attached[name], algorithm, clients, out=root / name, **run_options(**options)
+        )
         for name, algorithm in ALGORITHMS.items()
     }
 
@@ -191,10 +194,10 @@ def test_a_preset_that_is_gone_does_not_stop_a_run_from_being_read(checkpoint, t
     data = fp.testing.write_tiny_texts(tmp_path / "data", train=12, test=4)
     (tmp_path / "c.toml").write_text(CONFIG.format(model=checkpoint, data=data))
     out = tmp_path / "run"
-    assert cli.main(["run", str(tmp_path / "c.toml"), "system=fedlr", "--out", str(out), "-q"]) == 0
+    assert cli.main(["run", str(tmp_path / "c.toml"), "preset=fedlr", "--out", str(out), "-q"]) == 0
     before = fp.load_run(out)
     config = (out / "config.toml").read_text()
-    assert 'system = "fedlr"' in config
+    assert 'preset = "fedlr"' in config
     (out / "config.toml").write_text(config.replace('"fedlr"', '"ffa_lora"'))  # renamed since
     assert_same(fp.load_run(out), before)
     assert cli.main(["resume", str(out)]) == 0

@@ -7,8 +7,10 @@ import pytest
 import reference
 import toy
 from closeness import approx
+from options import run_options, session_options
 
 from fedjax_peft import aggregators, algorithms
+from fedjax_peft.simulation.records import Evaluation
 from fedjax_peft.simulation.session import session
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support.errors import InputError
@@ -30,7 +32,7 @@ def run(algorithm=FEDAVG, *, clients=None, model=MODEL, **options):
         **options,
     }
     clients = clients or toy.clients(SIZES)
-    return simulate(model, algorithm, clients, test=TEST, **options)
+    return simulate(model, algorithm, clients, test=TEST, **run_options(**options))
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +110,7 @@ def test_a_local_model_is_that_of_a_round_with_this_client_alone(algorithm, opti
     """The aggregate of one upload is the upload, for these aggregators up to rounding."""
     options |= {"batch_size": 4, "clients_per_round": 4}
     row = run(algorithm, rounds=1, **options).metrics[1]
-    made = session(MODEL, algorithm, toy.clients(SIZES), **options)
+    made = session(MODEL, algorithm, toy.clients(SIZES), **session_options(**options))
     for client, expected in zip(row["clients"], row["local_loss"], strict=True):
         others = set(range(4)) - {client}
         state, _ = made.step(made.init(0), made.plan(1, 0, without=others))
@@ -131,7 +133,9 @@ def test_the_reference_engine_measures_the_same(name, options):
     common = {"rounds": 2, "clients_per_round": 3, "batch_size": 4, "diagnostics": ["local"]}
     common |= {"test": TEST, "local_steps": 3}
     ours, oracle = (
-        simulate(model, algorithm, toy.clients(SIZES), engine=engine, **common).metrics
+        simulate(
+            model, algorithm, toy.clients(SIZES), **run_options(engine=engine, **common)
+        ).metrics
         for engine in ("compiled", "reference")
     )
     for row, other in zip(ours[1:], oracle[1:], strict=True):
@@ -149,7 +153,13 @@ def test_a_client_whose_upload_is_not_finite_has_no_value():
 
 def test_a_test_set_is_needed():
     with pytest.raises(InputError, match="needs a test set"):
-        simulate(MODEL, FEDAVG, toy.clients(SIZES), diagnostics=["local"], rounds=1)
+        simulate(
+            MODEL,
+            FEDAVG,
+            toy.clients(SIZES),
+            evaluation=Evaluation(diagnostics=["local"]),
+            rounds=1,
+        )
 
 
 def test_uploads_of_another_form_need_a_local_model():

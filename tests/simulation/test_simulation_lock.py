@@ -10,6 +10,7 @@ import time
 import optax
 import pytest
 import toy
+from options import run_options
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.cli import main as cli
@@ -23,7 +24,9 @@ MODEL, ALGORITHM = toy.model(), fedavg(optax.sgd(0.1))
 
 
 def run(out, **options):
-    return simulate(MODEL, ALGORITHM, toy.clients([4, 4]), out=out, rounds=2, **options)
+    return simulate(
+        MODEL, ALGORITHM, toy.clients([4, 4]), out=out, rounds=2, **run_options(**options)
+    )
 
 
 @pytest.fixture

@@ -62,9 +62,8 @@ def test_work_on_the_host_grows_with_the_cohort(sampling, monkeypatch):
         clients_per_round=5,
         local_steps=1,
         sampling=sampling,
-        time_model=TimeModel(spread=0.5),
-        client_state="host",
-        lanes=1,
+        system=fp.System(time=TimeModel(spread=0.5)),
+        placement=fp.Placement(client_state="host", lanes=1),
     )
     assert len(run.metrics) == 4
     assert len(streams) < 200

@@ -7,6 +7,7 @@ import optax
 import pytest
 import toy
 from closeness import assert_close
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import testing
@@ -33,8 +34,7 @@ def run(rounds, start=None, algorithm=None, sizes=SIZES, **options):
         test=toy.dataset(20, seed=3),
         rounds=rounds,
         batch_size=16,
-        origin=start,
-        **options,
+        **run_options(origin=start, **options),
     )
 
 
@@ -82,12 +82,14 @@ def test_what_a_server_has_added_to_frozen_leaves_is_part_of_the_start(make, tmp
     algorithm = make(optax.sgd(0.1))
     options = {"test": toy.dataset(20, seed=3), "batch_size": 16, "algorithm": algorithm}
     options["clients"] = toy.clients(SIZES)
-    before = fp.simulate(lora_model(), rounds=1, out=tmp_path / "a", **options)
+    before = fp.simulate(lora_model(), rounds=1, out=tmp_path / "a", **run_options(**options))
     loaded = fp.load_run(tmp_path / "a", model=lora_model(), algorithm=algorithm)
     trained = loaded.trained
     for name, leaf in {**before.trained.frozen, **before.trained.trainable}.items():
         assert_close({**trained.frozen, **trained.trainable}[name], leaf, rtol=1e-5, atol=1e-6)
-    after = fp.simulate(trained, rounds=1, origin=loaded, out=tmp_path / "b", **options)
+    after = fp.simulate(
+        trained, rounds=1, out=tmp_path / "b", **run_options(origin=loaded, **options)
+    )
     assert_close(
         after.metrics[0]["test_loss"], before.metrics[-1]["test_loss"], rtol=1e-5, atol=1e-6
     )
@@ -101,7 +103,9 @@ def test_clients_that_keep_something_else_are_refused(first):
         with pytest.raises(InputError, match="or start from its global model only"):
             run(1, first, **other)
     with pytest.raises(InputError, match=r"fp.simulate\(run.trained, ..., origin=run\)"):
-        fp.simulate(model(), scaffold(), toy.clients(SIZES), rounds=1, origin=first)
+        fp.simulate(
+            model(), scaffold(), toy.clients(SIZES), rounds=1, records=fp.Records(origin=first)
+        )
 
 
 def test_the_refusal_of_a_resume_names_the_way(first, tmp_path):

@@ -8,6 +8,7 @@ import types
 import optax
 import pytest
 import toy
+from options import run_options
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.simulation.progress import Phase, describe, phase_display
@@ -31,9 +32,7 @@ def run(**options):
         toy.clients([7, 4, 12, 1]),
         test=toy.dataset(20, seed=3),
         rounds=ROUNDS,
-        eval_every=2,
-        eval_batch_size=4,
-        **options,
+        **run_options(eval_every=2, eval_batch_size=4, **options),
     )
 
 

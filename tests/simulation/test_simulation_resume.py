@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 import toy
 from killing import children
+from options import run_options
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.simulation import checkpoint, record
@@ -64,9 +65,8 @@ def run(out, *, rounds=ROUNDS, **options):
         rounds=rounds,
         clients_per_round=4,
         batch_size=4,
-        checkpoint_every=2,
         out=out,
-        **options,
+        **run_options(checkpoint_every=2, **options),
     )
 
 
@@ -223,14 +223,6 @@ def test_a_changed_config_is_refused_with_old_and_new_values(copy):
         run(copy, resume=True, epochs=2, local_steps=3)
 
 
-def test_a_key_that_earlier_versions_did_not_have_is_no_change(tmp_path):
-    start_with({"seed": 1}, tmp_path)
-    with pytest.raises(InputError, match="late was 'drop', is 'partial'"):
-        start_with({"seed": 1, "late": "partial"}, tmp_path, resume=True)
-    settings = {"seed": 1, "engine": "reference", "late": "drop", "stragglers": 1.0}
-    assert len(start_with(settings, tmp_path, resume=True).metrics) == 2
-
-
 def start_with(config, out, **options):
     # With this seed round 1 draws the small client, and round 2 would draw the large one: its plan
     # is longer than all plans of this run.
@@ -242,8 +234,7 @@ def start_with(config, out, **options):
         clients_per_round=1,
         seed=1,
         out=out,
-        config=config,
-        **options,
+        **run_options(config=config, **options),
     )
 
 

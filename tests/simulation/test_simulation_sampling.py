@@ -9,6 +9,7 @@ import pytest
 import toy
 from closeness import approx, assert_close
 from compiled import compilations
+from options import run_options
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.data import Clients
@@ -34,8 +35,7 @@ def run(clients=TRAIN, *, algorithm=None, rounds=8, **options):
         test=toy.dataset(20, seed=5),
         rounds=rounds,
         batch_size=4,
-        lanes=2,
-        **{"time_model": TimeModel(1.0, 1e12, 1e12, 0.0), **options},
+        **run_options(lanes=2, **{"time_model": TimeModel(1.0, 1e12, 1e12, 0.0), **options}),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 import toy
 from closeness import approx
 from compiled import compilations
+from options import run_options
 
 from fedjax_peft.aggregators import fra
 from fedjax_peft.algorithms import fedavg, local
@@ -55,7 +56,7 @@ def run(name, clients=TRAIN, **changes):
         "lanes": 3,
         "test_clients": 3,
     }
-    return simulate(MODEL, ALGORITHMS[name], clients, **options | changes)
+    return simulate(MODEL, ALGORITHMS[name], clients, **run_options(**options | changes))
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,11 @@ def tiny_bert(lanes, dtype="float32"):
     algorithm = fedavg(optax.adamw(1e-2))
     options = {"rounds": 3, "clients_per_round": 8, "batch_size": 4}
     return model, simulate(
-        model, algorithm, clients, test=tiny_dataset(40, seed=1), lanes=lanes, **options
+        model,
+        algorithm,
+        clients,
+        test=tiny_dataset(40, seed=1),
+        **run_options(lanes=lanes, **options),
     )
 
 
@@ -301,8 +306,8 @@ FOUR = Dataset({"x": np.zeros((2, 5), np.float32), "labels": np.array([0, 3])}, 
         ({"local_steps": 0}, r"local_steps = 0 must be"),
         ({"lanes": 0}, r"lanes = 0 must be"),
         ({"lanes": "many"}, r"lanes = 'many' must be"),
-        ({"eval_every": 0}, r"eval_every = 0 must be"),
-        ({"eval_batch_size": 0}, r"eval_batch_size = 0 must be"),
+        ({"eval_every": 0}, r"evaluation.every = 0 must be"),
+        ({"eval_batch_size": 0}, r"evaluation.batch_size = 0 must be"),
         ({"test_clients": 0}, r"test_clients = 0 must be"),
         ({"checkpoint_every": 0}, r"checkpoint_every = 0 must be"),
         ({"devices": 99}, r"devices = 99, but there are \d"),
@@ -323,7 +328,9 @@ def test_errors_of_settings_come_before_any_file_is_written(options, message, tm
     arguments = {"clients": TRAIN, "rounds": 1, "clients_per_round": 3, **options}
     clients = arguments.pop("clients")
     with pytest.raises(InputError, match=message):
-        simulate(MODEL, ALGORITHMS["mean"], clients, out=tmp_path / "run", **arguments)
+        simulate(
+            MODEL, ALGORITHMS["mean"], clients, out=tmp_path / "run", **run_options(**arguments)
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -336,13 +343,13 @@ def test_errors_of_the_algorithm_come_before_any_file_is_written(tmp_path):
     )
     options = {"rounds": 1, "clients_per_round": 3, "out": tmp_path / "run"}
     with pytest.raises(InputError, match="'fra' needs LoRA factors A and B"):
-        simulate(plain, ALGORITHMS["fra"], TRAIN, **options)
+        simulate(plain, ALGORITHMS["fra"], TRAIN, **run_options(**options))
     no_head = model.replace(
         trainable={n: x for n, x in model.trainable.items() if n not in toy.HEAD},
         kinds={n: kind for n, kind in model.kinds.items() if n not in toy.HEAD},
     )
     with pytest.raises(InputError, match=r"private rule '\^head:' matches no trainable leaf"):
-        simulate(no_head, fedavg(optax.sgd(0.1), head="private"), TRAIN, **options)
+        simulate(no_head, fedavg(optax.sgd(0.1), head="private"), TRAIN, **run_options(**options))
     assert not (tmp_path / "run").exists()
 
 
@@ -356,4 +363,4 @@ def test_fra_on_an_svd_start_warns():
         pytest.warns(UserWarning, match="part of the pretrained weight"),
         pytest.raises(InputError, match="99"),
     ):
-        simulate(started, algorithm, federation, **rest)
+        simulate(started, algorithm, federation, **run_options(**rest))

@@ -35,22 +35,22 @@ def test_a_string_stands_for_a_table():
 
 
 def test_a_string_in_a_file_stands_for_a_table():
-    """At the top level and in a method's table, also with a system."""
+    """At the top level and in a method's table, also with a preset."""
     raw = {**BASE, "algorithm": "fedprox", "peft": "dora", "aggregator": "mean"}
-    raw["methods"] = {"a": {"algorithm": "ditto"}, "b": {"system": "fra_lora/ffa", "peft": "lora"}}
+    raw["methods"] = {"a": {"algorithm": "ditto"}, "b": {"preset": "fra_lora/ffa", "peft": "lora"}}
     a, b = (config.resolve(one) for one in config.methods(raw).values())
     assert a["algorithm"]["name"] == "ditto"
     assert a["peft"]["name"] == "dora"
-    assert b["peft"]["rank"] == 16, "the system's"
+    assert b["peft"]["rank"] == 16, "the preset's"
 
 
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
-        ("diagnostics=clients", """'diagnostics=["clients"]'"""),
-        ("client_ranks=4", "'client_ranks=[4]'"),
+        ("evaluation.diagnostics=clients", """'evaluation.diagnostics=["clients"]'"""),
+        ("system.client_ranks=4", "'system.client_ranks=[4]'"),
         ("optimizer.learning_rate=.5", "'optimizer.learning_rate=0.5'"),
-        ("client_test=True", "'client_test=true'"),
+        ("evaluation.client_test=True", "'evaluation.client_test=true'"),
         ("rounds='3'", "'rounds=3'"),
     ],
 )
@@ -110,7 +110,7 @@ def test_the_package_is_a_command(monkeypatch, capsys):
     [
         ("algorithm=ditto", "FedLR (algorithm=ditto)"),
         ("algorithm.name=ditto", "FedLR (algorithm=ditto)"),
-        ("system=fra_lora/ffa", "FedLR (system=fra_lora/ffa)"),
+        ("preset=fra_lora/ffa", "FedLR (preset=fra_lora/ffa)"),
         ("peft={name='dora', rank=4}", "FedLR (peft=dora)"),
         ("peft.rank=4", "FedLR"),
         ("peft=lora", "FedLR"),

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from options import run_options
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.cli import console
@@ -22,7 +23,7 @@ MODEL, ALGORITHM = toy.model(dropout=0), fedavg(optax.sgd(0.1))
 
 def run(*, rounds=6, **options):
     clients, test = toy.clients([7, 4, 12]), toy.dataset(20, seed=3)
-    return simulate(MODEL, ALGORITHM, clients, test=test, rounds=rounds, **options)
+    return simulate(MODEL, ALGORITHM, clients, test=test, rounds=rounds, **run_options(**options))
 
 
 def rows(*scores, headline="accuracy", better="higher"):

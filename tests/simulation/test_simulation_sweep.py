@@ -12,6 +12,7 @@ import pytest
 import toy
 from closeness import approx, assert_close
 from compiled import compilations
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.engine import program
@@ -48,7 +49,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def swept(model):
-    return fp.sweep(make, model, FEDERATION, points=POINTS, **GIVEN)
+    return fp.sweep(make, model, FEDERATION, points=POINTS, **run_options(**GIVEN))
 
 
 def test_grid_varies_seeds_least_often_and_keeps_the_order_of_names():
@@ -65,7 +66,9 @@ def test_grid_varies_seeds_least_often_and_keeps_the_order_of_names():
 def test_points_have_the_results_of_single_runs(swept, model):
     for point in (POINTS[0], POINTS[7]):
         name = next(n for n, p in swept.points.items() if p == point)
-        single = fp.simulate(model, make(point), FEDERATION, seed=point["seed"], **GIVEN)
+        single = fp.simulate(
+            model, make(point), FEDERATION, seed=point["seed"], **run_options(**GIVEN)
+        )
         for leaf, value in single.params.items():
             assert_close(swept.runs[name].params[leaf], value, rtol=1e-5, atol=1e-6)
         mine, its = (run.metrics[-1]["test_loss"] for run in (swept.runs[name], single))
@@ -75,7 +78,7 @@ def test_points_have_the_results_of_single_runs(swept, model):
 def test_numbers_and_seeds_share_one_program(swept, model):
     compilations.clear()
     more = fp.grid(seed=[7, 8], rate=[0.01, 0.3], mu=[0.2])
-    fp.sweep(make, model, FEDERATION, points=more, **GIVEN)
+    fp.sweep(make, model, FEDERATION, points=more, **run_options(**GIVEN))
     assert not compilations
 
 
@@ -90,7 +93,7 @@ def test_a_constant_compiles_once_for_each_of_its_values(monkeypatch):
         lambda p: toy.lora_model(width=p["width"]),
         FEDERATION,
         points=fp.grid(seed=[0, 1], rate=[0.1, 0.2], width=[6, 8]),
-        **{**GIVEN, "test": None, "validation": None},
+        **run_options(**{**GIVEN, "test": None, "validation": None}),
     )
     assert len(compiled) == 2
 
@@ -131,11 +134,11 @@ def test_a_sweep_skips_what_is_finished_and_continues_what_is_not(tmp_path, mode
             points=points,
             out=tmp_path / "s",
             on_point=again,
-            **{**GIVEN, "checkpoint_every": 1, **options},
+            **run_options(**{**GIVEN, "checkpoint_every": 1, **options}),
         )
 
     names = list(swept.points)[:3]
-    fp.sweep(make, model, FEDERATION, points=points[:1], out=tmp_path / "s", **GIVEN)
+    fp.sweep(make, model, FEDERATION, points=points[:1], out=tmp_path / "s", **run_options(**GIVEN))
     with pytest.raises(KeyboardInterrupt):
         run(on_round=interrupted)
     assert seen == [(names[0], True)]
@@ -161,13 +164,13 @@ def test_a_sweep_skips_what_is_finished_and_continues_what_is_not(tmp_path, mode
 def test_a_failure_is_named_after_the_other_points_have_run(tmp_path, model):
     points = [{"seed": 0, "rate": 0.1, "mu": -1.0}, {"seed": 0, "rate": 0.1, "mu": 1.0}]
     with pytest.raises(InputError, match=r"1 of 2 runs.*mu=-1.0: mu = -1.0 must be"):
-        fp.sweep(make, model, FEDERATION, points=points, out=tmp_path / "s", **GIVEN)
+        fp.sweep(make, model, FEDERATION, points=points, out=tmp_path / "s", **run_options(**GIVEN))
     assert (tmp_path / "s" / "seed=0,rate=0.1,mu=1.0" / "metrics.jsonl").exists()
 
 
 def test_wrong_points_are_refused(model):
     def run(points, **options):
-        fp.sweep(make, model, FEDERATION, points=points, **GIVEN, **options)
+        fp.sweep(make, model, FEDERATION, points=points, **run_options(**GIVEN, **options))
 
     with pytest.raises(InputError, match="no points"):
         run([])
@@ -202,7 +205,9 @@ def test_points_side_by_side_have_the_results_of_points_one_after_the_other(swep
     # 5 points in groups of 3: the second group is not full. Cohorts and lengths differ by seed.
     points = [POINTS[i] for i in (0, 1, 4, 7, 8)]
     out = tmp_path / "s"
-    together = fp.sweep(make, model, FEDERATION, points=points, out=out, replicas=3, **GIVEN)
+    together = fp.sweep(
+        make, model, FEDERATION, points=points, out=out, replicas=3, **run_options(**GIVEN)
+    )
     assert together.points.keys() == together.runs.keys()
     for name, run in together.runs.items():
         for leaf, value in swept.runs[name].params.items():
@@ -218,7 +223,9 @@ def test_points_side_by_side_have_the_results_of_points_one_after_the_other(swep
 def test_a_point_that_fails_beside_others_does_not_stop_them(model, tmp_path):
     points = [{"seed": s, "rate": 0.1, "mu": m} for s, m in ((0, -1.0), (1, 1.0), (2, 0.5))]
     with pytest.raises(InputError, match="1 of 3 runs"):
-        fp.sweep(make, model, FEDERATION, points=points, out=tmp_path, replicas=3, **GIVEN)
+        fp.sweep(
+            make, model, FEDERATION, points=points, out=tmp_path, replicas=3, **run_options(**GIVEN)
+        )
     assert len(list(tmp_path.glob("*/params.safetensors"))) == 2
 
 
@@ -229,9 +236,8 @@ def test_conditions_of_replicas_are_not_batched(model):
         make,
         FEDERATION,
         values={"rate": 0.1, "mu": 0.1},
-        engine=Replicas(2).program,
+        placement=fp.Placement(engine=Replicas(2).program, lanes=2),
         batch_size=4,
-        lanes=2,
     )
     state, plan = session.init(), session.plan(1)
     one = session.program(plan)
@@ -346,10 +352,10 @@ def test_a_forward_pass_that_depends_on_the_seed_is_that_of_its_own_seed():
         lambda p: seeded_model(p["seed"]),
         FEDERATION,
         points=points,
-        **options,
+        **run_options(**options),
     )
     algorithm = fp.algorithms.fedavg(optax.sgd(0.1))
-    alone = fp.simulate(seeded_model(1), algorithm, FEDERATION, seed=1, **options)
+    alone = fp.simulate(seeded_model(1), algorithm, FEDERATION, seed=1, **run_options(**options))
     assert swept.runs["seed=1,rate=0.1"].metrics[-1]["test_loss"] == approx(
         alone.metrics[-1]["test_loss"], rel=1e-5
     )
@@ -379,7 +385,7 @@ def test_values_may_be_lists_dicts_and_arrays(model, tmp_path):
         lambda p: toy.clients((7, 4, 12, 1, 9), seed=int(p["x"].sum())),
         points=points,
         out=tmp_path,
-        **{**GIVEN, "rounds": 1, "test": None, "validation": None},
+        **run_options(**{**GIVEN, "rounds": 1, "test": None, "validation": None}),
     )
     assert [len(cell.runs) for cell in swept.study.cells] == [2]
     folders = sorted(path.parent.name for path in tmp_path.glob("*/config.toml"))

@@ -246,7 +246,7 @@ def test_lines_for_another_task_are_named(finished, tmp_path, capsys, name, line
 def test_clients_are_tested_on_their_own_part_of_the_test_split(finished, root):
     finished("stack_overflow")
     out = root / "runs" / "natural"
-    overrides = ['partition={name="natural"}', "client_test=true"]
+    overrides = ['partition={name="natural"}', "evaluation.client_test=true"]
     config = str(root / "stack_overflow.toml")
     assert cli.main(["run", config, "--out", str(out), *overrides]) == 0
     last = read_metrics(out / "metrics.jsonl")[-1]
@@ -259,8 +259,18 @@ def test_clients_are_tested_on_their_own_part_of_the_test_split(finished, root):
 def test_client_test_needs_clients_that_are_in_the_test_split_too(finished, root, capsys):
     finished("sst2")
     for overrides, message in (
-        (["client_test=true"], "name = 'natural' have such examples, not those of 'iid'"),
-        (["client_test=true", "client_holdout=0.1", 'partition={name="natural"}'], "use only one"),
+        (
+            ["evaluation.client_test=true"],
+            "name = 'natural' have such examples, not those of 'iid'",
+        ),
+        (
+            [
+                "evaluation.client_test=true",
+                "evaluation.client_holdout=0.1",
+                'partition={name="natural"}',
+            ],
+            "use only one",
+        ),
     ):
         out = ["--out", str(root / "never")]
         assert cli.main(["run", str(root / "sst2.toml"), *out, *overrides]) == 2

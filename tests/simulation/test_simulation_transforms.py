@@ -10,6 +10,7 @@ import optax
 import pytest
 import toy
 from closeness import assert_close
+from options import run_options
 from toy_transforms import feedback, ones, record
 
 import fedjax_peft as fp
@@ -36,7 +37,13 @@ def run(out=None, *, rounds=4, given=BOTH, algorithm=None, **options):
     algorithm = algorithm or algorithms.fedavg(SGD, head="private")
     options = {"clients_per_round": 3, "checkpoint_every": 2, "lanes": 2, "batch_size": 4} | options
     return simulate(
-        toy.model(), algorithm, FEDERATION, rounds=rounds, out=out, transforms=given, **options
+        toy.model(),
+        algorithm,
+        FEDERATION,
+        rounds=rounds,
+        out=out,
+        transforms=given,
+        **run_options(**options),
     )
 
 
@@ -100,7 +107,9 @@ def test_the_rows_have_the_metrics_of_transforms_and_the_table_knows_them(straig
 def test_a_row_without_an_accepted_upload_has_no_share():
     poisoned = toy.poisoned(FEDERATION, *range(5))
     options = {"rounds": 1, "lanes": 2, "batch_size": 4, "transforms": BOTH[0]}
-    row = simulate(toy.model(), algorithms.fedavg(SGD), poisoned, **options).metrics[-1]
+    row = simulate(toy.model(), algorithms.fedavg(SGD), poisoned, **run_options(**options)).metrics[
+        -1
+    ]
     assert (row["clip_share"], row["clip_median_norm"]) == (None, None)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from options import run_options
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.data.dataset import Clients
@@ -20,7 +21,7 @@ PERSONAL, SHARED = fedavg(optax.sgd(0.5), head="private"), fedavg(optax.sgd(0.5)
 def run(algorithm=PERSONAL, rounds=3, **options):
     defaults = {"test": TEST, "client_test": HELD_OUT, "test_clients": 3, "eval_every": 2}
     defaults |= {"clients_per_round": 2, "batch_size": 4, "diagnostics": ["clients"], "lanes": 1}
-    return simulate(MODEL, algorithm, TRAIN, rounds=rounds, **defaults | options)
+    return simulate(MODEL, algorithm, TRAIN, rounds=rounds, **run_options(**defaults | options))
 
 
 def without(row, *parts):

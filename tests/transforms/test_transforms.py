@@ -9,6 +9,7 @@ import optax
 import pytest
 import toy
 from closeness import approx, assert_close
+from options import run_options
 from toy_transforms import feedback, ones, record
 
 from fedjax_peft.algorithms import fedavg, rolora
@@ -326,7 +327,9 @@ def test_the_reference_engine_transforms_uploads_in_the_same_way(poisoned):
     given = [clip_norm(0.2), feedback()]
     options = {"rounds": 1, "lanes": 1, "batch_size": 4, "transforms": given, "eval_every": 9}
     made = [
-        simulate(toy.model(), fedavg(optax.sgd(0.1)), federation, engine=name, **options)
+        simulate(
+            toy.model(), fedavg(optax.sgd(0.1)), federation, **run_options(engine=name, **options)
+        )
         for name in ("compiled", "reference")
     ]
     for name, x in made[0].params.items():

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import toy
+from options import run_options
 from toy_transforms import compressors, example
 
 from fedjax_peft import aggregators, algorithms, transforms
@@ -102,7 +103,9 @@ def test_rounds_with_compressors_run_in_algorithms_of_all_kinds(kind):
         given.insert(0, downlink(example("int8")))
     options = {"rounds": 3, "lanes": 2, "batch_size": 4, "eval_every": 9}
     federation = toy.clients([7, 4, 12])
-    made = simulate(toy.lora_model(), ALGORITHMS[kind], federation, transforms=given, **options)
+    made = simulate(
+        toy.lora_model(), ALGORITHMS[kind], federation, transforms=given, **run_options(**options)
+    )
     row = made.metrics[-1]
     assert row["dropped"] == []
     assert all(np.isfinite(x).all() for x in made.params.values())

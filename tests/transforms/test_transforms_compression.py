@@ -9,6 +9,7 @@ import optax
 import pytest
 import toy
 from closeness import assert_close
+from options import run_options
 from toy_transforms import compressors, example
 
 from fedjax_peft import algorithms, transforms
@@ -392,7 +393,11 @@ def run(out=None, *, given=TOGETHER, rounds=2, federation=FEDERATION, **options)
     options = {"checkpoint_every": 1, "lanes": 3, "batch_size": 4, "eval_every": 9} | options
     algorithm = options.pop("algorithm", algorithms.fedavg(SGD))
     return simulate(
-        *(toy.model(), algorithm, federation), rounds=rounds, out=out, transforms=given, **options
+        *(toy.model(), algorithm, federation),
+        rounds=rounds,
+        out=out,
+        transforms=given,
+        **run_options(**options),
     )
 
 

@@ -17,14 +17,14 @@ import json
 import jax, numpy as np, optax
 import toy
 from toy_transforms import feedback
-from fedjax_peft import simulate
+from fedjax_peft import Placement, simulate
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.transforms import clip_norm
 
 def run(devices):
     return simulate(
-        toy.model(), fedavg(optax.sgd(0.1)), toy.clients([7, 4, 12, 1, 9]), rounds=3, lanes=4,
-        devices=devices, batch_size=4, transforms=[clip_norm(0.2), feedback()],
+        toy.model(), fedavg(optax.sgd(0.1)), toy.clients([7, 4, 12, 1, 9]), rounds=3,
+        placement=Placement(lanes=4, devices=devices), batch_size=4, transforms=[clip_norm(0.2), feedback()],
     )
 
 one, four = run(1), run(4)

@@ -9,6 +9,7 @@ import optax
 import pytest
 import toy
 from closeness import approx, assert_close, assert_small
+from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms
@@ -38,7 +39,14 @@ BITS = {"head.bias": 3, "head.kernel": 18, "layer.lora_a": 10, "layer.lora_b": 1
 def run(given, rounds=3, **options):
     options = {"lanes": 3, "batch_size": 4, "eval_every": 9} | options
     algorithm = options.pop("algorithm", algorithms.fedavg(SGD))
-    return simulate(toy.model(), algorithm, FEDERATION, rounds=rounds, transforms=given, **options)
+    return simulate(
+        toy.model(),
+        algorithm,
+        FEDERATION,
+        rounds=rounds,
+        transforms=given,
+        **run_options(**options),
+    )
 
 
 def all_entries():
@@ -87,7 +95,9 @@ def test_the_server_adds_what_was_learned_from_what_was_received():
     theta = {n: jnp.asarray(first.params[n]) for n in BITS}
     received, _ = downlink(int8(8)).receive(theta, start, jax.random.key(0))
     algorithm = algorithms.fedavg(SGD)
-    session = fp.session(toy.model(), algorithm, FEDERATION, lanes=3, batch_size=4)
+    session = fp.session(
+        toy.model(), algorithm, FEDERATION, placement=fp.Placement(lanes=3), batch_size=4
+    )
     state = session.init(0)._replace(round_index=1, server=received)
     after = session.step(state)[0].server
     moved = 0.0

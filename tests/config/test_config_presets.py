@@ -90,7 +90,7 @@ BOTTLENECK = {"peft.reduction_factor": 16}
 LORA8 = {"peft.rank": 8, "peft.alpha": 8}
 CNN_CHOICES = {**FEDADAPTERS["user_choices"], "model.config.channels": [18.36]}
 BASELINE = {"user_choices": {"rounds": [100]}}  # FedPETuning
-RANKS = {"peft.rank": 8, "client_ranks": [2, 4, 8]}
+RANKS = {"peft.rank": 8, "system.client_ranks": [2, 4, 8]}
 PAPERS = {
     "fedft": BASELINE,
     "fedlr": {**BASELINE, "peft.rank": 16},
@@ -156,12 +156,12 @@ SHARES = {"sst2": [[0.9, 0.1], [0.1, 0.9]], "mnli": [[0.7, 0.3], [0.2, 0.8], [0.
 NUMBER = re.compile(r"(?<![\w.])(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?(?![\w])", re.ASCII)
 
 
-def numbers(system):
+def numbers(preset):
     """Returns the numbers of a preset: key -> number, and those in the ``user_choices``."""
-    flat = flatten(system.settings)
+    flat = flatten(preset.settings)
     found = {k: v for k, v in flat.items() if isinstance(v, int | float | list) and is_numeric(v)}
     choices = {
-        key: [float(x) for x in NUMBER.findall(text)] for key, text in system.user_choices.items()
+        key: [float(x) for x in NUMBER.findall(text)] for key, text in preset.user_choices.items()
     }
     return {**found, "user_choices": {k: v for k, v in choices.items() if v}}
 
@@ -176,11 +176,11 @@ def read(monkeypatch, content):
     """Returns the numbers of the presets that a file with this content would define."""
     with monkeypatch.context() as patch:
         patch.setattr(presets, "_file", lambda: content)
-        return {name: numbers(system) for name, system in presets.systems().items()}
+        return {name: numbers(preset) for name, preset in presets.presets().items()}
 
 
 def test_every_number_is_that_of_the_paper():
-    found = {name: numbers(system) for name, system in presets.systems().items()}
+    found = {name: numbers(preset) for name, preset in presets.presets().items()}
     assert found.keys() == PAPERS.keys()
     for name, expected in PAPERS.items():
         assert found[name] == expected, name
@@ -248,7 +248,7 @@ ROBERTA = {
     ],
 )
 def test_trainable_parameters_on_roberta_base(name, adapter):
-    options = dict(presets.systems()[name].settings["peft"])
+    options = dict(presets.presets()[name].settings["peft"])
     method = getattr(peft, options.pop("name"))(**options)
     counted = count(ROBERTA, method, head=heads.classification(2))
     assert counted["adapter"] == adapter
@@ -260,80 +260,80 @@ def test_trainable_parameters_on_roberta_base(name, adapter):
 # --------------------------------------------------------------------------------- in a config
 
 
-@pytest.mark.parametrize("name", presets.systems())
-def test_every_system_is_complete(name):
-    system = presets.systems()[name]
+@pytest.mark.parametrize("name", presets.presets())
+def test_every_preset_is_complete(name):
+    preset = presets.presets()[name]
     rest = {key: value for key, value in REST.items() if key != "clients_per_round"}
     if name.endswith("centralised"):
         del rest["partition"]
     if name.endswith(("rnn", "lstm", "cnn")):
         del rest["model"]
-    config = configs.resolve({**rest, "system": name})
+    config = configs.resolve({**rest, "preset": name})
     for table in configs.NAMESPACES:
-        if "name" in system.settings.get(table, {}):
-            assert config[table]["name"] == system.settings[table]["name"]
+        if "name" in preset.settings.get(table, {}):
+            assert config[table]["name"] == preset.settings[table]["name"]
     assert configs.resolve(config) == config, "a recorded config resolves to itself"
     assert configs.build_algorithm(config).name
-    assert configs.build_method(config).name == system.settings["peft"]["name"]
-    assert len(system.description) < 90
-    assert system.paper
-    assert system.user_choices
+    assert configs.build_method(config).name == preset.settings["peft"]["name"]
+    assert len(preset.description) < 90
+    assert preset.paper
+    assert preset.user_choices
 
 
-def test_the_configs_own_keys_replace_those_of_the_system():
-    config = configs.resolve({**REST, "system": "federa", "peft": {"rank": 4}})
+def test_the_configs_own_keys_replace_those_of_the_preset():
+    config = configs.resolve({**REST, "preset": "federa", "peft": {"rank": 4}})
     assert (config["peft"]["rank"], config["peft"]["init"]) == (4, "svd")
     assert config["optimizer"]["learning_rate"] == 0.1
     assert config["batch_size"] == 16
-    assert config["system_changes"] == {"peft.rank": "32 -> 4"}
-    assert configs.resolve({**REST, "system": "federa"})["system_changes"] is None
-    assert configs.resolve(REST)["system_changes"] is None
+    assert config["preset_changes"] == {"peft.rank": "32 -> 4"}
+    assert configs.resolve({**REST, "preset": "federa"})["preset_changes"] is None
+    assert configs.resolve(REST)["preset_changes"] is None
 
 
-def test_another_function_does_not_get_the_options_of_the_systems_function():
-    config = configs.resolve({**REST, "system": "federa", "peft": {"name": "opendelta"}})
+def test_another_function_does_not_get_the_options_of_the_presets_function():
+    config = configs.resolve({**REST, "preset": "federa", "peft": {"name": "opendelta"}})
     assert config["peft"]["name"] == "opendelta"
     assert config["peft"]["init"] != "svd"
-    assert config["system_changes"]["peft.name"] == "lora -> opendelta"
+    assert config["preset_changes"]["peft.name"] == "lora -> opendelta"
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("fedrea", r"no system 'fedrea'. Did you mean 'federa'"),
-        ("federa/fedrl", r"no system 'federa/fedrl'. Did you mean 'federa/fedlr'"),
+        ("fedrea", r"no preset 'fedrea'. Did you mean 'federa'"),
+        ("federa/fedrl", r"no preset 'federa/fedrl'. Did you mean 'federa/fedlr'"),
         ("houlsby", r"Did you mean 'fedadapters/text/houlsby' or 'fedadapters/images/houlsby'"),
-        ("ffa_lora", r"The system 'ffa_lora' is now called 'fra_lora/ffa'"),
-        ("fedmatch", r"The system 'fedmatch' is now called 'fedmcp/fedmatch'"),
+        ("ffa_lora", r"The preset 'ffa_lora' is now called 'fra_lora/ffa'"),
+        ("fedmatch", r"The preset 'fedmatch' is now called 'fedmcp/fedmatch'"),
         ("fedadapters_lora", r"'fedadapters_lora' is now called 'fedadapters/text/lora'"),
     ],
 )
-def test_unknown_systems_get_the_nearest_names(name, message):
+def test_unknown_presets_get_the_nearest_names(name, message):
     with pytest.raises(InputError, match=message):
-        configs.resolve({**REST, "system": name})
+        configs.resolve({**REST, "preset": name})
 
 
-def test_renamed_systems_are_presets():
+def test_renamed_presets_are_presets():
     renamed = tomllib.loads(presets.FILE.read_text())["renamed"]
-    assert set(renamed.values()) <= presets.systems().keys()
-    assert not renamed.keys() & presets.systems().keys()
+    assert set(renamed.values()) <= presets.presets().keys()
+    assert not renamed.keys() & presets.presets().keys()
 
 
-def test_missing_keys_get_the_systems_advice():
+def test_missing_keys_get_the_presets_advice():
     rest = {k: v for k, v in REST.items() if k != "rounds"}
     with pytest.raises(InputError, match=r"'rounds' is missing.*'federa' you choose.*Table 1"):
-        configs.resolve({**rest, "system": "federa"})
+        configs.resolve({**rest, "preset": "federa"})
     rest = {k: v for k, v in REST.items() if k != "optimizer"}
     with pytest.raises(InputError, match=r"you choose optimizer.learning_rate: chosen by"):
-        configs.resolve({**rest, "system": "federa"})
+        configs.resolve({**rest, "preset": "federa"})
 
 
 def test_overrides_without_a_value_remove_keys():
-    raw = {**REST, "system": "federa", "peft": {"rank": 4, "dropout": 0.1}, "batch_size": 8}
+    raw = {**REST, "preset": "federa", "peft": {"rank": 4, "dropout": 0.1}, "batch_size": 8}
     resolved = configs.resolve(configs.methods(raw, ["peft.rank=", "batch_size ="])[""])
     assert (resolved["peft"]["rank"], resolved["peft"]["dropout"]) == (32, 0.1)
     assert resolved["batch_size"] == 16
-    assert resolved["system_changes"] is None
+    assert resolved["preset_changes"] is None
     resolved = configs.resolve(configs.methods(raw, ["peft="])[""])
     assert (resolved["peft"]["rank"], resolved["peft"]["dropout"]) == (32, 0)
     raw["methods"] = {"a": {"peft": {"rank": 2}}, "b": {}}
@@ -347,10 +347,10 @@ def test_overrides_without_a_value_remove_keys():
 
 
 CONFIG = """
-system = "fra_lora/fedavg"
+preset = "fra_lora/fedavg"
 rounds = 1
 local_steps = 1
-global_test = false
+evaluation.global_test = false
 partition = { name = "iid", clients = 2 }
 peft.rank = 2
 
@@ -379,11 +379,11 @@ def test_a_run_prints_and_records_the_settings_that_it_replaced(tmp_path, capsys
     file.write_text(CONFIG.replace("TOKENIZER", str(tmp_path / "model")))
     assert cli.main(["run", str(file), "--out", str(tmp_path / "run")]) == 0
     err = capsys.readouterr().err
-    assert "system 'fra_lora/fedavg': this run's own settings replace the preset's" in err
+    assert "preset 'fra_lora/fedavg': this run's own settings replace the preset's" in err
     assert "rounds 30 -> 1, peft.rank 16 -> 2" in err
     assert "does not set these keys, which have their defaults: batch_size (16), peft.al" in err
     assert "peft.alpha (not set)" in err
-    changes = record.read_config(tmp_path / "run")["system_changes"]
+    changes = record.read_config(tmp_path / "run")["preset_changes"]
     assert changes == {"rounds": "30 -> 1", "peft.rank": "16 -> 2"}
 
 
@@ -451,17 +451,17 @@ def test_a_config_takes_the_papers_partition(name):
 def test_the_command_line_takes_the_papers_partition():
     raw = {**REST, "data": {"name": "wnut17"}}
     (config,) = configs.methods(raw, ["partition=paper", "rounds=", "clients_per_round="]).values()
-    config = configs.resolve({**config, "system": "federa"})
+    config = configs.resolve({**config, "preset": "federa"})
     assert (config["rounds"], config["clients_per_round"]) == (500, 5)
     assert config["partition"]["by"] == "type_set"
 
 
-def test_a_systems_rounds_replace_those_of_the_data_sets_paper():
+def test_a_presets_rounds_replace_those_of_the_data_sets_paper():
     raw = {k: v for k, v in REST.items() if k not in ("rounds", "clients_per_round")}
-    raw |= {"system": "fedsa", "data": {"name": "mnli"}, "partition": "paper"}
+    raw |= {"preset": "fedsa", "data": {"name": "mnli"}, "partition": "paper"}
     config = configs.resolve(raw)
     assert (config["rounds"], config["clients_per_round"]) == (1000, 2)
-    assert set(config["system_changes"]) == {"optimizer.learning_rate"}
+    assert set(config["preset_changes"]) == {"optimizer.learning_rate"}
 
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -477,8 +477,8 @@ GRID = {
     "fedmatch": {"peft.size": 16, "algorithm.name": "fedmatch"},
     "fedlr": {"peft.rank": 16},
     "fedap": {"peft.size": 16},
-    "flexlora": {"peft.rank": 8, "client_ranks": [2, 4, 8]},
-    "hetlora": {"peft.rank": 8, "client_ranks": [2, 4, 8], "algorithm.prune": None},
+    "flexlora": {"peft.rank": 8, "system.client_ranks": [2, 4, 8]},
+    "hetlora": {"peft.rank": 8, "system.client_ranks": [2, 4, 8], "algorithm.prune": None},
     "fedsa": {"peft.rank": 8, "peft.alpha": 16, "peft.dropout": 0.05},
 }
 """Settings of the committed table of experiments/algorithms, made with older presets."""
@@ -512,10 +512,10 @@ def test_the_grid_of_algorithms_has_them_all():
     assert names == {*algorithms.__all__}
 
 
-@pytest.mark.parametrize("system", [["federa"], 3, {"name": "federa"}])
-def test_systems_must_be_names(system):
-    with pytest.raises(InputError, match="There is no system"):
-        configs.resolve({**REST, "system": system})
+@pytest.mark.parametrize("preset", [["federa"], 3, {"name": "federa"}])
+def test_presets_must_be_names(preset):
+    with pytest.raises(InputError, match="There is no preset"):
+        configs.resolve({**REST, "preset": preset})
 
 
 @pytest.mark.parametrize("name", ["mrpc", "wnut", "a/folder", None])
@@ -526,7 +526,7 @@ def test_data_sets_without_a_papers_partition(name):
 
 
 def test_list_shows_the_settings_and_choices_of_a_preset(capsys):
-    assert cli.main(["list", "system", "federa/fedlr"]) == 0
+    assert cli.main(["list", "preset", "federa/fedlr"]) == 0
     shown = capsys.readouterr().out
     assert "peft.rank = 32" in shown
     assert "  optimizer.learning_rate: chosen by model and data set" in shown
@@ -535,11 +535,11 @@ def test_list_shows_the_settings_and_choices_of_a_preset(capsys):
 
 
 def test_list_shows_presets_user_choices_and_partitions(capsys):
-    assert cli.main(["list", "systems"]) == 0
+    assert cli.main(["list", "presets"]) == 0
     shown = capsys.readouterr().out
-    for name, system in presets.systems().items():
+    for name, preset in presets.presets().items():
         assert f"  {name} " in shown
-        assert system.description in shown
+        assert preset.description in shown
     assert "you choose: rounds, clients_per_round, partition" in shown
     assert cli.main(["list", "data"]) == 0
     shown = capsys.readouterr().out

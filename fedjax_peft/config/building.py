@@ -1,0 +1,255 @@
+"""The objects of a resolved config: model, algorithm, transforms, records and so on."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedjax_peft import tasks
+from fedjax_peft.algorithms.checks import checked
+from fedjax_peft.config.keys import Config, StartKeys, function_of
+from fedjax_peft.config.schema import OF_THE_RUN, fields_of
+from fedjax_peft.contracts import Asynchronous, Attack, Availability, Privacy, Transform
+from fedjax_peft.data import sources
+from fedjax_peft.data.encode import with_options
+from fedjax_peft.data.vocabulary import word_tokenizer
+from fedjax_peft.models import heads, hub, registry
+from fedjax_peft.models.base import Model
+from fedjax_peft.numerics import schedules
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero
+from fedjax_peft.peft.base import Method, attach
+from fedjax_peft.simulation.cost import TimeModel
+from fedjax_peft.simulation.records import RECORDS
+from fedjax_peft.simulation.stopping import Stop, any_of, early_stop
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.tasks import Task
+
+__all__ = [
+    "BUILDERS",
+    "NOISE",
+    "build_algorithm",
+    "build_asynchronous",
+    "build_attack",
+    "build_availability",
+    "build_method",
+    "build_model",
+    "build_privacy",
+    "build_records",
+    "build_transforms",
+    "call",
+    "named_task",
+    "rate",
+    "seeded",
+    "task_of",
+    "tokenizer_of",
+]
+
+
+NOISE = "noise_multiplier"
+"""The argument of a mechanism of differential privacy that ``epsilon`` can stand for."""
+
+
+def build_model(config: Config, labels: Sequence[str], vocabulary: Sequence[str] = ()) -> Model:
+    """Returns the model of a resolved config, with its PEFT method attached.
+
+    Args:
+      config: the config.
+      labels: names of the classes.
+      vocabulary: the words of the data (``Dataset.vocabulary``), if they have replaced a tokenizer.
+    """
+    options = dict(config["model"])
+    shape, kind = options.pop("config"), options.pop("head") or task_of(config).head
+    head = heads.make(kind, tuple(labels))
+    if shape is None:
+        model = seeded(hub.load_model, config, options, head=head)
+    else:
+        name, _ = options.pop("name"), options.pop("source")
+        model = seeded(registry.random_model, config, options, shape, head=head)
+        tokenizer = word_tokenizer(vocabulary) if vocabulary else tokenizer_of(config)
+        model = model.replace(name=name, tokenizer=tokenizer)
+    return attach(model, build_method(config), seed=config["seed"])
+
+
+def tokenizer_of(config: Config) -> Any:
+    """Returns the tokenizer for a config's data; None if none is needed or known."""
+    entry = sources.DATASETS.get(config["data"]["name"])
+    name = config["data"]["tokenizer"]
+    task = named_task(config) or (None if entry is None else entry.task)
+    if task is not None and task.encoder is not None and not task.encoder.needs_tokenizer:
+        return None
+    if name is not None:
+        return hub.load_tokenizer(name)
+    if config["data"]["vocabulary"] is not None and config["model"]["config"] is None:
+        raise InputError(
+            "[data] vocabulary makes a new vocabulary of words, which a pretrained model does not"
+            " know. Give the model random weights with [model.config], or leave vocabulary out."
+        )
+    if config["model"]["config"] is not None:
+        return None  # random weights have no tokenizer; load_dataset raises if it needs one
+    return hub.load_tokenizer(config["model"]["name"], source=config["model"]["source"])
+
+
+def task_of(config: Config) -> Task:
+    """Returns the task of a run: the one of ``[task]``, or one for the head of its model."""
+    head = config.get("model", {}).get("head")
+    task = named_task(config) or tasks.for_head(tasks.head_kind(head or "classification"))
+    template = config.get("data", {}).get("template")
+    return task if template is None else with_options(task, template=template)
+
+
+def named_task(config: Config) -> Task | None:
+    """Returns the task of ``[task]``, None if the config has no such table.
+
+    Raises:
+      InputError: the function of ``[task]`` returns something else.
+    """
+    if not config.get("task"):
+        return None
+    task = call(config, "task")
+    if not isinstance(task, Task):
+        raise InputError(
+            f"The task {show(config['task']['name'])} returns {type(task).__name__}, not a"
+            " fedjax_peft.tasks.Task."
+        )
+    return task
+
+
+def build_method(config: Config) -> Method:
+    """Returns the PEFT method of a resolved config."""
+    options = {key: x for key, x in config["peft"].items() if key not in StartKeys._fields}
+    return call({**config, "peft": options}, "peft")
+
+
+def build_algorithm(config: Config) -> Any:
+    """Returns the algorithm of a resolved config."""
+    function = function_of("algorithm", config["algorithm"]["name"])
+    parameters = inspect.signature(function).parameters
+    objects = {
+        table: call(config, table)
+        for table in ("optimizer", "aggregator", "server_schedule")
+        if table in parameters and config[table]
+    }
+    if config["schedule"]:
+        schedule = call(config, "schedule")
+        objects["optimizer"] = schedules.scheduled(objects["optimizer"], schedule)
+        function = checked(function)  # a user's function may not be decorated
+    options = {k: v for k, v in config["algorithm"].items() if k != "name"}
+    return seeded(function, config, options | rate(config), **objects)
+
+
+def build_transforms(config: Config) -> list[Transform]:
+    """Returns the upload transforms of a resolved config, in their order."""
+    return [
+        seeded(function_of("transforms", name), config, options)
+        for name, options in config["transforms"].items()
+    ]
+
+
+def build_privacy(config: Config) -> Privacy | None:
+    """Returns the mechanism of differential privacy of a resolved config, None without one.
+
+    Raises:
+      InputError: the noise of ``privacy.epsilon`` is not known yet, see :func:`with_noise`.
+    """
+    options = {k: v for k, v in config["privacy"].items() if k not in ("name", "epsilon")}
+    if not config["privacy"]:
+        return None
+    if options.get(NOISE, 0) is None:
+        raise InputError("The noise of privacy.epsilon depends on the clients: run the config.")
+    return seeded(function_of("privacy", config["privacy"]["name"]), config, options)
+
+
+def build_attack(config: Config) -> Attack | None:
+    """Returns what the hostile clients of a resolved config do, None without any."""
+    return call(config, "attack") if config["attack"] else None
+
+
+def build_asynchronous(config: Config) -> Asynchronous | None:
+    """Returns the asynchronous server of a resolved config, None for a synchronous one."""
+    return call(config, "asynchronous") if config["asynchronous"] else None
+
+
+def build_records(
+    config: Config, objects: Mapping[str, Any] | None = None, *, stop: Stop | None = None
+) -> dict[str, Any]:
+    """Returns the records that ``simulate`` takes, by the names of its arguments.
+
+    Args:
+      config: a resolved config.
+      objects: fields of the records that are no values of a config, such as ``client_test``.
+      stop: a rule that can end the run in addition to the one of ``[stop]``.
+
+    Raises:
+      InputError: values that cannot be used, alone or together.
+    """
+    own = early_stop(**config["stop"]) if config["stop"] else None
+    objects = {
+        **(objects or {}),
+        "time": TimeModel.preset(**config["time"]),
+        "availability": build_availability(config),
+        "stop": any_of(own, stop),
+    }
+    made = {}
+    for table, record in RECORDS.items():
+        names = inspect.signature(record).parameters
+        values = {name: config[table][name] for name in fields_of(record)}
+        made[table] = record(**values, **{k: x for k, x in objects.items() if k in names})
+    return made
+
+
+def build_availability(config: Config) -> Availability | None:
+    """Returns when the clients of a resolved config are available, None for always."""
+    return call(config, "availability") if config["availability"] else None
+
+
+BUILDERS: dict[Any, Callable[[Config], Any]] = {
+    "algorithm": build_algorithm,
+    "transforms": build_transforms,
+    "privacy": build_privacy,
+    "attack": build_attack,
+}
+"""Argument of ``simulate`` -> function that makes it from a resolved config."""
+
+
+def rate(config: Config) -> Config:
+    """Returns the ``learning_rate`` of an algorithm that needs the step size of plain SGD.
+
+    Returns:
+      ``{}`` if the algorithm's table has its value; else ``[optimizer] learning_rate``.
+
+    Raises:
+      InputError: the table has none, and the optimizer is not plain SGD.
+    """
+    table, optimizer = config["algorithm"], config["optimizer"]
+    if table.get("learning_rate", 0) is not None:
+        return {}
+    momentum, clip = (optimizer.get(name) for name in ("momentum", "clip_norm"))
+    if (
+        optimizer["name"] != "sgd"
+        or maybe_nonzero(0 if momentum is None else momentum)
+        or clip is not None
+    ):
+        raise InputError(
+            f"algorithm.learning_rate is missing: {table['name']!r} needs the clients' step size."
+            " With plain SGD (optimizer.name = 'sgd', no momentum, no clip_norm) it is that of the"
+            " optimizer. Of another optimizer it cannot be known: write algorithm.learning_rate ="
+            f" {optimizer.get('learning_rate', 0.1)}."
+        )
+    return {"learning_rate": optimizer["learning_rate"]}
+
+
+def call(config: Config, table: str, *arguments: Any, **objects: Any) -> Any:
+    """Calls the function that a table names."""
+    options = {k: v for k, v in config[table].items() if k != "name"}
+    function = function_of(table, config[table]["name"])
+    return seeded(function, config, options, *arguments, **objects)
+
+
+def seeded(
+    function: Callable[..., Any], config: Config, options: Config, *arguments: Any, **objects: Any
+) -> Any:
+    """Calls a function with a table's options; a missing seed or ``rounds`` is that of the run."""
+    for name in OF_THE_RUN:
+        if options.get(name, 0) is None:
+            options = {**options, name: config[name]}
+    return function(*arguments, **objects, **options)

@@ -1,0 +1,236 @@
+"""Reading config files, their methods, and what the command line replaces."""
+
+import contextlib
+import copy
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_peft.config import plugins
+from fedjax_peft.config.keys import CHAINED, DEFAULT_NAMES, NAMESPACES, Config
+from fedjax_peft.data import sources
+from fedjax_peft.support import assets, toml
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.nested import flatten, merge, unset
+
+__all__ = ["expanded", "load", "methods", "overlay", "override"]
+
+
+_NAME_KEYS = {"model": "name", "data": "name", "time": "preset"} | {
+    table: "name" for table in NAMESPACES if table not in CHAINED
+}
+"""Table -> the key whose value a string in place of the table stands for."""
+
+
+_PATHS = {
+    "model": ("name",),
+    "data": ("name", "source", "tokenizer"),
+    "peft": ("adapter",),
+    "availability": ("path",),
+}
+"""Table -> the keys whose values can be paths."""
+
+
+def load(path: str | Path) -> Config:
+    """Returns the content of a config file, with absolute paths for files in the config's folder.
+
+    Raises:
+      InputError: the file does not exist or is not TOML.
+    """
+    path = Path(path)
+    try:
+        raw = toml.read_toml(path)
+    except FileNotFoundError:
+        raise InputError(f"There is no config file {str(path)!r}.") from None
+    except OSError as error:
+        raise InputError(
+            f"The config {str(path)!r} cannot be read as a TOML file: {error.strerror}."
+        ) from None
+    except ValueError as error:
+        raise InputError(f"The config {str(path)!r} is not a TOML file: {error}.") from None
+    return _with_absolute_paths(raw, path.parent)
+
+
+def _with_absolute_paths(raw: Config, folder: Path) -> Config:
+    """Returns the config with absolute paths for the files in ``folder``.
+
+    A run then finds its model and data from every working directory. Other values are unchanged:
+    names, hub ids and paths from the working directory.
+    """
+    result = expanded(raw)
+    for table, keys in _PATHS.items():
+        given = result.get(table)
+        if isinstance(given, dict):
+            found = {key: _absolute(given[key], folder) for key in keys if key in given}
+            result[table] = given | found
+    for table in NAMESPACES:
+        given = result.get(table)
+        if isinstance(given, dict) and plugins.is_user_function(given.get("name")):
+            result[table] = given | {"name": plugins.with_absolute_path(given["name"], folder)}
+    for table in CHAINED:
+        given = result.get(table)
+        if isinstance(given, dict):
+            result[table] = {
+                plugins.with_absolute_path(name, folder)
+                if plugins.is_user_function(name)
+                else name: options
+                for name, options in given.items()
+            }
+    methods = result.get("methods")
+    if isinstance(methods, dict):
+        result["methods"] = {
+            name: _with_absolute_paths(one, folder) if isinstance(one, dict) else one
+            for name, one in methods.items()
+        }
+    return result
+
+
+def _absolute(value: Any, folder: Path) -> Any:
+    """Returns an existing file or folder as an absolute path, and anything else as it is."""
+    names = {*sources.DATASETS, *assets.ASSETS, "auto", "hub", "tiny", ""}
+    if not isinstance(value, str) or value in names:
+        return value
+    # The name can be too long, and `~user` can name an unknown user.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        path = folder.absolute() / Path(value).expanduser()
+        if path.exists():
+            return os.path.normpath(path)
+    return value
+
+
+def override(raw: Config, text: str) -> Config:
+    """Returns the config with one override applied.
+
+    Args:
+      raw: the config as written.
+      text: ``dotted.key=value`` sets a key; the value is TOML or a word without quotes.
+        ``dotted.key=`` removes a key or table, so that the preset's value or the default applies.
+
+    Raises:
+      InputError: the override is not of this form, or a part of its key is not a table.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"The override {show(text)} is not of the form key=value.")
+    if not value.strip():
+        return unset(raw, key.strip())[0]
+    try:
+        parsed = toml.parse_value(value)
+    except ValueError as error:
+        raise InputError(f"The override {show(text)} has no usable value: {error}.") from None
+    result = expanded(copy.deepcopy(raw))
+    *tables, last = key.strip().split(".")
+    change: Any = parsed
+    for table in reversed([*tables, last]):
+        change = {table: change}
+    change = _with_absolute_paths(change, Path())
+    if not tables and last in _NAME_KEYS and isinstance(parsed, str):
+        return overlay(result, change)
+    node = result
+    for table in tables:
+        node, change = node.setdefault(table, {}), change[table]
+        if not isinstance(node, dict):
+            raise InputError(
+                f"The override {show(text)} treats {show(table)} as a table; it is a value."
+            )
+    node[last] = change[last]
+    return result
+
+
+def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
+    """Returns the configs of a file: one per ``[methods.NAME]``, or the file itself as ``""``.
+
+    Overrides are applied last. ``key=value`` replaces the key in every method;
+    ``methods.NAME.key=value`` replaces it in one method. ``key=`` removes the key.
+
+    Raises:
+      InputError: an override is not of this form, or it removes a key that does not exist.
+    """
+    _check_removals(raw, overrides)
+    for text in overrides:
+        if text.startswith("methods."):
+            raw = override(raw, text)
+    written = result = _split(raw)
+    for text in overrides:
+        if not text.startswith("methods."):
+            result = {name: override(one, text) for name, one in result.items()}
+    return {name: _renamed(written[name], one) for name, one in result.items()}
+
+
+def _renamed(before: Config, after: Config) -> Config:
+    """Returns a config whose name shows which method the command line replaced.
+
+    Without this, a run with ``--only fedlr algorithm=ditto`` would be "fedlr" in tables and plots.
+    """
+    if "name" not in before or after.get("name") != before["name"]:
+        return after
+
+    def name_of(config: Config, key: str) -> Any:
+        value = expanded(config).get(key)
+        return value.get("name") if isinstance(value, dict) else value
+
+    keys = ("preset", "algorithm", "peft", "aggregator")
+    changed = [key for key in keys if name_of(after, key) not in (None, name_of(before, key))]
+    if not changed:
+        return after
+    changes = ", ".join(f"{key}={name_of(after, key)}" for key in changed)
+    return {**after, "name": f"{before['name']} ({changes})"}
+
+
+def _check_removals(raw: Config, overrides: Sequence[str]) -> None:
+    """Raises InputError for an override ``key=`` if no method of the config has the key."""
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or value.strip() or not key.strip():
+            continue
+        configs = {"": raw} if key.startswith("methods.") else _split(raw)
+        if not any(unset(one, key.strip())[1] for one in configs.values()):
+            keys = {name for one in configs.values() for name in flatten(one)}
+            raise InputError(
+                f"The override {show(text)} removes {show(key.strip())} from the config, which does"
+                f" not have it. {nearest(key.strip(), keys)}"
+            )
+
+
+def _split(raw: Config) -> dict[str, Config]:
+    tables = raw.get("methods")
+    if tables is None:
+        return {"": raw}
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        raise InputError("[methods] must contain tables, one for each run: [methods.NAME].")
+    base = {k: v for k, v in raw.items() if k != "methods"}
+    return {name: overlay(base, {"name": name, **table}) for name, table in tables.items()}
+
+
+def expanded(raw: Config) -> Config:
+    """Returns the config with a table in place of each string or list that stands for one."""
+    result = {
+        key: {_NAME_KEYS[key]: value} if key in _NAME_KEYS and isinstance(value, str) else value
+        for key, value in raw.items()
+    }
+    for table in CHAINED:
+        names = result.get(table)
+        names = [names] if isinstance(names, str) else names
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            result[table] = {name: {} for name in names}
+    return result
+
+
+def overlay(base: Config, over: Config) -> Config:
+    """Returns ``base`` with the keys of ``over`` in place of its own.
+
+    A table with another function replaces the whole table, because options belong to a function.
+    """
+    base, over = expanded(base), expanded(over)
+    for table in NAMESPACES:
+        old, new = base.get(table), over.get(table)
+        if isinstance(old, dict) and isinstance(new, dict):
+            name = old.get("name", DEFAULT_NAMES.get(table))
+            if new.get("name", name) != name:
+                del base[table]
+    for table in CHAINED:
+        if over.get(table) == {}:
+            base.pop(table, None)
+    return merge(base, over)

@@ -1,0 +1,176 @@
+"""The complete config of a run: every key checked, every default filled in."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_peft import algorithms, peft, tasks
+from fedjax_peft.config import presets
+from fedjax_peft.config.building import NOISE, call, rate
+from fedjax_peft.config.keys import (
+    CHAINED,
+    DEFAULT_NAMES,
+    FUNCTIONS,
+    MORE_KEYS,
+    NAMESPACES,
+    OPTIONAL,
+    SCHEDULES,
+    Config,
+    PrivacyKeys,
+    RunKeys,
+    StartKeys,
+    function_of,
+)
+from fedjax_peft.config.reading import expanded, overlay
+from fedjax_peft.config.schema import checked_values, fields_of
+from fedjax_peft.models import heads
+from fedjax_peft.numerics.hyperparameters import constants_of
+from fedjax_peft.simulation import earlier
+from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.simulation.stopping import early_stop
+from fedjax_peft.support import toml
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest
+
+__all__ = ["head_kind", "is_constant", "resolve", "resolve_recorded"]
+
+
+def resolve(raw: Config) -> Config:
+    """Returns the complete config: every key checked, every default filled in.
+
+    Raises:
+      InputError: a key or name is unknown (the message gives the nearest one), or a value has the
+        wrong type.
+    """
+    raw = {key: value for key, value in raw.items() if key != "sweep"}
+    _check_present(raw)
+    try:
+        result = _resolved(presets.expand(expanded(raw), overlay))
+    except InputError as error:
+        raise InputError(f"{error}{presets.missing_advice(raw, str(error))}") from None
+    result["preset_changes"] = presets.changes(result) or None
+    _check_noise(result["privacy"])
+    return result
+
+
+def resolve_recorded(config: Config) -> Config:
+    """Returns the complete config of a run's ``config.toml``, which contains every key.
+
+    The run's own values are used, even if its preset was changed or renamed since then.
+
+    Raises:
+      InputError: as :func:`resolve`.
+    """
+    preset = {key: config.get(key) for key in ("preset", "preset_changes")}
+    return _resolved({k: v for k, v in config.items() if k not in preset}) | preset
+
+
+def _check_present(raw: Config) -> None:
+    """Raises InputError for a key at the top level that is now in a table or has another name."""
+    for key, value in raw.items():
+        if (new := earlier.new_key(key, value)) != key:
+            line = f"{new} = {toml.literal(value)}"
+            raise InputError(
+                f"The config key {key!r} is now {new!r}. Write {line}; on the command line"
+                f" '{line.replace(' = ', '=', 1)}'. `fedjax-peft config upgrade FILE` rewrites a"
+                " config of an earlier version."
+            )
+
+
+def _resolved(raw: Config) -> Config:
+    """Returns the complete config; the preset's settings are already in ``raw``."""
+    tables = [*FUNCTIONS, *NAMESPACES]
+    result = checked_values("", fields_of(simulate) | fields_of(RunKeys), raw, tables)
+    for table in tables:
+        given = raw.get(table, {})
+        if not isinstance(given, dict):
+            raise InputError(f"[{table}] must be a table or a name, not {show(given)}.")
+        result[table] = _resolved_table(table, given)
+    if result["stop"]:
+        early_stop(**result["stop"])  # raises InputError for values that cannot be used
+    _check_schedules(result)
+    rate(result)  # raises InputError if it is missing
+    result["model"]["head"] = head_kind(result["model"]["head"])
+    return result
+
+
+def _resolved_table(table: str, given: Config) -> Config:
+    """Returns the complete options of a table."""
+    if table in CHAINED:
+        return {name: _resolved_link(table, name, options) for name, options in given.items()}
+    if table in OPTIONAL and not given:
+        return {}
+    if table in FUNCTIONS:
+        more = fields_of(MORE_KEYS[table]) if table in MORE_KEYS else {}
+        return checked_values(table, fields_of(FUNCTIONS[table]) | more, given)
+    name = given.get("name", DEFAULT_NAMES.get(table))
+    function = function_of(table, name)
+    options = {k: v for k, v in given.items() if k != "name"}
+    fields = fields_of(function)
+    if table == "privacy" and NOISE in fields:  # epsilon can stand for it
+        fields |= {NOISE: (fields[NOISE][0] | None, None), **fields_of(PrivacyKeys)}
+    if table == "peft" and function is peft.lora_sb:
+        fields |= fields_of(StartKeys)
+    return {"name": name, **checked_values(table, fields, options)}
+
+
+def _check_noise(table: Config) -> None:
+    """Raises InputError if [privacy] says the noise not at all, or twice."""
+    if NOISE in table and (table[NOISE] is None) == (table["epsilon"] is None):
+        said = "neither" if table[NOISE] is None else "both"
+        raise InputError(
+            f"[privacy] needs one of {NOISE} and epsilon, and has {said}. On the command line,"
+            f" 'privacy.{NOISE}=' removes a key."
+        )
+
+
+def _check_schedules(config: Config) -> None:
+    """Raises InputError for a schedule that its algorithm cannot follow, or a wrong number."""
+    name = config["algorithm"]["name"]
+    options = inspect.signature(function_of("algorithm", name)).parameters
+    for table in filter(config.get, SCHEDULES):
+        call(config, table)  # raises InputError for values that cannot be used
+        if table == "schedule" and "optimizer" not in options:
+            raise InputError(f"[schedule] is for an optimizer, and {show(name)} takes none.")
+        if table == "server_schedule" and table not in options:
+            known = [n for n in algorithms.__all__ if table in _options_of(n)]
+            raise InputError(
+                f"[server_schedule] is for a server with a learning rate, and that of {show(name)}"
+                f" has none. Remove the table, or use one of {', '.join(known)}."
+            )
+
+
+def _options_of(algorithm: str) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(getattr(algorithms, algorithm)).parameters
+
+
+def _resolved_link(table: str, name: str, options: Any) -> Config:
+    """Returns the complete options of one function of a table such as ``[transforms]``."""
+    function = function_of(table, name)
+    if not isinstance(options, dict):
+        raise InputError(
+            f"The config key {table}.{name} cannot be {show(options)}: it must be a table of the"
+            f" options of {name!r}, [{table}.{name}]."
+        )
+    return checked_values(f"{table}.{name}", fields_of(function), options)
+
+
+def head_kind(name: str | None) -> str | None:
+    """Returns the kind of head that a config names by its kind or by a task.
+
+    Raises:
+      InputError: neither.
+    """
+    kind = None if name is None else tasks.head_kind(name)
+    if kind is not None and kind not in heads.KINDS:
+        raise InputError(
+            f"The config key [model] 'head' cannot be {show(name)}. {nearest(kind, heads.KINDS)}"
+        )
+    return kind
+
+
+def is_constant(key: str) -> bool:
+    """Returns whether a dotted key such as ``transforms.top_k.share`` decides sizes."""
+    table, _, rest = key.partition(".")
+    name, _, option = rest.rpartition(".")
+    return table in CHAINED and option in constants_of(function_of(table, name))

@@ -1,0 +1,283 @@
+"""Running a resolved config."""
+
+import functools
+import inspect
+import json
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedjax_peft import peft, tasks
+from fedjax_peft.config.building import (
+    BUILDERS,
+    NOISE,
+    build_algorithm,
+    build_asynchronous,
+    build_model,
+    build_privacy,
+    build_records,
+    call,
+)
+from fedjax_peft.config.federation import evaluation_data, explicit, load_data
+from fedjax_peft.config.keys import SCHEDULES, Config, EvaluationKeys, StartKeys
+from fedjax_peft.config.parts import Parts
+from fedjax_peft.config.resolving import resolve_recorded
+from fedjax_peft.config.schema import OF_THE_RUN, fields_of
+from fedjax_peft.contracts import Batch
+from fedjax_peft.data import Clients, Dataset
+from fedjax_peft.models.base import Model
+from fedjax_peft.numerics.hyperparameters import Values
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.privacy.accounting import smallest_noise
+from fedjax_peft.simulation.origin import ORIGIN, base_seed, with_origin
+from fedjax_peft.simulation.progress import Phase, PhaseName
+from fedjax_peft.simulation.record import read_config
+from fedjax_peft.simulation.run import Run
+from fedjax_peft.simulation.session import federation_of, schedule_of
+from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.simulation.stopping import Stop
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.nested import flatten, unset
+from fedjax_peft.tasks import Task
+
+__all__ = ["data_description", "describe", "made_from_values", "run", "started", "with_noise"]
+
+
+def run(
+    config: Config,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_phase: Callable[[Phase], None] | None = None,
+    parts: Parts | None = None,
+    stop: Stop | None = None,
+    engine: Callable[..., Any] | None = None,
+    act: Callable[..., Any] = simulate,
+    origin: Run | None = None,
+) -> Run:
+    """Runs a resolved config.
+
+    Args:
+      config: from :func:`fedjax_peft.config.resolving.resolve`.
+      out: as for ``simulate``, like ``resume``.
+      resume: likewise.
+      on_round: as for ``Records``, like ``on_phase``.
+      on_phase: likewise.
+      parts: the parts of other runs of a sweep; data, models and programs are shared with them.
+      stop: a rule that can end the run in addition to the one of the config's ``[stop]``.
+      engine: makes the programs, as for :class:`fedjax_peft.engine.session.Session`; by default
+        the config's ``placement.engine``.
+      act: what is called with the arguments of ``simulate`` and whose result is returned, such as
+        :func:`fedjax_peft.simulation.simulate.check_recorded`.
+      origin: the run of the config's ``origin``, which a new run starts from.
+    """
+    parts = Parts() if parts is None else parts
+
+    def report_phase(name: PhaseName) -> None:
+        if on_phase is not None:
+            on_phase(Phase(name, 0, config["rounds"]))
+
+    report_phase("reading")
+    data = parts.get("data", data_description(config), lambda: load_data(config))
+    train = data["train"]
+    clients = call(config, "partition", train)
+    config = explicit(config, data)
+    clients, evaluated = evaluation_data(config, data, clients)
+    config = with_noise(config, clients)
+    task = tasks.for_data(train, config["metric"])
+    report_phase("loading")
+    model = _first_model(config, train, parts, origin, out)
+    if config["origin"] is None:
+        model = started(config, model, clients, task)
+    watching = {"on_round": on_round, "on_phase": on_phase, "progress": False}
+    objects = {"config": config, "origin": origin, **watching, **evaluated}
+    made = build_records(config, objects, stop=stop)
+    if engine is not None:
+        made["placement"] = replace(made["placement"], engine=engine)
+    return act(
+        model,
+        clients=clients,
+        test=evaluated["test"],
+        validation=evaluated["validation"],
+        **made_from_values(config),
+        task=task,
+        asynchronous=build_asynchronous(config),
+        **made,
+        out=out,
+        resume=resume,
+        **{name: config[name] for name in fields_of(simulate)},
+    )
+
+
+def data_description(config: Config) -> Config:
+    """Returns everything that the data of a config depend on."""
+    table, model, evaluated = config["data"], config["model"], config["evaluation"]
+    seed = config["seed"] if table["seed"] is None else table["seed"]
+    tokenizer = [model[key] for key in ("name", "source", "config")]
+    chosen = {name: config[name] for name in ("data", "task", "metric")}
+    chosen |= {name: evaluated[name] for name in EvaluationKeys._fields}
+    return {**chosen, "seed": seed, "tokenizer": tokenizer, "by": config["partition"]["name"]}
+
+
+def _first_model(
+    config: Config, train: Dataset, parts: Parts, origin: Run | None, out: str | Path | None
+) -> Model:
+    """Returns the model before round 1: that of the config, or that of the run it starts from.
+
+    Raises:
+      InputError: the run has another model, or is missing.
+    """
+    if config["origin"] is None:
+        return _shared_model(config, train, parts)
+    if origin is None:
+        folder = Path(out or "")
+        if out is None or not (folder / ORIGIN).exists():
+            raise InputError("origin is written by the program: fedjax-peft run CONFIG --from RUN.")
+        again = {**config, "seed": base_seed(folder, config)}
+        return with_origin(_shared_model(again, train, parts), folder)
+    before = read_config(Path(config["origin"]))
+    if "model" in before:
+        names = ("model", "peft")
+        known = flatten({name: resolve_recorded(before)[name] for name in names})
+        asked = flatten({name: config[name] for name in names})
+        for key in [*asked, *known]:
+            if asked.get(key) != known.get(key):
+                raise InputError(
+                    f"--from takes the model of {config['origin']}, with its [model] and [peft]:"
+                    f" {key} is {known.get(key)!r} there and {asked.get(key)!r} here."
+                )
+    if tuple(train.label_names) != tuple(origin.model.labels):
+        raise InputError(f"The labels of {config['origin']} are not those of this config's data.")
+    return origin.trained
+
+
+def _shared_model(config: Config, train: Dataset, parts: Parts) -> Model:
+    """Returns the model of a config, with the forward pass of an equal model with another seed.
+
+    Compiled programs belong to the forward pass, so the two models share them.
+    """
+    tables = [config["model"], config["peft"], config["data"]["tokenizer"]]
+    description = [*tables, list(train.label_names), train.vocabulary]
+    model = parts.get(
+        "model",
+        [description, config["seed"]],
+        lambda: build_model(config, train.label_names, train.vocabulary),
+    )
+    return model.replace(apply=parts.get("forward pass", description, lambda: model.apply))
+
+
+def started(config: Config, model: Model, clients: Clients, task: Task) -> Model:
+    """Returns the model of a run with the start that ``[peft]`` takes from training examples.
+
+    Raises:
+      InputError: a run with differential privacy, or a number that cannot be used.
+    """
+    step, number = (config["peft"].get(name) for name in StartKeys._fields)
+    if step is None:
+        return model
+    if config["privacy"]:
+        raise InputError(
+            "peft.gradient_start reads the clients' examples without noise, so the run's epsilon"
+            " would not hold. Leave gradient_start out, or the table [privacy]."
+        )
+    if number < 1:
+        raise InputError(f"peft.gradient_examples = {number} must be at least 1.")
+    rows = np.concatenate(clients.indices)
+    rows = host_rng(config["seed"], "gradient start").permutation(rows)[:number]
+    size = min(config["batch_size"], len(rows))
+
+    def batch(start: int) -> Batch:
+        place = np.arange(start, start + size)
+        columns = clients.data.take(rows[np.minimum(place, len(rows) - 1)]).columns
+        return {**columns, "mask": place < len(rows)}
+
+    batches = map(batch, range(0, len(rows), size))
+    return peft.gradient_start(model, batches, task, step=step)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A function of the run-time values; equal configs are equal functions."""
+
+    table: Literal["algorithm", "attack", "privacy", "transforms"]
+    config: str
+    """JSON of the tables that the function reads, without the run-time values."""
+
+    def __call__(self, values: Values) -> Any:
+        config = json.loads(self.config)
+        for key, value in values.items():
+            *tables, last = key.split(".")
+            functools.reduce(operator.getitem, tables, config)[last] = value
+        return BUILDERS[self.table](config)
+
+
+def made_from_values(config: Config) -> dict[str, Any]:
+    """Returns the arguments of ``simulate`` that depend on the run-time values, and the values."""
+    # An epsilon was replaced by a noise multiplier, see with_noise.
+    runtime = [f"privacy.{NOISE}" if k == "privacy.epsilon" else k for k in config["runtime"] or ()]
+    if not runtime:
+        return {name: build(config) for name, build in BUILDERS.items()}
+    flat = flatten(config)
+    names = (*BUILDERS, "aggregator", "optimizer", *SCHEDULES)
+    tables, _ = unset({name: config[name] for name in names}, "privacy.epsilon")
+    for name in OF_THE_RUN:  # a function that draws random numbers needs the seed
+        if any(key.endswith(f".{name}") for key in flatten(tables)):
+            tables[name] = config[name]
+    for key in runtime:
+        tables, _ = unset(tables, key)
+    text = json.dumps(tables, sort_keys=True)
+    made = {name: _Made(name, text) for name in BUILDERS if config[name] or name == "algorithm"}
+    return {**made, "values": {key: flat[key] for key in runtime}}
+
+
+def describe(config: Config) -> str:
+    """Returns a short description of a resolved config: algorithm, PEFT method, model and data."""
+    names = {table: config[table]["name"] for table in ("partition", "peft", "algorithm")}
+    parts = [config["aggregator"].get("name"), *config.get("transforms", {})]
+    if private := config.get("privacy", {}).get("name"):
+        parts.append(f"{private} privacy")
+    if hostile := config.get("attack", {}).get("name"):
+        parts.append(f"{hostile} attack")
+    if server := config.get("asynchronous", {}).get("name"):
+        parts.append(f"{server} server")
+    combined = " and ".join(part for part in parts if part)
+    combined = f" with {combined}" if combined else ""
+    model, data = (Path(config[table]["name"]).name for table in ("model", "data"))
+    return (
+        f"{names['algorithm']}{combined} over {names['peft']} on {model},"
+        f" {data} by {names['partition']}"
+    )
+
+
+def with_noise(config: Config, clients: Clients) -> Config:
+    """Returns the config with the noise multiplier that gives it ``privacy.epsilon``.
+
+    A config that says its noise is returned as it is.
+
+    Args:
+      config: a resolved config.
+      clients: the clients of the run.
+
+    Raises:
+      InputError: no noise is enough, or the mechanism does not fit the run.
+    """
+    table = config["privacy"]
+    if table.get("epsilon") is None or table[NOISE] is not None:
+        return config
+    flat = {**config, **config["system"], **config["placement"]}
+    names = [name for name in inspect.signature(schedule_of).parameters if name != "clients"]
+    schedule = schedule_of(clients, **{name: flat[name] for name in names})
+    facts = federation_of(schedule, clients.data, build_algorithm(config))
+
+    def epsilon_of(noise: float) -> float:
+        made = build_privacy({**config, "privacy": {**table, NOISE: noise}})
+        assert made is not None
+        return made.guarantee(facts, config["rounds"]).epsilon
+
+    noise = smallest_noise(epsilon_of, table["epsilon"])
+    return {**config, "privacy": {**table, NOISE: noise}}

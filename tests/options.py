@@ -1,0 +1,24 @@
+"""Options of a run by their plain names, for tests that hand them on from test to test."""
+
+import dataclasses
+from typing import Any
+
+from fedjax_peft.simulation.records import MOVED, RECORDS
+
+
+def run_options(**given: Any) -> dict[str, Any]:
+    """Returns the arguments of ``fp.simulate``: ``lanes=2`` becomes a part of ``placement``."""
+    found: dict[str, Any] = {name: value for name, value in given.items() if name not in MOVED}
+    for name in given.keys() - found.keys():
+        table, _, field = MOVED[name].partition(".")
+        if name == "time_model" and given[name] is None:
+            continue
+        record = found.get(table, RECORDS[table]())
+        found[table] = dataclasses.replace(record, **{field: given[name]})
+    return found
+
+
+def session_options(**given: Any) -> dict[str, Any]:
+    """Returns the arguments of ``fp.session``, which takes the diagnostics themselves."""
+    diagnostics = {name: given.pop(name) for name in ("diagnostics",) if name in given}
+    return run_options(**given) | diagnostics
