@@ -23,8 +23,8 @@ SHARE = 0.3
 NUMERIC = (
     *("aggregators", "algorithms", "asynchronous", "attacks", "engine", "models", "peft"),
     *("privacy", "report", "simulation", "tasks", "transforms"),
-    *(f"test_{name}.py" for name in ("clustering", "differentiable", "fedavg_flat", "generation")),
-    *(f"test_{name}.py" for name in ("precision", "random", "schedules", "tree")),
+    *(f"test_{name}.py" for name in ("clustering", "differentiable", "experiments_minimal")),
+    *(f"test_{name}.py" for name in ("generation", "precision", "random", "schedules", "tree")),
 )
 """The tests whose results are floating-point numbers."""
 

@@ -64,7 +64,7 @@ def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
         change = value
         for name in reversed(new_key(key, value).split(".")):
             change = {name: change}
-        given = config
+        given: Any = config
         for name in new_key(key, value).split("."):
             given = given.get(name) if isinstance(given, Mapping) else None
         if key != new_key(key, value) and given is not None:

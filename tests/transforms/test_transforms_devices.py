@@ -24,7 +24,8 @@ from fedjax_peft.transforms import clip_norm
 def run(devices):
     return simulate(
         toy.model(), fedavg(optax.sgd(0.1)), toy.clients([7, 4, 12, 1, 9]), rounds=3,
-        placement=Placement(lanes=4, devices=devices), batch_size=4, transforms=[clip_norm(0.2), feedback()],
+        placement=Placement(lanes=4, devices=devices), batch_size=4,
+        transforms=[clip_norm(0.2), feedback()],
     )
 
 one, four = run(1), run(4)
