@@ -1,8 +1,8 @@
 """Digests of 40 short runs, which tell whether a change of the code changed a bit of a result.
 
-    python tests/digests.py            prints the digests of this checkout as JSON: {run: SHA-256}
-    python tests/digests.py TEXT       the same, of runs whose names contain the text
-    python tests/digests.py OLD NEW    runs this script in two checkouts, and prints what differs
+    python tests/digests.py                   prints the digests of this checkout: {run: SHA-256}
+    python tests/digests.py TEXT              the same, of runs whose names contain the text
+    python tests/digests.py OLD NEW [TEXT]    runs two checkouts' scripts, and prints what differs
 
 A digest covers the state after the last round (server, clients, transforms, aggregator) and the
 rows of metrics without the wall time. Bits are comparable on one machine only, with the same
@@ -42,6 +42,7 @@ from fedjax_peft import (
     transforms,
 )
 from fedjax_peft.engine.session import Session
+from fedjax_peft.simulation import session
 
 SGD, ADAM = optax.sgd(0.1), optax.adam(0.05)
 SIZES = (7, 4, 12, 1, 9)
@@ -190,6 +191,15 @@ def last_states() -> list[Any]:
     return found
 
 
+def fix_salt() -> None:
+    """Gives all runs the same salt of their noise.
+
+    It is made from the run's settings, functions and their modules included, so that the noise of a
+    private run differs wherever a file has moved.
+    """
+    session._salt = lambda settings: np.zeros(2, np.uint32)
+
+
 def arrays(state: Any) -> list[np.ndarray]:
     """Returns the arrays of a pytree, and those of clients whose state is not on the device."""
     here = state.take(range(len(SIZES))) if hasattr(state, "take") else state
@@ -206,36 +216,37 @@ def digest(states: list[Any], rows: list[dict[str, Any]]) -> str:
     return total.hexdigest()
 
 
-def digest_of(options: dict[str, Any], found: list[Any]) -> str:
+def digest_of(options: dict[str, Any], latest: list[Any]) -> str:
     """Returns the digest of a run, or of the runs of a sweep."""
     options = {**DEFAULTS, **options}
     model = options.pop("model")()
     if "points" in options:
-        runs = fp.sweep(
+        found = fp.sweep(
             options.pop("algorithm"), model, options.pop("clients"), **run_options(**options)
         ).runs
-        states = [x for run in runs.values() for x in (run.server, run.client_state)]
-        return digest(states, [row for run in runs.values() for row in run.metrics])
+        runs = [found[name] for name in sorted(found)]  # they are listed as they have finished
+        states = [x for run in runs for x in (run.server, run.client_state)]
+        return digest(states, [row for run in runs for row in run.metrics])
     run = fp.simulate(
         model, options.pop("algorithm"), options.pop("clients"), **run_options(**options)
     )
-    (state,) = found
+    (state,) = latest
     parts = [state.server, state.client_state, state.transform_state, state.aggregator_state]
     return digest(parts, run.metrics)
 
 
-def digests_in(checkout: str) -> dict[str, str]:
+def digests_in(checkout: str, *text: str) -> dict[str, str]:
     """Returns the digests by the script in a checkout, with the package that lies there."""
     folder = Path(checkout).resolve()
-    command = [sys.executable, "tests/digests.py"]
+    command = [sys.executable, "tests/digests.py", *text]
     paths = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=paths, check=True, stdout=subprocess.PIPE)
     return json.loads(done.stdout)
 
 
-def compare(old: str, new: str) -> int:
+def compare(old: str, new: str, *text: str) -> int:
     """Prints the runs whose digests differ between two checkouts; returns 1 if there are any."""
-    before, after = digests_in(old), digests_in(new)
+    before, after = digests_in(old, *text), digests_in(new, *text)
     differ = [name for name in before | after if before.get(name) != after.get(name)]
     for name in differ:
         print(f"{name}: {before.get(name, 'no such run')} -> {after.get(name, 'no such run')}")
@@ -244,11 +255,13 @@ def compare(old: str, new: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) == 2:
+    """Does what the head of this file says; returns the exit code."""
+    if len(arguments) > 1:
         return compare(*arguments)
     chosen = {name: run for name, run in RUNS.items() if not arguments or arguments[0] in name}
-    found = last_states()
-    print(json.dumps({name: digest_of(run, found) for name, run in chosen.items()}, indent=1))
+    latest = last_states()
+    fix_salt()
+    print(json.dumps({name: digest_of(run, latest) for name, run in chosen.items()}, indent=1))
     return 0
 
 

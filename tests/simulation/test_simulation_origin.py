@@ -102,7 +102,9 @@ def test_clients_that_keep_something_else_are_refused(first):
     for other in ({"sizes": (*SIZES, 5)}, {"algorithm": fp.algorithms.ditto(optax.sgd(0.1))}):
         with pytest.raises(InputError, match="or start from its global model only"):
             run(1, first, **other)
-    with pytest.raises(InputError, match=r"fp.simulate\(run.trained, ..., origin=run\)"):
+    with pytest.raises(
+        InputError, match=r"fp.simulate\(run.trained, ..., records=fp.Records\(origin=run\)\)"
+    ):
         fp.simulate(
             model(), scaffold(), toy.clients(SIZES), rounds=1, records=fp.Records(origin=first)
         )
