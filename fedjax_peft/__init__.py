@@ -46,9 +46,9 @@ _PUBLIC = {
     "Placement": "simulation.records",
     "Evaluation": "simulation.records",
     "Records": "simulation.records",
-    "grid": "simulation.sweep",
-    "sweep": "simulation.sweep",
-    "Sweep": "simulation.sweep",
+    "grid": "report.sweep",
+    "sweep": "report.sweep",
+    "Sweep": "report.sweep",
     "session": "simulation.session",
     "differentiable": "engine",
     "RoundInfo": "engine.state",
@@ -144,12 +144,12 @@ if TYPE_CHECKING:
     from fedjax_peft.numerics import schedules, tree
     from fedjax_peft.peft.base import attach, count, merge, quantize
     from fedjax_peft.peft.lora import lora
+    from fedjax_peft.report.sweep import Sweep, grid, sweep
     from fedjax_peft.simulation.cost import TimeModel
     from fedjax_peft.simulation.records import Evaluation, Placement, Records, System
     from fedjax_peft.simulation.session import session
     from fedjax_peft.simulation.simulate import Run, simulate
     from fedjax_peft.simulation.stopping import early_stop
-    from fedjax_peft.simulation.sweep import Sweep, grid, sweep
     from fedjax_peft.support.errors import InputError
 
 

@@ -94,13 +94,14 @@ def _release_programs(request):
     What JAX compiled for single operations stays for the next files, while there is room.
     """
     yield
+    from fedjax_peft.engine.compilation import programs
     from fedjax_peft.models.base import Model
 
     for value in vars(request.module).values():
         if hasattr(value, "cache_clear"):
             value.cache_clear()
         if isinstance(value, Model):
-            vars(value.apply).pop("_programs", None)
+            programs.clear(value.apply)
     memory.release()
 
 

@@ -20,6 +20,9 @@ def release() -> None:
     if not sys.platform.startswith("linux"):
         jax.clear_caches()
     elif _memory() >= MUCH_MEMORY or _maps() >= MANY_MAPS:
+        from fedjax_peft.engine.compilation import programs
+
+        programs.clear()
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)

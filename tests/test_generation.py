@@ -1,6 +1,8 @@
 """``fp.generate`` and likelihoods, beside torch ``transformers``."""
 
 import functools
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedjax_peft as fp
 from fedjax_peft.contracts import Sampling
+from fedjax_peft.engine.compilation import programs
 from fedjax_peft.models import generation
 from fedjax_peft.models.decoding import NO_TOKEN
 from fedjax_peft.models.generation import complete, end_tokens, generate, likelihoods
@@ -85,6 +88,10 @@ def test_scanned_layers_generate_the_same(model, path):
     expected = complete(model, model.trainable, rows, how, batch_size=2)
     got = complete(scanned, scanned.trainable, rows, how, batch_size=2)
     np.testing.assert_array_equal(got, expected)
+    (compiled,) = map(weakref.ref, programs.of(scanned.apply))
+    del scanned
+    gc.collect()
+    assert compiled() is None, "dropped with the model"
 
 
 def test_likelihoods_are_those_of_transformers(model, reference):

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 TABLES = {
-    table: record.__doc__.partition("\n")[0].rstrip(".").replace("``", "")
+    table: (record.__doc__ or "").partition("\n")[0].rstrip(".")
     for table, record in RECORDS.items()
 } | {
     "model": "the pretrained model, and its head",

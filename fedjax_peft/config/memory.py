@@ -98,7 +98,7 @@ def _task(config: dict[str, Any]) -> Task:
     """Returns the task of a config, or else that of its data set."""
     entry = DATASETS.get(config["data"]["name"])
     named = config["task"] or config["model"]["head"] or entry is None
-    return configs.task_of(config) if named or entry is None else entry.task
+    return configs.task_of(config) if named or entry is None else entry.find_task()
 
 
 def _length(config: Mapping[str, Any], longest: int) -> int:

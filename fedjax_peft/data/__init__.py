@@ -1,12 +1,24 @@
 """Federated data sets: columns, encoders, tokenisation and partition among clients.
 
 ``load_dataset`` and the catalogue are in :mod:`fedjax_peft.data.sources` and
-:mod:`fedjax_peft.data.catalog`: they import the tasks, which import the encoders from here.
+:mod:`fedjax_peft.data.catalog`: they import the tasks, which import the encoders from here. The
+names are imported at first use, because the catalogue is read without JAX.
 """
 
-from fedjax_peft.data import partition
-from fedjax_peft.data.combine import combine
-from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.data.text import tokenize
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Clients", "Dataset", "combine", "partition", "tokenize"]
+if TYPE_CHECKING:
+    from fedjax_peft.data import partition
+    from fedjax_peft.data.dataset import Clients, Dataset
+    from fedjax_peft.data.text import tokenize
+
+__all__ = ["Clients", "Dataset", "partition", "tokenize"]
+
+_PUBLIC = {"Clients": "dataset", "Dataset": "dataset", "tokenize": "text"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)

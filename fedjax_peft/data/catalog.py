@@ -1,11 +1,12 @@
 """The named data sets: sources, columns, tasks, and the settings of papers.
 
-A data set is one entry; :mod:`fedjax_peft.data.sources` reads it.
+A data set is one entry; :mod:`fedjax_peft.data.sources` reads it. The catalogue
+is data: it imports neither JAX nor the tasks.
 """
 
 from collections.abc import Callable, Mapping
 from string import ascii_lowercase, ascii_uppercase, digits
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_peft.data.formats.client_lists import read_client_lists
 from fedjax_peft.data.formats.conll import PLONER_SOURCES, read_conll, read_ploner
@@ -17,15 +18,9 @@ from fedjax_peft.data.formats.leaf import read_users
 from fedjax_peft.data.formats.semeval import read_semeval
 from fedjax_peft.data.formats.squad import read_mrqa, read_squad
 from fedjax_peft.data.table import Table
-from fedjax_peft.tasks import (
-    classification,
-    image_classification,
-    instruction_tuning,
-    next_token,
-    question_answering,
-    tagging,
-)
-from fedjax_peft.tasks.base import Task
+
+if TYPE_CHECKING:
+    from fedjax_peft.tasks.base import Task
 
 __all__ = ["DATASETS", "OWN", "Reader", "Settings", "Source"]
 
@@ -55,8 +50,8 @@ class Source(NamedTuple):
     """Where a data set comes from."""
 
     description: str
-    task: Task = classification()
-    """What is learned from it, and how its rows become arrays."""
+    task: "Task | str" = "classification"
+    """What is learned from it, and how its rows become arrays, or the task's name."""
     hub: str | None = None
     """Name on the Hugging Face hub; None: it is not there."""
     config: str | None = None
@@ -86,6 +81,12 @@ class Source(NamedTuple):
     parts: tuple[str, ...] = ()
     """The data sets that it combines; () for a single data set."""
     settings: Settings = Settings()
+
+    def find_task(self) -> "Task":
+        """Returns the task."""
+        from fedjax_peft import tasks  # imports JAX
+
+        return tasks.find(self.task)() if isinstance(self.task, str) else self.task
 
 
 def _glue(config: str, description: str, labels: tuple[str, ...], **columns: str) -> Source:
@@ -151,7 +152,7 @@ def _instructions(description: str, hub: str | None, **more: Any) -> Source:
         "settings": Settings(512),
         "download": f"the data files from huggingface.co/datasets/{hub}, as one file called all",
     }
-    return Source(description, task=instruction_tuning(), hub=hub, **(usual | more))
+    return Source(description, task="instruction_tuning", hub=hub, **(usual | more))
 
 
 def _pfl(partition: Mapping[str, Any]) -> Settings:
@@ -286,7 +287,7 @@ DATASETS: dict[str, Source] = {
     ),
     "wnut17": Source(
         description="WNUT 2017, rare entities: 6 types, 3,394 train, 1,009 validation, 1,287 test",
-        task=tagging(),
+        task="tagging",
         hub="leondz/wnut_17",
         revision="refs/convert/parquet",  # the main one is a script, which datasets 5 does not run
         validation="validation",
@@ -301,7 +302,7 @@ DATASETS: dict[str, Source] = {
     ),
     "ploner": Source(
         description="PLONER, persons, places and organisations in eight sources of sentences",
-        task=tagging(),
+        task="tagging",
         columns={"ner_tags": "tags"},
         label_names=_iob2("PER", "ORG", "LOC"),
         test=None,
@@ -316,7 +317,7 @@ DATASETS: dict[str, Source] = {
     ),
     "squad": Source(
         description="SQuAD 1.1, answers in a context: 87,599 train, 10,570 validation (test here)",
-        task=question_answering(),
+        task="question_answering",
         hub="rajpurkar/squad",
         test="validation",
         formats=(read_squad,),
@@ -325,7 +326,7 @@ DATASETS: dict[str, Source] = {
     ),
     "mrqa": Source(
         description="MRQA 2019, questions from six sources, an equal share of each",
-        task=question_answering(),
+        task="question_answering",
         hub="mrqa-workshop/mrqa",
         columns={"subset": "source", "qid": "id", "detected_answers": "answers"},
         test=None,
@@ -340,7 +341,7 @@ DATASETS: dict[str, Source] = {
     ),
     "stack_overflow": Source(
         description="Stack Overflow by user, next token",
-        task=next_token(),
+        task="next_token",
         test=None,
         keys={"client": ()},
         formats=(read_h5, read_users),
@@ -353,7 +354,7 @@ DATASETS: dict[str, Source] = {
     ),
     "shakespeare": Source(
         description="Shakespeare's plays by role, next token",
-        task=next_token(),
+        task="next_token",
         hub="flwrlabs/shakespeare",
         # 4.2 million windows of 80 characters, each one further; y is the character after.
         columns={"character_id": "client", "x": "text"},
@@ -442,7 +443,7 @@ DATASETS: dict[str, Source] = {
     ),
     "emnist": Source(
         description="EMNIST by writer, handwritten characters: 62 classes",
-        task=image_classification(),
+        task="image_classification",
         hub="flwrlabs/femnist",
         columns={"writer_id": "client", "character": "label"},
         label_names=tuple(digits + ascii_uppercase + ascii_lowercase),
@@ -460,7 +461,7 @@ DATASETS: dict[str, Source] = {
     ),
     "cifar100": Source(
         description="CIFAR-100, photographs: 100 classes, 50,000 train, 10,000 test",
-        task=image_classification(),
+        task="image_classification",
         hub="uoft-cs/cifar100",
         columns={"img": "image", "fine_label": "label", "image_jpeg": "image"},
         label_names=tuple(_CIFAR100.split()),
@@ -474,7 +475,7 @@ DATASETS: dict[str, Source] = {
     ),
     "cifar10": Source(
         description="CIFAR-10, photographs: 10 classes, 50,000 train, 10,000 test",
-        task=image_classification(),
+        task="image_classification",
         hub="uoft-cs/cifar10",
         columns={"img": "image", "image_jpeg": "image"},
         label_names=(
@@ -487,7 +488,7 @@ DATASETS: dict[str, Source] = {
     ),
     "fashion_mnist": Source(
         description="Fashion-MNIST, pieces of clothing: 10 classes, 60,000 train, 10,000 test",
-        task=image_classification(),
+        task="image_classification",
         hub="zalando-datasets/fashion_mnist",
         label_names=(
             "T - shirt / top",

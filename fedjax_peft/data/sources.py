@@ -153,8 +153,9 @@ def load_dataset(
     entry = _entry(name, source)
     sizes = {"train": train_examples, "validation": validation_examples, "test": test_examples}
     usual = entry.settings.max_length
-    if source == "tiny" and entry.task.encoder is not None:
-        usual = _TINY_REQUEST if instructions else entry.task.encoder.stand_in_length
+    encoder = entry.find_task().encoder
+    if source == "tiny" and encoder is not None:
+        usual = _TINY_REQUEST if instructions else encoder.stand_in_length
     length = usual if max_length is None else max_length
     numbers = {"max_length": length, "doc_stride": doc_stride, "clusters": clusters}
     numbers |= {f"{part}_examples": size for part, size in sizes.items()}
@@ -196,19 +197,21 @@ def load_dataset(
             f"validation_examples = {validation_examples} is given, but {name!r} has no validation"
             " split. To hold out a share of the training rows, set validation_share = 0.1."
         )
-    encoder = encoder_of(entry.task)
+    encoder = encoder_of(entry.find_task())
     names = entry.label_names or encoder.class_names(tables["train"])
     for table in tables.values():  # all rows, so that an error does not depend on the subset
         encoder.check(table, names)
     kept = {part: _subset(table, sizes[part], part, seed) for part, table in tables.items()}
     entry, splits = _taken(name, entry, tables, names, kept, seed, requests)
-    encoder = encoder_of(entry.task)
+    encoder = encoder_of(entry.find_task())
     options = {"doc_stride": doc_stride, "order": order, "template": template}
     known = inspect.signature(encoder.encode).parameters
     _refuse(name, **{option: x for option, x in options.items() if option not in known})
     options = {option: x for option, x in options.items() if x is not None}
     if template is not None:  # generation reads prompts by the same template
-        entry = entry._replace(task=with_options(entry.task, template=options.pop("template")))
+        entry = entry._replace(
+            task=with_options(entry.find_task(), template=options.pop("template"))
+        )
     words: tuple[str, ...] = ()
     if vocabulary is not None:
         words = _vocabulary(name, splits["train"], encoder, vocabulary, tokenizer)
@@ -216,7 +219,7 @@ def load_dataset(
     result = {}
     options |= {"max_length": length, "name": name}
     for part, rows in splits.items():
-        table, data = _encoded(entry.task, rows, names, tokenizer, **options)
+        table, data = _encoded(entry.find_task(), rows, names, tokenizer, **options)
         if clusters is not None and part == "train":
             data = _clustered(data, table, encoder, clusters, seed)
         reads = tokenizer if encoder.needs_tokenizer else None
@@ -239,7 +242,7 @@ def _taken(
     """
     if requests is None:
         return entry, {part: table.take(rows[part]) for part, table in tables.items()}
-    if entry.task.name == requests.name:
+    if entry.find_task().name == requests.name:
         raise InputError(f"{name!r} has instructions already: leave instructions out.")
     return entry._replace(task=requests), {
         part: as_instructions(name, table, names, part=part, seed=seed, rows=rows[part])
@@ -345,7 +348,7 @@ def load_tables(
     if validation_share is not None:
         if "validation" in tables:
             raise _has_validation(name, validation_share, tables["validation"].origin)
-        encoder = encoder_of(entry.task)
+        encoder = encoder_of(entry.find_task())
         # Of all rows, so that a class with validation rows only is known too.
         names = entry.label_names or encoder.class_names(tables["train"])
         entry = entry._replace(label_names=tuple(names) or None)
@@ -381,7 +384,7 @@ def check_header(
     """
     entry = _entry(name, "auto")
     if name in DATASETS:
-        return task or entry.task
+        return task or entry.find_task()
     path = Path(name)
     names = None if path.is_dir() else tabular.header(path, tabular.csv_form(csv))
     if names is None:
@@ -538,7 +541,7 @@ def _read_hub(name: str, entry: Source) -> dict[str, Table]:
         )
     parts = {"all": "train"} if entry.test is None else {"train": "train", "test": entry.test}
     parts |= {} if entry.validation is None else {"validation": entry.validation}
-    wanted = {*entry.columns, *encoder_of(entry.task).columns, *entry.keys}
+    wanted = {*entry.columns, *encoder_of(entry.find_task()).columns, *entry.keys}
     tables = {}
     for part, there in parts.items():
         try:
@@ -603,12 +606,12 @@ def _check_splits(tables: Mapping[str, Table], entry: Source) -> None:
     for table in tables.values():
         if not table.columns or not len(table):
             raise InputError(f"{table.origin} has no rows.")
-    encoder_of(entry.task).check_splits(tables, entry.columns)
+    encoder_of(entry.find_task()).check_splits(tables, entry.columns)
 
 
 def _prepared(table: Table, entry: Source) -> Table:
     """Returns a table with class names instead of numbers, in the form that the encoder reads."""
-    encoder = encoder_of(entry.task)
+    encoder = encoder_of(entry.find_task())
     # All values at once: one by one is a hundred times slower from a table of ``datasets``.
     columns = {name: list(values[:]) for name, values in table.columns.items()}
     column = encoder.label_column
@@ -695,7 +698,8 @@ def _silo(
         kept = {split: range(len(table))[: sizes.get(split)] for split, table in divided.items()}
         entry, splits = _taken(part, entry, divided, names, kept, seed, requests)
         for split, rows in splits.items():
-            _, data = _encoded(entry.task, rows, names, tokenizer, max_length=length, name=part)
+            task = entry.find_task()
+            _, data = _encoded(task, rows, names, tokenizer, max_length=length, name=part)
             result.setdefault(split, {})[part] = replace(data, tokenizer=tokenizer)
     return {split: combine(parts).data for split, parts in result.items()}
 

@@ -32,9 +32,10 @@ def tiny_tables(entry: Source, seed: int) -> dict[str, Table]:
     Raises:
       InputError: the encoder of the entry's task makes no stand-ins.
     """
-    encoder = encoder_of(entry.task)
+    task = entry.find_task()
+    encoder = encoder_of(task)
     if encoder.stand_in is None:
-        raise InputError(f"The task {entry.task.name!r} has no stand-in data: leave out source.")
+        raise InputError(f"The task {task.name!r} has no stand-in data: leave out source.")
     names = entry.label_names or (_CLASSES if encoder.label_column == "label" else ())
     least = {"train": 120, "validation": 40, "test": 40}
     tables = {}

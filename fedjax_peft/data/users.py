@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from fedjax_peft.data.table import Table
-from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
 
 __all__ = ["draw_users", "keep_users"]
@@ -30,6 +29,8 @@ def draw_users(
     for key, value in (("users", count), ("user_examples", least)):
         if value < 1:
             raise InputError(f"{key} = {value} must be at least 1.")
+    from fedjax_peft.numerics.random import host_rng  # imports JAX, which the catalogue does not
+
     known = sorted(names)
     drawn: list[str] = []
     for i in host_rng(seed, "users").permutation(len(known)):

@@ -1,12 +1,84 @@
-"""The cache of compiled programs on disk. A later process reads it instead of compiling."""
+"""Where compiled programs are kept: in memory for this process, and on disk for later ones."""
 
 import os
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import jax
 
 from fedjax_peft.support import assets
 
-__all__ = ["use_compilation_cache"]
+__all__ = ["Programs", "programs", "use_compilation_cache"]
+
+P = TypeVar("P")
+
+
+class Programs:
+    """Compiled programs of models, found again by everything that they depend on.
+
+    A program belongs to an owner, the ``apply`` of its model, and is dropped with it. Neither a key
+    nor a program may refer to the owner, except weakly: the owner would then live as long as they.
+    """
+
+    def __init__(self, bound: int):
+        """Makes an empty cache.
+
+        Args:
+          bound: the largest number of programs; those that were used last are kept.
+        """
+        self.bound = bound
+        self._kept: OrderedDict[Any, Any] = OrderedDict()
+
+    def get(self, owner: Any, key: Hashable, make: Callable[[], P]) -> P:
+        """Returns the owner's program with this key, which is made if it is not known."""
+        place = self._place(owner, key)
+        program = self._kept.pop(place, None)
+        if program is None:
+            program = make()
+        if place is not None:
+            self._kept[place] = program  # the newest one is last
+        while len(self._kept) > self.bound:
+            self._kept.popitem(last=False)
+        return program
+
+    def known(self, owner: Any, key: Hashable) -> bool:
+        """Returns whether the owner has a program with this key."""
+        return self._place(owner, key) in self._kept
+
+    def of(self, owner: Any) -> list[Any]:
+        """Returns the owner's programs; that which was used last is the last one."""
+        return [program for place, program in self._kept.items() if place[0]() is owner]
+
+    def clear(self, owner: Any = None) -> None:
+        """Forgets the owner's programs; by default all programs.
+
+        A session keeps the programs that it has used, for as long as it lives.
+        """
+        for place in list(self._kept):
+            if owner is None or place[0]() is owner:
+                self._kept.pop(place, None)
+
+    def __len__(self) -> int:
+        """Returns the number of programs."""
+        return len(self._kept)
+
+    def _place(self, owner: Any, key: Hashable) -> tuple[weakref.ref, Hashable] | None:
+        """Returns the key among all programs; None for an owner without weak references."""
+        try:
+            return weakref.ref(owner, self._forget), key
+        except TypeError:
+            return None
+
+    def _forget(self, gone: weakref.ref) -> None:
+        for place in list(self._kept):
+            if place[0] is gone:
+                self._kept.pop(place, None)
+
+
+programs = Programs(bound=32)
+"""The programs of this process. Each one holds memory and, on a CPU, memory maps."""
 
 
 def use_compilation_cache() -> None:

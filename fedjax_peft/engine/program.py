@@ -4,7 +4,6 @@ It is compiled once and kept for later sessions; a call donates the state's arra
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from fedjax_peft.contracts import (
     Task,
     Transform,
 )
+from fedjax_peft.engine.compilation import programs
 from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.places import state_shardings
 from fedjax_peft.engine.plan import Plan
@@ -94,9 +94,9 @@ class Program:
     """A round program, compiled once for a model, an algorithm and the shapes of its arguments.
 
     Weights, data, seed and round are arguments of the compiled program. Later programs that differ
-    only in these arguments reuse it. It is stored as an attribute of ``setup.apply`` and is freed
-    together with the model. As under ``jax.jit``, the functions of algorithm, model and task must
-    be pure.
+    only in these arguments reuse it. It is kept in
+    :data:`fedjax_peft.engine.compilation.programs`, and freed together with the model. As under
+    ``jax.jit``, the functions of algorithm, model and task must be pure.
 
     A call consumes the given state (its arrays are donated), unless the program only measures or
     keeps uploads.
@@ -154,8 +154,7 @@ class Program:
         """Returns whether a call with arguments of these shapes needs no compilation."""
         if self._compiled is not None:
             return True
-        key = self._key(self._arguments(state, plan, 0))
-        return key in _programs_of(self._setup.apply)
+        return programs.known(self._setup.apply, self._key(self._arguments(state, plan, 0)))
 
     def _arguments(self, state: State, plan: Plan, round_index: int) -> tuple:
         plan, index = self._setup.layout.put((plan, np.int32(round_index)))
@@ -166,14 +165,14 @@ class Program:
         return (*self._inputs, state.on_device(), plan, self._clients_key[1], index)
 
     def _key(self, arguments: tuple) -> Hashable:
-        """Returns a key of everything that the compiled program depends on."""
+        """Returns a key of everything that the compiled program depends on, besides ``apply``."""
         s = self._setup
         training = self._work == "training"
         # With run-time values, the program depends on the functions of the values alone.
         made: tuple = (s.algorithm, s.transform) if s.maker is None else tuple(s.maker)
         context = (s.total_clients, s.sampling_probability, made[1])
         who = (s.clients, context if training else None)
-        static = (made[0], s.apply, s.task, *who, s.layout, s.splits, s.diagnosis, s.probe, s.dtype)
+        static = (made[0], s.task, *who, s.layout, s.splits, s.diagnosis, s.probe, s.dtype)
         leaves, structure = jax.tree.flatten(arguments)
         shapes = tuple((jax.typeof(x), getattr(x, "sharding", None)) for x in leaves)
         settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
@@ -185,15 +184,13 @@ class Program:
         return key
 
     def _compile(self, arguments: tuple) -> None:
-        programs, key = _programs_of(self._setup.apply), self._key(arguments)
-        kept = programs.pop(key, None)
-        if kept is None:
+        def compile_() -> Any:
             began = time.perf_counter()
-            kept = self._function().lower(*arguments).compile()
+            compiled = self._function().lower(*arguments).compile()
             self.compile_seconds += time.perf_counter() - began
-        self._compiled = programs[key] = kept  # the newest one is last
-        while len(programs) > _MOST:
-            programs.popitem(last=False)
+            return compiled
+
+        self._compiled = programs.get(self._setup.apply, self._key(arguments), compile_)
 
     def _function(self) -> Any:
         measures = self._work in ("personal", "global", "local")
@@ -299,9 +296,6 @@ class OuterProgram:
         return self._program.peak_bytes
 
 
-_MOST = 16
-"""Largest number of compiled programs that are kept for a model. Each one holds memory and, on a
-CPU, memory maps."""
 _SETTINGS = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
@@ -311,14 +305,3 @@ _SETTINGS = (
     "jax_debug_nans",
 )
 """JAX settings that change the compiled program of a function."""
-
-
-def _programs_of(apply: ApplyFn) -> OrderedDict[Hashable, Any]:
-    """Returns the programs that were compiled for a model, the newest last.
-
-    They are an attribute of its ``apply``, so that they are released with the model.
-    """
-    try:
-        return vars(apply).setdefault("_programs", OrderedDict())
-    except (TypeError, AttributeError):  # the object takes no attributes: nothing is kept
-        return OrderedDict()

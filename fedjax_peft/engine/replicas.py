@@ -166,7 +166,7 @@ class _ReplicaProgram(Program):
     def group(self, arguments: tuple) -> Any:
         """Returns a key that is equal for calls that can run as one."""
         shared = tuple(id(x) for i in _SHARED for x in jax.tree.leaves(arguments[i]))
-        return self._key(arguments), shared
+        return id(self._setup.apply), self._key(arguments), shared
 
     def stacked(self, calls: list[tuple]) -> list[RoundResult]:
         """Returns the results of several calls, which run as one."""

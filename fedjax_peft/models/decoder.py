@@ -41,7 +41,6 @@ from fedjax_peft.models.splits import splits_of
 from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = [
-    "CLASSES",
     "FULL",
     "SLIDING",
     "DecoderConfig",
@@ -53,8 +52,6 @@ __all__ = [
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """The kinds of layers, as in ``layer_types`` of a config."""
-CLASSES = ("classification", "two_classifiers")
-"""The heads for one text that all families have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -417,7 +414,7 @@ def family_of(
       name: the beginning of Hugging Face's class names.
       config: the family's config.
       form: config -> form.
-      heads: the family's heads beside the causal language model.
+      heads: the family's kinds of heads.
       ia3: the first projection of attention that IA3 scales.
       prefix: of the ends of Hugging Face's class names, except that of the language model.
       spans: the name of the backbone in Hugging Face's class for spans.
@@ -449,7 +446,7 @@ def family_of(
     return Family(
         name=name,
         config=config,
-        kinds={head: kinds[head] for head in ("causal_lm", *heads)},
+        kinds={head: kinds[head] for head in heads},
         weights=(
             (r"(.*norm)\.weight", r"\1.offset" if centred else r"\1.scale", False),
             (r"(.+\.embed_tokens)\.weight", r"\1.embedding", False),

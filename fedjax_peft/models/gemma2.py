@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 from fedjax_peft.models.decoder import (
-    CLASSES,
     FULL,
     SLIDING,
     DecoderConfig,
@@ -103,5 +102,9 @@ def form(c: Gemma2Config) -> Form:
 
 
 FAMILY = family_of(
-    "Gemma2", Gemma2Config, form, heads=(*CLASSES, "token_classification"), centred=True
+    "Gemma2",
+    Gemma2Config,
+    form,
+    heads=("causal_lm", "classification", "two_classifiers", "token_classification"),
+    centred=True,
 )

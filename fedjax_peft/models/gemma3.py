@@ -6,7 +6,7 @@ images (``model_type`` ``gemma3``) are not supported.
 
 import dataclasses
 
-from fedjax_peft.models.decoder import CLASSES, FULL, SLIDING, Form, family_of
+from fedjax_peft.models.decoder import FULL, SLIDING, Form, family_of
 from fedjax_peft.models.gemma2 import GemmaConfig
 from fedjax_peft.models.rotary import Rope, rope
 from fedjax_peft.support.errors import InputError
@@ -62,7 +62,7 @@ FAMILY = family_of(
     "Gemma3",
     Gemma3Config,
     form,
-    heads=CLASSES,
+    heads=("causal_lm", "classification", "two_classifiers"),
     prefix="Text",
     centred=True,
     # transformers reads attn_logit_softcapping, but does not apply it.

@@ -1,6 +1,7 @@
 """Completions of prompts by a causal language model, and likelihoods of given continuations."""
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -16,6 +17,7 @@ from fedjax_peft.data.templates import end_tokens as template_ends
 from fedjax_peft.data.templates import template_of
 from fedjax_peft.data.text import clean
 from fedjax_peft.data.tokens import beginning, whole
+from fedjax_peft.engine.compilation import programs
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.decoding import NO_TOKEN, NOT_CAUSAL, check_sampling, decode
 from fedjax_peft.numerics.random import stream
@@ -218,9 +220,9 @@ def likelihoods(
     return result
 
 
-@functools.lru_cache(maxsize=64)
 def _completing(apply: Any, how: Sampling) -> Callable[..., jax.Array]:
     """Returns the compiled loop; it compiles once for each padded length."""
+    forward: Any = weakref.ref(apply)  # the program is dropped with the model
 
     def run(
         frozen: Params, params: Params, batch: Batch, rows: Any, count: Any, ends: Any, key: Key
@@ -228,7 +230,7 @@ def _completing(apply: Any, how: Sampling) -> Callable[..., jax.Array]:
         ids, mask = batch["input_ids"], batch["attention_mask"]
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
         return decode(
-            lambda columns: apply(frozen, params, columns, None, False),
+            lambda columns: forward()(frozen, params, columns, None, False),
             ids,
             mask,
             how,
@@ -237,13 +239,14 @@ def _completing(apply: Any, how: Sampling) -> Callable[..., jax.Array]:
             real=jnp.arange(len(ids)) < count,
         )
 
-    return jax.jit(run)
+    return programs.get(apply, ("complete", how), lambda: jax.jit(run))
 
 
-@functools.lru_cache(maxsize=64)
 def _scoring(apply: Any) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    forward: Any = weakref.ref(apply)  # as above
+
     def run(frozen: Params, params: Params, batch: Batch, targets: Any, starts: Any) -> Any:
-        outputs = apply(frozen, params, batch, None, False)
+        outputs = forward()(frozen, params, batch, None, False)
         if outputs.readout is None:
             raise InputError(NOT_CAUSAL)
         places = jnp.arange(targets.shape[1])[None]
@@ -252,7 +255,7 @@ def _scoring(apply: Any) -> Callable[..., tuple[jax.Array, jax.Array]]:
         right = jnp.all(scores.correct | ~counted, axis=1)
         return jnp.sum(scores.log_likelihood, axis=1), right
 
-    return jax.jit(run)
+    return programs.get(apply, "score", lambda: jax.jit(run))
 
 
 def _batches(

@@ -5,7 +5,7 @@ TinyLlama and SmolLM have the same form and the same ``model_type``.
 
 import dataclasses
 
-from fedjax_peft.models.decoder import CLASSES, FULL, DecoderConfig, Form, family_of
+from fedjax_peft.models.decoder import FULL, DecoderConfig, Form, family_of
 
 __all__ = ["FAMILY", "LlamaConfig"]
 
@@ -35,7 +35,13 @@ FAMILY = family_of(
     "Llama",
     LlamaConfig,
     form,
-    heads=(*CLASSES, "token_classification", "span_classification"),
+    heads=(
+        "causal_lm",
+        "classification",
+        "two_classifiers",
+        "token_classification",
+        "span_classification",
+    ),
     ia3="k_proj",
     spans="transformer",
 )

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedjax_peft.models.decoder import CLASSES, FULL, SLIDING, DecoderConfig, Form, family_of
+from fedjax_peft.models.decoder import FULL, SLIDING, DecoderConfig, Form, family_of
 
 __all__ = ["FAMILY", "MistralConfig"]
 
@@ -34,6 +34,12 @@ FAMILY = family_of(
     "Mistral",
     MistralConfig,
     form,
-    heads=(*CLASSES, "token_classification", "span_classification"),
+    heads=(
+        "causal_lm",
+        "classification",
+        "two_classifiers",
+        "token_classification",
+        "span_classification",
+    ),
     ia3="k_proj",
 )

@@ -3,7 +3,6 @@
 import dataclasses
 
 from fedjax_peft.models.decoder import (
-    CLASSES,
     FULL,
     SLIDING,
     DecoderConfig,
@@ -70,6 +69,12 @@ FAMILY = family_of(
     "Qwen2",
     Qwen2Config,
     form,
-    heads=(*CLASSES, "token_classification", "span_classification"),
+    heads=(
+        "causal_lm",
+        "classification",
+        "two_classifiers",
+        "token_classification",
+        "span_classification",
+    ),
     spans="transformer",
 )

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedjax_peft.models.decoder import CLASSES, FULL, SLIDING, Form, family_of
+from fedjax_peft.models.decoder import FULL, SLIDING, Form, family_of
 from fedjax_peft.models.qwen2 import Qwen2Config
 
 __all__ = ["FAMILY", "Qwen3Config"]
@@ -33,6 +33,12 @@ FAMILY = family_of(
     "Qwen3",
     Qwen3Config,
     form,
-    heads=(*CLASSES, "token_classification", "span_classification"),
+    heads=(
+        "causal_lm",
+        "classification",
+        "two_classifiers",
+        "token_classification",
+        "span_classification",
+    ),
     spans="transformer",
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_peft.support.errors import InputError
-from fedjax_peft.support.nested import merge
+from fedjax_peft.support.nested import flatten, merge
 
 __all__ = ["RENAMED", "check_resumable", "is_earlier", "new_key", "upgrade"]
 
@@ -59,17 +59,14 @@ def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       InputError: the config has a key twice, in its earlier and in its present place.
     """
+    present = flatten(config)
     result: dict[str, Any] = {}
     for key, value in config.items():
-        change = value
-        for name in reversed(new_key(key, value).split(".")):
-            change = {name: change}
-        given: Any = config
-        for name in new_key(key, value).split("."):
-            given = given.get(name) if isinstance(given, Mapping) else None
-        if key != new_key(key, value) and given is not None:
-            raise InputError(f"The config has both {key!r} and {new_key(key, value)!r}.")
-        result = merge(result, change)
+        new = new_key(key, value)
+        if new != key and new in present:
+            raise InputError(f"The config has both {key!r} and {new!r}.")
+        table, _, last = new.rpartition(".")
+        result = merge(result, {table: {last: value}} if table else {last: value})
     if isinstance(methods := result.get("methods"), dict):
         result["methods"] = {
             name: upgrade(one) if isinstance(one, dict) else one for name, one in methods.items()

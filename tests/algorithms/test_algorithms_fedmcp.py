@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from fedjax_peft import heads, peft, random_model, simulate
 from fedjax_peft.algorithms import fedavg, fedmatch, fedmcp
 from fedjax_peft.contracts import ClientContext, Outputs
-from fedjax_peft.data import Dataset, combine
+from fedjax_peft.data.combine import combine
+from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.engine.plan import Cohort, batches
 from fedjax_peft.measures.representation import SIMILARITIES, cka, cka_debiased, cosine, pool
 from fedjax_peft.models.base import Model

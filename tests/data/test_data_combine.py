@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedjax_peft.data import Dataset, combine
+from fedjax_peft.data.combine import combine
+from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import image_classification
 

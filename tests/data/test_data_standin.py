@@ -23,15 +23,15 @@ def tokenizer(tmp_path_factory):
 def test_stand_ins_have_the_form_of_their_data_set(tokenizer, name):
     entry = DATASETS[name]
     # The words of another template are none of the tokenizer's.
-    talks = "messages" in entry.task.encoder.columns
+    talks = "messages" in entry.find_task().encoder.columns
     template = {"template": "{prompt} "} if talks else {}
     data = load_dataset(name, tokenizer=tokenizer, source="tiny", **template)
     least = {"train": 120, "test": 40} | ({} if entry.validation is None else {"validation": 40})
     assert data.keys() == least.keys()
     assert all(len(data[part]) >= n for part, n in least.items())
     for part in data.values():
-        assert part.task.name == entry.task.name
-        assert talks or part.task == entry.task
+        assert part.task.name == entry.find_task().name
+        assert talks or part.task == entry.find_task()
         assert part.name == name
         for key, values in entry.keys.items():
             assert len(set(part.meta[key])) == (len(values) or 30)

@@ -18,7 +18,7 @@ from options import run_options
 import fedjax_peft as fp
 from fedjax_peft import tasks
 from fedjax_peft.algorithms import ditto, fedavg
-from fedjax_peft.engine import program
+from fedjax_peft.engine.compilation import programs
 from fedjax_peft.simulation.simulate import simulate
 
 pytestmark = pytest.mark.slow
@@ -92,11 +92,11 @@ def test_validation_uses_the_programs_of_the_test(algorithm):
     for own, count in ((algorithm, 3), (ditto(optax.sgd(0.1)), 4)):
         model = toy.model()
         run(model, own, client_test=toy.clients([4] * len(SIZES), seed=5))
-        assert len(vars(model.apply)["_programs"]) == count, "training and each evaluation"
+        assert len(programs.of(model.apply)) == count, "training and each evaluation"
         more = {"client_validation": toy.clients([3] * len(SIZES), seed=6)}
         more |= {"validation": toy.dataset(50, seed=8)}
         run(model, own, client_test=toy.clients([4] * len(SIZES), seed=5), **more)
-        assert len(vars(model.apply)["_programs"]) == count
+        assert len(programs.of(model.apply)) == count
 
 
 def test_another_algorithm_or_setting_is_another_program(model, algorithm):
@@ -106,18 +106,18 @@ def test_another_algorithm_or_setting_is_another_program(model, algorithm):
         run(model, algorithm)
     assert one != other
     assert run(model, algorithm).metrics[-1]["test_loss"] == one
-    assert len(vars(model.apply)["_programs"]) >= 6
+    assert len(programs.of(model.apply)) >= 6
 
 
 def test_programs_are_freed_with_their_model_and_bounded_in_number(monkeypatch):
-    monkeypatch.setattr(program, "_MOST", 3)
+    monkeypatch.setattr(programs, "bound", 3)
     model = toy.model()
     frozen = weakref.ref(model.frozen["layer.kernel"])
     for rate in (0.1, 0.2):
         run(model, fedavg(optax.sgd(rate)))
-    kept = vars(model.apply)["_programs"]
+    kept = programs.of(model.apply)
     assert len(kept) == 3
-    gone = weakref.ref(next(iter(kept.values())))
+    gone = weakref.ref(kept[0])
     del model, kept
     gc.collect()
     assert gone() is None

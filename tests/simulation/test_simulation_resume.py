@@ -19,6 +19,7 @@ from killing import children
 from options import run_options
 
 from fedjax_peft.algorithms import fedavg
+from fedjax_peft.engine.compilation import programs
 from fedjax_peft.simulation import checkpoint, record
 from fedjax_peft.simulation import rows as history
 from fedjax_peft.simulation.checkpoint import Checkpoints
@@ -149,7 +150,7 @@ def test_resuming_a_finished_run_trains_no_round(straight, copy):
     seen, fresh = [], toy.model()
     assert_same(run(copy, resume=True, on_round=seen.append, model=fresh), straight)
     assert seen == []
-    assert not vars(fresh.apply).get("_programs"), "nothing is compiled"
+    assert not programs.of(fresh.apply), "nothing is compiled"
 
 
 def test_a_torn_last_line_is_written_again(straight, copy):

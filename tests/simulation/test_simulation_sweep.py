@@ -18,9 +18,9 @@ import fedjax_peft as fp
 from fedjax_peft.engine import program
 from fedjax_peft.engine.replicas import Replicas
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.report.sweep import _names, _Shared
 from fedjax_peft.simulation.points import PointDone
 from fedjax_peft.simulation.stopping import median_rule
-from fedjax_peft.simulation.sweep import _names, _Shared
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.toml import read_toml
 

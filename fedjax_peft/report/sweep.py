@@ -1,4 +1,7 @@
-"""``sweep``: a simulation for several seeds and settings, compiled as few times as possible."""
+"""``sweep``: a simulation for several seeds and settings, compiled as few times as possible.
+
+It stands here, above the simulation, because its result is a study.
+"""
 
 import copy
 import itertools

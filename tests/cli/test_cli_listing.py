@@ -1,0 +1,49 @@
+"""``list`` reads names and descriptions from the source: what Python would import, but quickly."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fedjax_peft.config import config as configs
+from fedjax_peft.models import registry
+from fedjax_peft.support import source
+
+HEAVY = ("jax", "flax", "optax", "orbax", "pydantic", "transformers", "datasets", "rich")
+
+
+def test_listing_imports_nothing_heavy():
+    """Otherwise ``list`` would take seconds. A search reads every name and description."""
+    code = (
+        "import sys; from fedjax_peft.cli.main import main; main(['list', 'cluster']);"
+        f"print(sorted({{*{HEAVY}}} & {{*sys.modules}}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "hilora" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_tables_that_are_read_are_those_of_a_config():
+    tables = source.keys("fedjax_peft.config.config", "NAMESPACES")
+    assert list(tables) == list(configs.NAMESPACES)
+    for table, (module, _) in tables.items():
+        assert module == configs.NAMESPACES[table].__name__
+
+
+@pytest.mark.parametrize("module", configs.NAMESPACES.values(), ids=lambda m: m.__name__)
+def test_first_lines_that_are_read_are_those_of_the_functions(module):
+    documents = {name: getattr(module, name).__doc__.strip() for name in module.__all__}
+    first = {name: text.split("\n")[0] for name, text in documents.items()}
+    assert {**source.FirstLines(module.__name__)} == first
+
+
+def test_heads_that_are_read_are_those_of_the_families():
+    from fedjax_peft.cli import tools
+
+    families = registry.FAMILIES.items()
+    assert tools._backbones() == {name: ", ".join(family.kinds) for name, family in families}
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(LookupError, match="no name 'fedvag'"):
+        source.find("fedjax_peft.algorithms", "fedvag")
