@@ -12,6 +12,7 @@ import shutil
 import signal
 import tempfile
 from collections import Counter
+from fnmatch import fnmatchcase
 
 QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 """The older code generator of XLA:CPU compiles several times faster, and what it makes runs about
@@ -49,6 +50,10 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     """Leaves full products out, and runs slow files first, so that all workers end together."""
+    for item in items:
+        sample = item.get_closest_marker("sample")
+        if sample and not any(fnmatchcase(item.callspec.id, one) for one in sample.args):
+            item.add_marker(pytest.mark.exhaustive)
     if not config.getoption("exhaustive"):
         out = [item for item in items if item.get_closest_marker("exhaustive")]
         config.hook.pytest_deselected(items=out)

@@ -11,6 +11,8 @@ from scipy.linalg import subspace_angles
 
 from fedjax_peft.algorithms.clustering import spectral_clusters, subspace_distances
 
+pytestmark = pytest.mark.slow
+
 
 def distances_of(rows):
     return np.asarray(jax.jit(subspace_distances)(jnp.asarray(rows, jnp.float32)))

@@ -19,6 +19,8 @@ from fedjax_peft.engine import differentiable
 from fedjax_peft.models.base import Model
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = toy.clients((7, 4, 12, 1, 9))
 TEST = toy.dataset(50, seed=3)
 N = 2
@@ -83,6 +85,7 @@ def gradients(name):
         pytest.param("adam", marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.sample("fra", "scaffold")
 def test_rounds_are_those_of_the_session_and_gradients_are_the_slopes(name):
     made = session(name)
     function, arguments = gradients(name)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import memory
 import pytest
+from shallow import shallow_encoder  # noqa: F401
 
 from fedjax_peft import aggregators, algorithms, asynchronous, attacks, peft, testing, transforms
 from fedjax_peft.data import sources
@@ -29,6 +30,13 @@ PAGES = sorted(
     for page in (ROOT / "docs").rglob("*.md")
     if BLOCK.search(page.read_text()) and str(page.relative_to(ROOT / "docs")) not in ELSEWHERE
 )
+RARE = ("howto/gradients-through-rounds.md",)
+"""Pages with many programs of calls that ``test_differentiable.py`` has too."""
+CASES = [
+    pytest.param(page, id=name, marks=[pytest.mark.exhaustive] * (name in RARE))
+    for page in PAGES
+    for name in [str(page.relative_to(ROOT / "docs"))]
+]
 README = BLOCK.findall((ROOT / "README.md").read_text())
 """Blocks that run in ``test_readme.py``, and on no page again."""
 SHORTER = {
@@ -37,6 +45,7 @@ SHORTER = {
     "rounds=10,": "rounds=1,",
     "rounds=5": "rounds=2",
     "rounds=3": "rounds=1",
+    "in (weak, safe)": "in (safe,)",
 }
 """What makes a page's runs quick; everything else stays as it is there."""
 
@@ -143,7 +152,7 @@ def run_page(tiny_assets, tmp_path, monkeypatch):
     Nothing is imported for it: a reader copies the page as it stands.
     """
     named, own = tiny_assets
-    monkeypatch.setitem(testing.TINY_BERT, "num_hidden_layers", 1)
+    monkeypatch.setitem(testing.TINY_LLAMA, "num_hidden_layers", 1)
     for module in (assets, sources):
         monkeypatch.setattr(module, "fetch", named.__getitem__)
     for name, content in own.items():
@@ -168,7 +177,7 @@ def run_page(tiny_assets, tmp_path, monkeypatch):
 
 @pytest.mark.timeout(900)
 @pytest.mark.long("some pages compile ten programs")
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs")))
+@pytest.mark.parametrize("page", CASES)
 def test_python_of_a_page_runs(page, run_page):
     """One round with a tiny model is enough to see that it works."""
     run_page(page)

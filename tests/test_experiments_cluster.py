@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import free_port, run_together
+from shallow import shallow_encoder  # noqa: F401
 
 from fedjax_peft import testing
 from fedjax_peft.cli.main import main
@@ -78,6 +79,7 @@ def script(name, *arguments):
 
 
 @pytest.mark.long("two processes import the library, connect and compile")
+@pytest.mark.exhaustive  # test_distributed.py runs processes too
 def test_processes_of_this_machine_run_a_config(project, path, monkeypatch):
     monkeypatch.setenv("PORT", str(free_port()))
     out = script("local.sh", 2, project / "config.toml", "--out", project / "local")

@@ -67,6 +67,7 @@ def test_configs_say_how_they_are_swept(path):
 
 @pytest.mark.slow  # every point of one seed is resolved
 @pytest.mark.parametrize("folder", ["paper", "small"])
+@pytest.mark.sample("small")
 def test_configs_say_how_many_points_they_have(folder):
     for path in (FOLDER / folder).glob("*.toml"):
         raw = configs.load(path)

@@ -30,6 +30,7 @@ def commands():
 
 
 @pytest.mark.parametrize("name", commands())
+@pytest.mark.sample("none", "ipm", "backdoor")
 def test_a_command_has_all_defences(name):
     sweep = plan(config.load(FOLDER / "sst2.toml"), commands()[name])
     assert len(sweep.points) == 60, "as the head of the config says"

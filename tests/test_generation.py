@@ -18,6 +18,8 @@ from fedjax_peft.models.decoding import NO_TOKEN
 from fedjax_peft.models.generation import complete, end_tokens, generate, likelihoods
 from fedjax_peft.testing import write_tiny_language_model
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["Give three tips.", "a", "Where is the lighthouse of Marenholm, and who built it?", "!"]
 
 

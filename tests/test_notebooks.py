@@ -24,7 +24,8 @@ from fedjax_peft import testing
 from fedjax_peft.support import assets
 from fedjax_peft.data import sources
 
-testing.TINY_BERT["num_hidden_layers"] = testing.TINY_LLAMA["num_hidden_layers"] = 1
+testing.TINY_BERT.update(num_hidden_layers=1, hidden_dropout_prob=0.0)
+testing.TINY_LLAMA["num_hidden_layers"] = 1
 assets.fetch = sources.fetch = Path("{assets}").joinpath
 os.chdir("{place}")
 %reset -f
@@ -48,7 +49,13 @@ def assets(tmp_path_factory):
     """A folder with what the notebooks load by name."""
     folder = tmp_path_factory.mktemp("assets")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(testing.TINY_BERT, "max_position_embeddings", 64)
+        changes = {
+            "max_position_embeddings": 64,
+            "num_hidden_layers": 1,
+            "hidden_dropout_prob": 0.0,
+        }
+        for name, value in changes.items():
+            patch.setitem(testing.TINY_BERT, name, value)
         testing.write_tiny_checkpoint(folder / "minilm-l6")
     testing.write_tiny_texts(folder / "20newsgroups", train=4000, test=400)
     return folder
@@ -57,6 +64,7 @@ def assets(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the Jupyter client's own
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 @pytest.mark.long("a notebook compiles its programs one after the other")
+@pytest.mark.sample("01_*")
 def test_notebook(path, client, assets, tmp_path):
     """Every cell runs, and none prints an error."""
     nbformat = pytest.importorskip("nbformat")

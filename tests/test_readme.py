@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from closeness import approx
+from shallow import SHALLOW
 
 from fedjax_peft import aggregators, algorithms, testing
 from fedjax_peft.cli import main as cli
@@ -177,6 +178,8 @@ def test_commands_in_order(tmp_path, monkeypatch, capfd):
 
     No directory is written twice, and none is read that no command has made.
     """
+    for name, value in SHALLOW.items():
+        monkeypatch.setitem(testing.TINY_BERT, name, value)
     tiny = {
         "minilm-l6": testing.write_tiny_checkpoint(tmp_path / "assets" / "model"),
         "20newsgroups": testing.write_tiny_texts(tmp_path / "assets" / "news", train=400, test=500),

@@ -20,6 +20,8 @@ from fedjax_peft.numerics.linalg import dead_directions
 from fedjax_peft.numerics.summation import empty
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 SHAPES = [  # clients, rank, in, out
     (1, 2, 6, 5),
     (3, 2, 9, 7),  # K r < both sides: decomposed by QR
@@ -381,8 +383,8 @@ run(fra_ffa(optax.sgd(0.1)).aggregator, {"model": uploads, "switched": jnp.zeros
 """
 
 
-@pytest.mark.slow
 @pytest.mark.long("decompositions of full size, in a process with a time limit")
+@pytest.mark.exhaustive  # it guards against one fault of XLA
 def test_server_steps_of_full_size_do_not_hang():
     # Independent batched LAPACK calls in one program deadlock XLA's thread pool on 2 cores, for
     # ever and at 0 % load. A process of its own can be given up; it has none of our settings.

@@ -157,6 +157,7 @@ def client(uploads, k):
     return {n: x[k] for n, x in uploads.items()}
 
 
+@pytest.mark.sample("f*", "krum", "mean", "norm_bounding", "product changes", "bulyan of products")
 def test_the_order_of_clients_does_not_matter(name):
     uploads, weights, template = draw(0)
     expected = run(name, uploads, weights, template)
@@ -234,6 +235,7 @@ def test_a_client_of_a_smaller_rank_gets_its_product_back(name):
     same(meaning(got.update, template), reduced(name, expected))
 
 
+@pytest.mark.sample("f*", "m*", "product*", "two*", "bulyan", "krum of products", "trimmed*")
 def test_lanes_and_slots_do_not_matter(name):
     uploads, weights, template = draw(8)
     expected = run(name, uploads, weights, template)

@@ -13,6 +13,8 @@ from fedjax_peft.algorithms import fedex, flora
 from fedjax_peft.numerics.summation import dense, empty
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 A, B, HEAD, SCALE = "x.lora_a", "x.lora_b", "head.kernel", "x.lora_scale"
 SHAPES = [(3, 2, 9, 7), (4, 3, 8, 12)]  # clients, rank, in, out: decomposed by QR, and dense
 SGD = optax.sgd(0.1)

@@ -16,6 +16,8 @@ from fedjax_peft import aggregators
 from fedjax_peft.aggregators.robust import Changes, each_entry, middle, ranked
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 SLOTS, RANK, N_IN, N_OUT, SCALE = 9, 2, 6, 5, 1.5
 A, B, HEAD = "x.lora_a", "x.lora_b", "head.kernel"
 FIXED = {"x.lora_scale": np.full(RANK, SCALE, np.float32)}
@@ -163,6 +165,7 @@ TWO_ABSENT = np.array([1, 1, 0, 1, 1, 1, 1, 0, 1], bool)
 @in_each_space
 @pytest.mark.parametrize("here", [EVERYONE, TWO_ABSENT], ids=["odd", "absent"])
 @pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.sample("0-*", "1-odd-*")
 def test_equals_the_paper(name, space, here, seed):
     uploads, template = draw(seed)
     got = run(make(name, space), uploads, here, template)
@@ -184,6 +187,7 @@ def test_even_numbers_of_clients(name):
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 8, 17])
+@pytest.mark.sample("1", "2", "5", "8")
 def test_rows_are_sorted_and_entries_come_back_to_their_places(slots):
     """In one piece, and in several of which the last is not full."""
     rng = np.random.default_rng(slots)

@@ -16,6 +16,8 @@ from fedjax_peft.algorithms import fedadam, fedavg, fedopt, scaffold
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 SGD = optax.sgd(0.3)
 FEDERATION = toy.clients((7, 4, 12, 1, 9))
 RULES = {
@@ -48,6 +50,7 @@ def same(one, other, tolerance=1e-5):
     ("name", "space"),
     [("bulyan", "product"), ("centred_clipping", "product"), ("fltrust", "factors")],
 )
+@pytest.mark.sample("centred_clipping-*", "fltrust-*")
 def test_engines_and_lanes_agree(name, space):
     algorithm = fedavg(SGD, aggregator=RULES[name](space=space))
     expected = two_rounds(engine(algorithm, engine="reference"))
@@ -128,6 +131,7 @@ def test_numbers_can_be_run_time_values(make, values):
 
 
 @pytest.mark.parametrize("name", ["centred_clipping", "fltrust", "krum", "mean"])
+@pytest.mark.sample("mean", "krum", "fltrust")
 def test_a_defence_holds_against_an_attack_where_the_mean_breaks(name):
     """One of five clients sends 1e6 times the opposite of its change."""
     aggregator = aggregators.mean(error=False) if name == "mean" else RULES[name]()

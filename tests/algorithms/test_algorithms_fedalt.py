@@ -12,6 +12,7 @@ import slow_lora
 import toy
 from closeness import assert_close
 from flax import nnx
+from shallow import shallow_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import fedalt

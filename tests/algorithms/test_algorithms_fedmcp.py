@@ -287,6 +287,7 @@ def two_rounds(algorithm, *, lanes, per_round=3, bound=None):
         ("no contrast", 3, 3, "uniform"),
     ],
 )
+@pytest.mark.sample("default-*", "strong-3-2-size", "cosine-*", "debiased-*", "dual-*")
 def test_fedmcp_is_the_paper_s_loop(case, lanes, per_round, weights):
     options = CASES[case]
     result = two_rounds(algorithm_of(options, weights=weights), lanes=lanes, per_round=per_round)
@@ -739,6 +740,7 @@ def real_loss(leaves, received, both, one, batch, o):
     ("private_rep", "pooling", "similarity"),
     [("private_only", "mean", "cka"), ("dual", "cls", "cosine")],
 )
+@pytest.mark.sample("dual-*")
 def test_passes_of_a_real_encoder_are_those_of_models_with_one_adapter(
     private_rep, pooling, similarity
 ):

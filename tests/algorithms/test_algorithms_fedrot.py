@@ -53,6 +53,7 @@ class SlowFedRot(Slow):
     ],
     ids=["hard", "first B", "soft"],
 )
+@pytest.mark.sample("first B", "soft")
 def test_rounds_equal_the_slow_reference(options, slow):
     slow_lora.check(slow_lora.engine(fedrot(ADAM, **options)), slow.run())
 

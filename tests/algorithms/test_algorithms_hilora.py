@@ -12,11 +12,14 @@ import slow_lora
 import toy
 from closeness import approx, assert_close
 from options import run_options
+from shallow import shallow_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import hilora
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.support.errors import InputError
+
+pytestmark = pytest.mark.slow
 
 MODEL = toy.sum_model()
 RATE, S, RANK = 0.3, slow_lora.S, toy.RANK
@@ -360,6 +363,7 @@ def test_traffic_is_that_of_the_stage_and_of_one_cluster():
     assert run.client_params(0).keys() == model.trainable.keys()
 
 
+@pytest.mark.exhaustive  # test_simulation_resume.py has another state
 def test_an_interrupted_run_goes_on_to_the_same_numbers(tmp_path):
     def run(name, **options):
         algorithm = hilora(optax.adam(1e-2), clients=5, root_rounds=2, cluster_rounds=1)

@@ -229,6 +229,7 @@ def fast(method, lanes=3):
     ("method", "lanes"),
     [*((method, 3) for method in CASES), ("fra_ffa", 1), ("flora", 1), ("rolora", 1)],
 )
+@pytest.mark.sample("*-3")
 def test_rounds_equal_the_slow_reference(method, lanes):
     results, rig = fast(method, lanes)
     expected = CASES[method][1]().run()
@@ -475,6 +476,7 @@ def trained_alone():
 
 
 @pytest.mark.parametrize("make", [flora, fedex])
+@pytest.mark.sample("fedex")
 def test_the_global_bert_is_the_exact_average(trained_alone, make):
     model, clients = trained_alone
     start = model.trainable

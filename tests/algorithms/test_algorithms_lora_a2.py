@@ -123,6 +123,7 @@ def test_a_model_without_lora_is_refused():
 
 
 @pytest.mark.parametrize("engine", ["compiled", "reference"])
+@pytest.mark.sample("compiled")
 def test_the_bytes_of_an_upload_are_those_of_its_directions(engine):
     """The head, one of two directions, and a byte that says which: B has rows of 6, A of 5."""
     federation = toy.clients([4, 3, 5])

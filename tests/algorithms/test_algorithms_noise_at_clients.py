@@ -1,6 +1,6 @@
-"""Noise at the clients (local, distributed) and every algorithm: it fits, or it is refused.
+"""Privacy of clients and every algorithm: it fits, or it is refused.
 
-Rounds are traced, not run: ``tests/privacy/test_privacy_distributed.py`` runs some.
+Rounds are traced, not run: ``test_algorithms_all.py`` and ``tests/privacy`` run some.
 """
 
 import jax
@@ -27,7 +27,7 @@ REFUSED = {
     "hilora": "looks at the uploads one by one",
     "fedmomentum": "passes the factors of every client on",
     "flora": "passes the factors of every client on",
-    "fra_ffa_plateau": "training metrics",
+    "fra_ffa_plateau": "plateau|training metrics",
     "hetlora": "weights a client by what it sends",
     "hetlora_prunes": "weights a client by what it sends",
 }
@@ -49,11 +49,19 @@ def traced(mechanism, name):
     return state, jax.eval_shape(round_, model.frozen, *inputs, jnp.int32(1))
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
-)
-@pytest.mark.parametrize("mechanism", [privacy.local, privacy.distributed])
-def test_an_algorithm_fits_noise_at_the_clients_or_is_refused(mechanism, name):
+def marks(place, name):
+    """Returns the marks of a pair: an algorithm is tried with one mechanism, and a few with all."""
+    if name in QUICK:
+        return ()
+    return (pytest.mark.slow,) if NAMES.index(name) % 3 == place else (pytest.mark.exhaustive,)
+
+
+MECHANISMS = (privacy.central, privacy.local, privacy.distributed)
+PAIRS = [pytest.param(m, n, marks=marks(i, n)) for i, m in enumerate(MECHANISMS) for n in NAMES]
+
+
+@pytest.mark.parametrize(("mechanism", "name"), PAIRS)
+def test_an_algorithm_fits_the_noise_of_a_mechanism_or_is_refused(mechanism, name):
     if name in REFUSED:
         with pytest.raises(InputError, match=REFUSED[name]):
             traced(mechanism, name)

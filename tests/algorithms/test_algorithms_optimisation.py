@@ -288,6 +288,7 @@ SETTINGS = [(name, 3, 3, "private", 0) for name in CASES] + [
 
 
 @pytest.mark.parametrize(("name", "per_round", "lanes", "head", "empty"), SETTINGS)
+@pytest.mark.sample("*-3-3-private-0", "*-4-1-shared-4")
 def test_rounds_equal_the_slow_reference(name, per_round, lanes, head, empty):
     """Clients without examples never take part, so ``empty`` such clients have no effect."""
     nobody = (np.zeros(0, np.int32),) * empty
@@ -302,6 +303,9 @@ def test_rounds_equal_the_slow_reference(name, per_round, lanes, head, empty):
     "name",
     [f"{name} sgd" for name in ("fedprox", "scaffold", "feddyn", "fednova")]
     + ["fedprox adam", "fednova momentum"],
+)
+@pytest.mark.sample(
+    "* sgd-compiled", "fednova momentum-compiled", "fednova sgd-reference", "scaffold sgd-reference"
 )
 def test_rounds_with_drawn_steps_equal_the_slow_reference(name, engine, monkeypatch):
     """Each client makes the partial work that it has drawn; what divides by K uses its own K."""
@@ -607,6 +611,7 @@ def nova_length(optimizer, steps):
     ],
     ids=["sgd", "momentum", "injected", "nesterov", "warm-up", "clipping that does not bite"],
 )
+@pytest.mark.sample("injected", "nesterov", "warm-up")
 def test_fednova_measures_the_weight_of_gradients(optimizer):
     lengths = [nova_length(optimizer, steps) for steps in (1, 2)]
     alone = [(0, 1.0, [[0]])], [(1, 2.0, [[1], [2]])]

@@ -9,6 +9,7 @@ import slow_lora
 import toy
 from closeness import assert_close
 from flax import nnx
+from shallow import shallow_encoder  # noqa: F401
 from slow_lora import KERNEL, A, B, S
 
 import fedjax_peft as fp

@@ -279,6 +279,7 @@ def test_where_a_state_cannot_be_kept():
             check_method(toy.lora_model(), refused, 3, None, ())
 
 
+@pytest.mark.exhaustive  # test_simulation_resume.py has another state
 def test_a_run_with_both_resumes_to_the_same_bits(tmp_path):
     """Moments, counts of steps and the round's factor go on where the checkpoint was."""
     make = functools.partial(

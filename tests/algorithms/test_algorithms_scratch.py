@@ -39,6 +39,7 @@ def counting(examples):
 
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm"])
+@pytest.mark.sample("lstm")
 def test_recurrent_models_learn_the_next_word(kind):
     shape = {"vocab_size": VOCAB, "embedding_size": 8, "hidden_size": 16, "num_layers": 1}
     model = random_model({"model_type": kind, **shape}, head=heads.causal_lm())

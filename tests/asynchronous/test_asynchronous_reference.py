@@ -15,6 +15,8 @@ import fedjax_peft as fp
 from fedjax_peft.engine.plan import batches
 from fedjax_peft.numerics.random import host_rng
 
+pytestmark = pytest.mark.slow
+
 SIZES = [5, 9, 12, 7, 20, 3]
 TIME = fp.TimeModel(seconds_per_step=1.0, spread=1.0)
 RATE, LAM, BATCH, SEED = 0.3, 0.5, 4, 3
@@ -165,6 +167,9 @@ SERVERS = {
         ("fedasync", True, "compiled"),
         ("fedbuff", True, "reference"),
     ],
+)
+@pytest.mark.sample(
+    "fedbuff-False-compiled", "all at work*", "fedasync-True-*", "fedbuff-True-reference"
 )
 def test_runs_equal_a_reference_of_single_events(name, ditto, engine):
     asynchronous, server, concurrency = SERVERS[name]

@@ -14,6 +14,8 @@ from options import run_options
 
 import fedjax_peft as fp
 
+pytestmark = pytest.mark.slow
+
 SIZES = [5, 9, 12, 7, 20, 3]
 TIME = fp.TimeModel(seconds_per_step=1.0, spread=1.0)
 FEDBUFF = fp.asynchronous.fedbuff(2, concurrency=4)
@@ -107,6 +109,7 @@ MARKOV = fp.availability.markov(20.0, 10.0)
     ],
     ids="-".join,
 )
+@pytest.mark.sample("transforms*", "attack*", "*stragglers")
 def test_combinations_equal_the_reference_engine(options):
     model = toy.model(dropout=0.2) if "client_ranks" in options else small()
     compiled = simulated(model=model, lanes=2, **options)

@@ -21,6 +21,8 @@ from fedjax_peft.contracts import Federation
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 SIZES = (7, 4, 12, 1, 9, 5, 8)
 FEDERATION = toy.clients(SIZES)
 COLUMNS = tuple((name, x.shape[1:]) for name, x in FEDERATION.data.columns.items())
@@ -153,6 +155,7 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("name", CRAFTED)
+@pytest.mark.sample("sign_flip", "scaled", "alie", "ipm", "min_max_std", "min_max_sign")
 def test_an_attack_equals_its_transcription(name):
     attack, craft = CRAFTED[name]
     expected = mean_of(replaced(craft(changes()[list(HOSTILE)], changes()[HONEST])))
@@ -247,6 +250,7 @@ def test_without_hostile_clients_nothing_changes(name):
         pytest.param("sign_flip", {"kind": "reference"}, marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.sample("sign_flip*", "alie-other2")
 def test_lanes_and_the_plain_loop_attack_the_same_clients(name, other):
     attack, small = ALL[name](SHARE), linear.model()
     one, another = run(engine(attack, bound=small)), run(engine(attack, bound=small, **other))

@@ -84,6 +84,7 @@ def test_unknown_arguments_are_shown_without_terminal_escapes(capsys):
         {"PYTHONIOENCODING": "ascii"},
     ],
 )
+@pytest.mark.sample("locale1")
 def test_output_works_in_a_locale_without_unicode(locale):
     done = _start("list", **locale)
     assert done.returncode == 0, done.stderr

@@ -96,6 +96,7 @@ def test_a_sweep_is_a_directory_of_complete_runs_and_prints_each(straight):
 
 
 @pytest.mark.long("processes are killed and started again")
+@pytest.mark.exhaustive  # its runs survive: test_simulation_resume
 def test_a_sweep_survives_kill_9_and_repeats_no_finished_point(project, straight, capsys):
     out = project / "killed"
     command = [sys.executable, "-m", "fedjax_peft", "sweep", project / "sweep.toml", "--out", out]

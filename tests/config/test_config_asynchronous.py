@@ -6,6 +6,8 @@ from fedjax_peft import testing
 from fedjax_peft.config import config as configs
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def resolved(tmp_path):

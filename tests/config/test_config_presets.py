@@ -247,6 +247,7 @@ ROBERTA = {
         ("fedmcp/fedlr", 589_824),
     ],
 )
+@pytest.mark.sample("federa/*", "fedmcp-*", "fra_lora-*")
 def test_trainable_parameters_on_roberta_base(name, adapter):
     options = dict(presets.presets()[name].settings["peft"])
     method = getattr(peft, options.pop("name"))(**options)

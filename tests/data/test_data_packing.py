@@ -19,6 +19,8 @@ from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.models.heads import causal_lm
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = [3, 9, 4, 12, 2, 5, 7, 3, 11, 6]
 OWNED = ([0, 1, 2, 3, 4, 5], [6, 7], [8, 9])
 CONFIG = {

@@ -16,6 +16,7 @@ import optax
 import test_engine_client_store as stores
 import toy
 from options import run_options, session_options
+from toy_transforms import feedback
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
@@ -187,6 +188,21 @@ def columns(_):
     }
 
 
+def transforms(_):
+    """The metrics and the memory of upload transforms, on one device and on four."""
+    chain = [fp.transforms.clip_norm(0.2), feedback()]
+    options = {"rounds": 2, "lanes": 4, "batch_size": 4, "transforms": chain}
+    model, algorithm = toy.model(), fp.algorithms.fedavg(optax.sgd(0.1))
+    one, four = (
+        simulate(model, algorithm, FEDERATION, **run_options(devices=n, **options)) for n in (1, 4)
+    )
+    names = ("clip_share", "clip_median_norm", "feedback_length")
+    measured = [[[row[name] for name in names] for row in run.metrics[1:]] for run in (one, four)]
+    spread = {len(x.sharding.device_set) for x in four.server.values()}
+    return {"far": farthest((one.params, measured[0]), (four.params, measured[1])),
+            "devices": sorted(spread)}  # fmt: skip
+
+
 BATCHES = {"clients_per_round": 8, "batch_size": 4, "lanes": 8, "length_buckets": 0}
 STEP = fp.algorithms.fedavg(optax.sgd(0.5))
 
@@ -244,7 +260,10 @@ def transformer_run(run):
 PARTS = {
     **dict.fromkeys(ALGORITHMS, toy_run),
     **dict.fromkeys(("bert", "decoder"), transformer_run),
-    **{part.__name__: part for part in (refused, stored, ranks, memory, resumed, columns)},
+    **{
+        part.__name__: part
+        for part in (refused, stored, ranks, memory, resumed, columns, transforms)
+    },
 }
 
 if __name__ == "__main__":

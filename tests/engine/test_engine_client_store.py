@@ -19,6 +19,8 @@ from fedjax_peft.engine.client_store import memory_store, open_store, temporary_
 from fedjax_peft.engine.program import Program
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 SIZES = (7, 4, 12, 1, 9, 3)
 FEDERATION = toy.clients(SIZES)
 TEST = toy.dataset(26, seed=7)
@@ -78,6 +80,7 @@ LESS = ("scaffold", "fedper", "ditto", "feedback")
 @pytest.mark.parametrize(
     "case", [pytest.param(x, marks=[pytest.mark.exhaustive] * (x in LESS)) for x in CASES]
 )
+@pytest.mark.sample("both", "fedrep")
 def test_results_are_those_of_the_device(case, monkeypatch):
     host = rounds(case, "host", model())
     assert_trees_close(host, rounds(case, "device", model()))

@@ -154,6 +154,7 @@ def run(length_buckets, *, lanes=1, task=None, **options):
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.sample("3")
 def test_results_are_those_of_full_padding_dropout_included(lanes):
     full, short = run(0), run(4, lanes=lanes)
     for name, value in full.params.items():

@@ -27,7 +27,7 @@ KERNELS = {
 }
 """Name of the run (algorithm, devices, model_parallel, model_sharding) -> the part of the frozen
 kernel ``[5, 8]`` that a device has."""
-MORE = [*list(KERNELS)[4:], "decoder-gather"]
+MORE = ["ditto-8-1-tensor", *list(KERNELS)[4:], "decoder-gather"]
 """Further runs of the product of all settings."""
 
 
@@ -98,6 +98,12 @@ def test_the_frozen_kernel_is_split_over_the_model_axis(report, run):
 @pytest.mark.slow
 def test_clients_in_host_memory_are_divided_too(report):
     assert_small(report("stored")["far"], 1e-5)
+
+
+@pytest.mark.slow
+def test_transforms_measure_and_remember_the_same_on_several_devices(report):
+    assert report("transforms")["devices"] == [4]
+    assert_small(report("transforms")["far"], 1e-5)
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.streaming import of_plan
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 def plan_of(examples):
     """A plan that reads these examples."""
@@ -84,6 +86,7 @@ FEDBUFF = {"asynchronous": fp.asynchronous.fedbuff(2), "time_model": fp.TimeMode
     ],
     ids="-".join,
 )
+@pytest.mark.sample("client_state-transforms-diagnostics", "asynchronous*", "engine*")
 def test_same_run_with_examples_in_files(options, tmp_path):
     """The files are memory-mapped columns, which the device never has whole."""
     usual, mapped = run(clients(), "device", **options), run(clients(tmp_path), "host", **options)

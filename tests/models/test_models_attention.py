@@ -18,6 +18,8 @@ from fedjax_peft.models.registry import random_model
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import TINY_BERT, TINY_LLAMA
 
+pytestmark = pytest.mark.slow
+
 BATCH, HEADS, LENGTH, WIDTH = 5, 4, 6, 8
 REAL = np.arange(LENGTH)[None] < np.array([6, 4, 1, 5, 2])[:, None]
 LEFT = REAL[:, ::-1]
@@ -80,6 +82,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "key_heads", "rate", "options"), CASES)
+@pytest.mark.sample("padding-*", "causal and padding-2*", "rows that see nothing-2*", "window-1*")
 def test_blocks_are_the_whole(kind, key_heads, rate, options):
     """With the same dropout mask, and with first and second derivatives."""
     given, *runs = both(key_heads, MASKS[kind], rate, **options)
@@ -224,6 +227,7 @@ VIT = {
     [(TINY_BERT, False), (TINY_LLAMA, True), (VIT, False)],
     ids=["bert", "llama in a scan", "vit"],
 )
+@pytest.mark.sample("llama*", "vit")
 def test_a_model_may_choose_the_form(config, scan, monkeypatch):
     monkeypatch.setattr(forms, "_AT_ONCE", 1)
     if config is VIT:

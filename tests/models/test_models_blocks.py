@@ -14,6 +14,8 @@ from fedjax_peft.models.blocks import set_options
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"vocab_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
 CONFIGS = {
     "bert": {**SMALL, "intermediate_size": 32},
@@ -87,6 +89,7 @@ def plain_gradients(family):
         ("gpt2", "dots"),
     ],
 )
+@pytest.mark.sample("vit-blocks", "gpt2-*")
 def test_recomputation_gives_the_same_gradients(family, remat):
     """The dropout masks of the second computation are those of the first."""
     expected = plain_gradients(family)

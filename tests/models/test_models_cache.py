@@ -15,6 +15,8 @@ from fedjax_peft.peft import lora, prefix_tuning, prompt_tuning
 from fedjax_peft.peft.base import attach
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 TINY = {
     "model_type": "gpt2",
     "vocab_size": 60,

@@ -334,6 +334,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.sample("Llama-3.2-1B", "Mistral-7B", "Qwen3-0.6B", "gemma-3-1b")
 def test_parameters_of_real_shapes(name):
     config, parameters = SHAPES[name]
     assert count(config, head=heads.causal_lm())["frozen"] == parameters

@@ -18,6 +18,7 @@ from fedjax_peft.peft.base import attach
 from fedjax_peft.support.errors import InputError
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:peft"),
 ]
@@ -73,6 +74,7 @@ def torch_completed(reference, ids, mask, ends=4):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sample("gpt2", "mistral", "qwen3", "gemma3_text")
 def test_greedy_completions_are_those_of_transformers(family, tmp_path):
     reference = tiny_model(family, kind="causal_lm")
     model = load_model(saved(reference, tmp_path))

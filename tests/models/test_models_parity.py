@@ -78,6 +78,16 @@ def test_every_other_head_and_every_hidden_state(family, kind, tmp_path):
 
 
 @pytest.mark.parametrize(("family", "kind"), FULL)
+@pytest.mark.sample(
+    "bert-*",
+    "deberta-v2-*",
+    "distilbert-*",
+    "gpt2-*",
+    "llama-*",
+    "qwen3-*",
+    "gemma3_text-*",
+    "vit-*",
+)
 def test_every_hidden_state_and_the_gradient_of_the_embeddings(family, kind, tmp_path):
     """For a model of images: the gradient of the pixels."""
     reference = tiny_model(family, kind=kind)
@@ -118,6 +128,7 @@ def test_every_hidden_state_and_the_gradient_of_the_embeddings(family, kind, tmp
     ],
     ids=["gelu_new", "relu", "pad"],
 )
+@pytest.mark.sample("gelu_new-bert", "relu-roberta", "pad-*")
 def test_config_variants(family, config, tmp_path):
     reference = tiny_model(family, **config)
     model = load_model(saved(reference, tmp_path))

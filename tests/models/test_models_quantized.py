@@ -20,6 +20,8 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import TINY_BERT, tiny_dataset, write_tiny_checkpoint
 from fedjax_peft.transforms.nf4 import NF4
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "bitsandbytes" / "matrices.safetensors"
 HOW = ("int8", "nf4")
 
@@ -155,6 +157,7 @@ def test_loading_quantises_all_but_embeddings_norms_and_head(tmp_path, how):
 
 
 @pytest.mark.parametrize("how", HOW)
+@pytest.mark.sample("nf4")
 def test_a_merged_model_computes_what_the_adapted_one_does(how):
     model = fp.attach(model_of(how), fp.lora(4, init="gaussian"), seed=1)
     rng = np.random.default_rng(0)

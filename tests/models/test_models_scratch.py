@@ -102,6 +102,7 @@ def batch_of(kind, seed=0):
     ("kind", "layers"),
     [("rnn", 2), ("rnn", 1), ("lstm", 2), ("lstm", 3), ("cnn", (32, 64, 128)), ("cnn", (3, 5))],
 )
+@pytest.mark.sample("rnn-1", "lstm-2", "cnn-*")
 def test_outputs_and_gradients_are_those_of_torch(kind, layers):
     reference = randomised(Images(layers) if kind == "cnn" else NextWord(kind, layers))
     config = CNN if layers == (32, 64, 128) else CNN | {"channels": layers}  # the default
@@ -137,6 +138,7 @@ def test_outputs_and_gradients_are_those_of_torch(kind, layers):
 
 
 @pytest.mark.parametrize("config", [LSTM, CNN], ids=["lstm", "cnn"])
+@pytest.mark.sample("lstm")
 def test_bfloat16_compute_is_close_to_float32(config):
     kind = config["model_type"]
     single, half = (

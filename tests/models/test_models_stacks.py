@@ -17,6 +17,8 @@ from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import tiny_dataset, tiny_model
 
+pytestmark = pytest.mark.slow
+
 IDS = jax.random.randint(jax.random.key(3), (3, 9), 3, 40)
 BATCH = {"input_ids": IDS, "attention_mask": jnp.arange(9)[None] < jnp.array([[9], [5], [7]])}
 GPT2 = {
@@ -88,6 +90,7 @@ def assert_trees_close(found, expected, tolerance=1e-5):
     ],
     ids=["plain", "pattern, remat", "nf4"],
 )
+@pytest.mark.sample("pattern*", "nf4")
 def test_outputs_and_gradients_are_the_same(family, options, tolerance):
     """With dropout, whose masks are the same too."""
     plain, scanned = (
@@ -108,6 +111,7 @@ def test_outputs_and_gradients_are_the_same(family, options, tolerance):
     ],
     ids=lambda method: method.name,
 )
+@pytest.mark.sample("dora", "prefix_tuning", "houlsby")
 def test_methods(method):
     plain, scanned = (moved(fp.attach(model, method)) for model in pair())
     assert list(scanned.trainable) == list(plain.trainable)

@@ -17,6 +17,8 @@ from fedjax_peft.peft.ravan import RavanLinear
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import classification
 
+pytestmark = pytest.mark.slow
+
 BERT = {
     **{"model_type": "bert", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32},
     **{"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16},

@@ -18,6 +18,8 @@ from fedjax_peft.peft.base import attach, merge
 from fedjax_peft.peft.dual_lora import DualLoRALinear
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 GPT2 = {
     **{"model_type": "gpt2", "vocab_size": 64, "n_positions": 16, "n_embd": 32},
     **{"n_layer": 2, "n_head": 2, "pad_token_id": 0},

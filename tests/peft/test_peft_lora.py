@@ -16,6 +16,8 @@ from fedjax_peft.peft.base import attach, attach_module
 from fedjax_peft.peft.lora import LoRALinear, orthonormal_factors, principal_factors
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(3)
 
 

@@ -238,6 +238,9 @@ def train_torch(reference, batches):
     ("method", "family"),
     [pytest.param(*x, marks=() if x in RUNS else pytest.mark.exhaustive) for x in PRODUCT],
 )
+@pytest.mark.sample(
+    "lora-svd-*", "prefix-*", "full-*", "prompt-*", "lora-vit", "dora-*", "ia3-*", "lora-gpt2"
+)
 def test_five_steps(method, family, tmp_path):
     case = CASES[method]
     depth = layers(family, 2 if method in DEEP else 1)

@@ -11,6 +11,8 @@ from fedjax_peft.data import Clients
 from fedjax_peft.privacy import audit
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 CLIENTS, FEATURES, DELTA = 600, 320, 1e-5
 CLIP, NOISE = 0.5, 2.0
 

@@ -22,6 +22,8 @@ from fedjax_peft.simulation.rows import privacy_in_words, read_metrics
 from fedjax_peft.simulation.stopping import early_stop
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 DELTA = 1e-5
 MODEL, ALGORITHM = toy.model(), fp.algorithms.fedavg(optax.sgd(0.1))
 

@@ -27,6 +27,8 @@ from fedjax_peft.privacy import central
 from fedjax_peft.privacy.lifted import product_norm
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 CLIENTS, RANK, N_IN, N_OUT = 4, 3, 24, 20
 SHAPES = {"x.lora_a": (N_IN, RANK), "x.lora_b": (RANK, N_OUT), "head.kernel": (N_IN, 3)}
 FIXED = {"x.lora_scale": np.full(RANK, 1.5, np.float32)}
@@ -131,6 +133,7 @@ def test_the_aggregate_equals_that_of_a_loop_with_dense_products(name, clip):
 
 
 @pytest.mark.parametrize("name", BASES)
+@pytest.mark.sample("fra", "two fields")
 def test_the_split_of_clients_over_lanes_does_not_matter(name):
     uploads, template = draw(1)
     if name == "two fields":
@@ -327,6 +330,7 @@ def meaning(server):
         pytest.param(fra, toy.lora_model, (3, "reference"), marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.sample("fra-*")
 def test_lanes_and_engines_give_the_same_round(factory, model, other):
     one, another = rig(factory, model=model), rig(factory, *other, model=model)
     cohort = one.schedule.cohort(1)

@@ -22,6 +22,8 @@ from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.toml import read_toml
 
+pytestmark = pytest.mark.slow
+
 OWN = '''
 """A mechanism and an attack that only report their numbers, from inside the program."""
 import jax.numpy as jnp

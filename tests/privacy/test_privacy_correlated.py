@@ -19,6 +19,8 @@ from fedjax_peft.privacy import correlated
 from fedjax_peft.privacy.correlated import correlated_noise, strategy
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("jax_privacy")
 ROUNDS = 6
 

@@ -32,6 +32,8 @@ from fedjax_peft.privacy.distributed import (
 from fedjax_peft.privacy.local import local
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = 5
 SIZES = (7, 4, 12, 1, 9)
 FACTS = Federation(
@@ -149,6 +151,7 @@ def test_the_guarantee_of_local_noise():
 
 
 @pytest.mark.parametrize("deviation", [0.7, 3.3, 150.0])
+@pytest.mark.sample("3.3", "150.0")
 def test_discrete_gaussians_have_the_right_probabilities(deviation):
     drawn = np.asarray(
         jax.jit(discrete_gaussian, static_argnums=2)(jax.random.key(1), deviation, (200_000,))
@@ -318,6 +321,7 @@ def two_rounds(make, lanes, engine):
         pytest.param(local, 3, "reference", marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.sample("local-1-compiled", "distributed-3-reference")
 def test_lanes_and_the_reference_engine_give_the_same_rounds(make, lanes, engine):
     expected, found = two_rounds(make, 3, "compiled"), two_rounds(make, lanes, engine)
     for name, x in expected.items():

@@ -27,6 +27,8 @@ from fedjax_peft.privacy.example import clipped_sum, example, private_gradient
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import classification
 
+pytestmark = pytest.mark.slow
+
 METHODS = {
     "lora": peft.lora(2),
     "bitfit": peft.bitfit(),
@@ -80,6 +82,7 @@ def norm(tree):
     ],
     ids=[*METHODS, *MORE_METHODS],
 )
+@pytest.mark.sample("lora", "prompt")
 def test_the_sum_is_that_of_a_python_loop_over_examples(method):
     """Each example alone, with dropout masks that do not depend on its neighbours."""
     model = fp.attach(fp.testing.tiny_model(3, num_hidden_layers=1), method)

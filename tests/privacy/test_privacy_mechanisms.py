@@ -22,6 +22,8 @@ from fedjax_peft.privacy import adaptive, laplace, paper_noise
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 CLIENTS, RANK, N_IN, N_OUT, QN = 4, 3, 24, 20, 5
 SHAPES = {"x.lora_a": (N_IN, RANK), "x.lora_b": (RANK, N_OUT), "head.kernel": (N_IN, 3)}
 FIXED = {"x.lora_scale": np.full(RANK, 1.5, np.float32)}

@@ -16,6 +16,8 @@ from options import run_options, session_options
 import fedjax_peft as fp
 from fedjax_peft.algorithms import fedavg, fedprox
 
+pytestmark = pytest.mark.slow
+
 SIZES = (7, 4, 12, 1, 9)
 CLIP, Z = 0.5, 4.0
 MODEL, CLIENTS, PLAIN = linear.model(), toy.clients(SIZES), fedavg(optax.sgd(0.1))
@@ -47,6 +49,7 @@ def released(mechanism, rate, number=0):
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.sample("central", "distributed")
 def test_points_of_one_seed_do_not_share_their_noise(mechanism):
     """Their released models differ by as much as independent noises do, and repeats do not."""
     one, again = released(mechanism, 0.1), released(mechanism, 0.1, 1)

@@ -525,6 +525,7 @@ def test_hostile_names_and_values_are_escaped(tmp_path, drawn):
 
 @pytest.mark.parametrize("count", [1, 12])
 @pytest.mark.parametrize("rounds", [0, 2])
+@pytest.mark.sample("0-1", "2-12")
 def test_any_number_of_runs_and_rounds(tmp_path, drawn, count, rounds):
     runs = load(*(make_run(tmp_path / f"run{i}", rounds=rounds) for i in range(count)))
     parsed = Page(page(runs, tmp_path))

@@ -17,6 +17,8 @@ from fedjax_peft.data.heterogeneity import js_divergence
 from fedjax_peft.report import partition as partition_report
 from fedjax_peft.report.plots import PAPER
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 rounds = 1
 
@@ -131,6 +133,7 @@ def test_figures_label_clients_by_name_if_there_are_few(clients):
 
 
 @pytest.mark.parametrize(("classes", "clients"), [(3, 4), (20, 100), (22, 1100), (1, 1)])
+@pytest.mark.sample("3-4", "22-1100")
 def test_figures_are_legible(classes, clients, tmp_path):
     report = partition_report.inspect(federation(classes, clients, 6000), "toy: dirichlet")
     fig = partition_report.composition(report)
@@ -173,6 +176,7 @@ def test_equal_partitions_are_reported_once():
 
 
 @pytest.mark.parametrize("name", ["$\\frac{$", "$$$", "\x1b[2J", "[/red]", "東京\u202e", "a\nb"])
+@pytest.mark.sample("$*", "?/red?", "a*")
 def test_names_with_special_characters_are_drawn(name, tmp_path):
     labels = np.arange(40, dtype=np.int32) % 2
     data = Dataset({"labels": labels}, (name, f"{name}!"), "toy", meta={name: labels})

@@ -13,6 +13,8 @@ from fedjax_peft.engine.plan import poisson_batches
 from fedjax_peft.simulation.session import poisson_width
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 SIZES = (7, 4, 12, 1, 9)
 
 

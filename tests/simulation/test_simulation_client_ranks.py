@@ -43,6 +43,7 @@ def directions(params):
 
 
 @pytest.mark.parametrize("aggregator", [mean, fra])
+@pytest.mark.sample("fra")
 def test_full_ranks_equal_a_run_without_ranks(aggregator):
     algorithm = fedavg(ADAMW, aggregator=aggregator())
     one, other = run(None, algorithm), run([2, 2, 2, 2], algorithm)

@@ -19,6 +19,8 @@ from fedjax_peft.engine import client_store
 from fedjax_peft.simulation.client_checkpoints import ClientCheckpoints
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = 12
 ALGORITHM = fp.algorithms.fedavg(optax.sgd(0.1), head="private")
 FEEDBACK = fp.transforms.top_k(0.3, error_feedback=True)
@@ -104,6 +106,7 @@ def straight(place):
 
 
 @pytest.mark.parametrize("place", ["host", "disk"])
+@pytest.mark.sample("disk")
 def test_runs_equal_those_of_the_device_and_resume(place, tmp_path):
     whole = straight(place)
     check_close(whole, straight("device"))
@@ -133,20 +136,19 @@ def test_runs_equal_those_of_the_device_and_resume(place, tmp_path):
     ],
     ids=lambda options: next(iter(options)),
 )
+@pytest.mark.sample("asynchronous", "deadline", "diagnostics")
 def test_other_kinds_of_runs_equal_those_of_the_device(options):
     check_close(run(place="host", **options), run(**options))
 
 
-KILLS = [
-    ("disk", "in a write", 2),  # before the first checkpoint
-    ("disk", "before the index", 3),
-    ("host", "in a write", 8),
-    ("host", "after the index", 1),
+KILLS = [("disk", "in a write", 2), ("host", "after the index", 1)]
+"""Before the first checkpoint, and after it."""
+MORE_KILLS = [
+    *(("disk", "before the index", 3), ("host", "in a write", 8)),
+    *(("disk", "before a write", 11), ("disk", "after the index", 2)),
 ]
-MORE_KILLS = [("disk", "before a write", 11), ("disk", "after the index", 2)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.exhaustive)])
 @pytest.mark.long("processes are killed and started again")
 def test_kills_at_any_point_are_exact(kills, tmp_path):

@@ -159,6 +159,7 @@ def child(env):
 
 
 @pytest.mark.long("two processes import the library and compile")
+@pytest.mark.exhaustive  # test_cli.py has the command
 def test_python_reads_the_cache_on_disk_of_an_earlier_process(tmp_path):
     env = {"FEDJAX_PEFT_CACHE": str(tmp_path / "cache")}
     assert child(env) == [None, str(tmp_path / "cache" / "xla"), 0]

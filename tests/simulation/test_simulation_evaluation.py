@@ -14,6 +14,8 @@ from fedjax_peft.simulation.rows import headline_is_lower_better, seen_clients
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks import Task
 
+pytestmark = pytest.mark.slow
+
 SIZES = (7, 4, 12, 5, 9)
 TRAIN, HELD_OUT = toy.clients(SIZES).holdout(0.4)
 TEST = toy.dataset(30, seed=5)
@@ -42,6 +44,7 @@ def personal(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("ranks", "models"), [(None, 1), ([1, 2], 4)])
+@pytest.mark.sample("ranks*")
 def test_equal_initial_models_are_evaluated_once(ranks, models):
     """At a learning rate of 0, all four models stay equal: each has its evaluation in round 1."""
     phases = []

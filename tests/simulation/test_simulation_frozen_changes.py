@@ -49,6 +49,7 @@ def joint(parts):
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.sample("flora")
 def test_all_of_the_change_reaches_the_kernels(name):
     result, held = run(name), model().compute_frozen()
     change = result.algorithm.server.frozen_delta(result.server)
@@ -74,6 +75,7 @@ def test_the_error_is_measured_on_the_kernels_of_the_clients(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.sample("fedex")
 def test_going_on_from_a_run_starts_where_it_ended(name):
     trained = run(name).trained
     after = simulate(trained, fedavg(optax.sgd(0.0)), CLIENTS, test=TEST, rounds=1, batch_size=8)

@@ -23,6 +23,8 @@ from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support import memory
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 def run(**options):
     settings = {"rounds": 1, "batch_size": 4, **options}

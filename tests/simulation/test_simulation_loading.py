@@ -10,6 +10,7 @@ import pytest
 import toy
 from options import run_options
 from safetensors.numpy import load_file, save_file
+from shallow import shallow_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft.cli import main as cli

@@ -15,6 +15,8 @@ from fedjax_peft.simulation.session import session
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 SIZES = [9, 4, 0, 13]
 TEST = toy.dataset(21, seed=3)
 SGD = optax.sgd(0.5)
@@ -106,6 +108,7 @@ def test_a_python_loop_over_local_steps_gives_the_same_loss():
     ],
     ids=["fedavg", "fednova", "fedper", "ditto", "apfl", "ranks"],
 )
+@pytest.mark.sample("fednova", "ditto", "ranks")
 def test_a_local_model_is_that_of_a_round_with_this_client_alone(algorithm, options):
     """The aggregate of one upload is the upload, for these aggregators up to rounding."""
     options |= {"batch_size": 4, "clients_per_round": 4}
@@ -118,7 +121,6 @@ def test_a_local_model_is_that_of_a_round_with_this_client_alone(algorithm, opti
         assert alone["loss"] == approx(expected, rel=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [

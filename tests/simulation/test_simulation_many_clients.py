@@ -45,6 +45,7 @@ def test_the_slowness_of_a_client_does_not_need_that_of_the_others():
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "size", "poisson", "round_robin"])
+@pytest.mark.sample("size", "poisson")
 def test_work_on_the_host_grows_with_the_cohort(sampling, monkeypatch):
     """Random streams are slow to make; a run makes them for the clients of its rounds only."""
     clients, streams = 20_000, []

@@ -20,6 +20,8 @@ from fedjax_peft.simulation.memory_plan import (
 )
 from fedjax_peft.tasks import classification, next_token
 
+pytestmark = pytest.mark.slow
+
 BERT = {**testing.TINY_BERT, "max_position_embeddings": 64}
 LLAMA = testing.TINY_LLAMA
 GPT2 = {
@@ -149,7 +151,6 @@ def _optimised():
     jax.config.update("jax_disable_most_optimizations", True)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_optimised")
 def test_the_sum_is_within_fifteen_percent_of_the_compilers():
     chosen = parts(GPT2, quantize="nf4")  # XLA optimises the rounds of the others ten times longer

@@ -8,12 +8,15 @@ import pytest
 import toy
 from closeness import assert_close
 from options import run_options
+from shallow import shallow_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.support.errors import InputError
+
+pytestmark = pytest.mark.slow
 
 SIZES = (7, 4, 12, 9)
 model = functools.cache(functools.partial(toy.model, dropout=0))
@@ -49,6 +52,7 @@ def first(tmp_path_factory):
 
 
 @pytest.mark.parametrize("place", ["device", "disk"])
+@pytest.mark.sample("disk")
 def test_rounds_go_on_from_the_states_of_clients_and_server(place, straight, first, tmp_path):
     """SCAFFOLD's control variates of clients and server belong together, beside private heads."""
     again = run(2, first, out=tmp_path / "again", client_state=place)
@@ -78,6 +82,7 @@ def test_an_interrupted_start_resumes_to_the_same_numbers(first, tmp_path):
 
 
 @pytest.mark.parametrize("make", [fp.algorithms.fedex, fp.algorithms.flora])
+@pytest.mark.sample("fedex")
 def test_what_a_server_has_added_to_frozen_leaves_is_part_of_the_start(make, tmp_path):
     algorithm = make(optax.sgd(0.1))
     options = {"test": toy.dataset(20, seed=3), "batch_size": 16, "algorithm": algorithm}
@@ -147,7 +152,6 @@ learning_rate = 3e-3
 """
 
 
-@pytest.mark.slow
 @pytest.mark.long("three commands, each of which needs the one before it")
 def test_the_command_line_starts_from_a_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -92,6 +92,7 @@ def accuracy(params, data, rows=slice(None)):
 
 
 @pytest.mark.parametrize("name", ["mean", "fra", "local"])
+@pytest.mark.sample("fra", "local")
 def test_nothing_compiles_after_the_first_round(finished, name):
     """Checkpoints and evaluations included."""
     _, counts = finished(name)

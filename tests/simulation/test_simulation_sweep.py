@@ -24,6 +24,8 @@ from fedjax_peft.simulation.stopping import median_rule
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.toml import read_toml
 
+pytestmark = pytest.mark.slow
+
 FEDERATION = toy.clients((7, 4, 12, 1, 9))
 TEST, VALIDATION = toy.dataset(20, seed=5), toy.dataset(20, seed=6)
 GIVEN = {

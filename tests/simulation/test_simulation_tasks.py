@@ -159,6 +159,7 @@ def finished(root):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample("wnut17", "squad", "fashion_mnist")
 def test_a_task_from_its_files(finished, capsys, name):
     headline, metrics = CASES[name][3:]
     rows = read_metrics(finished(name) / "metrics.jsonl")

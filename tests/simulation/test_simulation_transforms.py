@@ -53,6 +53,7 @@ def straight(tmp_path_factory):
     return run(tmp_path_factory.mktemp("straight") / "run")
 
 
+@pytest.mark.exhaustive  # test_transforms_downlink.py resumes too
 def test_a_run_resumes_bit_for_bit_with_state_and_memory(straight, tmp_path):
     run(tmp_path / "run", rounds=2)
     resumed = run(tmp_path / "run", resume=True)

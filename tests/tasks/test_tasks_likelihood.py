@@ -15,6 +15,8 @@ from fedjax_peft.contracts import ClientContext, Outputs
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.tasks.likelihood import chunk_size, next_tokens, token_scores
 
+pytestmark = pytest.mark.slow
+
 ROWS, LENGTH, WIDTH, WORDS = 3, 9, 8, 37
 KEYS = jax.random.split(jax.random.key(0), 5)
 HIDDEN = jax.random.normal(KEYS[0], (ROWS, LENGTH, WIDTH))

@@ -14,6 +14,8 @@ from fedjax_peft.models import inference
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import write_tiny_language_model
 
+pytestmark = pytest.mark.slow
+
 ROWS = {
     "question": ["Which is red? ", "Two and two make", "Who?"],
     "choices": [["a rose", "the sea"], ["four", "five", "nothing at all"], ["I", "you"]],

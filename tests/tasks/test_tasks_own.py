@@ -11,6 +11,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shallow import shallow_encoder  # noqa: F401
 
 import fedjax_peft
 from fedjax_peft import tasks, testing
@@ -21,6 +22,8 @@ from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.text import TEXT
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.support.errors import InputError
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(fedjax_peft.__file__).parent
 PAGE = ROOT.parent / "docs" / "howto" / "own-task.md"
@@ -39,6 +42,7 @@ def strings(path):
 
 # "classification" is also the name of a kind of head.
 @pytest.mark.parametrize("name", sorted({*tasks.__all__} - {"classification"}))
+@pytest.mark.sample("next_token", "tagging", "question_answering")
 def test_the_name_of_a_task_stands_in_its_file_only(name):
     homes = {ROOT / "tasks" / f"{name}.py", ROOT / "tasks" / "__init__.py"}
     assert homes <= {*ROOT.rglob("*.py")}
@@ -100,7 +104,6 @@ def run(tmp_path_factory):
     return out
 
 
-@pytest.mark.slow
 def test_a_task_of_the_users_own_is_trained_and_scored(run):
     rows = read_metrics(run / "metrics.jsonl")
     last = rows[-1]

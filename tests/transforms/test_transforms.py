@@ -322,6 +322,7 @@ def test_norm_is_the_length_over_all_leaves():
 
 
 @pytest.mark.parametrize("poisoned", [(), (0, 1, 2, 3, 4)], ids=["all", "nobody"])
+@pytest.mark.sample("all")
 def test_the_reference_engine_transforms_uploads_in_the_same_way(poisoned):
     federation = toy.poisoned(FEDERATION, *poisoned)
     given = [clip_norm(0.2), feedback()]

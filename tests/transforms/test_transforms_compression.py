@@ -37,6 +37,8 @@ from fedjax_peft.transforms.compressing import count, index_bits
 from fedjax_peft.transforms.nf4 import NF4
 from fedjax_peft.transforms.packing import pack, wires_of
 
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(3)
 SGD = optax.sgd(0.1)
 SHAPES = {"head.bias": (3,), "head.kernel": (6, 3), "layer.lora_a": (5, 2), "layer.lora_b": (2, 6)}
@@ -401,8 +403,8 @@ def run(out=None, *, given=TOGETHER, rounds=2, federation=FEDERATION, **options)
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("given", [TOGETHER, (power_sgd(1),)], ids=["together", "power_sgd"])
+@pytest.mark.sample("together")
 def test_lanes_do_not_matter_and_a_run_resumes_bit_for_bit(tmp_path, given):
     run(tmp_path / "run", given=given)
     resumed = run(tmp_path / "run", given=given, rounds=3, resume=True)
@@ -414,7 +416,6 @@ def test_lanes_do_not_matter_and_a_run_resumes_bit_for_bit(tmp_path, given):
         assert a.get("compression_error") == b.get("compression_error")
 
 
-@pytest.mark.slow
 def test_the_errors_of_all_compressors_are_in_the_rows_and_nan_is_dropped():
     row = run().metrics[-1]
     assert all(0 < row[name] < 1 for name in ("compression_error", "compression_error_2"))
@@ -425,7 +426,6 @@ def test_the_errors_of_all_compressors_are_in_the_rows_and_nan_is_dropped():
     assert nobody.metrics[-1]["compression_error"] is None
 
 
-@pytest.mark.slow
 def test_compressed_bytes_are_in_the_rows_and_in_the_simulated_seconds():
     plain, small = run(given=None, rounds=1), run(given=sign(), rounds=1)
     bits = [18 + 32, 3 + 32, 10 + 32, 12 + 32]

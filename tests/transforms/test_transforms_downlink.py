@@ -111,6 +111,7 @@ def test_the_server_adds_what_was_learned_from_what_was_received():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregator", ["mean", "fra"])
+@pytest.mark.sample("fra")
 def test_both_engines_lanes_and_resume_agree(tmp_path, aggregator):
     given = [downlink(quantize(4)), top_k(0.5)]
     algorithm = algorithms.fedavg(SGD, aggregator=getattr(aggregators, aggregator)())

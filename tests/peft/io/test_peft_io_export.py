@@ -132,6 +132,7 @@ def model(base):
 
 
 @pytest.mark.parametrize("name", LORA)
+@pytest.mark.sample("kaiming", "rslora", "svd-alpha", "qr", "patterns-svd")
 def test_lora(base, name, tmp_path):
     assert_peft_reads(base, LORA[name], tmp_path)
 
@@ -172,6 +173,17 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("family", "kind"), PAIRS)
+@pytest.mark.sample(
+    "bert-*",
+    "deberta-v2-*",
+    "roberta-token*",
+    "roberta-span*",
+    "distilbert-*",
+    "gpt2-*",
+    "llama-*",
+    "gemma3_text-*",
+    "vit-*",
+)
 def test_lora_of_every_head(family, kind, tmp_path):
     base = saved(tiny_model(family, kind=kind, **layers(family, 1)), tmp_path / "base")
     config = assert_peft_reads(base, peft.lora(2), tmp_path, family=family, kind=kind)

@@ -67,6 +67,7 @@ def assert_merges(directory, method, tmp_path, *, family="bert", kind="classific
 
 
 @pytest.mark.parametrize("name", MERGED)
+@pytest.mark.sample("lora", "svd", "dora", "ia3", "full")
 def test_merged(base, name, tmp_path):
     config = assert_merges(base, MERGED[name], tmp_path)
     assert config["id2label"] == {str(i): f"LABEL_{i}" for i in range(CLASSES)}
@@ -78,6 +79,7 @@ OTHERS += [("llama", "causal_lm"), ("gemma2", "causal_lm"), ("llama", "span_clas
 
 
 @pytest.mark.parametrize(("family", "kind"), OTHERS)
+@pytest.mark.sample("roberta-*", "distilbert-*", "gpt2-*", "llama-causal_lm", "gemma2-*")
 def test_merged_of_other_families(family, kind, tmp_path):
     base = saved(tiny_model(family, kind=kind, **layers(family, 1)), tmp_path / "base")
     assert_merges(base, peft.lora(2), tmp_path, family=family, kind=kind)
