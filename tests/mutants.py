@@ -155,7 +155,7 @@ NAMED = [
         for name in ("scaffold", "fedprox", "moon", "ditto", "pfedme", "apfl", "fedrep")
     ],
     # What a server optimizer over new factors must be told and do.
-    ("algorithms/fedopt", "needs_fixed_basis=reason", "needs_fixed_basis=None"),
+    ("algorithms/fedopt", "incompatible=incompatible", "incompatible={}"),
     ("aggregators/fra", "refactors=True", "refactors=False"),
     ("aggregators/fra", "truncates=True", "truncates=False"),
     (

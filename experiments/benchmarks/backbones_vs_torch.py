@@ -35,7 +35,6 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 import fedjax_peft as fp
-from fedjax_peft.algorithms.common import objective
 from fedjax_peft.contracts import ClientContext
 from fedjax_peft.models.registry import default_targets, random_model
 
@@ -103,7 +102,7 @@ class Ours:
                 return model.apply(frozen, {**fixed, **p}, batch, key, train)
 
             context = ClientContext(apply, fp.tasks.classification(), fixed, jnp.int32(1))
-            loss = functools.partial(objective, context, batch=batch, key=key)
+            loss = functools.partial(context.objective, batch=batch, key=key)
             grads, metrics = jax.grad(loss, has_aux=True)(params)
             updates, state = optimizer.update(grads, state, params)
             return optax.apply_updates(params, updates), state, metrics["loss"][0]

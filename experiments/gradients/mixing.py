@@ -12,7 +12,6 @@ It checks the gradient by finite differences, learns, and writes results/mixing.
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -22,7 +21,7 @@ import optax
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators
-from fedjax_peft.algorithms.common import objective, replace_server
+from fedjax_peft.algorithms.common import replace_server
 from fedjax_peft.contracts import Algorithm, ClientUpdate, Roles
 from fedjax_peft.engine import differentiable
 
@@ -43,12 +42,10 @@ def mixing(values, rate=0.5):
         return {n: part[group(n)] * v[n] + (1 - part[group(n)]) * w[n] for n in w}
 
     def client(context):
-        loss = partial(objective, context)
-
         def step(local, batch, key):
             w, v = local
-            mixed, metrics = context.gradient(loss, mixture(w, v), batch, key)
-            alone, _ = context.gradient(loss, w, batch, key)
+            mixed, metrics = context.gradient(context.objective, mixture(w, v), batch, key)
+            alone, _ = context.gradient(context.objective, w, batch, key)
             v = {n: x - rate * part[group(n)] * mixed[n] for n, x in v.items()}
             return ({n: x - rate * alone[n] for n, x in w.items()}, v), metrics
 

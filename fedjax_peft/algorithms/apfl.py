@@ -19,34 +19,21 @@ between (A, B) and (A', B') the model has (A + A')(B + B')/4. A private head is 
 leaf: w_k and v_k have one head each.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least, checked
 from fedjax_peft.algorithms.common import (
     Local,
-    Weights,
     init_local,
-    objective,
     replace_server,
     train,
     with_client_state,
-)
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
 )
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
@@ -60,9 +47,9 @@ class State(NamedTuple):
 
     model: Local
     """w_k, shared and private leaves together."""
-    personal: Params
+    personal: c.Params
     """v_k."""
-    optimizer: PyTree
+    optimizer: c.PyTree
     """The optimizer state of v_k."""
     alpha: jax.Array
 
@@ -74,11 +61,11 @@ def apfl(
     alpha: float = 0.5,
     adaptive: bool = False,
     alpha_rate: float = 0.1,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "uniform",
+    weights: c.Weights = "uniform",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """APFL: clients predict with a mixture of a personal model and the global one.
 
     Metrics of training are those of the mixture.
@@ -97,20 +84,17 @@ def apfl(
     if not is_traced(alpha) and not 0 <= alpha <= 1:
         raise InputError(f"alpha = {alpha!r} of apfl must be between 0 and 1.")
 
-    def client(context: ClientContext) -> ClientUpdate:
-        def init(broadcast: Params, client_state: PyTree, key: Key) -> State:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
+        def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> State:
             del key
-            model, v = (
-                init_local(optimizer, broadcast, client_state["model"]),
-                client_state["personal"],
-            )
+            v = client_state["personal"]
+            model = init_local(optimizer, broadcast, client_state["model"])
             return State(model, v, optimizer.init(v), client_state["alpha"])
 
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+        def step(state: State, batch: c.Batch, key: c.Key) -> tuple[State, c.Metrics]:
             model, v, opt, a = state
             w = {**model.shared, **model.private}
-            loss = partial(objective, context)
-            gradient, metrics = context.gradient(loss, _mixture(a, v, w), batch, key)
+            gradient, metrics = context.gradient(context.objective, _mixture(a, v, w), batch, key)
             updates, opt = optimizer.update({n: a * g for n, g in gradient.items()}, opt, v)
             if adaptive:
                 slope = sum(jnp.sum((v[n] - w[n]) * g) for n, g in gradient.items())
@@ -119,24 +103,21 @@ def apfl(
             model, _ = train(optimizer, context, model, batch, key)
             return State(model, optax.apply_updates(v, updates), opt, a), metrics
 
-        def final(state: State) -> tuple[Params, PyTree]:
+        def final(state: State) -> tuple[c.Params, c.PyTree]:
             client_state = {"personal": state.personal, "alpha": state.alpha}
             return state.model.shared, {"model": state.model.private, **client_state}
 
-        return ClientUpdate(init, step, final)
+        return c.ClientUpdate(init, step, final)
 
-    def init_client_state(shared: Params, private: Params) -> PyTree:
+    def init_client_state(shared: c.Params, private: c.Params) -> c.PyTree:
         personal = {**shared, **private}
         return {"model": private, "personal": personal, "alpha": jnp.float32(alpha)}
 
-    def model(broadcast: Params, client_state: PyTree) -> Params:
-        return _mixture(
-            client_state["alpha"],
-            client_state["personal"],
-            with_client_state(broadcast, client_state),
-        )
+    def model(broadcast: c.Params, client_state: c.PyTree) -> c.Params:
+        w = with_client_state(broadcast, client_state)
+        return _mixture(client_state["alpha"], client_state["personal"], w)
 
-    return Algorithm(
+    return c.Algorithm(
         "apfl",
         head_roles(head),
         client,
@@ -147,10 +128,12 @@ def apfl(
         personal=True,
         weights=weights,
         gradients_per_step=2,
-        needs_fixed_basis="APFL mixes a client's own factors of earlier rounds with the received"
-        " ones, entry by entry. Leave the aggregator out to average A and B.",
+        incompatible={
+            c.Feature.NEW_FACTORS: "APFL mixes a client's own factors of earlier rounds with the"
+            " received ones, entry by entry. Leave the aggregator out to average A and B."
+        },
     )
 
 
-def _mixture(alpha: jax.Array, v: Params, w: Params) -> Params:
+def _mixture(alpha: jax.Array, v: c.Params, w: c.Params) -> c.Params:
     return {n: alpha * x + (1 - alpha) * w[n] for n, x in v.items()}

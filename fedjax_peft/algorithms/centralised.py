@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.algorithms.local import Trained, trained_as
-from fedjax_peft.contracts import Algorithm, PyTree
 from fedjax_peft.support.errors import InputError
 
 __all__ = ["centralised"]
@@ -24,7 +24,7 @@ __all__ = ["centralised"]
 @checked
 def centralised(
     optimizer: optax.GradientTransformation, *, train: Trained = "all", keep_optimizer: bool = True
-) -> Algorithm:
+) -> c.Algorithm:
     """Baseline with all data in one place, ``partition.pooled``: usually an upper bound.
 
     Args:
@@ -41,10 +41,11 @@ def centralised(
                 f" {clients} clients: make one that has everything with partition.pooled(data)."
             )
 
-    def none_moves(broadcast: PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
+    def nothing(broadcast: c.PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
         del round_index
         return {name: jnp.zeros((), bool) for name in broadcast}
 
-    rules = trained_as("shared", train)
-    algorithm = averaging("centralised", optimizer, rules, mean(error=False))
-    return algorithm._replace(check=check, sent_leaves=none_moves)
+    rules, traffic = trained_as("shared", train), c.Traffic(sent_leaves=nothing)
+    return averaging(
+        "centralised", optimizer, rules, mean(error=False), check=check, traffic=traffic
+    )

@@ -2,14 +2,15 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.keeping import keeping, marked
-from fedjax_peft.contracts import Aggregator, Algorithm, ClientContext, ClientUpdate, RateSchedule
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.numerics.roles import HeadPolicy
 from fedjax_peft.numerics.schedules import Scheduled, scaled
@@ -23,6 +24,7 @@ __all__ = [
     "dual_adapters",
     "fraction",
     "lora_model",
+    "model_with",
     "only_head",
     "positive",
     "whole",
@@ -67,7 +69,10 @@ def _known(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 SHARED_OPTIONS = {
+    "optimizer": "the clients' optimizer.",
     "aggregator": "how uploads combine; by default their mean.",
+    "space": "whether the server steps on LoRA's ``factors`` or on their ``product``. With"
+    " ``product`` the aggregator says how products are factored anew; by default as FRA does.",
     "head": "``shared``: the classification head is trained and averaged; ``private``: it is"
     " trained and never sent; ``frozen``: it is not trained.",
     "weights": "of clients in the aggregate: by ``size``, the number of their examples, or all the"
@@ -156,17 +161,17 @@ def _made(factory: Callable[..., Any], call: inspect.BoundArguments) -> Any:
 
 
 def _scheduled(
-    algorithm: Algorithm, schedule: RateSchedule, at: Callable[[jax.Array], Algorithm]
-) -> Algorithm:
+    algorithm: c.Algorithm, schedule: c.RateSchedule, at: Callable[[jax.Array], c.Algorithm]
+) -> c.Algorithm:
     """Returns the algorithm whose clients are those of ``at(schedule(round))``."""
 
-    def client(context: ClientContext) -> ClientUpdate:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
         return at(schedule(context.round_index)).client(context)
 
     return with_factor(algorithm._replace(client=client), "learning_rate_factor", schedule)
 
 
-def with_factor(algorithm: Algorithm, name: str, schedule: RateSchedule | None) -> Algorithm:
+def with_factor(algorithm: c.Algorithm, name: str, schedule: c.RateSchedule | None) -> c.Algorithm:
     """Returns the algorithm that also reports a schedule's factor in the row of each round.
 
     Args:
@@ -186,13 +191,11 @@ def with_factor(algorithm: Algorithm, name: str, schedule: RateSchedule | None) 
 
 def _documented(document: str, options: Iterable[str]) -> str:
     """Returns a docstring whose ``Args`` describe the shared options among ``options`` too."""
-    before, title, rest = inspect.cleandoc(document).partition("\nArgs:\n")
-    arguments, gap, after = rest.partition("\n\n")
-    if not title:
-        return document
+    text, title, errors = inspect.cleandoc(document).partition("\n\nRaises:\n")
+    text = text if "\nArgs:\n" in text else f"{text}\n\nArgs:"
     shared = [name for name in SHARED_OPTIONS if name in options]
-    added = [f"\n  {n}: {SHARED_OPTIONS[n]}" for n in shared if f"  {n}: " not in f"\n{arguments}"]
-    return f"{before}{title}{arguments}{''.join(added)}{gap}{after}"
+    added = [f"\n  {n}: {SHARED_OPTIONS[n]}" for n in shared if f"\n  {n}: " not in text]
+    return "".join([text, *added, title, errors])
 
 
 def _check_optimizer(algorithm: str, argument: str, value: Any) -> None:
@@ -213,7 +216,7 @@ def _check_optimizer(algorithm: str, argument: str, value: Any) -> None:
 
 
 def _check_aggregator(algorithm: str, value: Any) -> None:
-    if isinstance(value, Aggregator):
+    if isinstance(value, c.Aggregator):
         return
     if isinstance(value, str):
         advice = f"Give the object and not its name: fp.aggregators.{value}()."
@@ -234,18 +237,29 @@ def only_head(algorithm: str, given: HeadPolicy, wanted: HeadPolicy) -> None:
         raise InputError(f"The head of {algorithm!r} must be {wanted!r}, not {given!r}.{advice}")
 
 
-def dual_adapters(algorithm: str) -> Callable[[Mapping[str, str], int], None]:
-    """Returns the check that a model has a global and a private adapter at its sites."""
+def model_with(message: str, *rules: str) -> Callable[[Mapping[str, str], int], None]:
+    """Returns an ``Algorithm.check`` for a model that has a leaf for each rule.
+
+    Args:
+      message: of the error: what the algorithm needs, and what to attach.
+      rules: regular expressions, searched in the names of the leaves.
+    """
 
     def check(kinds: Mapping[str, str], clients: int) -> None:
         del clients
-        if not all(any(f".{own}_adapter." in n for n in kinds) for own in ("global", "private")):
-            raise InputError(
-                f"{algorithm} needs a model with a global and a private adapter at every site:"
-                " attach peft.dual()."
-            )
+        if not all(any(re.search(rule, name) for name in kinds) for rule in rules):
+            raise InputError(message)
 
     return check
+
+
+def dual_adapters(algorithm: str) -> Callable[[Mapping[str, str], int], None]:
+    """Returns the check that a model has a global and a private adapter at its sites."""
+    return model_with(
+        f"{algorithm} needs a model with a global and a private adapter at every site: attach"
+        " peft.dual().",
+        *(r"\.global_adapter\.", r"\.private_adapter\."),
+    )
 
 
 def lora_model(algorithm: str, *, alone: bool = False) -> Callable[[Mapping[str, str], int], None]:

@@ -1,75 +1,35 @@
 """Parts that algorithms share: the local objective, a local step, the plain server."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft.contracts import (
-    Batch,
-    ClientContext,
-    Key,
-    LossFn,
-    Metrics,
-    Outputs,
-    Params,
-    PyTree,
-    RoundContext,
-    ServerUpdate,
-    Task,
-)
+from fedjax_peft import contracts as c
 from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.numerics.lowrank import empty_products, matmul, pairs, scale
 
 __all__ = [
     "Local",
-    "Weights",
     "add_to_gradient",
     "freeze_where",
     "init_local",
-    "loss_and_metrics",
+    "loss_where",
     "merge_into_frozen",
-    "objective",
     "optimizer_step",
     "proximal",
     "replace_server",
+    "send_shared",
     "train",
     "with_client_state",
 ]
 
-Weights = Literal["size", "uniform"]
-"""The weights of clients in the aggregate: by their numbers of examples, or all the same."""
-
-
-def objective(
-    context: ClientContext, params: Params, batch: Batch, key: Key
-) -> tuple[jax.Array, Metrics]:
-    """Returns the mean training loss of a batch and the task's metrics.
-
-    ``functools.partial(objective, context)`` is a loss for ``context.gradient``.
-    """
-    outputs = context.apply(params, batch, key, True)
-    (total, count), metrics = loss_and_metrics(context.task, outputs, batch)
-    return total / jnp.maximum(count, 1.0), jax.lax.stop_gradient(metrics)
-
-
-def loss_and_metrics(
-    task: Task, outputs: Outputs, batch: Batch
-) -> tuple[tuple[jax.Array, jax.Array], Metrics]:
-    """Returns ((sum of losses, count), metrics) of a task, by one computation if it has one."""
-    together = getattr(task, "loss_and_metrics", None)
-    if together is None:
-        return task.loss(outputs, batch), task.metrics(outputs, batch)
-    found: tuple[tuple[jax.Array, jax.Array], Metrics] = together(outputs, batch)
-    return found
-
 
 def optimizer_step(
-    optimizer: optax.GradientTransformation, gradient: PyTree, params: PyTree, state: PyTree
-) -> tuple[Any, PyTree]:
+    optimizer: optax.GradientTransformation, gradient: c.PyTree, params: c.PyTree, state: c.PyTree
+) -> tuple[Any, c.PyTree]:
     """Returns (params, optimizer state) after one step of an optimizer.
 
     Args:
@@ -83,27 +43,34 @@ def optimizer_step(
 
 
 class Local(NamedTuple):
-    """A client during plain local training."""
+    """A client during its local steps."""
 
-    shared: Params
-    private: Params
-    optimizer: PyTree
+    shared: c.Params
+    private: c.Params
+    optimizer: c.PyTree
+    start: c.PyTree = ()
+    """What its steps or its upload need of the start of the round, such as the received leaves."""
 
 
-def init_local(optimizer: optax.GradientTransformation, shared: Params, private: Params) -> Local:
+def init_local(
+    optimizer: optax.GradientTransformation,
+    shared: c.Params,
+    private: c.Params,
+    start: c.PyTree = (),
+) -> Local:
     """Returns a client before its first step. Optimizer state starts afresh."""
-    return Local(shared, private, optimizer.init({**shared, **private}))
+    return Local(shared, private, optimizer.init({**shared, **private}), start)
 
 
 def train(
     optimizer: optax.GradientTransformation,
-    context: ClientContext,
+    context: c.ClientContext,
     local: Local,
-    batch: Batch,
-    key: Key,
-    correct: Callable[[Params], Params] = lambda gradient: gradient,
-    loss: LossFn | None = None,
-) -> tuple[Local, Metrics]:
+    batch: c.Batch,
+    key: c.Key,
+    correct: Callable[[c.Params], c.Params] = lambda gradient: gradient,
+    loss: c.LossFn | None = None,
+) -> tuple[Local, c.Metrics]:
     """Returns a client after one step on its training loss, and the metrics of the step.
 
     Args:
@@ -113,46 +80,51 @@ def train(
       batch: the examples.
       key: the step's key.
       correct: gradient -> the gradient that the optimizer gets.
-      loss: the loss of all leaves; by default :func:`objective`.
+      loss: the loss of all leaves; by default ``context.objective``.
     """
     params = {**local.shared, **local.private}
-    gradient, metrics = context.gradient(loss or partial(objective, context), params, batch, key)
+    gradient, metrics = context.gradient(loss or context.objective, params, batch, key)
     params, state = optimizer_step(optimizer, correct(gradient), params, local.optimizer)
     shared = {name: params[name] for name in local.shared}
     private = {name: params[name] for name in local.private}
-    return Local(shared, private, state), metrics
+    return Local(shared, private, state, local.start), metrics
 
 
-def replace_server() -> ServerUpdate:
+def send_shared(local: Local) -> tuple[c.Params, c.Params]:
+    """Returns (upload, client state) of a client that sends its shared leaves: a ``final``."""
+    return local.shared, local.private
+
+
+def replace_server() -> c.ServerUpdate:
     """Returns the server that takes the aggregate as its new state."""
-    return ServerUpdate(
+    return c.ServerUpdate(
         init=lambda shared: shared,
         update=lambda state, new, context: new,
         broadcast=lambda state: state,
     )
 
 
-def add_to_gradient(extra: Params) -> Callable[[Params], Params]:
+def add_to_gradient(extra: c.Params) -> Callable[[c.Params], c.Params]:
     """Returns a function of a gradient that adds ``extra`` to the leaves that ``extra`` names."""
     return lambda gradient: {n: g + extra[n] if n in extra else g for n, g in gradient.items()}
 
 
 def proximal(
-    strength: float | jax.Array, params: Params, anchor: Params
-) -> Callable[[Params], Params]:
+    strength: float | jax.Array, params: c.Params, anchor: c.Params
+) -> Callable[[c.Params], c.Params]:
     """Returns a function that adds the gradient of ``strength/2 ‖params - anchor‖²`` to a gradient.
 
     The gradients of leaves that ``anchor`` does not have stay the same.
     """
 
-    def correct(gradient: Params) -> Params:
+    def correct(gradient: c.Params) -> c.Params:
         pulls = {n: strength * (params[n] - anchor[n]) for n in gradient if n in anchor}
         return {n: g + pulls[n] if n in pulls else g for n, g in gradient.items()}
 
     return correct
 
 
-def with_client_state(broadcast: Params, client_state: PyTree) -> Params:
+def with_client_state(broadcast: c.Params, client_state: c.PyTree) -> c.Params:
     """Returns all leaves of a client that keeps its private leaves in the field ``model``."""
     return {**broadcast, **client_state["model"]}
 
@@ -170,10 +142,10 @@ def freeze_where(
       moves: leaf name -> whether the optimizer moves it (a traced bool, so it may change).
     """
 
-    def held(leaves: Params) -> Params:
+    def held(leaves: c.Params) -> c.Params:
         return {name: jnp.where(moves(name), x, 0) for name, x in leaves.items()}
 
-    def update(gradient: Params, state: PyTree, params: Params | None = None) -> tuple:
+    def update(gradient: c.Params, state: c.PyTree, params: c.Params | None = None) -> tuple:
         known = None if params is None else held(params)
         updates, state = optimizer.update(held(gradient), state, known)
         return held(updates), state
@@ -181,7 +153,24 @@ def freeze_where(
     return optax.GradientTransformation(optimizer.init, update)
 
 
-def merge_into_frozen() -> ServerUpdate:
+def loss_where(context: c.ClientContext, moves: Callable[[str], jax.Array | bool]) -> c.LossFn:
+    """Returns the training loss without gradient by the leaves that rest.
+
+    Private training then clips the gradients of the others alone.
+
+    Args:
+      context: the model and the task.
+      moves: leaf name -> whether it is trained, as for :func:`freeze_where`.
+    """
+
+    def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
+        trained = {n: jnp.where(moves(n), x, jax.lax.stop_gradient(x)) for n, x in params.items()}
+        return context.objective(trained, batch, key)
+
+    return loss
+
+
+def merge_into_frozen() -> c.ServerUpdate:
     """Returns the server that adds a part of the aggregate to the frozen weights.
 
     The aggregate is ``{"model": shared leaves, "fold": module path -> [in, out]}``: W + s·AB is the
@@ -196,14 +185,16 @@ def merge_into_frozen() -> ServerUpdate:
     def kernel(path: str) -> str:
         return f"{path}.base.kernel"
 
-    def start(shared: Params) -> PyTree:
+    def start(shared: c.Params) -> c.PyTree:
         return {"model": shared, "fold": empty_products(shared)}
 
-    def update(state: PyTree, new: PyTree, context: RoundContext) -> PyTree:
+    def update(state: c.PyTree, new: c.PyTree, context: c.RoundContext) -> c.PyTree:
         del context
         return {"model": new["model"], "fold": jax.tree.map(jnp.add, state["fold"], new["fold"])}
 
-    def measure(new: PyTree, before: Params, after: Params, fixed: Params) -> dict[str, jax.Array]:
+    def measure(
+        new: c.PyTree, before: c.Params, after: c.Params, fixed: c.Params
+    ) -> dict[str, jax.Array]:
         model, errors, exact = new["model"], {}, {}
         for path, (a, b) in pairs(model).items():
             folded, name = new["fold"][path], kernel(path)
@@ -211,7 +202,7 @@ def merge_into_frozen() -> ServerUpdate:
             errors[path] = after[name] - before[name] - folded
         return error_metrics(errors, exact)
 
-    return ServerUpdate(
+    return c.ServerUpdate(
         init=start,
         update=update,
         broadcast=lambda state: state["model"],

@@ -17,27 +17,10 @@ from typing import NamedTuple
 
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least, checked
-from fedjax_peft.algorithms.common import (
-    Local,
-    Weights,
-    init_local,
-    proximal,
-    replace_server,
-    train,
-)
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
-)
+from fedjax_peft.algorithms.common import Local, init_local, proximal, replace_server, train
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -53,7 +36,7 @@ _BASIS = (
 class State(NamedTuple):
     """A client during its local steps."""
 
-    received: Params
+    received: c.Params
     model: Local
     """θ_k and the private leaves."""
     personal: Local
@@ -65,11 +48,11 @@ def ditto(
     optimizer: optax.GradientTransformation,
     *,
     lam: float = 0.1,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """Ditto: every client has a personal model, pulled towards the global one.
 
     Metrics of training are those of the personal model.
@@ -84,26 +67,26 @@ def ditto(
     """
     at_least(0.0, lam=lam)
 
-    def client(context: ClientContext) -> ClientUpdate:
-        def init(broadcast: Params, client_state: PyTree, key: Key) -> State:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
+        def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> State:
             del key
             model = init_local(optimizer, broadcast, client_state["model"])
             return State(broadcast, model, init_local(optimizer, {}, client_state["personal"]))
 
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+        def step(state: State, batch: c.Batch, key: c.Key) -> tuple[State, c.Metrics]:
             received, model, personal = state
             model, _ = train(optimizer, context, model, batch, key)
             pull = proximal(lam, personal.private, received)
             personal, metrics = train(optimizer, context, personal, batch, key, pull)
             return State(received, model, personal), metrics
 
-        def final(state: State) -> tuple[Params, PyTree]:
+        def final(state: State) -> tuple[c.Params, c.PyTree]:
             client_state = {"model": state.model.private, "personal": state.personal.private}
             return state.model.shared, client_state
 
-        return ClientUpdate(init, step, final)
+        return c.ClientUpdate(init, step, final)
 
-    return Algorithm(
+    return c.Algorithm(
         "ditto",
         head_roles(head),
         client,
@@ -117,5 +100,5 @@ def ditto(
         personal=True,
         weights=weights,
         gradients_per_step=2,
-        needs_fixed_basis=_BASIS if maybe_nonzero(lam) else None,
+        incompatible={c.Feature.NEW_FACTORS: _BASIS} if maybe_nonzero(lam) else {},
     )

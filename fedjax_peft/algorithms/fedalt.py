@@ -30,48 +30,32 @@ This was written from the paper's abstract and the authors' code (github.com/jmb
 checked against a loop that holds every client's LoRA and averages those of the others.
 """
 
-import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import checked
-from fedjax_peft.algorithms.common import Local, init_local, objective, train
-from fedjax_peft.contracts import (
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
-    Roles,
-    RoundContext,
-    ServerUpdate,
-)
+from fedjax_peft.algorithms.checks import checked, model_with
+from fedjax_peft.algorithms.common import Local, init_local, train
 from fedjax_peft.numerics.roles import HeadPolicy
-from fedjax_peft.support.errors import InputError
 
 __all__ = ["fedalt"]
 
 _REST, _OWN = ".rest_of_world.", ".individual."
 
 
-class State(NamedTuple):
-    """A client during its local steps."""
+class Start(NamedTuple):
+    """What a client had at the start of the round."""
 
-    received: Params
+    received: c.Params
     """The shared leaves: C under the names of the rest-of-world LoRA, and a shared head."""
-    start: Params
-    """The client's private leaves at the start of the round."""
-    rest: Params
+    private: c.Params
+    """The client's private leaves."""
+    rest: c.Params
     """R_k."""
-    local: Local
 
 
 @checked
@@ -80,43 +64,38 @@ def fedalt(
     *,
     head: HeadPolicy = "private",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedALT: an individual LoRA, a frozen mean of the others', and a mixer (``peft.mixed_lora``).
-
-    Args:
-      optimizer: the clients' optimizer.
 
     Raises:
       InputError: on use, a model without ``peft.mixed_lora``.
     """
 
-    def client(context: ClientContext) -> ClientUpdate:
-        def init(broadcast: PyTree, client_state: Params, key: Key) -> State:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
+        def init(broadcast: c.PyTree, client_state: c.Params, key: c.Key) -> Local:
             del key
-            model = broadcast["model"]
-            shared = {n: x for n, x in model.items() if _REST not in n}
-            local = init_local(optimizer, shared, client_state)
-            return State(model, client_state, _rest(broadcast, client_state), local)
+            shared = {n: x for n, x in broadcast["model"].items() if _REST not in n}
+            start = Start(broadcast["model"], client_state, _rest(broadcast, client_state))
+            return init_local(optimizer, shared, client_state, start)
 
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            def loss(params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
-                return objective(context, {**state.rest, **params}, batch, key)
+        def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
+            def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
+                return context.objective({**local.start.rest, **params}, batch, key)
 
-            local, metrics = train(optimizer, context, state.local, batch, key, loss=loss)
-            return state._replace(local=local), metrics
+            return train(optimizer, context, local, batch, key, loss=loss)
 
-        def final(state: State) -> tuple[Params, Params]:
-            own, upload = state.local.private, dict(state.local.shared)
-            for n in state.rest:
-                upload[n] = state.received[n] + (own[_own(n)] - state.start[_own(n)])
-            return {n: upload[n] for n in state.received}, own
+        def final(local: Local) -> tuple[c.Params, c.Params]:
+            start, own, upload = local.start, local.private, dict(local.shared)
+            for n in start.rest:
+                upload[n] = start.received[n] + (own[_own(n)] - start.private[_own(n)])
+            return {n: upload[n] for n in start.received}, own
 
-        return ClientUpdate(init, step, final)
+        return c.ClientUpdate(init, step, final)
 
-    def model(broadcast: PyTree, client_state: Params) -> Params:
+    def model(broadcast: c.PyTree, client_state: c.Params) -> c.Params:
         return {**broadcast["model"], **client_state, **_rest(broadcast, client_state)}
 
-    def local_model(broadcast: PyTree, upload: Params, client_state: Params) -> Params:
+    def local_model(broadcast: c.PyTree, upload: c.Params, client_state: c.Params) -> c.Params:
         """Returns the leaves with R_k of the local work, which the client's old LoRA gives."""
         before = dict(client_state)
         for n, x in broadcast["model"].items():
@@ -124,7 +103,7 @@ def fedalt(
                 before[_own(n)] = client_state[_own(n)] - (upload[n] - x)
         return {**upload, **client_state, **_rest(broadcast, before)}
 
-    return Algorithm(
+    return c.Algorithm(
         "fedalt",
         _roles(head),
         client,
@@ -134,9 +113,16 @@ def fedalt(
         model=model,
         local_model=local_model,
         weights="uniform",
-        check=_check,
-        synchronous_only="The server of FedALT holds the sum of all clients' LoRAs, from which each"
-        " client takes its own part: a stale upload that counts less would leave some of it there.",
+        check=model_with(
+            "fedalt needs a model with an individual and a rest-of-world LoRA and a mixer at every"
+            " site: attach peft.mixed_lora().",
+            *(r"\.rest_of_world\.lora_a$", r"\.individual\.lora_a$", r"\.mixer$"),
+        ),
+        incompatible={
+            c.Feature.ASYNCHRONY: "The server of FedALT holds the sum of all clients' LoRAs, from"
+            " which each client takes its own part: a stale upload that counts less would leave"
+            " some of it there."
+        },
     )
 
 
@@ -144,7 +130,7 @@ def _own(name: str) -> str:
     return name.replace(_REST, _OWN)
 
 
-def _rest(broadcast: PyTree, own: Params) -> Params:
+def _rest(broadcast: c.PyTree, own: c.Params) -> c.Params:
     """Returns R_k = C + (C - (A_k, B_k)) / (K-1), under the names of the rest-of-world LoRA.
 
     Before the first aggregation K is unknown, and C equals every client's LoRA.
@@ -154,18 +140,18 @@ def _rest(broadcast: PyTree, own: Params) -> Params:
     return {n: x + (x - own[_own(n)]) / others for n, x in means.items()}
 
 
-def _server() -> ServerUpdate:
-    def start(shared: Params) -> PyTree:
+def _server() -> c.ServerUpdate:
+    def start(shared: c.Params) -> c.PyTree:
         return {"model": shared, "clients": jnp.zeros((), jnp.float32)}
 
-    def update(state: PyTree, new: Params, context: RoundContext) -> PyTree:
+    def update(state: c.PyTree, new: c.Params, context: c.RoundContext) -> c.PyTree:
         share = context.participants / context.total_clients
         model = {
             n: x + share * (new[n] - x) if _REST in n else new[n] for n, x in state["model"].items()
         }
         return {"model": model, "clients": jnp.float32(context.total_clients)}
 
-    return ServerUpdate(
+    return c.ServerUpdate(
         init=start,
         update=update,
         broadcast=lambda state: state,
@@ -174,25 +160,15 @@ def _server() -> ServerUpdate:
     )
 
 
-def _same_start(shared: Params, private: Params) -> Params:
+def _same_start(shared: c.Params, private: c.Params) -> c.Params:
     """Returns the private leaves, with the individual LoRA equal to the initial C."""
     return {**private, **{_own(n): x for n, x in shared.items() if _REST in n}}
 
 
-def _roles(head: HeadPolicy) -> Roles:
+def _roles(head: HeadPolicy) -> c.Roles:
     rules = {
         "shared": (r"^adapter:.*\.rest_of_world\.lora_[ab]$",),
         "private": (r"^adapter:.*\.(individual\.lora_[ab]|mixer)$",),
     }
     policy = "fixed" if head == "frozen" else head
-    return Roles(**{**rules, policy: (*rules.get(policy, ()), "^head:")})
-
-
-def _check(kinds: Mapping[str, str], clients: int) -> None:
-    del clients
-    needed = (r"\.rest_of_world\.lora_a$", r"\.individual\.lora_a$", r"\.mixer$")
-    if not all(any(re.search(rule, n) for n in kinds) for rule in needed):
-        raise InputError(
-            "fedalt needs a model with an individual and a rest-of-world LoRA and a mixer at every"
-            " site: attach peft.mixed_lora()."
-        )
+    return c.Roles(**{**rules, policy: (*rules.get(policy, ()), "^head:")})

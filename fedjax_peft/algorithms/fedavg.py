@@ -8,85 +8,60 @@ With LoRA and :func:`aggregators.mean` this is FedLR (FedIT); with ``lora(init="
 :func:`aggregators.fra` FRA-LoRA.
 """
 
+from functools import partial
+from typing import Any
+
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked
-from fedjax_peft.algorithms.common import (
-    Local,
-    Weights,
-    init_local,
-    replace_server,
-    train,
-)
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    Roles,
-)
+from fedjax_peft.algorithms.common import Local, init_local, replace_server, send_shared, train
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["averaging", "client", "fedavg"]
 
 
-def client(optimizer: optax.GradientTransformation, context: ClientContext) -> ClientUpdate:
+def client(optimizer: optax.GradientTransformation, context: c.ClientContext) -> c.ClientUpdate:
     """Returns plain local training."""
 
-    def init(broadcast: Params, private: Params, key: Key) -> Local:
+    def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
         del key
         return init_local(optimizer, broadcast, private)
 
-    def step(local: Local, batch: Batch, key: Key) -> tuple[Local, Metrics]:
+    def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
         return train(optimizer, context, local, batch, key)
 
-    def final(local: Local) -> tuple[Params, Params]:
-        return local.shared, local.private
-
-    return ClientUpdate(init, step, final)
+    return c.ClientUpdate(init, step, send_shared)
 
 
 @checked
 def fedavg(
     optimizer: optax.GradientTransformation,
     *,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
-    """Federated averaging; over LoRA it is FedLR, FeDeRA or FRA-LoRA.
-
-    Args:
-      optimizer: the clients' optimizer.
-      aggregator: how uploads combine; by default their mean, weighted by example counts.
-    """
-    algorithm = averaging("fedavg", optimizer, head_roles(head), aggregator)
-    return algorithm._replace(weights=weights)
+) -> c.Algorithm:
+    """Federated averaging; over LoRA it is FedLR, FeDeRA or FRA-LoRA."""
+    return averaging("fedavg", optimizer, head_roles(head), aggregator, weights=weights)
 
 
 def averaging(
     name: str,
     optimizer: optax.GradientTransformation,
-    rules: Roles,
-    aggregator: Aggregator | None = None,
-) -> Algorithm:
+    rules: c.Roles,
+    aggregator: c.Aggregator | None = None,
+    **others: Any,
+) -> c.Algorithm:
     """Returns plain local training and aggregation of the leaves that the rules call shared.
 
     Args:
       name: the algorithm's name.
-      optimizer: the clients' optimizer.
       rules: which leaves are shared, private or fixed.
+      aggregator: how uploads combine; by default their mean.
+      others: further fields of the algorithm.
     """
-    return Algorithm(
-        name,
-        rules,
-        lambda context: client(optimizer, context),
-        aggregator or mean(),
-        replace_server(),
-    )
+    plain = partial(client, optimizer)
+    return c.Algorithm(name, rules, plain, aggregator or mean(), replace_server(), **others)

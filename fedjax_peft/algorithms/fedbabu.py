@@ -14,10 +14,9 @@ result of the first run::
 
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, only_head
-from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.contracts import Aggregator, Algorithm
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["fedbabu"]
@@ -27,15 +26,14 @@ __all__ = ["fedbabu"]
 def fedbabu(
     optimizer: optax.GradientTransformation,
     *,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "frozen",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedBABU: adapters are averaged under a fixed random head; fine-tune with local at the end.
 
     Args:
-      optimizer: the clients' optimizer.
       aggregator: how adapters combine; by default their mean.
       head: only ``frozen``, which defines the algorithm.
 
@@ -43,5 +41,4 @@ def fedbabu(
       InputError: another head policy.
     """
     only_head("fedbabu", head, "frozen")
-    algorithm = averaging("fedbabu", optimizer, head_roles(head), aggregator)
-    return algorithm._replace(weights=weights)
+    return averaging("fedbabu", optimizer, head_roles(head), aggregator, weights=weights)

@@ -28,38 +28,20 @@ The paper's models have no new head. Here the head, shared or private, is traine
 while l_k is trained. Checked against the authors' code, except for the swap.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import checked, fraction, positive, whole
-from fedjax_peft.algorithms.common import (
-    Local,
-    Weights,
-    init_local,
-    objective,
-    replace_server,
-    train,
-)
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    LossFn,
-    Metrics,
-    Params,
-    Tuning,
-)
+from fedjax_peft.algorithms.checks import checked, fraction, model_with, positive, whole
+from fedjax_peft.algorithms.common import Local, init_local, replace_server, train
 from fedjax_peft.contracts.instance_weights import REFERENCE, embedding, with_weight
 from fedjax_peft.numerics.roles import HeadPolicy, dual_roles
-from fedjax_peft.support.errors import InputError
 
 __all__ = ["feddpa_f", "feddpa_t"]
 
@@ -73,7 +55,7 @@ _EXAMPLES = 5
 class State(NamedTuple):
     """A client during its local steps."""
 
-    received: Params
+    received: c.Params
     """g, and the head at the start of the round."""
     shared: Local
     """g_k and the head."""
@@ -89,11 +71,11 @@ def feddpa_t(
     *,
     mix: float = 0.5,
     max_weight: float = 0.5,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "uniform",
+    weights: c.Weights = "uniform",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedDPA-T: clients train a global and a local LoRA in every round; personal models.
 
     Args:
@@ -109,13 +91,13 @@ def feddpa_t(
     fraction(mix=mix)
     positive(mix=mix, max_weight=max_weight)
 
-    def client(context: ClientContext) -> ClientUpdate:
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
+        def step(state: State, batch: c.Batch, key: c.Key) -> tuple[State, c.Metrics]:
             shared, _ = _global_step(optimizer, context, state, batch, key)
             state, metrics = _local_step(optimizer, context, state, batch, key, mix, max_weight)
             return state._replace(shared=shared), metrics
 
-        return ClientUpdate(_begin(optimizer, optimizer), step, _end)
+        return c.ClientUpdate(_begin(optimizer, optimizer), step, _end)
 
     return _algorithm("feddpa_t", client, aggregator, head, weights)._replace(gradients_per_step=2)
 
@@ -126,11 +108,11 @@ def feddpa_f(
     *,
     tune_epochs: int = 1,
     max_weight: float = 0.5,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "uniform",
+    weights: c.Weights = "uniform",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedDPA-F: a global LoRA is trained in rounds, and fine-tuned to a local one at the end.
 
     The scores after the fine-tuning are recorded as ``tuned_...``.
@@ -148,59 +130,53 @@ def feddpa_f(
     whole(0, tune_epochs=tune_epochs)
     positive(max_weight=max_weight)
 
-    def client(context: ClientContext) -> ClientUpdate:
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
+        def step(state: State, batch: c.Batch, key: c.Key) -> tuple[State, c.Metrics]:
             shared, metrics = _global_step(optimizer, context, state, batch, key)
             return state._replace(shared=shared), metrics
 
-        return ClientUpdate(_begin(optimizer, _NONE), step, _end)
+        return c.ClientUpdate(_begin(optimizer, _NONE), step, _end)
 
-    def tuning(context: ClientContext) -> ClientUpdate:
-        def init(broadcast: Params, private: Params, key: Key) -> State:
+    def tuning(context: c.ClientContext) -> c.ClientUpdate:
+        def init(broadcast: c.Params, private: c.Params, key: c.Key) -> State:
             return _begin(_NONE, optimizer)(broadcast, {**private, **_as_local(broadcast)}, key)
 
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+        def step(state: State, batch: c.Batch, key: c.Key) -> tuple[State, c.Metrics]:
             return _local_step(optimizer, context, state, batch, key, 1.0, max_weight)
 
-        return ClientUpdate(init, step, lambda state: ({}, _end(state)[1]))
+        return c.ClientUpdate(init, step, lambda state: ({}, _end(state)[1]))
 
     algorithm = _algorithm("feddpa_f", client, aggregator, head, weights)
     return algorithm._replace(
-        tuning=Tuning(tuning, tune_epochs) if tune_epochs else None,
-        no_example_privacy=_TUNING if tune_epochs else None,
+        tuning=c.Tuning(tuning, tune_epochs) if tune_epochs else None,
+        incompatible={c.Feature.EXAMPLE_PRIVACY: _TUNING} if tune_epochs else {},
     )
 
 
 _TUNING = (
-    "tune_epochs trains the local adapters after the last round, which the guarantee of the rounds"
-    " does not count. Set tune_epochs = 0."
+    "The option tune_epochs trains the local adapters after the last round, which the guarantee of"
+    " the rounds does not count. Set tune_epochs = 0."
 )
 
 
 def _algorithm(
     name: str,
-    client: Callable[[ClientContext], ClientUpdate],
-    aggregator: Aggregator | None,
+    client: Callable[[c.ClientContext], c.ClientUpdate],
+    aggregator: c.Aggregator | None,
     head: HeadPolicy,
-    weights: Weights,
-) -> Algorithm:
-    def check(kinds: Mapping[str, str], clients: int) -> None:
-        del clients
-        if REFERENCE not in kinds:
-            raise InputError(
-                f"{name!r} needs a global and a local LoRA at every site: attach"
-                " fp.peft.dual_lora()."
-            )
-
-    rules, server = dual_roles(head), replace_server()
-    return Algorithm(
-        *(name, rules, client, aggregator or mean(), server), weights=weights, check=check
+    weights: c.Weights,
+) -> c.Algorithm:
+    check = model_with(
+        f"{name!r} needs a global and a local LoRA at every site: attach fp.peft.dual_lora().",
+        re.escape(REFERENCE),
     )
+    rules, combine, server = dual_roles(head), aggregator or mean(), replace_server()
+    return c.Algorithm(name, rules, client, combine, server, weights=weights, check=check)
 
 
 def _begin(
     shared_optimizer: optax.GradientTransformation, own_optimizer: optax.GradientTransformation
-) -> Callable[[Params, Params, Key], State]:
+) -> Callable[[c.Params, c.Params, c.Key], State]:
     """Returns the function that makes a client before its first step.
 
     Args:
@@ -208,7 +184,7 @@ def _begin(
       own_optimizer: of the local adapter.
     """
 
-    def init(broadcast: Params, private: Params, key: Key) -> State:
+    def init(broadcast: c.Params, private: c.Params, key: c.Key) -> State:
         del key
         local = {n: x for n, x in private.items() if _is_local(n)}
         rest = {n: x for n, x in private.items() if n not in local and n != REFERENCE}
@@ -219,7 +195,7 @@ def _begin(
     return init
 
 
-def _end(state: State) -> tuple[Params, Params]:
+def _end(state: State) -> tuple[c.Params, c.Params]:
     """Returns (upload, private leaves)."""
     private = {**state.shared.private, **state.private.private, REFERENCE: state.reference}
     return state.shared.shared, private
@@ -229,7 +205,7 @@ def _is_local(name: str) -> bool:
     return ".private_adapter.lora_" in name
 
 
-def _as_local(broadcast: Params) -> Params:
+def _as_local(broadcast: c.Params) -> c.Params:
     """Returns the local adapters that equal the global ones."""
     own = {n: x for n, x in broadcast.items() if ".global_adapter.lora_" in n}
     return {n.replace(".global_adapter.", ".private_adapter."): x for n, x in own.items()}
@@ -237,11 +213,11 @@ def _as_local(broadcast: Params) -> Params:
 
 def _global_step(
     optimizer: optax.GradientTransformation,
-    context: ClientContext,
+    context: c.ClientContext,
     state: State,
-    batch: Batch,
-    key: Key,
-) -> tuple[Local, Metrics]:
+    batch: c.Batch,
+    key: c.Key,
+) -> tuple[Local, c.Metrics]:
     """Returns g_k and the head after a step with the global adapter alone."""
     loss = _loss(context, state.private.private, 0.0)
     return train(optimizer, context, state.shared, batch, key, loss=loss)
@@ -249,13 +225,13 @@ def _global_step(
 
 def _local_step(
     optimizer: optax.GradientTransformation,
-    context: ClientContext,
+    context: c.ClientContext,
     state: State,
-    batch: Batch,
-    key: Key,
+    batch: c.Batch,
+    key: c.Key,
     mix: float,
     max_weight: float,
-) -> tuple[State, Metrics]:
+) -> tuple[State, c.Metrics]:
     """Returns the client after a step of l_k beside what was received, with a new reference."""
     loss = _loss(context, state.received, mix)
     private, metrics = train(optimizer, context, state.private, batch, key, loss=loss)
@@ -269,11 +245,11 @@ def _local_step(
     return state._replace(private=private, reference=reference), metrics
 
 
-def _loss(context: ClientContext, resting: Params, weight: float) -> LossFn:
+def _loss(context: c.ClientContext, resting: c.Params, weight: float) -> c.LossFn:
     """Returns the training loss of some leaves beside others that rest."""
 
-    def loss(params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
+    def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
         leaves = {**resting, **params, REFERENCE: jnp.zeros(0)}
-        return objective(context, with_weight(leaves, weight), batch, key)
+        return context.objective(with_weight(leaves, weight), batch, key)
 
     return loss

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, positive
 from fedjax_peft.algorithms.common import (
@@ -32,38 +33,25 @@ from fedjax_peft.algorithms.common import (
     train,
     with_client_state,
 )
-from fedjax_peft.contracts import (
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
-    RoundContext,
-    ServerUpdate,
-)
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["feddyn"]
 
 
-class State(NamedTuple):
-    """A client during its local steps."""
+class Start(NamedTuple):
+    """What a client had at the start of the round."""
 
-    local: Local
-    received: Params
-    gradient: Params
+    received: c.Params
+    gradient: c.Params
     """g_k."""
 
 
 class Server(NamedTuple):
     """The server."""
 
-    model: Params
-    moved: Params
+    model: c.Params
+    moved: c.Params
     """s = -h/α."""
 
 
@@ -74,11 +62,10 @@ def feddyn(
     alpha: float = 0.01,
     head: HeadPolicy = "shared",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """Dynamic regularisation makes clients' optima agree with the common one (FedDyn).
 
     Args:
-      optimizer: the clients' optimizer.
       alpha: weight of the regulariser. The paper tries 0.1, 0.01 and 0.001.
 
     Raises:
@@ -86,41 +73,37 @@ def feddyn(
     """
     positive(alpha=alpha)
 
-    def client(context: ClientContext) -> ClientUpdate:
-        def init(broadcast: Params, client_state: PyTree, key: Key) -> State:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
+        def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> Local:
             del key
-            return State(
-                init_local(optimizer, broadcast, client_state["model"]),
-                broadcast,
-                client_state["gradient"],
-            )
+            start = Start(broadcast, client_state["gradient"])
+            return init_local(optimizer, broadcast, client_state["model"], start)
 
-        def away(state: State) -> Params:
-            return jax.tree.map(lambda x, y: alpha * (x - y), state.local.shared, state.received)
+        def away(local: Local) -> c.Params:
+            return jax.tree.map(lambda x, y: alpha * (x - y), local.shared, local.start.received)
 
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            regular = add_to_gradient(jax.tree.map(jnp.subtract, away(state), state.gradient))
-            local, metrics = train(optimizer, context, state.local, batch, key, regular)
-            return state._replace(local=local), metrics
+        def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
+            regular = jax.tree.map(jnp.subtract, away(local), local.start.gradient)
+            return train(optimizer, context, local, batch, key, add_to_gradient(regular))
 
-        def final(state: State) -> tuple[Params, PyTree]:
-            gradient = jax.tree.map(jnp.subtract, state.gradient, away(state))
-            return state.local.shared, {"model": state.local.private, "gradient": gradient}
+        def final(local: Local) -> tuple[c.Params, c.PyTree]:
+            gradient = jax.tree.map(jnp.subtract, local.start.gradient, away(local))
+            return local.shared, {"model": local.private, "gradient": gradient}
 
-        return ClientUpdate(init, step, final)
+        return c.ClientUpdate(init, step, final)
 
-    def update(state: Server, average: Params, context: RoundContext) -> Server:
+    def update(state: Server, average: c.Params, context: c.RoundContext) -> Server:
         share = context.participants / context.total_clients
         moved = jax.tree.map(lambda s, x, y: s + share * (y - x), state.moved, state.model, average)
         new = Server(jax.tree.map(jnp.add, average, moved), moved)
         return tree.where(context.participants > 0, new, state)
 
-    server = ServerUpdate(
+    server = c.ServerUpdate(
         init=lambda shared: Server(shared, jax.tree.map(jnp.zeros_like, shared)),
         update=update,
         broadcast=lambda state: state.model,
     )
-    return Algorithm(
+    return c.Algorithm(
         "feddyn",
         head_roles(head),
         client,
@@ -132,8 +115,10 @@ def feddyn(
         },
         model=with_client_state,
         weights="uniform",
-        synchronous_only="FedDyn's server sums up the changes of the clients of every round, which"
-        " must have started from the same leaves.",
-        needs_fixed_basis="FedDyn sums up the changes of A and B over rounds. Use 'fedavg' or"
-        " 'fedprox'.",
+        incompatible={
+            c.Feature.ASYNCHRONY: "FedDyn's server sums up the changes of the clients of every"
+            " round, which must have started from the same leaves.",
+            c.Feature.NEW_FACTORS: "FedDyn sums up the changes of A and B over rounds. Use 'fedavg'"
+            " or 'fedprox'.",
+        },
     )

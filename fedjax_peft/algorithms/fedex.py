@@ -18,20 +18,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.mean import product_errors
 from fedjax_peft.algorithms.checks import checked, lora_model
-from fedjax_peft.algorithms.common import Weights, merge_into_frozen
+from fedjax_peft.algorithms.common import merge_into_frozen
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Algorithm,
-    Params,
-    PyTree,
-    RoundContext,
-    Total,
-)
 from fedjax_peft.numerics.lowrank import required_pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -43,15 +35,12 @@ def fedex(
     optimizer: optax.GradientTransformation,
     *,
     head: HeadPolicy = "shared",
-    weights: Weights = "uniform",
+    weights: c.Weights = "uniform",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedEx-LoRA: factors are averaged, their error is folded into the frozen weights; exact.
 
     The metric ``residual`` is the Frobenius norm of the residual that a round folds in.
-
-    Args:
-      optimizer: the clients' optimizer.
 
     Raises:
       InputError: on use, a model without LoRA, or with more than LoRA; ``client_ranks``.
@@ -60,20 +49,22 @@ def fedex(
     return algorithm._replace(
         server=merge_into_frozen(),
         weights=weights,
-        relayed_leaves=r"\.lora_[ab]$",
+        traffic=c.Traffic(relayed_leaves=r"\.lora_[ab]$"),
         check=lora_model("fedex", alone=True),
     )
 
 
-def _with_residual() -> Aggregator:
+def _with_residual() -> c.Aggregator:
     """Returns the mean whose update is ``{"model": means, "fold": residuals by module path}``."""
     inner = mean()
 
-    def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
+    def lift(upload: c.Params, template: c.Params, fixed: c.Params) -> c.PyTree:
         required_pairs(template, "fedex")
         return inner.lift(upload, template, fixed)
 
-    def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
+    def finish(
+        total: c.Total, template: c.Params, context: c.RoundContext, state: c.PyTree
+    ) -> c.Aggregated:
         averaged = inner.finish(total, template, context, state)
         errors, _ = product_errors(total, averaged.update, template, context.fixed)
         metrics = {
@@ -81,6 +72,6 @@ def _with_residual() -> Aggregator:
             "residual_relative": averaged.metrics["aggregation_error_relative"],
         }
         residuals = jax.tree.map(jnp.negative, errors)
-        return Aggregated({"model": averaged.update, "fold": residuals}, metrics, state)
+        return c.Aggregated({"model": averaged.update, "fold": residuals}, metrics, state)
 
-    return Aggregator("fedex", lift, finish, unmasked_policy="refused")
+    return c.Aggregator("fedex", lift, finish, unmasked_policy="refused")

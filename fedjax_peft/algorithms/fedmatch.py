@@ -11,10 +11,9 @@ and the private prediction layer follow the authors' code for question answering
 
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, dual_adapters
-from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.contracts import Aggregator, Algorithm
 from fedjax_peft.numerics.roles import HeadPolicy, dual_roles
 
 __all__ = ["fedmatch"]
@@ -24,16 +23,15 @@ __all__ = ["fedmatch"]
 def fedmatch(
     optimizer: optax.GradientTransformation,
     *,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "private",
-    weights: Weights = "uniform",
+    weights: c.Weights = "uniform",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedMatch: a global and a private adapter, trained together (needs ``dual``).
 
     Args:
-      optimizer: the clients' optimizer.
       aggregator: how the global adapters combine; by default their mean.
     """
-    algorithm = averaging("fedmatch", optimizer, dual_roles(head), aggregator)
-    return algorithm._replace(weights=weights, check=dual_adapters("fedmatch"))
+    rules, check = dual_roles(head), dual_adapters("fedmatch")
+    return averaging("fedmatch", optimizer, rules, aggregator, weights=weights, check=check)

@@ -30,27 +30,18 @@ Where the paper contradicts itself or is silent:
 No code of the authors was found. This was checked against a plain loop written from the formulas.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least, checked, dual_adapters, fraction
-from fedjax_peft.algorithms.common import Local, Weights, init_local, replace_server, train
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Outputs,
-    Params,
-)
+from fedjax_peft.algorithms.common import Local, init_local, replace_server, send_shared, train
 from fedjax_peft.contracts.dual_modes import Mode, mode
 from fedjax_peft.measures.representation import (
     SIMILARITIES,
@@ -66,13 +57,40 @@ from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["fedmcp"]
 
+PrivateRep = Literal["private_only", "dual"]
 
-class State(NamedTuple):
-    """A client during its local steps."""
 
-    received: Params
-    """The global adapter at the start of the round."""
-    local: Local
+class Terms(NamedTuple):
+    """What the loss consists of: options of :func:`fedmcp`."""
+
+    gamma: float
+    mu: float
+    similarity: Similarity
+    pooling: Pooling
+    private_rep: PrivateRep
+    stop_grad_global_in_private_term: bool
+
+    @property
+    def second(self) -> bool:
+        """Whether there is a loss of the second classifier."""
+        return maybe_nonzero(self.gamma)
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether there is a contrastive loss."""
+        return maybe_nonzero(self.mu)
+
+    @property
+    def calls(self) -> list[list[Mode]]:
+        """The passes of each batched call of the model.
+
+        The compiler leaves out the unused parts of a pass. The pass with both adapters only
+        classifies: if it is not batched with passes whose last layer is compared, its last layer is
+        computed for the first token alone.
+        """
+        if self.contrasts and self.private_rep == "private_only":
+            return [["dual"], ["global", "private"]]
+        return [["dual", "global"]] if self.second or self.contrasts else [["dual"]]
 
 
 @checked
@@ -83,17 +101,16 @@ def fedmcp(
     mu: float = 0.05,
     similarity: Similarity = "cka",
     pooling: Pooling = "mean",
-    private_rep: Literal["private_only", "dual"] = "private_only",
+    private_rep: PrivateRep = "private_only",
     stop_grad_global_in_private_term: bool = False,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "private",
-    weights: Weights = "uniform",
+    weights: c.Weights = "uniform",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedMCP: global and private adapters, told apart by a contrastive loss (needs ``dual``).
 
     Args:
-      optimizer: the clients' optimizer.
       gamma: γ, weight of the loss of the second classifier, which uses the global adapter alone.
         With 0 this loss is left out, and a plain classification head is enough.
       mu: μ, weight of the contrastive loss; 0 leaves its passes out.
@@ -114,96 +131,38 @@ def fedmcp(
     fraction(gamma=gamma)
     at_least(0.0, mu=mu)
     check_pooling(pooling)
-    choices: dict[str, tuple[str, Collection[str]]] = {
-        "similarity": (similarity, SIMILARITIES),
-        "private_rep": (private_rep, ("private_only", "dual")),
-    }
-    for option, (value, known) in choices.items():
+    for option, value, known in (
+        ("similarity", similarity, tuple(SIMILARITIES)),
+        ("private_rep", private_rep, get_args(PrivateRep)),
+    ):
         if value not in known:
             raise InputError(f"{option} = {value!r} is unknown. {nearest(value, known)}")
+    terms = Terms(gamma, mu, similarity, pooling, private_rep, stop_grad_global_in_private_term)
 
-    # The compiler leaves out the unused parts of a pass. The pass with both adapters only
-    # classifies: if it is not batched with passes whose last layer is compared, its last layer is
-    # computed for the first token alone.
-    pulls, contrasts = maybe_nonzero(gamma), maybe_nonzero(mu)
-    calls: list[list[Mode]] = [["dual", "global"]] if pulls or contrasts else [["dual"]]
-    if contrasts and private_rep == "private_only":
-        calls = [["dual"], ["global", "private"]]
-
-    def contrast(
-        passes: dict[str, Outputs], average: jax.Array, batch: Batch
-    ) -> tuple[jax.Array, Metrics]:
-        similar, mask = SIMILARITIES[similarity], batch["mask"]
-        ours = pushed = pool(passes["global"], batch, pooling)
-        if stop_grad_global_in_private_term:
-            pushed = jax.lax.stop_gradient(ours)
-        private = passes["private" if private_rep == "private_only" else "dual"]
-        apart = similar(pushed, pool(private, batch, pooling), mask)
-        near = similar(ours, average, mask)
-        n = jnp.sum(mask, dtype=jnp.float32)
-        return apart - near, {
-            f"{similarity}_global_private": (apart * n, n),
-            f"{similarity}_global_average": (near * n, n),
-        }
-
-    def client(context: ClientContext) -> ClientUpdate:
-        def init(broadcast: Params, private: Params, key: Key) -> State:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
+        def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
             del key
-            received = {n: x for n, x in broadcast.items() if contrasts and ".global_adapter." in n}
-            return State(received, init_local(optimizer, broadcast, private))
+            adapter = {n: x for n, x in broadcast.items() if ".global_adapter." in n}
+            return init_local(optimizer, broadcast, private, adapter if terms.contrasts else {})
 
-        def cross_entropy(outputs: Outputs, batch: Batch) -> jax.Array:
-            total, count = context.task.loss(outputs, batch)
-            return total / jnp.maximum(count, 1.0)
+        def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
+            received = {**local.shared, **local.private, **local.start}
+            loss = _loss(terms, context, received)
+            return train(optimizer, context, local, batch, key, loss=loss)
 
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            def average(batch: Batch) -> jax.Array:
-                leaves = {**state.local.shared, **state.local.private, **state.received}
-                outputs = context.apply(mode(leaves, "global"), batch, None, False)
-                return pool(outputs, batch, pooling)
+        return c.ClientUpdate(init, step, send_shared)
 
-            def loss(params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
-                passes: dict[str, Outputs] = {}
-                for modes in calls:
-                    passes |= _passes(context, params, batch, key, modes)
-                value = (1 - gamma) * cross_entropy(passes["dual"], batch)
-                metrics = context.task.metrics(passes["dual"], batch)
-                if pulls:
-                    second = passes["global"].second
-                    assert second is not None, "the model has no second classifier"
-                    alone = passes["global"]._replace(logits=second)
-                    value += gamma * cross_entropy(alone, batch)
-                    of_second = context.task.metrics(alone, batch)
-                    metrics |= {f"{name}_global": x for name, x in of_second.items()}
-                if contrasts:
-                    term, similarities = contrast(passes, average(batch), batch)
-                    value, metrics = value + mu * term, {**metrics, **similarities}
-                return value, jax.lax.stop_gradient(metrics)
-
-            local, metrics = train(optimizer, context, state.local, batch, key, loss=loss)
-            return state._replace(local=local), metrics
-
-        def final(state: State) -> tuple[Params, Params]:
-            return state.local.shared, state.local.private
-
-        return ClientUpdate(init, step, final)
-
-    def check(kinds: Mapping[str, str], clients: int) -> None:
-        dual_adapters("fedmcp")(kinds, clients)
-        if pulls and not any("second_classifier." in name for name in kinds):
-            raise InputError(
-                "fedmcp needs a model with a second classifier: load it with"
-                " head=heads.two_classifiers(...), or set gamma = 0."
-            )
-
-    rules, aggregator = dual_roles(head), aggregator or mean()
-    algorithm = Algorithm("fedmcp", rules, client, aggregator, replace_server(), check=check)
-    apart = f"{similarity}_global_private"
-    couples = contrasts and similarity != "cosine"
-    return algorithm._replace(
+    couples = terms.contrasts and similarity != "cosine"
+    return c.Algorithm(
+        "fedmcp",
+        dual_roles(head),
+        client,
+        aggregator or mean(),
+        replace_server(),
         weights=weights,
-        lower_is_better=(apart,),
-        no_example_privacy=_COUPLED if couples else None,
+        incompatible={c.Feature.EXAMPLE_PRIVACY: _COUPLED} if couples else {},
+        check=partial(_check, terms),
+        lower_is_better=(f"{similarity}_global_private",),
     )
 
 
@@ -214,9 +173,72 @@ _COUPLED = (
 )
 
 
+def _check(terms: Terms, kinds: Mapping[str, str], clients: int) -> None:
+    dual_adapters("fedmcp")(kinds, clients)
+    if terms.second and not any("second_classifier." in name for name in kinds):
+        raise InputError(
+            "fedmcp needs a model with a second classifier: load it with"
+            " head=heads.two_classifiers(...), or set gamma = 0."
+        )
+
+
+def _loss(terms: Terms, context: c.ClientContext, received: c.Params) -> c.LossFn:
+    """Returns the training loss.
+
+    Args:
+      terms: what it consists of.
+      context: the model and the task.
+      received: the client's leaves, with the global adapter at the start of the round.
+    """
+
+    def cross_entropy(outputs: c.Outputs, batch: c.Batch) -> jax.Array:
+        total, count = context.task.loss(outputs, batch)
+        return total / jnp.maximum(count, 1.0)
+
+    def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
+        passes: dict[str, c.Outputs] = {}
+        for modes in terms.calls:
+            passes |= _passes(context, params, batch, key, modes)
+        value = (1 - terms.gamma) * cross_entropy(passes["dual"], batch)
+        metrics = context.task.metrics(passes["dual"], batch)
+        if terms.second:
+            second = passes["global"].second
+            assert second is not None, "the model has no second classifier"
+            alone = passes["global"]._replace(logits=second)
+            value += terms.gamma * cross_entropy(alone, batch)
+            of_second = context.task.metrics(alone, batch)
+            metrics |= {f"{name}_global": x for name, x in of_second.items()}
+        if terms.contrasts:
+            average = context.apply(mode(received, "global"), batch, None, False)
+            term, similarities = _contrast(terms, passes, average, batch)
+            value, metrics = value + terms.mu * term, {**metrics, **similarities}
+        return value, jax.lax.stop_gradient(metrics)
+
+    return loss
+
+
+def _contrast(
+    terms: Terms, passes: dict[str, c.Outputs], average: c.Outputs, batch: c.Batch
+) -> tuple[jax.Array, c.Metrics]:
+    """Returns ``Sim(R_global, R_private) - Sim(R_global, R_average)``, and both as metrics."""
+    similar, mask = SIMILARITIES[terms.similarity], batch["mask"]
+    near = pool(average, batch, terms.pooling)
+    ours = pushed = pool(passes["global"], batch, terms.pooling)
+    if terms.stop_grad_global_in_private_term:
+        pushed = jax.lax.stop_gradient(ours)
+    private = passes["private" if terms.private_rep == "private_only" else "dual"]
+    to_private = similar(pushed, pool(private, batch, terms.pooling), mask)
+    to_average = similar(ours, near, mask)
+    n = jnp.sum(mask, dtype=jnp.float32)
+    return to_private - to_average, {
+        f"{terms.similarity}_global_private": (to_private * n, n),
+        f"{terms.similarity}_global_average": (to_average * n, n),
+    }
+
+
 def _passes(
-    context: ClientContext, params: Params, batch: Batch, key: Key, modes: Sequence[Mode]
-) -> dict[str, Outputs]:
+    context: c.ClientContext, params: c.Params, batch: c.Batch, key: c.Key, modes: Sequence[Mode]
+) -> dict[str, c.Outputs]:
     """Returns the training outputs of the encoder by mode, from one batched call of the model.
 
     Only leaves that differ between modes have a batch axis. Frozen weights have none.
@@ -228,7 +250,7 @@ def _passes(
     scaled = {n: x for n, x in params.items() if "_adapter.up." in n}
     stacked = {n: jnp.stack([leaves[name][n] for name in modes]) for n in scaled}
 
-    def run(own: Params, key: Key) -> Outputs:
+    def run(own: c.Params, key: c.Key) -> c.Outputs:
         return context.apply({**params, **own}, batch, key, True)
 
     outputs = jax.vmap(run)(stacked, jnp.stack(list(keys.values())))

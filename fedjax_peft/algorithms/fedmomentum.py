@@ -28,20 +28,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators.fra import factored
 from fedjax_peft.algorithms.checks import checked, lora_model
-from fedjax_peft.algorithms.common import Weights, merge_into_frozen
+from fedjax_peft.algorithms.common import merge_into_frozen
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Algorithm,
-    Factors,
-    Params,
-    PyTree,
-    RoundContext,
-    Total,
-)
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.linalg import qr, svd
 from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, required_pairs, scale
@@ -57,15 +48,14 @@ def fedmomentum(
     *,
     energy: float = 0.9999,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedMomentum: factors of the average's largest directions; the residual is folded in.
 
     The metric ``residual`` is the Frobenius norm of what a round folds in.
 
     Args:
-      optimizer: the clients' optimizer.
       energy: τ, the share of the average's squared norm that is kept, from above 0 to 1; with 1 the
         average is exact.
       keep_optimizer: only False: factors are new in every round.
@@ -80,29 +70,34 @@ def fedmomentum(
     return algorithm._replace(
         server=merge_into_frozen(),
         weights=weights,
-        relayed_leaves=r"\.lora_[ab]$",
+        traffic=c.Traffic(relayed_leaves=r"\.lora_[ab]$"),
         check=lora_model("fedmomentum", alone=True),
-        no_kept_optimizer="FedMomentum factors LoRA's average product anew in every round, so"
-        " gradients of earlier rounds belong to other factors. Use 'fedex' or 'fedavg'.",
+        incompatible={
+            c.Feature.KEPT_OPTIMIZER: "FedMomentum factors LoRA's average product anew in every"
+            " round, so gradients of earlier rounds belong to other factors. Use 'fedex' or"
+            " 'fedavg'."
+        },
     )
 
 
-def _splitting(energy: float | jax.Array) -> Aggregator:
+def _splitting(energy: float | jax.Array) -> c.Aggregator:
     """Returns the aggregator of ``{"model": leaves, "fold": residuals by module path}``."""
 
-    def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
+    def lift(upload: c.Params, template: c.Params, fixed: c.Params) -> c.PyTree:
         del fixed
         rest, products = dict(upload), {}
         for path, (a, b) in required_pairs(template, "fedmomentum").items():
-            products[path] = Factors(rest.pop(a), rest.pop(b))
+            products[path] = c.Factors(rest.pop(a), rest.pop(b))
         return {"rest": rest, "products": products}
 
-    def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
+    def finish(
+        total: c.Total, template: c.Params, context: c.RoundContext, state: c.PyTree
+    ) -> c.Aggregated:
         some = total.weight > 0
         by = jnp.where(some, total.weight, 1.0)
         weights = total.weights / by
         new = {n: x / by for n, x in total.value["rest"].items()}
-        fold: Params = {}
+        fold: c.Params = {}
         energies = jnp.zeros(3)  # of the factors, the residuals and the averages
         for paths in pairs_by_shape(template).values():
             products = [total.value["products"][p] for p in paths]
@@ -121,9 +116,9 @@ def _splitting(energy: float | jax.Array) -> Aggregator:
             "spectrum_kept": kept / every,
         }
         update = {n: jnp.where(some, new[n], x).astype(x.dtype) for n, x in template.items()}
-        return Aggregated({"model": update, "fold": fold}, metrics, state)
+        return c.Aggregated({"model": update, "fold": fold}, metrics, state)
 
-    return Aggregator(
+    return c.Aggregator(
         "fedmomentum", lift, finish, unmasked_policy="refused", truncates=True, refactors=True
     )
 

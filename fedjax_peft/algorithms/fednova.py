@@ -30,22 +30,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.algorithms.checks import checked
-from fedjax_peft.algorithms.common import Local, Weights, init_local, train
-from fedjax_peft.contracts import (
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
-    RoundContext,
-    ServerUpdate,
-)
+from fedjax_peft.algorithms.common import Local, init_local, train
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -55,9 +44,9 @@ __all__ = ["fednova"]
 class Gauge(NamedTuple):
     """Numbers that measure the weight of a client's gradients."""
 
-    numbers: Params
+    numbers: c.Params
     """One for each leaf; their gradient is 1."""
-    optimizer: PyTree
+    optimizer: c.PyTree
     first: jax.Array
     """The first steps of the shared leaves' numbers, ``[leaves]``."""
     length: jax.Array
@@ -68,7 +57,7 @@ class State(NamedTuple):
     """A client during its local steps."""
 
     local: Local
-    received: Params
+    received: c.Params
     gauge: Gauge
 
 
@@ -77,9 +66,9 @@ def fednova(
     optimizer: optax.GradientTransformation,
     *,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """Normalised averaging: clients with more local steps do not count for more (FedNova).
 
     Args:
@@ -92,18 +81,18 @@ def fednova(
       InputError: ``keep_optimizer``.
     """
 
-    def client(context: ClientContext) -> ClientUpdate:
-        def init(broadcast: Params, private: Params, key: Key) -> State:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
+        def init(broadcast: c.Params, private: c.Params, key: c.Key) -> State:
             del key
             local = init_local(optimizer, broadcast, private)
             return State(local, broadcast, _start(optimizer, broadcast, private))
 
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+        def step(state: State, batch: c.Batch, key: c.Key) -> tuple[State, c.Metrics]:
             local, metrics = train(optimizer, context, state.local, batch, key)
             gauge = _measure(optimizer, state.gauge, state.received, batch["step"] == 0)
             return State(local, state.received, gauge), metrics
 
-        def final(state: State) -> tuple[PyTree, Params]:
+        def final(state: State) -> tuple[c.PyTree, c.Params]:
             length = state.gauge.length
             # A leaf that the optimizer does not move has direction 0.
             by = jnp.where(length == 0, 1.0, length)
@@ -113,20 +102,20 @@ def fednova(
             }
             return {"direction": direction, "work": {"length": length}}, state.local.private
 
-        return ClientUpdate(init, step, final)
+        return c.ClientUpdate(init, step, final)
 
-    def update(state: Params, new: PyTree, context: RoundContext) -> Params:
+    def update(state: c.Params, new: c.PyTree, context: c.RoundContext) -> c.Params:
         del context
         return _moved(state, new)
 
-    def update_norm(upload: PyTree, template: PyTree, fixed: Params) -> jax.Array:
+    def update_norm(upload: c.PyTree, template: c.PyTree, fixed: c.Params) -> jax.Array:
         # A direction is the change per step: multiplied by the client's ‖a_k‖₁ it is θ_k - θ.
         del fixed
         lengths, direction = upload["work"]["length"], upload["direction"]
         moved = {n: lengths[i] * x for i, (n, x) in enumerate(sorted(direction.items()))}
         return tree.distance(moved, template["direction"])
 
-    server = ServerUpdate(
+    server = c.ServerUpdate(
         init=lambda shared: shared,
         update=update,
         broadcast=lambda state: state,
@@ -136,30 +125,32 @@ def fednova(
         },
         update_norm=update_norm,
     )
-    return Algorithm(
+    return c.Algorithm(
         "fednova",
         head_roles(head),
         client,
         by_field(direction=mean(error=False), work=mean(error=False)),
         server,
         weights=weights,
-        change_field="direction",
-        synchronous_only="FedNova's uploads are directions and numbers of steps, which the server"
-        " combines over one round.",
-        no_kept_optimizer="FedNova divides a client's change by the weight of the gradients of this"
-        " round. With momentum of earlier rounds, the change also contains their gradients. Use"
-        " 'fedavg'.",
+        traffic=c.Traffic(change_field="direction"),
+        incompatible={
+            c.Feature.ASYNCHRONY: "FedNova's uploads are directions and numbers of steps, which the"
+            " server combines over one round.",
+            c.Feature.KEPT_OPTIMIZER: "FedNova divides a client's change by the weight of the"
+            " gradients of this round. With momentum of earlier rounds, the change also contains"
+            " their gradients. Use 'fedavg'.",
+        },
         local_model=lambda broadcast, upload, private: {**_moved(broadcast, upload), **private},
     )
 
 
-def _moved(shared: Params, upload: PyTree) -> Params:
+def _moved(shared: c.Params, upload: c.PyTree) -> c.Params:
     """Returns the leaves at the end of a direction: ``θ + ‖a‖₁ d``."""
     length, direction = upload["work"]["length"], upload["direction"]
     return {n: x + length[i] * direction[n] for i, (n, x) in enumerate(sorted(shared.items()))}
 
 
-def _start(optimizer: optax.GradientTransformation, shared: Params, private: Params) -> Gauge:
+def _start(optimizer: optax.GradientTransformation, shared: c.Params, private: c.Params) -> Gauge:
     # As many axes as its leaf has: an optimizer may treat vectors and matrices differently.
     numbers = {n: jnp.zeros((1,) * x.ndim) for n, x in {**shared, **private}.items()}
     nothing = jnp.zeros(len(shared))
@@ -167,7 +158,7 @@ def _start(optimizer: optax.GradientTransformation, shared: Params, private: Par
 
 
 def _measure(
-    optimizer: optax.GradientTransformation, gauge: Gauge, shared: Params, begins: jax.Array
+    optimizer: optax.GradientTransformation, gauge: Gauge, shared: c.Params, begins: jax.Array
 ) -> Gauge:
     """Returns the gauge after a step."""
     ones = jax.tree.map(jnp.ones_like, gauge.numbers)

@@ -40,21 +40,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import fra
 from fedjax_peft.aggregators.products import PRODUCT, product_changes, with_products
 from fedjax_peft.algorithms.checks import at_least, checked, fraction, positive, with_factor
-from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Algorithm,
-    Params,
-    PyTree,
-    RateSchedule,
-    RoundContext,
-    ServerUpdate,
-)
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import pairs, required_pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
@@ -69,7 +59,7 @@ Space = Literal["factors", "product"]
 A·B, which is then factored anew."""
 
 
-_BASIS: str | None = (
+_BASIS = (
     "A server optimizer that steps on A and B one by one would mix these bases: their product would"
     " move even where no client has learned anything. Set space = 'product': the optimizer then"
     " steps on the product A·B, which this aggregator factors anew. Or leave the aggregator out to"
@@ -80,16 +70,16 @@ _BASIS: str | None = (
 class State(NamedTuple):
     """The server."""
 
-    model: Params
-    optimizer: PyTree
+    model: c.Params
+    optimizer: c.PyTree
 
 
 class ProductState(NamedTuple):
     """The server that optimizes products."""
 
-    model: Params
+    model: c.Params
     """The factors and the other leaves."""
-    optimizer: PyTree
+    optimizer: c.PyTree
     """The optimizer state of the products and the other leaves."""
     metrics: dict[str, jax.Array]
     """Metrics of the last factorisation."""
@@ -100,34 +90,44 @@ def fedopt(
     optimizer: optax.GradientTransformation,
     *,
     server: optax.GradientTransformation,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     space: Space = "factors",
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-    server_schedule: RateSchedule | None = None,
-) -> Algorithm:
+    server_schedule: c.RateSchedule | None = None,
+) -> c.Algorithm:
     """FedAvg with any optax optimizer at the server (FedOpt).
 
     Args:
-      optimizer: the clients' optimizer.
       server: the server optimizer, such as ``optax.sgd(1.0)`` (FedAvg) or ``optax.adam(1e-2)``.
         Its gradient is the received model minus the aggregate. Its state is kept over rounds, so a
         schedule of optax counts rounds too.
-      aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
-        products are factored anew; by default as FRA does.
-      space: whether the server steps on LoRA's ``factors`` or on their ``product``.
 
     Raises:
       InputError: an unknown ``space``, or ``product`` with an aggregator that cannot factor; on
         use, ``product`` with a model without LoRA pairs, or ``factors`` with an aggregator that
         factors anew.
     """
+    return _fedopt("fedopt", optimizer, server, aggregator, space, head, weights, server_schedule)
+
+
+def _fedopt(
+    name: str,
+    optimizer: optax.GradientTransformation,
+    server: optax.GradientTransformation,
+    aggregator: c.Aggregator | None,
+    space: Space,
+    head: HeadPolicy,
+    weights: c.Weights,
+    server_schedule: c.RateSchedule | None,
+) -> c.Algorithm:
+    """Returns :func:`fedopt` under a name; the other arguments are its."""
     if space not in get_args(Space):
         raise InputError(f"space = {space!r} is unknown. {nearest(str(space), get_args(Space))}")
     if server_schedule is not None:
         server = scheduled(server, server_schedule)
-    combine, moves, reason = aggregator, _on_leaves(server), _BASIS
+    combine, moves, incompatible = aggregator, _on_leaves(server), {c.Feature.NEW_FACTORS: _BASIS}
     if space == "product":
         base = aggregator or fra()
         if base.refactor is None:
@@ -140,18 +140,18 @@ def fedopt(
                 f"space = 'product' needs an aggregator that can factor a product anew, such as"
                 f" 'fra' or 'flexlora', not {base.name!r}. {advice}"
             )
-        combine, moves, reason = product_changes(base), _on_products(server, base), None
-    algorithm = averaging("fedopt", optimizer, head_roles(head), combine)._replace(
-        server=moves, weights=weights, needs_fixed_basis=reason
+        combine, moves, incompatible = product_changes(base), _on_products(server, base), {}
+    algorithm = averaging(
+        name, optimizer, head_roles(head), combine, weights=weights, incompatible=incompatible
     )
     factor = server.schedule if isinstance(server, Scheduled) else None
-    return with_factor(algorithm, "server_learning_rate_factor", factor)
+    return with_factor(algorithm._replace(server=moves), "server_learning_rate_factor", factor)
 
 
-def _on_leaves(optimizer: optax.GradientTransformation) -> ServerUpdate:
+def _on_leaves(optimizer: optax.GradientTransformation) -> c.ServerUpdate:
     """Returns the server that optimizes the shared leaves as they are."""
 
-    def update(state: State, aggregate: Params, context: RoundContext) -> State:
+    def update(state: State, aggregate: c.Params, context: c.RoundContext) -> State:
         gradient = jax.tree.map(jnp.subtract, state.model, aggregate)
         now = at_round(optimizer, context.round_index)
         steps, memory = now.update(gradient, state.optimizer, state.model)
@@ -159,24 +159,26 @@ def _on_leaves(optimizer: optax.GradientTransformation) -> ServerUpdate:
         # Skip the server step when no upload was aggregated: momentum would move the model.
         return tree.where(context.participants > 0, new, state)
 
-    return ServerUpdate(
+    return c.ServerUpdate(
         init=lambda shared: State(shared, optimizer.init(shared)),
         update=update,
         broadcast=lambda state: state.model,
     )
 
 
-def _on_products(optimizer: optax.GradientTransformation, aggregator: Aggregator) -> ServerUpdate:
+def _on_products(
+    optimizer: optax.GradientTransformation, aggregator: c.Aggregator
+) -> c.ServerUpdate:
     """Returns the server that optimizes LoRA's products, and the other leaves as they are."""
 
-    def factored(point: Params, model: Params, scales: Params) -> Aggregated:
+    def factored(point: c.Params, model: c.Params, scales: c.Params) -> c.Aggregated:
         assert aggregator.refactor is not None
         products = {path: point[path + PRODUCT] for path in pairs(model)}
         made = aggregator.refactor(products, model, scales)
         rest = {n: x for n, x in point.items() if n in model}
-        return Aggregated({**rest, **made.update}, made.metrics)
+        return c.Aggregated({**rest, **made.update}, made.metrics)
 
-    def init(shared: Params) -> ProductState:
+    def init(shared: c.Params) -> ProductState:
         found = required_pairs(shared, aggregator.name)
         point = with_products(shared)
         ones = dict.fromkeys(found, jnp.ones(()))
@@ -184,7 +186,7 @@ def _on_products(optimizer: optax.GradientTransformation, aggregator: Aggregator
         nothing = {name: jnp.zeros(x.shape, x.dtype) for name, x in metrics.items()}
         return ProductState(shared, optimizer.init(point), nothing)
 
-    def update(state: ProductState, new: PyTree, context: RoundContext) -> ProductState:
+    def update(state: ProductState, new: c.PyTree, context: c.RoundContext) -> ProductState:
         point = with_products(state.model)
         gradient = jax.tree.map(jnp.negative, new["change"])
         now = at_round(optimizer, context.round_index)
@@ -193,7 +195,7 @@ def _on_products(optimizer: optax.GradientTransformation, aggregator: Aggregator
         moved = ProductState(made.update, memory, made.metrics)
         return tree.where(context.participants > 0, moved, state)
 
-    return ServerUpdate(
+    return c.ServerUpdate(
         init=init,
         update=update,
         broadcast=lambda state: state.model,
@@ -208,23 +210,19 @@ def fedavgm(
     server_learning_rate: float = 1.0,
     momentum: float = 0.9,
     nesterov: bool = False,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     space: Space = "factors",
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-    server_schedule: RateSchedule | None = None,
-) -> Algorithm:
+    server_schedule: c.RateSchedule | None = None,
+) -> c.Algorithm:
     """FedAvg with momentum at the server (FedAvgM).
 
     Args:
-      optimizer: the clients' optimizer.
       server_learning_rate: η. In the long run the server moves η / (1 - β) times FedAvg's distance.
       momentum: β; 0 with η = 1 is FedAvg.
       nesterov: Nesterov's momentum: the step is η (β m + Δ).
-      aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
-        products are factored anew; by default as FRA does.
-      space: whether the server steps on LoRA's ``factors`` or on their ``product``.
 
     Raises:
       InputError: an option out of its range.
@@ -232,16 +230,7 @@ def fedavgm(
     positive(server_learning_rate=server_learning_rate)
     fraction(momentum=momentum)
     server = optax.sgd(server_learning_rate, momentum=momentum, nesterov=nesterov)
-    algorithm = fedopt(
-        optimizer,
-        server=server,
-        aggregator=aggregator,
-        space=space,
-        head=head,
-        weights=weights,
-        server_schedule=server_schedule,
-    )
-    return algorithm._replace(name="fedavgm")
+    return _fedopt("fedavgm", optimizer, server, aggregator, space, head, weights, server_schedule)
 
 
 @checked
@@ -253,25 +242,21 @@ def fedadam(
     b2: float = 0.99,
     tau: float = 1e-3,
     start: float = 0.0,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     space: Space = "factors",
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-    server_schedule: RateSchedule | None = None,
-) -> Algorithm:
+    server_schedule: c.RateSchedule | None = None,
+) -> c.Algorithm:
     """FedAvg with Adam at the server (FedAdam).
 
     Args:
-      optimizer: the clients' optimizer.
       server_learning_rate: η, to be tuned together with the clients'.
       b1: β₁, of the mean change.
       b2: β₂, of the mean squared change.
       tau: τ; the smaller, the more adaptive.
       start: the first v.
-      aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
-        products are factored anew; by default as FRA does.
-      space: whether the server steps on LoRA's ``factors`` or on their ``product``.
 
     Raises:
       InputError: an option out of its range.
@@ -282,16 +267,7 @@ def fedadam(
         return b2 * v + (1 - b2) * square
 
     server = _adaptive(second, server_learning_rate, b1, tau, start)
-    algorithm = fedopt(
-        optimizer,
-        server=server,
-        aggregator=aggregator,
-        space=space,
-        head=head,
-        weights=weights,
-        server_schedule=server_schedule,
-    )
-    return algorithm._replace(name="fedadam")
+    return _fedopt("fedadam", optimizer, server, aggregator, space, head, weights, server_schedule)
 
 
 @checked
@@ -303,25 +279,21 @@ def fedyogi(
     b2: float = 0.99,
     tau: float = 1e-3,
     start: float = 0.0,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     space: Space = "factors",
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-    server_schedule: RateSchedule | None = None,
-) -> Algorithm:
+    server_schedule: c.RateSchedule | None = None,
+) -> c.Algorithm:
     """FedAvg with Yogi at the server, Adam with a slower v (FedYogi).
 
     Args:
-      optimizer: the clients' optimizer.
       server_learning_rate: η, to be tuned together with the clients'.
       b1: β₁, of the mean change.
       b2: β₂; v moves by at most (1 - β₂) Δ² in a round.
       tau: τ; the smaller, the more adaptive.
       start: the first v.
-      aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
-        products are factored anew; by default as FRA does.
-      space: whether the server steps on LoRA's ``factors`` or on their ``product``.
 
     Raises:
       InputError: an option out of its range.
@@ -332,16 +304,7 @@ def fedyogi(
         return v - (1 - b2) * square * jnp.sign(v - square)
 
     server = _adaptive(second, server_learning_rate, b1, tau, start)
-    algorithm = fedopt(
-        optimizer,
-        server=server,
-        aggregator=aggregator,
-        space=space,
-        head=head,
-        weights=weights,
-        server_schedule=server_schedule,
-    )
-    return algorithm._replace(name="fedyogi")
+    return _fedopt("fedyogi", optimizer, server, aggregator, space, head, weights, server_schedule)
 
 
 @checked
@@ -352,46 +315,35 @@ def fedadagrad(
     b1: float = 0.0,
     tau: float = 1e-3,
     start: float = 0.0,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     space: Space = "factors",
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-    server_schedule: RateSchedule | None = None,
-) -> Algorithm:
+    server_schedule: c.RateSchedule | None = None,
+) -> c.Algorithm:
     """FedAvg with Adagrad at the server (FedAdagrad).
 
     Args:
-      optimizer: the clients' optimizer.
       server_learning_rate: η, to be tuned together with the clients'.
       b1: β₁, of the mean change.
       tau: τ; the smaller, the more adaptive.
       start: the first v.
-      aggregator: how uploads combine; by default their mean. With ``space="product"`` it says how
-        products are factored anew; by default as FRA does.
-      space: whether the server steps on LoRA's ``factors`` or on their ``product``.
 
     Raises:
       InputError: an option out of its range.
     """
     server = _adaptive(jnp.add, server_learning_rate, b1, tau, start)
-    algorithm = fedopt(
-        optimizer,
-        server=server,
-        aggregator=aggregator,
-        space=space,
-        head=head,
-        weights=weights,
-        server_schedule=server_schedule,
+    return _fedopt(
+        "fedadagrad", optimizer, server, aggregator, space, head, weights, server_schedule
     )
-    return algorithm._replace(name="fedadagrad")
 
 
 class Moments(NamedTuple):
     """m and v of the adaptive optimizers."""
 
-    first: Params
-    second: Params
+    first: c.Params
+    second: c.Params
 
 
 def _adaptive(
@@ -406,11 +358,11 @@ def _adaptive(
     at_least(0, start=start)
     fraction(b1=b1)
 
-    def init(params: Params) -> Moments:
+    def init(params: c.Params) -> Moments:
         v = jax.tree.map(lambda x: jnp.full_like(x, start), params)
         return Moments(jax.tree.map(jnp.zeros_like, params), v)
 
-    def update(gradient: Params, state: Moments, params: Params | None = None) -> tuple:
+    def update(gradient: c.Params, state: Moments, params: c.Params | None = None) -> tuple:
         del params
         m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.first, gradient)
         v = jax.tree.map(lambda v, g: second(v, g**2), state.second, gradient)

@@ -9,10 +9,9 @@ rest is frozen. This is FedAvg with a private head, under its name in the litera
 
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, only_head
-from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.contracts import Aggregator, Algorithm
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["fedper"]
@@ -22,15 +21,14 @@ __all__ = ["fedper"]
 def fedper(
     optimizer: optax.GradientTransformation,
     *,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "private",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedPer: adapters are averaged, every client has its own head.
 
     Args:
-      optimizer: the clients' optimizer.
       aggregator: how adapters combine; by default their mean.
       head: only ``private``, which defines the algorithm.
 
@@ -38,5 +36,4 @@ def fedper(
       InputError: another head policy.
     """
     only_head("fedper", head, "private")
-    algorithm = averaging("fedper", optimizer, head_roles(head), aggregator)
-    return algorithm._replace(weights=weights)
+    return averaging("fedper", optimizer, head_roles(head), aggregator, weights=weights)

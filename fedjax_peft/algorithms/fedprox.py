@@ -16,40 +16,22 @@ clients are sampled uniformly and weighted by size. This is the paper's other sc
 expectation (``weights="uniform"`` averages without weights).
 """
 
-from typing import NamedTuple
-
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least, checked
 from fedjax_peft.algorithms.common import (
     Local,
-    Weights,
     init_local,
     proximal,
     replace_server,
+    send_shared,
     train,
-)
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
 )
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["fedprox"]
-
-
-class State(NamedTuple):
-    """A client during its local steps."""
-
-    local: Local
-    received: Params
 
 
 @checked
@@ -57,15 +39,14 @@ def fedprox(
     optimizer: optax.GradientTransformation,
     *,
     mu: float = 0.01,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedAvg with a penalty on the distance from the received model (FedProx).
 
     Args:
-      optimizer: the clients' optimizer.
       mu: weight of the penalty; 0 is FedAvg.
       head: policy of the head: ``shared``, ``private`` or ``frozen``. The penalty is on shared
         leaves only.
@@ -75,21 +56,17 @@ def fedprox(
     """
     at_least(0, mu=mu)
 
-    def client(context: ClientContext) -> ClientUpdate:
-        def init(broadcast: Params, private: Params, key: Key) -> State:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
+        def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
             del key
-            return State(init_local(optimizer, broadcast, private), broadcast)
+            return init_local(optimizer, broadcast, private, start=broadcast)
 
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            near = proximal(mu, state.local.shared, state.received)
-            local, metrics = train(optimizer, context, state.local, batch, key, near)
-            return State(local, state.received), metrics
+        def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
+            near = proximal(mu, local.shared, local.start)
+            return train(optimizer, context, local, batch, key, near)
 
-        def final(state: State) -> tuple[Params, Params]:
-            return state.local.shared, state.local.private
+        return c.ClientUpdate(init, step, send_shared)
 
-        return ClientUpdate(init, step, final)
-
-    return Algorithm(
+    return c.Algorithm(
         "fedprox", head_roles(head), client, aggregator or mean(), replace_server(), weights=weights
     )

@@ -28,21 +28,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, only_head, whole
-from fedjax_peft.algorithms.common import Weights, objective, optimizer_step, replace_server
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
-    Tuning,
-)
+from fedjax_peft.algorithms.common import optimizer_step, replace_server
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
@@ -53,10 +42,10 @@ __all__ = ["fedrep"]
 class State(NamedTuple):
     """A client during its local steps."""
 
-    body: Params
-    head: Params
-    body_optimizer: PyTree
-    head_optimizer: PyTree
+    body: c.Params
+    head: c.Params
+    body_optimizer: c.PyTree
+    head_optimizer: c.PyTree
 
 
 @checked
@@ -66,11 +55,11 @@ def fedrep(
     head_epochs: int = 1,
     body_epochs: int = 1,
     tune_epochs: int = 0,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "private",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedRep: clients train first their own head, then the shared adapters.
 
     Args:
@@ -91,32 +80,32 @@ def fedrep(
     whole(1, head_epochs=head_epochs, body_epochs=body_epochs)
     whole(0, tune_epochs=tune_epochs)
 
-    def init(broadcast: Params, own: Params, key: Key) -> State:
+    def init(broadcast: c.Params, own: c.Params, key: c.Key) -> State:
         del key
         return State(broadcast, own, optimizer.init(broadcast), optimizer.init(own))
 
     def head_step(
-        context: ClientContext, state: State, batch: Batch, key: Key
-    ) -> tuple[State, Metrics]:
-        def loss(head: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
-            return objective(context, {**state.body, **head}, batch, key)
+        context: c.ClientContext, state: State, batch: c.Batch, key: c.Key
+    ) -> tuple[State, c.Metrics]:
+        def loss(head: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
+            return context.objective({**state.body, **head}, batch, key)
 
         gradient, metrics = context.gradient(loss, state.head, batch, key)
         head, opt = optimizer_step(optimizer, gradient, state.head, state.head_optimizer)
         return state._replace(head=head, head_optimizer=opt), metrics
 
     def body_step(
-        context: ClientContext, state: State, batch: Batch, key: Key
-    ) -> tuple[State, Metrics]:
-        def loss(body: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
-            return objective(context, {**body, **state.head}, batch, key)
+        context: c.ClientContext, state: State, batch: c.Batch, key: c.Key
+    ) -> tuple[State, c.Metrics]:
+        def loss(body: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
+            return context.objective({**body, **state.head}, batch, key)
 
         gradient, metrics = context.gradient(loss, state.body, batch, key)
         body, opt = optimizer_step(optimizer, gradient, state.body, state.body_optimizer)
         return state._replace(body=body, body_optimizer=opt), metrics
 
-    def client(context: ClientContext) -> ClientUpdate:
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
+        def step(state: State, batch: c.Batch, key: c.Key) -> tuple[State, c.Metrics]:
             here, steps = batch["step"], batch["steps"]
             # ⌈steps E_h / (E_h + E_b)⌉, but one step is left for the body if there are two or more.
             share = -(-steps * head_epochs // (head_epochs + body_epochs))
@@ -130,38 +119,38 @@ def fedrep(
             )
             return state, tree.where(on_head, of_head, of_body)
 
-        return ClientUpdate(init, step, lambda state: (state.body, state.head))
+        return c.ClientUpdate(init, step, lambda state: (state.body, state.head))
 
-    def tuning(context: ClientContext) -> ClientUpdate:
-        return ClientUpdate(init, partial(head_step, context), lambda state: ({}, state.head))
+    def tuning(context: c.ClientContext) -> c.ClientUpdate:
+        return c.ClientUpdate(init, partial(head_step, context), lambda state: ({}, state.head))
 
-    algorithm = Algorithm(
+    algorithm = c.Algorithm(
         "fedrep", head_roles(head), client, aggregator or mean(), replace_server()
     )
     return algorithm._replace(
         weights=weights,
-        tuning=Tuning(tuning, tune_epochs) if tune_epochs else None,
+        tuning=c.Tuning(tuning, tune_epochs) if tune_epochs else None,
         gradients_per_step=2,  # of a client with a single step
-        no_example_privacy=_TUNING if tune_epochs else None,
+        incompatible={c.Feature.EXAMPLE_PRIVACY: _TUNING} if tune_epochs else {},
     )
 
 
 _TUNING = (
-    "tune_epochs trains the heads after the last round, which the guarantee of the rounds does not"
-    " count. Set tune_epochs = 0."
+    "The option tune_epochs trains the heads after the last round, which the guarantee of the"
+    " rounds does not count. Set tune_epochs = 0."
 )
 
 
 def _if(
     due: jax.Array,
-    step: Callable[[State, Batch, Key], tuple[State, Metrics]],
+    step: Callable[[State, c.Batch, c.Key], tuple[State, c.Metrics]],
     state: State,
-    batch: Batch,
-    key: Key,
-) -> tuple[State, Metrics]:
+    batch: c.Batch,
+    key: c.Key,
+) -> tuple[State, c.Metrics]:
     """Returns a step's result if ``due``, else the unchanged state and metrics of 0."""
 
-    def rest(state: State) -> tuple[State, Metrics]:
+    def rest(state: State) -> tuple[State, c.Metrics]:
         shapes = jax.eval_shape(step, state, batch, key)[1]
         return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 

@@ -24,26 +24,17 @@ This was written from the paper's abstract and the authors' code (github.com/hao
 which agree, and checked against a loop over clients that transcribes the code's formulas.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model
-from fedjax_peft.algorithms.common import Local, Weights, replace_server
+from fedjax_peft.algorithms.common import Local, replace_server
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-)
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.linalg import svd
 from fedjax_peft.numerics.lowrank import matmul, pairs
@@ -53,28 +44,20 @@ from fedjax_peft.support.errors import InputError
 __all__ = ["fedrot"]
 
 
-class State(NamedTuple):
-    """A client during its local steps."""
-
-    received: Params
-    local: Local
-
-
 @checked
 def fedrot(
     optimizer: optax.GradientTransformation,
     *,
     strength: float = 1.0,
     first: Literal["A", "B"] = "A",
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedRot-LoRA: clients rotate LoRA's factors towards the received ones before the average.
 
     Args:
-      optimizer: the clients' optimizer.
       strength: λ, from 0 (no rotation) to 1 (the best orthogonal matrix).
       first: the factor that round 2 aligns, ``A`` or ``B``; the other one is aligned in round 3,
         and so on in turn.
@@ -89,26 +72,21 @@ def fedrot(
         raise InputError(f"first = {first!r} is not one of A, B.")
     even = first == "A"
 
-    def bound(context: ClientContext) -> ClientUpdate:
+    def bound(context: c.ClientContext) -> c.ClientUpdate:
         inner = client(optimizer, context)
 
-        def init(broadcast: Params, private: Params, key: Key) -> State:
-            return State(broadcast, inner.init(broadcast, private, key))
+        def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
+            return inner.init(broadcast, private, key)._replace(start=broadcast)
 
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            local, metrics = inner.step(state.local, batch, key)
-            return state._replace(local=local), metrics
-
-        def final(state: State) -> tuple[Params, Params]:
-            upload, private = inner.final(state.local)
+        def final(local: Local) -> tuple[c.Params, c.Params]:
             on_a = (context.round_index % 2 == 0) == even
-            aligned = _aligned(upload, state.received, context.fixed, on_a, strength)
-            turns = context.round_index > 1
-            return {n: jnp.where(turns, aligned[n], x) for n, x in upload.items()}, private
+            upload, turns = local.shared, context.round_index > 1
+            aligned = _aligned(upload, local.start, context.fixed, on_a, strength)
+            return {n: jnp.where(turns, aligned[n], x) for n, x in upload.items()}, local.private
 
-        return ClientUpdate(init, step, final)
+        return c.ClientUpdate(init, inner.step, final)
 
-    return Algorithm(
+    return c.Algorithm(
         "fedrot",
         head_roles(head),
         bound,
@@ -116,18 +94,20 @@ def fedrot(
         replace_server(),
         weights=weights,
         check=lora_model("fedrot"),
-        no_kept_optimizer="In FedRot-LoRA a client rotates its factors at the end of a round, and"
-        " moments of earlier rounds belong to the factors before that. Use 'fedavg'.",
+        incompatible={
+            c.Feature.KEPT_OPTIMIZER: "In FedRot-LoRA a client rotates its factors at the end of a"
+            " round, and moments of earlier rounds belong to the factors before that. Use 'fedavg'."
+        },
     )
 
 
 def _aligned(
-    upload: Params,
-    received: Params,
-    fixed: Params,
+    upload: c.Params,
+    received: c.Params,
+    fixed: c.Params,
     on_a: jax.Array,
     strength: float | jax.Array,
-) -> Params:
+) -> c.Params:
     """Returns the upload with every pair (A_k, B_k) rotated towards the received (A, B).
 
     Args:

@@ -11,11 +11,10 @@ against the configuration in the authors' code: ``lora_B`` and the classifier ar
 
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model
-from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.contracts import Aggregator, Algorithm, Roles
 from fedjax_peft.numerics.roles import HeadPolicy
 
 __all__ = ["fedsa"]
@@ -25,15 +24,12 @@ __all__ = ["fedsa"]
 def fedsa(
     optimizer: optax.GradientTransformation,
     *,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "private",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedSA-LoRA: A is shared, B and the head stay on the client; personal models.
-
-    Args:
-      optimizer: the clients' optimizer.
 
     Raises:
       InputError: on use, a model without LoRA.
@@ -41,9 +37,9 @@ def fedsa(
     a, b, heads = r"\.lora_a$", r"\.lora_b$", "^head:"
     # One rule for both, because a language model has no trained head.
     rules = {
-        "shared": Roles(shared=(f"{a}|{heads}",), private=(b,)),
-        "private": Roles(shared=(a,), private=(f"{b}|{heads}",)),
-        "frozen": Roles(shared=(a,), private=(b,), fixed=(heads,)),
+        "shared": c.Roles(shared=(f"{a}|{heads}",), private=(b,)),
+        "private": c.Roles(shared=(a,), private=(f"{b}|{heads}",)),
+        "frozen": c.Roles(shared=(a,), private=(b,), fixed=(heads,)),
     }[head]
-    algorithm = averaging("fedsa", optimizer, rules, aggregator or mean(error=False))
-    return algorithm._replace(weights=weights, check=lora_model("fedsa"))
+    combine, check = aggregator or mean(error=False), lora_model("fedsa")
+    return averaging("fedsa", optimizer, rules, combine, weights=weights, check=check)

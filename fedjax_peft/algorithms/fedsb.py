@@ -15,16 +15,12 @@ The authors' code of Fed-SB could not be read. The start was checked against the
 and the average against the formula above, from the paper's abstract and project page.
 """
 
-from collections.abc import Mapping
-
 import optax
 
-from fedjax_peft.algorithms.checks import checked
-from fedjax_peft.algorithms.common import Weights
+from fedjax_peft import contracts as c
+from fedjax_peft.algorithms.checks import checked, model_with
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.contracts import Aggregator, Algorithm
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-from fedjax_peft.support.errors import InputError
 
 __all__ = ["fedsb"]
 
@@ -33,27 +29,19 @@ __all__ = ["fedsb"]
 def fedsb(
     optimizer: optax.GradientTransformation,
     *,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "uniform",
+    weights: c.Weights = "uniform",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """Fed-SB: the cores of ``lora_sb`` are trained and averaged; exact averages.
-
-    Args:
-      optimizer: the clients' optimizer.
 
     Raises:
       InputError: on use, a model without LoRA-SB.
     """
-    algorithm = averaging("fedsb", optimizer, head_roles(head), aggregator)
-    return algorithm._replace(weights=weights, check=_check)
-
-
-def _check(kinds: Mapping[str, str], clients: int) -> None:
-    del clients
-    if not any(name.endswith(".sb_r") for name in kinds):
-        raise InputError(
-            "'fedsb' averages the cores of LoRA-SB, and this model has none: attach"
-            " fp.peft.lora_sb(), or use 'fedavg'."
-        )
+    check = model_with(
+        "'fedsb' averages the cores of LoRA-SB, and this model has none: attach fp.peft.lora_sb(),"
+        " or use 'fedavg'.",
+        r"\.sb_r$",
+    )
+    return averaging("fedsb", optimizer, head_roles(head), aggregator, weights=weights, check=check)

@@ -21,27 +21,14 @@ code the classifier of RoBERTa is frozen (``head="frozen"``). ``period`` is an o
 which sets it to 1. Checked against that code (``reinit_lora``, and the averages of B).
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model, whole
-from fedjax_peft.algorithms.common import Local, Weights, init_local, objective, train
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    RoundContext,
-    ServerUpdate,
-)
+from fedjax_peft.algorithms.common import Local, init_local, send_shared, train
 from fedjax_peft.numerics.linalg import canonical, qr, svd
 from fedjax_peft.numerics.lowrank import matmul, pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
@@ -49,29 +36,19 @@ from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 __all__ = ["fedsvd", "with_orthonormal_a"]
 
 
-class State(NamedTuple):
-    """A client during its local steps."""
-
-    a: Params
-    """A of every pair, as received."""
-    model: Local
-    """B and the other leaves, which are trained."""
-
-
 @checked
 def fedsvd(
     optimizer: optax.GradientTransformation,
     *,
     period: int = 1,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FedSVD: B is trained and averaged, A follows by an SVD at the server; exact averages.
 
     Args:
-      optimizer: the clients' optimizer.
       period: the SVD follows every ``period``-th round.
       aggregator: how the clients' B combine; by default their mean.
       keep_optimizer: only False: every round may have another A.
@@ -80,7 +57,7 @@ def fedsvd(
       InputError: ``keep_optimizer``, or a ``period`` below 1; on use, a model without LoRA.
     """
     whole(1, period=period)
-    return Algorithm(
+    return c.Algorithm(
         "fedsvd",
         head_roles(head),
         lambda context: _client(optimizer, context),
@@ -89,43 +66,41 @@ def fedsvd(
         local_model=lambda broadcast, upload, private: {**broadcast, **upload, **private},
         weights=weights,
         check=lora_model("fedsvd"),
-        synchronous_only="In FedSVD the server turns A after a round, so a B that was trained with"
-        " an older A belongs to other directions.",
-        no_kept_optimizer="In FedSVD the server turns A after a round, so gradients of B of earlier"
-        " rounds belong to other directions. Use 'ffa' or 'fedavg'.",
+        incompatible={
+            c.Feature.ASYNCHRONY: "In FedSVD the server turns A after a round, so a B that was"
+            " trained with an older A belongs to other directions.",
+            c.Feature.KEPT_OPTIMIZER: "In FedSVD the server turns A after a round, so gradients of"
+            " B of earlier rounds belong to other directions. Use 'ffa' or 'fedavg'.",
+        },
     )
 
 
-def _client(optimizer: optax.GradientTransformation, context: ClientContext) -> ClientUpdate:
-    def init(broadcast: Params, private: Params, key: Key) -> State:
+def _client(optimizer: optax.GradientTransformation, context: c.ClientContext) -> c.ClientUpdate:
+    def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
         del key
         trained = _without_a(broadcast)
         resting = {name: x for name, x in broadcast.items() if name not in trained}
-        return State(resting, init_local(optimizer, trained, private))
+        return init_local(optimizer, trained, private, start=resting)
 
-    def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-        def loss(params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
-            return objective(context, {**state.a, **params}, batch, key)
+    def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
+        def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
+            return context.objective({**local.start, **params}, batch, key)
 
-        model, metrics = train(optimizer, context, state.model, batch, key, loss=loss)
-        return State(state.a, model), metrics
+        return train(optimizer, context, local, batch, key, loss=loss)
 
-    def final(state: State) -> tuple[Params, Params]:
-        return state.model.shared, state.model.private
-
-    return ClientUpdate(init, step, final)
+    return c.ClientUpdate(init, step, send_shared)
 
 
-def _server(period: int) -> ServerUpdate:
+def _server(period: int) -> c.ServerUpdate:
     """Returns the server whose state is all shared leaves, A included."""
 
-    def update(state: Params, new: Params, context: RoundContext) -> Params:
+    def update(state: c.Params, new: c.Params, context: c.RoundContext) -> c.Params:
         model = {**state, **new}
         turned = with_orthonormal_a(model)
         now = (context.round_index % period == 0) & (context.participants > 0)
         return {name: jnp.where(now, turned[name], x) for name, x in model.items()}
 
-    return ServerUpdate(
+    return c.ServerUpdate(
         init=lambda shared: shared,
         update=update,
         broadcast=lambda state: state,
@@ -133,13 +108,13 @@ def _server(period: int) -> ServerUpdate:
     )
 
 
-def _without_a(leaves: Params) -> Params:
+def _without_a(leaves: c.Params) -> c.Params:
     """Returns the leaves that clients train and send."""
     resting = {a for a, _ in pairs(leaves).values()}
     return {name: x for name, x in leaves.items() if name not in resting}
 
 
-def with_orthonormal_a(leaves: Params) -> Params:
+def with_orthonormal_a(leaves: c.Params) -> c.Params:
     """Returns the leaves with every product A·B factored anew: A has orthonormal columns.
 
     Args:

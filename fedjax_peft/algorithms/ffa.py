@@ -11,10 +11,9 @@ above, and against two public implementations: they freeze and average the same 
 
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, lora_model
-from fedjax_peft.algorithms.common import Weights
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.contracts import Aggregator, Algorithm
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["ffa"]
@@ -24,20 +23,17 @@ __all__ = ["ffa"]
 def ffa(
     optimizer: optax.GradientTransformation,
     *,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FFA-LoRA: only B is trained and averaged, A keeps its initial value; exact averages.
-
-    Args:
-      optimizer: the clients' optimizer.
 
     Raises:
       InputError: on use, a model without LoRA.
     """
     rules = head_roles(head)
     rules = rules._replace(fixed=(*rules.fixed, r"\.lora_a$"))
-    algorithm = averaging("ffa", optimizer, rules, aggregator)
-    return algorithm._replace(weights=weights, check=lora_model("ffa"))
+    check = lora_model("ffa")
+    return averaging("ffa", optimizer, rules, aggregator, weights=weights, check=check)

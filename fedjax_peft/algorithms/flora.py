@@ -21,29 +21,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, lora_model
-from fedjax_peft.algorithms.common import Weights, merge_into_frozen
+from fedjax_peft.algorithms.common import merge_into_frozen
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Algorithm,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Params,
-    Product,
-    PyTree,
-    RoundContext,
-    Total,
-)
 from fedjax_peft.numerics import tree
-from fedjax_peft.numerics.lowrank import (
-    pairs,
-    product_norms,
-    required_pairs,
-    scale,
-)
+from fedjax_peft.numerics.lowrank import pairs, product_norms, required_pairs, scale
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -55,46 +38,47 @@ def flora(
     optimizer: optax.GradientTransformation,
     *,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FLoRA: stacked LoRA factors of any ranks, folded into the frozen weights; exact.
 
     Args:
-      optimizer: the clients' optimizer.
       keep_optimizer: only False: every round has new factors.
 
     Raises:
       InputError: ``keep_optimizer``; on use, a model without LoRA, or with more than LoRA.
     """
 
-    def bound(context: ClientContext) -> ClientUpdate:
+    def bound(context: c.ClientContext) -> c.ClientUpdate:
         inner = client(optimizer, context)
 
-        def init(broadcast: Params, private: Params, key: Key) -> PyTree:
+        def init(broadcast: c.Params, private: c.Params, key: c.Key) -> c.PyTree:
             return inner.init(_restarted(broadcast, key), private, key)
 
         return inner._replace(init=init)
 
-    return Algorithm(
+    return c.Algorithm(
         "flora",
         head_roles(head),
         bound,
         _stacking(),
         merge_into_frozen()._replace(update_norm=_update_norm),
         weights=weights,
-        relayed_leaves=r"\.lora_[ab]$",
-        redrawn_leaves=r"\.lora_[ab]$",
+        traffic=c.Traffic(relayed_leaves=r"\.lora_[ab]$", redrawn_leaves=r"\.lora_[ab]$"),
         check=lora_model("flora", alone=True),
-        no_kept_optimizer="In FLoRA every client starts each round from a random A of its own and"
-        " B = 0, so gradients of earlier rounds belong to other factors. Use 'fedex' or 'fedavg'.",
-        no_transforms="In FLoRA every client starts from a random A of its own, and uploads are"
-        " stacked: what a client sends minus what it received is not what it learned. Use"
-        " 'fedex' or 'fedavg'.",
+        incompatible={
+            c.Feature.KEPT_OPTIMIZER: "In FLoRA every client starts each round from a random A of"
+            " its own and B = 0, so gradients of earlier rounds belong to other factors. Use"
+            " 'fedex' or 'fedavg'.",
+            c.Feature.TRANSFORMS: "In FLoRA every client starts from a random A of its own, and"
+            " uploads are stacked: what a client sends minus what it received is not what it"
+            " learned. Use 'fedex' or 'fedavg'.",
+        },
     )
 
 
-def _restarted(broadcast: Params, key: Key) -> Params:
+def _restarted(broadcast: c.Params, key: c.Key) -> c.Params:
     """Returns the leaves with a random A, distributed as the initial A, wherever B is 0."""
     new = dict(broadcast)
     for a, b in pairs(broadcast).values():
@@ -105,7 +89,7 @@ def _restarted(broadcast: Params, key: Key) -> Params:
     return new
 
 
-def _update_norm(upload: Params, template: Params, fixed: Params) -> jax.Array:
+def _update_norm(upload: c.Params, template: c.Params, fixed: c.Params) -> jax.Array:
     """Returns the norm of the change of the products ``s·AB`` and of all other leaves.
 
     A change of the factors means little: every client has a different random A.
@@ -122,20 +106,22 @@ def _update_norm(upload: Params, template: Params, fixed: Params) -> jax.Array:
     return jnp.sqrt(squares)
 
 
-def _stacking() -> Aggregator:
+def _stacking() -> c.Aggregator:
     """Returns the aggregator that sums products exactly and averages the other leaves.
 
     Its update is ``{"model": leaves with B = 0, "fold": s Σ w_k A_k B_k by module path}``.
     """
 
-    def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
+    def lift(upload: c.Params, template: c.Params, fixed: c.Params) -> c.PyTree:
         del fixed
         rest, products = dict(upload), {}
         for path, (a, b) in required_pairs(template, "flora").items():
-            products[path] = Product(rest.pop(a), rest.pop(b))
+            products[path] = c.Product(rest.pop(a), rest.pop(b))
         return {"rest": rest, "products": products}
 
-    def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
+    def finish(
+        total: c.Total, template: c.Params, context: c.RoundContext, state: c.PyTree
+    ) -> c.Aggregated:
         some = total.weight > 0
         by = jnp.where(some, total.weight, 1.0)
         new = {
@@ -146,6 +132,6 @@ def _stacking() -> Aggregator:
         folded = {p: scale(context.fixed, p) * x / by for p, x in products.items()}
         for a, b in pairs(template).values():
             new[a], new[b] = template[a], jnp.where(some, 0, template[b])
-        return Aggregated({"model": new, "fold": folded}, {}, state)
+        return c.Aggregated({"model": new, "fold": folded}, {}, state)
 
-    return Aggregator("flora", lift, finish, unmasked_policy="zero")
+    return c.Aggregator("flora", lift, finish, unmasked_policy="zero")

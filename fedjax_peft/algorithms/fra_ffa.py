@@ -23,25 +23,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.algorithms.checks import checked, lora_model
-from fedjax_peft.algorithms.common import Weights, freeze_where
+from fedjax_peft.algorithms.common import freeze_where
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
-    RoundContext,
-    ServerUpdate,
-    Total,
-)
 from fedjax_peft.measures.aggregation_error import truncation_metrics
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.lowrank import matmul, pairs, scale
@@ -63,13 +49,12 @@ def fra_ffa(
     tolerance: float | None = None,
     rank: int | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """FRA-LoRA until a switch, then A rests and only B is trained and sent, as in FFA-LoRA.
 
     Args:
-      optimizer: the clients' optimizer.
       trigger: the condition of the switch: a number of rounds, a training loss that no longer
         falls, or an A that hardly turns.
       at: the number of rounds with FRA (``round``).
@@ -91,13 +76,24 @@ def fra_ffa(
     if not is_traced(calm) and not 0 <= calm < 1:
         raise InputError(f"tolerance = {tolerance} is not in [0, 1).")
 
-    def sent_leaves(broadcast: PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
+    def sent_leaves(broadcast: c.PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
         del round_index
         learning = broadcast["switched"] == 0
         sent = {a: learning for a, _ in pairs(broadcast["model"]).values()}
         return {**sent, "switched": jnp.array(False)}  # the server knows
 
-    return Algorithm(
+    incompatible = {
+        c.Feature.ASYNCHRONY: "The clients of fra_ffa all switch to FFA-LoRA in the same round.",
+        c.Feature.KEPT_OPTIMIZER: "Until the switch, FRA factors LoRA's products anew in every"
+        " round, so gradients of earlier rounds belong to other factors. Use 'ffa'.",
+    }
+    if trigger == "plateau":
+        reason = (
+            "With trigger = 'plateau' fra_ffa switches by the clients' training losses, which would"
+            " not be private. Set trigger = 'round' or 'subspace'."
+        )
+        incompatible |= dict.fromkeys((c.Feature.CLIENT_PRIVACY, c.Feature.EXAMPLE_PRIVACY), reason)
+    return c.Algorithm(
         "fra_ffa",
         head_roles(head),
         lambda context: _client(optimizer, context),
@@ -105,54 +101,47 @@ def fra_ffa(
         _server(trigger, at, patience, calm),
         model=lambda broadcast, client_state: {**broadcast["model"], **client_state},
         weights=weights,
-        sent_leaves=sent_leaves,
+        traffic=c.Traffic(sent_leaves, change_field="model"),
+        incompatible=incompatible,
         check=lora_model("fra_ffa"),
-        change_field="model",
-        synchronous_only="The clients of fra_ffa all switch to FFA-LoRA in the same round.",
-        needs_metrics=None
-        if trigger != "plateau"
-        else "With trigger = 'plateau' fra_ffa switches by the clients' training losses. Set"
-        " trigger = 'round' or 'subspace'.",
-        no_kept_optimizer="Until the switch, FRA factors LoRA's products anew in every round, so"
-        " gradients of earlier rounds belong to other factors. Use 'ffa'.",
     )
 
 
-def _client(optimizer: optax.GradientTransformation, context: ClientContext) -> ClientUpdate:
+def _client(optimizer: optax.GradientTransformation, context: c.ClientContext) -> c.ClientUpdate:
     """Returns local training in which A rests once the server has switched."""
 
-    def inner(switched: jax.Array) -> ClientUpdate:
+    def inner(switched: jax.Array) -> c.ClientUpdate:
         def moves(name: str) -> jax.Array | bool:
             return switched == 0 if name.endswith(".lora_a") else True
 
         return client(freeze_where(optimizer, moves), context)
 
-    def init(broadcast: PyTree, private: Params, key: Key) -> PyTree:
+    def init(broadcast: c.PyTree, private: c.Params, key: c.Key) -> c.PyTree:
         switched = broadcast["switched"]
         return inner(switched).init(broadcast["model"], private, key), switched
 
-    def step(state: PyTree, batch: Batch, key: Key) -> tuple[PyTree, Metrics]:
+    def step(state: c.PyTree, batch: c.Batch, key: c.Key) -> tuple[c.PyTree, c.Metrics]:
         local, switched = state
         local, metrics = inner(switched).step(local, batch, key)
         return (local, switched), metrics
 
-    def final(state: PyTree) -> tuple[PyTree, Params]:
+    def final(state: c.PyTree) -> tuple[c.PyTree, c.Params]:
         local, switched = state
         shared, private = inner(switched).final(local)
         return {"model": shared, "switched": switched}, private
 
-    return ClientUpdate(init, step, final)
+    return c.ClientUpdate(init, step, final)
 
 
-def _aggregator(rank: int | None) -> Aggregator:
+def _aggregator(rank: int | None) -> c.Aggregator:
     """Returns FRA before the switch and the mean after it; ``switched`` says which."""
     before, after = fra(rank), mean(error=False)
 
-    def lift(upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
+    def lift(upload: c.PyTree, template: c.PyTree, fixed: c.Params) -> c.PyTree:
         model = (upload["model"], template["model"], fixed)
         return {"before": before.lift(*model), "after": after.lift(*model)}
 
-    def lift_used(upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
+    def lift_used(upload: c.PyTree, template: c.PyTree, fixed: c.Params) -> c.PyTree:
         """Lifts with zeros in the half that ``finish`` does not read in this round."""
         learning = template["switched"] == 0
         used = {"before": learning, "after": ~learning}
@@ -161,34 +150,36 @@ def _aggregator(rank: int | None) -> Aggregator:
             for half, lifted in lift(upload, template, fixed).items()
         }
 
-    def finish(total: Total, template: PyTree, context: RoundContext, state: PyTree) -> Aggregated:
+    def finish(
+        total: c.Total, template: c.PyTree, context: c.RoundContext, state: c.PyTree
+    ) -> c.Aggregated:
         model = template["model"]
         rest: Any = (model, context, ())  # neither of the two has a state
 
-        def learning() -> Aggregated:
+        def learning() -> c.Aggregated:
             return before.finish(total._replace(value=total.value["before"]), *rest)
 
-        def resting() -> Aggregated:
+        def resting() -> c.Aggregated:
             new = after.finish(total._replace(value=total.value["after"]), *rest).update
             norms = {
                 p: jnp.linalg.norm(scale(context.fixed, p) * matmul(new[a], new[b]))
                 for p, (a, b) in pairs(new).items()
             }
             exact = {p: jnp.zeros(()) for p in norms}
-            return Aggregated(new, truncation_metrics(exact, exact, norms))
+            return c.Aggregated(new, truncation_metrics(exact, exact, norms))
 
         result = jax.lax.cond(template["switched"] == 0, learning, resting)
         update = {"model": result.update, "switched": template["switched"]}
-        return Aggregated(update, result.metrics | {"switched": template["switched"]}, state)
+        return c.Aggregated(update, result.metrics | {"switched": template["switched"]}, state)
 
     plain = before._replace(name="fra_ffa", lift=lift, finish=finish, refactor=None)
     return plain._replace(unmeasured=plain._replace(lift=lift_used))
 
 
-def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpdate:
+def _server(trigger: str, at: int, patience: int, tolerance: float) -> c.ServerUpdate:
     """Returns the server that replaces the model, and watches for the switch."""
 
-    def init(shared: Params) -> PyTree:
+    def init(shared: c.Params) -> c.PyTree:
         return {
             "model": shared,
             "switched": jnp.zeros(()),
@@ -197,7 +188,7 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpd
             "orthogonal": jnp.array(False),  # A is FRA's, and no longer the start
         }
 
-    def update(state: PyTree, new: PyTree, context: RoundContext) -> PyTree:
+    def update(state: c.PyTree, new: c.PyTree, context: c.RoundContext) -> c.PyTree:
         model, best = new["model"], state["best"]
         calm = jnp.array(False)
         if trigger == "plateau":
@@ -225,10 +216,10 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpd
         received = context.participants > 0
         return jax.tree.map(lambda x, y: jnp.where(received, x, y), moved, state)
 
-    def broadcast(state: PyTree) -> PyTree:
+    def broadcast(state: c.PyTree) -> c.PyTree:
         return {"model": state["model"], "switched": state["switched"]}
 
-    return ServerUpdate(
+    return c.ServerUpdate(
         init,
         update,
         broadcast,
@@ -236,7 +227,7 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> ServerUpd
     )
 
 
-def _orthonormal(model: Params) -> Params:
+def _orthonormal(model: c.Params) -> c.Params:
     """Returns the leaves with the lengths of A's columns moved to B."""
     new = dict(model)
     for a, b in pairs(model).values():
@@ -246,7 +237,7 @@ def _orthonormal(model: Params) -> Params:
     return new
 
 
-def _turned(old: Params, new: Params) -> jax.Array:
+def _turned(old: c.Params, new: c.Params) -> jax.Array:
     """Returns the root mean square sine of the principal angles between two As' column spaces."""
     old, new = _orthonormal(old), _orthonormal(new)
     squares, angles = jnp.zeros(()), 0

@@ -23,27 +23,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import aggregators
+from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import at_least, checked, lora_model
-from fedjax_peft.algorithms.common import (
-    Local,
-    Weights,
-    add_to_gradient,
-    init_local,
-    replace_server,
-    train,
-)
+from fedjax_peft.algorithms.common import Local, add_to_gradient, init_local, replace_server, train
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
-)
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero
 from fedjax_peft.numerics.lowrank import pairs
@@ -60,17 +43,16 @@ Ranks = dict[str, jax.Array]
 def hetlora(
     optimizer: optax.GradientTransformation,
     *,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     prune: float | None = None,
     penalty: float = 0.0,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """HetLoRA: clients of different ranks, weighted by their products; ranks may shrink.
 
     Args:
-      optimizer: the clients' optimizer.
       aggregator: how uploads combine; by default zero-padded and weighted by product norms.
       prune: γ, the share of its rank that a client keeps when it prunes; by default ranks stay.
       penalty: λ, the weight of the norms of the directions that would be pruned.
@@ -86,73 +68,78 @@ def hetlora(
     at_least(0, penalty=penalty)
     if prune is None and maybe_nonzero(penalty):
         raise InputError("penalty is on the directions that prune would drop: set prune too.")
-    combine = aggregator or aggregators.hetlora()
+    check, combine = lora_model("hetlora"), aggregator or aggregators.hetlora()
     if prune is None:
-        algorithm = averaging("hetlora", optimizer, head_roles(head), combine)
-    else:
-        share = prune
-        algorithm = Algorithm(
-            "hetlora",
-            head_roles(head),
-            lambda context: _client(optimizer, context, share, penalty),
-            combine,
-            replace_server()._replace(update_norm=_update_norm),
-            init_client_state=_full_ranks,
-            sent_shares=_shares,
-            model=lambda broadcast, client_state: {
-                **_cut(broadcast, client_state["ranks"]),
-                **client_state["model"],
-            },
-            synchronous_only="With prune, uploads of HetLoRA hold zeros in the directions that a"
-            " client has dropped, which is no change of the model.",
-            no_kept_optimizer="With prune, moments of earlier rounds would move directions that the"
-            " client has dropped. Leave prune out.",
-            no_transforms="With prune, uploads of HetLoRA hold zeros in the directions that a"
-            " client has dropped, which is no change of the model. Leave prune out.",
+        return averaging(
+            "hetlora", optimizer, head_roles(head), combine, weights=weights, check=check
         )
-    return algorithm._replace(weights=weights, check=lora_model("hetlora"))
+    share = prune
+    zeros = (
+        "With prune, uploads of HetLoRA hold zeros in the directions that a client has dropped,"
+        " which is no change of the model. Leave prune out."
+    )
+    return c.Algorithm(
+        "hetlora",
+        head_roles(head),
+        lambda context: _client(optimizer, context, share, penalty),
+        combine,
+        replace_server()._replace(update_norm=_update_norm),
+        init_client_state=_full_ranks,
+        model=lambda broadcast, client_state: {
+            **_cut(broadcast, client_state["ranks"]),
+            **client_state["model"],
+        },
+        weights=weights,
+        traffic=c.Traffic(sent_shares=_shares),
+        incompatible={
+            c.Feature.ASYNCHRONY: zeros,
+            c.Feature.TRANSFORMS: zeros,
+            c.Feature.KEPT_OPTIMIZER: "With prune, moments of earlier rounds would move directions"
+            " that the client has dropped. Leave prune out.",
+        },
+        check=check,
+    )
 
 
-class State(NamedTuple):
-    """A client during its local steps."""
+class Start(NamedTuple):
+    """What a client had at the start of the round."""
 
-    local: Local
     ranks: Ranks
-    start: dict[str, jax.Array]
-    """``‖A_tail‖ ‖B_tail‖`` of every matrix at the start of the round."""
+    tails: dict[str, jax.Array]
+    """``‖A_tail‖ ‖B_tail‖`` of every matrix."""
 
 
 def _client(
-    optimizer: optax.GradientTransformation, context: ClientContext, prune: float, penalty: float
-) -> ClientUpdate:
+    optimizer: optax.GradientTransformation, context: c.ClientContext, prune: float, penalty: float
+) -> c.ClientUpdate:
     """Returns local training of the directions within the client's ranks, then pruning."""
 
-    def init(broadcast: Params, client_state: PyTree, key: Key) -> State:
+    def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> Local:
         del key
         ranks = _owned(client_state["ranks"], context.fixed)
-        local = init_local(optimizer, _cut(broadcast, ranks), client_state["model"])
-        return State(local, ranks, _tails(local.shared, ranks, prune))
+        shared = _cut(broadcast, ranks)
+        start = Start(ranks, _tails(shared, ranks, prune))
+        return init_local(optimizer, shared, client_state["model"], start)
 
-    def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-        def tails(shared: Params) -> jax.Array:
-            return penalty * sum(_tails(shared, state.ranks, prune).values(), jnp.zeros(()))
+    def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
+        def tails(shared: c.Params) -> jax.Array:
+            return penalty * sum(_tails(shared, local.start.ranks, prune).values(), jnp.zeros(()))
 
-        shrink = add_to_gradient(jax.grad(tails)(state.local.shared))
-        local, metrics = train(optimizer, context, state.local, batch, key, shrink)
-        return state._replace(local=local), metrics
+        shrink = add_to_gradient(jax.grad(tails)(local.shared))
+        return train(optimizer, context, local, batch, key, shrink)
 
-    def final(state: State) -> tuple[Params, PyTree]:
-        tails = _tails(state.local.shared, state.ranks, prune)
+    def final(local: Local) -> tuple[c.Params, c.PyTree]:
+        start, tails = local.start, _tails(local.shared, local.start.ranks, prune)
         ranks = {
-            p: jnp.where(tails[p] < state.start[p], _fewer(rank, prune), rank)
-            for p, rank in state.ranks.items()
+            p: jnp.where(tails[p] < start.tails[p], _fewer(rank, prune), rank)
+            for p, rank in start.ranks.items()
         }
-        return _cut(state.local.shared, ranks), {"model": state.local.private, "ranks": ranks}
+        return _cut(local.shared, ranks), {"model": local.private, "ranks": ranks}
 
-    return ClientUpdate(init, step, final)
+    return c.ClientUpdate(init, step, final)
 
 
-def _update_norm(upload: Params, template: Params, fixed: Params) -> jax.Array:
+def _update_norm(upload: c.Params, template: c.Params, fixed: c.Params) -> jax.Array:
     """Returns the norm of an upload's change in the directions that it contains.
 
     Both factors of a direction beyond the client's rank are zero, which does not mean that the
@@ -166,7 +153,7 @@ def _update_norm(upload: Params, template: Params, fixed: Params) -> jax.Array:
     return tree.distance(upload, model)
 
 
-def _held(upload: Params) -> list[tuple[tuple[str, str], jax.Array]]:
+def _held(upload: c.Params) -> list[tuple[tuple[str, str], jax.Array]]:
     """Returns for each pair of factors which directions are not zero, bool ``[r]``."""
     return [
         ((a, b), jnp.any(upload[a] != 0, axis=0) | jnp.any(upload[b] != 0, axis=1))
@@ -174,18 +161,18 @@ def _held(upload: Params) -> list[tuple[tuple[str, str], jax.Array]]:
     ]
 
 
-def _shares(upload: Params, template: Params) -> dict[str, jax.Array]:
+def _shares(upload: c.Params, template: c.Params) -> dict[str, jax.Array]:
     """Returns the shares of the factors that a client still has."""
     del template
     return {n: jnp.mean(held, dtype=jnp.float32) for pair, held in _held(upload) for n in pair}
 
 
-def _full_ranks(shared: Params, private: Params) -> PyTree:
+def _full_ranks(shared: c.Params, private: c.Params) -> c.PyTree:
     ranks = {p: jnp.array(shared[a].shape[1], jnp.int32) for p, (a, _) in pairs(shared).items()}
     return {"model": private, "ranks": ranks}
 
 
-def _owned(ranks: Ranks, fixed: Params) -> Ranks:
+def _owned(ranks: Ranks, fixed: c.Params) -> Ranks:
     """Returns ranks that are at most those of ``client_ranks``."""
     scales = {p: fixed[f"{p}.lora_scale"] for p in ranks if f"{p}.lora_scale" in fixed}
     most = {p: jnp.sum(x != 0, dtype=jnp.int32) for p, x in scales.items()}
@@ -196,7 +183,7 @@ def _fewer(rank: jax.Array, prune: float) -> jax.Array:
     return jnp.maximum(jnp.floor(prune * rank).astype(jnp.int32), 1)
 
 
-def _cut(leaves: Params, ranks: Ranks) -> Params:
+def _cut(leaves: c.Params, ranks: Ranks) -> c.Params:
     """Returns the leaves with zeros in the directions beyond the ranks."""
     new = dict(leaves)
     for path, (a, b) in pairs(leaves).items():
@@ -206,7 +193,7 @@ def _cut(leaves: Params, ranks: Ranks) -> Params:
     return new
 
 
-def _tails(leaves: Params, ranks: Ranks, prune: float) -> dict[str, jax.Array]:
+def _tails(leaves: c.Params, ranks: Ranks, prune: float) -> dict[str, jax.Array]:
     """Returns ``‖A_tail‖ ‖B_tail‖`` of every matrix."""
     products = {}
     for path, (a, b) in pairs(leaves).items():

@@ -31,7 +31,7 @@ Decided here:
 
 The server keeps B̄_k of all clients, so its memory grows with them: r · out numbers for each client
 and adapted layer. Every lane reads the LoRA of its own cluster from the broadcast, which holds all;
-traffic is counted for one (``Algorithm.received_part``). Clients send changes of the factors.
+traffic is counted for one (``Traffic.received_part``). Clients send changes of the factors.
 
 The paper's text could not be read as a whole. This was written from two sets of public notes and a
 public reimplementation (github.com/boyi-liu/FedLLM-Factory), from which the defaults of γ, λ and
@@ -47,34 +47,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators.fra import truncated_average
 from fedjax_peft.algorithms.checks import at_least, checked, fraction, whole
 from fedjax_peft.algorithms.clustering import spectral_clusters, subspace_distances
 from fedjax_peft.algorithms.common import (
     Local,
-    Weights,
     add_to_gradient,
     freeze_where,
     init_local,
-    objective,
+    loss_where,
     train,
-)
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
-    Roles,
-    RoundContext,
-    ServerUpdate,
-    Stacked,
-    Total,
 )
 from fedjax_peft.measures.aggregation_error import truncation_metrics
 from fedjax_peft.numerics import tree
@@ -91,14 +74,13 @@ _FACTOR = re.compile(r"^(.*\.)(root|cluster|leaf)(\.lora_[ab])$")
 """The name of a leaf of these LoRAs."""
 
 
-class State(NamedTuple):
-    """A client during its local steps."""
+class Start(NamedTuple):
+    """What a client had at the start of the round."""
 
     stage: jax.Array
     """Which LoRA is trained: 0 root, 1 cluster, 2 leaf."""
-    received: Params
-    """The shared leaves at the start, with the LoRA of the client's cluster."""
-    local: Local
+    received: c.Params
+    """The shared leaves, with the LoRA of the client's cluster."""
 
 
 @checked
@@ -114,9 +96,9 @@ def hilora(
     fewest_clusters: int = 2,
     most_clusters: int = 10,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """HiLoRA: a LoRA of all clients, then one of each cluster, then one of each client.
 
     Args:
@@ -146,7 +128,7 @@ def hilora(
         )
     clusters = (fewest_clusters, min(most_clusters, clients))
     penalties = (root_penalty, cluster_penalty)
-    return Algorithm(
+    return c.Algorithm(
         "hilora",
         _roles(head),
         lambda context: _client(optimizer, penalties, head, context),
@@ -156,19 +138,24 @@ def hilora(
         model=_model,
         local_model=_local_model,
         weights=weights,
-        sent_leaves=lambda broadcast, round_index: _sent(broadcast),
-        received_part=lambda broadcast: _part(broadcast, jnp.int32(-1)),
+        traffic=c.Traffic(
+            sent_leaves=lambda broadcast, round_index: _sent(broadcast),
+            received_part=lambda broadcast: _part(broadcast, jnp.int32(-1)),
+        ),
         check=lambda kinds, count: _check(kinds, count, clients),
-        synchronous_only="HiLoRA's clients all train the LoRA of the same stage in a round.",
-        no_kept_optimizer="The three stages of HiLoRA train different leaves, whose moments would"
-        " decay while they rest. Use 'fedavg'.",
+        incompatible={
+            c.Feature.ASYNCHRONY: "HiLoRA's clients all train the LoRA of the same stage in a"
+            " round.",
+            c.Feature.KEPT_OPTIMIZER: "The three stages of HiLoRA train different leaves, whose"
+            " moments would decay while they rest. Use 'fedavg'.",
+        },
     )
 
 
 # -------------------------------------------------------------------------------------- the client
 
 
-def _part(broadcast: PyTree, client: jax.Array) -> PyTree:
+def _part(broadcast: c.PyTree, client: jax.Array) -> c.PyTree:
     """Returns what a client receives: the stage, and the model with its own cluster's LoRA.
 
     Args:
@@ -181,11 +168,11 @@ def _part(broadcast: PyTree, client: jax.Array) -> PyTree:
     return {"model": {**broadcast["model"], **cluster}, "stage": broadcast["stage"]}
 
 
-def _model(broadcast: PyTree, client_state: PyTree) -> Params:
+def _model(broadcast: c.PyTree, client_state: c.PyTree) -> c.Params:
     return {**_part(broadcast, client_state["client"])["model"], **client_state["model"]}
 
 
-def _local_model(broadcast: PyTree, upload: Params, client_state: PyTree) -> Params:
+def _local_model(broadcast: c.PyTree, upload: c.Params, client_state: c.PyTree) -> c.Params:
     """Returns the leaves after the local work; an upload has changes of the factors."""
     received = _part(broadcast, client_state["client"])["model"]
     shared = {n: received[n] + x if _tier(n) is not None else x for n, x in upload.items()}
@@ -211,7 +198,7 @@ def _moves(name: str, stage: jax.Array, head: HeadPolicy) -> jax.Array | bool:
     return stage == tier
 
 
-def _sent(broadcast: PyTree) -> dict[str, jax.Array]:
+def _sent(broadcast: c.PyTree) -> dict[str, jax.Array]:
     """Returns which leaves are sent in this stage."""
     stage = broadcast["stage"]
     leaves = (*broadcast["model"], *broadcast["clusters"])
@@ -223,41 +210,32 @@ def _client(
     optimizer: optax.GradientTransformation,
     penalties: tuple[float, float],
     head: HeadPolicy,
-    context: ClientContext,
-) -> ClientUpdate:
+    context: c.ClientContext,
+) -> c.ClientUpdate:
     def moving(stage: jax.Array) -> optax.GradientTransformation:
         return freeze_where(optimizer, lambda name: _moves(name, stage, head))
 
-    def init(broadcast: PyTree, client_state: PyTree, key: Key) -> State:
+    def init(broadcast: c.PyTree, client_state: c.PyTree, key: c.Key) -> Local:
         del key
         model, stage = _part(broadcast, client_state["client"]).values()
-        return State(stage, model, init_local(moving(stage), model, client_state["model"]))
+        return init_local(moving(stage), model, client_state["model"], Start(stage, model))
 
-    def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-        stage = state.stage
-
-        def loss(params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
-            # Resting leaves have no gradient, so private training clips the others alone.
-            still = {
-                n: jnp.where(_moves(n, stage, head), x, jax.lax.stop_gradient(x))
-                for n, x in params.items()
-            }
-            return objective(context, still, batch, key)
-
-        leaves = {**state.local.shared, **state.local.private}
+    def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
+        stage = local.start.stage
+        loss = loss_where(context, lambda name: _moves(name, stage, head))
+        leaves = {**local.shared, **local.private}
         correct = add_to_gradient(_penalty_gradient(leaves, *penalties))
-        local, metrics = train(moving(stage), context, state.local, batch, key, correct, loss)
-        return state._replace(local=local), metrics
+        return train(moving(stage), context, local, batch, key, correct, loss)
 
-    def final(state: State) -> tuple[Params, PyTree]:
-        new = state.local.shared
-        upload = {n: x if _tier(n) is None else x - state.received[n] for n, x in new.items()}
-        return upload, {"model": state.local.private, "client": jnp.int32(context.client)}
+    def final(local: Local) -> tuple[c.Params, c.PyTree]:
+        received = local.start.received
+        upload = {n: x if _tier(n) is None else x - received[n] for n, x in local.shared.items()}
+        return upload, {"model": local.private, "client": jnp.int32(context.client)}
 
-    return ClientUpdate(init, step, final)
+    return c.ClientUpdate(init, step, final)
 
 
-def _penalty_gradient(leaves: Params, of_root: float, of_cluster: float) -> Params:
+def _penalty_gradient(leaves: c.Params, of_root: float, of_cluster: float) -> c.Params:
     """Returns the gradient of the penalties by the cluster's B and by the leaf's B."""
 
     def overlap(b: jax.Array, other: jax.Array) -> jax.Array:
@@ -276,7 +254,7 @@ def _penalty_gradient(leaves: Params, of_root: float, of_cluster: float) -> Para
 # -------------------------------------------------------------------------------------- the server
 
 
-def _aggregator() -> Aggregator:
+def _aggregator() -> c.Aggregator:
     """Returns the aggregator of ``{"rest": head, "changes": changes of factors, "weights": w}``.
 
     Only one LoRA changes in a round, so the changes of root and cluster are added, and named as
@@ -284,13 +262,15 @@ def _aggregator() -> Aggregator:
     averaged depends on the server's clusters.
     """
 
-    def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
+    def lift(upload: c.Params, template: c.Params, fixed: c.Params) -> c.PyTree:
         del fixed
         rest = {n: x - template[n] for n, x in upload.items() if _tier(n) is None}
         changes = {n: x + upload[_of(_CLUSTER, n)] for n, x in upload.items() if _tier(n) == _ROOT}
-        return {"rest": rest, "changes": Stacked(changes)}
+        return {"rest": rest, "changes": c.Stacked(changes)}
 
-    def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
+    def finish(
+        total: c.Total, template: c.Params, context: c.RoundContext, state: c.PyTree
+    ) -> c.Aggregated:
         del context
         by = jnp.where(total.weight > 0, total.weight, 1.0)
         update = {
@@ -298,9 +278,9 @@ def _aggregator() -> Aggregator:
             "changes": total.value["changes"].value,
             "weights": total.weights / by,
         }
-        return Aggregated(update, {}, state)
+        return c.Aggregated(update, {}, state)
 
-    return Aggregator(
+    return c.Aggregator(
         "hilora",
         lift,
         finish,
@@ -313,7 +293,7 @@ def _aggregator() -> Aggregator:
 
 def _server(
     clients: int, first_end: int, second_end: int, decay: float, clusters: tuple[int, int]
-) -> ServerUpdate:
+) -> c.ServerUpdate:
     """Returns the server.
 
     Args:
@@ -324,7 +304,7 @@ def _server(
       clusters: the smallest and the largest number of clusters.
     """
 
-    def start(shared: Params) -> PyTree:
+    def start(shared: c.Params) -> c.PyTree:
         own = {n: x for n, x in shared.items() if _tier(n) == _CLUSTER}
         root = [n for n in shared if n.endswith(".root.lora_b")]
         zeros = {_module(n.removesuffix(".lora_b")): jnp.zeros(()) for n in root}
@@ -340,7 +320,7 @@ def _server(
             "truncation": dict.fromkeys(("frobenius", "largest", "norms"), zeros),
         }
 
-    def update(state: PyTree, new: PyTree, context: RoundContext) -> PyTree:
+    def update(state: c.PyTree, new: c.PyTree, context: c.RoundContext) -> c.PyTree:
         received, stage = context.participants > 0, state["stage"]
         state = tree.where(received, _averaged(state, new, context, decay), state)
         found = received & (stage == _ROOT) & (context.round_index >= first_end)
@@ -353,24 +333,24 @@ def _server(
         ends = found | (received & (stage == _CLUSTER) & (context.round_index >= second_end))
         return {**state, **groups, "stage": stage + ends}
 
-    def broadcast(state: PyTree) -> PyTree:
+    def broadcast(state: c.PyTree) -> c.PyTree:
         return {n: state[n] for n in ("model", "clusters", "assignment", "newcomers", "stage")}
 
-    def params(state: PyTree) -> Params:
-        model: Params = _part(broadcast(state), jnp.int32(-1))["model"]
+    def params(state: c.PyTree) -> c.Params:
+        model: c.Params = _part(broadcast(state), jnp.int32(-1))["model"]
         return model
 
-    def template(state: PyTree) -> Params:
+    def template(state: c.PyTree) -> c.Params:
         return {n: x if _tier(n) is None else jnp.zeros_like(x) for n, x in params(state).items()}
 
-    def metrics(state: PyTree) -> dict[str, jax.Array]:
+    def metrics(state: c.PyTree) -> dict[str, jax.Array]:
         of_average = truncation_metrics(**state["truncation"])
         return {**of_average, "client_clusters": state["found"].astype(jnp.float32)}
 
-    return ServerUpdate(start, update, broadcast, params, template, metrics=metrics)
+    return c.ServerUpdate(start, update, broadcast, params, template, metrics=metrics)
 
 
-def _averaged(state: PyTree, new: PyTree, context: RoundContext, decay: float) -> PyTree:
+def _averaged(state: c.PyTree, new: c.PyTree, context: c.RoundContext, decay: float) -> c.PyTree:
     """Returns the state with the averages of the stage, and in the first with smoothed bases."""
     stage, counted = state["stage"], new["weights"] > 0
     everyone = len(state["met"])
@@ -395,7 +375,7 @@ def _averaged(state: PyTree, new: PyTree, context: RoundContext, decay: float) -
     return {**state, **changed, "truncation": truncation}
 
 
-def _uploaded(state: PyTree, changes: Params, who: jax.Array) -> Params:
+def _uploaded(state: c.PyTree, changes: c.Params, who: jax.Array) -> c.Params:
     """Returns the factors after the local work, ``[slots, ...]``, by the names of the root's.
 
     Args:
@@ -410,7 +390,7 @@ def _uploaded(state: PyTree, changes: Params, who: jax.Array) -> Params:
     return found
 
 
-def _shares(state: PyTree, weights: jax.Array, who: jax.Array) -> jax.Array:
+def _shares(state: c.PyTree, weights: jax.Array, who: jax.Array) -> jax.Array:
     """Returns the weights of uploads in the average of each group, ``[groups, slots]``.
 
     In the first stage all are in the first group; in the second the groups are the clusters; in the
@@ -424,13 +404,13 @@ def _shares(state: PyTree, weights: jax.Array, who: jax.Array) -> jax.Array:
     return shares / jnp.where(total > 0, total, 1.0)
 
 
-def _groups(state: PyTree) -> int:
+def _groups(state: c.PyTree) -> int:
     return next((len(x) for x in state["clusters"].values()), 1)
 
 
 def _cut(
-    state: PyTree, uploads: Params, shares: jax.Array, fixed: Params
-) -> tuple[Params, dict[str, Params]]:
+    state: c.PyTree, uploads: c.Params, shares: jax.Array, fixed: c.Params
+) -> tuple[c.Params, dict[str, c.Params]]:
     """Returns the factors of every group's average, and the sizes of what the rank cuts off.
 
     Args:
@@ -443,8 +423,8 @@ def _cut(
       Factors ``[groups, ...]`` by the names of the root's, and the arguments of
       :func:`fedjax_peft.measures.aggregation_error.truncation_metrics`.
     """
-    groups: Params = {}
-    sizes: dict[str, Params] = {"frobenius": {}, "largest": {}, "norms": {}}
+    groups: c.Params = {}
+    sizes: dict[str, c.Params] = {"frobenius": {}, "largest": {}, "norms": {}}
     root = {n: state["model"][n] for n in uploads}
     for paths in pairs_by_shape(root).values():
         names = [pairs(root)[p] for p in paths]
@@ -479,7 +459,7 @@ def _cut(
     return groups, sizes
 
 
-def _grouped(state: PyTree, fewest: int, most: int) -> PyTree:
+def _grouped(state: c.PyTree, fewest: int, most: int) -> c.PyTree:
     """Returns the clusters of all clients, the cluster of newcomers, and how many there are."""
     met = state["met"]
     layers = jnp.stack([subspace_distances(rows) for rows in state["bases"].values()])
@@ -498,13 +478,13 @@ def _module(path: str) -> str:
 # ------------------------------------------------------------------------------ roles and refusals
 
 
-def _roles(head: HeadPolicy) -> Roles:
+def _roles(head: HeadPolicy) -> c.Roles:
     rules = {
         "shared": (r"^adapter:.*\.(root|cluster)\.lora_[ab]$",),
         "private": (r"^adapter:.*\.leaf\.lora_[ab]$",),
     }
     policy = "fixed" if head == "frozen" else head
-    return Roles(**{**rules, policy: (*rules.get(policy, ()), "^head:")})
+    return c.Roles(**{**rules, policy: (*rules.get(policy, ()), "^head:")})
 
 
 def _check(kinds: Mapping[str, str], count: int, clients: int) -> None:

@@ -17,15 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft.contracts import (
-    Algorithm,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Params,
-    PyTree,
-    Tuning,
-)
+from fedjax_peft import contracts as c
 from fedjax_peft.support.errors import InputError
 
 __all__ = ["keeping", "marked"]
@@ -39,20 +31,20 @@ _BASIS = (
 class _Marked(NamedTuple):
     """An optimizer state in a client's local state."""
 
-    state: PyTree
+    state: c.PyTree
 
 
 def marked(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Returns the optimizer with states that :func:`keeping` finds."""
 
-    def update(gradient: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple:
+    def update(gradient: c.PyTree, state: c.PyTree, params: c.PyTree = None, **extra: Any) -> tuple:
         steps, new = optimizer.update(gradient, state.state, params, **extra)
         return steps, _Marked(new)
 
     return optax.GradientTransformation(lambda params: _Marked(optimizer.init(params)), update)
 
 
-def keeping(algorithm: Algorithm) -> Algorithm:
+def keeping(algorithm: c.Algorithm) -> c.Algorithm:
     """Returns the algorithm with clients that keep their optimizers' states.
 
     Args:
@@ -61,32 +53,29 @@ def keeping(algorithm: Algorithm) -> Algorithm:
     Raises:
       InputError: the algorithm says that its clients cannot keep them, or has no marked states.
     """
-    if algorithm.no_kept_optimizer is not None:
-        raise InputError(
-            f"The clients of {algorithm.name!r} cannot keep their optimizer's state"
-            f" (keep_optimizer = true). {algorithm.no_kept_optimizer}"
-        )
+    kept = "clients that keep their optimizer's state (keep_optimizer = true)"
+    c.check_compatible(algorithm, {c.Feature.KEPT_OPTIMIZER: kept})
 
-    def init_client_state(shared: Params, private: Params) -> PyTree:
+    def init_client_state(shared: c.Params, private: c.Params) -> c.PyTree:
         own = algorithm.init_client_state(shared, private)
         broadcast = algorithm.server.broadcast(algorithm.server.init(shared))
         # Only the optimizers' states are used, which do not depend on the context.
-        context = ClientContext(_no_model, None, {}, jnp.int32(1))  # type: ignore[arg-type]
+        context = c.ClientContext(_no_model, None, {}, jnp.int32(1))  # type: ignore[arg-type]
         local = algorithm.client(context).init(broadcast, own, jax.random.key(0))
         return {"model": own, "optimizer": _states(algorithm, local)}
 
-    def client(context: ClientContext) -> ClientUpdate:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
         inner = algorithm.client(context)
 
-        def init(broadcast: PyTree, client_state: PyTree, key: Key) -> PyTree:
+        def init(broadcast: c.PyTree, client_state: c.PyTree, key: c.Key) -> c.PyTree:
             local = inner.init(broadcast, client_state["model"], key)
             return _with_states(local, client_state["optimizer"])
 
-        def final(local: PyTree) -> tuple[PyTree, PyTree]:
+        def final(local: c.PyTree) -> tuple[c.PyTree, c.PyTree]:
             upload, own = inner.final(local)
             return upload, {"model": own, "optimizer": _states(algorithm, local)}
 
-        return ClientUpdate(init, inner.step, final)
+        return c.ClientUpdate(init, inner.step, final)
 
     tuning = algorithm.tuning
     return algorithm._replace(
@@ -94,28 +83,28 @@ def keeping(algorithm: Algorithm) -> Algorithm:
         init_client_state=init_client_state,
         model=lambda broadcast, client_state: algorithm.model(broadcast, client_state["model"]),
         tuning=None if tuning is None else _passing(tuning),
-        needs_fixed_basis=algorithm.needs_fixed_basis or _BASIS,
+        incompatible={c.Feature.NEW_FACTORS: _BASIS, **algorithm.incompatible},
     )
 
 
-def _passing(tuning: Tuning) -> Tuning:
+def _passing(tuning: c.Tuning) -> c.Tuning:
     """Returns the tuning, with a new optimizer; the kept state passes through."""
 
-    def client(context: ClientContext) -> ClientUpdate:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
         inner = tuning.client(context)
 
-        def init(broadcast: PyTree, client_state: PyTree, key: Key) -> PyTree:
+        def init(broadcast: c.PyTree, client_state: c.PyTree, key: c.Key) -> c.PyTree:
             return inner.init(broadcast, client_state["model"], key), client_state["optimizer"]
 
-        def step(state: PyTree, batch: Any, key: Key) -> tuple[PyTree, Any]:
+        def step(state: c.PyTree, batch: Any, key: c.Key) -> tuple[c.PyTree, Any]:
             local, metrics = inner.step(state[0], batch, key)
             return (local, state[1]), metrics
 
-        def final(state: PyTree) -> tuple[PyTree, PyTree]:
+        def final(state: c.PyTree) -> tuple[c.PyTree, c.PyTree]:
             upload, own = inner.final(state[0])
             return upload, {"model": own, "optimizer": state[1]}
 
-        return ClientUpdate(init, step, final)
+        return c.ClientUpdate(init, step, final)
 
     return tuning._replace(client=client)
 
@@ -131,7 +120,7 @@ def _is_marked(x: Any) -> bool:
     return isinstance(x, _Marked)
 
 
-def _states(algorithm: Algorithm, local: PyTree) -> PyTree:
+def _states(algorithm: c.Algorithm, local: c.PyTree) -> c.PyTree:
     """Returns the optimizer state in a client's local state; a tuple if there are several."""
     found = [x.state for x in jax.tree.leaves(local, is_leaf=_is_marked) if _is_marked(x)]
     if not found:
@@ -139,7 +128,7 @@ def _states(algorithm: Algorithm, local: PyTree) -> PyTree:
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def _with_states(local: PyTree, kept: PyTree) -> PyTree:
+def _with_states(local: c.PyTree, kept: c.PyTree) -> c.PyTree:
     """Returns a client's local state with the given optimizer states."""
     leaves, structure = jax.tree.flatten(local, is_leaf=_is_marked)
     single = sum(map(_is_marked, leaves)) == 1

@@ -9,10 +9,10 @@ from typing import Literal
 
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.contracts import Algorithm, Roles
 from fedjax_peft.numerics.roles import head_roles
 
 __all__ = ["Trained", "local", "trained_as"]
@@ -24,21 +24,20 @@ Trained = Literal["all", "head", "adapters"]
 @checked
 def local(
     optimizer: optax.GradientTransformation, *, train: Trained = "all", keep_optimizer: bool = False
-) -> Algorithm:
+) -> c.Algorithm:
     """Baseline without federation: every client trains alone, nothing is sent.
 
     Args:
-      optimizer: the clients' optimizer.
       train: everything, the ``head`` only, or the ``adapters`` only.
     """
     rules = trained_as("private", train)
     return averaging("local", optimizer, rules, mean(error=False))
 
 
-def trained_as(role: Literal["shared", "private"], train: Trained) -> Roles:
+def trained_as(role: Literal["shared", "private"], train: Trained) -> c.Roles:
     """Returns roles by which the trained leaves have one role, and the others are fixed."""
     if train == "all":
         return head_roles(role, adapters=role)
     if train == "adapters":
         return head_roles("frozen", adapters=role)
-    return Roles(**{role: ("^head:",), "fixed": ("^adapter:",)})
+    return c.Roles(**{role: ("^head:",), "fixed": ("^adapter:",)})

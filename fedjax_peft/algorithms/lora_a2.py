@@ -28,27 +28,17 @@ from the words around it) and the authors' page. The authors published no code.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model, positive, whole
-from fedjax_peft.algorithms.common import Local, Weights, freeze_where, replace_server
+from fedjax_peft.algorithms.common import Local, freeze_where, replace_server
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
-)
+from fedjax_peft.algorithms.rolora import taking_turns
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import constants
 from fedjax_peft.numerics.lowrank import pairs
@@ -58,13 +48,6 @@ from fedjax_peft.support.errors import InputError
 __all__ = ["lora_a2"]
 
 
-class State(NamedTuple):
-    """A client during its local steps."""
-
-    received: Params
-    local: Local
-
-
 @constants("budget")
 @checked
 def lora_a2(
@@ -72,15 +55,14 @@ def lora_a2(
     *,
     budget: int | Sequence[int] = 2,
     rate_ratio: float = 1.0,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """LoRA-A²: B and A in turn; each client sends the directions that change its model most.
 
     Args:
-      optimizer: the clients' optimizer.
       budget: directions that a client sends, on average over the adapted matrices; the paper tries
         1, 2, 4 and 8 of 16. A list gives each client its own; fewer entries than clients are
         repeated.
@@ -98,49 +80,38 @@ def lora_a2(
         whole(1, budget=one)
     positive(rate_ratio=rate_ratio)
 
-    def bound(context: ClientContext) -> ClientUpdate:
+    def bound(context: c.ClientContext) -> c.ClientUpdate:
         on_b = context.round_index % 2 == 1
         inner = client(_alternating(optimizer, on_b, rate_ratio), context)
         own = jnp.asarray(budgets)[context.client % len(budgets)]
 
-        def init(broadcast: Params, private: Params, key: Key) -> State:
-            return State(broadcast, inner.init(broadcast, private, key))
+        def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
+            return inner.init(broadcast, private, key)._replace(start=broadcast)
 
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            local, metrics = inner.step(state.local, batch, key)
-            return state._replace(local=local), metrics
+        def final(local: Local) -> tuple[c.Params, c.Params]:
+            return _selected(local.shared, local.start, own, on_b), local.private
 
-        def final(state: State) -> tuple[Params, Params]:
-            upload, private = inner.final(state.local)
-            return _selected(upload, state.received, own, on_b), private
+        return c.ClientUpdate(init, inner.step, final)
 
-        return ClientUpdate(init, step, final)
-
-    def sent_leaves(broadcast: Params, round_index: jax.Array) -> dict[str, jax.Array]:
+    def sent_leaves(broadcast: c.Params, round_index: jax.Array) -> dict[str, jax.Array]:
         odd = round_index % 2 == 1
         found = pairs(broadcast).values()
         return {a: ~odd for a, _ in found} | {b: odd for _, b in found}
 
-    return Algorithm(
+    return c.Algorithm(
         "lora_a2",
         head_roles(head),
         bound,
         aggregator or mean(),
         replace_server(),
         weights=weights,
-        sent_leaves=sent_leaves,
-        sent_shares=_shares,
-        synchronous_only="LoRA-A²'s clients all train the same factor in a round.",
+        traffic=c.Traffic(sent_leaves, _shares),
         check=lora_model("lora_a2"),
-        needs_fixed_basis="In LoRA-A² one factor rests while the other is averaged, and is not"
-        " sent. Leave the aggregator out, or use 'fedavg'.",
-        no_kept_optimizer="In LoRA-A² each factor rests in every second round, in which the"
-        " optimizer's moments would decay and its count of steps go on without a gradient of this"
-        " factor. Use 'ffa' or 'fedavg'.",
+        incompatible=taking_turns("LoRA-A²"),
     )
 
 
-def _shares(upload: Params, template: Params) -> dict[str, jax.Array]:
+def _shares(upload: c.Params, template: c.Params) -> dict[str, jax.Array]:
     """Returns the shares of the factors that changed, with a bit for each direction."""
     shares = {}
     for pair in pairs(template).values():
@@ -163,14 +134,14 @@ def _alternating(
 
     turns = freeze_where(optimizer, moves)
 
-    def update(gradient: Params, state: PyTree, params: Params | None = None) -> tuple:
+    def update(gradient: c.Params, state: c.PyTree, params: c.Params | None = None) -> tuple:
         steps, state = turns.update(gradient, state, params)
         return {n: ratio * x if n.endswith(".lora_b") else x for n, x in steps.items()}, state
 
     return optax.GradientTransformation(turns.init, update)
 
 
-def _selected(upload: Params, received: Params, budget: jax.Array, on_b: jax.Array) -> Params:
+def _selected(upload: c.Params, received: c.Params, budget: jax.Array, on_b: jax.Array) -> c.Params:
     """Returns the upload with the received values in all but the most important directions.
 
     Args:

@@ -23,27 +23,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least, checked, positive
 from fedjax_peft.algorithms.common import (
     Local,
-    Weights,
     init_local,
-    loss_and_metrics,
     replace_server,
     train,
     with_client_state,
-)
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
 )
 from fedjax_peft.measures.representation import Pooling, check_pooling, cosines, pool
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
@@ -51,14 +39,13 @@ from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 __all__ = ["contrastive", "moon"]
 
 
-class State(NamedTuple):
-    """A client during its local steps."""
+class Start(NamedTuple):
+    """What a client had at the start of the round."""
 
-    received: Params
-    """The global model with the client's private leaves, at the start of the round."""
-    previous: Params
+    received: c.Params
+    """The global model with the client's private leaves."""
+    previous: c.Params
     """The client's own model, at the end of its last round."""
-    local: Local
 
 
 @checked
@@ -68,15 +55,14 @@ def moon(
     mu: float = 1.0,
     temperature: float = 0.5,
     pooling: Pooling = "mean",
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """MOON: FedAvg with a contrastive loss towards the global model's representations.
 
     Args:
-      optimizer: the clients' optimizer.
       mu: μ, weight of the contrastive loss; 0 is FedAvg.
       temperature: τ of the contrastive loss.
       pooling: representation of an example: the ``mean`` over its tokens, or ``cls``, its first
@@ -89,22 +75,22 @@ def moon(
     at_least(0.0, mu=mu)
     positive(temperature=temperature)
 
-    def client(context: ClientContext) -> ClientUpdate:
-        def init(broadcast: Params, client_state: PyTree, key: Key) -> State:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
+        def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> Local:
             del key
             own = client_state["model"]
-            local = init_local(optimizer, broadcast, own)
-            return State({**broadcast, **own}, {**client_state["previous"], **own}, local)
+            start = Start({**broadcast, **own}, {**client_state["previous"], **own})
+            return init_local(optimizer, broadcast, own, start)
 
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-            def representation(params: Params, batch: Batch) -> jax.Array:
+        def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
+            def representation(params: c.Params, batch: c.Batch) -> jax.Array:
                 return pool(context.apply(params, batch, None, False), batch, pooling)
 
-            def loss(params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
-                near = representation(state.received, batch)
-                far = representation(state.previous, batch)
+            def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
+                near = representation(local.start.received, batch)
+                far = representation(local.start.previous, batch)
                 outputs = context.apply(params, batch, key, True)
-                (total, count), measured = loss_and_metrics(context.task, outputs, batch)
+                (total, count), measured = c.loss_and_metrics(context.task, outputs, batch)
                 terms = contrastive(pool(outputs, batch, pooling), near, far, temperature)
                 mask = batch["mask"].astype(terms.dtype)
                 apart, examples = jnp.sum(terms * mask), jnp.sum(mask)
@@ -112,16 +98,14 @@ def moon(
                 value = total / jnp.maximum(count, 1.0) + mu * apart / jnp.maximum(examples, 1.0)
                 return value, jax.lax.stop_gradient(metrics)
 
-            local, metrics = train(optimizer, context, state.local, batch, key, loss=loss)
-            return state._replace(local=local), metrics
+            return train(optimizer, context, local, batch, key, loss=loss)
 
-        def final(state: State) -> tuple[Params, PyTree]:
-            local = state.local
+        def final(local: Local) -> tuple[c.Params, c.PyTree]:
             return local.shared, {"model": local.private, "previous": local.shared}
 
-        return ClientUpdate(init, step, final)
+        return c.ClientUpdate(init, step, final)
 
-    return Algorithm(
+    return c.Algorithm(
         "moon",
         head_roles(head),
         client,

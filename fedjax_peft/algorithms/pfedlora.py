@@ -22,15 +22,11 @@ This was written from the paper's abstract and summaries (its full text could no
 checked against a loop over clients.
 """
 
-from collections.abc import Mapping
-
 import optax
 
-from fedjax_peft.algorithms.checks import checked, whole
-from fedjax_peft.algorithms.common import Weights
+from fedjax_peft import contracts as c
+from fedjax_peft.algorithms.checks import checked, model_with, whole
 from fedjax_peft.algorithms.fedrep import fedrep
-from fedjax_peft.contracts import Aggregator, Algorithm, Roles
-from fedjax_peft.support.errors import InputError
 
 __all__ = ["pfedlora"]
 
@@ -41,10 +37,10 @@ def pfedlora(
     *,
     model_epochs: int = 1,
     adapter_epochs: int = 1,
-    aggregator: Aggregator | None = None,
-    weights: Weights = "size",
+    aggregator: c.Aggregator | None = None,
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """pFedLoRA: a shared LoRA, and models of the clients' own (needs ``peft.lora_with_base``).
 
     Args:
@@ -64,18 +60,13 @@ def pfedlora(
         aggregator=aggregator,
         weights=weights,
     )
-    roles = Roles(
+    roles = c.Roles(
         shared=(r"^adapter:.*\.lora_[ab]$",),
         private=(r"^adapter:.*\.base\.(kernel|bias)$", "^head:"),
     )
-    return algorithm._replace(name="pfedlora", roles=roles, check=_check)
-
-
-def _check(kinds: Mapping[str, str], clients: int) -> None:
-    del clients
-    own = any(n.endswith(".base.kernel") for n in kinds)
-    if not own or not any(n.endswith(".lora_a") for n in kinds):
-        raise InputError(
-            "pfedlora needs a model with LoRA whose adapted layers are trained too: attach"
-            " peft.lora_with_base(). For a private head alone there is 'fedrep'."
-        )
+    check = model_with(
+        "pfedlora needs a model with LoRA whose adapted layers are trained too: attach"
+        " peft.lora_with_base(). For a private head alone there is 'fedrep'.",
+        *(r"\.base\.kernel$", r"\.lora_a$"),
+    )
+    return algorithm._replace(name="pfedlora", roles=roles, check=check)

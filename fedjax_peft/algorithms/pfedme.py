@@ -15,29 +15,15 @@ trained in the inner steps and kept from round to round. A client that has never
 with the initial leaves.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, positive, with_factor
-from fedjax_peft.algorithms.common import Weights, objective, optimizer_step, proximal
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
-    RateSchedule,
-    RoundContext,
-    ServerUpdate,
-)
+from fedjax_peft.algorithms.common import optimizer_step, proximal
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 from fedjax_peft.support.errors import InputError
@@ -54,11 +40,11 @@ _BASIS = (
 class State(NamedTuple):
     """A client during its local steps."""
 
-    shared: Params
+    shared: c.Params
     """w_k."""
-    personal: Params
+    personal: c.Params
     """x_k, private leaves included."""
-    optimizer: PyTree
+    optimizer: c.PyTree
 
 
 @checked
@@ -69,12 +55,12 @@ def pfedme(
     learning_rate: float = 0.005,
     inner_steps: int = 5,
     beta: float = 1.0,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "uniform",
+    weights: c.Weights = "uniform",
     keep_optimizer: bool = False,
-    server_schedule: RateSchedule | None = None,
-) -> Algorithm:
+    server_schedule: c.RateSchedule | None = None,
+) -> c.Algorithm:
     """pFedMe: personal models near the global one; the global model moves towards them.
 
     An epoch costs ``inner_steps`` times that of FedAvg. Metrics of training are those of the
@@ -96,18 +82,18 @@ def pfedme(
     if inner_steps < 1:
         raise InputError(f"inner_steps = {inner_steps} of pfedme must be a positive whole number.")
 
-    def client(context: ClientContext) -> ClientUpdate:
-        def init(broadcast: Params, client_state: PyTree, key: Key) -> State:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
+        def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> State:
             del key
             personal = {**client_state["personal"], **broadcast}
             return State(broadcast, personal, optimizer.init(personal))
 
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+        def step(state: State, batch: c.Batch, key: c.Key) -> tuple[State, c.Metrics]:
             w = state.shared
 
-            def inner(carry: tuple[Params, PyTree], key: Key) -> tuple[tuple, Metrics]:
+            def inner(carry: tuple[c.Params, c.PyTree], key: c.Key) -> tuple[tuple, c.Metrics]:
                 x, opt = carry
-                gradient, metrics = context.gradient(partial(objective, context), x, batch, key)
+                gradient, metrics = context.gradient(context.objective, x, batch, key)
                 gradient = proximal(lam, x, w)(gradient)
                 return optimizer_step(optimizer, gradient, x, opt), metrics
 
@@ -116,17 +102,20 @@ def pfedme(
             w = {n: old - learning_rate * lam * (old - x[n]) for n, old in w.items()}
             return State(w, x, opt), jax.tree.map(lambda m: m[-1], metrics)
 
-        return ClientUpdate(init, step, lambda state: (state.shared, {"personal": state.personal}))
+        return c.ClientUpdate(
+            init, step, lambda state: (state.shared, {"personal": state.personal})
+        )
 
-    def update(state: Params, new: Params, context: RoundContext) -> Params:
+    def update(state: c.Params, new: c.Params, context: c.RoundContext) -> c.Params:
         # Without uploads `new` equals the old state.
         step: Any = beta
         if server_schedule is not None:
             step = step * server_schedule(context.round_index)
         return jax.tree.map(lambda old, mean: old + step * (mean - old), state, new)
 
-    server = ServerUpdate(lambda shared: shared, update, lambda state: state)
-    algorithm = Algorithm(
+    moves_partly = bool(server_schedule) or is_traced(beta) or beta != 1
+    server = c.ServerUpdate(lambda shared: shared, update, lambda state: state)
+    algorithm = c.Algorithm(
         "pfedme",
         head_roles(head),
         client,
@@ -137,6 +126,6 @@ def pfedme(
         personal=True,
         weights=weights,
         gradients_per_step=inner_steps,
-        needs_fixed_basis=_BASIS if server_schedule or is_traced(beta) or beta != 1 else None,
+        incompatible={c.Feature.NEW_FACTORS: _BASIS} if moves_partly else {},
     )
     return with_factor(algorithm, "server_learning_rate_factor", server_schedule)

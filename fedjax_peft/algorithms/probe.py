@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft.contracts import PyTree
+from fedjax_peft import contracts as c
 
 __all__ = ["sgd_rate"]
 
@@ -51,7 +51,7 @@ def sgd_rate(optimizer: optax.GradientTransformation, names: Sequence[str]) -> f
     return rate if math.isfinite(rate) and rate >= 0 else None
 
 
-def _later(state: PyTree, steps: int) -> PyTree:
+def _later(state: c.PyTree, steps: int) -> c.PyTree:
     """Returns an optimizer's state with ``steps`` more on its counters."""
     return jax.tree.map(
         lambda x: x + steps if jnp.issubdtype(jnp.result_type(x), jnp.integer) else x, state

@@ -18,26 +18,15 @@ This follows the text of the paper. The authors published no code that we know; 
 public implementation agrees, up to weights by size.
 """
 
-from collections.abc import Mapping
-
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import checked
-from fedjax_peft.algorithms.common import Local, Weights
+from fedjax_peft.algorithms.checks import checked, model_with
+from fedjax_peft.algorithms.common import Local
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Params,
-    ServerUpdate,
-)
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-from fedjax_peft.support.errors import InputError
 
 __all__ = ["ravan"]
 
@@ -46,22 +35,21 @@ __all__ = ["ravan"]
 def ravan(
     optimizer: optax.GradientTransformation,
     *,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "uniform",
+    weights: c.Weights = "uniform",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """RAVAN: cores between fixed bases, each with a scale of its own; exact averages.
 
     Args:
-      optimizer: the clients' optimizer.
       aggregator: how the products of scale and core combine; by default their mean.
       keep_optimizer: only False: the scales start anew in every round.
 
     Raises:
       InputError: ``keep_optimizer``; on use, a model without RAVAN's layers.
     """
-    return Algorithm(
+    return c.Algorithm(
         "ravan",
         head_roles(head),
         lambda context: _client(optimizer, context),
@@ -69,28 +57,35 @@ def ravan(
         _server(),
         model=lambda broadcast, private: {**_with_scales(broadcast), **private},
         weights=weights,
-        check=_check,
-        no_kept_optimizer="In RAVAN a client's scales become a part of its cores at the end of a"
-        " round, so gradients of earlier rounds belong to other cores and scales. Use 'fedsb'.",
+        check=model_with(
+            "'ravan' averages the cores of RAVAN's layers, and this model has none: attach"
+            " fp.peft.ravan(), or use 'fedavg'.",
+            r"\.ravan_h$",
+        ),
+        incompatible={
+            c.Feature.KEPT_OPTIMIZER: "In RAVAN a client's scales become a part of its cores at the"
+            " end of a round, so gradients of earlier rounds belong to other cores and scales. Use"
+            " 'fedsb'."
+        },
     )
 
 
-def _client(optimizer: optax.GradientTransformation, context: ClientContext) -> ClientUpdate:
+def _client(optimizer: optax.GradientTransformation, context: c.ClientContext) -> c.ClientUpdate:
     inner = client(optimizer, context)
 
-    def init(broadcast: Params, private: Params, key: Key) -> Local:
+    def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
         return inner.init(_with_scales(broadcast), private, key)
 
-    def final(local: Local) -> tuple[Params, Params]:
+    def final(local: Local) -> tuple[c.Params, c.Params]:
         upload, private = inner.final(local)
         return _folded(upload), private
 
-    return ClientUpdate(init, inner.step, final)
+    return c.ClientUpdate(init, inner.step, final)
 
 
-def _server() -> ServerUpdate:
+def _server() -> c.ServerUpdate:
     """Returns the server whose state is the shared leaves without the scales, which are 1."""
-    return ServerUpdate(
+    return c.ServerUpdate(
         init=_folded,
         update=lambda state, new, context: new,
         broadcast=lambda state: state,
@@ -98,7 +93,7 @@ def _server() -> ServerUpdate:
     )
 
 
-def _folded(leaves: Params) -> Params:
+def _folded(leaves: c.Params) -> c.Params:
     """Returns the leaves with every scale multiplied into its core, and without scales."""
     new = {name: x for name, x in leaves.items() if not name.endswith(".ravan_s")}
     for name, scales in leaves.items():
@@ -108,19 +103,10 @@ def _folded(leaves: Params) -> Params:
     return new
 
 
-def _with_scales(leaves: Params) -> Params:
+def _with_scales(leaves: c.Params) -> c.Params:
     """Returns the leaves with a scale of 1 for every core."""
     cores = {n: x for n, x in leaves.items() if n.endswith(".ravan_h")}
     return {
         **leaves,
         **{f"{n.removesuffix('.ravan_h')}.ravan_s": jnp.ones(len(x)) for n, x in cores.items()},
     }
-
-
-def _check(kinds: Mapping[str, str], clients: int) -> None:
-    del clients
-    if not any(name.endswith(".ravan_h") for name in kinds):
-        raise InputError(
-            "'ravan' averages the cores of RAVAN's layers, and this model has none: attach"
-            " fp.peft.ravan(), or use 'fedavg'."
-        )

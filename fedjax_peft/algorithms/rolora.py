@@ -15,59 +15,53 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model
-from fedjax_peft.algorithms.common import Weights, freeze_where, replace_server
+from fedjax_peft.algorithms.common import freeze_where, replace_server
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.contracts import Aggregator, Algorithm, ClientContext, ClientUpdate, Params
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
-__all__ = ["rolora"]
+__all__ = ["rolora", "taking_turns"]
 
 
 @checked
 def rolora(
     optimizer: optax.GradientTransformation,
     *,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """RoLoRA: B is trained and averaged in odd rounds, A in even ones; exact averages.
 
     Args:
-      optimizer: the clients' optimizer.
       keep_optimizer: only False: the two factors take turns.
 
     Raises:
       InputError: ``keep_optimizer``; on use, a model without LoRA.
     """
 
-    def bound(context: ClientContext) -> ClientUpdate:
+    def bound(context: c.ClientContext) -> c.ClientUpdate:
         return client(
             freeze_where(optimizer, lambda name: _turn(name, context.round_index)), context
         )
 
-    def sent_leaves(broadcast: Params, round_index: jax.Array) -> dict[str, jax.Array]:
+    def sent_leaves(broadcast: c.Params, round_index: jax.Array) -> dict[str, jax.Array]:
         factors = [name for name in broadcast if name.endswith((".lora_a", ".lora_b"))]
         return {name: jnp.asarray(_turn(name, round_index)) for name in factors}
 
-    return Algorithm(
+    return c.Algorithm(
         "rolora",
         head_roles(head),
         bound,
         aggregator or mean(),
         replace_server(),
         weights=weights,
-        sent_leaves=sent_leaves,
-        synchronous_only="RoLoRA's clients all train the same factor in a round.",
+        traffic=c.Traffic(sent_leaves),
         check=lora_model("rolora"),
-        needs_fixed_basis="In RoLoRA one factor rests while the other is averaged, and is not sent."
-        " Leave the aggregator out, or use 'fedavg'.",
-        no_kept_optimizer="In RoLoRA each factor rests in every second round, in which the"
-        " optimizer's moments would decay and its count of steps go on without a gradient of this"
-        " factor. Use 'ffa' or 'fedavg'.",
+        incompatible=taking_turns("RoLoRA"),
     )
 
 
@@ -76,3 +70,15 @@ def _turn(name: str, round_index: jax.Array) -> jax.Array | bool:
     if name.endswith(".lora_a"):
         return round_index % 2 == 0
     return round_index % 2 == 1 if name.endswith(".lora_b") else True
+
+
+def taking_turns(name: str) -> dict[c.Feature, str]:
+    """Returns what cannot be combined with factors that are trained in turn."""
+    return {
+        c.Feature.ASYNCHRONY: f"{name}'s clients all train the same factor in a round.",
+        c.Feature.NEW_FACTORS: f"In {name} one factor rests while the other is averaged, and is not"
+        " sent. Leave the aggregator out, or use 'fedavg'.",
+        c.Feature.KEPT_OPTIMIZER: f"In {name} each factor rests in every second round, in which the"
+        " optimizer's moments would decay and its count of steps go on without a gradient of this"
+        " factor. Use 'ffa' or 'fedavg'.",
+    }

@@ -29,25 +29,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.algorithms.checks import checked, positive, with_factor
-from fedjax_peft.algorithms.common import Local, Weights, add_to_gradient, init_local, train
+from fedjax_peft.algorithms.common import Local, add_to_gradient, init_local, train
 from fedjax_peft.algorithms.probe import sgd_rate
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
-    RateSchedule,
-    RoundContext,
-    ServerUpdate,
-)
 from fedjax_peft.numerics.roles import HeadPolicy, assign_roles, head_roles
 from fedjax_peft.support.errors import InputError
 
@@ -58,10 +45,10 @@ class State(NamedTuple):
     """A client during its local steps."""
 
     local: Local
-    received: Params
-    everyone: Params
+    received: c.Params
+    everyone: c.Params
     """The server's control variate."""
-    own: Params
+    own: c.Params
     """The client's control variate."""
     steps: jax.Array
 
@@ -72,12 +59,12 @@ def scaffold(
     *,
     learning_rate: float,
     server_learning_rate: float = 1.0,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "uniform",
+    weights: c.Weights = "uniform",
     keep_optimizer: bool = False,
-    server_schedule: RateSchedule | None = None,
-) -> Algorithm:
+    server_schedule: c.RateSchedule | None = None,
+) -> c.Algorithm:
     """Control variates correct the drift of clients' local steps (SCAFFOLD).
 
     Before a run the optimizer is tried on a few gradients. SGD with another step size is refused.
@@ -106,8 +93,8 @@ def scaffold(
         names = assign_roles(kinds, rules)
         _check_steps(optimizer, learning_rate, [*names["shared"], *names["private"]])
 
-    def client(context: ClientContext) -> ClientUpdate:
-        def init(broadcast: PyTree, client_state: PyTree, key: Key) -> State:
+    def client(context: c.ClientContext) -> c.ClientUpdate:
+        def init(broadcast: c.PyTree, client_state: c.PyTree, key: c.Key) -> State:
             del key
             received, everyone = broadcast["model"], broadcast["control"]
             local = init_local(optimizer, received, client_state["model"])
@@ -115,17 +102,17 @@ def scaffold(
                 local, received, everyone, client_state["control"], jnp.zeros((), jnp.int32)
             )
 
-        def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+        def step(state: State, batch: c.Batch, key: c.Key) -> tuple[State, c.Metrics]:
             drift = add_to_gradient(jax.tree.map(jnp.subtract, state.everyone, state.own))
             local, metrics = train(optimizer, context, state.local, batch, key, drift)
             return state._replace(local=local, steps=state.steps + 1), metrics
 
-        def final(state: State) -> tuple[PyTree, PyTree]:
+        def final(state: State) -> tuple[c.PyTree, c.PyTree]:
             way = jnp.float32(learning_rate) * jnp.maximum(state.steps, 1)
 
-            def changed(start: jax.Array, end: jax.Array, c: jax.Array) -> jax.Array:
+            def changed(start: jax.Array, end: jax.Array, ours: jax.Array) -> jax.Array:
                 # In a round with rate 0 (a schedule) nothing is learned about the gradient.
-                return jnp.where(way > 0, (start - end) / jnp.where(way > 0, way, 1) - c, 0)
+                return jnp.where(way > 0, (start - end) / jnp.where(way > 0, way, 1) - ours, 0)
 
             received, everyone = state.received, state.everyone
             change = jax.tree.map(changed, received, state.local.shared, everyone)
@@ -133,19 +120,19 @@ def scaffold(
             upload = {"model": state.local.shared, "control": change}
             return upload, {"model": state.local.private, "control": own}
 
-        return ClientUpdate(init, step, final)
+        return c.ClientUpdate(init, step, final)
 
-    def update(state: PyTree, new: PyTree, context: RoundContext) -> PyTree:
+    def update(state: c.PyTree, new: c.PyTree, context: c.RoundContext) -> c.PyTree:
         share = context.participants / context.total_clients
         rate: Any = server_learning_rate
         if server_schedule is not None:
             rate = rate * server_schedule(context.round_index)
         return {
             "model": jax.tree.map(lambda x, y: x + rate * (y - x), state["model"], new["model"]),
-            "control": jax.tree.map(lambda c, d: c + share * d, state["control"], new["control"]),
+            "control": jax.tree.map(lambda x, d: x + share * d, state["control"], new["control"]),
         }
 
-    server = ServerUpdate(
+    server = c.ServerUpdate(
         init=lambda shared: {"model": shared, "control": _zeros(shared)},
         update=update,
         broadcast=lambda state: state,
@@ -155,7 +142,7 @@ def scaffold(
     control = mean(error=False)
     if aggregator is not None and aggregator.needs_all_uploads:
         control = aggregator
-    algorithm = Algorithm(
+    algorithm = c.Algorithm(
         "scaffold",
         rules,
         client,
@@ -165,18 +152,22 @@ def scaffold(
         model=lambda broadcast, client_state: {**broadcast["model"], **client_state["model"]},
         weights=weights,
         check=check,
-        change_field="model",
-        synchronous_only="SCAFFOLD's control variates of clients and server belong to one round.",
-        needs_fixed_basis="SCAFFOLD's control variates are gradients of A and B of earlier rounds,"
-        " and its server goes part of the way between two pairs of factors. Leave the aggregator"
-        " out to average A and B, or use 'fedavg' or 'fedprox'.",
-        no_kept_optimizer="SCAFFOLD's control variates are means of the gradients of one round. An"
-        " optimizer that remembers earlier rounds would count their gradients twice. Use 'feddyn'.",
+        traffic=c.Traffic(change_field="model"),
+        incompatible={
+            c.Feature.ASYNCHRONY: "SCAFFOLD's control variates of clients and server belong to one"
+            " round.",
+            c.Feature.NEW_FACTORS: "SCAFFOLD's control variates are gradients of A and B of earlier"
+            " rounds, and its server goes part of the way between two pairs of factors. Leave the"
+            " aggregator out to average A and B, or use 'fedavg' or 'fedprox'.",
+            c.Feature.KEPT_OPTIMIZER: "SCAFFOLD's control variates are means of the gradients of"
+            " one round. An optimizer that remembers earlier rounds would count their gradients"
+            " twice. Use 'feddyn'.",
+        },
     )
     return with_factor(algorithm, "server_learning_rate_factor", server_schedule)
 
 
-def _zeros(params: Params) -> Params:
+def _zeros(params: c.Params) -> c.Params:
     return jax.tree.map(jnp.zeros_like, params)
 
 

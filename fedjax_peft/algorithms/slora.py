@@ -20,49 +20,27 @@ equations could not be read; these were derived again.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fra import truncated_products
-from fedjax_peft.algorithms.checks import checked, lora_model, whole
+from fedjax_peft.algorithms.checks import checked, lora_model, model_with, whole
 from fedjax_peft.algorithms.common import (
     Local,
-    Weights,
     freeze_where,
     init_local,
-    objective,
+    loss_where,
+    send_shared,
     train,
-)
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
-    RoundContext,
-    ServerUpdate,
 )
 from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, scale
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-from fedjax_peft.support.errors import InputError
 
 __all__ = ["slora"]
-
-
-class State(NamedTuple):
-    """A client during its local steps."""
-
-    primed: jax.Array
-    """Whether stage 2 has begun, bool."""
-    model: Local
 
 
 @checked
@@ -70,11 +48,11 @@ def slora(
     optimizer: optax.GradientTransformation,
     *,
     sparse_rounds: int,
-    aggregator: Aggregator | None = None,
+    aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
-    weights: Weights = "size",
+    weights: c.Weights = "size",
     keep_optimizer: bool = False,
-) -> Algorithm:
+) -> c.Algorithm:
     """SLoRA: sparse fine-tuning of the adapted kernels first, then LoRA from its SVD.
 
     Args:
@@ -88,12 +66,12 @@ def slora(
     """
     whole(1, sparse_rounds=sparse_rounds)
 
-    def sent_leaves(broadcast: PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
+    def sent_leaves(broadcast: c.PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
         del round_index
         sent = {n: jnp.asarray(_moves(n, broadcast["primed"])) for n in broadcast["model"]}
         return {**sent, "primed": jnp.array(False)}  # the server knows
 
-    return Algorithm(
+    return c.Algorithm(
         "slora",
         head_roles(head),
         lambda context: _client(optimizer, context),
@@ -102,13 +80,15 @@ def slora(
         model=lambda broadcast, private: {**broadcast["model"], **private},
         local_model=lambda broadcast, upload, private: {**upload, **private},
         weights=weights,
-        sent_leaves=sent_leaves,
+        traffic=c.Traffic(sent_leaves),
         check=_check,
-        synchronous_only="SLoRA's clients all train the same leaves in a round.",
-        needs_fixed_basis="In the first stage of SLoRA the factors A and B rest and are not sent."
-        " Leave the aggregator out.",
-        no_kept_optimizer="The two stages of SLoRA train different leaves, whose moments would"
-        " decay while they rest. Use 'fedavg'.",
+        incompatible={
+            c.Feature.ASYNCHRONY: "SLoRA's clients all train the same leaves in a round.",
+            c.Feature.NEW_FACTORS: "In the first stage of SLoRA the factors A and B rest and are"
+            " not sent. Leave the aggregator out.",
+            c.Feature.KEPT_OPTIMIZER: "The two stages of SLoRA train different leaves, whose"
+            " moments would decay while they rest. Use 'fedavg'.",
+        },
     )
 
 
@@ -119,46 +99,34 @@ def _moves(name: str, primed: jax.Array) -> jax.Array | bool:
     return ~primed if name.endswith(".sparse_values") else True
 
 
-def _client(optimizer: optax.GradientTransformation, context: ClientContext) -> ClientUpdate:
+def _client(optimizer: optax.GradientTransformation, context: c.ClientContext) -> c.ClientUpdate:
     def moving(primed: jax.Array) -> optax.GradientTransformation:
         return freeze_where(optimizer, lambda name: _moves(name, primed))
 
-    def init(broadcast: PyTree, private: Params, key: Key) -> State:
+    def init(broadcast: c.PyTree, private: c.Params, key: c.Key) -> Local:
         del key
         primed = broadcast["primed"]
-        return State(primed, init_local(moving(primed), broadcast["model"], private))
+        return init_local(moving(primed), broadcast["model"], private, start=primed)
 
-    def step(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
-        primed = state.primed
+    def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
+        primed = local.start
+        loss = loss_where(context, lambda name: _moves(name, primed))
+        return train(moving(primed), context, local, batch, key, loss=loss)
 
-        def loss(params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
-            # Resting leaves have no gradient, so private training clips the others alone.
-            still = {
-                n: jnp.where(_moves(n, primed), x, jax.lax.stop_gradient(x))
-                for n, x in params.items()
-            }
-            return objective(context, still, batch, key)
-
-        model, metrics = train(moving(primed), context, state.model, batch, key, loss=loss)
-        return State(primed, model), metrics
-
-    def final(state: State) -> tuple[Params, Params]:
-        return state.model.shared, state.model.private
-
-    return ClientUpdate(init, step, final)
+    return c.ClientUpdate(init, step, send_shared)
 
 
-def _server(sparse_rounds: int) -> ServerUpdate:
+def _server(sparse_rounds: int) -> c.ServerUpdate:
     """Returns the server that replaces the model, and starts LoRA once stage 1 has ended."""
 
-    def update(state: PyTree, new: Params, context: RoundContext) -> PyTree:
+    def update(state: c.PyTree, new: c.Params, context: c.RoundContext) -> c.PyTree:
         received = context.participants > 0
         now = ~state["primed"] & received & (context.round_index >= sparse_rounds)
         started = _started(new, context.fixed)
         model = {name: jnp.where(now, started[name], x) for name, x in new.items()}
         return {"model": model, "primed": state["primed"] | now}
 
-    return ServerUpdate(
+    return c.ServerUpdate(
         init=lambda shared: {"model": shared, "primed": jnp.array(False)},
         update=update,
         broadcast=lambda state: state,
@@ -167,7 +135,7 @@ def _server(sparse_rounds: int) -> ServerUpdate:
     )
 
 
-def _started(model: Params, fixed: Params) -> Params:
+def _started(model: c.Params, fixed: c.Params) -> c.Params:
     """Returns the leaves with LoRA's start from the SVD of S + s·AB, and S = 0."""
     new = dict(model)
     sparse = {n: x for n, x in model.items() if n.rsplit(".", 1)[0] + ".sparse_values" in model}
@@ -183,7 +151,7 @@ def _started(model: Params, fixed: Params) -> Params:
     return new
 
 
-def _dense(model: Params, fixed: Params, path: str, size: tuple[int, int]) -> jax.Array:
+def _dense(model: c.Params, fixed: c.Params, path: str, size: tuple[int, int]) -> jax.Array:
     """Returns ``S / s + AB``, ``[in, out]``."""
     values = model[f"{path}.sparse_values"] / scale(fixed, path)
     places, product = fixed[f"{path}.sparse_index"], matmul(*(model[n] for n in pairs(model)[path]))
@@ -192,8 +160,8 @@ def _dense(model: Params, fixed: Params, path: str, size: tuple[int, int]) -> ja
 
 def _check(kinds: Mapping[str, str], clients: int) -> None:
     lora_model("slora")(kinds, clients)
-    if not any(name.endswith(".sparse_values") for name in kinds):
-        raise InputError(
-            "'slora' starts with sparse values beside LoRA, and this model has none: attach"
-            " fp.peft.slora(), or use 'fedavg'."
-        )
+    message = (
+        "'slora' starts with sparse values beside LoRA, and this model has none: attach"
+        " fp.peft.slora(), or use 'fedavg'."
+    )
+    model_with(message, r"\.sparse_values$")(kinds, clients)

@@ -6,7 +6,14 @@ from typing import Literal, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.contracts import Algorithm, Asynchronous, Federation, PyTree
+from fedjax_peft.contracts import (
+    Algorithm,
+    Asynchronous,
+    Feature,
+    Federation,
+    PyTree,
+    check_compatible,
+)
 from fedjax_peft.support.checks import check_count, check_number
 from fedjax_peft.support.errors import InputError, nearest
 
@@ -107,25 +114,7 @@ class Wrapper:
           InputError: the algorithm needs clients that start from the same version.
         """
         del federation
-        reason = algorithm.synchronous_only
-        if reason is None and algorithm.relayed_leaves is not None:
-            reason = "The server passes on every upload to all clients, round by round."
-        if reason is None and algorithm.server.frozen_delta is not None:
-            reason = (
-                "The server adds what it learned to the frozen weights, and clients that train side"
-                " by side share these weights."
-            )
-        if reason is None and algorithm.aggregator.refactors:
-            reason = (
-                f"Its aggregator {algorithm.aggregator.name!r} factors LoRA's products anew in"
-                " every round, so that changes from an older version belong to other factors."
-            )
-        if reason is not None:
-            raise InputError(
-                f"{self.name!r} does not fit the algorithm {algorithm.name!r}. {reason} Use an"
-                " algorithm such as 'fedavg', 'fedprox', 'fedadam' or 'ditto', or leave out"
-                " asynchronous."
-            )
+        check_compatible(algorithm, {Feature.ASYNCHRONY: f"the asynchronous server {self.name!r}"})
         if self.weights not in ("size", "uniform"):
             raise InputError(
                 f"weights = {self.weights!r} of {self.name} must be 'uniform' or 'size'."

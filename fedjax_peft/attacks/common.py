@@ -24,6 +24,7 @@ from fedjax_peft.contracts import (
     Batch,
     ClientContext,
     ClientUpdate,
+    Feature,
     Federation,
     Key,
     Metrics,
@@ -32,6 +33,7 @@ from fedjax_peft.contracts import (
     RoundContext,
     Stacked,
     Total,
+    check_compatible,
 )
 from fedjax_peft.numerics import summation, tree
 from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero
@@ -172,7 +174,7 @@ def on_uploads(
       algorithm: the algorithm.
       who: bool ``[clients + 1]``: who is hostile.
       change: (upload minus template, key) -> what is sent instead of this difference, for the part
-        of an upload that ``Algorithm.change_field`` names.
+        of an upload that ``Traffic.change_field`` names.
 
     Raises:
       InputError: the uploads of the algorithm are not leaves.
@@ -271,16 +273,8 @@ def moments(changes: jax.Array, honest: jax.Array) -> tuple[jax.Array, jax.Array
 
 def _check_uploads(attack: str, algorithm: Algorithm) -> None:
     """Raises InputError for an algorithm whose uploads minus the template mean nothing."""
-    if not algorithm.roles.shared:
-        raise InputError(
-            f"The attack {attack!r} changes uploads, and the clients of {algorithm.name!r} send"
-            " nothing. Attack an algorithm that shares leaves, such as 'fedavg'."
-        )
-    if algorithm.no_transforms is not None:
-        raise InputError(
-            f"The attack {attack!r} cannot change uploads of {algorithm.name!r}."
-            f" {algorithm.no_transforms}"
-        )
+    what = f"the attack {attack!r}, which changes uploads"
+    check_compatible(algorithm, {Feature.ATTACKS: what, Feature.TRANSFORMS: what})
 
 
 def _flat(rows: PyTree, slots: int) -> jax.Array:

@@ -47,8 +47,25 @@ def listing(sections: Sections, words: Sequence[str]) -> str:
     if rest in entries and isinstance(entries, FirstLines):
         from fedjax_peft.cli import explain
 
-        return explain.explain_function(title, rest)
+        text = explain.explain_function(title, rest)
+        return text + _refusals(rest) if section == "algorithm" else text
     return _containing({title: entries}, rest, [])
+
+
+def _refusals(algorithm: str) -> str:
+    """Returns a line of what an algorithm with default options cannot be combined with."""
+    import inspect
+
+    import optax
+
+    from fedjax_peft import algorithms
+    from fedjax_peft.contracts import refusals
+
+    make = getattr(algorithms, algorithm)
+    parameters = inspect.signature(make).parameters.values()
+    options = {p.name: 2 for p in parameters if p.default is p.empty}
+    found = refusals(make(**options | {"optimizer": optax.identity()}))
+    return f"\n\nNot with: {', '.join(sorted(x.value for x in found))}." if found else ""
 
 
 _WIDTH = 100

@@ -16,12 +16,7 @@ from fedjax_peft.contracts.aggregator import (
     Total,
     Weighted,
 )
-from fedjax_peft.contracts.algorithm import (
-    Algorithm,
-    Rebase,
-    Roles,
-    Tamper,
-)
+from fedjax_peft.contracts.algorithm import Algorithm, Rebase, Roles, Tamper, Traffic, Weights
 from fedjax_peft.contracts.asynchronous import (
     Aggregation,
     Asynchronous,
@@ -38,24 +33,12 @@ from fedjax_peft.contracts.client import (
     Tuning,
     mean_gradient,
 )
-from fedjax_peft.contracts.model import (
-    ApplyFn,
-    Outputs,
-    Sampling,
-)
-from fedjax_peft.contracts.privacy import (
-    Attack,
-    Federation,
-    Guarantee,
-    Privacy,
-)
-from fedjax_peft.contracts.server import (
-    RoundContext,
-    ServerUpdate,
-)
-from fedjax_peft.contracts.task import (
-    Task,
-)
+from fedjax_peft.contracts.compatibility import check_compatible, refusals
+from fedjax_peft.contracts.feature import Feature
+from fedjax_peft.contracts.model import ApplyFn, Outputs, Sampling
+from fedjax_peft.contracts.privacy import Attack, Federation, Guarantee, Privacy
+from fedjax_peft.contracts.server import RoundContext, ServerUpdate
+from fedjax_peft.contracts.task import Task, loss_and_metrics
 from fedjax_peft.contracts.transform import (
     Decoded,
     Encoded,
@@ -93,6 +76,7 @@ __all__ = [
     "Diagnosis",
     "Encoded",
     "Factors",
+    "Feature",
     "Federation",
     "Finish",
     "Gradient",
@@ -123,12 +107,17 @@ __all__ = [
     "Task",
     "Timeline",
     "Total",
+    "Traffic",
     "Transform",
     "TransformClient",
     "TransformServer",
     "TransformWire",
     "Tuning",
     "Weighted",
+    "Weights",
     "Wire",
+    "check_compatible",
+    "loss_and_metrics",
     "mean_gradient",
+    "refusals",
 ]

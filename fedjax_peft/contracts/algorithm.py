@@ -1,14 +1,18 @@
 """A federated algorithm: roles of leaves, local work, aggregation and server."""
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
 
 from fedjax_peft.contracts.aggregator import Aggregator
 from fedjax_peft.contracts.client import ClientContext, ClientUpdate, Tuning
+from fedjax_peft.contracts.feature import Feature
 from fedjax_peft.contracts.server import ServerUpdate
 from fedjax_peft.contracts.types import Key, Params, PyTree
+
+Weights: TypeAlias = Literal["size", "uniform"]
+"""The weights of clients in the aggregate: by their numbers of examples, or all the same."""
 
 
 class Roles(NamedTuple):
@@ -33,23 +37,43 @@ def _both(broadcast: PyTree, client_state: PyTree) -> Params:
     return {**broadcast, **client_state}
 
 
-def _all_move(broadcast: PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
-    del broadcast, round_index
-    return {}
-
-
-def _all_sent(upload: PyTree, template: PyTree) -> dict[str, jax.Array]:
-    del upload, template
-    return {}
-
-
-def _no_metrics(round_index: jax.Array) -> dict[str, jax.Array]:
-    del round_index
+def _nothing(*arguments: PyTree) -> dict[str, jax.Array]:
+    del arguments
     return {}
 
 
 def _anything(kinds: Mapping[str, str], clients: int) -> None:
     del kinds, clients
+
+
+class Traffic(NamedTuple):
+    """What travels, where that is not the whole broadcast down and the whole upload up.
+
+    Bytes are counted by it. The engine uses ``sent_leaves``, ``sent_shares`` and ``change_field``.
+    """
+
+    sent_leaves: Callable[[PyTree, jax.Array], dict[str, jax.Array]] = _nothing
+    """(broadcast, round) -> leaf name -> bool: whether clients send the leaf in this round. A leaf
+    without an entry is sent. Upload transforms do not see leaves that rest."""
+    sent_shares: Callable[[PyTree, PyTree], dict[str, jax.Array]] = _nothing
+    """(upload, template) -> leaf name -> the share of the leaf's bytes that the client sends, if it
+    decides so by what it learned. A leaf without an entry is sent whole. What is expected before a
+    round, such as for a deadline, is whole."""
+    relayed_leaves: str | None = None
+    """A regular expression: the leaves of uploads that the server passes on to every client one by
+    one, because they do not combine to a leaf of the same size (stacking). None: no such leaves."""
+    redrawn_leaves: str | None = None
+    """A regular expression: the leaves of the broadcast that clients make themselves once the
+    server was updated, such as new random factors. They are fetched before that only; None: no such
+    leaves."""
+    received_part: Callable[[PyTree], PyTree] | None = None
+    """broadcast -> what one client receives of it, if clients receive different parts of the same
+    size, such as its own cluster's leaves. The client's functions must use no other part. None: a
+    client receives all."""
+    change_field: str | None = None
+    """The field of an upload that holds the client's leaves, or their change: what upload
+    transforms see. Other fields, such as a control variate, are sent as they are. None: the whole
+    upload is leaves."""
 
 
 class Tamper(Protocol):
@@ -99,81 +123,46 @@ class Algorithm(NamedTuple):
     It never leaves its client."""
     model: Callable[[PyTree, PyTree], Params] = _both
     """(broadcast, client state) -> the leaves with which a client predicts."""
-    personal: bool = False
-    """Whether every client predicts with its own model although no leaf is private."""
     local_model: Callable[[PyTree, PyTree, PyTree], Params] | None = None
     """(broadcast, upload, client state after the local work) -> the leaves with which a client
     predicts before the aggregation. None: ``model`` of the upload and the client state, which is
     right for uploads that have the form of the broadcast."""
-    weights: Literal["size", "uniform"] = "size"
-    """Weights of uploads in the aggregate: ``size``, by the client's number of examples;
-    ``uniform``, all equal."""
-    sent_leaves: Callable[[PyTree, jax.Array], dict[str, jax.Array]] = _all_move
-    """(broadcast, round) -> leaf name -> bool: whether clients send the leaf in this round. A leaf
-    without an entry is sent. It decides which leaves are counted as traffic, and which leaves an
-    upload transform sees."""
-    relayed_leaves: str | None = None
-    """A regular expression: the leaves of uploads that the server passes on to every client one by
-    one, because they do not combine to a leaf of the same size (stacking). It decides what is
-    counted as traffic; None: no such leaves."""
-    redrawn_leaves: str | None = None
-    """A regular expression: the leaves of the broadcast that clients make themselves once the
-    server was updated, such as new random factors. They are fetched before that only; None: no such
-    leaves."""
-    sent_shares: Callable[[PyTree, PyTree], dict[str, jax.Array]] = _all_sent
-    """(upload, template) -> leaf name -> the share of the leaf's bytes that the client sends, if it
-    decides so by what it learned. A leaf without an entry is sent whole. It decides what is counted
-    as traffic after a round; what is expected before it, such as for a deadline, is whole."""
-    received_part: Callable[[PyTree], PyTree] | None = None
-    """broadcast -> what one client receives of it, if clients receive different parts of the same
-    size, such as its own cluster's leaves. It decides what is counted as traffic; the client's
-    functions must use no other part. None: a client receives all."""
-    check: Callable[[Mapping[str, str], int], None] = _anything
-    """(kind of each trainable leaf, number of clients) -> None. Raises InputError for a model or a
-    number of clients that does not fit."""
-    lower_is_better: tuple[str, ...] = ()
-    """The metrics added by this algorithm for which lower is better. A second measurement of a
-    task's metric, such as ``loss_global``, has the direction of the task's metric."""
+    personal: bool = False
+    """Whether every client predicts with its own model although no leaf is private."""
+    weights: Weights = "size"
+    """Of uploads in the aggregate."""
     tuning: Tuning | None = None
     """How clients adapt to the final broadcast before a second evaluation, whose metrics are named
     ``tuned_...``. None: no second evaluation."""
-    needs_fixed_basis: str | None = None
-    """Why the entries of shared leaves must mean the same in every round, and what to use instead,
-    in whole sentences, for the error message where the aggregator ``refactors``. None: any
-    aggregator fits."""
-    change_field: str | None = None
-    """The field of an upload that holds the client's leaves, or their change: what upload
-    transforms see. Other fields, such as a control variate, are sent as they are. None: the whole
-    upload is leaves."""
-    no_transforms: str | None = None
-    """Why uploads cannot be transformed, in whole sentences, for the error message. None: they can.
-    """
-    no_kept_optimizer: str | None = None
-    """Why clients cannot keep their optimizer's state from round to round, in whole sentences, for
-    the error message. None: they can."""
-    needs_metrics: str | None = None
-    """Why the server needs the clients' training metrics (``RoundContext.metrics``), and what to
-    use instead, in whole sentences, for the error message of mechanisms that do not make the
-    metrics private. None: it does not."""
+    traffic: Traffic = Traffic()
+    """What travels, where that is not the whole broadcast and the whole upload."""
+    incompatible: Mapping[Feature, str] = {}
+    """What the algorithm cannot be combined with -> why, and what to use instead, in whole
+    sentences for the error message. What follows from its other parts need not be said:
+    :func:`fedjax_peft.contracts.compatibility.refusals` has both."""
+    check: Callable[[Mapping[str, str], int], None] = _anything
+    """(kind of each trainable leaf, number of clients) -> None. Raises InputError for a model or a
+    number of clients that does not fit."""
     gradients_per_step: int = 1
-    """How many gradients a local step takes of its batch at most, by ``ClientContext.gradient``."""
-    no_example_privacy: str | None = None
-    """Why clipping the gradients of single examples does not protect them, in whole sentences, for
-    the error message: a loss that couples the examples of a batch, or another use of the data.
-    None: it does."""
-    round_metrics: Callable[[jax.Array], dict[str, jax.Array]] = _no_metrics
+    """How many gradients a local step takes of its batch at most, by ``ClientContext.gradient``:
+    privacy accounting needs it."""
+    round_metrics: Callable[[jax.Array], dict[str, jax.Array]] = _nothing
     """round -> float32 scalars for the round's row, such as the factor of a learning-rate schedule.
     """
+    lower_is_better: tuple[str, ...] = ()
+    """The metrics added by this algorithm for which lower is better. A second measurement of a
+    task's metric, such as ``loss_global``, has the direction of the task's metric."""
     tamper: Tamper | None = None
     """What hostile clients do with their uploads: after the local work, before upload transforms.
-    Leaves that rest in the round (``sent_leaves``) stay as they are. None: every client sends what
-    it learned."""
-    synchronous_only: str | None = None
-    """Why all clients of an aggregation must have fetched the same broadcast, in whole sentences,
-    for the error message of asynchronous servers. None: they need not."""
+    Leaves that rest in the round (``Traffic.sent_leaves``) stay as they are. None: every client
+    sends what it learned."""
     rebase: Rebase | None = None
     """What an asynchronous server makes of an upload that started from an older version. None: it
     takes the upload as it is, which is right if all clients fetched the same version."""
+
+    def __hash__(self) -> int:
+        """Returns a hash, by which compiled programs are found again; a mapping has none itself."""
+        return hash(tuple(frozenset(x.items()) if isinstance(x, Mapping) else x for x in self))
 
     def before_aggregation(self, broadcast: PyTree, upload: PyTree, client_state: PyTree) -> Params:
         """Returns the leaves with which a client predicts between local work and aggregation."""
@@ -183,8 +172,10 @@ class Algorithm(NamedTuple):
 
     def change_part(self, upload: PyTree) -> PyTree:
         """Returns the part of an upload that holds the client's leaves or their change."""
-        return upload if self.change_field is None else upload[self.change_field]
+        field = self.traffic.change_field
+        return upload if field is None else upload[field]
 
     def with_change(self, upload: PyTree, part: PyTree) -> PyTree:
         """Returns the upload with its :meth:`change_part` replaced by ``part``."""
-        return part if self.change_field is None else {**upload, self.change_field: part}
+        field = self.traffic.change_field
+        return part if field is None else {**upload, field: part}

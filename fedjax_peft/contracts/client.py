@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_peft.contracts.model import Outputs
-from fedjax_peft.contracts.task import Task
+from fedjax_peft.contracts.task import Task, loss_and_metrics
 from fedjax_peft.contracts.types import Batch, Key, Metrics, Params, PyTree
 
 
@@ -67,6 +68,12 @@ class ClientContext(NamedTuple):
     """uint32 ``[2]``: by which the noise of this run differs from that of other runs of its seed
     (:func:`fedjax_peft.numerics.random.salted`); ``()`` without a mechanism of differential
     privacy."""
+
+    def objective(self, params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
+        """Returns the mean training loss of a batch and the task's metrics; a :class:`LossFn`."""
+        outputs = self.apply(params, batch, key, True)
+        (total, count), metrics = loss_and_metrics(self.task, outputs, batch)
+        return total / jnp.maximum(count, 1.0), jax.lax.stop_gradient(metrics)
 
 
 class ClientUpdate(NamedTuple):

@@ -35,7 +35,7 @@ class RoundContext(NamedTuple):
     without a client. In the order of :attr:`Total.weights`."""
     sendable: PyTree | None = None
     """Which entries of an upload at least one client can change in this round, bool, in the
-    structure of the upload; None: all. A leaf that rests (``Algorithm.sent_leaves``) cannot be
+    structure of the upload; None: all. A leaf that rests (``Traffic.sent_leaves``) cannot be
     changed, nor a direction that no client owns (``client_ranks``)."""
 
 
@@ -55,7 +55,7 @@ class ServerUpdate(NamedTuple):
     update_norm: Callable[[PyTree, PyTree, Params], jax.Array] | None = None
     """(one upload, ``template``, fixed leaves) -> Euclidean length of the change of the model that
     the upload describes, a float32 scalar, 0 for ``template``. None: the length of ``upload -
-    template``, of the part that ``Algorithm.change_field`` names. Entries that a client does not
+    template``, of the part that ``Traffic.change_field`` names. Entries that a client does not
     own (``client_ranks``) equal those of ``template``."""
     frozen_delta: Callable[[PyTree], Params] | None = None
     """server state -> what is added to the frozen tree: leaf name -> float32 array of the leaf's

@@ -43,3 +43,14 @@ class Task(Protocol):
     @property
     def lower_is_better(self) -> tuple[str, ...]:
         """The metrics for which lower is better. For every other metric higher is better."""
+
+
+def loss_and_metrics(
+    task: Task, outputs: Outputs, batch: Batch
+) -> tuple[tuple[jax.Array, jax.Array], Metrics]:
+    """Returns ((sum of losses, count), metrics) of a task, by one computation if it has one."""
+    together = getattr(task, "loss_and_metrics", None)
+    if together is None:
+        return task.loss(outputs, batch), task.metrics(outputs, batch)
+    found: tuple[tuple[jax.Array, jax.Array], Metrics] = together(outputs, batch)
+    return found

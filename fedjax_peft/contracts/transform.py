@@ -123,9 +123,9 @@ class Transform(NamedTuple):
     part runs between the aggregation and the server's update. Transforms compose by
     :func:`fedjax_peft.transforms.chain`.
 
-    A transform sees the part of an upload that ``Algorithm.change_field`` names; other parts are
+    A transform sees the part of an upload that ``Traffic.change_field`` names; other parts are
     sent as they are. Of that part, entries that are not sent look like 0 to the transform, and stay
-    as they are whatever it returns: leaves that rest in a round (``Algorithm.sent_leaves``), and
+    as they are whatever it returns: leaves that rest in a round (``Traffic.sent_leaves``), and
     directions that the client does not own (``client_ranks``). The same holds for a memory: if an
     array of it has a leaf's name and shape, these entries look like 0 and stay as they are. An
     upload that is not finite, before or after the transform, is dropped, and its client keeps its

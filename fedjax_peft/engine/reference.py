@@ -120,7 +120,7 @@ class _Sent(NamedTuple):
     norm: jax.Array
     """Norm of the model change that the upload describes."""
     shares: dict[str, jax.Array]
-    """``Algorithm.sent_shares`` of the upload."""
+    """``Traffic.sent_shares`` of the upload."""
 
 
 class _Round:
@@ -165,7 +165,7 @@ class _Round:
             state.transform_state,
             server_key(self.noise_key, self.index),
         )
-        self.sent_leaves = algorithm.sent_leaves(self.broadcast, self.round_index)
+        self.sent_leaves = algorithm.traffic.sent_leaves(self.broadcast, self.round_index)
         self.present = Source(self.broadcast, self.template, self.round_index)
         self.history = remember(state.history, self.plan.fetched, self.present)
 
@@ -292,7 +292,7 @@ class _Round:
         """Returns a client's results with a transformed upload; None if anything is not finite."""
         update_norm = self.algorithm.server.update_norm or partial(distance, self.algorithm)
         norm = update_norm(upload, source.template, self.setup.fixed)
-        shares = self.algorithm.sent_shares(self._owned(mask, upload), source.template)
+        shares = self.algorithm.traffic.sent_shares(self._owned(mask, upload), source.template)
         finite = tree.all_finite((upload, own))
         memory: PyTree = ()
         measured: PyTree = ()

@@ -38,6 +38,7 @@ from fedjax_peft.contracts import (
     Stacked,
     Task,
     Total,
+    Traffic,
     Transform,
 )
 from fedjax_peft.engine.history import Source, fetched_by, remember
@@ -122,7 +123,7 @@ class RoundResult(NamedTuple):
     predictions: dict[str, jax.Array]
     """Step outputs for each example, ``[time steps, lanes, batch, ...]``; see ``PREDICTIONS``."""
     shares: dict[str, jax.Array] = {}  # noqa: RUF012
-    """``Algorithm.sent_shares`` of each client, float32 ``[slots]``."""
+    """``Traffic.sent_shares`` of each client, float32 ``[slots]``."""
 
 
 def build_round(
@@ -211,7 +212,7 @@ def build_round(
         noise_key = salted(key, state.salt)
         own_key = server_key(noise_key, round_index)
         broadcast, received_metrics = receive(transform, broadcast, transform_state, own_key)
-        sent_leaves = algorithm.sent_leaves(broadcast, round_index)
+        sent_leaves = algorithm.traffic.sent_leaves(broadcast, round_index)
         present = Source(broadcast, template, round_index)
         history = remember(state.history, plan.fetched, present)
 
@@ -247,7 +248,7 @@ def build_round(
             fixed,
             lambda upload, sent, start: (
                 update_norm(upload, start.template, fixed),
-                algorithm.sent_shares(sent, start.template),
+                algorithm.traffic.sent_shares(sent, start.template),
             ),
             encode,
             memory,
@@ -710,9 +711,7 @@ def _sending_nothing(
         client=client,
         aggregator=nothing,
         server=still,
-        sent_leaves=lambda broadcast, round_index: {},
-        sent_shares=lambda upload, template: {},
-        change_field=None,
+        traffic=Traffic(),
         round_metrics=lambda round_index: {},
         tamper=None,
     )

@@ -78,4 +78,4 @@ class RoundInfo(NamedTuple):
     """Metrics of the aggregator, the server, the diagnosis and ``Algorithm.round_metrics``, float32
     scalars."""
     shares: dict[str, jax.Array] = {}  # noqa: RUF012
-    """``Algorithm.sent_shares`` of each client, float32 ``[slots]``."""
+    """``Traffic.sent_shares`` of each client, float32 ``[slots]``."""

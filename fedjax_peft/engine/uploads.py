@@ -1,6 +1,6 @@
 """Uploads on their way to the server: which entries a client sends, and upload transforms.
 
-A transform sees the change of the declared part of an upload (``Algorithm.change_field``):
+A transform sees the change of the declared part of an upload (``Traffic.change_field``):
 
     change  ←  upload - template                                      template: nothing was learned
     upload  ←  template + client's part of the transform (change)                   in every lane
@@ -131,7 +131,7 @@ def encoder(
       algorithm: the federated algorithm.
       template: the upload of a client that learned nothing.
       received: what the server broadcasts for the transform.
-      sent_leaves: ``Algorithm.sent_leaves`` of this round.
+      sent_leaves: ``Traffic.sent_leaves`` of this round.
     """
     start = algorithm.change_part(template)
 
@@ -215,7 +215,7 @@ def decode(
       state: the server's state of the transform.
       measured: the measurements of the transform's client part.
       context: the server's information about the round.
-      sent_leaves: ``Algorithm.sent_leaves`` of this round.
+      sent_leaves: ``Traffic.sent_leaves`` of this round.
     """
     if transform.server is None:
         return update, state, {}
@@ -262,7 +262,7 @@ def sendable(
     Args:
       aggregator: whose ``unmasked_policy`` says what is sent for directions that are not owned.
       template: the upload of a client that learned nothing.
-      sent_leaves: ``Algorithm.sent_leaves`` of this round.
+      sent_leaves: ``Traffic.sent_leaves`` of this round.
       rank_mask: the entries that each client has, bool ``[clients, ...]`` by leaf name.
     """
     owned = {} if aggregator.unmasked_policy == "zero" else rank_mask

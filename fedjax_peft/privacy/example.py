@@ -53,6 +53,7 @@ from fedjax_peft.contracts import (
     Batch,
     ClientContext,
     ClientUpdate,
+    Feature,
     Federation,
     Guarantee,
     Key,
@@ -60,6 +61,7 @@ from fedjax_peft.contracts import (
     Metrics,
     Privacy,
     PyTree,
+    check_compatible,
 )
 from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero, remembered
 from fedjax_peft.numerics.random import salted, stream
@@ -98,12 +100,11 @@ def example(
     accounting.epsilon(accounting.gaussian_event(1.0, 1), delta, accountant)  # checks the two
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
-        reason = algorithm.no_example_privacy or algorithm.needs_metrics
-        if reason is not None:
-            raise InputError(
-                f"Example-level privacy does not fit {algorithm.name!r} with these options, because"
-                f" noise on gradients would not hide all that is used of an example. {reason}"
-            )
+        what = (
+            "example-level privacy with these options, because noise on gradients would not hide"
+            " all that is used of an example"
+        )
+        check_compatible(algorithm, {Feature.EXAMPLE_PRIVACY: what})
         if "segment_ids" in dict(federation.columns):
             raise InputError(
                 "Example-level privacy protects single rows, and the rows are packed: one of them"

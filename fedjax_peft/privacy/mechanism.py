@@ -16,12 +16,14 @@ from fedjax_peft.contracts import (
     Aggregated,
     Aggregator,
     Algorithm,
+    Feature,
     Key,
     Params,
     PyTree,
     RoundContext,
     Stacked,
     Total,
+    check_compatible,
 )
 from fedjax_peft.numerics.linalg import qr, svd
 from fedjax_peft.numerics.lowrank import matmul, pairs
@@ -91,23 +93,8 @@ def summing(algorithm: Algorithm) -> Aggregator:
     Raises:
       InputError: noise on the sum would not hide what single clients send.
     """
-    name, aggregator = algorithm.name, algorithm.aggregator
-    if algorithm.relayed_leaves is not None:
-        raise InputError(
-            f"The server of {name!r} passes the factors of every client on to all clients, where"
-            " they are seen without noise: noise on a sum protects nobody. Use 'fedavg' with the"
-            " aggregator 'fra', which averages the same products and sends factors of their sum."
-        )
-    if algorithm.needs_metrics is not None:
-        raise InputError(
-            f"Noise on the sum of the uploads does not hide the training metrics. "
-            f"{algorithm.needs_metrics}"
-        )
-    if aggregator.needs_all_uploads:
-        raise InputError(
-            f"The aggregator {aggregator.name!r} looks at the uploads one by one, and noise is"
-            " added to a sum. Use an aggregator that sums: 'mean', 'fra' or 'flexlora'."
-        )
+    check_compatible(algorithm, {Feature.CLIENT_PRIVACY: "noise on the sum of the uploads"})
+    aggregator = algorithm.aggregator
     return aggregator.unmeasured or aggregator
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_peft import algorithms, tasks
-from fedjax_peft.contracts import Algorithm, Task, Transform
+from fedjax_peft.contracts import Algorithm, Feature, Task, Transform, check_compatible
 from fedjax_peft.contracts.dual_modes import mode
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
@@ -205,20 +205,16 @@ def check_method(
     )
     if not model.trainable:
         raise InputError(f"The model has no parameters to train. {advice}")
-    aggregator = algorithm.aggregator
-    if aggregator.refactors and algorithm.needs_fixed_basis is not None:
-        raise InputError(
-            f"{algorithm.name!r} cannot be combined with the aggregator {aggregator.name!r}, which"
-            " factors LoRA's products anew: A and B have another basis in every round, and their"
-            f" entries cannot be compared over rounds. {algorithm.needs_fixed_basis}"
+    aggregator, features = algorithm.aggregator, {}
+    if aggregator.refactors:
+        features[Feature.NEW_FACTORS] = (
+            f"the aggregator {aggregator.name!r}, which factors LoRA's products anew: A and B have"
+            " another basis in every round, and their entries cannot be compared over rounds"
         )
+    if client_ranks is not None:
+        features[Feature.CLIENT_RANKS] = "client_ranks"
+    check_compatible(algorithm, features)
     algorithm.check(model.kinds, clients)
-    if client_ranks is not None and aggregator.unmasked_policy == "refused":
-        raise InputError(
-            f"The aggregator {aggregator.name!r} of {algorithm.name!r} cannot combine"
-            " clients of different LoRA ranks: leave client_ranks out, or use one that can, such"
-            " as flora, flexlora or hetlora."
-        )
     if {"cka", "second_classifier"} & set(diagnostics):
         mode(model.trainable, "global")  # its error says what is missing
     if "second_classifier" in diagnostics and not any(
@@ -258,32 +254,16 @@ def check_transforms(
     transform = joined_transform(transforms)
     if transform is None:
         return None
-    cannot = f"{algorithm.name!r} cannot be combined with the upload transform {transform.name!r}"
-    if algorithm.no_transforms is not None:
-        raise InputError(f"{cannot}. {algorithm.no_transforms}")
-    if transform.changes_aggregate and not algorithm.aggregator.linear:
-        raise InputError(
-            f"{cannot}, which changes the mean of the uploads on the server: the aggregator"
-            f" {algorithm.aggregator.name!r} does not form that mean. Use an aggregator that is"
-            " linear in the uploads, such as fp.aggregators.mean(), with an algorithm that takes"
-            " one, such as 'fedavg'."
+    what = f"the upload transform {transform.name!r}"
+    features = {Feature.TRANSFORMS: what}
+    if transform.changes_aggregate:
+        features[Feature.SERVER_TRANSFORMS] = (
+            f"{what}, which changes the mean of the uploads on the server"
         )
-    if transform.receive is not None and (reason := _no_downlink(algorithm)) is not None:
-        raise InputError(
-            f"{cannot}, which compresses what the server broadcasts: {reason} Compress uploads"
-            " only, or use an algorithm that broadcasts its shared leaves, such as 'fedavg'."
-        )
+    if transform.receive is not None:
+        features[Feature.DOWNLINK] = f"{what}, which compresses what the server broadcasts"
+    check_compatible(algorithm, features)
     return transform
-
-
-def _no_downlink(algorithm: Algorithm) -> str | None:
-    """Returns why a broadcast cannot be compressed, as a sentence; None if it can."""
-    server = algorithm.server
-    if server.frozen_delta is not None or algorithm.relayed_leaves is not None:
-        return "clients also need what earlier rounds added to the frozen weights."
-    if server.template is not None or server.params is not None or algorithm.change_field:
-        return "it holds more than the shared leaves, or uploads are not leaves of the same form."
-    return None
 
 
 def joined_transform(transforms: Transform | Sequence[Transform] | None) -> Transform | None:

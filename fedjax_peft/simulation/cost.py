@@ -354,20 +354,20 @@ class Ledger:
     The ledger records the rounds of each client and of each leaf. Leaves are identified by their
     last dict key. Equal keys, such as a parameter and its control variate, are counted together, so
     they are sent together. A client sends the leaves of an upload that are not skipped in the
-    round, or the shares of them that it chose (``Algorithm.sent_shares``). It fetches
+    round, or the shares of them that it chose (``Traffic.sent_shares``). It fetches
 
-    * in its first round, the whole broadcast, or its part (``Algorithm.received_part``). If the
+    * in its first round, the whole broadcast, or its part (``Traffic.received_part``). If the
       initial adapters determine the frozen weights (initialisation by an SVD), the client also
       fetches the initial value of every adapter leaf that is not in the broadcast or has changed
       since;
     * in later rounds, the leaves of the broadcast that the server has changed since the client's
       last round;
-    * for relayed leaves (``Algorithm.relayed_leaves``), whose uploads the server passes on one by
+    * for relayed leaves (``Traffic.relayed_leaves``), whose uploads the server passes on one by
       one, the uploads of every round since then (in its first round: of all rounds). The client
       computes these leaves of the broadcast from the uploads itself. If it is smaller, the client
       instead fetches these leaves and the sums of all uploads as matrices
       (``ServerUpdate.frozen_delta``). Before any upload is passed on, it fetches the initial
-      leaves. It never fetches leaves that it draws itself (``Algorithm.redrawn_leaves``).
+      leaves. It never fetches leaves that it draws itself (``Traffic.redrawn_leaves``).
 
     Of a LoRA leaf, only the share of the client's own rank is counted. An upload transform replaces
     the sizes of uploads (``Transform.wire``), and clients also fetch what the transform
@@ -397,8 +397,8 @@ class Ledger:
         if algorithm.aggregator.wire_bytes is not None:
             upload = {_LIFTED: _lifted_bytes(algorithm, server, model.trainable)}
         leaves = jax.eval_shape(algorithm.server.broadcast, server)
-        if algorithm.received_part is not None:
-            leaves = jax.eval_shape(algorithm.received_part, leaves)
+        if algorithm.traffic.received_part is not None:
+            leaves = jax.eval_shape(algorithm.traffic.received_part, leaves)
         if transform is not None and transform.down_wire is not None:
             leaves = transform.down_wire(leaves, wires_of(leaves))
         broadcast = _sizes(leaves) | received
@@ -414,8 +414,9 @@ class Ledger:
         if talks and model.method is not None and model.method.start_shapes_frozen:
             adapters = [n for n, kind in model.kinds.items() if kind == "adapter"]
             self._start = {n: tree.nbytes(model.trainable[n]) for n in adapters}
-        self._forwarded = {n for n in upload if re.search(algorithm.relayed_leaves or r"(?!)", n)}
-        drawn = re.compile(algorithm.redrawn_leaves or r"(?!)")
+        traffic = algorithm.traffic
+        self._forwarded = {n for n in upload if re.search(traffic.relayed_leaves or r"(?!)", n)}
+        drawn = re.compile(traffic.redrawn_leaves or r"(?!)")
         self._redrawn = {n for n in broadcast if drawn.search(n)}
         self._dense: float = math.inf
         if algorithm.server.frozen_delta is not None:
@@ -436,7 +437,7 @@ class Ledger:
           client: the client.
           skipped_leaves: the leaves that clients do not send in the round.
           shares: leaf name -> the share of the leaf that the client sends, if it is known already
-            (``Algorithm.sent_shares``); other leaves are sent whole, as far as its rank goes.
+            (``Traffic.sent_shares``); other leaves are sent whole, as far as its rank goes.
         """
         sizes = {n: x for n, x in self._of_client[client][0].items() if n not in skipped_leaves}
         sizes |= {n: round(self._whole[n] * x) for n, x in (shares or {}).items() if n in sizes}
@@ -576,7 +577,7 @@ class Costs:
             and ``skipped_leaves``.
           steps: the local steps of the clients of the round.
           train_seconds: wall-clock seconds of these steps on this machine.
-          shares: client -> ``Algorithm.sent_shares`` of its upload.
+          shares: client -> ``Traffic.sent_shares`` of its upload.
         """
         time = self._time
         if time.seconds_per_step == "measured":
@@ -716,7 +717,7 @@ def _upload_sizes(
     sizes = _sizes(change)
     if transform.wire is not None:
         sizes = _sizes(transform.wire(change, wires_of(change)))
-    field = algorithm.change_field
+    field = algorithm.traffic.change_field
     rest = {} if field is None else {n: x for n, x in template.items() if n != field}
     others = _sizes(rest)
     upload = {n: sizes.get(n, 0) + others.get(n, 0) for n in {**sizes, **others}}

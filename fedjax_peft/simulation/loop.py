@@ -218,7 +218,7 @@ class Loop:
     def skipped_leaves(self, state: State, round_index: int) -> list[str]:
         """Returns the leaves that clients do not send in a round."""
         broadcast = self.algorithm.server.broadcast(state.server)
-        return skipped_leaves(self.algorithm.sent_leaves(broadcast, jnp.int32(round_index)))
+        return skipped_leaves(self.algorithm.traffic.sent_leaves(broadcast, jnp.int32(round_index)))
 
     def late_steps(self, state: State, round_index: int) -> dict[int, int]:
         """Returns the late clients of the next round, with the local steps that they still send.

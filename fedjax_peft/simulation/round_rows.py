@@ -104,7 +104,7 @@ def _aggregation_fields(aggregation: Mapping[str, np.ndarray]) -> Row:
 
 
 def sent_shares(info: RoundInfo) -> dict[int, dict[str, float]]:
-    """Returns client -> ``Algorithm.sent_shares`` of its upload; it waits for the device."""
+    """Returns client -> ``Traffic.sent_shares`` of its upload; it waits for the device."""
     shares = jax.device_get(info.shares)
     slots = enumerate(info.plan.client.tolist()) if shares else ()
     return {c: {n: float(x[i]) for n, x in shares.items()} for i, c in slots if c >= 0}

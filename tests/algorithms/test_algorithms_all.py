@@ -22,7 +22,7 @@ from toy_transforms import clip_by_state
 from fedjax_peft import aggregators, algorithms, attacks
 from fedjax_peft.aggregators.products import with_products
 from fedjax_peft.algorithms.checks import CLIENT_RATES
-from fedjax_peft.contracts import Aggregated, Federation
+from fedjax_peft.contracts import Aggregated, Feature, Federation, refusals
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.round import evaluation
 from fedjax_peft.numerics import schedules, summation, tree
@@ -30,7 +30,6 @@ from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.privacy import central
 from fedjax_peft.simulation.checks import check_transforms
 from fedjax_peft.support.errors import InputError
-from fedjax_peft.transforms import clip_norm
 
 SGD = optax.sgd(0.1)
 SIZES = (7, 4, 12, 1, 9)
@@ -159,7 +158,8 @@ def rig(name):
     """
     algorithm = make(name, schedules.scheduled(SGD, factor))
     algorithm.check(model_of(name).kinds, len(clients_of(name)))
-    transform = None if algorithm.no_transforms else check_transforms(clip_by_state(), algorithm)
+    refused = Feature.TRANSFORMS in algorithm.incompatible
+    transform = None if refused else check_transforms(clip_by_state(), algorithm)
     ranks = [toy.RANK] if name in RANKED else None
     return engine_of(name, algorithm, transform=transform, ranks=ranks)
 
@@ -350,20 +350,6 @@ def test_one_client_of_numbers_that_are_not_finite_leaves_the_server_finite(name
 # -------------------------------------------------- kept optimizer states, and central privacy
 
 
-KEEPING_REFUSED = {
-    "fedmomentum": "factors LoRA's average product anew",
-    "fednova": "weight of the gradients of this round",
-    "fedrot": "rotates its factors at the end of a round",
-    "fedsvd": "the server turns A after a round",
-    "flora": "starts each round from a random A",
-    "fra_ffa": "factors LoRA's products anew",
-    "hilora": "three stages of HiLoRA train different leaves",
-    "lora_a2": "each factor rests in every second round",
-    "ravan": "scales become a part of its cores",
-    "rolora": "each factor rests in every second round",
-    "scaffold": "means of the gradients of one round",
-    "slora": "train different leaves",
-}
 FIXED_BASIS = ("apfl", "ditto", "fedadagrad", "fedadam", "fedavgm", "feddyn", "fedyogi")
 """Algorithms that need a fixed basis without kept optimizer states too."""
 PRIVACY_REFUSED = {
@@ -391,7 +377,7 @@ def facts(name):
     return Federation(*parts)
 
 
-KEEPING = [n for n in algorithms.__all__ if n not in KEEPING_REFUSED]
+KEEPING = [n for n in algorithms.__all__ if Feature.KEPT_OPTIMIZER not in refusals(make(n))]
 GUARDED = (
     *("apfl", "centralised", "fedadam", "fedavg", "fedavg_fra", "feddyn", "fedmcp", "fednova"),
     *("fedrep", "local", "lora_a2", "scaffold", "slora"),
@@ -433,16 +419,11 @@ def counts(optimizer_states):
     return np.array([count for _, count in adam])
 
 
-@pytest.mark.parametrize(
-    "name", only(*GUARDED, *KEEPING_REFUSED, of=algorithms.__all__), indirect=True
-)
-def test_clients_can_keep_the_state_of_their_optimizer_or_the_algorithm_says_why_not(name):
-    if name in KEEPING_REFUSED:
-        with pytest.raises(InputError, match=KEEPING_REFUSED[name]):
-            make(name, optax.adam(0.02), keep_optimizer=True)
-        return
+@pytest.mark.parametrize("name", only(*GUARDED, of=KEEPING), indirect=True)
+def test_clients_can_keep_the_state_of_their_optimizer(name):
     engine, (first, second) = guarded(name, name not in NO_NOISE)
-    assert "keep_optimizer" in engine.algorithm.needs_fixed_basis or name in FIXED_BASIS
+    reason = engine.algorithm.incompatible[Feature.NEW_FACTORS]
+    assert "keep_optimizer" in reason or name in FIXED_BASIS
     once, twice = (counts(x.client_state["optimizer"]) for x in (first, second))
     assert (once > 0).all()
     np.testing.assert_array_equal(twice, 2 * once)  # the bias correction counts on
@@ -465,13 +446,11 @@ def test_a_plain_loop_over_clients_keeps_the_states_of_optimizers_too(name):
 # -------------------------------------------------------------------------------- upload transforms
 
 
-def test_changes_are_clipped_or_the_transform_is_refused(name):
+def test_changes_are_clipped_where_a_transform_fits(name):
     """Where the uploads of an algorithm are changes of the model."""
     engine = rig(name)
-    if engine.algorithm.no_transforms is not None:
-        with pytest.raises(InputError, match="cannot be combined with the upload transform"):
-            check_transforms(clip_norm(1.0), engine.algorithm)
-        return
+    if Feature.TRANSFORMS in engine.algorithm.incompatible:
+        return  # test_algorithms_compatibility.py
     if name != "fednova":  # it sends a direction for each unit of work
         for whole in rounds(name):
             longest = np.max(whole.norms) * (name != "centralised")  # where nothing travels
@@ -677,15 +656,12 @@ ATTACKS = {
     "min_max": attacks.min_max(0.4),
 }
 """The backdoor changes batches, like the first, and then scales uploads, like the fourth."""
-NOT_ATTACKED = {
-    "flora": "starts from a random A of its own",
-    "hetlora_prunes": "hold zeros in the directions",
-    "local": "send nothing",
-}
-"""Algorithms whose uploads cannot be tampered with, and why."""
-
-
 UPLOADS, COHORTS = ("sign_flip", "gaussian", "scaled"), ("alie", "ipm", "min_max")
+
+
+def attacked(name):
+    """Returns whether hostile clients can change the uploads of an algorithm."""
+    return not {Feature.ATTACKS, Feature.TRANSFORMS} & refusals(make(name)).keys()
 
 
 def run_attacked(name, *chosen):
@@ -700,20 +676,15 @@ def run_attacked(name, *chosen):
         assert (x.shape, x.dtype) == (y.shape, y.dtype)
 
 
-def test_attacks_of_every_place_run_together_or_are_refused_with_the_reason(name):
+def test_attacks_of_every_place_that_fits_run_together(name):
     """On batches, on single uploads and on cohorts, in turn; the others differ in a formula."""
     place = NAMES.index(name)
-    if name not in NOT_ATTACKED:
-        run_attacked(name, "label_flip", UPLOADS[place % 3], COHORTS[place // 3 % 3])
-        return
-    run_attacked(name, "label_flip")
-    for attack in (*UPLOADS, *COHORTS):
-        with pytest.raises(InputError, match=NOT_ATTACKED[name]):
-            ATTACKS[attack].apply(make(name), facts(name))
+    on_uploads = (UPLOADS[place % 3], COHORTS[place // 3 % 3]) if attacked(name) else ()
+    run_attacked(name, "label_flip", *on_uploads)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_every_attack_runs_alone(name, attack):
-    if name not in NOT_ATTACKED:
+    if attacked(name):
         run_attacked(name, attack)

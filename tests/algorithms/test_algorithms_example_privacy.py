@@ -20,7 +20,7 @@ from test_algorithms_all import (
 )
 
 from fedjax_peft import algorithms
-from fedjax_peft.contracts import Federation
+from fedjax_peft.contracts import Feature, Federation, refusals
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.privacy import example
 from fedjax_peft.support.errors import InputError
@@ -50,7 +50,7 @@ def test_an_algorithm_runs_with_private_examples_or_is_refused(name):
         with pytest.raises(InputError, match=REFUSED[name]):
             run(name, clients_of(name))
         return
-    assert make(name).no_example_privacy is None
+    assert Feature.EXAMPLE_PRIVACY not in refusals(make(name))
     # One example is infinite. Without privacy, the upload of its client would be dropped.
     result, engine = run(name, toy.poisoned(clients_of(name), 0))
     assert result.finite.all()

@@ -95,7 +95,6 @@ def test_factors_and_residual_are_those_of_the_dense_svd(shape, tau):
     [
         ({"energy": 0.0}, "energy = 0.0 must be a number above 0"),
         ({"energy": 1.1}, "energy = 1.1 must be"),
-        ({"keep_optimizer": True}, "cannot keep their optimizer's state"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

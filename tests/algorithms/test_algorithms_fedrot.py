@@ -170,7 +170,6 @@ def test_a_strength_of_zero_is_federated_averaging():
         ({"strength": 1.5}, "strength = 1.5 must be a number from 0 to 1"),
         ({"strength": -0.1}, "strength = -0.1 must be"),
         ({"first": "C"}, "first = 'C' is not one of A, B"),
-        ({"keep_optimizer": True}, "cannot keep their optimizer's state"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

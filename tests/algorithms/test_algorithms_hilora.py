@@ -386,7 +386,7 @@ def test_paths_of_modules_may_have_the_names_of_the_loras():
     state = algorithm.server.init(shared)
     assert {*state["clusters"]} == {f"tree.root.leaf.cluster.lora_{n}" for n in "ab"}
     assert {*algorithm.server.model(state)} == {*shared}
-    sent = algorithm.sent_leaves(algorithm.server.broadcast(state), jnp.int32(1))
+    sent = algorithm.traffic.sent_leaves(algorithm.server.broadcast(state), jnp.int32(1))
     assert sent["tree.root.leaf.root.lora_a"]
     assert not sent["tree.root.leaf.cluster.lora_a"]
 

@@ -606,18 +606,6 @@ def test_flora_sums_products_of_any_ranks():
     assert_close(got, expected, rtol=0, atol=1e-5)
 
 
-def test_fedex_refuses_clients_of_different_ranks():
-    with pytest.raises(InputError, match="flora, flexlora or hetlora"):
-        simulate(
-            MODEL,
-            fedex(ADAM),
-            FEDERATION,
-            rounds=1,
-            clients_per_round=2,
-            system=System(client_ranks=[1, 2]),
-        )
-
-
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [

@@ -109,7 +109,6 @@ def test_directions_of_all_matrices_compete(on_b, budget):
         ({"budget": [2, 1.5]}, "budget = 1.5 must be a whole number"),
         ({"budget": []}, r"budget = \[\] has no entry"),
         ({"rate_ratio": 0.0}, "rate_ratio = 0.0 must be a positive"),
-        ({"keep_optimizer": True}, "cannot keep their optimizer's state"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

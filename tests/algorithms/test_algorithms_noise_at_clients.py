@@ -27,7 +27,7 @@ REFUSED = {
     "hilora": "looks at the uploads one by one",
     "fedmomentum": "passes the factors of every client on",
     "flora": "passes the factors of every client on",
-    "fra_ffa_plateau": "plateau|training metrics",
+    "fra_ffa_plateau": "training losses",
     "hetlora": "weights a client by what it sends",
     "hetlora_prunes": "weights a client by what it sends",
 }

@@ -677,7 +677,7 @@ def test_the_trained_leaves_of_baselines(train, trained):
     together = centralised(optax.sgd(0.1), train=train)
     roles = assign_roles(toy.KINDS, together.roles)
     assert (roles["shared"], roles["private"]) == (sorted(trained), [])
-    sent = together.sent_leaves(of(START, trained), jnp.int32(1))
+    sent = together.traffic.sent_leaves(of(START, trained), jnp.int32(1))
     assert sent == dict.fromkeys(trained, False), "nothing is sent"
 
 

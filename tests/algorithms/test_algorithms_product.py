@@ -16,9 +16,8 @@ from closeness import assert_close
 from options import run_options
 
 import fedjax_peft as fp
-from fedjax_peft.aggregators import flexlora, fra, hetlora, ilora, mean
+from fedjax_peft.aggregators import flexlora, fra, ilora, mean
 from fedjax_peft.algorithms import (
-    apfl,
     centralised,
     ditto,
     fedadam,
@@ -30,7 +29,6 @@ from fedjax_peft.algorithms import (
     fra_ffa,
     moon,
     pfedme,
-    rolora,
     scaffold,
 )
 from fedjax_peft.simulation.checks import check_method
@@ -41,19 +39,6 @@ pytestmark = pytest.mark.slow
 SGD = optax.sgd(0.3)
 SCAFFOLD = functools.partial(scaffold, SGD, learning_rate=0.3)
 
-REFUSED = {
-    "fedavgm": lambda a: fedavgm(SGD, aggregator=a),
-    "fedadam": lambda a: fedadam(SGD, aggregator=a),
-    "fedopt": lambda a: fedopt(SGD, server=optax.adam(0.1), aggregator=a),
-    "scaffold": lambda a: SCAFFOLD(aggregator=a),
-    "scaffold, slow server": lambda a: SCAFFOLD(server_learning_rate=0.5, aggregator=a),
-    "feddyn": lambda a: fp.algorithms.feddyn(SGD)._replace(aggregator=a),
-    "apfl": lambda a: apfl(SGD, aggregator=a),
-    "ditto": lambda a: ditto(SGD, aggregator=a),
-    "pfedme": lambda a: pfedme(SGD, beta=0.5, aggregator=a),
-    "rolora": lambda a: rolora(SGD, aggregator=a),
-    "fedavg, kept optimizer": lambda a: fedavg(SGD, keep_optimizer=True, aggregator=a),
-}
 ACCEPTED = {
     "fedavg": lambda a: fedavg(SGD, aggregator=a),
     "fedprox": lambda a: fedprox(SGD, aggregator=a),
@@ -66,19 +51,6 @@ ACCEPTED = {
 
 def check(algorithm, model=None):
     check_method(model or toy.model(), algorithm, 4, None, ())
-
-
-@pytest.mark.parametrize("aggregator", [fra, flexlora])
-@pytest.mark.parametrize("name", REFUSED)
-def test_algorithms_that_compare_factors_over_rounds_refuse_new_factors(name, aggregator):
-    algorithm = REFUSED[name](aggregator())
-    with pytest.raises(InputError) as error:
-        check(algorithm)
-    message = str(error.value)
-    assert f"{algorithm.name!r} cannot be combined with the aggregator" in message
-    assert aggregator.__name__ in message
-    check(REFUSED[name](mean()))
-    check(REFUSED[name](hetlora()))
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

@@ -230,6 +230,7 @@ def test_list_and_assets(capsys):
     for name in algorithms.__all__:
         (line,) = [x for x in printed.splitlines() if x.split()[:1] == [name] and "  " in x][:1]
         assert len(line) > 30
+    assert " not with: aggregators that factor anew, asynchronous\n" in printed, "feddyn"
     for name, source in DATASETS.items():  # each with the ways to get it
         _, own = printed.split(f"\n  {name} ", 1)
         assert own.lstrip().startswith(source.description)

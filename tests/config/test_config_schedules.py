@@ -11,6 +11,7 @@ from fedjax_peft import testing
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import running, sweeps
 from fedjax_peft.config.federation import explicit
+from fedjax_peft.contracts import Feature
 from fedjax_peft.support.errors import InputError
 
 BASE = {
@@ -69,10 +70,8 @@ def test_clients_and_server_have_their_own_schedules():
     )
     assert factors(algorithm) == [0.25, 0.5, 0.75, 1.0]
     assert factors(algorithm, "server_learning_rate_factor") == [1.0, 0.5, 0.25, 0.5**7]
-    assert (
-        "keep_optimizer"
-        in made(algorithm={"name": "fedprox", "keep_optimizer": True}).needs_fixed_basis
-    )
+    keeping = made(algorithm={"name": "fedprox", "keep_optimizer": True})
+    assert "keep_optimizer" in keeping.incompatible[Feature.NEW_FACTORS]
 
 
 def test_a_method_has_its_own_schedule():
@@ -109,11 +108,7 @@ def test_the_numbers_of_a_schedule_are_run_time_values_of_a_sweep():
 
 OWN = """
 import jax, optax
-from fedjax_peft.algorithms import fedavg
-from fedjax_peft.algorithms.common import objective, replace_server
-from fedjax_peft.aggregators import mean
-from fedjax_peft.numerics.roles import head_roles
-from fedjax_peft.contracts import Algorithm, ClientUpdate
+import fedjax_peft as fp
 
 def stairs(height: float, rounds: int):
     return lambda t: height ** t / rounds
@@ -121,13 +116,13 @@ def stairs(height: float, rounds: int):
 def plain(optimizer):
     def client(context):
         def step(state, batch, key):
-            loss = lambda params: objective(context, params, batch, key)
+            loss = lambda params: context.objective(params, batch, key)
             gradient, metrics = jax.grad(loss, has_aux=True)(state[0])
             updates, opt = optimizer.update(gradient, state[1], state[0])
             return (optax.apply_updates(state[0], updates), opt), metrics
         init = lambda broadcast, own, key: (broadcast, optimizer.init(broadcast))
-        return ClientUpdate(init, step, lambda state: (state[0], {}))
-    return Algorithm("plain", head_roles("shared"), client, mean(), replace_server())
+        return fp.contracts.ClientUpdate(init, step, lambda state: (state[0], {}))
+    return fp.algorithms.fedavg(optimizer)._replace(name="plain", client=client)
 """
 
 

@@ -18,7 +18,7 @@ from tiny import trained
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms, peft
-from fedjax_peft.algorithms.common import objective, replace_server
+from fedjax_peft.algorithms.common import replace_server
 from fedjax_peft.contracts import Algorithm, ClientContext, ClientUpdate, Federation
 from fedjax_peft.engine.program import Program
 from fedjax_peft.numerics.roles import head_roles
@@ -61,7 +61,7 @@ def problem(model, leaves, data, real):
         return model.apply(model.frozen, {**fixed, **params}, batch, key, train)
 
     context = ClientContext(apply, classification(), fixed, jnp.int32(1))
-    return functools.partial(objective, context), params, batch
+    return context.objective, params, batch
 
 
 @functools.cache
@@ -377,7 +377,7 @@ def test_the_noise_multiplier_is_solved_for(sampling):
 def test_an_algorithm_that_takes_gradients_by_itself_is_refused():
     def client(context):
         def step(state, batch, key):
-            gradient, metrics = jax.grad(lambda p: objective(context, p, batch, key), has_aux=True)(
+            gradient, metrics = jax.grad(lambda p: context.objective(p, batch, key), has_aux=True)(
                 state
             )
             return jax.tree.map(lambda x, g: x - 0.1 * g, state, gradient), metrics

@@ -17,7 +17,7 @@ from options import run_options
 from fedjax_peft import algorithms
 from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.config import config
-from fedjax_peft.contracts import Roles
+from fedjax_peft.contracts import Roles, Traffic
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.numerics.roles import assign_roles
@@ -131,7 +131,9 @@ def test_an_svd_start_of_leaves_that_are_never_sent():
 def test_bytes_of_uploads_that_the_server_relays():
     stacked = fedavg(SGD, head="frozen")
     server = stacked.server._replace(frozen_delta=lambda state: {"layer.kernel": jnp.zeros((5, 6))})
-    one = ledger(stacked._replace(server=server, relayed_leaves=r"lora_b$"), ranks=[1, 2])
+    one = ledger(
+        stacked._replace(server=server, traffic=Traffic(relayed_leaves=r"lora_b$")), ranks=[1, 2]
+    )
     start, dense = [TOY_ADAPTER // 2, TOY_ADAPTER], 5 * 6 * 4
     a, b = [A // 2, A], [B // 2, B]  # by rank
     assert [one.down(c) for c in range(4)] == start * 2, "nothing has been passed on yet"
@@ -234,7 +236,7 @@ def alternating(broadcast, number):
 
 
 def test_leaves_that_rest_are_not_sent_and_rows_say_so(tmp_path):
-    turns = fedavg(SGD, head="frozen")._replace(sent_leaves=alternating)
+    turns = fedavg(SGD, head="frozen")._replace(traffic=Traffic(alternating))
     rows = run(turns).metrics[1:]
     version, have, expected = {A: 0, B: 0}, {}, []  # of A and B, named by their bytes
     for row in rows:

@@ -12,6 +12,7 @@ from compiled import compilations
 from options import run_options
 
 from fedjax_peft.algorithms import fedavg
+from fedjax_peft.contracts import Traffic
 from fedjax_peft.data import Clients
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.simulation.cost import TimeModel
@@ -177,7 +178,7 @@ def test_equal_after_resume(tmp_path):
         del broadcast
         return {"layer.lora_a": number % 2 == 1, "layer.lora_b": number % 2 == 0}
 
-    algorithm = fedavg(optax.adam(0.02), head="private")._replace(sent_leaves=turns)
+    algorithm = fedavg(optax.adam(0.02), head="private")._replace(traffic=Traffic(turns))
     whole = run(algorithm=algorithm, rounds=10, **OPTIONS)
     assert any(row["failed"] for row in whole.metrics[1:])
     assert any(row["late"] for row in whole.metrics[1:])

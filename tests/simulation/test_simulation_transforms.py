@@ -166,9 +166,9 @@ def test_a_run_and_its_forecast_count_the_same_bytes():
         (
             algorithms.fedavg(SGD, aggregator=aggregators.fra()),
             feedback(),
-            "the aggregator 'fra' does not form that mean. Use an aggregator that is linear",
+            "The aggregator 'fra' does not form that mean. Use an aggregator that is linear",
         ),
-        (algorithms.fedex(SGD), feedback(), "the aggregator 'fedex' does not form that mean"),
+        (algorithms.fedex(SGD), feedback(), "The aggregator 'fedex' does not form that mean"),
         (algorithms.fedavg(SGD), "clip_norm", "Give the object and not its name"),
         (algorithms.fedavg(SGD), [ones(), transforms.clip_norm], "Call it: clip_norm"),
     ],

@@ -10,7 +10,6 @@ from closeness import assert_close
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.algorithms.common import objective
 from fedjax_peft.contracts import ClientContext, Outputs
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.tasks.likelihood import chunk_size, next_tokens, token_scores
@@ -165,7 +164,7 @@ def _step(model):
         {},
         jnp.int32(1),
     )
-    return jax.grad(lambda params, batch: objective(context, params, batch, None), has_aux=True)
+    return jax.grad(lambda params, batch: context.objective(params, batch, None), has_aux=True)
 
 
 def _evaluation(model):

@@ -46,9 +46,9 @@ REFUSED = {
     "hetlora": "Leave prune out",
     ("fedex", "flasc"): "earlier rounds added to the frozen weights",
     ("fedmomentum", "flasc"): "earlier rounds added to the frozen weights",
-    ("scaffold", "flasc"): "it holds more than the shared leaves",
-    ("fedsvd", "flasc"): "it holds more than the shared leaves",
-    ("fednova", "flasc"): "it holds more than the shared leaves",
+    ("scaffold", "flasc"): "broadcast holds more than the shared leaves",
+    ("fedsvd", "flasc"): "broadcast holds more than the shared leaves",
+    ("fednova", "flasc"): "broadcast holds more than the shared leaves",
 }
 """Algorithm, or (algorithm, transform) -> the reason."""
 

@@ -1,0 +1,118 @@
+"""What every algorithm can and cannot be combined with, as one table."""
+
+import re
+
+import pytest
+from test_algorithms_all import NAMES, clients_of, facts, make, model_of
+from toy_transforms import feedback
+
+from fedjax_peft import aggregators, asynchronous, attacks, privacy, transforms
+from fedjax_peft.contracts import Feature, refusals
+from fedjax_peft.simulation.checks import check_method, check_transforms
+from fedjax_peft.support.errors import InputError
+
+RELAYED = ("fedex", "fedmomentum", "flora")
+SINGLE = ("fedavg_flora_na", "fedavg_geometric_median_product", "fedavg_median")
+PRODUCTS = ("fedavg_flexlora", "fedavg_fra", "fedavg_ilora", "fedavgm_product")
+STAGED = ("fra_ffa", "fra_ffa_plateau", "hilora", "slora")
+TURNS = ("lora_a2", "lora_a2_one", "rolora")
+
+REFUSED = {
+    Feature.TRANSFORMS: ("flora", "hetlora_prunes"),
+    Feature.SERVER_TRANSFORMS: (
+        *(*RELAYED, *SINGLE, *PRODUCTS, "fedavg_hetlora", "fedavg_lora_fair"),
+        *("fra_ffa", "fra_ffa_plateau", "hetlora", "hetlora_prunes", "hilora"),
+    ),
+    Feature.DOWNLINK: (*RELAYED, *STAGED, "fedalt", "fednova", "fedsvd", "ravan", "scaffold"),
+    Feature.KEPT_OPTIMIZER: (
+        *(*STAGED, *TURNS, "fedmomentum", "fednova", "fedrot", "fedsvd", "flora"),
+        *("hetlora_prunes", "ravan", "scaffold"),
+    ),
+    Feature.NEW_FACTORS: (
+        *(*TURNS, "apfl", "centralised", "ditto", "fedadagrad", "fedadam", "fedavgm", "fedopt"),
+        *("fedavg_keeps_optimizer", "feddyn", "fedyogi", "scaffold", "slora"),
+    ),
+    Feature.CLIENT_RANKS: ("fedavg_lora_fair", "fedex", "fedmomentum", "hilora"),
+    Feature.CLIENT_PRIVACY: (*RELAYED, *SINGLE, "fra_ffa_plateau", "hilora"),
+    Feature.EXAMPLE_PRIVACY: ("feddpa_f", "fedmcp", "fra_ffa_plateau"),
+    Feature.ATTACKS: ("local",),
+    Feature.ASYNCHRONY: (
+        *(*RELAYED, *PRODUCTS, *STAGED, *TURNS, "fedalt", "fedavg_geometric_median_product"),
+        *("feddyn", "fednova", "fedsvd", "hetlora_prunes", "scaffold"),
+    ),
+}
+"""Feature -> the algorithms that cannot be combined with it. All others can."""
+
+
+def of_method(name, algorithm, ranks=None):
+    """Checks an algorithm on its model and clients."""
+    check_method(model_of(name), algorithm, len(clients_of(name)), ranks, ())
+
+
+def with_new_factors(name, algorithm):
+    """Checks an algorithm with an aggregator that factors anew."""
+    of_method(name, algorithm._replace(aggregator=aggregators.fra()))
+
+
+DOWN = transforms.downlink(transforms.quantize(8))
+USES = {
+    Feature.TRANSFORMS: lambda name, made: check_transforms(transforms.clip_norm(1.0), made),
+    Feature.SERVER_TRANSFORMS: lambda name, made: check_transforms(feedback(), made),
+    Feature.DOWNLINK: lambda name, made: check_transforms(DOWN, made),
+    Feature.KEPT_OPTIMIZER: lambda name, made: make(name, keep_optimizer=True),
+    Feature.NEW_FACTORS: with_new_factors,
+    Feature.CLIENT_RANKS: lambda name, made: of_method(name, made, [1]),
+    Feature.CLIENT_PRIVACY: lambda name, made: privacy.central(0.5, 0.5).protect(made, facts(name)),
+    Feature.EXAMPLE_PRIVACY: lambda name, made: privacy.example(0.5, 0.5).protect(
+        made, facts(name)
+    ),
+    Feature.ATTACKS: lambda name, made: attacks.sign_flip(0.4).apply(made, facts(name)),
+    Feature.ASYNCHRONY: lambda name, made: asynchronous.fedbuff(2).apply(made, facts(name)),
+}
+"""Feature -> the function that refuses it, as a run calls it."""
+OF_UPLOADS = (Feature.SERVER_TRANSFORMS, Feature.DOWNLINK, Feature.ATTACKS)
+"""Features that change what every upload transform changes."""
+
+
+@pytest.mark.parametrize("feature", Feature, ids=lambda feature: feature.name)
+def test_the_table_says_what_each_algorithm_refuses(feature):
+    found = {name for name in NAMES if feature in refusals(make(name))}
+    assert found == set(REFUSED[feature])
+
+
+@pytest.mark.parametrize("feature", Feature, ids=lambda feature: feature.name)
+def test_a_run_refuses_what_the_algorithm_refuses_and_says_why(feature):
+    for name in NAMES:
+        made = make(name)
+        reasons = refusals(made)
+        checked = (Feature.TRANSFORMS, feature) if feature in OF_UPLOADS else (feature,)
+        reason = next((reasons[one] for one in checked if one in reasons), None)
+        if reason is None:
+            USES[feature](name, made)
+            continue
+        assert reason[0].isupper()
+        assert reason.endswith(".")
+        message = f"{made.name!r} cannot be combined with .*{re.escape(reason)}"
+        with pytest.raises(InputError, match=message):
+            USES[feature](name, made)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "refused"),
+    [
+        ("pfedme", {"beta": 0.5}, {Feature.NEW_FACTORS}),
+        ("ditto", {"lam": 0.0}, set()),
+        ("fedmcp", {"similarity": "cosine"}, set()),
+        ("fedmcp", {"mu": 0.0}, set()),
+        ("fedrep", {"tune_epochs": 1}, {Feature.EXAMPLE_PRIVACY}),
+        ("feddpa_f", {"tune_epochs": 0}, set()),
+    ],
+)
+def test_options_decide_what_is_refused(name, options, refused):
+    assert refusals(make(name, **options)).keys() == refused
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_algorithms_have_a_hash_by_which_programs_are_found_again(name):
+    made = make(name)
+    assert hash(made) == hash(made._replace(incompatible=dict(made.incompatible)))
