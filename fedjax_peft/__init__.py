@@ -54,7 +54,7 @@ _PUBLIC = {
     "RoundInfo": "engine.state",
     "State": "engine.state",
     "early_stop": "simulation.stopping",
-    "TimeModel": "simulation.cost",
+    "TimeModel": "simulation.time_model",
     "testing": "",
     "tree": "numerics",
     "contracts": "",
@@ -145,11 +145,11 @@ if TYPE_CHECKING:
     from fedjax_peft.peft.base import attach, count, merge, quantize
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.report.sweep import Sweep, grid, sweep
-    from fedjax_peft.simulation.cost import TimeModel
     from fedjax_peft.simulation.records import Evaluation, Placement, Records, System
     from fedjax_peft.simulation.session import session
     from fedjax_peft.simulation.simulate import Run, simulate
     from fedjax_peft.simulation.stopping import early_stop
+    from fedjax_peft.simulation.time_model import TimeModel
     from fedjax_peft.support.errors import InputError
 
 

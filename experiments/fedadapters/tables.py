@@ -25,7 +25,8 @@ from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.report.figure_files import bands, save, style, subplots
 from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
-from fedjax_peft.simulation.cost import Forecast, TimeModel, forecast
+from fedjax_peft.simulation.cost import Forecast, forecast
+from fedjax_peft.simulation.time_model import TimeModel
 
 TEST = "test_accuracy"
 STAND_INS = {"cifar10": "cifar100", "fashion_mnist": "emnist"}

@@ -44,8 +44,9 @@ from fedjax_peft.report.study import (
     summarise,
 )
 from fedjax_peft.report.table_files import TextTable
-from fedjax_peft.simulation.cost import DEVICES, TimeModel, forecast
-from fedjax_peft.simulation.rows import series
+from fedjax_peft.simulation.cost import forecast
+from fedjax_peft.simulation.summaries import series
+from fedjax_peft.simulation.time_model import DEVICES, TimeModel
 
 UNKNOWN = "not known"
 SHARES = (90, 95, 99)

@@ -70,7 +70,7 @@ def print_study(study: "Study", options: "Options | None" = None) -> None:
 
     from fedjax_peft.report import tables
     from fedjax_peft.report.methods import methods_of
-    from fedjax_peft.simulation.rows import privacy_in_words
+    from fedjax_peft.simulation.summaries import privacy_in_words
 
     console = Console()
     methods = methods_of(study, options)
@@ -95,7 +95,8 @@ def export(options: argparse.Namespace) -> None:
     prepare_jax()
     from fedjax_peft.peft.io import export as exporting
     from fedjax_peft.peft.io.describe import describe
-    from fedjax_peft.simulation.rows import personal_privacy_note, read_metrics
+    from fedjax_peft.simulation.rows import read_metrics
+    from fedjax_peft.simulation.summaries import personal_privacy_note
 
     models = _models(options)
     how = {"format": options.format, "overwrite": options.overwrite}

@@ -17,9 +17,9 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import schedules
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.peft.base import Method, attach
-from fedjax_peft.simulation.cost import TimeModel
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.stopping import Stop, any_of, early_stop
+from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import Task

@@ -24,10 +24,10 @@ from fedjax_peft.config.schema import fields_of
 from fedjax_peft.data import partition, sources
 from fedjax_peft.models import hub
 from fedjax_peft.numerics import schedules
-from fedjax_peft.simulation.cost import TimeModel
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import early_stop
+from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 

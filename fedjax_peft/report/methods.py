@@ -43,7 +43,7 @@ from fedjax_peft.report.verdict import (
     score_text,
     word,
 )
-from fedjax_peft.simulation.rows import summary
+from fedjax_peft.simulation.summaries import summary
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.errors import InputError, nearest
 

@@ -18,7 +18,8 @@ from fedjax_peft.report.methods import Methods, Options, methods_of
 from fedjax_peft.report.records import SEED, RunRecord, distinct
 from fedjax_peft.report.study import Study, make_study
 from fedjax_peft.report.verdict import judge, listing, printed, verdict, word
-from fedjax_peft.simulation.rows import Row, headline, privacy_in_words, series, summary
+from fedjax_peft.simulation.rows import Row, headline
+from fedjax_peft.simulation.summaries import privacy_in_words, series, summary
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.nested import flatten

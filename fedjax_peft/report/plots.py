@@ -17,12 +17,8 @@ from fedjax_peft.report.figure_files import (
     rolling,
     styles,
 )
-from fedjax_peft.simulation.rows import (
-    field_is_lower_better,
-    headline,
-    headline_is_lower_better,
-    series,
-)
+from fedjax_peft.simulation.rows import field_is_lower_better, headline, headline_is_lower_better
+from fedjax_peft.simulation.summaries import series
 from fedjax_peft.support.display import one_line
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure

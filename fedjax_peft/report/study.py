@@ -20,15 +20,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from fedjax_peft.report.intervals import Difference, Summary, paired, seed_order, summarise
 from fedjax_peft.report.records import SEED, RunRecord, find_runs, load_run, unique, unstarted
 from fedjax_peft.simulation.earlier import new_key
-from fedjax_peft.simulation.rows import (
-    field_is_lower_better,
-    fields,
-    has_field,
-    headline,
-    number,
-    privacy_together,
-    series,
-)
+from fedjax_peft.simulation.rows import field_is_lower_better, fields, has_field, headline, number
+from fedjax_peft.simulation.summaries import privacy_together, series
 from fedjax_peft.support.display import one_line, printable, shorten
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.nested import flatten
@@ -87,7 +80,7 @@ class Cell(NamedTuple):
         Args:
           metric: see :meth:`values`.
           x: ``"round"``, ``"bytes"`` or ``"simulated_seconds"``
-          (:func:`fedjax_peft.simulation.rows.series`).
+          (:func:`fedjax_peft.simulation.summaries.series`).
         """
         return {seed: series(run.rows, x, metric) for seed, run in self.runs.items()}
 

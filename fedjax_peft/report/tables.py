@@ -12,13 +12,8 @@ from fedjax_peft.report import plots
 from fedjax_peft.report.records import RunRecord, distinct
 from fedjax_peft.report.table_files import Bold, TextTable
 from fedjax_peft.report.verdict import Judgement, judge, score_text, verdict, word
-from fedjax_peft.simulation.rows import (
-    headline,
-    headline_is_lower_better,
-    rounds_to,
-    series,
-    summary,
-)
+from fedjax_peft.simulation.rows import headline, headline_is_lower_better
+from fedjax_peft.simulation.summaries import rounds_to, series, summary
 from fedjax_peft.support.errors import InputError
 
 __all__ = [

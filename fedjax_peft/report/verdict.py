@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from fedjax_peft.report import plots, separation
 from fedjax_peft.report.records import SEED, RunRecord
 from fedjax_peft.report.separation import Group, Measurement, Ranking
-from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number, series, summary
+from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
+from fedjax_peft.simulation.summaries import series, summary
 from fedjax_peft.support.nested import flatten
 
 __all__ = [

@@ -18,8 +18,9 @@ from fedjax_peft.contracts import (
 )
 from fedjax_peft.data.dataset import Clients
 from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.simulation.cost import Costs, TimeModel
+from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.rows import Row
+from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 

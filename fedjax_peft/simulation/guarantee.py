@@ -5,8 +5,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_peft.contracts import Federation, Privacy, Transform
-from fedjax_peft.simulation.rows import Row, finite_or_none, privacy_in_words
+from fedjax_peft.simulation.rows import Row, finite_or_none
 from fedjax_peft.simulation.stopping import Stop
+from fedjax_peft.simulation.summaries import privacy_in_words
 from fedjax_peft.support.errors import InputError, users_level
 from fedjax_peft.support.nested import Watched
 

@@ -19,11 +19,11 @@ from fedjax_peft.engine.layout import ModelSharding
 from fedjax_peft.engine.session import Engine
 from fedjax_peft.engine.streaming import ExamplesPlace
 from fedjax_peft.simulation.checks import check_clients, check_counts, check_stop
-from fedjax_peft.simulation.cost import TimeModel, is_number
 from fedjax_peft.simulation.progress import Phase
 from fedjax_peft.simulation.rows import Row
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.stopping import Stop
+from fedjax_peft.simulation.time_model import TimeModel, is_number
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedjax_peft.support.display import show
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import naming, replace_file
 from fedjax_peft.support.nested import flatten
 
@@ -57,22 +57,13 @@ __all__ = [
     "headline",
     "headline_is_lower_better",
     "number",
-    "personal_privacy_note",
-    "privacy_in_words",
-    "privacy_together",
     "read_metrics",
-    "rounds_to",
     "seen_clients",
-    "series",
-    "summary",
     "without_scores",
     "write_metrics",
 ]
 
 Row: TypeAlias = dict[str, Any]
-
-_AXES = {"bytes": ("bytes_up", "bytes_down"), "simulated_seconds": ("simulated_seconds",)}
-"""Cumulative x axis -> the per-round fields that are summed."""
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
@@ -189,127 +180,6 @@ def finite_or_none(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def series(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
-    """Returns the x and y coordinates of a curve, for the rounds that have the field ``y``.
-
-    Args:
-        rows: Rows sorted by round.
-        x: ``"round"``, or a cost summed up to and including the round: ``"bytes"`` (up and down,
-            all clients) or ``"simulated_seconds"``. Without this cost in any row, the curve has no
-            points.
-        y: Any numeric field.
-
-    Raises:
-        InputError: ``x`` is another word.
-    """
-    if x == "round":
-        spent = [float(row["round"]) for row in rows]
-    elif x in _AXES:
-        spent = _running_total(rows, _AXES[x])
-    else:
-        raise InputError(f"There is no axis {x!r}. {nearest(x, ['round', *_AXES])}")
-    values = [number(row, y) for row in rows]
-    # Not strict, because `spent` is empty if no row has the cost.
-    points = [(a, b) for a, b in zip(spent, values, strict=False) if b is not None]
-    return [a for a, _ in points], [b for _, b in points]
-
-
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the figures that describe a run; ``None`` for a figure that its rows do not contain.
-
-    Scores are values of the headline metric.
-
-    Returns:
-        A dict with these keys:
-
-        * ``headline``: the metric that the task is judged by;
-        * ``rounds``: the last round;
-        * ``final_score`` and ``final_round``, ``best_score`` and ``best_round``: on the test set;
-          of equal best scores, the first round counts;
-        * ``test_examples``; for personal models also ``test_count`` and ``test_std``;
-        * ``tuned_score``: the last ``tuned_test_...`` score;
-        * ``bytes_up``, ``bytes_down``, ``simulated_seconds`` and ``wall_seconds``: totals; the wall
-          time is the sum of all entries of ``time``;
-        * ``client_rounds`` and ``dropped``: the number of uploads, and of those not finite;
-        * ``slot_utilisation``, ``aggregation_error`` and ``aggregation_error_relative``: means over
-          rounds;
-        * ``epsilon`` and ``delta``: the last guarantee of differential privacy; ``epsilon`` is
-          ``inf`` if a mechanism gives none;
-        * ``trained``: the number of trained parameters, shared and private;
-        * ``client_count``, ``client_mean`` and ``client_weighted``, also with ``_seen`` and
-          ``_unseen``; ``client_std`` and ``client_worst``; ``tuned_client_mean`` and
-          ``tuned_client_std``: from the last evaluation of clients;
-        * ``client_worst_tenth``: the mean over the worst tenth of the clients (at least one), from
-          the last ``client_tests``.
-    """
-    metric = headline(rows)
-    rounds, scores = series(rows, "round", f"test_{metric}")
-    better = min if headline_is_lower_better(rows) else max
-    best = better(range(len(rounds)), key=scores.__getitem__, default=None)
-    return {
-        "rounds": rows[-1]["round"] if rows else None,
-        "headline": metric,
-        "final_score": scores[-1] if rounds else None,
-        "final_round": int(rounds[-1]) if rounds else None,
-        "best_score": None if best is None else scores[best],
-        "best_round": None if best is None else int(rounds[best]),
-        **{key: _total(_column(rows, key)) for key in ("bytes_up", "bytes_down")},
-        "simulated_seconds": _total(_column(rows, "simulated_seconds")),
-        "wall_seconds": _total(seconds for row in rows for seconds in _clock(row)),
-        "client_rounds": _count(rows, "clients"),
-        "dropped": _count(rows, "dropped"),
-        **{key: _mean(_column(rows, key)) for key in _MEANS},
-        **_privacy(rows),
-        "test_examples": _last(rows, "test_examples"),
-        "test_count": _last(rows, "test_count"),
-        "test_std": _last(rows, f"test_{metric}_std"),
-        "tuned_score": _last(rows, f"tuned_test_{metric}"),
-        **_of_clients(rows, metric),
-        "trained": _trained(rows),
-    }
-
-
-def _privacy(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Returns the last ε and δ; None without a mechanism, and ε is ``inf`` without a guarantee."""
-    last = next((row for row in reversed(rows) if "epsilon" in row), None)
-    if last is None:
-        return {"epsilon": None, "delta": None}
-    epsilon = number(last, "epsilon")
-    return {"epsilon": math.inf if epsilon is None else epsilon, "delta": number(last, "delta")}
-
-
-def _of_clients(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float | None]:
-    """Returns the figures of the last evaluation of the clients' models."""
-    start = f"client_{metric}_"
-    tested = [row for row in rows if any(key.startswith(start) for key in row)][-1:]
-    fields = {f"client_{kind}": f"client_{metric}_{kind}" for kind in ("std", "worst")}
-    fields |= {f"tuned_client_{k}": f"tuned_client_{metric}_{k}" for k in ("mean", "std")}
-    for group in ("", "_seen", "_unseen"):
-        fields[f"client_count{group}"] = f"client_count{group}"
-        fields |= {
-            f"client_{kind}{group}": f"client_{metric}_{kind}{group}"
-            for kind in ("mean", "weighted")
-        }
-    found = {name: _last(tested, field) for name, field in fields.items()}
-    return {**found, "client_worst_tenth": _worst_tenth(rows, metric)}
-
-
-def _worst_tenth(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:
-    """Returns the mean of a metric over the worst tenth of the clients of the last test of each."""
-    tests = [row["client_tests"] for row in rows if isinstance(row.get("client_tests"), Mapping)]
-    values = tests[-1].get(metric) if tests else None
-    if not isinstance(values, list):
-        return None
-    known = [x for value in values if (x := number({metric: value}, metric)) is not None]
-    ordered = sorted(known, reverse=headline_is_lower_better(rows))
-    return _mean(ordered[: math.ceil(len(ordered) / 10)])
-
-
-def _last(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """Returns the last value of a field."""
-    return next(reversed(_column(rows, key)), None)
-
-
 def headline(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns the metric that a run's task is judged by, such as ``accuracy`` or ``f1``."""
     found = next((row["headline"] for row in rows if "headline" in row), None)
@@ -354,75 +224,6 @@ _LOWER = {
 }
 
 
-def privacy_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the differential privacy of a run after its last row; empty without a mechanism."""
-    described = next((row["privacy"] for row in rows if "privacy" in row), None)
-    if not isinstance(described, Mapping):
-        return ""
-    statement = f"{described.get('name')}: {described.get('statement')}"
-    epsilon, delta = (number(rows[-1], name) for name in ("epsilon", "delta"))
-    if epsilon is None or delta is None:
-        return f"no guarantee of differential privacy. {statement}"
-    unit = described.get("unit")
-    return f"({epsilon:.4g}, {delta:g})-differential privacy of each {unit}. {statement}"
-
-
-def privacy_together(runs: Sequence[tuple[Any, Sequence[Mapping[str, Any]]]]) -> list[str]:
-    """Returns sentences on the differential privacy of several runs that are all released.
-
-    It is the sum of their ε and δ (basic composition). That needs independent noise, which runs of
-    one seed have, and independent draws of the clients or examples if these are counted on, which
-    only runs of different seeds have.
-
-    Args:
-      runs: (seed, rows) of each run.
-    """
-    groups: dict[tuple[str, str], list[tuple[Any, Mapping[str, Any], str]]] = {}
-    for seed, rows in runs:
-        described = next((row["privacy"] for row in rows if "privacy" in row), None)
-        if isinstance(described, Mapping):
-            statement = str(described.get("statement"))
-            compared = re.search(r"It compares [^.]*", statement)
-            unit = (str(described.get("unit")), compared[0] if compared else statement)
-            groups.setdefault(unit, []).append((seed, rows[-1], statement))
-    return [_together(unit, group) for (unit, _), group in groups.items() if len(group) > 1]
-
-
-def _together(unit: str, runs: Sequence[tuple[Any, Mapping[str, Any], str]]) -> str:
-    """Returns a sentence on private runs of one unit with the same neighbours."""
-    who = f"The {len(runs)} private runs of each {unit}'s data together"
-    numbers = [[number(row, name) for _, row, _ in runs] for name in ("epsilon", "delta")]
-    epsilons, deltas = ([x for x in values if x is not None] for values in numbers)
-    if len(epsilons) < len(runs) or len(deltas) < len(runs):
-        return f"{who} have no guarantee of differential privacy, because one of them has none."
-    drawn = [seed for seed, _, statement in runs if "amplifies" in statement]
-    if len(set(drawn)) < len(drawn):
-        return (
-            f"{who} have no stated ε: runs of one seed draw the same clients and examples, so that"
-            " the amplification by sampling does not hold for several of them. The ε of a run is"
-            " that of its release alone; give each run that is released a seed of its own."
-        )
-    return (
-        f"{who} are ({sum(epsilons):.4g}, {sum(deltas):g})-differentially private, if all are"
-        " released or a choice looks at all of them (the sum of their ε and δ)."
-    )
-
-
-def personal_privacy_note(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns why a client's personal model is for that client only; empty if there is no reason.
-
-    A guarantee for clients is about what the server releases. What a client keeps was trained on
-    its examples without noise.
-    """
-    described = next((row["privacy"] for row in rows if "privacy" in row), None)
-    if not isinstance(described, Mapping) or described.get("unit") != "client":
-        return ""
-    return (
-        "a client's personal model was trained on its examples without noise, and the run's"
-        " guarantee of differential privacy does not cover it. Give it to this client only."
-    )
-
-
 def seen_clients(rows: Iterable[Mapping[str, Any]]) -> set[int]:
     """Returns the clients that have trained: at least one of their uploads was aggregated."""
     seen: set[int] = set()
@@ -431,30 +232,6 @@ def seen_clients(rows: Iterable[Mapping[str, Any]]) -> set[int]:
         sent, dropped = (row.get(key) or () for key in ("clients", "dropped"))
         seen |= set(sent) - set(dropped)
     return seen
-
-
-def rounds_to(rows: Sequence[Mapping[str, Any]], target: float) -> int | None:
-    """Returns the first round in which the headline metric reaches ``target``, or ``None``.
-
-    The metric must be at least the target, or at most the target if lower is better. Round 0 is
-    before training. A small tolerance allows for float32: an accuracy of 19 / 25 is stored as
-    0.7599999905, and reaches 0.76.
-    """
-    rounds, values = series(rows, "round", f"test_{headline(rows)}")
-    sign = -1 if headline_is_lower_better(rows) else 1
-    enough = sign * target - 1e-6 * max(1.0, abs(target))
-    reached = (int(r) for r, v in zip(rounds, values, strict=True) if sign * v >= enough)
-    return next(reached, None)
-
-
-def _trained(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    roles = rows[0].get("roles") if rows else None
-    if not isinstance(roles, Mapping):
-        return None
-    return sum(roles.get(role, 0) for role in ("shared", "private"))
-
-
-_MEANS = ("slot_utilisation", "aggregation_error", "aggregation_error_relative")
 
 
 def _parse(line: bytes) -> Row:
@@ -535,40 +312,3 @@ def _ends_incomplete(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) != b"\n"
-
-
-def _column(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
-    return [value for row in rows if (value := number(row, key)) is not None]
-
-
-def _clock(row: Mapping[str, Any]) -> list[float]:
-    """Returns the wall-clock seconds of each phase of a round."""
-    phases = row.get("time")
-    if not isinstance(phases, Mapping):
-        return []
-    return [seconds for phase in phases if (seconds := number(phases, phase)) is not None]
-
-
-def _count(rows: Iterable[Mapping[str, Any]], key: str) -> int:
-    """Returns the total length of the lists of a field."""
-    return sum(len(row[key]) for row in rows if isinstance(row.get(key), list))
-
-
-def _running_total(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[float]:
-    """Returns the sum of the fields up to each row; an empty list if no row has any of them."""
-    if not any(_column(rows, key) for key in keys):
-        return []
-    totals, total = [], 0.0
-    for row in rows:
-        total += sum(number(row, key) or 0.0 for key in keys)
-        totals.append(total)
-    return totals
-
-
-def _total(values: Iterable[float]) -> float | None:
-    values = list(values)
-    return sum(values) if values else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -19,13 +19,8 @@ from fedjax_peft.simulation.client_models import (
     client_leaves,
     untrained_note,
 )
-from fedjax_peft.simulation.rows import (
-    Row,
-    headline,
-    personal_privacy_note,
-    privacy_in_words,
-    seen_clients,
-)
+from fedjax_peft.simulation.rows import Row, headline, seen_clients
+from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words
 from fedjax_peft.tasks.base import Task as BuiltTask
 
 __all__ = ["Run", "global_leaves", "learned_leaves"]

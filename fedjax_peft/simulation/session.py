@@ -50,9 +50,11 @@ from fedjax_peft.simulation.checks import (
     clients_a_round,
     joined_transform,
 )
-from fedjax_peft.simulation.cost import Costs, Ledger, preload_bytes
+from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.description import describe, digest
+from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.records import Diagnostic, Placement, System, moved
+from fedjax_peft.simulation.time_model import preload_bytes
 from fedjax_peft.support.libraries import limit_blas_threads
 
 __all__ = ["Transforms", "federation_of", "poisson_width", "schedule_of", "session", "wrapped"]

@@ -19,13 +19,14 @@ from fedjax_peft.numerics.hyperparameters import Values, parametrised
 from fedjax_peft.simulation.agreement import check_same_run
 from fedjax_peft.simulation.asynchrony import check_asynchronous
 from fedjax_peft.simulation.checks import check_counts, check_test_data, check_test_objects
-from fedjax_peft.simulation.cost import Costs, Ledger, Slowness, preload_bytes, start_seconds
+from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.estimate import estimate
 from fedjax_peft.simulation.evaluation import Evaluation as Evaluated
 from fedjax_peft.simulation.evaluation import evaluations
 from fedjax_peft.simulation.fingerprint import check_same, fingerprint
 from fedjax_peft.simulation.guarantee import Accounted, accounted, watched
 from fedjax_peft.simulation.interrupts import Request, noted
+from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.loop import Loop
 from fedjax_peft.simulation.memory_plan import check_step_memory
@@ -44,6 +45,7 @@ from fedjax_peft.simulation.records import Evaluation, Placement, Records, Syste
 from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import Transforms, federation_of
 from fedjax_peft.simulation.session import session as make_session
+from fedjax_peft.simulation.time_model import Slowness, preload_bytes, start_seconds
 
 __all__ = ["check_recorded", "simulate"]
 

@@ -11,7 +11,7 @@ from closeness import assert_close
 
 from fedjax_peft.algorithms import fedsb, ravan, slora
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.simulation.cost import Ledger
+from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow

@@ -33,7 +33,7 @@ from fedjax_peft.contracts import Federation
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.privacy import example
 from fedjax_peft.simulation.checks import check_method
-from fedjax_peft.simulation.cost import Ledger
+from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow

@@ -24,7 +24,7 @@ def test_listing_imports_nothing_heavy():
 
 
 def test_tables_that_are_read_are_those_of_a_config():
-    tables = source.keys("fedjax_peft.config.config", "NAMESPACES")
+    tables = source.keys("fedjax_peft.config.keys", "NAMESPACES")
     assert list(tables) == list(configs.NAMESPACES)
     for table, (module, _) in tables.items():
         assert module == configs.NAMESPACES[table].__name__

@@ -19,7 +19,7 @@ from fedjax_peft.config import presets
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.peft.base import count
 from fedjax_peft.simulation import record
-from fedjax_peft.simulation.cost import TimeModel
+from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.nested import flatten
 

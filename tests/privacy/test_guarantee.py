@@ -18,8 +18,9 @@ from fedjax_peft.report.page import write_report
 from fedjax_peft.report.records import load_run
 from fedjax_peft.simulation.fields import field_names, find
 from fedjax_peft.simulation.guarantee import Accounted, watched
-from fedjax_peft.simulation.rows import privacy_in_words, read_metrics
+from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.stopping import early_stop
+from fedjax_peft.simulation.summaries import privacy_in_words
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow

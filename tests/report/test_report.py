@@ -12,7 +12,7 @@ from rich.console import Console
 from fedjax_peft.cli.main import main
 from fedjax_peft.report import figure_files, records, tables
 from fedjax_peft.report import page as report
-from fedjax_peft.simulation.rows import rounds_to
+from fedjax_peft.simulation.summaries import rounds_to
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow

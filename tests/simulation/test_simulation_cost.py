@@ -23,8 +23,10 @@ from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.peft.lora import lora
-from fedjax_peft.simulation.cost import Costs, Ledger, TimeModel, forecast
+from fedjax_peft.simulation.cost import Costs, forecast
+from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import tiny_model
 

@@ -26,7 +26,8 @@ from fedjax_peft import heads, peft
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.config import presets
 from fedjax_peft.peft.base import abstract_model, count
-from fedjax_peft.simulation.cost import DEVICES, TimeModel, forecast
+from fedjax_peft.simulation.cost import forecast
+from fedjax_peft.simulation.time_model import DEVICES, TimeModel
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from fedjax_peft.engine import schedule as schedules
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.numerics import random
 from fedjax_peft.simulation import cost
-from fedjax_peft.simulation.cost import Slowness, TimeModel
 from fedjax_peft.simulation.session import federation_of
+from fedjax_peft.simulation.time_model import Slowness, TimeModel
 
 PRIVATE = fp.algorithms.fedavg(optax.sgd(0.1), head="private")
 SIZES = np.random.default_rng(0).integers(0, 40, 300).tolist()

@@ -10,10 +10,9 @@ from fedjax_peft.models import heads
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import abstract_model, attach
+from fedjax_peft.simulation.activations import Activations, activations
 from fedjax_peft.simulation.memory_plan import (
-    Activations,
     MemoryPlan,
-    activations,
     compiled_bytes,
     example_batch,
     plan_memory,

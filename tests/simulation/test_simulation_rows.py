@@ -13,12 +13,10 @@ from fedjax_peft.simulation.rows import (
     append_metrics,
     has_ended,
     read_metrics,
-    rounds_to,
-    series,
-    summary,
     without_scores,
     write_metrics,
 )
+from fedjax_peft.simulation.summaries import rounds_to, series, summary
 from fedjax_peft.support.errors import InputError
 
 ROWS = [

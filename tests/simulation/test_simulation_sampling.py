@@ -15,8 +15,8 @@ from fedjax_peft.algorithms import fedavg
 from fedjax_peft.contracts import Traffic
 from fedjax_peft.data import Clients
 from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.simulation.cost import TimeModel
 from fedjax_peft.simulation.simulate import simulate
+from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,8 @@ from fedjax_peft.config.loading import restore
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation import fields
 from fedjax_peft.simulation.checkpoint import Checkpoints
-from fedjax_peft.simulation.cost import Ledger, forecast
+from fedjax_peft.simulation.cost import forecast
+from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support.errors import InputError
 

@@ -17,7 +17,7 @@ import fedjax_peft as fp
 from fedjax_peft.algorithms import fedprox
 from fedjax_peft.config import config as configs
 from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.simulation.cost import TimeModel
+from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms import clip_norm
 

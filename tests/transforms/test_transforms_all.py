@@ -14,7 +14,7 @@ from fedjax_peft.engine.uploads import encoder
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation.checks import check_transforms
-from fedjax_peft.simulation.cost import Ledger
+from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms import downlink

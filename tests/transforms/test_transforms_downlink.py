@@ -16,7 +16,7 @@ from fedjax_peft import aggregators, algorithms
 from fedjax_peft.contracts import Encoded, Transform
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.simulation.cost import Ledger
+from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms import (

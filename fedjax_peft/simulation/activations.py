@@ -1,0 +1,308 @@
+"""The arrays that a local step keeps for its gradient, from its jaxpr."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from fedjax_peft.contracts import Params, PyTree, Task
+from fedjax_peft.models.base import Model
+
+__all__ = [
+    "Activations",
+    "activations",
+]
+
+
+class Activations(NamedTuple):
+    """Bytes of one lane's step that depend on its examples."""
+
+    residuals: int
+    """What the forward pass keeps for the backward pass."""
+    recomputed: int
+    """With ``remat``: what one block that is computed again keeps meanwhile."""
+    working: int
+    """Room for the layer at work: its largest array with this array's gradient."""
+    largest: tuple[int, ...]
+    """The shape of this array, such as ``[positions, vocabulary]`` for logits."""
+    kernels: int = 0
+    """Dequantised kernels that exist at once, those of all layers that read one array, such as
+    query, key and value. All lanes share them, so :attr:`total` is without them."""
+
+    @property
+    def total(self) -> int:
+        """The bytes of one lane."""
+        return self.residuals + self.recomputed + self.working
+
+
+def activations(
+    model: Model, task: Task, batch: Mapping[str, Any], *, train: bool = True
+) -> Activations:
+    """Returns the activations of one lane, from shapes alone.
+
+    Args:
+      model: arrays or shapes; its frozen leaves as a run holds them.
+      task: has the loss.
+      batch: columns of one batch, arrays or shapes.
+      train: whether dropout is on.
+    """
+
+    def loss(frozen: Params, trainable: Params, batch: Any, key: Any) -> jax.Array:
+        return task.loss(model.apply(frozen, trainable, batch, key, train), batch)[0]
+
+    def residuals(frozen: Params, trainable: Params, batch: Any, key: Any) -> Any:
+        return jax.vjp(lambda trainable: loss(frozen, trainable, batch, key), trainable)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    shapes = _shapes((model.frozen, model.trainable, dict(batch), key))
+
+    def run(function: Any) -> tuple[list[_Array], _Trace]:
+        traced = jax.make_jaxpr(function)(*shapes).jaxpr
+        inputs = [_Array(v.aval) for v in traced.invars]
+        for x in inputs[len(model.frozen) :]:
+            x.depends = True
+        trace = _Trace([], [], {})
+        return _run(traced, inputs, trace), trace
+
+    _, forward = run(loss)  # rematerialised blocks are visible in the forward pass alone
+    results, trace = run(residuals)
+    made = _used(results, trace.made)
+    nothing = _Array(jax.core.ShapedArray((), jnp.int8))
+    largest = max(_with_loops(made), key=lambda x: x.nbytes, default=nothing)
+    kept = sum(x.nbytes for x in _kept(results, made))
+    again = [_residuals_of_block(*block) for block in forward.blocks]
+    kernels = [trace.kernels, forward.kernels, *(x.kernels for _, x in again)]
+    return Activations(
+        kept,
+        max((size for size, _ in again), default=0),
+        2 * largest.nbytes,
+        tuple(largest.aval.shape),
+        max((sum(sizes) for waiting in kernels for sizes in waiting.values()), default=0),
+    )
+
+
+def _residuals_of_block(body: Any, depends: tuple[bool, ...]) -> tuple[int, "_Trace"]:
+    """Returns the bytes that the backward pass of one rematerialised block keeps meanwhile."""
+    inputs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in body.invars]
+    moves = [
+        i
+        for i, (x, moved) in enumerate(zip(inputs, depends, strict=True))
+        if moved and jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+
+    def residuals(*values: jax.Array) -> Any:
+        def run(*chosen: jax.Array) -> Any:
+            given = list(values)
+            for i, x in zip(moves, chosen, strict=True):
+                given[i] = x
+            return jax.core.eval_jaxpr(body, (), *given)
+
+        return jax.vjp(run, *(values[i] for i in moves))
+
+    traced = jax.make_jaxpr(residuals)(*inputs).jaxpr
+    arrays = [_Array(v.aval) for v in traced.invars]
+    for x, moved in zip(arrays, depends, strict=True):
+        x.depends = moved
+    trace = _Trace([], [], {})
+    results = _run(traced, arrays, trace)
+    return sum(x.nbytes for x in _kept(results, trace.made)), trace
+
+
+def _shapes(values: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), values)
+
+
+# fmt: off
+_CHEAP = frozenset(
+    [
+        "add", "add_any", "and", "broadcast_in_dim", "convert_element_type", "copy", "eq",
+        "ge", "gt", "integer_pow", "iota", "le", "lt", "max", "min", "mul", "ne", "neg",
+        "not", "or", "reshape", "select_n", "sign", "square", "squeeze", "stop_gradient",
+        "sub", "transpose",
+    ]
+)
+# fmt: on
+"""Operations that a compiler repeats inside the operation that uses their result, so that the
+result is not stored, if it is made of one stored array. The inputs of matrix products are stored.
+"""
+
+
+_VIEWS = frozenset(["convert_element_type", "copy", "reshape", "squeeze", "transpose"])
+
+
+_REMAT = frozenset(["checkpoint", "remat", "remat2"])
+
+
+_CALLS = frozenset(
+    ["closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit"]
+)
+"""Operations that contain others."""
+
+
+_LOOPS = {"scan": "jaxpr", "while": "body_jaxpr"}
+"""Loops -> the parameter that holds their body. One turn's arrays exist at a time."""
+
+
+class _Array:
+    """An array of a traced program."""
+
+    def __init__(self, aval: Any, name: str = "", inputs: Sequence["_Array"] = ()):
+        self.aval, self.name = aval, name
+        self.inputs: list[_Array] = [x for x in inputs if x.depends]
+        self.depends: bool = bool(self.inputs)
+        """Whether it depends on the examples or on trained leaves, so that every lane has one."""
+
+        self.waits: _Array | None = next((x.waits for x in inputs if x.waits is not None), None)
+        """The array of a lane that must be there before this one, which all lanes share."""
+
+        self.stored = False
+        """Whether an operation needs it in memory."""
+
+        self.inside: list[_Array] = []
+        """The arrays that exist during one turn of the loop that makes this array."""
+
+    def store(self) -> None:
+        """Notes that a matrix product needs this array, or the one that it is a view of."""
+        self.stored = True
+        if self.name in _VIEWS:
+            for x in self.inputs:
+                x.store()
+
+    @property
+    def nbytes(self) -> int:
+        dtype = getattr(self.aval, "dtype", None)
+        if dtype is None or jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return 0
+        return int(self.aval.size * dtype.itemsize)
+
+
+class _Trace(NamedTuple):
+    """What was found in a program."""
+
+    made: list[_Array]
+    """The arrays that depend, in order."""
+    blocks: list[tuple[Any, tuple[bool, ...]]]
+    """Rematerialised functions, and which of their inputs depend."""
+    kernels: dict[_Array, list[int]]
+    """The array that kernels wait for -> their bytes."""
+
+
+def _run(jaxpr: Any, inputs: Sequence[_Array], trace: _Trace) -> list[_Array]:
+    """Returns the results of a traced program, and notes in ``trace`` what it makes.
+
+    Inner functions count as if they were written out, and loops as their results.
+    """
+    known: dict[Any, _Array] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(v: Any) -> _Array:
+        if isinstance(v, Literal) or v not in known:  # a constant
+            return _Array(v.aval)
+        return known[v]
+
+    for equation in jaxpr.eqns:
+        inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+        given = [read(v) for v in equation.invars]
+        if equation.primitive.name in _CALLS and inner is not None:
+            outputs = _run(getattr(inner, "jaxpr", inner), given, trace)
+        else:
+            outputs = _apply(equation, inner, given, trace)
+            trace.made.extend(x for x in outputs if x.depends)
+        known |= dict(zip(equation.outvars, outputs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _apply(equation: Any, inner: Any, given: Sequence[_Array], trace: _Trace) -> list[_Array]:
+    """Returns the results of one operation."""
+    name = equation.primitive.name
+    outputs = [_Array(v.aval, name, given) for v in equation.outvars]
+    if name in _LOOPS:
+        _run_once(equation, given, outputs, trace)
+    elif name in _REMAT:
+        trace.blocks.append((inner, tuple(x.depends for x in given)))
+    elif name == "custom_vmap_call" and _is_shared(equation, given):
+        for x in outputs:
+            x.waits, x.depends, x.inputs = next(y for y in given if y.depends), False, []
+    elif name == "dot_general":
+        for x in given:
+            x.store()
+            if x.waits is not None and not x.depends:
+                trace.kernels.setdefault(x.waits, []).append(x.nbytes)
+    return outputs
+
+
+def _is_shared(equation: Any, given: Sequence[_Array]) -> bool:
+    """Returns whether the results have no axis of lanes, although an argument has one."""
+    depends = [x.depends for x in given]
+    if not any(depends):
+        return False
+
+    def call(*values: jax.Array) -> Any:
+        return equation.primitive.bind(*values, **equation.params)
+
+    axes = tuple(0 if x else None for x in depends)
+    values = [
+        jax.ShapeDtypeStruct((2, *x.aval.shape) if moved else x.aval.shape, x.aval.dtype)
+        for x, moved in zip(given, depends, strict=True)
+    ]
+    try:
+        jax.eval_shape(jax.vmap(call, axes, None), *values)
+    except ValueError:  # `out_axes` None is refused for results with the axis
+        return False
+    return True
+
+
+def _run_once(
+    equation: Any, inputs: Sequence[_Array], outputs: Sequence[_Array], trace: _Trace
+) -> None:
+    """Adds the arrays of one turn of a loop to the loop's outputs."""
+    body = equation.params[_LOOPS[equation.primitive.name]].jaxpr
+    given = [_Array(v.aval) for v in body.invars]
+    # The first inputs of a while loop belong to its condition; the body has the others.
+    for x, outer in zip(given, inputs[len(inputs) - len(given) :], strict=True):
+        x.depends = outer.depends
+    turn = trace._replace(made=[])
+    _run(body, given, turn)
+    for x in outputs:
+        x.inside = turn.made
+
+
+def _with_loops(arrays: Sequence[_Array]) -> Iterator[_Array]:
+    """Yields arrays, and those inside the loops that make them."""
+    yield from arrays
+    loops = {id(x.inside): x.inside for x in arrays}
+    for inside in loops.values():
+        yield from _with_loops(inside)
+
+
+def _used(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
+    """Returns the arrays that the results need; a compiler drops the others."""
+    found: set[int] = set()
+    waiting = list(results)
+    while waiting:
+        x = waiting.pop()
+        if id(x) not in found:
+            found.add(id(x))
+            waiting += x.inputs
+    return [x for x in made if id(x) in found]
+
+
+def _kept(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
+    """Returns the residuals that are stored: those that are no cheap function of stored ones."""
+    asked, kept = set(map(id, results)), []
+    free: set[int] = set()
+
+    def is_free(x: _Array) -> bool:
+        """Whether a cheap function of stored arrays gives ``x``."""
+        return id(x) in free or (
+            x.name in _CHEAP and len(set(x.inputs)) == 1 and is_free(x.inputs[0])
+        )
+
+    for x in made:  # in the order of the program
+        if not x.stored and is_free(x):
+            free.add(id(x))
+        elif id(x) in asked:
+            free.add(id(x))
+            kept.append(x)
+    return kept

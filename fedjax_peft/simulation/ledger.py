@@ -1,0 +1,216 @@
+"""The bytes of a round, counted from the leaves that travel."""
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from fedjax_peft.contracts import Algorithm, Params, PyTree, Transform
+from fedjax_peft.models.base import Model
+from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.summation import lifted_shapes
+from fedjax_peft.peft.ranks import cycle_ranks, owned_shares
+from fedjax_peft.transforms.packing import is_wire, wires_of
+
+__all__ = [
+    "Ledger",
+]
+
+
+class Ledger:
+    """Counts the bytes that a client sends and fetches in its next round.
+
+    The ledger records the rounds of each client and of each leaf. Leaves are identified by their
+    last dict key. Equal keys, such as a parameter and its control variate, are counted together, so
+    they are sent together. A client sends the leaves of an upload that are not skipped in the
+    round, or the shares of them that it chose (``Traffic.sent_shares``). It fetches
+
+    * in its first round, the whole broadcast, or its part (``Traffic.received_part``). If the
+      initial adapters determine the frozen weights (initialisation by an SVD), the client also
+      fetches the initial value of every adapter leaf that is not in the broadcast or has changed
+      since;
+    * in later rounds, the leaves of the broadcast that the server has changed since the client's
+      last round;
+    * for relayed leaves (``Traffic.relayed_leaves``), whose uploads the server passes on one by
+      one, the uploads of every round since then (in its first round: of all rounds). The client
+      computes these leaves of the broadcast from the uploads itself. If it is smaller, the client
+      instead fetches these leaves and the sums of all uploads as matrices
+      (``ServerUpdate.frozen_delta``). Before any upload is passed on, it fetches the initial
+      leaves. It never fetches leaves that it draws itself (``Traffic.redrawn_leaves``).
+
+    Of a LoRA leaf, only the share of the client's own rank is counted. An upload transform replaces
+    the sizes of uploads (``Transform.wire``), and clients also fetch what the transform
+    broadcasts. It may also replace the sizes of the broadcast (``Transform.down_wire``).
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        algorithm: Algorithm,
+        server: PyTree,
+        clients: int,
+        ranks: Sequence[int] | None = None,
+        transform: Transform | None = None,
+    ):
+        """Prepares to count the traffic of a run.
+
+        Args:
+          model: the model with its PEFT method.
+          algorithm: the algorithm of the run.
+          server: the server's state, or its shapes.
+          clients: the number of all clients.
+          ranks: as ``client_ranks`` of ``simulate``.
+          transform: the upload transform, if there is one.
+        """
+        upload, received = _upload_sizes(algorithm, server, transform)
+        if algorithm.aggregator.wire_bytes is not None:
+            upload = {_LIFTED: _lifted_bytes(algorithm, server, model.trainable)}
+        leaves = jax.eval_shape(algorithm.server.broadcast, server)
+        if algorithm.traffic.received_part is not None:
+            leaves = jax.eval_shape(algorithm.traffic.received_part, leaves)
+        if transform is not None and transform.down_wire is not None:
+            leaves = transform.down_wire(leaves, wires_of(leaves))
+        broadcast = _sizes(leaves) | received
+        self._whole = upload
+        of_rank: dict[int | None, tuple[dict, dict]] = {None: (upload, broadcast)}
+        for rank in set(ranks or ()):
+            shares = owned_shares(model.trainable, rank)
+            of_rank[rank] = (_owned(upload, shares), _owned(broadcast, shares))
+        self._of_client = [of_rank[rank] for rank in cycle_ranks(ranks or [None], clients)]
+        self._start = {}
+        # If no leaf is shared, clients and server exchange nothing.
+        talks = any(upload.values()) or any(broadcast.values())
+        if talks and model.method is not None and model.method.start_shapes_frozen:
+            adapters = [n for n, kind in model.kinds.items() if kind == "adapter"]
+            self._start = {n: tree.nbytes(model.trainable[n]) for n in adapters}
+        traffic = algorithm.traffic
+        self._forwarded = {n for n in upload if re.search(traffic.relayed_leaves or r"(?!)", n)}
+        drawn = re.compile(traffic.redrawn_leaves or r"(?!)")
+        self._redrawn = {n for n in broadcast if drawn.search(n)}
+        self._dense: float = math.inf
+        if algorithm.server.frozen_delta is not None:
+            self._dense = tree.nbytes(jax.eval_shape(algorithm.server.frozen_delta, server))
+        self._changed = dict.fromkeys(broadcast, 0)  # leaf -> the last round that changed it
+        self._last: dict[int, int] = {}  # client -> the last round that it was in
+        self._passed_on: dict[int, int] = {}  # round -> bytes
+
+    def up(
+        self,
+        client: int,
+        skipped_leaves: Collection[str] = (),
+        shares: Mapping[str, float] | None = None,
+    ) -> int:
+        """Returns the bytes of a client's upload without the skipped leaves.
+
+        Args:
+          client: the client.
+          skipped_leaves: the leaves that clients do not send in the round.
+          shares: leaf name -> the share of the leaf that the client sends, if it is known already
+            (``Traffic.sent_shares``); other leaves are sent whole, as far as its rank goes.
+        """
+        sizes = {n: x for n, x in self._of_client[client][0].items() if n not in skipped_leaves}
+        sizes |= {n: round(self._whole[n] * x) for n, x in (shares or {}).items() if n in sizes}
+        return sum(sizes.values())
+
+    def down(self, client: int) -> int:
+        """Returns the bytes that a client fetches at the start of its next round."""
+        broadcast = self._of_client[client][1]
+        since = self._last.get(client, 0)  # 0 at its first round
+        passed_on = sum(size for number, size in self._passed_on.items() if number >= since)
+        start = 0
+        if not since:
+            start = sum(size for name, size in self._start.items() if self._changed.get(name, 1))
+        changed = {n: size for n, size in broadcast.items() if self._changed[n] >= since}
+        changed = {
+            n: x for n, x in changed.items() if n not in self._redrawn or not self._changed[n]
+        }
+        # Leaves that the client computes from relayed uploads; initial leaves are always fetched.
+        made = sum(
+            n for name, n in changed.items() if name in self._forwarded and self._changed[name]
+        )
+        return start + sum(changed.values()) - made + int(min(passed_on, self._dense + made))
+
+    def whole(self, client: int, *, first: bool) -> int:
+        """Returns the bytes of the whole broadcast that a client fetches.
+
+        Args:
+          client: the client.
+          first: whether it also fetches the initial adapters that determine the frozen weights.
+        """
+        start = sum(size for name, size in self._start.items() if self._changed.get(name, 1))
+        return sum(self._of_client[client][1].values()) + (start if first else 0)
+
+    def has_met(self, client: int) -> bool:
+        """Returns whether a client has taken part in a round."""
+        return client in self._last
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Records a round: its clients, the accepted uploads and the skipped leaves."""
+        clients, dropped = row.get("clients", ()), row.get("dropped", ())
+        for client in (*clients, *row.get("failed", ()), *row.get("late", ())):
+            self._last[client] = row["round"]
+        taken = [client for client in clients if client not in dropped]
+        if not taken:
+            return  # the server has not changed
+        skipped_leaves = row.get("skipped_leaves", ())
+        self._changed |= {
+            name: row["round"] for name in self._changed if name not in skipped_leaves
+        }
+        if sent := self._forwarded.difference(skipped_leaves):
+            uploads = [self._of_client[client][0] for client in taken]
+            self._passed_on[row["round"]] = sum(upload[n] for upload in uploads for n in sent)
+
+
+def _sizes(shapes: PyTree) -> dict[str, int]:
+    """Returns leaf name (last dict key) -> bytes; leaves of the same name are added up.
+
+    Args:
+      shapes: of arrays, or the :class:`fedjax_peft.contracts.Wire` of each leaf.
+    """
+    sizes: dict[str, int] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes, is_leaf=is_wire):
+        keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+        name = str(keys[-1]) if keys else ""
+        sizes[name] = sizes.get(name, 0) + (leaf.nbytes if is_wire(leaf) else tree.nbytes(leaf))
+    return sizes
+
+
+def _upload_sizes(
+    algorithm: Algorithm, server: PyTree, transform: Transform | None
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns leaf name -> bytes of an upload, and the same of the transform's broadcast."""
+    template = jax.eval_shape(algorithm.server.unchanged, server)
+    if transform is None:
+        return _sizes(template), {}
+    change = algorithm.change_part(template)
+    sizes = _sizes(change)
+    if transform.wire is not None:
+        sizes = _sizes(transform.wire(change, wires_of(change)))
+    field = algorithm.traffic.change_field
+    rest = {} if field is None else {n: x for n, x in template.items() if n != field}
+    others = _sizes(rest)
+    upload = {n: sizes.get(n, 0) + others.get(n, 0) for n in {**sizes, **others}}
+    received = jax.eval_shape(lambda x: transform.broadcast(transform.init(x)), change)
+    return upload, {_RECEIVED: tree.nbytes(received)} if tree.nbytes(received) else {}
+
+
+def _lifted_bytes(algorithm: Algorithm, server: PyTree, leaves: Params) -> int:
+    """Returns the bytes of an upload that its client lifts before it sends it."""
+    aggregator, fixed = algorithm.aggregator, jax.eval_shape(lambda: leaves)
+    template = jax.eval_shape(algorithm.server.unchanged, server)
+    assert aggregator.wire_bytes is not None
+    return aggregator.wire_bytes(lifted_shapes(aggregator, template, fixed))
+
+
+_LIFTED = "lifted upload"
+"""The name under which the ledger counts an upload that its client lifts before it sends it."""
+
+
+_RECEIVED = "upload transform"
+"""The name under which the ledger counts the broadcast of an upload transform."""
+
+
+def _owned(sizes: Mapping[str, int], shares: Mapping[str, Any]) -> dict[str, int]:
+    return {name: round(size * shares.get(name, 1)) for name, size in sizes.items()}
